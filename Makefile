@@ -1,0 +1,69 @@
+# `make demo` and `make test` need nothing but make and a Python of at least 3.11: they make `.venv`,
+# install the package into it, and run. The install is redone when pyproject.toml changes.
+
+# The first of these that runs and is new enough; PYTHON=... on the command line overrules.
+new_enough = "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 python; do \
+	$(new_enough) && echo $$p && break; done)
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUN_STAMP := $(VENV)/.installed-run
+TEST_STAMP := $(VENV)/.installed-test
+WORKERS ?= 2
+PYTEST_ARGS ?=
+BENCHMARKS ?= $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
+BENCH_OUT ?= benchmarks/results.jsonl
+
+.PHONY: help demo test lint format bench test-matrix clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo         run a batch with Lanewise and with jax.vmap, side by side"
+	@echo "make test         lint, types, import layers and every test"
+	@echo "make lint         ruff, pyright and import-linter only"
+	@echo "make format       let ruff rewrite the sources"
+	@echo "make bench        every benchmark; the claims are gathered in $(BENCH_OUT)"
+	@echo "make test-matrix  the quick tests under the other Python/JAX pairs found here"
+	@echo "make clean        remove what these commands made"
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer found; say make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq --upgrade pip
+
+$(RUN_STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -qq -e .
+	@touch $@
+
+$(TEST_STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -qq -e '.[test]'
+	@touch $@ $(RUN_STAMP)
+
+demo: $(RUN_STAMP)
+	$(BIN)/python examples/demo.py
+
+lint: $(TEST_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(TEST_STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+# Every benchmark runs, also after one that failed; the exit status tells whether all did run. A claim
+# that misses its target is shown as such and is no failure.
+bench: $(TEST_STAMP)
+	$(BIN)/python benchmarks/_gather.py --out $(BENCH_OUT) $(BENCHMARKS)
+
+test-matrix: | $(BIN)/python
+	$(BIN)/python tests/matrix.py
+
+clean:
+	rm -rf $(VENV) .venv-* build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis $(BENCH_OUT)
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,132 @@
+"""How every benchmark measures and reports.
+
+Ours and the peer run in one process on the same arguments. Compilation is timed apart. Then both are
+warmed up and run in turns, so that whatever else the machine does falls on both alike; the medians are
+compared. A benchmark ends with one JSON line per claim:
+
+    {"claim": ..., "ours": ..., "peer": ..., "ratio": ..., "target": ..., "met": ...}
+
+Times are in seconds. A speed claim's ratio is peer ÷ ours (larger is better, the target a minimum); a
+cost claim's is ours ÷ peer (smaller is better, the target a maximum). A claim that misses its target is
+printed like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One measured comparison."""
+
+    claim: str
+    ours: float
+    peer: float
+    target: str  # ">= 1.5" or "<= 2.5"
+
+    @property
+    def ratio(self) -> float:
+        return self.peer / self.ours if self.target.startswith(">=") else self.ours / self.peer
+
+    @property
+    def met(self) -> bool:
+        bound = float(self.target[2:])
+        return self.ratio >= bound if self.target.startswith(">=") else self.ratio <= bound
+
+    def line(self) -> str:
+        """The claim as a JSON line.
+
+        >>> Claim("sums", ours=0.5, peer=1.0, target=">= 1.5").line()
+        '{"claim": "sums", "ours": 0.5, "peer": 1.0, "ratio": 2.0, "target": ">= 1.5", "met": true}'
+        """
+        record = {
+            "claim": self.claim,
+            "ours": self.ours,
+            "peer": self.peer,
+            "ratio": self.ratio,
+            "target": self.target,
+            "met": self.met,
+        }
+        rounded = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
+        return json.dumps(rounded)
+
+
+def compile_seconds(fun: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, float]:
+    """`fun` traced, lowered and compiled, and how long that took."""
+    start = time.perf_counter()
+    compiled = jax.jit(fun).lower(*arguments).compile()
+    return compiled, time.perf_counter() - start
+
+
+def run_seconds(fun: Callable[..., Any], arguments: Sequence[Any]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(fun(*arguments))
+    return time.perf_counter() - start
+
+
+def medians(
+    contenders: Mapping[str, Callable[..., Any]], arguments: Sequence[Any], repeats: int = 7
+) -> dict[str, float]:
+    """The median time of each contender, run in turns after a warm-up."""
+    for fun in contenders.values():
+        run_seconds(fun, arguments)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(repeats):
+        for name, fun in contenders.items():
+            times[name].append(run_seconds(fun, arguments))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def same_answers(ours: Any, peer: Any, rtol: float = 1e-3, atol: float = 1e-3) -> float:
+    """The share of lanes whose answers agree (chaotic programs amplify rounding in a few)."""
+    agree: Any = True
+    for mine, theirs in zip(jax.tree.leaves(ours), jax.tree.leaves(peer), strict=True):
+        close = np.isclose(mine, theirs, rtol=rtol, atol=atol, equal_nan=True)
+        agree = agree & close.reshape(close.shape[0], -1).all(axis=1)
+    return float(np.mean(agree))
+
+
+def compare(
+    claim: str,
+    ours: Callable[..., Any],
+    peer: Callable[..., Any],
+    arguments: Sequence[Any],
+    *,
+    target: str,
+    agreement: float = 1.0,
+    repeats: int = 7,
+    peer_name: str = "jax.vmap",
+) -> Claim:
+    """Compile both, check that they agree on enough lanes, time them in turns, and say so."""
+    arguments = jax.device_put(tuple(arguments))
+    compiled_peer, peer_compile = compile_seconds(peer, arguments)
+    compiled_ours, our_compile = compile_seconds(ours, arguments)
+    share = same_answers(compiled_ours(*arguments), compiled_peer(*arguments))
+    if share < agreement:
+        raise AssertionError(f"{claim}: only {share:.1%} of the lanes agree with {peer_name}")
+    took = medians({"ours": compiled_ours, "peer": compiled_peer}, arguments, repeats)
+    result = Claim(claim, took["ours"], took["peer"], target)
+    print(
+        f"{claim}\n"
+        f"  ours       {1e3 * result.ours:9.2f} ms   (compiled in {our_compile:.2f} s)\n"
+        f"  {peer_name:<10} {1e3 * result.peer:9.2f} ms   (compiled in {peer_compile:.2f} s)\n"
+        f"  {result.ratio:.2f}x, target {target}: {'met' if result.met else 'missed'};"
+        f" {share:.1%} of lanes agree",
+        flush=True,
+    )
+    return result
+
+
+def report(claims: Sequence[Claim]) -> None:
+    """The JSON lines that end a benchmark."""
+    for claim in claims:
+        print(claim.line(), flush=True)

@@ -1,0 +1,25 @@
+"""Write a program for one example, with real control flow and recursion; run it for a whole batch."""
+
+from lanewise import bind as _bind  # registers the rules of the program primitive
+from lanewise import errors
+from lanewise.errors import LaneError, LanewiseError, Outcome, ProgramError
+from lanewise.outcomes import Outcomes, Stats
+from lanewise.program import Program, ProgramFunction, lift, program
+from lanewise.transform import vmap
+
+del _bind
+
+__all__ = [
+    "LaneError",
+    "LanewiseError",
+    "Outcome",
+    "Outcomes",
+    "Program",
+    "ProgramError",
+    "ProgramFunction",
+    "Stats",
+    "errors",
+    "lift",
+    "program",
+    "vmap",
+]

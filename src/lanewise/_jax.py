@@ -1,0 +1,213 @@
+"""The only file that touches `jax.extend` or JAX internals; what differs between 0.10 and 0.12 is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.extend.core.primitives as primitives
+import jax.interpreters.ad as ad
+import jax.interpreters.batching as batching
+import jax.interpreters.mlir as mlir
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import effects as _effects
+from jax._src import source_info_util as _source_info_util
+from jax._src.lax import lax as _lax
+from jax._src.lax import lax as _lax
+
+Jaxpr = jex.Jaxpr
+ClosedJaxpr = jex.ClosedJaxpr
+JaxprEqn = jex.JaxprEqn
+Var = jex.Var
+Literal = jex.Literal
+Primitive = jex.Primitive
+DropVar = jex.DropVar
+ShapedArray = jax.core.ShapedArray
+Atom = Var | Literal
+Effect = _effects.Effect
+
+no_effects = jex.no_effects
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function traced once: replay it on flat arrays with a call.
+
+    `jaxpr` has no constvars: its inputs are the captured values, then the arguments.
+    """
+
+    jaxpr: Jaxpr
+    captures: tuple[Any, ...]
+
+    @property
+    def out_avals(self) -> tuple[ShapedArray, ...]:
+        return tuple(var.aval for var in self.jaxpr.outvars)
+
+    def __call__(self, *args: Any) -> list[Any]:
+        return eval_jaxpr(self.jaxpr, *self.captures, *args)
+
+
+def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Traced:
+    """Trace `fun` (flat arrays in, flat arrays out) at the given abstract values.
+
+    Values of enclosing traces that `fun` closes over become `captures`.
+    """
+    structs = [shape_dtype_struct(aval) for aval in avals]
+    closed = jax.make_jaxpr(lambda *args: list(fun(*args)))(*structs)
+    return Traced(flat_jaxpr(closed), tuple(closed.consts))
+
+
+def shape_dtype_struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def aval_of(value: Any) -> ShapedArray:
+    """The abstract value of an array-like (Python scalars are weakly typed)."""
+    return jax.typeof(value)
+
+
+def strong(aval: ShapedArray) -> ShapedArray:
+    return _core.ShapedArray(aval.shape, aval.dtype, weak_type=False)
+
+
+def shaped(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> ShapedArray:
+    return _core.ShapedArray(tuple(shape), dtype, weak_type=weak_type)
+
+
+def flat_jaxpr(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
+    """The same code with its constvars as leading inputs (0.12 has one class, 0.10 two)."""
+    return new_jaxpr([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+
+
+def attached_consts(jaxpr: ClosedJaxpr | Jaxpr) -> tuple[Any, ...]:
+    """The values a jaxpr holds for its constvars."""
+    return tuple(getattr(jaxpr, "consts", ()))
+
+
+def eval_jaxpr(jaxpr: Jaxpr, *args: Any) -> list[Any]:
+    return _core.eval_jaxpr(jaxpr, [], *args)
+
+
+def trace_context() -> Any:
+    """Everything global that tracing depends on: x64, promotion, axis names, meshes."""
+    return _config.trace_context()
+
+
+def new_var(aval: ShapedArray) -> Var:
+    return Var(aval)
+
+
+def new_eqn(
+    invars: Sequence[Atom], outvars: Sequence[Var], primitive: Primitive, params: dict[str, Any]
+) -> JaxprEqn:
+    return jex.new_jaxpr_eqn(
+        list(invars), list(outvars), primitive, params, no_effects, _source_info_util.new_source_info()
+    )
+
+
+def new_jaxpr(invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]) -> Jaxpr:
+    joined = frozenset(effect for eqn in eqns for effect in eqn.effects)
+    names = tuple(f"x{i}" for i in range(len(invars)))
+    debug_info = _core.DebugInfo("lanewise", "block", names, tuple("" for _ in outvars))
+    return Jaxpr([], list(invars), list(outvars), list(eqns), joined, debug_info)
+
+
+def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> ClosedJaxpr:
+    return ClosedJaxpr(jaxpr, list(consts))
+
+
+def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """The jaxprs an equation holds in its parameters."""
+    yield from jex.jaxprs_in_params(eqn.params)
+
+
+def user_line(eqn: JaxprEqn) -> str:
+    """`file:line (function)` of the user code that made an equation."""
+    return _source_info_util.summarize(eqn.source_info)
+
+
+def allow_effect(effect: type[Effect]) -> None:
+    """Let an effect pass through control flow, custom derivatives and remat."""
+    for table in (
+        _effects.control_flow_allowed_effects,
+        _effects.custom_derivatives_allowed_effects,
+        _effects.remat_allowed_effects,
+        _effects.lowerable_effects,
+    ):
+        table.add_type(effect)
+
+
+def convert_to_aval(value: Any, aval: ShapedArray) -> Any:
+    """Convert dtype and weak type (the public conversion always makes the type strong)."""
+    return _lax._convert_element_type(value, aval.dtype, weak_type=bool(aval.weak_type))
+
+
+def current_trace() -> Any:
+    return _core.trace_ctx.trace
+
+
+def trace_of(tracer: Any) -> Any:
+    return tracer._trace
+
+
+def zeros(aval: ShapedArray) -> Any:
+    """Zeros of a type, typed PRNG keys included."""
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, shape_dtype_struct(aval))
+        return wrap_key(jax.numpy.zeros(data.shape, data.dtype), aval)
+    return jax.lax.full(aval.shape, 0, aval.dtype)
+
+
+def is_key(aval: ShapedArray) -> bool:
+    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
+
+
+def wrap_key(data: Any, aval: ShapedArray) -> Any:
+    return jax.random.wrap_key_data(data, impl=aval.dtype._impl.name)
+
+
+def is_extended(dtype: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
+
+
+def run_eqn(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+    """Bind one equation's primitive to values, keeping the user's source line."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    name_stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with _source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
+        out = eqn.primitive.bind(*args, **params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def batched_outputs(
+    fun: Callable[..., Sequence[Any]], structs: Sequence[jax.ShapeDtypeStruct], batched: Sequence[bool]
+) -> tuple[bool, ...]:
+    """Which outputs `jax.vmap` finds to vary when these inputs do."""
+    found: list[tuple[bool, ...]] = []
+
+    def look(*args: Any) -> list[Any]:
+        here = current_trace()
+        outs = fun(*args)
+        found.append(tuple(isinstance(o, jax.core.Tracer) and o._trace is here for o in outs))
+        return []
+
+    if not any(batched):
+        return (False,) * len(jax.eval_shape(fun, *structs))
+    with_axis = [
+        jax.ShapeDtypeStruct((2, *s.shape), s.dtype) if flag else s for s, flag in zip(structs, batched, strict=True)
+    ]
+    jax.eval_shape(jax.vmap(look, in_axes=tuple(0 if flag else None for flag in batched)), *with_axis)
+    return found[-1]
+
+
+def has_tangent(aval: ShapedArray) -> bool:
+    """Whether values of this type have derivatives."""
+    return not is_extended(aval.dtype) and bool(jax.numpy.issubdtype(aval.dtype, jax.numpy.inexact))
+
+
+def tangent_aval(aval: ShapedArray) -> ShapedArray:
+    return shaped(aval.shape, aval.dtype)

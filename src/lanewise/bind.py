@@ -1,0 +1,169 @@
+"""`program_p` and its rules: they are the library.
+
+A program is one JAX primitive. Lowering runs it, batching makes it a machine, the JVP rule makes it another program.
+So `jax.jit`, `jax.vmap`, `jax.jvp` work on programs in any order and nesting.
+
+Parameters of `program_p`
+-------------------------
+`lanes`: the sizes of the lane axes, outermost first; `()` for a call that is not batched. `mapped`: for each operand,
+which of those axes it has, in front. Nested `vmap`s add axes and never copy: an operand that no `vmap` maps has none.
+Outputs are the answers, then outcome codes and sites if lanes can fail, then statistics if asked for.
+
+`throw_p` passes answers through and raises if a lane failed: at once outside `jit`, by a callback inside it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import io_callback
+
+from lanewise import _jax
+from lanewise._jax import ad, batching, mlir
+from lanewise.diff.jvp import jvp_program
+from lanewise.errors import TransformError
+from lanewise.machine.execute import Mapped, execute, execute_on_host, plain_outputs, wants_outcomes
+from lanewise.options import Options
+from lanewise.outcomes import NUM_STATS, Site, raise_if_failed
+from lanewise.program import Program, program_p, throw_p
+
+
+@program_p.def_abstract_eval
+def _program_abstract(
+    *operands: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
+) -> list[Any]:
+    del operands
+    has_lanes = plain_outputs(program, mapped, options, lanes)
+    answers = [
+        _jax.shaped((*lanes, *aval.shape) if flag else aval.shape, aval.dtype, aval.weak_type)
+        for aval, flag in zip(program.out_avals, has_lanes, strict=True)
+    ]
+    code = _jax.shaped(lanes, jnp.int32.dtype)
+    outcomes = [code, code] if wants_outcomes(program, options) else []
+    scalar, whole = _jax.shaped((), jnp.float32.dtype), _jax.shaped((), jnp.int32.dtype)
+    stats = [whole, *[scalar] * (NUM_STATS - 2), whole] if options.stats else []
+    return [*answers, *outcomes, *stats]
+
+
+program_p.def_impl(execute_on_host)
+mlir.register_lowering(program_p, mlir.lower_fun(execute, multiple_results=True))
+
+
+def _batch_program(
+    axis_data: Any,
+    operands: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+) -> tuple[list[Any], list[int | None]]:
+    if all(dim is None for dim in dims):
+        outs = program_p.bind(*operands, program=program, lanes=lanes, mapped=mapped, options=options)
+        return outs, [None] * len(outs)
+    operands = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
+    lanes = (axis_data.size, *lanes)
+    mapped = tuple((d is not None, *axes) for d, axes in zip(dims, mapped, strict=True))
+    outs = program_p.bind(*operands, program=program, lanes=lanes, mapped=mapped, options=options)
+    answers = [0 if flag else None for flag in plain_outputs(program, mapped, options, lanes)]
+    outcomes = [0, 0] if wants_outcomes(program, options) else []
+    rest = [None] * (len(outs) - len(answers) - len(outcomes))
+    return outs, [*answers, *outcomes, *rest]
+
+
+batching.fancy_primitive_batchers[program_p] = _batch_program
+
+
+def _jvp_program(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+) -> tuple[list[Any], list[Any]]:
+    nonzero = tuple(type(t) is not ad.Zero for t in tangents)
+    derived = jvp_program(program, nonzero)
+    given = [t for t, flag in zip(tangents, nonzero, strict=True) if flag]
+    axes = tuple(a for a, flag in zip(mapped, nonzero, strict=True) if flag)
+    num_captures = program.num_captures
+    moved = sum(nonzero[:num_captures])
+    operands = [*primals[:num_captures], *given[:moved], *primals[num_captures:], *given[moved:]]
+    mapped = (*mapped[:num_captures], *axes[:moved], *mapped[num_captures:], *axes[moved:])
+    outs = program_p.bind(*operands, program=derived, lanes=lanes, mapped=mapped, options=options)
+    num_answers = len(program.out_avals)
+    num_tangents = len(derived.out_avals) - num_answers
+    answers, moving, rest = (
+        outs[:num_answers],
+        iter(outs[num_answers : num_answers + num_tangents]),
+        outs[num_answers + num_tangents :],
+    )
+    tangent_outs = [
+        next(moving) if _jax.has_tangent(aval) else ad.Zero.from_primal_value(answer)
+        for answer, aval in zip(answers, program.out_avals, strict=True)
+    ]
+    return [*answers, *rest], [*tangent_outs, *(ad.Zero.from_primal_value(x) for x in rest)]
+
+
+ad.primitive_jvps[program_p] = _jvp_program
+
+
+def _no_reverse_mode(cotangents: Any, *operands: Any, program: Program, **params: Any) -> Any:
+    raise TransformError(
+        f"reverse mode (jax.grad, jax.vjp) through the program `{program.entry}` is not supported yet."
+        " Use forward mode: jax.jvp, jax.jacfwd."
+    )
+
+
+ad.primitive_transposes[program_p] = _no_reverse_mode
+
+
+# -- throw ------------------------------------------------------------------------------------------
+
+
+@throw_p.def_abstract_eval
+def _throw_abstract(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
+    del sites, name
+    return list(args[:-2])
+
+
+@throw_p.def_impl
+def _throw_now(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
+    *answers, code, site = args
+    raise_if_failed(code, site, sites, name)
+    return answers
+
+
+def _throw_inside_jit(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
+    *answers, code, site = args
+    tell = functools.partial(raise_if_failed, sites=sites, name=name)
+    jax.lax.cond((code != 0).any(), lambda: io_callback(tell, None, code, site), lambda: None)
+    return answers
+
+
+mlir.register_lowering(throw_p, mlir.lower_fun(_throw_inside_jit, multiple_results=True))
+
+
+def _batch_throw(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+    *_, code_dim, site_dim = dims
+    *answers, code, site = args
+    if code_dim is not None:
+        code, site = jnp.moveaxis(code, code_dim, 0), jnp.moveaxis(site, site_dim, 0)
+    return throw_p.bind(*answers, code, site, **params), list(dims[:-2])
+
+
+batching.fancy_primitive_batchers[throw_p] = _batch_throw
+
+
+def _jvp_throw(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    return throw_p.bind(*primals, **params), list(tangents[:-2])
+
+
+ad.primitive_jvps[throw_p] = _jvp_throw
+

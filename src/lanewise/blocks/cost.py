@@ -1,0 +1,101 @@
+"""What a piece of code costs a lane: operations and bytes, counted from its equations.
+
+Counts are for choosing between ways to run a block, so they need the right order of magnitude only. A loop of
+unknown length counts as `ASSUMED_TRIPS` iterations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lanewise import _jax
+from lanewise._jax import JaxprEqn
+
+ASSUMED_TRIPS = 16
+
+_FREE = frozenset(
+    "reshape squeeze expand_dims broadcast_in_dim copy copy_p stop_gradient optimization_barrier"
+    " bitcast_convert_type pvary".split()
+)
+_TRANSCENDENTAL = frozenset(
+    "exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh logistic pow"
+    " sqrt rsqrt cbrt erf erfc erf_inv lgamma digamma igamma igammac bessel_i0e bessel_i1e polygamma zeta".split()
+)
+_DIVISIONS = frozenset("div rem integer_pow".split())
+_CUBIC = frozenset("cholesky triangular_solve eigh eig svd qr lu geqrf householder_product schur".split())
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Scalar operations and bytes written, for one lane."""
+
+    operations: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.operations + other.operations, self.bytes + other.bytes)
+
+    def __mul__(self, times: float) -> Cost:
+        return Cost(self.operations * times, self.bytes * times)
+
+    def __str__(self) -> str:
+        return f"{self.operations:,.0f} ops, {self.bytes:,.0f} bytes"
+
+
+def size_of(atom: object) -> int:
+    return math.prod(atom.aval.shape)  # type: ignore[attr-defined]
+
+
+def bytes_of(atom: object) -> int:
+    dtype = atom.aval.dtype  # type: ignore[attr-defined]
+    return size_of(atom) * getattr(dtype, "itemsize", 8)
+
+
+def cost_of(eqns: Iterable[JaxprEqn]) -> Cost:
+    """The cost of running equations once."""
+    total = Cost()
+    for eqn in eqns:
+        total = total + eqn_cost(eqn)
+    return total
+
+
+def eqn_cost(eqn: JaxprEqn) -> Cost:
+    """The cost of one equation, what it holds included."""
+    name = eqn.primitive.name
+    written = sum(map(bytes_of, eqn.outvars))
+    out_size = sum(map(size_of, eqn.outvars))
+    if name in _FREE:
+        return Cost(0.0, 0.0)
+    if name == "cond":
+        branches = [cost_of(branch.eqns) for branch in eqn.params["branches"]]
+        return max(branches, key=lambda c: c.operations) + Cost(out_size, written)
+    if name == "while":
+        once = cost_of(eqn.params["body_jaxpr"].eqns) + cost_of(eqn.params["cond_jaxpr"].eqns)
+        return once * ASSUMED_TRIPS
+    if name == "scan":
+        return cost_of(eqn.params["jaxpr"].eqns) * max(eqn.params["length"], 1)
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+        return Cost(2.0 * out_size * depth, written)
+    if name == "conv_general_dilated":
+        return Cost(2.0 * out_size * size_of(eqn.invars[1]) / max(eqn.outvars[0].aval.shape[-1], 1), written)
+    if name in _CUBIC:
+        shape = eqn.invars[0].aval.shape
+        return Cost(float(size_of(eqn.invars[0]) * shape[-1]), written)
+    if name in ("sort", "top_k"):
+        in_size = sum(map(size_of, eqn.invars))
+        return Cost(4.0 * in_size * max(math.log2(max(in_size, 2)), 1.0), written)
+    if name in ("threefry2x32", "random_bits", "random_split", "random_fold_in", "random_seed"):
+        return Cost(100.0 * max(out_size, 1), written)
+    if name in ("scatter", "scatter_add", "scatter-add", "scatter_mul", "dynamic_update_slice"):
+        return Cost(4.0 * size_of(eqn.invars[-1 if name != "dynamic_update_slice" else 1]), 0.0)
+    inner = list(_jax.subjaxprs(eqn))
+    if inner and name not in ("reduce", "reduce_window", "reduce_precision"):
+        return max((cost_of(j.eqns) for j in inner), key=lambda c: c.operations)
+    if name.startswith(("reduce", "arg", "cum")):
+        return Cost(float(sum(map(size_of, eqn.invars))), written)
+    weight = 10.0 if name in _TRANSCENDENTAL else 4.0 if name in _DIVISIONS else 1.0
+    return Cost(weight * out_size, written)

@@ -1,0 +1,157 @@
+"""Which equations make lanes part ways.
+
+A value *varies* if it may differ between lanes. Control flow *diverges* if lanes may take different ways through it:
+a branch whose index varies, a loop whose trip count varies, a call into a recursion, an assertion, or anything
+that holds one of these. What diverges is flattened into blocks; what does not stays one equation inside a block,
+where JAX's own batching is the right code. So does a branch on a varying index whose sides are both cheap: running
+both and selecting costs less than parting.
+
+Once a loop is flattened its lanes are at different iterations at one time, so everything it changes varies, its
+counter too. The same holds for all parameters of a recursive function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lanewise._jax import Jaxpr, JaxprEqn, Literal, Var
+from lanewise.blocks.cost import Cost, bytes_of, cost_of
+from lanewise.blocks.inside import Expand, inside, is_throw, looks_at_batch
+from lanewise.check import check_p
+from lanewise.program import call_p, program_p
+
+Flags = tuple[bool, ...]
+
+# A branch is cheap if all its sides together cost a lane no more than this.
+CHEAP_OPERATIONS = 96
+CHEAP_BYTES = 256
+
+
+@dataclass
+class Divergence:
+    """The analysis, with its memory. `every_loop`: flatten every loop and call, so that each step is counted."""
+
+    expand: Expand
+    every_loop: bool = False
+    memory: dict[tuple[int, Flags], tuple[Flags, bool]] = field(default_factory=dict)
+    keep: list[Jaxpr] = field(default_factory=list)
+
+    def of(self, jaxpr: Jaxpr, varying: Sequence[bool]) -> tuple[Flags, bool]:
+        """Which outputs vary when these inputs (constvars apart) do, and whether anything inside diverges."""
+        key = (id(jaxpr), tuple(varying))
+        if key not in self.memory:
+            self.keep.append(jaxpr)
+            self.memory[key] = self._walk(jaxpr, varying)
+        return self.memory[key]
+
+    def _walk(self, jaxpr: Jaxpr, varying: Sequence[bool]) -> tuple[Flags, bool]:
+        flags: dict[Var, bool] = dict.fromkeys(jaxpr.constvars, False)
+        flags.update(zip(jaxpr.invars, varying, strict=True))
+        diverges = False
+        for eqn in jaxpr.eqns:
+            out, parts = self.eqn(eqn, [flag_of(flags, atom) for atom in eqn.invars])
+            flags.update(zip(eqn.outvars, out, strict=True))
+            diverges = diverges or parts
+        return tuple(flag_of(flags, atom) for atom in jaxpr.outvars), diverges
+
+    def eqn(self, eqn: JaxprEqn, varying: Sequence[bool]) -> tuple[Flags, bool]:
+        """The same for one equation."""
+        name = eqn.primitive.name
+        everything = (True,) * len(eqn.outvars)
+        if name == "cond":
+            return self._cond(eqn, varying)
+        if name == "while":
+            return self._while(eqn, varying)
+        if name == "scan":
+            return self._scan(eqn, varying)
+        if eqn.primitive is check_p or eqn.primitive is call_p:
+            return everything, True
+        if is_throw(eqn):
+            return tuple(varying[: len(eqn.outvars)]), False
+        if eqn.primitive is program_p and self.every_loop:
+            return everything, True
+        found = inside(eqn, self.expand)
+        if looks_at_batch(eqn):
+            return (any(varying),) * len(eqn.outvars), any(varying)
+        if found is not None:
+            flags = {id(atom): flag for atom, flag in zip(eqn.invars, varying, strict=True)}
+            operands = [flags[id(atom)] for atom in found.operands]
+            out, diverges = self.of(found.jaxpr, operands)
+            return (*out, *(False for _ in eqn.outvars[len(out) :])), diverges
+        if eqn.primitive is program_p:
+            return everything, True
+        return (any(varying),) * len(eqn.outvars), False
+
+    def _cond(self, eqn: JaxprEqn, varying: Sequence[bool]) -> tuple[Flags, bool]:
+        index, *operands = varying
+        sides = [self.of(branch, operands) for branch in eqn.params["branches"]]
+        diverges = any(parts for _, parts in sides)
+        if not index:
+            return tuple(any(flags) for flags in zip(*(out for out, _ in sides), strict=True)), diverges
+        return (True,) * len(eqn.outvars), diverges or not self.cheap_branch(eqn)
+
+    @staticmethod
+    def cheap_branch(eqn: JaxprEqn) -> bool:
+        """Whether running all sides and selecting is cheaper than parting."""
+        total = Cost(0.0, sum(map(bytes_of, eqn.outvars)))
+        for branch in eqn.params["branches"]:
+            if any(inner.primitive.name == "while" for inner in branch.eqns):
+                return False
+            total = total + cost_of(branch.eqns)
+        return total.operations <= CHEAP_OPERATIONS and total.bytes <= CHEAP_BYTES
+
+    def _while(self, eqn: JaxprEqn, varying: Sequence[bool]) -> tuple[Flags, bool]:
+        cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+        cond_consts, body_consts = list(varying[:cond_n]), list(varying[cond_n : cond_n + body_n])
+        changed = changed_carry(body, body_n)
+        carry = list(varying[cond_n + body_n :])
+
+        def run(carry: Sequence[bool]) -> tuple[Flags, bool]:
+            (predicate,), test_parts = self.of(cond, [*cond_consts, *carry])
+            out, body_parts = self.of(body, [*body_consts, *carry])
+            return out, predicate or test_parts or body_parts or self.every_loop
+
+        carry, diverges = _settle(carry, run)
+        if diverges:
+            carry = [flag or change for flag, change in zip(carry, changed, strict=True)]
+        return tuple(carry), diverges
+
+    def _scan(self, eqn: JaxprEqn, varying: Sequence[bool]) -> tuple[Flags, bool]:
+        num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        body = eqn.params["jaxpr"]
+        consts, rest = list(varying[:num_consts]), list(varying[num_consts:])
+        carry, xs = rest[:num_carry], rest[num_carry:]
+        ys: Flags = ()
+
+        def run(carry: Sequence[bool]) -> tuple[Flags, bool]:
+            nonlocal ys
+            out, parts = self.of(body, [*consts, *carry, *xs])
+            ys = out[num_carry:]
+            return out[:num_carry], parts or self.every_loop
+
+        carry, diverges = _settle(carry, run)
+        if diverges:
+            return (True,) * len(eqn.outvars), True
+        return (*carry, *ys), False
+
+
+def _settle(carry: list[bool], run: object) -> tuple[list[bool], bool]:
+    """Iterate a loop's flags until they stop changing."""
+    while True:
+        out, diverges = run(carry)  # type: ignore[operator]
+        joined = [a or b for a, b in zip(carry, out, strict=True)]
+        if joined == carry:
+            return carry, diverges
+        carry = joined
+
+
+def changed_carry(body: Jaxpr, num_consts: int) -> list[bool]:
+    """Which carried values a loop body may change: all but those it hands on as they are."""
+    carried = body.invars[num_consts:]
+    return [out is not var for out, var in zip(body.outvars, carried, strict=True)]
+
+
+def flag_of(flags: dict[Var, bool], atom: object) -> bool:
+    return False if isinstance(atom, Literal) else flags[atom]  # type: ignore[index]

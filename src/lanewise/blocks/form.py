@@ -1,0 +1,261 @@
+"""The flat form: blocks of straight-line equations, each ending in a terminator.
+
+Blocks read and write *variables* (jaxpr `Var`s used as mutable places, not SSA values). Inside a block every
+equation defines a new variable; at its end `assigns` stores atoms into variables, all at once, so that a
+swap is a swap. A block reads a variable at its start unless an equation of the block defines it. A value
+that no other block reads never leaves its block: whether a variable is a temporary, a register or a stack
+is not written here but found by `analysis.py`.
+
+Every program has one verifier, `verify`, which tests run after each pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lanewise._jax import Atom, JaxprEqn, Literal, Var
+from lanewise.errors import InternalError
+from lanewise.outcomes import Site
+
+Label = int
+
+
+@dataclass(frozen=True)
+class Jump:
+    """Go to `target`."""
+
+    target: Label
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Go to `targets[index]`; a boolean index counts False as 0."""
+
+    index: Atom
+    targets: tuple[Label, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Give the callee its parameters, run it, go on at `target`. Its results lie in its result variables."""
+
+    callee: str
+    arguments: tuple[tuple[Var, Atom], ...]
+    target: Label
+
+
+@dataclass(frozen=True)
+class TailCall:
+    """Give the callee its parameters and become it: no frame is kept, its results are ours."""
+
+    callee: str
+    arguments: tuple[tuple[Var, Atom], ...]
+
+
+@dataclass(frozen=True)
+class Return:
+    """Leave the function; its result variables hold the answer."""
+
+
+@dataclass(frozen=True)
+class Fail:
+    """End the lane: the assertion `sites[site]` does not hold."""
+
+    site: int
+
+
+Terminator = Jump | Branch | Call | TailCall | Return | Fail
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Straight-line code and a terminator. Running it costs the lane `steps` steps."""
+
+    label: Label
+    note: str
+    eqns: tuple[JaxprEqn, ...]
+    assigns: tuple[tuple[Var, Atom], ...]
+    terminator: Terminator
+    steps: int = 0
+
+    def with_(self, **changes: Any) -> Block:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockFunction:
+    """One function's blocks, in program order; the first is its entry."""
+
+    name: str
+    params: tuple[Var, ...]
+    results: tuple[Var, ...]
+    blocks: tuple[Block, ...]
+
+    @property
+    def entry(self) -> Label:
+        return self.blocks[0].label
+
+
+@dataclass(frozen=True, eq=False)
+class BlockProgram:
+    """All functions of a program in flat form.
+
+    `inputs` are the variables the operands go to (captures first); `constants` hold arrays found in the code.
+    """
+
+    functions: dict[str, BlockFunction]
+    entry: str
+    inputs: tuple[Var, ...]
+    constants: tuple[tuple[Var, Any], ...]
+    sites: tuple[Site, ...]
+
+    @property
+    def entry_function(self) -> BlockFunction:
+        return self.functions[self.entry]
+
+    def all_blocks(self) -> Iterator[tuple[BlockFunction, Block]]:
+        for function in self.functions.values():
+            for block in function.blocks:
+                yield function, block
+
+
+def successors(block: Block) -> tuple[Label, ...]:
+    """Where a lane may go next inside the same function."""
+    match block.terminator:
+        case Jump(target) | Call(target=target):
+            return (target,)
+        case Branch(targets=targets):
+            return tuple(dict.fromkeys(targets))
+        case _:
+            return ()
+
+
+def predecessors(blocks: Iterable[Block]) -> dict[Label, list[Label]]:
+    blocks = list(blocks)
+    found: dict[Label, list[Label]] = {block.label: [] for block in blocks}
+    for block in blocks:
+        for target in successors(block):
+            found[target].append(block.label)
+    return found
+
+
+def retarget(terminator: Terminator, mapping: dict[Label, Label]) -> Terminator:
+    match terminator:
+        case Jump(target):
+            return Jump(mapping.get(target, target))
+        case Branch(index, targets):
+            return Branch(index, tuple(mapping.get(t, t) for t in targets))
+        case Call(callee, arguments, target):
+            return Call(callee, arguments, mapping.get(target, target))
+        case _:
+            return terminator
+
+
+def terminator_atoms(terminator: Terminator) -> tuple[Atom, ...]:
+    """What the terminator itself reads."""
+    match terminator:
+        case Branch(index=index):
+            return (index,)
+        case Call(arguments=arguments) | TailCall(arguments=arguments):
+            return tuple(atom for _, atom in arguments)
+        case _:
+            return ()
+
+
+def is_literal(atom: Atom) -> bool:
+    return isinstance(atom, Literal)
+
+
+def defined(block: Block) -> dict[Var, None]:
+    """Variables its equations define."""
+    return {var: None for eqn in block.eqns for var in eqn.outvars}
+
+
+def reads(block: Block) -> dict[Var, None]:
+    """Variables whose value at the block's start it reads, in order of use."""
+    found: dict[Var, None] = {}
+    inside: set[Var] = set()
+
+    def look(atoms: Iterable[Atom]) -> None:
+        for atom in atoms:
+            if isinstance(atom, Var) and atom not in inside:
+                found[atom] = None
+
+    for eqn in block.eqns:
+        look(eqn.invars)
+        inside.update(eqn.outvars)
+    look(atom for _, atom in block.assigns)
+    look(terminator_atoms(block.terminator))
+    return found
+
+
+def verify(program: BlockProgram) -> BlockProgram:
+    """Check what every pass must keep true; gives the program back."""
+    base = {var for var, _ in program.constants} | set(program.inputs)
+    for name, function in program.functions.items():
+        labels = [block.label for block in function.blocks]
+        _require(len(set(labels)) == len(labels), f"{name}: a label is used twice")
+        known = set(labels)
+        for block in function.blocks:
+            where = f"{name}, block {block.label}"
+            for target in successors(block):
+                _require(target in known, f"{where} goes to block {target}, which is not there")
+            seen: set[Var] = set()
+            for eqn in block.eqns:
+                for var in eqn.outvars:
+                    _require(var not in seen, f"{where} defines {var} twice")
+                    seen.add(var)
+            stored = [var for var, _ in block.assigns]
+            _require(len(set(stored)) == len(stored), f"{where} assigns a variable twice")
+            pairs = list(block.assigns)
+            if isinstance(block.terminator, Call | TailCall):
+                _require(block.terminator.callee in program.functions, f"{where} calls an unknown function")
+                pairs += block.terminator.arguments
+            for var, atom in pairs:
+                _require(
+                    (var.aval.shape, var.aval.dtype) == (atom.aval.shape, atom.aval.dtype),
+                    f"{where} assigns {atom.aval} to a variable of type {var.aval}",
+                )
+        _verify_defined(program, function, base)
+    return program
+
+
+def _verify_defined(program: BlockProgram, function: BlockFunction, base: set[Var]) -> None:
+    """No path reads a variable before it is written."""
+    captured = {
+        var
+        for _, block in program.all_blocks()
+        if isinstance(block.terminator, Call | TailCall)
+        for var, _ in block.terminator.arguments
+    }
+    everything = {var for block in function.blocks for var in (*defined(block), *(v for v, _ in block.assigns))}
+    at_start: dict[Label, set[Var]] = {}
+    start = base | captured | set(function.params)
+    blocks = {block.label: block for block in function.blocks}
+    work = [(function.entry, start)]
+    while work:
+        label, incoming = work.pop()
+        before = at_start.get(label)
+        now = set(incoming) if before is None else before & incoming
+        if before is not None and now == before:
+            continue
+        at_start[label] = now
+        block = blocks[label]
+        after = now | set(defined(block)) | {var for var, _ in block.assigns}
+        if isinstance(block.terminator, Call):
+            after = after | set(program.functions[block.terminator.callee].results)
+        work += [(target, after) for target in successors(block)]
+    for label, have in at_start.items():
+        for var in reads(blocks[label]):
+            _require(
+                var in have,
+                f"{function.name}, block {label} reads {var} of type {var.aval} before it is written on some path"
+                f" ({'never written here' if var not in everything else 'written elsewhere'})",
+            )
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise InternalError(message)

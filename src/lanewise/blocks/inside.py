@@ -1,0 +1,95 @@
+"""What lies inside an equation: the jaxpr that a call-like equation runs, and on which of its operands.
+
+Third-party code wraps its control flow in `jit`, `remat`, `custom_jvp` and friends; flattening and the analyses
+look through all of them with this one table. Some primitives look at the whole batch under `jax.vmap` (Equinox's
+`unvmap_any` and the like): a lane's answer must not depend on its neighbours, so they are given their one-lane
+meaning, which is their own implementation on one lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lanewise import _jax
+from lanewise._jax import Atom, Jaxpr, JaxprEqn
+from lanewise.program import program_p, throw_p
+
+# Primitive name -> the parameter that holds the code it runs on all its operands.
+_CALL_LIKE = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "remat": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+
+# Primitives whose batching rule looks at, or refuses, the batch; on one lane they are plain code.
+_ONE_LANE = ("unvmap_any", "unvmap_all", "unvmap_max", "nonbatchable", "select_if_vmap", "noinline")
+
+Expand = Callable[[JaxprEqn], Jaxpr]
+
+
+@dataclass(frozen=True)
+class Inside:
+    """Code that an equation runs, on these of its operands. `consts` go to the jaxpr's constvars."""
+
+    jaxpr: Jaxpr
+    operands: tuple[Atom, ...]
+    consts: tuple[object, ...] = ()
+
+
+def inside(eqn: JaxprEqn, expand: Expand) -> Inside | None:
+    """The code a call-like equation runs; None for every other equation.
+
+    `expand` gives the code of a program under an inner `jax.vmap`: a machine of its own.
+    """
+    name = eqn.primitive.name
+    if name in _CALL_LIKE:
+        jaxpr = eqn.params[_CALL_LIKE[name]]
+        return Inside(jaxpr, tuple(eqn.invars), _jax.attached_consts(jaxpr))
+    if eqn.primitive is program_p:
+        program = eqn.params["program"]
+        if eqn.params["lanes"] or eqn.params["options"].stats:
+            return Inside(expand(eqn), tuple(eqn.invars))
+        if not program.recursive:
+            function = program.functions[program.entry]
+            captured = eqn.invars[: program.num_captures]
+            operands = [captured[i] for i in function.captures] + list(eqn.invars[program.num_captures :])
+            return Inside(function.jaxpr, tuple(operands))
+        return None
+    if name == "custom_linear_solve":
+        return _linear_solve(eqn)
+    return _one_lane(eqn) if looks_at_batch(eqn) else None
+
+
+def looks_at_batch(eqn: JaxprEqn) -> bool:
+    """Whether the equation's batching rule mixes lanes, or refuses them."""
+    return eqn.primitive.name in _ONE_LANE
+
+
+def is_throw(eqn: JaxprEqn) -> bool:
+    """A throw inside a program passes its answers on: the lane's own outcome tells of the failure."""
+    return eqn.primitive is throw_p
+
+
+def _linear_solve(eqn: JaxprEqn) -> Inside:
+    lengths, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+    start = lengths.matvec + lengths.vecmat
+    consts = eqn.invars[start : start + lengths.solve]
+    rest = eqn.invars[start + lengths.solve + lengths.transpose_solve :]
+    return Inside(solve, (*consts, *rest), _jax.attached_consts(solve))
+
+
+def _one_lane(eqn: JaxprEqn) -> Inside:
+    def run(*args: object) -> Sequence[object]:
+        out = eqn.primitive.impl(*args, **eqn.params)
+        return list(out) if eqn.primitive.multiple_results else [out]
+
+    traced = _jax.trace(run, [atom.aval for atom in eqn.invars])
+    return Inside(traced.jaxpr, tuple(eqn.invars))

@@ -1,0 +1,104 @@
+"""The one-lane reference interpreter: what a program means.
+
+Plain Python over blocks: run the block's equations, store, follow the terminator; a call pushes a dictionary. It is
+slow on purpose. Every carrier and schedule must give what it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lanewise import _jax
+from lanewise._jax import Var
+from lanewise.blocks.form import (
+    Block,
+    BlockProgram,
+    Branch,
+    Call,
+    Fail,
+    Jump,
+    Return,
+    TailCall,
+    defined,
+    reads,
+    terminator_atoms,
+)
+from lanewise.errors import Outcome
+
+Values = dict[Var, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one lane gives: its answers (None unless done), how it ended, and what it took."""
+
+    values: list[Any] | None
+    outcome: Outcome
+    site: int
+    steps: int
+    deepest: int
+
+
+def interpret(
+    program: BlockProgram,
+    operands: Sequence[Any],
+    *,
+    max_steps: int | None = None,
+    max_depth: int | None = None,
+) -> Answer:
+    """Run one lane."""
+    values: Values = dict(program.constants)
+    values.update(zip(program.inputs, operands, strict=True))
+    function = program.entry_function
+    blocks = {block.label: (f, block) for f, block in program.all_blocks()}
+    label = function.entry
+    frames: list[tuple[Values, int]] = []
+    steps = deepest = 0
+
+    def ended(outcome: Outcome, site: int = -1) -> Answer:
+        found = [values[var] for var in program.entry_function.results] if outcome is Outcome.DONE else None
+        return Answer(found, outcome, site, steps, deepest)
+
+    while True:
+        function, block = blocks[label]
+        if max_steps is not None and steps + block.steps > max_steps:
+            return ended(Outcome.STEPS_EXHAUSTED)
+        if isinstance(block.terminator, Call) and max_depth is not None and len(frames) >= max_depth:
+            return ended(Outcome.STACK_OVERFLOW)
+        steps += block.steps
+        stored, given = _run(block, values)
+        values = values | stored
+        match block.terminator:
+            case Jump(target):
+                label = target
+            case Branch(targets=targets):
+                label = targets[int(given[0])]
+            case Call(callee, arguments, target):
+                frames.append((values, target))
+                deepest = max(deepest, len(frames))
+                values = values | {var: value for (var, _), value in zip(arguments, given, strict=True)}
+                label = program.functions[callee].entry
+            case TailCall(callee, arguments):
+                values = values | {var: value for (var, _), value in zip(arguments, given, strict=True)}
+                label = program.functions[callee].entry
+            case Return():
+                if not frames:
+                    return ended(Outcome.DONE)
+                saved, label = frames.pop()
+                values = saved | {var: values[var] for var in function.results}
+            case Fail(site):
+                return ended(Outcome.ASSERTION_FAILED, site)
+
+
+def _run(block: Block, values: Values) -> tuple[Values, list[Any]]:
+    """The variables a block changes, and the values its terminator reads."""
+    inside = defined(block)
+    assigned = [var for var, _ in block.assigns]
+    given = terminator_atoms(block.terminator)
+    atoms = [*inside, *(atom for _, atom in block.assigns), *given]
+    inputs = list(reads(block))
+    outs = _jax.eval_jaxpr(_jax.new_jaxpr(inputs, atoms, block.eqns), *(values[var] for var in inputs))
+    names = [*inside, *assigned]
+    return dict(zip(names, outs, strict=False)), outs[len(names) :]

@@ -1,0 +1,117 @@
+"""Every message a user can meet, and how a lane ended.
+
+Three voices, and each keeps to itself:
+
+* a mistake in the user's program (`ProgramError`): told at its own file and line, with the variable,
+  the types and the fix;
+* a lane that ended badly at run time (`LaneError`): names the lanes and carries every outcome;
+* a mistake of ours (`InternalError`): says so, and asks for the program's text.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in the user's source."""
+
+    filename: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.filename}:{self.line}"
+        return f"{where}, in {self.function}" if self.function else where
+
+
+class LanewiseError(Exception):
+    """The base of every error Lanewise raises on purpose."""
+
+
+class ProgramError(LanewiseError):
+    """A mistake in the user's program, told at its own file and line."""
+
+    def __init__(self, message: str, location: Location | None = None) -> None:
+        self.location = location
+        super().__init__(f"{location}: {message}" if location else message)
+
+
+class UnsupportedSyntaxError(ProgramError, SyntaxError):
+    """A Python construct a program cannot hold; the message says what to write instead."""
+
+    def __init__(self, message: str, location: Location | None = None) -> None:
+        super().__init__(message, location)
+        if location is not None:
+            self.filename, self.lineno = location.filename, location.line
+
+    __str__ = Exception.__str__
+
+
+class UndefinedVariableError(ProgramError, UnboundLocalError):
+    """A variable is read that some path through the program leaves undefined."""
+
+
+class BranchTypeError(ProgramError, TypeError):
+    """The two sides of a branch leave a variable with different types."""
+
+
+class LoopTypeError(ProgramError, TypeError):
+    """A loop body gives a variable another type than it entered with."""
+
+
+class ResultTypeError(ProgramError, TypeError):
+    """A program's results differ in type, or a recursive result type never settles."""
+
+
+class TransformError(ProgramError, TypeError):
+    """A transformation that a program does not support where it was applied."""
+
+
+class OptionError(LanewiseError, ValueError):
+    """An option or argument of a Lanewise function is wrong."""
+
+
+class InternalError(LanewiseError, AssertionError):
+    """Lanewise broke one of its own rules."""
+
+    def __init__(self, message: str, program_text: str = "") -> None:
+        text = f"\n\n{program_text}" if program_text else ""
+        super().__init__(
+            f"This is a bug in Lanewise: {message}\nPlease report it with the text of the program.{text}"
+        )
+
+
+class ResultUnknown(Exception):
+    """Signal, never shown: a recursive call was met before its result type is known.
+
+    Branch tracing catches it and takes the type from the other side.
+    """
+
+
+class Outcome(enum.IntEnum):
+    """How a lane ended."""
+
+    DONE = 0
+    STEPS_EXHAUSTED = 1
+    STACK_OVERFLOW = 2
+    ASSERTION_FAILED = 3
+
+    @property
+    def phrase(self) -> str:
+        """The outcome in words.
+
+        >>> Outcome.STEPS_EXHAUSTED.phrase
+        'steps exhausted'
+        """
+        return self.name.lower().replace("_", " ")
+
+
+class LaneError(LanewiseError, RuntimeError):
+    """Some lanes ended badly. `outcomes` tells how each lane ended."""
+
+    def __init__(self, message: str, outcomes: object = None) -> None:
+        super().__init__(message)
+        self.outcomes = outcomes

@@ -1,0 +1,290 @@
+"""Staged branches: both sides are traced once, their variables joined, and one `lax.cond` emitted.
+
+What the sides leave in a variable decides what becomes of it:
+
+* the same object or the same plain number on both: it stays as it is, outside of the `cond`;
+* arrays whose types join: an output of the `cond`, converted on each side;
+* a value on one side that nobody reads if that side ran (it ended in a jump): the other side's value,
+  and a placeholder of its type here;
+* undefined on one side only: undefined afterwards, with a note of who left it so; only a read complains;
+* anything else: an error that names the variable and both types.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise import _jax
+from lanewise._jax import ShapedArray, Traced
+from lanewise.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
+from lanewise.frontend import values
+from lanewise.frontend.site import RESULT, Site
+from lanewise.frontend.values import Undefined, Value
+
+_Thunk = Callable[[], Sequence[Any]]
+
+
+class _Provisional(threading.local):
+    """Counts the branches of which only one side could be traced so far."""
+
+    count = 0
+
+
+provisional = _Provisional()
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a branch, traced: its variables, and where each array leaf is among the outputs."""
+
+    values: tuple[Value, ...]
+    traced: Traced
+    places: tuple[tuple[int | None, ...], ...]
+
+    def results(self) -> list[Any]:
+        """Replay the side in the current trace and return its variables."""
+        flat = self.traced()
+        out = []
+        for value, places in zip(self.values, self.places, strict=True):
+            pairs = zip(value.leaves, places, strict=True)
+            leaves = [leaf if i is None or _is_plain(leaf) else flat[i] for leaf, i in pairs]
+            out.append(value.rebuild(leaves))
+        return out
+
+
+def _is_plain(leaf: Any) -> bool:
+    return isinstance(leaf, bool | int | float | complex)
+
+
+def trace_side(thunk: _Thunk) -> Side:
+    """Trace a side on no operands; values of enclosing traces are closed over."""
+    taken: list[Value] = []
+
+    def run() -> list[Any]:
+        taken.extend(values.take_apart(value) for value in thunk())
+        return [leaf for value in taken for leaf in value.leaves if values.is_array(leaf)]
+
+    traced = _jax.trace(run, [])
+    return Side(tuple(taken), traced, places_of(taken))
+
+
+def places_of(taken: Sequence[Value]) -> tuple[tuple[int | None, ...], ...]:
+    """For each leaf of each variable its position among all array leaves, or None."""
+    count = 0
+    out = []
+    for value in taken:
+        row: list[int | None] = []
+        for leaf in value.leaves:
+            row.append(count if values.is_array(leaf) else None)
+            count += values.is_array(leaf)
+        out.append(tuple(row))
+    return tuple(out)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """An output of the `cond`: its type and, for each side, the position and the raw leaf."""
+
+    aval: ShapedArray
+    sources: tuple[tuple[int, Any] | None, tuple[int, Any] | None]
+
+
+def truth(value: Any, site: Site) -> Any:
+    """The truth of a value as a condition: a plain bool, or a traced boolean scalar."""
+    if not values.is_traced(value):
+        return bool(value)
+    aval = _jax.aval_of(value)
+    if aval.shape != () or _jax.is_extended(aval.dtype):
+        raise BranchTypeError(
+            f"the condition of this {site.what} is {values.type_text(aval)}; a condition is a single "
+            "boolean. Reduce it with `jnp.all` or `jnp.any`, or choose elementwise with `jnp.where`, "
+            "`&`, `|` and `~`",
+            site.location,
+        )
+    return value if aval.dtype == jnp.bool_ else value != 0
+
+
+def stage_branch(pred: Any, then: _Thunk, orelse: _Thunk, site: Site) -> list[Any]:
+    """Trace both sides and emit the `cond`; returns the variables' values after it."""
+    sides: list[Side | None] = []
+    unknown: ResultUnknown | None = None
+    for thunk in (then, orelse):
+        try:
+            sides.append(trace_side(thunk))
+        except ResultUnknown as signal:
+            sides.append(None)
+            unknown = signal
+    first, second = sides
+    if first is None and second is None:
+        assert unknown is not None
+        raise unknown
+    if first is None or second is None:
+        known = first or second
+        assert known is not None
+        provisional.count += 1
+        return known.results()
+    return merge(pred, first, second, site)
+
+
+def merge(pred: Any, first: Side, second: Side, site: Site) -> list[Any]:
+    outputs: list[_Output] = []
+    finish = [
+        _join(name, index, first, second, site, outputs)
+        for index, name in enumerate(site.names[: len(first.values)])
+    ]
+    results: Sequence[Any] = ()
+    if outputs or first.traced.jaxpr.effects or second.traced.jaxpr.effects:
+        branches = [_branch(side, which, outputs) for which, side in enumerate((first, second))]
+        results = lax.cond(pred, *branches)
+    return [build(results) for build in finish]
+
+
+def _branch(side: Side, which: int, outputs: Sequence[_Output]) -> Callable[[], list[Any]]:
+    def run() -> list[Any]:
+        flat = side.traced()
+        out = []
+        for output in outputs:
+            source = output.sources[which]
+            if source is None:
+                out.append(values.placeholder(output.aval))
+            else:
+                place, leaf = source
+                value = leaf if _is_plain(leaf) else flat[place]
+                out.append(values.as_type(value, output.aval))
+        return out
+
+    return run
+
+
+def _join(
+    name: str, index: int, first: Side, second: Side, site: Site, outputs: list[_Output]
+) -> Callable[[Sequence[Any]], Any]:
+    """Decide on one variable; returns how to build it from the `cond`'s results."""
+    a, b = first.values[index], second.values[index]
+    dead_a, dead_b = name in site.dead_then, name in site.dead_else
+    if a.undefined is not None or b.undefined is not None:
+        if a.undefined is None and dead_b:
+            return _one_sided(index, first, 0, outputs)
+        if b.undefined is None and dead_a:
+            return _one_sided(index, second, 1, outputs)
+        left = _left_undefined(name, a.undefined, b.undefined, site)
+        return lambda results: left
+    if dead_a != dead_b:
+        live, which = (second, 1) if dead_a else (first, 0)
+        if not _fits(a, b, which):
+            return _one_sided(index, live, which, outputs)
+    if a.treedef != b.treedef:
+        raise _mismatch(name, a, b, site)
+    build: list[Callable[[Sequence[Any]], Any]] = []
+    for i, (x, y) in enumerate(zip(a.leaves, b.leaves, strict=True)):
+        place_a, place_b = first.places[index][i], second.places[index][i]
+        if values.same_leaf(x, y):
+            build.append(_constant(x))
+        elif place_a is None or place_b is None:
+            if place_a is not None or place_b is not None or not values.same_fixed(x, y):
+                raise _mismatch(name, a, b, site)
+            build.append(_constant(x))
+        else:
+            aval = values.join_types(_jax.aval_of(x), _jax.aval_of(y))
+            if aval is None:
+                raise _mismatch(name, a, b, site)
+            build.append(_pick(len(outputs)))
+            outputs.append(_Output(aval, ((place_a, x), (place_b, y))))
+    return lambda results: a.rebuild([leaf(results) for leaf in build])
+
+
+def _constant(value: Any) -> Callable[[Sequence[Any]], Any]:
+    return lambda results: value
+
+
+def _pick(place: int) -> Callable[[Sequence[Any]], Any]:
+    return lambda results: results[place]
+
+
+def _one_sided(
+    index: int, side: Side, which: int, outputs: list[_Output]
+) -> Callable[[Sequence[Any]], Any]:
+    """The variable as one side leaves it; the other side gives placeholders."""
+    value = side.values[index]
+    build: list[Callable[[Sequence[Any]], Any]] = []
+    for leaf, place in zip(value.leaves, side.places[index], strict=True):
+        if place is None or _is_plain(leaf):
+            build.append(_constant(leaf))
+            continue
+        build.append(_pick(len(outputs)))
+        source = (place, leaf)
+        sources = (source, None) if which == 0 else (None, source)
+        outputs.append(_Output(_jax.aval_of(leaf), sources))
+    return lambda results: value.rebuild([leaf(results) for leaf in build])
+
+
+def _fits(a: Value, b: Value, which: int) -> bool:
+    """Whether the dead side's value can stand for itself under the live side's type."""
+    live, dead = (b, a) if which == 1 else (a, b)
+    if live.treedef != dead.treedef:
+        return False
+    for x, y in zip(live.leaves, dead.leaves, strict=True):
+        if values.is_array(x) != values.is_array(y):
+            return False
+        if not values.is_array(x):
+            if not values.same_fixed(x, y):
+                return False
+        else:
+            aval = _jax.aval_of(x)
+            joined = values.join_types(aval, _jax.aval_of(y))
+            if joined is None or not values.same_type(joined, aval):
+                return False
+    return True
+
+
+def _left_undefined(
+    name: str, a: Undefined | None, b: Undefined | None, site: Site
+) -> Undefined:
+    if a is not None and b is not None:
+        return a if a.why else b
+    lacking = "when its condition holds" if a is not None else "when its condition does not hold"
+    earlier = a or b
+    if earlier is not None and earlier.why:
+        return earlier
+    return Undefined(
+        name,
+        f"the {site.what} of line {site.line} leaves it undefined {lacking}",
+        f"Assign `{name}` on both sides, or before line {site.line}",
+    )
+
+
+def _mismatch(name: str, a: Value, b: Value, site: Site) -> ProgramError:
+    found = values.first_mismatch(a.rebuild(), b.rebuild())
+    found = found or values.Mismatch("", values.type_text(a.rebuild()), values.type_text(b.rebuild()))
+    if name == RESULT:
+        return ResultTypeError(
+            f"the function's result{found.path and ' at ' + found.path} is {found.first} on one path and "
+            f"{found.second} on another (they part at the {site.what} of line {site.line}). "
+            "Return the same type on every path" + _how(found),
+            site.location,
+        )
+    if not name:
+        subject = f"the value{found.path and ' at ' + found.path} of this {site.what}"
+    else:
+        subject = f"`{name}{found.path}`"
+    return BranchTypeError(
+        f"{subject} is {found.first} when the condition of the {site.what} holds and {found.second} when "
+        "it does not. Give it the same type on both sides" + _how(found),
+        site.location,
+    )
+
+
+def _how(found: values.Mismatch) -> str:
+    """What to write, as far as the two types tell."""
+    first, second = found.first.split(" ")[0], found.second.split(" ")[0]
+    if "[" in first and "[" in second and first.split("[")[1] == second.split("[")[1]:
+        return ", for example with `.astype(...)`"
+    if "None" in (found.first, found.second):
+        return "; None is no array"
+    return ""

@@ -1,0 +1,85 @@
+"""What the converted code tells its run-time about one statement of the user's source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lanewise.errors import Location, UnsupportedSyntaxError
+from lanewise.frontend.values import Undefined
+
+RESULT = "_lw_result"  # the variable that holds a function's return value
+INTERNAL = "_lw_"  # how every name that the front end makes up begins
+
+
+@dataclass(frozen=True)
+class Site:
+    """One control-flow statement or expression.
+
+    `names` are the variables it may modify; the first `live` of them matter afterwards, the others are
+    temporaries. `dead_then` and `dead_else` are those whose value nobody reads when that side ran (it
+    ended in a jump past every read); `dead_entry` those whose value at a loop's entry nobody reads.
+    """
+
+    location: Location
+    what: str
+    names: tuple[str, ...] = ()
+    live: int = 0
+    dead_then: frozenset[str] = frozenset()
+    dead_else: frozenset[str] = frozenset()
+    dead_entry: frozenset[str] = frozenset()
+    captured: tuple[tuple[str, int], ...] = ()  # captured objects the statement mutates, with lines
+    stored: tuple[tuple[str, int], ...] = ()  # local objects whose parts it assigns, with lines
+    inside: tuple[str, int] | None = None  # an enclosing `try` or `with`, and its line
+    binds: tuple[tuple[str, int], ...] = ()  # `:=` in operands that may not be computed
+    acts: bool = False  # its body may act on Python objects other than through `names`
+
+    @property
+    def line(self) -> int:
+        return self.location.line
+
+    def at(self, line: int) -> Location:
+        return Location(self.location.filename, line, self.location.function)
+
+    def forbid_staging(self) -> None:
+        """Raise if the statement cannot be traced because of where it is or what it mutates."""
+        if self.inside is not None:
+            what, line = self.inside
+            raise UnsupportedSyntaxError(
+                f"this `{what}` surrounds the {self.what} of line {self.line}, whose condition is only "
+                f"known at run time. Move the `{what}` inside the branch or loop body, or around the "
+                "call of the whole program",
+                self.at(line),
+            )
+        for name, line in self.binds:
+            raise UnsupportedSyntaxError(
+                f"`{name} := ...` inside the {self.what} of line {self.line} may or may not run, and "
+                f"that is only known at run time. Assign `{name}` in a statement of its own",
+                self.at(line),
+            )
+        for name, line in self.captured:
+            raise UnsupportedSyntaxError(
+                f"`{name}` comes from outside this function and is mutated inside the {self.what} of "
+                f"line {self.line}, whose condition is only known at run time. Keep it in a local "
+                "variable, and return it",
+                self.at(line),
+            )
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The variables of one statement, as cells of the running function."""
+
+    site: Site
+    get: Callable[[], tuple[Any, ...]]
+    set: Callable[[tuple[Any, ...]], None]
+
+    def read(self) -> list[Any]:
+        """The variables that matter after the statement."""
+        return list(self.get()[: self.site.live])
+
+    def write(self, values: list[Any]) -> None:
+        """Give the variables that matter their values; the temporaries become undefined."""
+        temporaries = self.site.names[self.site.live :]
+        self.set((*values, *(Undefined(name) for name in temporaries)))

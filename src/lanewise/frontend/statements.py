@@ -1,0 +1,442 @@
+"""Statements rewritten: the blocks of an `if` or a loop become functions that the run-time calls.
+
+    if x > 0:              def _lw_then1():
+        y = x                  nonlocal y
+    else:            ==>       y = x
+        y = -x             def _lw_else2(): ...
+                           def _lw_set3(_lw_v): nonlocal y; (y,) = _lw_v
+                           _lw.if_(0, x > 0, _lw_then1, _lw_else2, lambda: (y,), _lw_set3)
+
+The user's variables stay variables of the function, shared with these blocks as cells: plain Python runs
+as it is written, closures see every assignment, and the run-time swaps tracers in and out with the two
+accessors. Every such variable starts as an `Undefined`; reads are checked where some path may come to
+them without an assignment.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from lanewise.frontend.exits import Exit, Exits, Guard, blocks_of
+from lanewise.frontend.expressions import (
+    Expressions,
+    Unit,
+    load,
+    locate,
+    no_arguments,
+    runtime_call,
+    store,
+)
+from lanewise.frontend.names import (
+    Analysis,
+    Liveness,
+    Names,
+    acts,
+    bound_names,
+    captured_mutations,
+    captured_names,
+    flags_set,
+    modified,
+    mutations,
+    parameters,
+    reset_flags,
+)
+from lanewise.frontend.site import RESULT, Site
+from lanewise.frontend.syntax import refuse_unsupported
+
+_CONTROL = (ast.If, Guard, ast.While, ast.For)
+_NOTHING: Names = frozenset()
+
+
+def convert_function(
+    node: ast.FunctionDef, unit: Unit, outer: Names, method_of_class: bool
+) -> ast.FunctionDef:
+    """Rewrite a function's body; `outer` are names of enclosing functions that may be undefined."""
+    refuse_unsupported(node, unit.filename)
+    inputs = parameters(node.args)
+    emitter = Statements(unit, node.name)
+    if method_of_class and inputs:
+        emitter.first_parameter = inputs[0]
+    body, whole = Exits(unit.filename, node.name).body(node.body, node)
+    emitter.own = bound_names(body) | frozenset(inputs)
+    always = captured_names(body) & emitter.own
+    emitter.analysis = Analysis(emitter.own, always)
+    emitter.analysis.function(body)
+    shared = _shared(body, emitter.own)
+    emitter.maybe = (shared - frozenset(inputs)) | _deleted(body, shared) | (outer - emitter.own)
+    emitter.definite = frozenset(inputs)
+    statements = emitter.block(body)
+    if emitter.result_used:
+        last = body[-1]
+        statements.append(locate(ast.Return(load(RESULT)), last))
+    start: list[ast.stmt] = []
+    for name in sorted((shared | frozenset(emitter.setters)) - frozenset(inputs)):
+        start.append(assign(name, runtime_call("undefined", ast.Constant(name), origin=node), node))
+    if whole.flag is not None:
+        start.append(assign(whole.flag, ast.Constant(False), node))
+    for name, setter in emitter.setters.items():
+        start.append(_setter(name, setter, node))
+    node.body = [*start, *statements] or [locate(ast.Pass(), node)]
+    return node
+
+
+def _shared(body: Sequence[ast.stmt], own: Names) -> Names:
+    """The variables that blocks and their function share."""
+    out: Names = _NOTHING
+    for node in body:
+        if isinstance(node, _CONTROL):
+            out |= modified([node], own)
+        else:
+            for block in blocks_of(node):
+                out |= _shared(block, own)
+    return out & (own | {RESULT})
+
+
+def _deleted(body: Sequence[ast.stmt], shared: Names) -> Names:
+    found = {
+        child.id
+        for node in body
+        for child in ast.walk(node)
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Del)
+    }
+    return frozenset(found) & shared
+
+
+def assign(name: str, value: ast.expr, origin: ast.AST) -> ast.stmt:
+    return locate(ast.Assign([store(name)], value), origin)
+
+
+def _setter(name: str, setter: str, origin: ast.AST) -> ast.stmt:
+    arguments = no_arguments()
+    arguments.args = [ast.arg("_lw_v")]
+    body: list[ast.stmt] = [
+        ast.Nonlocal([name]),
+        ast.Assign([store(name)], load("_lw_v")),
+        ast.Return(load("_lw_v")),
+    ]
+    return locate(function(setter, arguments, body), origin)
+
+
+def function(name: str, arguments: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:
+    node = ast.FunctionDef(name, arguments, body, [], None)
+    if "type_params" in ast.FunctionDef._fields:
+        node.type_params = []  # type: ignore[attr-defined]
+    return node
+
+
+class Statements(Expressions):
+    """Emits one function's statements."""
+
+    own: Names
+    analysis: Analysis
+
+    def __init__(self, unit: Unit, function_name: str) -> None:
+        super().__init__(unit, function_name)
+        self.depth = 0  # blocks around, inside this function
+        self.around = -1  # the site of the statement around
+        self.result_used = False
+
+    def block(self, block: Sequence[ast.stmt]) -> list[ast.stmt]:
+        out: list[ast.stmt] = []
+        for node in block:
+            out.extend(self.statement(node))
+        return out
+
+    def statement(self, node: ast.stmt) -> list[ast.stmt]:
+        method = getattr(self, "emit_" + type(node).__name__, None)
+        if method is not None:
+            return method(node)
+        out = self.generic_visit(node)
+        self.definite |= bound_names([node])
+        return [out]  # type: ignore[list-item]
+
+    # -- pieces ------------------------------------------------------------------------------
+
+    def make_block(
+        self,
+        stem: str,
+        block: Sequence[ast.stmt],
+        origin: ast.AST,
+        start: Sequence[ast.stmt] = (),
+        item: bool = False,
+    ) -> tuple[list[ast.stmt], ast.expr]:
+        """A block as a function of no arguments (or of a loop's item), and what refers to it."""
+        if not block and not start:
+            return [], locate(ast.Lambda(no_arguments(), ast.Constant(None)), origin)
+        self.depth += 1
+        body = [*start, *self.block(block)]
+        self.depth -= 1
+        bound_here = bound_names([*start, *block])
+        shares = sorted(bound_here - ({RESULT} if not self.result_used else set()))
+        if shares:
+            body.insert(0, ast.Nonlocal(shares))
+        name = self.unit.new_name(stem)
+        arguments = no_arguments()
+        if item:
+            arguments.args = [ast.arg("_lw_item")]
+        return [locate(function(name, arguments, body), origin)], load(name)
+
+    def accessors(self, names: Sequence[str], origin: ast.AST) -> tuple[ast.stmt, list[ast.expr]]:
+        """How the run-time reads and writes variables."""
+        get = ast.Lambda(no_arguments(), ast.Tuple([load(name) for name in names], ast.Load()))
+        setter = self.unit.new_name("set")
+        arguments = no_arguments()
+        arguments.args = [ast.arg("_lw_v")]
+        body: list[ast.stmt] = [ast.Pass()]
+        if names:
+            targets = ast.Tuple([store(name) for name in names], ast.Store())
+            body = [ast.Nonlocal(list(names)), ast.Assign([targets], load("_lw_v"))]
+        define = locate(function(setter, arguments, body), origin)
+        return define, [locate(get, origin), load(setter)]
+
+    def describe(
+        self, k: int, node: ast.stmt, what: str, block: Sequence[ast.stmt], found: Liveness
+    ) -> tuple[str, ...]:
+        """Fill in a statement's site; returns its variables, those that matter afterwards first."""
+        changed = modified([*block], self.own) | found.live
+        live = sorted(found.live)
+        names = (*live, *sorted(changed - found.live))
+        captured = tuple((m.name, m.line) for m in captured_mutations(block, self.own))
+        stored = tuple(
+            (m.name, m.line)
+            for piece in block
+            for m in mutations(piece)
+            if m.store and m.name in self.own
+        )
+        self.unit.sites[k] = Site(
+            self.location(node),
+            what,
+            names,
+            len(live),
+            dead_then=found.dead_then,
+            dead_else=found.dead_else,
+            dead_entry=found.dead_entry,
+            captured=captured,
+            stored=stored,
+            inside=self.inside,
+            acts=acts(block, self.own),
+        )
+        return names
+
+    def call(self, method: str, *args: ast.expr, origin: ast.AST) -> ast.stmt:
+        return locate(ast.Expr(runtime_call(method, *args, origin=origin)), origin)
+
+    # -- control -----------------------------------------------------------------------------
+
+    def emit_If(self, node: ast.If) -> list[ast.stmt]:
+        k = self.unit.reserve()
+        test = self.test(node.test)
+        names = self.describe(
+            k, node, "`if`", [*node.body, *node.orelse], self.analysis.found[id(node)]
+        )
+        outside, self.around = self.around, k
+        before = self.definite
+        then_def, then = self.make_block("then", node.body, node)
+        after_then, self.definite = self.definite, before
+        else_def, orelse = self.make_block("else", node.orelse, node)
+        self.around = outside
+        if _raises(node.body):
+            pass
+        elif _raises(node.orelse):
+            self.definite = after_then
+        else:
+            self.definite &= after_then
+        setter, access = self.accessors(names, node)
+        call = self.call("if_", ast.Constant(k), test, then, orelse, *access, origin=node)
+        return [*then_def, *else_def, setter, call]
+
+    def emit_Guard(self, node: Guard) -> list[ast.stmt]:
+        found = self.analysis.found[id(node)]
+        return self.guard(node, node.region.need_flag(), node.body, found)
+
+    def guard(
+        self, node: ast.stmt, flag: str, block: Sequence[ast.stmt], found: Liveness
+    ) -> list[ast.stmt]:
+        k = self.unit.reserve()
+        names = self.describe(k, node, "early exit", block, found)
+        outside, self.around = self.around, k
+        before = self.definite
+        # Where the rest begins its flags are not set, and where it is skipped this one is: constants
+        # on both sides are what later passes follow.
+        known = [f for f in sorted(flags_set(block)) if f == flag]
+        start = [assign(name, ast.Constant(False), node) for name in known]
+        skipped = [assign(name, ast.Constant(True), node) for name in known]
+        define, rest = self.make_block("rest", block, node, start)
+        skip_def, skip = self.make_block("skip", [], node, skipped)
+        self.definite = before
+        self.around = outside
+        setter, access = self.accessors(names, node)
+        call = self.call("unless", ast.Constant(k), load(flag), skip, rest, *access, origin=node)
+        return [*define, *skip_def, setter, call]
+
+    def emit_While(self, node: ast.While) -> list[ast.stmt]:
+        region = node.lw_region  # type: ignore[attr-defined]
+        k = self.unit.reserve()
+        names = self.describe(k, node, "`while`", node.body, self.analysis.found[id(node)])
+        out: list[ast.stmt] = []
+        if region.done is not None:
+            out.append(assign(region.done, ast.Constant(False), node))
+        test: ast.expr = self.thunk(node.test, self.test)
+        if region.done is not None:
+            going = runtime_call(
+                "go_on", ast.Constant(k), load(region.done), test, origin=node.test
+            )
+            test = locate(ast.Lambda(no_arguments(), going), node.test)
+        outside, self.around = self.around, k
+        before = self.definite
+        start = [assign(name, ast.Constant(False), node) for name in sorted(reset_flags(node))]
+        define, body = self.make_block("body", node.body, node, start)
+        self.definite = before
+        self.around = outside
+        setter, access = self.accessors(names, node)
+        call = self.call("while_", ast.Constant(k), test, body, *access, origin=node)
+        return [*out, *define, setter, call, *self.loop_else(node)]
+
+    def emit_For(self, node: ast.For) -> list[ast.stmt]:
+        region = node.lw_region  # type: ignore[attr-defined]
+        k = self.unit.reserve()
+        target = ast.copy_location(ast.Assign([node.target], load("_lw_item")), node)
+        whole: list[ast.stmt] = [target, *node.body]
+        names = self.describe(k, node, "`for`", whole, self.analysis.found[id(node)])
+        out: list[ast.stmt] = []
+        done: list[ast.expr] = []
+        if region.done is not None:
+            out.append(assign(region.done, ast.Constant(False), node))
+            done = [locate(ast.Lambda(no_arguments(), load(region.done)), node)]
+        iterable = self.iterable(node.iter)
+        outside, self.around = self.around, k
+        before = self.definite
+        start = [assign(name, ast.Constant(False), node) for name in sorted(reset_flags(node))]
+        locate(target, node)
+        define, body = self.make_block("body", whole, node, start, item=True)
+        self.definite = before
+        self.around = outside
+        setter, access = self.accessors(names, node)
+        call = self.call("for_", ast.Constant(k), iterable, body, *access, *done, origin=node)
+        return [*out, *define, setter, call, *self.loop_else(node)]
+
+    def loop_else(self, node: ast.While | ast.For) -> list[ast.stmt]:
+        if not node.orelse:
+            return []
+        region = node.lw_region  # type: ignore[attr-defined]
+        if region.done is None:
+            return self.block(node.orelse)
+        found: Liveness = node.lw_else  # type: ignore[union-attr]
+        return self.guard(node.orelse[0], region.done, node.orelse, found)
+
+    def emit_Exit(self, node: Exit) -> list[ast.stmt]:
+        value = self.expression(node.value) if node.value is not None else ast.Constant(None)
+        if node.kind == "return" and self.depth == 0:
+            return [locate(ast.Return(value), node)]
+        out: list[ast.stmt] = []
+        if node.kind == "return":
+            self.result_used = True
+            out.append(assign(RESULT, value, node))
+        out += [assign(name, ast.Constant(True), node) for name in node.flags()]
+        return out or [locate(ast.Pass(), node)]
+
+    # -- the rest ----------------------------------------------------------------------------
+
+    def emit_FunctionDef(self, node: ast.FunctionDef) -> list[ast.stmt]:
+        node.decorator_list = [self.expression(d) for d in node.decorator_list]
+        node.args = self.visit(node.args)
+        inner = self.maybe - self.definite
+        self.definite |= {node.name}
+        return [convert_function(node, self.unit, inner - {node.name}, False)]
+
+    def emit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> list[ast.stmt]:
+        refuse_unsupported(node, self.unit.filename)
+        return [node]
+
+    def emit_ClassDef(self, node: ast.ClassDef) -> list[ast.stmt]:
+        self.definite |= {node.name}
+        return [node]
+
+    def emit_AugAssign(self, node: ast.AugAssign) -> list[ast.stmt]:
+        """`x += 1` where `x` may be undefined is written out, so that the read is checked."""
+        target = node.target
+        value = self.expression(node.value)
+        if isinstance(target, ast.Name) and target.id in self.maybe - self.definite:
+            read = self.expression(ast.copy_location(load(target.id), target))
+            check = locate(ast.Expr(read), node)
+            node.value = value
+            return [check, node]
+        node.target = self.visit(target)
+        node.value = value
+        return [node]
+
+    def emit_Delete(self, node: ast.Delete) -> list[ast.stmt]:
+        out: list[ast.stmt] = []
+        for target in node.targets:
+            if isinstance(target, ast.Name) and target.id in self.maybe:
+                name = target.id
+                read = self.expression(ast.copy_location(load(name), target))
+                out.append(locate(ast.Expr(read), node))
+                nothing = runtime_call("deleted", self.site(node, "`del`"), ast.Constant(name), origin=node)
+                out.append(assign(name, nothing, node))
+                self.definite -= {name}
+            else:
+                out.append(ast.copy_location(ast.Delete([self.visit(target)]), node))
+        return out
+
+    def emit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
+        k = self.site(node, "`assert`")
+        message = ast.Constant(None) if node.msg is None else self.thunk(node.msg)
+        return [self.call("assert_", k, self.test(node.test), message, origin=node)]
+
+    def emit_Raise(self, node: ast.Raise) -> list[ast.stmt]:
+        out = self.generic_visit(node)
+        if self.around < 0:
+            return [out]  # type: ignore[list-item]
+        k = self.site(node, "`raise`")
+        warn = self.call("raising", k, ast.Constant(self.around), origin=node)
+        return [warn, out]  # type: ignore[list-item]
+
+    def emit_With(self, node: ast.With) -> list[ast.stmt]:
+        node.items = [self.visit(item) for item in node.items]
+        self.definite |= bound_names(node.items)
+        node.body = self.within("with", node, node.body)
+        return [node]
+
+    def within(self, what: str, node: ast.stmt, block: Sequence[ast.stmt]) -> list[ast.stmt]:
+        outside = self.inside
+        self.inside = outside or (what, node.lineno)
+        out = self.block(block)
+        self.inside = outside
+        return out or [locate(ast.Pass(), node)]
+
+    def emit_Try(self, node: ast.Try) -> list[ast.stmt]:
+        before = self.definite
+        node.body = self.within("try", node, node.body)
+        self.definite = before
+        for handler in node.handlers:
+            if handler.type is not None:
+                handler.type = self.expression(handler.type)
+            self.definite = before | ({handler.name} if handler.name else set())
+            handler.body = self.within("try", node, handler.body)
+        self.definite = before
+        if node.orelse:
+            node.orelse = self.within("try", node, node.orelse)
+        self.definite = before
+        if node.finalbody:
+            node.finalbody = self.within("try", node, node.finalbody)
+        return [node]
+
+    emit_TryStar = emit_Try
+
+    def emit_Match(self, node: ast.Match) -> list[ast.stmt]:
+        node.subject = self.expression(node.subject)
+        before = self.definite
+        for case in node.cases:
+            self.definite = before | bound_names([case.pattern])
+            if case.guard is not None:
+                case.guard = self.expression(case.guard)
+            case.body = self.block(case.body)
+        self.definite = before
+        return [node]
+
+
+def _raises(block: Sequence[ast.stmt]) -> bool:
+    return any(isinstance(node, ast.Raise) for node in block)
+

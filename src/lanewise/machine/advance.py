@@ -1,0 +1,227 @@
+"""Running one block for the lanes that are at it.
+
+The block's code runs for all lanes; what it stores is kept where the lane is at the block (`mask`) and the old value
+elsewhere. Only what another block reads is stored. Indexed writes are masked themselves (see `update.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise import _jax
+from lanewise._jax import Literal, Var
+from lanewise.blocks.analysis import writes_in_order
+from lanewise.blocks.form import (
+    Block,
+    Branch,
+    Call,
+    Fail,
+    Jump,
+    Return,
+    TailCall,
+    reads,
+    terminator_atoms,
+)
+from lanewise.errors import Outcome
+from lanewise.machine.link import Linked, ReturnPoint
+from lanewise.machine.state import State, loaded, stored
+from lanewise.machine.update import masked_update, update_chain
+
+
+class Advance:
+    """How blocks of one linked program change the state.
+
+    `max_steps`: end a lane before it exceeds this many steps. `counting`: keep the counters of `Stats`.
+    """
+
+    def __init__(self, linked: Linked, lanes: int, *, max_steps: int | None, counting: bool) -> None:
+        self.linked = linked
+        self.lanes = lanes
+        self.max_steps = max_steps
+        self.counting = counting
+        self.place = {var: i for i, var in enumerate(linked.registers)}
+        self.uniform_place = {var: i for i, var in enumerate(linked.uniforms)}
+        self.stack_place = {var: i for i, var in enumerate(linked.storage.stacks)}
+
+    def run(self, state: State, pc: int) -> State:
+        """Advance the lanes that are at block `pc`."""
+        item = self.linked.order[pc]
+        mask = state.pc == pc
+        if isinstance(item, ReturnPoint):
+            state = self._pop(state, item, mask)
+            return self._count(state.with_(pc=jnp.where(mask, self.linked.pc_of[item.target], state.pc)), mask)
+        if self.max_steps is not None and item.steps:
+            spent = mask & (state.steps + item.steps > self.max_steps)
+            mask = mask & ~spent
+            state = self._end(state, spent, Outcome.STEPS_EXHAUSTED)
+        if isinstance(item.terminator, Call):
+            full = mask & (state.depth >= state.returns.shape[0])
+            mask = mask & ~full
+            state = state.with_(pc=jnp.where(full, -1 - pc, state.pc))
+        if item.steps and (self.max_steps is not None or self.counting):
+            state = state.with_(steps=jnp.where(mask, state.steps + item.steps, state.steps))
+        state, given = self.execute(state, item, mask)
+        return self._count(self._leave(state, item, mask, given), mask)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _end(self, state: State, which: Any, outcome: Outcome, site: int = -1) -> State:
+        return state.with_(
+            pc=jnp.where(which, self.linked.halt, state.pc),
+            code=jnp.where(which, int(outcome), state.code),
+            site=jnp.where(which, site, state.site),
+        )
+
+    def _count(self, state: State, mask: Any) -> State:
+        if not self.counting:
+            return state
+        active = mask.sum(dtype=jnp.float32)
+        ran = (active > 0).astype(jnp.float32)
+        return state.with_(counters=state.counters + jnp.stack([ran, active, ran * self.lanes, jnp.float32(0)]))
+
+    def execute(self, state: State, block: Block, mask: Any) -> tuple[State, list[Any]]:
+        """Run the block's code and store what it writes; gives what its terminator reads, too."""
+        alive = self.linked.storage.live_out[block.label]
+        assigned = dict(block.assigns)
+        kept = [var for var in dict.fromkeys(writes_in_order(block)) if var in alive and self._is_kept(var)]
+        atoms = [assigned.get(var, var) for var in kept]
+        chains = {var: update_chain(block, var, atom) for var, atom in zip(kept, atoms, strict=True)}
+        given = terminator_atoms(block.terminator)
+        values = self._compute(state, block, [*atoms, *given], [e for c in chains.values() for e in c], mask)
+        registers, uniforms = list(state.registers), list(state.uniforms)
+        for var, value in zip(kept, values, strict=False):
+            value = stored(value, var.aval)
+            if var in self.uniform_place:
+                uniforms[self.uniform_place[var]] = value
+            elif chains[var]:
+                registers[self.place[var]] = value
+            else:
+                registers[self.place[var]] = select(mask, value, registers[self.place[var]])
+        return state.with_(registers=tuple(registers), uniforms=tuple(uniforms)), values[len(kept) :]
+
+    def _is_kept(self, var: Var) -> bool:
+        return var in self.place or var in self.uniform_place
+
+    def _compute(
+        self, state: State, block: Block, outputs: Sequence[Any], updates: Sequence[Any], mask: Any
+    ) -> list[Any]:
+        """Values of `outputs` after the block's equations, for all lanes."""
+        inputs = list(reads(block))
+        arrays = [self._read(state, var) for var in inputs]
+        axes = [None if var in self.uniform_place else 0 for var in inputs]
+        uniform = self.linked.storage.uniform
+        out_axes = [None if isinstance(a, Literal) or a in uniform else 0 for a in outputs]
+        masked = {id(eqn) for eqn in updates}
+
+        def one_lane(here: Any, *values: Any) -> list[Any]:
+            env = dict(zip(inputs, values, strict=True))
+
+            def look(atom: Any) -> Any:
+                return jnp.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else env[atom]
+
+            for eqn in block.eqns:
+                args = [look(atom) for atom in eqn.invars]
+                outs = [masked_update(eqn, args, here)] if id(eqn) in masked else _jax.run_eqn(eqn, args)
+                env.update(zip(eqn.outvars, outs, strict=True))
+            return [look(atom) for atom in outputs]
+
+        values = jax.vmap(one_lane, in_axes=(0, *axes), out_axes=out_axes, axis_size=self.lanes)(mask, *arrays)
+        return [
+            jnp.broadcast_to(value, (self.lanes, *value.shape))
+            if axis is None and not (isinstance(atom, Var) and atom in uniform)
+            else value
+            for value, axis, atom in zip(values, out_axes, outputs, strict=True)
+        ]
+
+    def _read(self, state: State, var: Var) -> Any:
+        if var in self.uniform_place:
+            return loaded(state.uniforms[self.uniform_place[var]], var.aval)
+        return loaded(state.registers[self.place[var]], var.aval)
+
+    def _leave(self, state: State, block: Block, mask: Any, given: Sequence[Any]) -> State:
+        pc_of = self.linked.pc_of
+        match block.terminator:
+            case Jump(target):
+                return state.with_(pc=jnp.where(mask, pc_of[target], state.pc))
+            case Branch(targets=targets):
+                following = [pc_of[t] for t in targets]
+                index = given[0]
+                if len(following) == 2:
+                    chosen = jnp.where(index.astype(bool), following[1], following[0])
+                else:
+                    chosen = jnp.asarray(following, jnp.int32)[index.astype(jnp.int32)]
+                return state.with_(pc=jnp.where(mask, chosen, state.pc))
+            case Call(callee, arguments):
+                state = self._push(state, block, mask)
+                return self.enter(state, callee, arguments, given, mask)
+            case TailCall(callee, arguments):
+                return self.enter(state, callee, arguments, given, mask)
+            case Return():
+                return self._return(state, mask)
+            case Fail(site):
+                return self._end(state, mask, Outcome.ASSERTION_FAILED, site)
+
+    def enter(self, state: State, callee: str, arguments: Any, given: Sequence[Any], mask: Any) -> State:
+        registers, uniforms = list(state.registers), list(state.uniforms)
+        for (var, _), value in zip(arguments, given, strict=True):
+            value = stored(value, var.aval)
+            if var in self.uniform_place:
+                uniforms[self.uniform_place[var]] = value
+            elif var in self.place:
+                registers[self.place[var]] = select(mask, value, registers[self.place[var]])
+        entry = self.linked.pc_of[self.linked.program.functions[callee].entry]
+        return state.with_(
+            registers=tuple(registers), uniforms=tuple(uniforms), pc=jnp.where(mask, entry, state.pc)
+        )
+
+    def _push(self, state: State, block: Block, mask: Any) -> State:
+        moves = self.linked.storage.calls[block.label]
+        row = jnp.where(mask, state.depth, state.returns.shape[0])
+        lane = jnp.arange(self.lanes)
+
+        def put(array: Any, value: Any) -> Any:
+            return array.at[row, lane].set(value, mode="drop", unique_indices=True)
+
+        stacks = list(state.stacks)
+        for var in moves.push:
+            place = self.stack_place[var]
+            stacks[place] = put(stacks[place], state.registers[self.place[var]])
+        back = jnp.full((self.lanes,), self.linked.return_pc[block.label], jnp.int32)
+        depth = jnp.where(mask, state.depth + 1, state.depth)
+        return state.with_(
+            stacks=tuple(stacks),
+            returns=put(state.returns, back),
+            depth=depth,
+            deepest=jnp.maximum(state.deepest, depth.max(initial=0)) if self.counting else state.deepest,
+        )
+
+    def _pop(self, state: State, point: ReturnPoint, mask: Any) -> State:
+        registers = list(state.registers)
+        lane = jnp.arange(self.lanes)
+        for var in point.moves.pop:
+            top = state.stacks[self.stack_place[var]].at[state.depth, lane].get(mode="clip")
+            place = self.place[var]
+            registers[place] = select(mask, top, registers[place])
+        return state.with_(registers=tuple(registers))
+
+    def _return(self, state: State, mask: Any) -> State:
+        halt = self.linked.halt
+        if not self.linked.has_calls:
+            return state.with_(pc=jnp.where(mask, halt, state.pc))
+        below = state.depth - 1
+        back = state.returns.at[below, jnp.arange(self.lanes)].get(mode="clip")
+        following = jnp.where(below < 0, halt, back)
+        return state.with_(
+            pc=jnp.where(mask, following, state.pc),
+            depth=jnp.where(mask, jnp.maximum(below, 0), state.depth),
+        )
+
+
+def select(mask: Any, new: Any, old: Any) -> Any:
+    """`new` for the lanes of the mask, `old` for the others."""
+    return jnp.where(lax.expand_dims(mask, range(1, new.ndim)), new, old)

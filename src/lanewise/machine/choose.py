@@ -1,0 +1,91 @@
+"""Which carrier and which schedule run a program, and why.
+
+The rule so far, for the one carrier there is: a program in which nothing diverges is plainly vectorized; any other is
+swept. `Plan.why` says it in words for `lanewise.inspect`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lanewise import _jax
+from lanewise._jax import Jaxpr, JaxprEqn
+from lanewise.blocks.flatten import flatten
+from lanewise.blocks.inside import Expand
+from lanewise.blocks.simplify import simplify
+from lanewise.errors import OptionError, TransformError
+from lanewise.machine.link import Linked, link
+from lanewise.machine.schedule import dear_blocks
+from lanewise.options import Options
+from lanewise.program import Program
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a program will run. `schedule` is "plain" where JAX's own batching is the right code."""
+
+    linked: Linked | None
+    schedule: str
+    carrier: str
+    why: str
+
+    @property
+    def plain(self) -> bool:
+        return self.schedule == "plain"
+
+
+def make_plan(
+    program: Program, varying: Sequence[bool], lanes: int | None, options: Options, expand: Expand
+) -> Plan:
+    """Decide; `lanes` is None for a call that is not batched."""
+    structured_ok = not (program.recursive or program.sites or options.max_steps)
+    if options.schedule == "plain":
+        if not structured_ok:
+            raise OptionError(
+                'schedule="plain" is JAX\'s own batching, which has no recursion, assertions or max_steps;'
+                ' use schedule="auto".'
+            )
+        return Plan(None, "plain", "ticks", "asked for")
+    if lanes is None and structured_ok and options.schedule == "auto" and not options.stats:
+        return Plan(None, "plain", "ticks", "one lane, no recursion: XLA's own loops and branches")
+    blocks = flatten(program, varying, expand=expand, every_loop=options.max_steps is not None)
+    linked = link(simplify(blocks), varying)
+    if linked.straight and structured_ok and options.schedule == "auto" and not options.stats:
+        return Plan(linked, "plain", "ticks", "nothing diverges: no trip count varies and no branch is dear")
+    if options.schedule != "auto":
+        return Plan(linked, options.schedule, "ticks", "asked for")
+    dear = dear_blocks(linked, lanes or 1)
+    why = (
+        f"{linked.halt} blocks, {len(dear)} of them dear: cheap blocks of an iteration run in one tick,"
+        " dear ones when enough lanes wait for them"
+    )
+    return Plan(linked, "sweep", "ticks", why)
+
+
+@functools.lru_cache(maxsize=512)
+def plan_for(program: Program, varying: tuple[bool, ...], lanes: int | None, options: Options, expand: Expand) -> Plan:
+    """`make_plan`, remembered."""
+    _refuse_collectives(program, lanes)
+    return make_plan(program, varying, lanes, options, expand)
+
+
+def _refuse_collectives(program: Program, lanes: int | None) -> None:
+    del lanes
+    for function in program.functions.values():
+        for eqn in _collectives(function.jaxpr):
+            raise TransformError(
+                f"{eqn.primitive.name} talks to the other lanes, which are at another place of the program:"
+                f" {_jax.user_line(eqn)}. Take the collective out of the program, and apply it to its answers."
+            )
+
+
+def _collectives(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    found = []
+    for eqn in jaxpr.eqns:
+        if any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects) and not list(_jax.subjaxprs(eqn)):
+            found.append(eqn)
+        for inner in _jax.subjaxprs(eqn):
+            found += _collectives(inner)
+    return found

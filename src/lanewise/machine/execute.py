@@ -1,0 +1,237 @@
+"""From operands to answers: the one entry to the machine.
+
+`execute` is traceable JAX code, for use inside `jit` and inside other programs; there a stack holds a fixed number of
+frames. `execute_on_host` runs outside `jit`: when a stack is full the host makes room and the machine goes on from the
+state it stopped in.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lanewise import _jax
+from lanewise._jax import Jaxpr, JaxprEqn
+from lanewise.blocks.flatten import operand_avals
+from lanewise.errors import OptionError
+from lanewise.machine.choose import Plan, plan_for
+from lanewise.machine.local import run_local
+from lanewise.machine.state import State, grown, initial_state, storage_struct
+from lanewise.machine.ticks import answers, run_ticks, statistics
+from lanewise.options import DEPTH_INSIDE_JIT, Options
+from lanewise.outcomes import NUM_STATS
+from lanewise.program import Program
+
+Mapped = tuple[tuple[bool, ...], ...]
+
+FIRST_DEPTH = 32
+GROWTH = 4
+# Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
+DEEPEST = 1 << 20
+MOST_STACK_BYTES = 4 << 30
+
+
+def wants_outcomes(program: Program, options: Options) -> bool:
+    """Whether `program_p` gives outcome codes and sites beside the answers."""
+    return program.can_fail(options) or not options.throw
+
+
+def plan(program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options) -> Plan:
+    """How the program will run for these lanes."""
+    varying = tuple(any(flags) for flags in mapped)
+    return plan_for(program, varying, math.prod(lanes) if lanes else None, options, expand)
+
+
+def expand(eqn: JaxprEqn) -> Jaxpr:
+    """The code of a program under an inner `jax.vmap`: a machine of its own, as a jaxpr."""
+    run = functools.partial(execute, **eqn.params)
+    return _jax.trace(run, [atom.aval for atom in eqn.invars]).jaxpr
+
+
+def execute(
+    *operands: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
+) -> list[Any]:
+    """Answers, then outcomes and statistics if they are wanted, as traceable code."""
+    if math.prod(lanes) == 0:
+        return _empty(program, lanes, options)
+    chosen = plan(program, lanes, mapped, options)
+    if chosen.schedule == "local":
+        raise OptionError(
+            'schedule="local" recurses on the host and runs only outside jit; use "auto", "sweep", "most" or "lowest".'
+        )
+    if chosen.plain:
+        return _plain(operands, program, lanes, mapped, options)
+    start, run, finish = _phases(program, lanes, mapped, options, chosen)
+    capacity = options.max_depth or DEPTH_INSIDE_JIT
+    return finish(run(start(capacity, *operands)))
+
+
+def execute_on_host(
+    *operands: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
+) -> list[Any]:
+    """The same outside `jit`, where stacks grow as far as `max_depth` allows."""
+    if math.prod(lanes) == 0:
+        return _empty(program, lanes, options)
+    chosen = plan(program, lanes, mapped, options)
+    if chosen.schedule == "local":
+        flat, flags = _lanes_first(operands, lanes, mapped)
+        return _shaped(run_local(chosen.linked, flat, flags, math.prod(lanes), options), program, lanes, options)
+    compiled = _compiled(program, lanes, mapped, options)
+    if isinstance(compiled, _Whole):
+        return compiled.run(*operands)
+    return compiled.run_growing(operands, options.max_depth)
+
+
+class _Whole:
+    """A program compiled in one piece."""
+
+    def __init__(self, run: Callable[..., list[Any]]) -> None:
+        self.run = jax.jit(run)
+
+
+class _Growing:
+    """A program compiled in three pieces, so that the host can make room between runs."""
+
+    def __init__(self, phases: Any, chosen: Plan, lanes: int) -> None:
+        start, run, finish = phases
+        self.start = jax.jit(start, static_argnums=0)
+        self.run = jax.jit(run, donate_argnums=0)
+        self.finish = jax.jit(finish)
+        self.linked = chosen.linked
+        self.capacity = FIRST_DEPTH
+        frame = sum(math.prod(s.shape) * s.dtype.itemsize for s in map(storage_struct, self.linked.storage.stacks))
+        self.most = max(FIRST_DEPTH, min(DEEPEST, MOST_STACK_BYTES // max((frame + 4) * lanes, 1)))
+
+    def run_growing(self, operands: Sequence[Any], max_depth: int | None) -> list[Any]:
+        most = self.most if max_depth is None else max_depth
+        self.capacity = min(self.capacity, most)
+        state: State = self.run(self.start(self.capacity, *operands))
+        while state.returns.shape[0] < most and bool(np.any(np.asarray(state.pc) < 0)):
+            # Remembered for the next call, so that it starts with enough room and compiles nothing.
+            self.capacity = min(self.capacity * GROWTH, most)
+            state = self.run(grown(state, self.linked, self.capacity))
+        return self.finish(state)
+
+
+@functools.lru_cache(maxsize=512)
+def _compiled(program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options) -> _Whole | _Growing:
+    chosen = plan(program, lanes, mapped, options)
+    if chosen.plain or not chosen.linked.has_calls:
+        return _Whole(functools.partial(execute, program=program, lanes=lanes, mapped=mapped, options=options))
+    return _Growing(_phases(program, lanes, mapped, options, chosen), chosen, math.prod(lanes))
+
+
+def _phases(
+    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, chosen: Plan
+) -> tuple[Callable[..., State], Callable[[State], State], Callable[[State], list[Any]]]:
+    """Start, run and finish a machine."""
+    linked, width = chosen.linked, math.prod(lanes)
+    assert linked is not None
+
+    def start(capacity: int, *operands: Any) -> State:
+        flat, flags = _lanes_first(operands, lanes, mapped)
+        return initial_state(linked, flat, flags, width, capacity)
+
+    def run(state: State) -> State:
+        return run_ticks(linked, state, width, options, chosen.schedule)
+
+    def finish(state: State) -> list[Any]:
+        values, code, site = answers(linked, state, width)
+        return _shaped((values, code, site, statistics(state)), program, lanes, options)
+
+    return start, run, finish
+
+
+def _lanes_first(operands: Sequence[Any], lanes: tuple[int, ...], mapped: Mapped) -> tuple[list[Any], list[bool]]:
+    """Operands with all their lane axes flattened into one; those that do not vary stay as they are."""
+    flat, flags = [], []
+    for value, axes in zip(operands, mapped, strict=True):
+        varies = any(axes)
+        if varies:
+            inner = value.shape[sum(axes) :]
+            spread = tuple(size if has else 1 for size, has in zip(lanes, axes, strict=True))
+            value = jnp.broadcast_to(value.reshape(*spread, *inner), (*lanes, *inner))
+            value = value.reshape(math.prod(lanes), *inner)
+        flat.append(value)
+        flags.append(varies)
+    return flat, flags
+
+
+def _shaped(ran: Any, program: Program, lanes: tuple[int, ...], options: Options) -> list[Any]:
+    """Answers with their lane axes apart again, then what else is wanted."""
+    values, code, site, stats = ran
+
+    def apart(value: Any) -> Any:
+        return value.reshape(*lanes, *value.shape[1:])
+
+    out = [apart(value) for value in values]
+    if wants_outcomes(program, options):
+        out += [apart(code), apart(site)]
+    return out + (list(stats) if options.stats else [])
+
+
+def _plain(
+    operands: Sequence[Any], program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
+) -> list[Any]:
+    """Structured code under `jax.vmap`, one call for each lane axis. It cannot fail."""
+    entry = program.functions[program.entry]
+
+    def one_lane(*values: Any) -> list[Any]:
+        captured = [values[i] for i in entry.captures]
+        return _jax.eval_jaxpr(entry.jaxpr, *captured, *values[program.num_captures :])
+
+    run = one_lane
+    out_flags = plain_outputs(program, mapped, options, lanes)
+    for level in reversed(range(len(lanes))):
+        axes = tuple(0 if flags[level] else None for flags in mapped)
+        outs = [0 if flag else None for flag in out_flags]
+        run = jax.vmap(run, in_axes=axes, out_axes=outs, axis_size=lanes[level])
+    out = run(*operands)
+    if wants_outcomes(program, options):
+        out += [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]
+    if options.stats:
+        one = jnp.float32(1)
+        width = jnp.float32(math.prod(lanes))
+        out += [jnp.int32(1), one, width, width, jnp.float32(0), jnp.int32(0)]
+    return out
+
+
+def plain_outputs(program: Program, mapped: Mapped, options: Options, lanes: tuple[int, ...]) -> tuple[bool, ...]:
+    """Which answers have lane axes: all of them, but those a plainly vectorized program finds equal for all lanes."""
+    varying = tuple(any(flags) for flags in mapped)
+    if not (lanes and plan(program, lanes, mapped, options).plain):
+        return (bool(lanes),) * len(program.out_avals)
+    return _varying_answers(program, varying)
+
+
+@functools.lru_cache(maxsize=512)
+def _varying_answers(program: Program, varying: tuple[bool, ...]) -> tuple[bool, ...]:
+    entry = program.functions[program.entry]
+
+    def one_lane(*values: Any) -> list[Any]:
+        captured = [values[i] for i in entry.captures]
+        return _jax.eval_jaxpr(entry.jaxpr, *captured, *values[program.num_captures :])
+
+    return _jax.batched_outputs(one_lane, operand_structs(program), varying)
+
+
+def operand_structs(program: Program) -> list[jax.ShapeDtypeStruct]:
+    return [_jax.shape_dtype_struct(aval) for aval in operand_avals(program)]
+
+
+def _empty(program: Program, lanes: tuple[int, ...], options: Options) -> list[Any]:
+    """No lanes: nothing runs."""
+    out = [
+        jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*lanes, *leaf.shape)), _jax.zeros(aval))
+        for aval in program.out_avals
+    ]
+    if wants_outcomes(program, options):
+        out += [jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, jnp.int32)]
+    return out + ([jnp.float32(0)] * NUM_STATS if options.stats else [])
+

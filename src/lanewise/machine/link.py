@@ -1,0 +1,89 @@
+"""Blocks put in one row: the machine's view of a program.
+
+Linking numbers all functions' blocks in program order (the number is the pc), gives every call a block of its own to
+come back to where values must be popped, and decides storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from lanewise._jax import Var
+from lanewise.blocks.analysis import CallStorage, Storage, storage
+from lanewise.blocks.cost import Cost, cost_of
+from lanewise.blocks.form import Block, BlockProgram, Call, Label, Return
+
+
+@dataclass(frozen=True, eq=False)
+class Linked:
+    """A program ready to run: `order[pc]` is a block, or the return point of the call in `returns_of[pc]`."""
+
+    program: BlockProgram
+    storage: Storage
+    order: tuple[Block | ReturnPoint, ...]
+    pc_of: dict[Label, int]
+    return_pc: dict[Label, int]
+
+    @property
+    def halt(self) -> int:
+        """The pc of a lane that has ended."""
+        return len(self.order)
+
+    @cached_property
+    def registers(self) -> tuple[Var, ...]:
+        """Variables kept for each lane between blocks."""
+        return tuple(var for var in self.storage.registers if var not in self.storage.uniform)
+
+    @cached_property
+    def uniforms(self) -> tuple[Var, ...]:
+        """Variables kept once for all lanes."""
+        return tuple(var for var in self.storage.registers if var in self.storage.uniform)
+
+    @cached_property
+    def costs(self) -> tuple[Cost, ...]:
+        return tuple(cost_of(item.eqns) if isinstance(item, Block) else Cost() for item in self.order)
+
+    @cached_property
+    def has_calls(self) -> bool:
+        return bool(self.storage.calls)
+
+    @cached_property
+    def straight(self) -> bool:
+        """Whether the program is one block: nothing diverges."""
+        return len(self.order) == 1 and isinstance(self.order[0].terminator, Return)  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True, eq=False)
+class ReturnPoint:
+    """Where a call comes back: pops what the frame had saved, then goes on at `target`."""
+
+    call: Label
+    moves: CallStorage
+    target: Label
+
+    @property
+    def note(self) -> str:
+        return f"return of {self.call}"
+
+
+def link(program: BlockProgram, varying: Sequence[bool]) -> Linked:
+    """Number the blocks and decide storage, when these inputs vary between lanes."""
+    decided = storage(program, varying)
+    blocks = [block for _, block in program.all_blocks()]
+    points: dict[Label, list[ReturnPoint]] = {}
+    for block in blocks:
+        if isinstance(block.terminator, Call) and decided.calls[block.label].pop:
+            point = ReturnPoint(block.label, decided.calls[block.label], block.terminator.target)
+            points.setdefault(point.target, []).append(point)
+    order: list[Block | ReturnPoint] = []
+    for block in blocks:
+        order += points.get(block.label, [])
+        order.append(block)
+    pc_of = {item.label: pc for pc, item in enumerate(order) if isinstance(item, Block)}
+    return_pc = {item.call: pc for pc, item in enumerate(order) if isinstance(item, ReturnPoint)}
+    for block in blocks:
+        if isinstance(block.terminator, Call) and block.label not in return_pc:
+            return_pc[block.label] = pc_of[block.terminator.target]
+    return Linked(program, decided, tuple(order), pc_of, return_pc)

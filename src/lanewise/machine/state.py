@@ -1,0 +1,144 @@
+"""What the machine keeps between ticks, and how a block changes it.
+
+Every array has a leading axis of lanes, but for values that are uniform over lanes and for stacks, whose leading axis
+is depth (one slot a frame), then lanes. Typed PRNG keys are kept as the integers they are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lanewise import _jax
+from lanewise._jax import Var
+from lanewise.errors import Outcome
+from lanewise.machine.link import Linked
+
+COUNTERS = ("runs", "advanced", "offered", "steps")
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "pc",
+        "registers",
+        "uniforms",
+        "stacks",
+        "returns",
+        "depth",
+        "deepest",
+        "steps",
+        "code",
+        "site",
+        "ticks",
+        "counters",
+        "waiting",
+    ],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class State:
+    """A machine's state. `pc` is the block a lane is at; `-1 - pc` parks a lane whose stack is full."""
+
+    pc: Any
+    registers: tuple[Any, ...]
+    uniforms: tuple[Any, ...]
+    stacks: tuple[Any, ...]
+    returns: Any
+    depth: Any
+    deepest: Any
+    steps: Any
+    code: Any
+    site: Any
+    ticks: Any
+    counters: Any
+    waiting: Any
+
+    def with_(self, **changes: Any) -> State:
+        return replace(self, **changes)
+
+
+def stored(value: Any, aval: Any) -> Any:
+    """A value as it is kept."""
+    return jax.random.key_data(value) if _jax.is_key(aval) else value
+
+
+def loaded(value: Any, aval: Any) -> Any:
+    """A kept value as the program sees it."""
+    return _jax.wrap_key(value, aval) if _jax.is_key(aval) else value
+
+
+def storage_struct(var: Var) -> jax.ShapeDtypeStruct:
+    struct = _jax.shape_dtype_struct(var.aval)
+    return jax.eval_shape(lambda x: stored(x, var.aval), struct)
+
+
+def initial_state(
+    linked: Linked, operands: Sequence[Any], mapped: Sequence[bool], lanes: int, capacity: int
+) -> State:
+    """All lanes at the entry, with their inputs in place; `capacity` is how many frames a stack holds."""
+    given = {
+        var: stored(value, var.aval)
+        for var, value in zip(linked.program.inputs, operands, strict=True)
+    }
+    batched = dict(zip(linked.program.inputs, mapped, strict=True))
+    given |= {var: jnp.asarray(value) for var, value in linked.program.constants}
+
+    def register(var: Var) -> Any:
+        struct = storage_struct(var)
+        if var not in given:
+            return jnp.zeros((lanes, *struct.shape), struct.dtype)
+        value = given[var]
+        return value if batched.get(var, False) else jnp.broadcast_to(value, (lanes, *struct.shape))
+
+    def uniform(var: Var) -> Any:
+        struct = storage_struct(var)
+        return given[var] if var in given else jnp.zeros(struct.shape, struct.dtype)
+
+    def stack(var: Var) -> Any:
+        struct = storage_struct(var)
+        return jnp.zeros((capacity, lanes, *struct.shape), struct.dtype)
+
+    def per_lane(value: int) -> Any:
+        return jnp.full((lanes,), value, jnp.int32)
+
+    frames = capacity if linked.has_calls else 0
+    return State(
+        pc=per_lane(linked.pc_of[linked.program.entry_function.entry]),
+        registers=tuple(map(register, linked.registers)),
+        uniforms=tuple(map(uniform, linked.uniforms)),
+        stacks=tuple(map(stack, linked.storage.stacks)),
+        returns=jnp.zeros((frames, lanes), jnp.int32),
+        depth=per_lane(0),
+        deepest=jnp.int32(0),
+        steps=per_lane(0),
+        code=per_lane(int(Outcome.DONE)),
+        site=per_lane(-1),
+        ticks=jnp.int32(0),
+        counters=jnp.zeros((len(COUNTERS),), jnp.float32),
+        waiting=jnp.zeros((linked.halt,), jnp.int32),
+    )
+
+
+def running(state: State, linked: Linked) -> Any:
+    """Which lanes can go on."""
+    return (state.pc >= 0) & (state.pc < linked.halt)
+
+
+def grown(state: State, linked: Linked, capacity: int) -> State:
+    """The same state with room for `capacity` frames; lanes parked on a full stack go on."""
+    more = capacity - state.returns.shape[0]
+
+    def pad(array: Any) -> Any:
+        return jnp.pad(array, [(0, more)] + [(0, 0)] * (array.ndim - 1))
+
+    return state.with_(
+        stacks=tuple(map(pad, state.stacks)),
+        returns=pad(state.returns),
+        pc=jnp.where(state.pc < 0, -1 - state.pc, state.pc),
+    )

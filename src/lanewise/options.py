@@ -1,0 +1,52 @@
+"""What a caller may choose about how a program runs; never what it computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lanewise.errors import OptionError
+
+SCHEDULES = ("auto", "lowest", "most", "sweep", "local", "plain")
+CARRIERS = ("auto", "ticks")
+
+# Inside `jit` a stack cannot grow; unless told otherwise it holds as many frames as Python's own.
+DEPTH_INSIDE_JIT = 1024
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one run: see `lanewise.vmap` for what each one means."""
+
+    schedule: str = "auto"
+    carrier: str = "auto"
+    max_steps: int | None = None
+    max_depth: int | None = None
+    throw: bool = True
+    stats: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("carrier", self.carrier, CARRIERS)
+        _positive("max_steps", self.max_steps)
+        _positive("max_depth", self.max_depth)
+
+    def updated(self, **changes: Any) -> Options:
+        """A copy with `changes`.
+
+        >>> Options().updated(schedule="most").schedule
+        'most'
+        """
+        return replace(self, **changes)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise OptionError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, allowed))}.")
+
+
+def _positive(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(f"{name}={value!r} must be a positive int, or None for no bound.")

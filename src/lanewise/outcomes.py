@@ -1,0 +1,117 @@
+"""What comes back beside the answers: how each lane ended, and what the machine did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from lanewise.errors import LaneError, Location, Outcome
+
+MOST_LANES_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in a program where a lane can end badly."""
+
+    message: str
+    location: Location
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.location})" if self.message else str(self.location)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["code", "site"], meta_fields=["sites"])
+@dataclass(frozen=True)
+class Outcomes:
+    """How each lane ended: `code` holds an `Outcome` for each, `site` which assertion failed (else -1)."""
+
+    code: Any
+    site: Any
+    sites: tuple[Site, ...] = ()
+
+    def ok(self) -> Any:
+        """True for the lanes that are done."""
+        return self.code == int(Outcome.DONE)
+
+    def describe(self, name: str = "program") -> str:
+        """The failed lanes in words, a line a way of failing."""
+        return describe(np.asarray(self.code), np.asarray(self.site), self.sites, name)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["ticks", "runs", "advanced", "offered", "steps", "deepest"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class Stats:
+    """What the machine did, as scalars.
+
+    `ticks`: turns of the machine. `runs`: blocks run, over all ticks. `advanced`: lanes advanced, summed
+    over those runs; `offered`: lanes there were room for. `steps`: loop iterations and calls of all lanes
+    together. `deepest`: the most frames any lane had pending.
+    """
+
+    ticks: Any
+    runs: Any
+    advanced: Any
+    offered: Any
+    steps: Any
+    deepest: Any
+
+    @property
+    def occupancy(self) -> Any:
+        """Active lanes ÷ lanes, over the blocks that ran."""
+        return self.advanced / jax.numpy.maximum(self.offered, 1)
+
+
+NUM_STATS = 6
+
+
+def describe(code: np.ndarray, site: np.ndarray, sites: Sequence[Site], name: str) -> str:
+    """Failed lanes by way of failing.
+
+    >>> describe(np.array([0, 1, 1]), np.array([-1, -1, -1]), (), "f")
+    'f: steps exhausted in 2 of 3 lanes: 1, 2. Raise max_steps, or pass throw=False for the other answers.'
+    """
+    lines = []
+    for outcome in Outcome:
+        if outcome is Outcome.DONE:
+            continue
+        places = sorted(set(site[code == outcome].ravel().tolist())) if code.ndim else [int(site)]
+        for place in places if outcome is Outcome.ASSERTION_FAILED else [None]:
+            failed = (code == outcome) if place is None else (code == outcome) & (site == place)
+            if not np.any(failed):
+                continue
+            what = outcome.phrase if place is None else f"{outcome.phrase}: {sites[place]}"
+            lines.append(f"{name}: {what} in {_which(failed)}. {_ADVICE[outcome]}")
+    return "\n".join(lines)
+
+
+_ADVICE = {
+    Outcome.STEPS_EXHAUSTED: "Raise max_steps, or pass throw=False for the other answers.",
+    Outcome.STACK_OVERFLOW: "Raise max_depth, or pass throw=False for the other answers.",
+    Outcome.ASSERTION_FAILED: "Pass throw=False for the other answers.",
+}
+
+
+def _which(failed: np.ndarray) -> str:
+    if failed.ndim == 0:
+        return "the call"
+    lanes = [index[0] if len(index) == 1 else index for index in map(tuple, np.argwhere(failed).tolist())]
+    named = ", ".join(map(str, lanes[:MOST_LANES_NAMED]))
+    more = f" and {len(lanes) - MOST_LANES_NAMED} more" if len(lanes) > MOST_LANES_NAMED else ""
+    return f"{len(lanes)} of {failed.size} lanes: {named}{more}"
+
+
+def raise_if_failed(code: Any, site: Any, sites: Sequence[Site], name: str) -> None:
+    """Raise `LaneError` naming the lanes, if any lane did not end well."""
+    code, site = np.asarray(code), np.asarray(site)
+    if np.any(code != int(Outcome.DONE)):
+        raise LaneError(describe(code, site, sites, name), Outcomes(code, site, tuple(sites)))

@@ -1,0 +1,58 @@
+"""`lanewise.vmap`: `jax.vmap` with a say in how the lanes run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from lanewise.errors import OptionError
+from lanewise.program import ProgramFunction, lift
+
+
+def vmap(
+    fun: Callable[..., Any],
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    *,
+    axis_size: int | None = None,
+    axis_name: Any = None,
+    spmd_axis_name: Any = None,
+    **options: Any,
+) -> Callable[..., Any]:
+    """Run a program for a whole batch; a plain function is lifted first.
+
+    Axes are those of `jax.vmap`. Options:
+
+    * `schedule`: which block runs next: "auto", "sweep", "most", "lowest", "local" (outside `jit`), or "plain" for
+      `jax.vmap`'s own batching.
+    * `max_steps`: end a lane after this many steps (loop iterations and calls).
+    * `max_depth`: how many frames a lane may have pending.
+    * `throw`: raise if a lane fails (the default); False gives `Outcomes` beside the answers.
+    * `stats`: give `Stats` of the machine, last.
+
+    >>> import jax.numpy as jnp
+    >>> import lanewise as lw
+    >>> double = lambda x: jax.lax.while_loop(lambda y: y < 100, lambda y: 2 * y, x)
+    >>> lw.vmap(double, schedule="most")(jnp.array([1, 30, 200])).tolist()
+    [128, 120, 200]
+    >>> answers, outcomes = lw.vmap(double, max_steps=4, throw=False)(jnp.array([1, 30, 200]))
+    >>> outcomes.ok().tolist()
+    [False, True, True]
+    """
+    if not callable(fun):
+        raise OptionError(f"lanewise.vmap takes a function or a program; got {type(fun).__name__}: {fun!r}")
+    program = fun if isinstance(fun, ProgramFunction) else lift(fun)
+    program = program.with_options(**options)
+    chosen = program.options
+    extra = ([] if chosen.throw else [0]) + ([None] if chosen.stats else [])
+    outs = (out_axes, *extra) if extra else out_axes
+    return jax.vmap(
+        program,
+        in_axes=in_axes,
+        out_axes=outs,
+        axis_size=axis_size,
+        axis_name=axis_name,
+        spmd_axis_name=spmd_axis_name,
+    )

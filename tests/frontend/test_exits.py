@@ -1,0 +1,252 @@
+"""`break`, `continue` and `return`, anywhere."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+VALUES = list(itertools.product([-1, 0, 2, 5], [0, 1, 3]))
+
+
+@pytest.mark.parametrize(("a", "b"), VALUES)
+def test_early_returns(same, a, b):
+    def f(a, b):
+        if a < 0:
+            return -1
+        if a == 0:
+            if b > 0:
+                return b
+            x = 10
+        else:
+            x = 20
+        if b == 3:
+            return x + b
+        return x
+
+    same(f, a, b)
+
+
+@pytest.mark.parametrize(("a", "b"), VALUES)
+def test_return_in_nested_loops(same, a, b):
+    def f(a, b):
+        count = 0
+        for i in range(a):
+            for j in range(b):
+                count += 1
+                if i * j == 2:
+                    return count * 100
+                if j > i:
+                    break
+            else:
+                count += 10
+            if count > 40:
+                return -count
+        else:
+            count += 1000
+        return count
+
+    same(f, a, b)
+
+
+@pytest.mark.parametrize(("a", "b"), VALUES)
+def test_continue_in_the_middle(same, a, b):
+    def f(a, b):
+        total = 0
+        i = 0
+        while i < a + b:
+            i += 1
+            if i % 2 == 0:
+                if b > 1:
+                    continue
+                t = 5
+            else:
+                t = 7
+            total = total * 2 + t
+            if total > 30:
+                total -= 30
+                continue
+            total += 1
+        return total
+
+    same(f, a, b)
+
+
+@pytest.mark.parametrize(("a", "b"), VALUES)
+def test_all_at_once(same, a, b):
+    def f(a, b):
+        out = 0
+        while True:
+            a += 1
+            for j in range(a):
+                if j == b:
+                    if a > 4:
+                        break
+                    continue
+                out += j
+                if out > 20:
+                    return out
+            else:
+                out += 2
+            if a > 7:
+                break
+            if out % 3 == 0:
+                continue
+            out += 1
+        return -out
+
+    same(f, a, b)
+
+
+@pytest.mark.parametrize("x", [-1.0, 1.0])
+def test_return_of_pytrees(same, x):
+    def f(x):
+        if x > 0:
+            return {"a": x, "b": (x, 1)}
+        return {"a": 0.0, "b": (x, 2)}
+
+    same(f, x)
+
+
+@pytest.mark.parametrize("n", [0, 3])
+def test_return_of_pytrees_from_a_loop(same, n):
+    def f(n):
+        for i in range(n):
+            if i == 2:
+                return {"a": i, "b": jnp.zeros(3)}
+        return {"a": -1, "b": jnp.ones(3)}
+
+    same(f, n)
+
+
+def test_statements_after_exit_are_dropped(same):
+    def f(x):
+        while x < 5:
+            x += 1
+            continue
+            x += 100
+        return x
+        x = undefined_name  # noqa: F821
+
+    same(f, 1)
+
+
+def test_variable_assigned_on_the_path_that_stays(same):
+    def f(a, b):
+        if a > 0:
+            if b > 0:
+                return 0
+            x = 1
+        else:
+            x = 2
+        return x + 1
+
+    for a, b in [(1, 1), (1, 0), (0, 0)]:
+        same(f, a, b)
+
+
+def test_variable_of_other_type_on_the_path_that_leaves(same):
+    def f(a, b):
+        x = None
+        if a > 0:
+            if b > 0:
+                return 0.0
+            x = jnp.ones(3)
+        else:
+            x = jnp.zeros(3)
+        return x.sum()
+
+    for a, b in [(1, 1), (1, 0), (0, 0)]:
+        same(f, a, b)
+
+
+def test_bare_return(same):
+    def f(x, log=()):
+        if x is None:
+            return
+        return x + 1
+
+    same(f, 1)
+
+
+def test_binary_search(same):
+    def f(xs, x):
+        low, high = 0, xs.shape[0]
+        while low < high:
+            middle = (low + high) // 2
+            if xs[middle] == x:
+                return middle
+            if xs[middle] < x:
+                low = middle + 1
+            else:
+                high = middle
+        return -1
+
+    xs = np.array([1, 3, 4, 8, 9], np.int32)
+    for x in (0, 1, 4, 9, 10):
+        same(f, xs, x)
+
+
+def test_while_true_that_only_returns(same):
+    def f(x):
+        while True:
+            x = x * 2
+            if x > 100:
+                return x
+            if x < -100:
+                return -x
+
+    same(f, 3)
+    same(f, -3)
+
+
+def test_flags_stay_plain(jaxpr):
+    def f(x, limit=2):
+        for i in range(5):
+            if i == limit:
+                break
+            x = x + i
+        else:
+            x = x * 100
+        return x
+
+    text = jaxpr(f, 1)
+    assert "cond" not in text and "bool" not in text
+
+
+def test_exit_is_a_literal(jaxpr):
+    def f(n, x):
+        while n > 0:
+            n -= 1
+            if n == x:
+                break
+        return n
+
+    text = jaxpr(f, 3, 4)
+    assert "True:bool[]" in text and "False:bool[]" in text
+
+
+def test_return_inside_with(same):
+    import contextlib
+
+    def f(x, flag=True):
+        with contextlib.nullcontext():
+            if flag:
+                return x + 1
+            x = x * 2
+        return x
+
+    same(f, 1)
+
+
+def test_return_inside_try(same):
+    def f(x, flag=True):
+        try:
+            if flag:
+                return x + 1
+            x = x * 2
+        finally:
+            x = 0
+        return x
+
+    same(f, 1)

@@ -1,0 +1,1 @@
+"""The programs every test shares, by theme. `corpus.CORPUS` gathers them."""

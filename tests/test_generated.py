@@ -1,0 +1,160 @@
+"""Random programs: Lanewise gives what plain Python gives, lane by lane and bit for bit.
+
+Reproducible by default: the same programs at every run. Switches, by environment variable:
+
+* `LANEWISE_PROGRAMS` (540): how many programs;
+* `LANEWISE_RANDOM=1`: new programs at each run; the seeds are printed with a failure;
+* `LANEWISE_SHRINK=1`: look for a smaller failing program (slow: every try compiles).
+
+Each program is compared under one schedule, drawn with it; every schedule gets its share. Every fourth
+is also called alone, every tenth under `jax.disable_jit`, every sixteenth through `schedule="local"`.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import secrets
+from typing import Any
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+import lanewise as lw
+from generate import LANES, SCHEDULES, Generated, load, programs, run_plainly
+
+PROGRAMS = int(os.environ.get("LANEWISE_PROGRAMS", "540"))
+RANDOM = os.environ.get("LANEWISE_RANDOM", "") not in ("", "0")
+SHRINK = os.environ.get("LANEWISE_SHRINK", "") not in ("", "0")
+SHARDS = 20
+PER_SHARD = -(-PROGRAMS // SHARDS)
+
+# Compilation is most of the time here and the programs are tiny, so LLVM need not try hard.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def substantial(source: str) -> bool:
+    """Whether there is enough in a program to be worth compiling."""
+    lines = source.splitlines()
+    control = sum(line.lstrip().startswith(("if ", "while ", "for ")) for line in lines)
+    return control >= 2 and 12 <= len(lines) <= 60
+
+
+def assert_lane(got: Any, want: Any, program: Generated, how: str, lane: int) -> None:
+    ours, theirs = jax.tree.leaves(got), jax.tree.leaves(want)
+    assert len(ours) == len(theirs)
+    for mine, plain in zip(ours, theirs):
+        dtype = np.asarray(plain).dtype
+        same = mine.dtype == dtype and np.array_equal(
+            mine, np.asarray(plain), equal_nan=dtype.kind == "f"
+        )
+        if not same:
+            raise AssertionError(
+                f"{how}, lane {lane}: {mine!r} ({mine.dtype}); plain Python: {plain!r} ({dtype})"
+                f"\n{program!r}"
+            )
+
+
+def check(program: Generated, serial: int) -> None:
+    want = run_plainly(program)
+    main = load(program.source, lw.program, f"program {serial}")
+
+    def batched(schedule: str) -> Any:
+        return lw.vmap(main, in_axes=program.in_axes, schedule=schedule)
+
+    run = jax.jit(batched(program.schedule), compiler_options=QUICK)
+    got = jax.device_get(run(*program.arguments))
+    for lane in range(LANES):
+        answer = jax.tree.map(lambda leaf: leaf[lane], got)
+        assert_lane(answer, want[lane], program, f"schedule {program.schedule!r}", lane)
+
+    if serial % 4 == 0:
+        lone = jax.jit(main, compiler_options=QUICK)
+        for lane in range(LANES):
+            answer = jax.device_get(lone(*program.lane(lane)))
+            assert_lane(answer, want[lane], program, "a lone call", lane)
+    if serial % 10 == 1:
+        with jax.disable_jit():
+            answer = jax.device_get(main(*(jax.numpy.asarray(a) for a in program.lane(0))))
+        values = jax.tree.map(lambda a, b: np.asarray(a, np.asarray(b).dtype), answer, want[0])
+        assert_lane(values, want[0], program, "under disable_jit", 0)
+    if serial % 16 == 2:
+        got = jax.device_get(batched("local")(*program.arguments))
+        for lane in range(LANES):
+            answer = jax.tree.map(lambda leaf: leaf[lane], got)
+            assert_lane(answer, want[lane], program, "schedule 'local'", lane)
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_generated_programs(shard: int) -> None:
+    seed = secrets.randbits(32) if RANDOM else shard
+    seen: set[str] = set()
+    schedules: collections.Counter[str] = collections.Counter()
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=PER_SHARD,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink) if SHRINK else (Phase.generate,),
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(programs())
+    def compare(program: Generated) -> None:
+        if not SHRINK:
+            hypothesis.assume(substantial(program.source) and program.source not in seen)
+        seen.add(program.source)
+        schedules[program.schedule] += 1
+        hypothesis.note(f"seed {seed}\n{program!r}")
+        check(program, len(seen))
+
+    compare()
+    jax.clear_caches()
+    assert len(seen) >= PER_SHARD
+    if PER_SHARD >= 25:
+        assert set(schedules) == set(SCHEDULES), schedules
+
+
+def test_the_generator_covers_its_language() -> None:
+    """Every construct appears in a good share of programs, and lanes give different answers."""
+    sources: list[str] = []
+    varied: list[bool] = []
+
+    @hypothesis.seed(0)
+    @settings(
+        max_examples=200,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(programs())
+    def collect(program: Generated) -> None:
+        hypothesis.assume(substantial(program.source))
+        sources.append(program.source)
+        varied.append(len({repr(answer) for answer in run_plainly(program)}) > 1)
+
+    collect()
+    share = {
+        construct: sum(construct in source for source in sources) / len(sources)
+        for construct in (
+            *(
+                "while (",
+                "while True",
+                "for each_",
+                "in range(",
+                "break",
+                "continue",
+                "elif",
+                "else:",
+            ),
+            *(" if ", " and ", " or ", "not (", "f0(", "f1(", ".at[", ".set(", "uint8(", '["n"]'),
+            *("        return", " += ", "float32(", "int32("),
+        )
+    }
+    assert min(share.values()) > 0.05, share
+    assert sum(varied) > 0.9 * len(varied)
