@@ -35,6 +35,8 @@ PER_SHARD = -(-PROGRAMS // SHARDS)
 # Compilation is most of the time here and the programs are tiny, so LLVM need not try hard.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
+UNHURRIED = (HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large)
+
 
 def substantial(source: str) -> bool:
     """Whether there is enough in a program to be worth compiling."""
@@ -101,7 +103,7 @@ def test_generated_programs(shard: int) -> None:
         deadline=None,
         phases=(Phase.generate, Phase.shrink) if SHRINK else (Phase.generate,),
         report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=UNHURRIED,
     )
     @hypothesis.given(programs())
     def compare(program: Generated) -> None:
@@ -130,7 +132,7 @@ def test_the_generator_covers_its_language() -> None:
         database=None,
         deadline=None,
         phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=UNHURRIED,
     )
     @hypothesis.given(programs())
     def collect(program: Generated) -> None:

@@ -160,6 +160,8 @@ class _Build(threading.local):
     def __init__(self) -> None:
         self.entries: dict[Hashable, _Entry] = {}
         self.stack: list[_Entry] = []
+        # Entries of the last round: their names and types are where the next round starts.
+        self.remembered: dict[Hashable, _Entry] = {}
         self.unknowns = 0
 
 
@@ -246,7 +248,13 @@ class ProgramFunction:
         operands = [_as_array(leaf) for leaf in dynamic]
         key = (static, tuple(_jax.aval_of(leaf) for leaf in operands), _jax.trace_context())
         found = _build.entries.get((id(self._cache), key)) or self._cache.get(key)
-        return found or self._stage(key, static), operands
+        if found is not None:
+            return found, operands
+        for (cache, (other_static, avals, context)), entry in _build.entries.items():
+            # A recursive call with Python scalars takes the types of the recursion it is part of.
+            if (cache, other_static, context) == (id(self._cache), static, key[2]) and _fits(key[1], avals):
+                return entry, [promotion.convert(x, aval) for x, aval in zip(operands, avals, strict=True)]
+        return self._stage(key, static), operands
 
     def _bind(self, staged: Staged, arguments: Sequence[Any]) -> Any:
         options = self.options
@@ -284,8 +292,9 @@ class ProgramFunction:
     def _stage(self, key: Any, static: CallStatics) -> Staged | _Entry:
         """Trace to a fixed point. Gives a `Staged`, or the entry if it belongs to an outer recursion."""
         depth = len(_build.stack)
-        entry = _Entry(_fresh_name(self.__name__), depth)
         entry_key = (id(self._cache), key)
+        last = _build.remembered.get(entry_key)
+        entry = _Entry(last.name, depth, last.result) if last else _Entry(_fresh_name(self.__name__), depth)
         inner_keys: list[Hashable] = []
         _build.stack.append(entry)
         try:
@@ -337,11 +346,15 @@ class ProgramFunction:
             raise
         finally:
             _build.stack.pop()
+            if not _build.stack:
+                _build.remembered.clear()
 
     @staticmethod
     def _discard(keys: Sequence[Hashable]) -> None:
         for key in keys:
-            _build.entries.pop(key, None)
+            entry = _build.entries.pop(key, None)
+            if entry is not None:
+                _build.remembered[key] = entry
 
     def _trace_once(self, entry: _Entry, static: CallStatics, avals: Sequence[Any]) -> ResultType:
         trees: list[Any] = []
@@ -390,6 +403,12 @@ def _recurses(jaxpr: _jax.Jaxpr) -> bool:
         or (eqn.primitive is program_p and eqn.params["program"].recursive)
         or any(_recurses(inner) for inner in _jax.subjaxprs(eqn))
         for eqn in jaxpr.eqns
+    )
+
+
+def _fits(given: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    return len(given) == len(wanted) and all(
+        promotion.join(g, w) == w for g, w in zip(given, wanted, strict=True)
     )
 
 

@@ -36,6 +36,7 @@ from lanewise.frontend.site import Site, Variables
 from lanewise.frontend.values import Undefined, is_traced
 
 UNROLL_MOST = 32  # a range this short is unrolled
+UNROLL_EXITS = 4  # so is one this short whose `break` or `return` is only known at run time
 UNROLL_AT_ALL = 4096  # one longer than this never is
 _ENDLESS = 10_000
 
@@ -326,7 +327,10 @@ class Runtime:
         if steps.length == 0:
             return
         if isinstance(iterable, range):
-            if steps.length > UNROLL_MOST and not variables.site.acts:
+            long = steps.length > UNROLL_MOST or (
+                steps.length > UNROLL_EXITS and self._exits_when_run(iterable, body, variables, done)
+            )
+            if long and not variables.site.acts:
                 saved = get()
                 try:
                     return self._stage_for(k, steps, body, variables, done)
@@ -340,6 +344,29 @@ class Runtime:
         if variables.site.acts and steps.python is not None and steps.length <= UNROLL_MOST:
             return self._unroll(k, steps.python(), body, variables, done)
         self._stage_for(k, steps, body, variables, done)
+
+    @staticmethod
+    def _exits_when_run(
+        numbers: range, body: Callable[[Any], None], variables: Variables, done: Callable[[], Any] | None
+    ) -> bool:
+        """Whether the loop may end early, on a condition that only running it tells."""
+        if done is None or variables.site.acts:
+            return False
+        saved = variables.get()
+        found: list[bool] = []
+
+        def first_iteration() -> list[Any]:
+            body(numbers[0])
+            found.append(is_traced(done()))
+            return []
+
+        try:
+            _jax.trace(first_iteration, [])
+        except Exception:
+            return False
+        finally:
+            variables.set(saved)
+        return found[0]
 
     def _unroll(
         self,

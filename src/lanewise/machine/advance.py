@@ -92,7 +92,9 @@ class Advance:
         atoms = [assigned.get(var, var) for var in kept]
         chains = {var: update_chain(block, var, atom) for var, atom in zip(kept, atoms, strict=True)}
         given = terminator_atoms(block.terminator)
-        values = self._compute(state, block, [*atoms, *given], [e for c in chains.values() for e in c], mask)
+        once = [var in self.uniform_place for var in (*kept, *self._parameters(block))]
+        updates = [eqn for chain in chains.values() for eqn in chain]
+        values = self._compute(state, block, [*atoms, *given], once, updates, mask)
         registers, uniforms = list(state.registers), list(state.uniforms)
         for var, value in zip(kept, values, strict=False):
             value = stored(value, var.aval)
@@ -107,15 +109,26 @@ class Advance:
     def _is_kept(self, var: Var) -> bool:
         return var in self.place or var in self.uniform_place
 
+    @staticmethod
+    def _parameters(block: Block) -> list[Any]:
+        """Where what the terminator reads goes: parameters of a callee, or nowhere."""
+        if isinstance(block.terminator, Call | TailCall):
+            return [var for var, _ in block.terminator.arguments]
+        return [None for _ in terminator_atoms(block.terminator)]
+
     def _compute(
-        self, state: State, block: Block, outputs: Sequence[Any], updates: Sequence[Any], mask: Any
+        self,
+        state: State,
+        block: Block,
+        outputs: Sequence[Any],
+        once: Sequence[bool],
+        updates: Sequence[Any],
+        mask: Any,
     ) -> list[Any]:
-        """Values of `outputs` after the block's equations, for all lanes."""
+        """Values of `outputs` after the block's equations, for all lanes, or `once` where that serves all."""
         inputs = list(reads(block))
         arrays = [self._read(state, var) for var in inputs]
         axes = [None if var in self.uniform_place else 0 for var in inputs]
-        uniform = self.linked.storage.uniform
-        out_axes = [None if isinstance(a, Literal) or a in uniform else 0 for a in outputs]
         masked = {id(eqn) for eqn in updates}
 
         def one_lane(here: Any, *values: Any) -> list[Any]:
@@ -130,13 +143,9 @@ class Advance:
                 env.update(zip(eqn.outvars, outs, strict=True))
             return [look(atom) for atom in outputs]
 
-        values = jax.vmap(one_lane, in_axes=(0, *axes), out_axes=out_axes, axis_size=self.lanes)(mask, *arrays)
-        return [
-            jnp.broadcast_to(value, (self.lanes, *value.shape))
-            if axis is None and not (isinstance(atom, Var) and atom in uniform)
-            else value
-            for value, axis, atom in zip(values, out_axes, outputs, strict=True)
-        ]
+        out_axes = [None if flag else 0 for flag in once]
+        run = jax.vmap(one_lane, in_axes=(0, *axes), out_axes=out_axes, axis_size=self.lanes)
+        return run(mask, *arrays)
 
     def _read(self, state: State, var: Var) -> Any:
         if var in self.uniform_place:
