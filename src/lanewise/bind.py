@@ -26,7 +26,7 @@ from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.diff.jvp import jvp_program
 from lanewise.errors import TransformError
-from lanewise.machine.execute import Mapped, execute, execute_on_host, plain_outputs, wants_outcomes
+from lanewise.machine.execute import Mapped, execute, execute_on_host, plain_outputs
 from lanewise.options import Options
 from lanewise.outcomes import NUM_STATS, Site, raise_if_failed
 from lanewise.program import Program, program_p, throw_p
@@ -43,7 +43,7 @@ def _program_abstract(
         for aval, flag in zip(program.out_avals, has_lanes, strict=True)
     ]
     code = _jax.shaped(lanes, jnp.int32.dtype)
-    outcomes = [code, code] if wants_outcomes(program, options) else []
+    outcomes = [code, code] if program.gives_outcomes(options) else []
     scalar, whole = _jax.shaped((), jnp.float32.dtype), _jax.shaped((), jnp.int32.dtype)
     stats = [whole, *[scalar] * (NUM_STATS - 2), whole] if options.stats else []
     return [*answers, *outcomes, *stats]
@@ -71,7 +71,7 @@ def _batch_program(
     mapped = tuple((d is not None, *axes) for d, axes in zip(dims, mapped, strict=True))
     outs = program_p.bind(*operands, program=program, lanes=lanes, mapped=mapped, options=options)
     answers = [0 if flag else None for flag in plain_outputs(program, mapped, options, lanes)]
-    outcomes = [0, 0] if wants_outcomes(program, options) else []
+    outcomes = [0, 0] if program.gives_outcomes(options) else []
     rest = [None] * (len(outs) - len(answers) - len(outcomes))
     return outs, [*answers, *outcomes, *rest]
 

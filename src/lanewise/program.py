@@ -93,6 +93,10 @@ class Program:
         """Whether a lane can end other than done."""
         return bool(self.recursive or self.sites or options.max_steps)
 
+    def gives_outcomes(self, options: Options) -> bool:
+        """Whether `program_p` gives outcome codes and sites beside the answers."""
+        return self.can_fail(options) or not options.throw
+
     def __str__(self) -> str:
         return "\n".join(f"{name} = {function.jaxpr}" for name, function in self.functions.items())
 
@@ -268,16 +272,18 @@ class ProgramFunction:
             options=options,
         )
         num_answers = len(result.avals)
+        num_outcomes = 2 * staged.program.gives_outcomes(options)
         answers, extra = answers[:num_answers], answers[num_answers:]
+        outcomes, stats = extra[:num_outcomes], extra[num_outcomes:]
         sites = staged.program.sites
-        if options.throw and extra:
-            answers = throw_p.bind(*answers, *extra[:2], sites=sites, name=self.__name__)
+        if options.throw and outcomes:
+            answers = throw_p.bind(*answers, *outcomes, sites=sites, name=self.__name__)
         value = jax.tree.unflatten(result.tree, result.static.join(answers))
         outputs: list[Any] = [value]
         if not options.throw:
-            outputs.append(Outcomes(extra[0], extra[1], sites))
+            outputs.append(Outcomes(*outcomes, sites))
         if options.stats:
-            outputs.append(Stats(*extra[2:]))
+            outputs.append(Stats(*stats))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _call_in_progress(self, entry: _Entry, operands: Sequence[Any]) -> Any:

@@ -193,3 +193,20 @@ def test_match_on_plain_value(n):
 
     g = convert(f)
     assert jax.jit(lambda x: g(x, n))(2.0) == f(2.0, n)
+
+
+@pytest.mark.parametrize("x", [0, 1, 2, 3, 4])
+def test_match_on_traced_value(same, x):
+    def f(x, y=3):
+        match x:
+            case 0 | 1:
+                return x - 1
+            case 2 if y > 2:
+                z = 20
+            case 3:
+                z = 30
+            case other:
+                z = other * 7
+        return z + 1
+
+    same(f, x)

@@ -250,3 +250,19 @@ def test_return_inside_try(same):
         return x
 
     same(f, 1)
+
+
+def test_body_that_never_comes_round(same):
+    def f(x, y):
+        for i in range(x):
+            if y > 2:
+                return y
+            if y > x:
+                x = x + 1
+            else:
+                y += i
+            return i - 5
+        return x + y
+
+    for x, y in [(0, 1), (3, 1), (3, 5), (1, 2)]:
+        same(f, x, y)

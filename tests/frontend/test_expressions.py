@@ -22,7 +22,7 @@ def test_boolean_operators(same, x):
 @pytest.mark.parametrize("x", [0, 2, 7])
 def test_value_of_and_or(same, x):
     def f(x):
-        return (x and x + 1), (x or 5), (x and 0 or x)
+        return (x and x + 1), (x or 5), ((x and 0) or x)
 
     same(f, x)
 
@@ -99,7 +99,7 @@ def test_condition_must_be_scalar():
 
     with pytest.raises(BranchTypeError, match=r"condition of this `if` is bool\[3\]") as caught:
         jax.jit(convert(f))(jnp.ones(3))
-    assert caught.value.location.line == f.__code__.co_firstlineno + 1
+    assert caught.value.location and caught.value.location.line == f.__code__.co_firstlineno + 1
 
 
 def test_and_of_different_types():
@@ -136,7 +136,7 @@ def test_walrus_in_a_traced_operand():
             return y
         return x
 
-    with pytest.raises(UnsupportedSyntaxError, match="`y := ...`"):
+    with pytest.raises(UnsupportedSyntaxError, match=r"`y := ...`"):
         jax.jit(convert(f))(1)
 
 
@@ -168,3 +168,25 @@ def test_assert_in_a_branch(jaxpr):
         return x
 
     assert "check[" in jaxpr(f, 1.0)
+
+
+@pytest.mark.parametrize("x", [-2.5, 0.0, 2.5])
+def test_builtin_functions(same, x):
+    def f(x):
+        a = max(x, 1.0, -x)
+        b = min([x, 0.5])
+        c = int(x) + 1
+        d = float(c) / 2
+        e = bool(x)
+        g = any([x > 1, x < -1]), all(v > 0 for v in (x, x + 3))
+        return a, b, c, d, e, g, max(1, 2), any([]), int("7"), max([3, 4], key=lambda v: -v)
+
+    same(f, x)
+
+
+def test_shadowed_builtin(same):
+    def f(x):
+        max = lambda a, b: a * 10 + b  # noqa: E731
+        return max(x, 2)
+
+    same(f, 1)

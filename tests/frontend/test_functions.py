@@ -70,6 +70,7 @@ def test_nested_function_defined_in_a_loop(same):
     def f(n):
         x = 1
         while n > 0:
+
             def g(y, n=n):
                 return y * 2 if n > 2 else y + 1
 
@@ -83,7 +84,7 @@ def test_nested_function_defined_in_a_loop(same):
 def test_lambdas(same):
     def f(x):
         clip = lambda v, top=3: top if v > top else v  # noqa: E731
-        return clip(x), (lambda: x or 4)(), list(map(lambda v: v and x, [0, 1]))
+        return clip(x), (lambda: x or 4)(), list(map(lambda v: v and x, [0, 1]))  # noqa: C417
 
     same(f, 5)
     same(f, 0)
@@ -114,7 +115,7 @@ def test_two_lambdas_on_one_line():
 def test_no_source():
     space = {}
     exec("def f(x):\n    return x\n", space)
-    with pytest.raises(UnsupportedSyntaxError, match="source of `f` is not to be found.*lift"):
+    with pytest.raises(UnsupportedSyntaxError, match=r"source of `f` is not to be found.*lift"):
         convert(space["f"])
 
 
@@ -176,7 +177,7 @@ def test_closure_over_arrays(same):
 def test_comprehensions_and_generators(same):
     def f(xs):
         squares = [x * x if x > 0 else x for x in xs]
-        table = {i: s for i, s in enumerate(squares)}
+        table = {i: s + 0 for i, s in enumerate(squares)}
         return sum(s + 1 for s in squares), table[0], [i for i in range(4) if i % 2 and i > 1]
 
     same(f, np.arange(3))
@@ -224,7 +225,7 @@ def test_with_inside_a_branch(same):
 def test_try_without_traced_control_flow(same):
     def f(x):
         try:
-            import no_such_module
+            import no_such_module  # pyright: ignore[reportMissingImports]
 
             y = no_such_module.value
         except ImportError as error:
@@ -339,8 +340,8 @@ def nested_generator(x):
 def test_refused_at_conversion(function, offset, text):
     with pytest.raises(UnsupportedSyntaxError, match=text) as caught:
         convert(function)
-    assert caught.value.location.line == line_of(function, offset)
-    assert caught.value.location.filename == __file__
+    assert caught.value.location and caught.value.location.line == line_of(function, offset)
+    assert caught.value.location and caught.value.location.filename == __file__
 
 
 def test_try_around_traced_control_flow():
@@ -354,7 +355,7 @@ def test_try_around_traced_control_flow():
 
     with pytest.raises(UnsupportedSyntaxError, match="`try` surrounds the `if` of line") as caught:
         jax.jit(convert(f))(1)
-    assert caught.value.location.line == line_of(f, 1)
+    assert caught.value.location and caught.value.location.line == line_of(f, 1)
 
 
 def test_with_around_traced_control_flow():
@@ -366,7 +367,7 @@ def test_with_around_traced_control_flow():
 
     with pytest.raises(UnsupportedSyntaxError, match="`with` surrounds the `while`") as caught:
         jax.jit(convert(f))(1)
-    assert caught.value.location.line == line_of(f, 1)
+    assert caught.value.location and caught.value.location.line == line_of(f, 1)
 
 
 def test_raise_under_a_traced_condition():
@@ -375,9 +376,9 @@ def test_raise_under_a_traced_condition():
             raise ValueError("negative")
         return x
 
-    with pytest.raises(UnsupportedSyntaxError, match="`raise`.*assert") as caught:
+    with pytest.raises(UnsupportedSyntaxError, match=r"`raise`.*assert") as caught:
         jax.jit(convert(f))(1)
-    assert caught.value.location.line == line_of(f, 2)
+    assert caught.value.location and caught.value.location.line == line_of(f, 2)
 
 
 def test_raise_under_a_plain_condition():

@@ -397,3 +397,50 @@ def test_loop_in_jitted_inner_function(same):
         return step(x) + step(x + 1)
 
     same(f, 3)
+
+
+def test_numpy_arrays(same, jaxpr):
+    short, long = np.arange(3), np.arange(100.0, dtype=np.float32)
+
+    def f(x):
+        for k in short:
+            x = x + [1.0, 2.0, 3.0][k]
+        for v in long:
+            x = x * 0.5 + v
+        return x
+
+    same(f, 1.0)
+    assert "scan" in jaxpr(f, 1.0)
+
+
+def test_keys_are_iterated(same):
+    def f(keys, stop):
+        total = 0.0
+        for key in keys:
+            total += jax.random.uniform(key)
+            if total > stop:
+                break
+        return total
+
+    same(f, jax.random.split(jax.random.key(0), 5), 1.0)
+
+
+def test_endless_iterable():
+    import itertools
+
+    from lanewise.errors import ProgramError
+
+    def f(x):
+        for i in itertools.repeat(1):
+            if x > 0:
+                break
+        return x
+
+    import lanewise.frontend.control as control
+
+    before, control._ENDLESS = control._ENDLESS, 20
+    try:
+        with pytest.raises(ProgramError, match=r"unrolled.*Use `while`"):
+            jax.jit(convert(f))(1)
+    finally:
+        control._ENDLESS = before

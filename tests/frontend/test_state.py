@@ -113,7 +113,9 @@ def test_append_in_a_loop():
             n -= 1
         return out
 
-    with pytest.raises(LoopTypeError, match=r"`out` is a list of 0 before .* and a list of 1 after"):
+    with pytest.raises(
+        LoopTypeError, match=r"`out` is a list of 0 before .* and a list of 1 after"
+    ):
         jax.jit(convert(f))(3)
 
 
@@ -197,7 +199,7 @@ def test_functions_that_differ():
             g = jnp.cos
         return g(x)
 
-    with pytest.raises(BranchTypeError, match="`g` is the function sin .* the function cos"):
+    with pytest.raises(BranchTypeError, match=r"`g` is the function sin .* the function cos"):
         jax.jit(convert(f))(1.0)
 
 
@@ -226,7 +228,7 @@ def test_key_as_a_placeholder(same):
 
 def test_opaque_object_is_refused():
     class Box:
-        pass
+        value: Any
 
     def f(x):
         box = Box()
@@ -235,9 +237,11 @@ def test_opaque_object_is_refused():
             box.value = x + 1
         return box.value
 
-    with pytest.raises(UnsupportedSyntaxError, match="a part of `box`.*a Box is no pytree") as caught:
+    with pytest.raises(
+        UnsupportedSyntaxError, match=r"a Box in `box` is changed.* no pytree"
+    ) as caught:
         jax.jit(convert(f))(1.0)
-    assert caught.value.location.line == f.__code__.co_firstlineno + 4
+    assert caught.value.location and caught.value.location.line == f.__code__.co_firstlineno + 4
     assert caught.value.lineno == f.__code__.co_firstlineno + 4
 
 
@@ -254,7 +258,7 @@ def test_captured_object_is_refused():
 
     with pytest.raises(UnsupportedSyntaxError, match="`seen` comes from outside") as caught:
         jax.jit(convert(f))(1.0)
-    assert caught.value.location.line == f.__code__.co_firstlineno + 2
+    assert caught.value.location and caught.value.location.line == f.__code__.co_firstlineno + 2
     assert not seen
 
     def g(x):
@@ -288,3 +292,80 @@ def test_first_difference_is_named():
 
     with pytest.raises(BranchTypeError, match=r"`state\['a'\]\[1\]` is float32\[4\].*float32\[3\]"):
         jax.jit(convert(f))(1.0)
+
+
+def test_opaque_part_of_a_container_is_refused():
+    class Box:
+        value = 0
+
+    def f(x):
+        config = {"box": Box(), "x": x}
+        if x > 0:
+            config["x"] = x + 1
+            config["box"].value = 1
+        return config["x"]
+
+    with pytest.raises(UnsupportedSyntaxError, match=r"a Box in `config` is changed"):
+        jax.jit(convert(f))(1.0)
+
+
+def test_set_is_refused_and_a_new_one_is_not(same):
+    def f(x):
+        seen = set()
+        if x > 0:
+            seen.add(1)
+        return x
+
+    with pytest.raises(UnsupportedSyntaxError, match=r"a set in `seen` is changed") as caught:
+        jax.jit(convert(f))(1.0)
+    assert caught.value.location and caught.value.location.line == f.__code__.co_firstlineno + 3
+
+    def g(x):
+        if x > 0:
+            seen = set()
+            seen.add(3)
+            x = x + len(seen)
+        return x
+
+    same(g, 1.0)
+
+
+def test_one_object_under_two_names_is_refused():
+    def f(x):
+        cells = [Mutable(x, 0), Mutable(x, 1)]
+        cell = cells[0]
+        if x > 0:
+            cell.value = x + 1
+        return cells[0].value
+
+    with pytest.raises(UnsupportedSyntaxError, match=r"`cells` and `cell` hold the same object"):
+        jax.jit(convert(f))(1.0)
+
+
+def test_nested_function_that_mutates_is_refused():
+    def f(x):
+        d = {"k": x}
+
+        def bump():
+            d["k"] = d["k"] + 1
+
+        bump()
+        if x > 0:
+            bump()
+        return d["k"]
+
+    with pytest.raises(UnsupportedSyntaxError, match=r"`d` comes from outside") as caught:
+        jax.jit(convert(f))(1.0)
+    assert caught.value.location and caught.value.location.line == f.__code__.co_firstlineno + 4
+
+
+def test_containers_of_python_values_in_a_plain_loop(same):
+    def f(x):
+        names = []
+        i = 0
+        while i < 3:
+            names.append(lambda y, i=i: y + i)
+            i += 1
+        return sum(name(x) for name in names)
+
+    same(f, 1)

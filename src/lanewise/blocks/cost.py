@@ -15,6 +15,9 @@ from lanewise._jax import JaxprEqn
 
 ASSUMED_TRIPS = 16
 
+# A lane's own index makes a gather or scatter of what would be a slice.
+INDEXED_OPERATIONS = 40.0
+
 _FREE = frozenset(
     "reshape squeeze expand_dims broadcast_in_dim copy copy_p stop_gradient optimization_barrier"
     " bitcast_convert_type pvary".split()
@@ -90,8 +93,11 @@ def eqn_cost(eqn: JaxprEqn) -> Cost:
         return Cost(4.0 * in_size * max(math.log2(max(in_size, 2)), 1.0), written)
     if name in ("threefry2x32", "random_bits", "random_split", "random_fold_in", "random_seed"):
         return Cost(100.0 * max(out_size, 1), written)
-    if name in ("scatter", "scatter_add", "scatter-add", "scatter_mul", "dynamic_update_slice"):
-        return Cost(4.0 * size_of(eqn.invars[-1 if name != "dynamic_update_slice" else 1]), 0.0)
+    if name.startswith("scatter") or name == "dynamic_update_slice":
+        update = eqn.invars[1 if name == "dynamic_update_slice" else 2]
+        return Cost(INDEXED_OPERATIONS + 4.0 * size_of(update), 0.0)
+    if name in ("gather", "dynamic_slice"):
+        return Cost(INDEXED_OPERATIONS / 2 + 2.0 * out_size, written)
     inner = list(_jax.subjaxprs(eqn))
     if inner and name not in ("reduce", "reduce_window", "reduce_precision"):
         return max((cost_of(j.eqns) for j in inner), key=lambda c: c.operations)

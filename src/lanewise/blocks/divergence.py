@@ -24,8 +24,8 @@ from lanewise.program import call_p, program_p
 Flags = tuple[bool, ...]
 
 # A branch is cheap if all its sides together cost a lane no more than this.
-CHEAP_OPERATIONS = 96
-CHEAP_BYTES = 256
+CHEAP_OPERATIONS = 400
+CHEAP_BYTES = 2048
 
 
 @dataclass

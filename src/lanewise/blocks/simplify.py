@@ -38,6 +38,7 @@ from lanewise.blocks.form import (
     successors,
     terminator_atoms,
 )
+from lanewise.blocks.update import UPDATES, masked_update, update_chain
 
 # Code copied to the end of another block (a loop's test, say) may cost a lane no more than this.
 COPY_OPERATIONS = 256
@@ -120,12 +121,12 @@ def joined(first: Block, second: Block) -> Block:
     return first.with_(
         eqns=tuple(eqns),
         assigns=assigns,
-        terminator=_substituted(second.terminator, env),
+        terminator=substitute_terminator(second.terminator, env),
         steps=first.steps + second.steps,
     )
 
 
-def _substituted(terminator: Terminator, env: dict[Var, Atom]) -> Terminator:
+def substitute_terminator(terminator: Terminator, env: dict[Var, Atom]) -> Terminator:
     match terminator:
         case Branch(index, targets):
             return Branch(substitute(env, index), targets)
@@ -253,7 +254,7 @@ def _with_constants(block: Block, known: dict[Var, Any]) -> Block:
     return block.with_(
         eqns=tuple(eqn.replace(invars=[substitute(env, a) for a in eqn.invars]) for eqn in block.eqns),
         assigns=tuple((var, substitute(env, atom)) for var, atom in block.assigns),
-        terminator=_substituted(block.terminator, env),
+        terminator=substitute_terminator(block.terminator, env),
     )
 
 
@@ -306,9 +307,22 @@ def _cheap(sides: Sequence[Block | None], alive: dict[Label, Any]) -> bool:
             continue
         if any(eqn.primitive.name in ("while", "scan") or eqn.effects for eqn in side.eqns):
             return False
-        stored = sum(bytes_of(var) for var in writes(side) & alive[side.label])
+        stored = sum(
+            bytes_of(var)
+            for var in writes(side) & alive[side.label]
+            if not _only_updated(side, var)
+        )
         total = total + cost_of(side.eqns) + Cost(0.0, stored)
     return total.operations <= CHEAP_OPERATIONS and total.bytes <= CHEAP_BYTES
+
+
+def _only_updated(side: Block, var: Var) -> bool:
+    """Whether a side leaves in `var` another variable as it is, or written at some places."""
+    atom = dict(side.assigns).get(var, var)
+    made_by = {out: eqn for eqn in side.eqns for out in eqn.outvars}
+    while isinstance(atom, Var) and atom in made_by and made_by[atom].primitive.name in UPDATES:
+        atom = made_by[atom].invars[0]
+    return isinstance(atom, Var) and atom not in made_by
 
 
 def _selected(block: Block, sides: Sequence[Block | None], meet: Label, alive: dict[Label, Any]) -> Block:
@@ -331,11 +345,48 @@ def _selected(block: Block, sides: Sequence[Block | None], meet: Label, alive: d
         if all(option is options[0] for option in options):
             stored[var] = options[0]
             continue
-        out = _jax.new_var(_jax.strong(var.aval))
-        eqns.append(_select(block.terminator.index, options, out))
-        stored[var] = out
+        written = _written_where_taken(block.terminator.index, options, eqns)
+        if written is None:
+            written = _jax.new_var(_jax.strong(var.aval))
+            eqns.append(_select(block.terminator.index, options, written))
+        stored[var] = written
     assigns = tuple((var, atom) for var, atom in stored.items() if var is not atom)
     return block.with_(eqns=tuple(eqns), assigns=assigns, terminator=Jump(meet))
+
+
+def _written_where_taken(index: Atom, options: Sequence[Atom], eqns: list[JaxprEqn]) -> Atom | None:
+    """An array that one side writes at some places and the other leaves alone: a masked write, not a select."""
+    if len(options) != 2:
+        return None
+    for side, (old, new) in enumerate((options[::-1], options)):
+        chain = update_chain(eqns, old, new)
+        if not chain:
+            continue
+        taken = _jax.trace(lambda i, side=side: [i.astype(bool) == bool(side)], [index.aval])
+        (mask,) = _inlined(taken.jaxpr, [index], eqns)
+        value = old
+        for eqn in reversed(chain):
+            inputs = [atom for atom in eqn.invars[1:] if isinstance(atom, Var)]
+
+            def masked(here: Any, operand: Any, *given: Any, eqn: JaxprEqn = eqn) -> list[Any]:
+                rest = iter(given)
+                args = [operand, *(a.val if isinstance(a, Literal) else next(rest) for a in eqn.invars[1:])]
+                return [masked_update(eqn, args, here)]
+
+            traced = _jax.trace(masked, [mask.aval, value.aval, *(atom.aval for atom in inputs)])
+            (value,) = _inlined(traced.jaxpr, [mask, value, *inputs], eqns)
+        return value
+    return None
+
+
+def _inlined(jaxpr: Any, args: Sequence[Atom], eqns: list[JaxprEqn]) -> list[Atom]:
+    """Append a jaxpr's equations, renamed, to a block's."""
+    env: dict[Var, Atom] = dict(zip(jaxpr.invars, args, strict=True))
+    for eqn in jaxpr.eqns:
+        outs = [_jax.new_var(var.aval) for var in eqn.outvars]
+        eqns.append(eqn.replace(invars=[substitute(env, a) for a in eqn.invars], outvars=outs))
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [substitute(env, atom) for atom in jaxpr.outvars]
 
 
 @each_function
@@ -459,7 +510,7 @@ def _unify_results(program: BlockProgram, results: dict[str, tuple[Var, ...]]) -
     def renamed(block: Block) -> Block:
         eqns = tuple(eqn.replace(invars=[substitute(rename, a) for a in eqn.invars]) for eqn in block.eqns)
         assigns = tuple((rename.get(v, v), substitute(rename, a)) for v, a in block.assigns)
-        return block.with_(eqns=eqns, assigns=assigns, terminator=_substituted(block.terminator, rename))  # type: ignore[arg-type]
+        return block.with_(eqns=eqns, assigns=assigns, terminator=substitute_terminator(block.terminator, rename))  # type: ignore[arg-type]
 
     functions = {
         name: replace(f, results=results[name], blocks=tuple(renamed(b) for b in f.blocks))

@@ -19,9 +19,10 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
 
 from lanewise import _jax
-from lanewise._jax import ShapedArray, Traced
+from lanewise._jax import Traced
 from lanewise.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
 from lanewise.frontend import values
 from lanewise.frontend.site import RESULT, Site
@@ -30,13 +31,14 @@ from lanewise.frontend.values import Undefined, Value
 _Thunk = Callable[[], Sequence[Any]]
 
 
-class _Provisional(threading.local):
-    """Counts the branches of which only one side could be traced so far."""
+class _Progress(threading.local):
+    """How tracing goes on in this thread."""
 
-    count = 0
+    provisional = 0  # counts the branches of which only one side could be traced so far
+    returned: int | None = None  # the line of the `return` met last
 
 
-provisional = _Provisional()
+progress = _Progress()
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Side:
     values: tuple[Value, ...]
     traced: Traced
     places: tuple[tuple[int | None, ...], ...]
+    returned: int | None = None
 
     def results(self) -> list[Any]:
         """Replay the side in the current trace and return its variables."""
@@ -70,8 +73,11 @@ def trace_side(thunk: _Thunk) -> Side:
         taken.extend(values.take_apart(value) for value in thunk())
         return [leaf for value in taken for leaf in value.leaves if values.is_array(leaf)]
 
+    before, progress.returned = progress.returned, None
     traced = _jax.trace(run, [])
-    return Side(tuple(taken), traced, places_of(taken))
+    side = Side(tuple(taken), traced, places_of(taken), progress.returned)
+    progress.returned = progress.returned or before
+    return side
 
 
 def places_of(taken: Sequence[Value]) -> tuple[tuple[int | None, ...], ...]:
@@ -127,7 +133,7 @@ def stage_branch(pred: Any, then: _Thunk, orelse: _Thunk, site: Site) -> list[An
     if first is None or second is None:
         known = first or second
         assert known is not None
-        provisional.count += 1
+        progress.provisional += 1
         return known.results()
     return merge(pred, first, second, site)
 
@@ -169,6 +175,8 @@ def _join(
     a, b = first.values[index], second.values[index]
     dead_a, dead_b = name in site.dead_then, name in site.dead_else
     if a.undefined is not None or b.undefined is not None:
+        if name == RESULT:  # a path that has not returned yet: its flags tell
+            dead_a, dead_b = a.undefined is not None, b.undefined is not None
         if a.undefined is None and dead_b:
             return _one_sided(index, first, 0, outputs)
         if b.undefined is None and dead_a:
@@ -180,7 +188,7 @@ def _join(
         if not _fits(a, b, which):
             return _one_sided(index, live, which, outputs)
     if a.treedef != b.treedef:
-        raise _mismatch(name, a, b, site)
+        raise _mismatch(name, index, first, second, site)
     build: list[Callable[[Sequence[Any]], Any]] = []
     for i, (x, y) in enumerate(zip(a.leaves, b.leaves, strict=True)):
         place_a, place_b = first.places[index][i], second.places[index][i]
@@ -188,12 +196,12 @@ def _join(
             build.append(_constant(x))
         elif place_a is None or place_b is None:
             if place_a is not None or place_b is not None or not values.same_fixed(x, y):
-                raise _mismatch(name, a, b, site)
+                raise _mismatch(name, index, first, second, site)
             build.append(_constant(x))
         else:
             aval = values.join_types(_jax.aval_of(x), _jax.aval_of(y))
             if aval is None:
-                raise _mismatch(name, a, b, site)
+                raise _mismatch(name, index, first, second, site)
             build.append(_pick(len(outputs)))
             outputs.append(_Output(aval, ((place_a, x), (place_b, y))))
     return lambda results: a.rebuild([leaf(results) for leaf in build])
@@ -243,9 +251,7 @@ def _fits(a: Value, b: Value, which: int) -> bool:
     return True
 
 
-def _left_undefined(
-    name: str, a: Undefined | None, b: Undefined | None, site: Site
-) -> Undefined:
+def _left_undefined(name: str, a: Undefined | None, b: Undefined | None, site: Site) -> Undefined:
     if a is not None and b is not None:
         return a if a.why else b
     lacking = "when its condition holds" if a is not None else "when its condition does not hold"
@@ -259,16 +265,12 @@ def _left_undefined(
     )
 
 
-def _mismatch(name: str, a: Value, b: Value, site: Site) -> ProgramError:
-    found = values.first_mismatch(a.rebuild(), b.rebuild())
-    found = found or values.Mismatch("", values.type_text(a.rebuild()), values.type_text(b.rebuild()))
+def _mismatch(name: str, index: int, first: Side, second: Side, site: Site) -> ProgramError:
+    a, b = first.values[index].rebuild(), second.values[index].rebuild()
+    found = values.first_mismatch(a, b)
+    found = found or values.Mismatch("", values.type_text(a), values.type_text(b))
     if name == RESULT:
-        return ResultTypeError(
-            f"the function's result{found.path and ' at ' + found.path} is {found.first} on one path and "
-            f"{found.second} on another (they part at the {site.what} of line {site.line}). "
-            "Return the same type on every path" + _how(found),
-            site.location,
-        )
+        return result_mismatch(found, first.returned, second.returned, site)
     if not name:
         subject = f"the value{found.path and ' at ' + found.path} of this {site.what}"
     else:
@@ -276,6 +278,19 @@ def _mismatch(name: str, a: Value, b: Value, site: Site) -> ProgramError:
     return BranchTypeError(
         f"{subject} is {found.first} when the condition of the {site.what} holds and {found.second} when "
         "it does not. Give it the same type on both sides" + _how(found),
+        site.location,
+    )
+
+
+def result_mismatch(
+    found: values.Mismatch, first: int | None, second: int | None, site: Site
+) -> ProgramError:
+    """Two paths return different types; the lines of their `return` are told where they are known."""
+    lines = [f" (line {line})" if line else "" for line in (first, second)]
+    return ResultTypeError(
+        f"the function's result{found.path and ' at ' + found.path} is {found.first}{lines[0]} on one "
+        f"path and {found.second}{lines[1]} on another; they part at the {site.what} of line {site.line}."
+        " Return the same type on every path" + _how(found),
         site.location,
     )
 

@@ -22,7 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lanewise.errors import Location, UnsupportedSyntaxError
-from lanewise.frontend.site import INTERNAL
+from lanewise.frontend.patterns import match_as_if
+from lanewise.frontend.site import FLAG
 
 
 @dataclass(eq=False)
@@ -37,12 +38,12 @@ class Region:
 
     def need_flag(self) -> str:
         if self.flag is None:
-            self.flag = f"{INTERNAL}{'skip' if self.is_loop else 'returned'}{self.number}"
+            self.flag = f"{FLAG}{'skip' if self.is_loop else 'returned'}{self.number}"
         return self.flag
 
     def need_done(self) -> str:
         if self.done is None:
-            self.done = f"{INTERNAL}done{self.number}"
+            self.done = f"{FLAG}done{self.number}"
         return self.done
 
 
@@ -175,6 +176,11 @@ class Exits:
         out: list[ast.stmt] = []
         for index, node in enumerate(block):
             rest = block[index + 1 :]
+            if isinstance(node, ast.Match):
+                self.count += 1
+                chain = match_as_if(node, f"_lw_subject{self.count}")
+                if chain is not None:
+                    return out + self.block([*chain, *rest])
             if isinstance(node, ast.Return | ast.Break | ast.Continue):
                 out.append(self.exit(node))
                 return out

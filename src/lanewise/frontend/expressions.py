@@ -12,6 +12,7 @@ from lanewise.frontend.names import Names, own_nodes, parameters
 from lanewise.frontend.site import Site
 
 _Node = TypeVar("_Node", bound=ast.AST)
+_BUILTINS = frozenset({"max", "min", "any", "all", "int", "float", "bool"})
 _ITERABLES = frozenset({"range", "zip", "enumerate", "reversed"})
 
 
@@ -101,7 +102,9 @@ class Expressions(ast.NodeTransformer):
         )
         return ast.Constant(len(self.unit.sites) - 1)
 
-    def thunk(self, node: ast.expr, visit: Callable[[ast.expr], ast.expr] | None = None) -> ast.expr:
+    def thunk(
+        self, node: ast.expr, visit: Callable[[ast.expr], ast.expr] | None = None
+    ) -> ast.expr:
         self.thunks += 1
         try:
             body = (visit or self.expression)(node)
@@ -154,7 +157,11 @@ class Expressions(ast.NodeTransformer):
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         k = self.site(node, "conditional expression", **self._binds(node.body, node.orelse))
         return runtime_call(
-            "choose", k, self.test(node.test), self.thunk(node.body), self.thunk(node.orelse),
+            "choose",
+            k,
+            self.test(node.test),
+            self.thunk(node.body),
+            self.thunk(node.orelse),
             origin=node,
         )
 
@@ -198,6 +205,12 @@ class Expressions(ast.NodeTransformer):
         ):
             args = [load("__class__"), load(self.first_parameter)]
             return locate(ast.Call(node.func, list(args), []), node)
+        if isinstance(node.func, ast.Name) and node.func.id in _BUILTINS:
+            k = self.site(node, f"`{node.func.id}`")
+            node = self.generic_visit(node)  # type: ignore[assignment]
+            call = runtime_call("builtin", k, node.func, *node.args, origin=node)
+            call.keywords = node.keywords
+            return call
         return self.generic_visit(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:

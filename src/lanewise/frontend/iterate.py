@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from lanewise import _jax, promotion
@@ -111,13 +112,13 @@ def as_stageable(iterable: Any) -> Stageable | None:
         return static_range(iterable)
     if isinstance(iterable, jax.Array) and iterable.ndim > 0:
         return array_(iterable)
+    if isinstance(iterable, np.ndarray) and iterable.ndim > 0 and values.is_array(iterable):
+        return array_(iterable)
     return None
 
 
 def _any_array(parts: Sequence[Any]) -> bool:
-    return any(
-        isinstance(part, jax.Array) or (isinstance(part, Stageable)) for part in parts
-    )
+    return any(isinstance(part, jax.Array) or (isinstance(part, Stageable)) for part in parts)
 
 
 def zip_(*parts: Any, strict: bool = False) -> Any:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax import lax
+from jax.core import ShapedArray
 
 from lanewise import _jax
-from lanewise._jax import ShapedArray, Traced
-from lanewise.errors import LoopTypeError, ProgramError, ResultTypeError
+from lanewise._jax import Traced
+from lanewise.errors import LoopTypeError, ProgramError
 from lanewise.frontend import values
-from lanewise.frontend.branch import places_of, truth
+from lanewise.frontend.branch import places_of, result_mismatch, truth
 from lanewise.frontend.site import RESULT, Site, Variables
 from lanewise.frontend.values import Undefined, Value
 
@@ -81,6 +82,8 @@ def _settle(spec: LoopSpec, entry: list[Value]) -> tuple[list[Value], _Types, _P
             before = entry[index]
             if before.undefined is not None:
                 continue
+            if out.undefined is not None and not out.undefined.why:
+                continue  # every path leaves the loop before it matters: a dead temporary
             if out.undefined is not None:
                 entry[index] = Value((), None, out.undefined)
                 types[index] = []
@@ -130,11 +133,7 @@ def _mismatch(site: Site, index: int, before: Value, out: Value) -> ProgramError
     found = values.first_mismatch(a, b)
     found = found or values.Mismatch("", values.type_text(a), values.type_text(b))
     if name == RESULT:
-        return ResultTypeError(
-            f"the function's result{found.path and ' at ' + found.path} is {found.first} on one path and "
-            f"{found.second} on another. Return the same type on every path",
-            site.location,
-        )
+        return result_mismatch(found, None, None, site)
     return LoopTypeError(
         f"`{name}{found.path}` is {found.first} before the {site.what} and {found.second} after one "
         "iteration; a loop's variables keep their type, shape and structure. Start with the type the "
@@ -172,7 +171,9 @@ def _trace_body(spec: LoopSpec, entry: list[Value], types: _Types) -> _Pass:
     traced = _jax.trace(run, [*slices, *_flat(types)])
     unchanged = set()
     for index, (row, out) in enumerate(zip(places_of(entry), taken, strict=True)):
-        if len(row) == len(out.leaves):
+        if out.undefined is not None:
+            unchanged.update((index, i) for i in range(len(row)))
+        elif len(row) == len(out.leaves):
             for i, (place, leaf) in enumerate(zip(row, out.leaves, strict=True)):
                 if place is None:
                     continue
@@ -281,7 +282,7 @@ def _finish_born(
     if out.undefined is not None:
         left = out.undefined
         return lambda final: left
-    if not (spec.at_least_once or name in site.dead_entry):
+    if not (spec.at_least_once or name in site.dead_entry or name == RESULT):
         left = Undefined(
             name,
             f"the {site.what} of line {site.line} assigns it, but may run zero times",

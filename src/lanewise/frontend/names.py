@@ -9,11 +9,11 @@ records which of the modified variables matter afterwards, and on which side nob
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lanewise.frontend.exits import Exit, Guard, Region, always_exits, blocks_of, is_true
-from lanewise.frontend.site import INTERNAL, RESULT
+from lanewise.frontend.site import FLAG, RESULT
 
 Names = frozenset[str]
 _NONE: Names = frozenset()
@@ -136,8 +136,9 @@ def root(node: ast.AST) -> str | None:
 @dataclass(frozen=True)
 class Mutation:
     name: str
-    line: int
-    store: bool  # an assignment to a part, as against a method call
+    certain: (
+        bool  # an assignment to a part or a method known to change its object, as against any call
+    )
 
 
 def mutations(node: ast.AST) -> Iterator[Mutation]:
@@ -147,61 +148,84 @@ def mutations(node: ast.AST) -> Iterator[Mutation]:
             if not isinstance(child.ctx, ast.Load):
                 name = root(child)
                 if name is not None:
-                    yield Mutation(name, child.lineno, True)
+                    yield Mutation(name, True)
         elif isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
             called = child.value.func
             name = root(called)
             if name is not None and isinstance(called, ast.Attribute):
-                yield Mutation(name, child.lineno, False)
+                yield Mutation(name, called.attr in MUTATORS)
         elif isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
             name = root(child.func)
             if name is not None and child.func.attr in TAKERS:
-                yield Mutation(name, child.lineno, False)
+                yield Mutation(name, True)
 
 
-def captured_mutations(nodes: Iterable[ast.AST], own: Names) -> Iterator[Mutation]:
-    """Mutations of objects that are not the function's own."""
-    for node in nodes:
-        for child in own_nodes(node):
-            if isinstance(child, ast.Attribute | ast.Subscript) and not isinstance(
-                child.ctx, ast.Load
-            ):
-                name = root(child)
-                if name is not None and name not in own:
-                    yield Mutation(name, child.lineno, True)
-            elif isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
-                called = child.value.func
-                name = root(called)
-                if (
-                    isinstance(called, ast.Attribute)
-                    and called.attr in MUTATORS
-                    and name is not None
-                    and name not in own
-                ):
-                    yield Mutation(name, child.lineno, False)
+@dataclass(frozen=True)
+class Scope:
+    """A function's own variables, and which of them may be a part of which others' objects."""
+
+    own: Names
+    aliases: Mapping[str, Names]
+
+    @staticmethod
+    def of(body: Sequence[ast.stmt], own: Names) -> Scope:
+        direct: dict[str, set[str]] = {}
+        for statement in body:
+            for node in own_nodes(statement):
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                    source, target = root(node.value), node.targets[0].id
+                elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+                    source, target = root(node.iter), node.target.id
+                else:
+                    continue
+                if source is not None and source in own and source != target:
+                    direct.setdefault(target, set()).add(source)
+        return Scope(own, {name: _reach(name, direct) for name in direct})
+
+    def changed(self, nodes: Iterable[ast.AST]) -> Names:
+        """The variables whose objects code changes in place for certain, and those they are part of."""
+        found = {m.name for node in nodes for m in mutations(node) if m.certain}
+        out = set(found)
+        for name in found:
+            out |= self.aliases.get(name, _NONE)
+        return frozenset(out) & self.own
+
+    def modified(self, nodes: Sequence[ast.AST]) -> Names:
+        """The variables that code binds or whose objects it may change."""
+        called = {m.name for node in nodes for m in mutations(node)}
+        return bound_names(nodes) | (frozenset(called) & self.own) | self.changed(nodes)
+
+    def outside(self, nodes: Iterable[ast.AST]) -> Names:
+        """The names of other scopes whose objects code changes in place."""
+        found = {m.name for node in nodes for m in mutations(node) if m.certain}
+        return frozenset(found) - self.own
+
+    def acts(self, nodes: Sequence[ast.AST]) -> bool:
+        """Whether code may act on Python objects other than its own variables: a call for its effect."""
+        for node in nodes:
+            for child in own_nodes(node):
+                if isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
+                    name = root(child.value.func)
+                    method = isinstance(child.value.func, ast.Attribute)
+                    if not (method and name is not None and (name in self.own or name == "jax")):
+                        return True
+        return bool(self.outside(nodes))
 
 
-def acts(nodes: Iterable[ast.AST], own: Names) -> bool:
-    """Whether code may act on Python objects other than its own variables: a call for its effect."""
-    for node in nodes:
-        for child in own_nodes(node):
-            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
-                name = root(child.value.func)
-                method = isinstance(child.value.func, ast.Attribute)
-                if not (method and name is not None and (name in own or name == "jax")):
-                    return True
-    return any(True for _ in captured_mutations(nodes, own))
-
-
-def modified(nodes: Sequence[ast.AST], own: Names) -> Names:
-    """The function's own variables that code binds or whose objects it changes."""
-    changed = {m.name for node in nodes for m in mutations(node)}
-    return bound_names(nodes) | (frozenset(changed) & own)
+def _reach(name: str, direct: Mapping[str, set[str]]) -> Names:
+    seen: set[str] = set()
+    todo = [name]
+    while todo:
+        for other in direct.get(todo.pop(), ()):
+            if other not in seen:
+                seen.add(other)
+                todo.append(other)
+    return frozenset(seen - {name})
 
 
 def flags(names: Names) -> Names:
     """Those of the names that are flags of exits."""
-    return frozenset(name for name in names if name.startswith(INTERNAL)) - {RESULT}
+    return frozenset(name for name in names if name.startswith(FLAG))
 
 
 def reset_flags(node: ast.While | ast.For) -> Names:
@@ -254,7 +278,7 @@ class Liveness:
 class Analysis:
     """Backward liveness over one function's body; `found` maps statements to what holds for them."""
 
-    own: Names
+    scope: Scope
     always: Names  # variables that nested functions capture
     found: dict[int, Liveness] = field(default_factory=dict)
     head: dict[Region, Names] = field(default_factory=dict)
@@ -300,13 +324,13 @@ class Analysis:
         if isinstance(node, ast.If):
             first, second = self.block(node.body, out), self.block(node.orelse, out)
             a, b = self.ends(node.body, out), self.ends(node.orelse, out)
-            changed = modified([*node.body, *node.orelse], self.own)
+            changed = self.scope.modified([*node.body, *node.orelse])
             self.note(node, changed & (a | b), a, b)
             return first | second | reads(node.test)
         if isinstance(node, Guard):
             inner = self.block(node.body, out)
             left, b = self.left(node.region, out), self.ends(node.body, out)
-            self.note(node, modified(node.body, self.own) & (left | b), left, b)
+            self.note(node, self.scope.modified(node.body) & (left | b), left, b)
             return inner | {node.region.need_flag()}
         if isinstance(node, ast.While | ast.For):
             return self.loop(node, out)
@@ -319,7 +343,9 @@ class Analysis:
             for block in blocks:
                 live |= self.block(block, frozenset(live))
             return frozenset(live) | reads(node)
-        if isinstance(node, ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.Import | ast.ImportFrom):
+        if isinstance(
+            node, ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.Import | ast.ImportFrom
+        ):
             return (out - self.killed(node)) | reads(node)
         if isinstance(node, ast.Delete):
             return (out - bound_names([node])) | reads(node)
@@ -355,13 +381,11 @@ class Analysis:
             if wider == head:
                 break
             head = wider
-        changed = modified(node.body, self.own) | local | reset
+        changed = self.scope.modified(node.body) | local | reset
         leaves = self.ends(node.body, head) | head | out
         live = changed & (leaves | self.always | done)
         when_done = head | out | self.exits_of(node.body) | self.always
-        self.found[id(node)] = Liveness(
-            live, live - when_done, _NONE, live - head - self.always
-        )
+        self.found[id(node)] = Liveness(live, live - when_done, _NONE, live - head - self.always)
         if node.orelse:
             self.note_else(node, region, out)
         used = reads(node.iter) if isinstance(node, ast.For) else _NONE
@@ -373,5 +397,5 @@ class Analysis:
     def note_else(self, node: ast.While | ast.For, region: Region, out: Names) -> None:
         b = self.ends(node.orelse, out)
         left = out | {RESULT} | self.always
-        live = modified(node.orelse, self.own) & (left | b)
+        live = self.scope.modified(node.orelse) & (left | b)
         node.lw_else = Liveness(live, live - left, live - b)  # type: ignore[attr-defined]

@@ -10,7 +10,6 @@ late binding, recursion and tracebacks are as they were. Called under a JAX trac
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -170,4 +169,3 @@ def _claim(code: types.CodeType) -> None:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             _claim(constant)
-

@@ -10,7 +10,7 @@ from lanewise.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend.values import Undefined
 
 RESULT = "_lw_result"  # the variable that holds a function's return value
-INTERNAL = "_lw_"  # how every name that the front end makes up begins
+FLAG = "_lw_flag_"  # how the names of the flags that exits set begin
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Site:
     dead_then: frozenset[str] = frozenset()
     dead_else: frozenset[str] = frozenset()
     dead_entry: frozenset[str] = frozenset()
-    captured: tuple[tuple[str, int], ...] = ()  # captured objects the statement mutates, with lines
-    stored: tuple[tuple[str, int], ...] = ()  # local objects whose parts it assigns, with lines
+    stored: frozenset[str] = frozenset()  # those of `names` whose objects it changes in place
     inside: tuple[str, int] | None = None  # an enclosing `try` or `with`, and its line
     binds: tuple[tuple[str, int], ...] = ()  # `:=` in operands that may not be computed
     acts: bool = False  # its body may act on Python objects other than through `names`
@@ -43,7 +42,7 @@ class Site:
         return Location(self.location.filename, line, self.location.function)
 
     def forbid_staging(self) -> None:
-        """Raise if the statement cannot be traced because of where it is or what it mutates."""
+        """Raise if the statement cannot be traced because of where it is or what it assigns."""
         if self.inside is not None:
             what, line = self.inside
             raise UnsupportedSyntaxError(
@@ -56,13 +55,6 @@ class Site:
             raise UnsupportedSyntaxError(
                 f"`{name} := ...` inside the {self.what} of line {self.line} may or may not run, and "
                 f"that is only known at run time. Assign `{name}` in a statement of its own",
-                self.at(line),
-            )
-        for name, line in self.captured:
-            raise UnsupportedSyntaxError(
-                f"`{name}` comes from outside this function and is mutated inside the {self.what} of "
-                f"line {self.line}, whose condition is only known at run time. Keep it in a local "
-                "variable, and return it",
                 self.at(line),
             )
 

@@ -63,7 +63,11 @@ def find(fun: FunctionType) -> Source:
     if len(candidates) != 1:
         raise UnsupportedSyntaxError(
             f"the source of `{code.co_name}` "
-            + ("is not at its line any more" if not candidates else "cannot be told apart on its line")
+            + (
+                "is not at its line any more"
+                if not candidates
+                else "cannot be told apart on its line"
+            )
             + ". Give the function a line of its own, or use `lanewise.lift`",
             here,
         )

@@ -29,18 +29,17 @@ from lanewise.frontend.expressions import (
     store,
 )
 from lanewise.frontend.names import (
+    MUTATORS,
     Analysis,
     Liveness,
     Names,
-    acts,
+    Scope,
     bound_names,
-    captured_mutations,
     captured_names,
     flags_set,
-    modified,
-    mutations,
     parameters,
     reset_flags,
+    root,
 )
 from lanewise.frontend.site import RESULT, Site
 from lanewise.frontend.syntax import refuse_unsupported
@@ -59,17 +58,17 @@ def convert_function(
     if method_of_class and inputs:
         emitter.first_parameter = inputs[0]
     body, whole = Exits(unit.filename, node.name).body(node.body, node)
-    emitter.own = bound_names(body) | frozenset(inputs)
-    always = captured_names(body) & emitter.own
-    emitter.analysis = Analysis(emitter.own, always)
+    own = bound_names(body) | frozenset(inputs)
+    emitter.scope = Scope.of(body, own)
+    emitter.analysis = Analysis(emitter.scope, captured_names(body) & own)
     emitter.analysis.function(body)
-    shared = _shared(body, emitter.own)
-    emitter.maybe = (shared - frozenset(inputs)) | _deleted(body, shared) | (outer - emitter.own)
+    shared = _shared(body, emitter.scope)
+    emitter.maybe = (shared - frozenset(inputs)) | _deleted(body, shared) | (outer - own)
     emitter.definite = frozenset(inputs)
     statements = emitter.block(body)
     if emitter.result_used:
-        last = body[-1]
-        statements.append(locate(ast.Return(load(RESULT)), last))
+        result = runtime_call("result", emitter.site(node, "function"), load(RESULT), origin=node)
+        statements.append(locate(ast.Return(result), body[-1]))
     start: list[ast.stmt] = []
     for name in sorted((shared | frozenset(emitter.setters)) - frozenset(inputs)):
         start.append(assign(name, runtime_call("undefined", ast.Constant(name), origin=node), node))
@@ -81,16 +80,16 @@ def convert_function(
     return node
 
 
-def _shared(body: Sequence[ast.stmt], own: Names) -> Names:
+def _shared(body: Sequence[ast.stmt], scope: Scope) -> Names:
     """The variables that blocks and their function share."""
     out: Names = _NOTHING
     for node in body:
         if isinstance(node, _CONTROL):
-            out |= modified([node], own)
+            out |= scope.modified([node])
         else:
             for block in blocks_of(node):
-                out |= _shared(block, own)
-    return out & (own | {RESULT})
+                out |= _shared(block, scope)
+    return out & (scope.own | {RESULT})
 
 
 def _deleted(body: Sequence[ast.stmt], shared: Names) -> Names:
@@ -128,7 +127,7 @@ def function(name: str, arguments: ast.arguments, body: list[ast.stmt]) -> ast.F
 class Statements(Expressions):
     """Emits one function's statements."""
 
-    own: Names
+    scope: Scope
     analysis: Analysis
 
     def __init__(self, unit: Unit, function_name: str) -> None:
@@ -144,12 +143,43 @@ class Statements(Expressions):
         return out
 
     def statement(self, node: ast.stmt) -> list[ast.stmt]:
+        warnings: list[ast.stmt] = []
+        if not any(True for _ in blocks_of(node)) and not isinstance(node, Exit):
+            for name in sorted(self.scope.outside([node])):
+                k = self.site(node, "change")
+                warnings.append(self.call("outside", k, ast.Constant(name), origin=node))
         method = getattr(self, "emit_" + type(node).__name__, None)
         if method is not None:
-            return method(node)
+            return warnings + method(node)
         out = self.generic_visit(node)
         self.definite |= bound_names([node])
-        return [out]  # type: ignore[list-item]
+        return [*warnings, out]  # type: ignore[list-item]
+
+    # -- changes in place: the object is asked whether it may be changed here ------------------
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return self._changing(node, not isinstance(node.ctx, ast.Load))
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        return self._changing(node, not isinstance(node.ctx, ast.Load))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        called = node.func
+        if isinstance(called, ast.Attribute) and called.attr in MUTATORS and self.depth:
+            node.args = [self.visit(arg) for arg in node.args]
+            node.keywords = [self.visit(word) for word in node.keywords]
+            node.func = self._changing(called, True)  # type: ignore[assignment]
+            return node
+        return super().visit_Call(node)
+
+    def _changing(self, node: ast.Attribute | ast.Subscript, changes: bool) -> ast.AST:
+        place = ast.copy_location(ast.Pass(), node)
+        mine = root(node) in self.scope.own
+        node = self.generic_visit(node)  # type: ignore[assignment]
+        if changes and mine and self.depth:
+            k, name = self.site(place, "change"), ast.Constant(root(node))
+            node.value = runtime_call("own", k, name, node.value, origin=place)
+        return node
 
     # -- pieces ------------------------------------------------------------------------------
 
@@ -194,16 +224,9 @@ class Statements(Expressions):
         self, k: int, node: ast.stmt, what: str, block: Sequence[ast.stmt], found: Liveness
     ) -> tuple[str, ...]:
         """Fill in a statement's site; returns its variables, those that matter afterwards first."""
-        changed = modified([*block], self.own) | found.live
+        changed = self.scope.modified(block) | found.live
         live = sorted(found.live)
         names = (*live, *sorted(changed - found.live))
-        captured = tuple((m.name, m.line) for m in captured_mutations(block, self.own))
-        stored = tuple(
-            (m.name, m.line)
-            for piece in block
-            for m in mutations(piece)
-            if m.store and m.name in self.own
-        )
         self.unit.sites[k] = Site(
             self.location(node),
             what,
@@ -212,10 +235,9 @@ class Statements(Expressions):
             dead_then=found.dead_then,
             dead_else=found.dead_else,
             dead_entry=found.dead_entry,
-            captured=captured,
-            stored=stored,
+            stored=self.scope.changed(block),
             inside=self.inside,
-            acts=acts(block, self.own),
+            acts=self.scope.acts(block),
         )
         return names
 
@@ -332,7 +354,8 @@ class Statements(Expressions):
         out: list[ast.stmt] = []
         if node.kind == "return":
             self.result_used = True
-            out.append(assign(RESULT, value, node))
+            told = runtime_call("returning", self.site(node, "`return`"), value, origin=node)
+            out.append(assign(RESULT, told, node))
         out += [assign(name, ast.Constant(True), node) for name in node.flags()]
         return out or [locate(ast.Pass(), node)]
 
@@ -373,7 +396,9 @@ class Statements(Expressions):
                 name = target.id
                 read = self.expression(ast.copy_location(load(name), target))
                 out.append(locate(ast.Expr(read), node))
-                nothing = runtime_call("deleted", self.site(node, "`del`"), ast.Constant(name), origin=node)
+                nothing = runtime_call(
+                    "deleted", self.site(node, "`del`"), ast.Constant(name), origin=node
+                )
                 out.append(assign(name, nothing, node))
                 self.definite -= {name}
             else:
@@ -439,4 +464,3 @@ class Statements(Expressions):
 
 def _raises(block: Sequence[ast.stmt]) -> bool:
     return any(isinstance(node, ast.Raise) for node in block)
-

@@ -19,11 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
+from jax.core import ShapedArray, Tracer
 
 from lanewise import _jax, promotion
-from lanewise._jax import ShapedArray
 
-Tracer = jax.core.Tracer
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -250,5 +249,3 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
     if len(pairs) == 1 and pairs[0][1] is value:
         return None
     return [(tree_util.keystr(path), child) for path, child in pairs]
-
-

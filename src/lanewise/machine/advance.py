@@ -27,10 +27,10 @@ from lanewise.blocks.form import (
     reads,
     terminator_atoms,
 )
+from lanewise.blocks.update import masked_update, update_chain
 from lanewise.errors import Outcome
 from lanewise.machine.link import Linked, ReturnPoint
 from lanewise.machine.state import State, loaded, stored
-from lanewise.machine.update import masked_update, update_chain
 
 
 class Advance:
@@ -90,7 +90,7 @@ class Advance:
         assigned = dict(block.assigns)
         kept = [var for var in dict.fromkeys(writes_in_order(block)) if var in alive and self._is_kept(var)]
         atoms = [assigned.get(var, var) for var in kept]
-        chains = {var: update_chain(block, var, atom) for var, atom in zip(kept, atoms, strict=True)}
+        chains = {var: update_chain(block.eqns, var, atom) for var, atom in zip(kept, atoms, strict=True)}
         given = terminator_atoms(block.terminator)
         once = [var in self.uniform_place for var in (*kept, *self._parameters(block))]
         updates = [eqn for chain in chains.values() for eqn in chain]

@@ -22,6 +22,7 @@ from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import OptionError
 from lanewise.machine.choose import Plan, plan_for
 from lanewise.machine.local import run_local
+from lanewise.machine.schedule import dear_blocks
 from lanewise.machine.state import State, grown, initial_state, storage_struct
 from lanewise.machine.ticks import answers, run_ticks, statistics
 from lanewise.options import DEPTH_INSIDE_JIT, Options
@@ -35,11 +36,6 @@ GROWTH = 4
 # Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
 DEEPEST = 1 << 20
 MOST_STACK_BYTES = 4 << 30
-
-
-def wants_outcomes(program: Program, options: Options) -> bool:
-    """Whether `program_p` gives outcome codes and sites beside the answers."""
-    return program.can_fail(options) or not options.throw
 
 
 def plan(program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options) -> Plan:
@@ -133,10 +129,11 @@ def _phases(
     """Start, run and finish a machine."""
     linked, width = chosen.linked, math.prod(lanes)
     assert linked is not None
+    num_dear = len(dear_blocks(linked, width)) if chosen.schedule == "sweep" else 0
 
     def start(capacity: int, *operands: Any) -> State:
         flat, flags = _lanes_first(operands, lanes, mapped)
-        return initial_state(linked, flat, flags, width, capacity)
+        return initial_state(linked, flat, flags, width, capacity, num_dear)
 
     def run(state: State) -> State:
         return run_ticks(linked, state, width, options, chosen.schedule)
@@ -171,7 +168,7 @@ def _shaped(ran: Any, program: Program, lanes: tuple[int, ...], options: Options
         return value.reshape(*lanes, *value.shape[1:])
 
     out = [apart(value) for value in values]
-    if wants_outcomes(program, options):
+    if program.gives_outcomes(options):
         out += [apart(code), apart(site)]
     return out + (list(stats) if options.stats else [])
 
@@ -193,7 +190,7 @@ def _plain(
         outs = [0 if flag else None for flag in out_flags]
         run = jax.vmap(run, in_axes=axes, out_axes=outs, axis_size=lanes[level])
     out = run(*operands)
-    if wants_outcomes(program, options):
+    if program.gives_outcomes(options):
         out += [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]
     if options.stats:
         one = jnp.float32(1)
@@ -231,7 +228,7 @@ def _empty(program: Program, lanes: tuple[int, ...], options: Options) -> list[A
         jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*lanes, *leaf.shape)), _jax.zeros(aval))
         for aval in program.out_avals
     ]
-    if wants_outcomes(program, options):
+    if program.gives_outcomes(options):
         out += [jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, jnp.int32)]
     return out + ([jnp.float32(0)] * NUM_STATS if options.stats else [])
 

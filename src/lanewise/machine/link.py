@@ -12,6 +12,7 @@ from functools import cached_property
 
 from lanewise._jax import Var
 from lanewise.blocks.analysis import CallStorage, Storage, storage
+from lanewise.blocks.coalesce import coalesce
 from lanewise.blocks.cost import Cost, cost_of
 from lanewise.blocks.form import Block, BlockProgram, Call, Label, Return
 
@@ -70,6 +71,7 @@ class ReturnPoint:
 
 def link(program: BlockProgram, varying: Sequence[bool]) -> Linked:
     """Number the blocks and decide storage, when these inputs vary between lanes."""
+    program = coalesce(program, varying)
     decided = storage(program, varying)
     blocks = [block for _, block in program.all_blocks()]
     points: dict[Label, list[ReturnPoint]] = {}

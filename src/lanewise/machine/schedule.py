@@ -5,16 +5,17 @@
 * `sweep`: all cheap blocks in program order, each for the lanes that are at it when its turn comes, so that a lane
   goes through a whole loop iteration in one tick; dear blocks run behind a `cond`, and only when it pays.
 
-When a dear block pays (sweep). Lanes gather at a dear block while the cheap ones run on. Let `r` be the cost of one
-sweep of the cheap blocks over the cost of the dear one. Waiting one tick costs `r` dear runs; running now with few
-lanes wastes the rest of a dear run. So a dear block runs when nearly all live lanes are at it (a share of `1/(1 + r)`),
-or when the waiting has cost as much as one run would (the ski-rental rule: at most twice the best in hindsight), or
-when no lane is at a cheap block; then the dear block with the most lanes runs.
+When a dear block pays (sweep). Lanes gather at a dear block while the others run on. A lane that waits loses a tick,
+and a tick is worth what the machine spends in it, shared by the live lanes; a run costs the same for one lane as for
+all. So the block runs when the waiting, summed over lanes and ticks, has cost what the run costs: the ski-rental rule,
+weighted by lanes. With lanes arriving at a steady rate this waits `sqrt(2 K c)` ticks, where lanes come by every `K`
+ticks and a run costs `c` ticks, which is where the cost of waiting and the cost of running half-empty balance. When no
+block would run, the dear block with the most lanes runs at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -65,48 +66,39 @@ def sweep(advance: Advance) -> Tick:
     """One tick of the sweep."""
     linked = advance.linked
     dear = dear_blocks(linked, advance.lanes)
-    if not dear:
-        return lambda state: _sweep_cheap(advance, state, ())
     costs = _lane_costs(linked, advance.lanes)
-    sweep_cost = sum(cost for pc, cost in enumerate(costs) if pc not in dear)
+    cheap_cost = sum(cost for pc, cost in enumerate(costs) if pc not in dear)
+    if not dear:
+        return lambda state: _sweep_all(advance, state)
+    places = jnp.asarray(dear, jnp.int32)
+    run_costs = jnp.asarray([costs[pc] for pc in dear], jnp.float32)
+    order = jnp.arange(len(dear))
 
     def tick(state: State) -> State:
+        here = (state.pc[:, None] == places).sum(0, dtype=jnp.int32)
+        live = running(state, linked).sum(dtype=jnp.int32)
+        # What a tick costs beside each block, by what ran in the last one.
+        beside = cheap_cost + state.spent.sum() - state.spent
+        due = (state.waited + here) * beside >= run_costs * live
+        forced = (here.sum() == live) & ~(due & (here > 0)).any()
+        run = (here > 0) & (due | (forced & (order == jnp.argmax(here))))
+        state = state.with_(
+            waited=jnp.where(run, 0, state.waited + here), spent=jnp.where(run, run_costs, 0.0)
+        )
         for pc in range(linked.halt):
-            state = _guarded(advance, state, pc, costs[pc], sweep_cost) if pc in dear else advance.run(state, pc)
-        return _break_deadlock(advance, state, dear)
+            if pc in dear:
+                state = lax.cond(run[dear.index(pc)], lambda s, pc=pc: advance.run(s, pc), lambda s: s, state)
+            else:
+                state = advance.run(state, pc)
+        return state
 
     return tick
 
 
-def _sweep_cheap(advance: Advance, state: State, skip: Sequence[int]) -> State:
+def _sweep_all(advance: Advance, state: State) -> State:
     for pc in range(advance.linked.halt):
-        if pc not in skip:
-            state = advance.run(state, pc)
+        state = advance.run(state, pc)
     return state
-
-
-def _guarded(advance: Advance, state: State, pc: int, cost: float, sweep_cost: float) -> State:
-    here = (state.pc == pc).sum(dtype=jnp.int32)
-    live = running(state, advance.linked).sum(dtype=jnp.int32)
-    ratio = sweep_cost / cost
-    waited = state.waiting[pc]
-    pays = (here >= live / (1.0 + ratio)) | (waited * ratio >= 1.0)
-    run = (here > 0) & pays
-    state = lax.cond(run, lambda s: advance.run(s, pc), lambda s: s, state)
-    after = jnp.where(run | (here == 0), 0, waited + 1)
-    return state.with_(waiting=state.waiting.at[pc].set(after))
-
-
-def _break_deadlock(advance: Advance, state: State, dear: Sequence[int]) -> State:
-    """If every live lane is at a dear block and none ran, run the one with the most lanes."""
-    linked = advance.linked
-    pcs = jnp.asarray(dear, jnp.int32)
-    counts = (state.pc[:, None] == pcs).sum(0, dtype=jnp.int32)
-    waiting = counts.sum()
-    stuck = (waiting > 0) & (waiting == running(state, linked).sum(dtype=jnp.int32))
-    chosen = jnp.where(stuck, jnp.argmax(counts).astype(jnp.int32), len(dear))
-    branches = [lambda s, pc=pc: advance.run(s, pc) for pc in dear]
-    return lax.switch(chosen, [*branches, lambda s: s], state)
 
 
 def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:

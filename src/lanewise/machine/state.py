@@ -37,7 +37,8 @@ COUNTERS = ("runs", "advanced", "offered", "steps")
         "site",
         "ticks",
         "counters",
-        "waiting",
+        "waited",
+        "spent",
     ],
     meta_fields=[],
 )
@@ -57,7 +58,8 @@ class State:
     site: Any
     ticks: Any
     counters: Any
-    waiting: Any
+    waited: Any
+    spent: Any
 
     def with_(self, **changes: Any) -> State:
         return replace(self, **changes)
@@ -79,7 +81,7 @@ def storage_struct(var: Var) -> jax.ShapeDtypeStruct:
 
 
 def initial_state(
-    linked: Linked, operands: Sequence[Any], mapped: Sequence[bool], lanes: int, capacity: int
+    linked: Linked, operands: Sequence[Any], mapped: Sequence[bool], lanes: int, capacity: int, num_dear: int = 0
 ) -> State:
     """All lanes at the entry, with their inputs in place; `capacity` is how many frames a stack holds."""
     given = {
@@ -121,7 +123,8 @@ def initial_state(
         site=per_lane(-1),
         ticks=jnp.int32(0),
         counters=jnp.zeros((len(COUNTERS),), jnp.float32),
-        waiting=jnp.zeros((linked.halt,), jnp.int32),
+        waited=jnp.zeros((num_dear,), jnp.int32),
+        spent=jnp.zeros((num_dear,), jnp.float32),
     )
 
 

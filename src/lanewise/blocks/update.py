@@ -14,18 +14,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
-from lanewise._jax import JaxprEqn, Literal, Var
-from lanewise.blocks.form import Block
+from lanewise._jax import JaxprEqn, Literal
 
-_SCATTERS = ("scatter", "scatter-add", "scatter_add", "scatter_sub", "scatter-sub", "scatter_mul", "scatter-mul", "scatter_min", "scatter-min", "scatter_max", "scatter-max")
-UPDATES = ("dynamic_update_slice", *_SCATTERS)
+UPDATES = frozenset(
+    "dynamic_update_slice scatter scatter-add scatter_add scatter_sub scatter-sub scatter_mul scatter-mul"
+    " scatter_min scatter-min scatter_max scatter-max".split()
+)
 
 
-def update_chain(block: Block, var: Var, atom: Any) -> list[JaxprEqn]:
-    """The equations by which `atom` is `var` written at some places, last one first; empty if it is not."""
-    made_by = {out: eqn for eqn in block.eqns for out in eqn.outvars}
+def update_chain(eqns: Sequence[JaxprEqn], start: Any, atom: Any) -> list[JaxprEqn]:
+    """The equations by which `atom` is `start` written at some places, last one first; empty if it is not."""
+    made_by = {out: eqn for eqn in eqns for out in eqn.outvars}
     chain: list[JaxprEqn] = []
-    while atom is not var:
+    while atom is not start:
         eqn = None if isinstance(atom, Literal) else made_by.get(atom)
         if eqn is None or eqn.primitive.name not in UPDATES or _jax.is_extended(atom.aval.dtype):
             return []

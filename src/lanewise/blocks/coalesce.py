@@ -1,0 +1,151 @@
+"""Variables that only copy each other share one place.
+
+A loop inside a loop, or a branch inside a loop, hands its whole state from variable to variable. For a machine that
+keeps every variable for every lane each copy is a masked write. Two variables may share a place unless one is written
+while the other still holds a different value that is needed (Chaitin 1982). Only copies are reasons to share.
+
+All of a block's writes happen at its end, after all its reads, so variables can only be in each other's way there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lanewise import _jax
+from lanewise._jax import Atom, Literal, Var
+from lanewise.blocks.analysis import live_in, live_out, uniform_variables
+from lanewise.blocks.cost import bytes_of
+from lanewise.blocks.form import Block, BlockFunction, BlockProgram, defined
+from lanewise.blocks.simplify import substitute, substitute_terminator
+
+
+def coalesce(program: BlockProgram, varying_inputs: Iterable[bool]) -> BlockProgram:
+    """Give variables that copy each other one place where they are not in each other's way."""
+    uniform = uniform_variables(program, varying_inputs)
+    functions = {name: _coalesced(program, f, uniform) for name, f in program.functions.items()}
+    return replace(program, functions=functions)
+
+
+def _coalesced(program: BlockProgram, function: BlockFunction, uniform: frozenset[Var]) -> BlockFunction:
+    alive = live_out(program, function)
+    others = {var for f in program.functions.values() if f is not function for var in (*f.params, *f.results)}
+    # What others see keeps its name; what is the same for all lanes must stay so.
+    fixed = {*program.inputs, *function.params, *function.results, *(v for v, _ in program.constants), *others}
+    movable = {var for f in (function,) for b in f.blocks for var in _written(b)} - uniform - others
+    conflicts = _conflicts(program, function, alive, movable)
+    groups = _Groups(conflicts, fixed)
+    copies = [
+        (dst, src)
+        for block in function.blocks
+        for dst, src in block.assigns
+        if isinstance(src, Var) and _may_share(dst, src, movable, function)
+    ]
+    for dst, src in sorted(copies, key=lambda pair: -bytes_of(pair[0])):
+        groups.join(dst, src)
+    place = groups.places()
+    if not place:
+        return function
+    return replace(function, blocks=tuple(_renamed(b, alive[b.label], place) for b in function.blocks))
+
+
+def _may_share(dst: Var, src: Var, movable: set[Var], function: BlockFunction) -> bool:
+    usable = movable | set(function.params)
+    same_type = (dst.aval.shape, dst.aval.dtype) == (src.aval.shape, src.aval.dtype)
+    return dst in usable and src in usable and same_type and dst is not src
+
+
+def _written(block: Block) -> list[Var]:
+    return [*defined(block), *(var for var, _ in block.assigns)]
+
+
+def _conflicts(
+    program: BlockProgram, function: BlockFunction, alive: dict[int, frozenset[Var]], movable: set[Var]
+) -> dict[Var, set[Var]]:
+    found: dict[Var, set[Var]] = {}
+
+    def against(first: Var, second: Var) -> None:
+        found.setdefault(first, set()).add(second)
+        found.setdefault(second, set()).add(first)
+
+    entry = function.blocks[0]
+    at_start = (live_in(entry, alive[entry.label]) | set(function.params)) & (movable | set(function.params))
+    for first in at_start:
+        for second in at_start:
+            if first is not second:
+                against(first, second)
+    for block in function.blocks:
+        stored: dict[Var, Any] = {var: var for var in defined(block)} | dict(block.assigns)
+        kept = alive[block.label]
+        for var in stored:
+            if var not in kept:
+                continue
+            source = stored[var]
+            for other in kept:
+                if other is not var and not _same(source, stored.get(other, other)):
+                    against(var, other)
+    return found
+
+
+def _same(first: Atom, second: Atom) -> bool:
+    if isinstance(first, Literal) and isinstance(second, Literal):
+        return first.aval.dtype == second.aval.dtype and bool(np.all(first.val == second.val))
+    return first is second
+
+
+class _Groups:
+    """Sets of variables that share a place, with what is in the way of each."""
+
+    def __init__(self, conflicts: dict[Var, set[Var]], fixed: set[Var]) -> None:
+        self.conflicts = conflicts
+        self.fixed = fixed
+        self.members: dict[Var, set[Var]] = {}
+        self.group: dict[Var, Var] = {}
+
+    def find(self, var: Var) -> Var:
+        return self.group.get(var, var)
+
+    def join(self, first: Var, second: Var) -> None:
+        a, b = self.find(first), self.find(second)
+        if a is b:
+            return
+        left, right = self.members.get(a, {a}), self.members.get(b, {b})
+        if any(self.conflicts.get(var, set()) & right for var in left):
+            return
+        if len((left | right) & self.fixed) > 1:
+            return
+        named = next(iter((left | right) & self.fixed), a)
+        self.members[named] = left | right
+        for var in left | right:
+            self.group[var] = named
+
+    def places(self) -> dict[Var, Var]:
+        return {var: named for var, named in self.group.items() if var is not named}
+
+
+def _renamed(block: Block, alive: frozenset[Var], place: dict[Var, Var]) -> Block:
+    """The block with its reads and writes at the shared places; what its equations define stays its own."""
+    env: dict[Var, Atom] = dict(place)
+    eqns = []
+    stored: dict[Var, Atom] = {}
+    assigned = {var for var, _ in block.assigns}
+    for eqn in block.eqns:
+        invars = [substitute(env, atom) for atom in eqn.invars]
+        outs = []
+        for var in eqn.outvars:
+            own = _jax.new_var(var.aval)
+            outs.append(own)
+            env[var] = own
+            if var in alive and var not in assigned:
+                stored[place.get(var, var)] = own
+        eqns.append(eqn.replace(invars=invars, outvars=outs))
+    for var, atom in block.assigns:
+        if var in alive:
+            stored[place.get(var, var)] = substitute(env, atom)
+    assigns = tuple((var, atom) for var, atom in stored.items() if var is not atom)
+    return block.with_(
+        eqns=tuple(eqns), assigns=assigns, terminator=substitute_terminator(block.terminator, env)
+    )
