@@ -3,6 +3,7 @@
 from lanewise import bind as _bind  # registers the rules of the program primitive
 from lanewise import errors
 from lanewise.errors import LaneError, LanewiseError, Outcome, ProgramError
+from lanewise.inspect import Inspection, inspect
 from lanewise.outcomes import Outcomes, Stats
 from lanewise.program import Program, ProgramFunction, lift, program
 from lanewise.transform import vmap
@@ -10,6 +11,7 @@ from lanewise.transform import vmap
 del _bind
 
 __all__ = [
+    "Inspection",
     "LaneError",
     "LanewiseError",
     "Outcome",
@@ -19,6 +21,7 @@ __all__ = [
     "ProgramFunction",
     "Stats",
     "errors",
+    "inspect",
     "lift",
     "program",
     "vmap",

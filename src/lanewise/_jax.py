@@ -211,3 +211,18 @@ def has_tangent(aval: ShapedArray) -> bool:
 
 def tangent_aval(aval: ShapedArray) -> ShapedArray:
     return shaped(aval.shape, aval.dtype)
+
+
+def broadcast_axes(in_axes: Any, args: tuple[Any, ...]) -> list[int | None]:
+    """`in_axes` as `jax.vmap` takes them, one for each leaf of `args`."""
+    axes = tuple(in_axes) if isinstance(in_axes, list | tuple) else (in_axes,) * len(args)
+    if len(axes) != len(args):
+        raise ValueError(f"it has {len(axes)} entries for {len(args)} arguments")
+    is_none = lambda x: x is None  # noqa: E731
+    spread = [jax.tree.broadcast(axis, arg, is_leaf=is_none) for axis, arg in zip(axes, args, strict=True)]
+    return jax.tree.leaves(spread, is_leaf=is_none)
+
+
+def zero_tangent(value: Any) -> Any:
+    """The symbolic zero that stands for the tangent of a value."""
+    return ad.Zero(jax.typeof(value).to_tangent_aval())

@@ -15,6 +15,7 @@ Outputs are the answers, then outcome codes and sites if lanes can fail, then st
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.diff.jvp import jvp_program
 from lanewise.errors import TransformError
-from lanewise.machine.execute import Mapped, execute, execute_on_host, plain_outputs
+from lanewise.machine.execute import Mapped, answer_axes, execute, execute_on_host
 from lanewise.options import Options
 from lanewise.outcomes import NUM_STATS, Site, raise_if_failed
 from lanewise.program import Program, program_p, throw_p
@@ -37,10 +38,9 @@ def _program_abstract(
     *operands: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
 ) -> list[Any]:
     del operands
-    has_lanes = plain_outputs(program, mapped, options, lanes)
     answers = [
-        _jax.shaped((*lanes, *aval.shape) if flag else aval.shape, aval.dtype, aval.weak_type)
-        for aval, flag in zip(program.out_avals, has_lanes, strict=True)
+        _jax.shaped((*itertools.compress(lanes, axes), *aval.shape), aval.dtype, aval.weak_type)
+        for aval, axes in zip(program.out_avals, answer_axes(program, mapped, options, lanes), strict=True)
     ]
     code = _jax.shaped(lanes, jnp.int32.dtype)
     outcomes = [code, code] if program.gives_outcomes(options) else []
@@ -70,7 +70,7 @@ def _batch_program(
     lanes = (axis_data.size, *lanes)
     mapped = tuple((d is not None, *axes) for d, axes in zip(dims, mapped, strict=True))
     outs = program_p.bind(*operands, program=program, lanes=lanes, mapped=mapped, options=options)
-    answers = [0 if flag else None for flag in plain_outputs(program, mapped, options, lanes)]
+    answers = [0 if axes[0] else None for axes in answer_axes(program, mapped, options, lanes)]
     outcomes = [0, 0] if program.gives_outcomes(options) else []
     rest = [None] * (len(outs) - len(answers) - len(outcomes))
     return outs, [*answers, *outcomes, *rest]
@@ -105,10 +105,10 @@ def _jvp_program(
         outs[num_answers + num_tangents :],
     )
     tangent_outs = [
-        next(moving) if _jax.has_tangent(aval) else ad.Zero.from_primal_value(answer)
+        next(moving) if _jax.has_tangent(aval) else _jax.zero_tangent(answer)
         for answer, aval in zip(answers, program.out_avals, strict=True)
     ]
-    return [*answers, *rest], [*tangent_outs, *(ad.Zero.from_primal_value(x) for x in rest)]
+    return [*answers, *rest], [*tangent_outs, *(_jax.zero_tangent(x) for x in rest)]
 
 
 ad.primitive_jvps[program_p] = _jvp_program

@@ -33,7 +33,7 @@ from lanewise.errors import OptionError, ProgramError, ResultTypeError, ResultUn
 from lanewise.frontend import python as python_frontend
 from lanewise.options import Options
 from lanewise.outcomes import Outcomes, Site, Stats
-from lanewise.signature import CallStatics, Signature, StaticLeaves, split_leaves
+from lanewise.signature import DYNAMIC, CallStatics, Signature, StaticLeaves, split_leaves
 
 MAX_ROUNDS = 12
 
@@ -97,8 +97,13 @@ class Program:
         """Whether `program_p` gives outcome codes and sites beside the answers."""
         return self.can_fail(options) or not options.throw
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """Every function's jaxpr."""
         return "\n".join(f"{name} = {function.jaxpr}" for name, function in self.functions.items())
+
+    def __repr__(self) -> str:
+        return f"<program {self.entry}: {', '.join(self.functions)}>"
 
 
 @call_p.def_abstract_eval
@@ -246,6 +251,14 @@ class ProgramFunction:
         if isinstance(staged, _Entry):
             raise TransformError(f"`{staged.name}` cannot be staged while it is itself being traced.")
         return staged, [*staged.captures, *operands]
+
+    def dynamic(self, flags: Sequence[bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bool]:
+        """Of one flag for each leaf of the arguments, those of the leaves that are traced."""
+        _, static = self._signature.split(args, kwargs)
+        leaves = jax.tree.leaves((args, kwargs))
+        if len(leaves) != len(static.leaves.leaves):
+            raise OptionError("inspect does not take declared static arguments that are pytrees.")
+        return [f for f, leaf in zip(flags, static.leaves.leaves, strict=True) if leaf is DYNAMIC]
 
     def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Staged | _Entry, list[Any]]:
         dynamic, static = self._signature.split(args, kwargs)

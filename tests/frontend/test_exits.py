@@ -266,3 +266,21 @@ def test_body_that_never_comes_round(same):
 
     for x, y in [(0, 1), (3, 1), (3, 5), (1, 2)]:
         same(f, x, y)
+
+
+def test_flags_pass_by_what_is_skipped(same):
+    def f(x, y):
+        for i in range(y):
+            if y <= i:
+                if y < 3:
+                    return 1
+            elif y + i > 4:
+                if x - i <= x:
+                    return 2
+            if y == 100:
+                return 3
+            break
+        return 4
+
+    for x, y in [(-2, 5), (0, 0), (1, 3), (1, 100)]:
+        same(f, x, y)

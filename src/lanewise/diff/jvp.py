@@ -125,7 +125,7 @@ def _jvp_call(
     )
     answers, moved = outs[: len(out_avals)], iter(outs[len(out_avals) :])
     tangent_outs = [
-        next(moved) if _jax.has_tangent(a) else ad.Zero.from_primal_value(x)
+        next(moved) if _jax.has_tangent(a) else _jax.zero_tangent(x)
         for x, a in zip(answers, out_avals, strict=True)
     ]
     return answers, tangent_outs

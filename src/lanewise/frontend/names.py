@@ -331,7 +331,7 @@ class Analysis:
             inner = self.block(node.body, out)
             left, b = self.left(node.region, out), self.ends(node.body, out)
             self.note(node, self.scope.modified(node.body) & (left | b), left, b)
-            return inner | {node.region.need_flag()}
+            return inner | flags(out) | {node.region.need_flag()}  # where skipped, flags pass by
         if isinstance(node, ast.While | ast.For):
             return self.loop(node, out)
         if isinstance(node, ast.With):

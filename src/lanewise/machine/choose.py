@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn
 from lanewise.blocks.flatten import flatten
+from lanewise.blocks.form import BlockProgram
 from lanewise.blocks.inside import Expand
 from lanewise.blocks.simplify import simplify
 from lanewise.errors import OptionError, TransformError
@@ -50,8 +51,7 @@ def make_plan(
         return Plan(None, "plain", "ticks", "asked for")
     if lanes is None and structured_ok and options.schedule == "auto" and not options.stats:
         return Plan(None, "plain", "ticks", "one lane, no recursion: XLA's own loops and branches")
-    blocks = flatten(program, varying, expand=expand, every_loop=options.max_steps is not None)
-    linked = link(simplify(blocks), varying)
+    linked = link(blocks_of(program, varying, options, expand), varying)
     if linked.straight and structured_ok and options.schedule == "auto" and not options.stats:
         return Plan(linked, "plain", "ticks", "nothing diverges: no trip count varies and no branch is dear")
     if options.schedule != "auto":
@@ -62,6 +62,11 @@ def make_plan(
         " dear ones when enough lanes wait for them"
     )
     return Plan(linked, "sweep", "ticks", why)
+
+
+def blocks_of(program: Program, varying: Sequence[bool], options: Options, expand: Expand) -> BlockProgram:
+    """The program's blocks, simplified."""
+    return simplify(flatten(program, varying, expand=expand, every_loop=options.max_steps is not None))
 
 
 @functools.lru_cache(maxsize=512)

@@ -18,6 +18,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn
+from lanewise.blocks.dependence import dependent_answers
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import OptionError
 from lanewise.machine.choose import Plan, plan_for
@@ -77,7 +78,8 @@ def execute_on_host(
     chosen = plan(program, lanes, mapped, options)
     if chosen.schedule == "local":
         flat, flags = _lanes_first(operands, lanes, mapped)
-        return _shaped(run_local(chosen.linked, flat, flags, math.prod(lanes), options), program, lanes, options)
+        ran = run_local(chosen.linked, flat, flags, math.prod(lanes), options)
+        return _shaped(ran, program, lanes, mapped, options)
     compiled = _compiled(program, lanes, mapped, options)
     if isinstance(compiled, _Whole):
         return compiled.run(*operands)
@@ -140,7 +142,7 @@ def _phases(
 
     def finish(state: State) -> list[Any]:
         values, code, site = answers(linked, state, width)
-        return _shaped((values, code, site, statistics(state)), program, lanes, options)
+        return _shaped((values, code, site, statistics(state)), program, lanes, mapped, options)
 
     return start, run, finish
 
@@ -160,34 +162,41 @@ def _lanes_first(operands: Sequence[Any], lanes: tuple[int, ...], mapped: Mapped
     return flat, flags
 
 
-def _shaped(ran: Any, program: Program, lanes: tuple[int, ...], options: Options) -> list[Any]:
+def _shaped(
+    ran: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
+) -> list[Any]:
     """Answers with their lane axes apart again, then what else is wanted."""
     values, code, site, stats = ran
-
-    def apart(value: Any) -> Any:
-        return value.reshape(*lanes, *value.shape[1:])
-
-    out = [apart(value) for value in values]
+    out = []
+    for value, axes in zip(values, answer_axes(program, mapped, options, lanes), strict=True):
+        apart = value.reshape(*lanes, *value.shape[1:])
+        # All entries along an axis that the answer does not depend on are the same.
+        out.append(apart[tuple(slice(None) if has else 0 for has in axes)])
     if program.gives_outcomes(options):
-        out += [apart(code), apart(site)]
+        out += [code.reshape(lanes), site.reshape(lanes)]
     return out + (list(stats) if options.stats else [])
+
+
+def _one_lane(program: Program) -> Callable[..., list[Any]]:
+    """A program without recursion as an ordinary function."""
+    entry = program.functions[program.entry]
+
+    def run(*values: Any) -> list[Any]:
+        captured = [values[i] for i in entry.captures]
+        return _jax.eval_jaxpr(entry.jaxpr, *captured, *values[program.num_captures :])
+
+    return run
 
 
 def _plain(
     operands: Sequence[Any], program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
 ) -> list[Any]:
     """Structured code under `jax.vmap`, one call for each lane axis. It cannot fail."""
-    entry = program.functions[program.entry]
-
-    def one_lane(*values: Any) -> list[Any]:
-        captured = [values[i] for i in entry.captures]
-        return _jax.eval_jaxpr(entry.jaxpr, *captured, *values[program.num_captures :])
-
-    run = one_lane
-    out_flags = plain_outputs(program, mapped, options, lanes)
+    run = _one_lane(program)
+    has_axes = answer_axes(program, mapped, options, lanes)
     for level in reversed(range(len(lanes))):
         axes = tuple(0 if flags[level] else None for flags in mapped)
-        outs = [0 if flag else None for flag in out_flags]
+        outs = [0 if flags[level] else None for flags in has_axes]
         run = jax.vmap(run, in_axes=axes, out_axes=outs, axis_size=lanes[level])
     out = run(*operands)
     if program.gives_outcomes(options):
@@ -199,27 +208,21 @@ def _plain(
     return out
 
 
-def plain_outputs(program: Program, mapped: Mapped, options: Options, lanes: tuple[int, ...]) -> tuple[bool, ...]:
-    """Which answers have lane axes: all of them, but those a plainly vectorized program finds equal for all lanes."""
-    varying = tuple(any(flags) for flags in mapped)
-    if not (lanes and plan(program, lanes, mapped, options).plain):
-        return (bool(lanes),) * len(program.out_avals)
-    return _varying_answers(program, varying)
-
-
-@functools.lru_cache(maxsize=512)
-def _varying_answers(program: Program, varying: tuple[bool, ...]) -> tuple[bool, ...]:
-    entry = program.functions[program.entry]
-
-    def one_lane(*values: Any) -> list[Any]:
-        captured = [values[i] for i in entry.captures]
-        return _jax.eval_jaxpr(entry.jaxpr, *captured, *values[program.num_captures :])
-
-    return _jax.batched_outputs(one_lane, operand_structs(program), varying)
-
-
-def operand_structs(program: Program) -> list[jax.ShapeDtypeStruct]:
-    return [_jax.shape_dtype_struct(aval) for aval in operand_avals(program)]
+@functools.lru_cache(maxsize=1024)
+def answer_axes(program: Program, mapped: Mapped, options: Options, lanes: tuple[int, ...]) -> Mapped:
+    """For each answer, which lane axes it has: those of the operands it depends on."""
+    if 0 in lanes:
+        return ((True,) * len(lanes),) * len(program.out_avals)
+    plain = plan(program, lanes, mapped, options).plain
+    by_axis = []
+    for level in range(len(lanes)):
+        flags = tuple(axes[level] for axes in mapped)
+        if plain:
+            structs = [_jax.shape_dtype_struct(aval) for aval in operand_avals(program)]
+            by_axis.append(_jax.batched_outputs(_one_lane(program), structs, flags))
+        else:
+            by_axis.append(dependent_answers(program, flags, expand))
+    return tuple(tuple(flags[i] for flags in by_axis) for i in range(len(program.out_avals)))
 
 
 def _empty(program: Program, lanes: tuple[int, ...], options: Options) -> list[Any]:

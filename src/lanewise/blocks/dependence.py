@@ -1,0 +1,111 @@
+"""Which answers of a program depend on which operands, through data or through control.
+
+`jax.vmap` gives back an axis only for outputs that depend on a mapped input, and `jax.jacfwd` counts on it: the primal
+answers of a derivative must not gain the tangents' axis. For a program the machine runs, this is that rule.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from lanewise._jax import Jaxpr, JaxprEqn, Var
+from lanewise.blocks.divergence import changed_carry, flag_of
+from lanewise.blocks.inside import Expand, inside, is_throw
+from lanewise.check import check_p
+from lanewise.program import Program, call_p, program_p
+
+Flags = tuple[bool, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def dependent_answers(program: Program, operands: Flags, expand: Expand) -> Flags:
+    """Which answers depend on these operands."""
+    found = _Dependence(program, operands[: program.num_captures], expand)
+    return found.function(program.entry, operands[program.num_captures :])
+
+
+class _Dependence:
+    """One program's functions, solved together: results only ever become dependent, until nothing changes."""
+
+    def __init__(self, program: Program, captures: Flags, expand: Expand) -> None:
+        self.program = program
+        self.captures = captures
+        self.expand = expand
+        self.results: dict[tuple[str, Flags], Flags] = {}
+
+    def function(self, name: str, params: Flags) -> Flags:
+        self._result(name, params)
+        before: dict[tuple[str, Flags], Flags] = {}
+        while before != self.results:
+            before = dict(self.results)
+            for (called, flags), known in before.items():
+                function = self.program.functions[called]
+                held = [self.captures[i] for i in function.captures]
+                now = self.walk(function.jaxpr, [*held, *flags])
+                self.results[called, flags] = tuple(a or b for a, b in zip(known, now, strict=True))
+        return self.results[name, params]
+
+    def _result(self, name: str, params: Flags) -> Flags:
+        nothing = (False,) * len(self.program.functions[name].jaxpr.outvars)
+        return self.results.setdefault((name, params), nothing)
+
+    def walk(self, jaxpr: Jaxpr, depends: Sequence[bool]) -> Flags:
+        flags: dict[Var, bool] = dict.fromkeys(jaxpr.constvars, False)
+        flags.update(zip(jaxpr.invars, depends, strict=True))
+        for eqn in jaxpr.eqns:
+            flags.update(zip(eqn.outvars, self.eqn(eqn, [flag_of(flags, a) for a in eqn.invars]), strict=True))
+        return tuple(flag_of(flags, atom) for atom in jaxpr.outvars)
+
+    def eqn(self, eqn: JaxprEqn, depends: Sequence[bool]) -> Flags:
+        name = eqn.primitive.name
+        if name == "cond":
+            index, *operands = depends
+            sides = [self.walk(branch, operands) for branch in eqn.params["branches"]]
+            return tuple(index or any(flags) for flags in zip(*sides, strict=True))
+        if name == "while":
+            return self._while(eqn, depends)
+        if name == "scan":
+            return self._scan(eqn, depends)
+        if eqn.primitive is call_p:
+            return self._result(eqn.params["name"], tuple(depends))
+        if is_throw(eqn):
+            return tuple(depends[: len(eqn.outvars)])
+        if eqn.primitive is check_p:
+            return ()
+        found = inside(eqn, self.expand)
+        if found is not None:
+            flags = {id(atom): flag for atom, flag in zip(eqn.invars, depends, strict=True)}
+            out = self.walk(found.jaxpr, [flags[id(atom)] for atom in found.operands])
+            return (*out, *(any(depends) for _ in eqn.outvars[len(out) :]))
+        if eqn.primitive is program_p:
+            out = dependent_answers(eqn.params["program"], tuple(depends), self.expand)
+            return (*out, *(any(depends) for _ in eqn.outvars[len(out) :]))
+        return (any(depends),) * len(eqn.outvars)
+
+    def _while(self, eqn: JaxprEqn, depends: Sequence[bool]) -> Flags:
+        cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+        changed = changed_carry(body, body_n)
+        carry = list(depends[cond_n + body_n :])
+        while True:
+            (predicate,) = self.walk(cond, [*depends[:cond_n], *carry])
+            out = self.walk(body, [*depends[cond_n : cond_n + body_n], *carry])
+            after = [
+                old or new or (predicate and change)
+                for old, new, change in zip(carry, out, changed, strict=True)
+            ]
+            if after == carry:
+                return tuple(carry)
+            carry = after
+
+    def _scan(self, eqn: JaxprEqn, depends: Sequence[bool]) -> Flags:
+        num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        consts, xs = depends[:num_consts], depends[num_consts + num_carry :]
+        carry = list(depends[num_consts : num_consts + num_carry])
+        while True:
+            out = self.walk(eqn.params["jaxpr"], [*consts, *carry, *xs])
+            after = [old or new for old, new in zip(carry, out[:num_carry], strict=True)]
+            if after == carry:
+                return (*carry, *out[num_carry:])
+            carry = after

@@ -1,0 +1,110 @@
+"""`lanewise.inspect`: a program, its blocks, their storage and cost, and how it would run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from lanewise import _jax
+from lanewise.blocks.analysis import Storage, storage
+from lanewise.blocks.form import BlockProgram
+from lanewise.blocks.text import print_program
+from lanewise.errors import OptionError
+from lanewise.machine.execute import expand, plan
+from lanewise.machine.choose import Plan, blocks_of
+from lanewise.machine.schedule import dear_blocks
+from lanewise.options import Options
+from lanewise.program import Program, ProgramFunction, lift
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What `inspect` found; print it."""
+
+    program: Program
+    blocks: BlockProgram
+    storage: Storage
+    plan: Plan
+    lanes: int | None
+    options: Options
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            [
+                f"program\n{self.program.text}",
+                f"blocks\n{print_program(self.blocks, self.storage)}",
+                f"carrier {self.plan.carrier}, schedule {self.plan.schedule}: {self.plan.why}",
+                self._work(),
+            ]
+        )
+
+    def _work(self) -> str:
+        lanes = "one lane" if self.lanes is None else f"{self.lanes} lanes"
+        if self.plan.linked is None or self.plan.plain:
+            return f"{lanes}, plainly vectorized"
+        dear = dear_blocks(self.plan.linked, self.lanes or 1)
+        named = ", ".join(str(getattr(self.plan.linked.order[pc], "label", pc)) for pc in dear) or "none"
+        return f"{lanes}; dear blocks: {named}"
+
+    __repr__ = __str__
+
+
+def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any) -> Inspection:
+    """Show how a program would run for these arguments, batched along `in_axes` (None for a lone call).
+
+    Nothing runs. `fun` may be a program, a plain function (lifted first) or what `lanewise.vmap` takes; options are
+    the program's own.
+
+    >>> import jax.numpy as jnp
+    >>> import lanewise as lw
+    >>> @lw.program
+    ... def halvings(n):
+    ...     count = 0
+    ...     while n > 1:
+    ...         n = n // 2
+    ...         count += 1
+    ...     return count
+    >>> found = lw.inspect(halvings, jnp.arange(8))
+    >>> print(found.plan.schedule, found.plan.carrier)
+    sweep ticks
+    >>> "while" in found.program.text
+    True
+    """
+    program = fun if isinstance(fun, ProgramFunction) else lift(fun)
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    axes = _leaf_axes(in_axes, args, kwargs)
+    size = {leaf.shape[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None}
+    if len(size) > 1:
+        raise OptionError(f"arguments have different sizes along in_axes={in_axes!r}: {sorted(size)}.")
+    examples = [
+        leaf if axis is None else jax.numpy.take(leaf, 0, axis=axis) for leaf, axis in zip(leaves, axes, strict=True)
+    ]
+    one_args, one_kwargs = jax.tree.unflatten(tree, examples)
+    staged, _ = program.stage(*one_args, **one_kwargs)
+    batched = [axis is not None for axis in axes]
+    varying = [*([False] * staged.program.num_captures), *program.dynamic(batched, one_args, one_kwargs)]
+    lanes = tuple(size)
+    mapped = tuple((flag,) if lanes else () for flag in varying)
+    found = plan(staged.program, lanes, mapped, program.options)
+    blocks = found.linked.program if found.linked else blocks_of(staged.program, varying, program.options, expand)
+    return Inspection(
+        staged.program,
+        blocks,
+        storage(blocks, varying),
+        found,
+        lanes[0] if lanes else None,
+        program.options,
+    )
+
+
+def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
+    """One axis for each leaf, keyword arguments along axis 0 as `jax.vmap` has it."""
+    try:
+        by_position = _jax.broadcast_axes(in_axes, args)
+    except ValueError as error:
+        raise OptionError(f"in_axes={in_axes!r} does not fit the arguments: {error}") from None
+    lone = all(axis is None for axis in by_position) and bool(by_position)
+    return [*by_position, *(None if lone else 0 for _ in jax.tree.leaves(kwargs))]
