@@ -284,3 +284,18 @@ def test_flags_pass_by_what_is_skipped(same):
 
     for x, y in [(-2, 5), (0, 0), (1, 3), (1, 100)]:
         same(f, x, y)
+
+
+def test_else_of_a_loop_that_only_returns(same):
+    def f(x, n):
+        if x > 0:
+            for i in range(n):
+                if i == 3:
+                    return i
+            else:
+                c = x
+            x = c + 1
+        return x
+
+    for x, n in [(0, 1), (2, 2), (2, 5)]:
+        same(f, x, n)

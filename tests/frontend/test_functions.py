@@ -391,3 +391,60 @@ def test_raise_under_a_plain_condition():
 
     with pytest.raises(ValueError, match="flag"):
         jax.jit(convert(f))(1)
+
+
+def test_annotated_assignment(same):
+    def f(x: int, n: "int") -> int:
+        y: int = 0
+        z: float
+        while n > 0:
+            y: int = y + x
+            n -= 1
+        if y > 3:
+            z: float = 1.0
+        else:
+            z = 2.0
+        return y * z  # type: ignore[return-value]
+
+    same(f, 2, 3)
+
+
+def test_statements_of_all_sorts(same):
+    def f(x, *, flags=("a", "b")):
+        total = 0
+        for i, flag in enumerate(flags):
+            try:
+                total += {"a": 1}[flag]
+            except KeyError:
+                continue
+            finally:
+                total += 10
+        table = {}
+        table["x"], (low, *_) = x, (1, 2, 3)
+        table |= {"low": low}
+        if x > 0:
+            table["x"] **= 2
+            del table["low"]
+        else:
+            table.pop("low")
+        return total, table["x"], f"{len(table)}" == "1"
+
+    same(f, 3)
+
+
+def test_star_arguments_and_decorated_inner():
+    def f(x, *ys):
+        @functools.lru_cache
+        def size(k: int = 3) -> int:
+            return k * 2
+
+        @functools.partial(jax.vmap, in_axes=(0, None))
+        def add(a, b):
+            if a > b:
+                return a
+            return b
+
+        return add(jnp.arange(3), max(*ys, x)) + size()
+
+    assert jax.jit(convert(f))(1, 0, 2).tolist() == [8, 8, 8]
+    assert jax.jit(convert(f))(1, 0).tolist() == [7, 7, 8]

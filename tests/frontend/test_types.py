@@ -314,3 +314,14 @@ def test_zero_size(same):
         return x
 
     same(f, np.zeros((0, 3), np.float32), 2)
+
+
+def test_assigned_only_after_an_exit():
+    def f(x):
+        if x > 0:
+            return x
+            y = 1
+        return y  # pyright: ignore[reportUndefinedVariable]
+
+    with pytest.raises(UndefinedVariableError, match=r"`y` may be undefined here: no assignment"):
+        jax.jit(convert(f))(1.0)

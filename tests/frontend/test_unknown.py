@@ -88,14 +88,39 @@ def test_loop_that_would_not_end():
     assert jax.eval_shape(convert(f), 1).dtype == jnp.int32
 
 
-def test_body_unknown():
+def test_loop_that_may_run_zero_times():
     def f(n):
+        total = 1
+        for i in range(n):
+            total += unknown(i)
+        return total
+
+    def g(n):
         while n > 0:
             n = unknown(n)
         return n
 
-    with pytest.raises(ResultUnknown):
-        jax.eval_shape(convert(f), 1)
+    assert jax.eval_shape(convert(f), 1).dtype == jnp.int32
+    assert jax.eval_shape(convert(g), 1).dtype == jnp.int32
+
+
+def test_loop_that_runs_at_least_once():
+    def f(xs):
+        total = 1.0
+        for x in xs:
+            total += unknown(x)
+        return total
+
+    def g(n):
+        while True:
+            n = unknown(n)
+            if n > 3:
+                break
+        return n
+
+    for function, argument in ((f, jnp.ones(3)), (g, 1)):
+        with pytest.raises(ResultUnknown):
+            jax.eval_shape(convert(function), argument)
 
 
 def test_exits_around_the_unknown():

@@ -19,7 +19,7 @@ from lanewise import _jax
 from lanewise._jax import Atom, Literal, Var
 from lanewise.blocks.analysis import live_in, live_out, uniform_variables
 from lanewise.blocks.cost import bytes_of
-from lanewise.blocks.form import Block, BlockFunction, BlockProgram, defined
+from lanewise.blocks.form import Block, BlockFunction, BlockProgram, Call, defined
 from lanewise.blocks.simplify import substitute, substitute_terminator
 
 
@@ -78,6 +78,11 @@ def _conflicts(
             if first is not second:
                 against(first, second)
     for block in function.blocks:
+        if isinstance(block.terminator, Call):
+            # The callee writes its results while the frame waits.
+            for result in program.functions[block.terminator.callee].results:
+                for other in alive[block.label]:
+                    against(result, other)
         stored: dict[Var, Any] = {var: var for var in defined(block)} | dict(block.assigns)
         kept = alive[block.label]
         for var in stored:

@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lanewise.frontend.exits import Exit, Guard, Region, always_exits, blocks_of, is_true
+from lanewise.frontend.exits import Exit, Guard, Region, always_exits, blocks_of, breaks, is_true
 from lanewise.frontend.site import FLAG, RESULT
 
 Names = frozenset[str]
@@ -396,6 +396,6 @@ class Analysis:
 
     def note_else(self, node: ast.While | ast.For, region: Region, out: Names) -> None:
         b = self.ends(node.orelse, out)
-        left = out | {RESULT} | self.always
+        left = (out if breaks(node.body) else flags(out)) | {RESULT} | self.always
         live = self.scope.modified(node.orelse) & (left | b)
         node.lw_else = Liveness(live, live - left, live - b)  # type: ignore[attr-defined]

@@ -5,8 +5,10 @@ compiled again under the user's file name and lines, over the same globals and t
 late binding, recursion and tracebacks are as they were. Called under a JAX trace, the new function emits
 `lax.cond`, `lax.while_loop` and `lax.scan` where a condition is traced, and is plain Python elsewhere.
 
-    source -> syntax (refuse) -> exits (structure) -> names (liveness) -> statements, expressions
-    run time: control -> branch, loop -> values;  iterate (what `for` runs over), site (who is asking)
+    convert:  source -> syntax (refuse) -> exits, patterns (structure) -> names (liveness)
+              -> statements, expressions (emit)
+    run time: control, operators, mutation -> branch, loop -> values; iterate (what a `for` runs
+              over), site (who is asking)
 """
 
 from __future__ import annotations

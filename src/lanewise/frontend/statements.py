@@ -57,12 +57,13 @@ def convert_function(
     emitter = Statements(unit, node.name)
     if method_of_class and inputs:
         emitter.first_parameter = inputs[0]
+    declared = bound_names(node.body)
     body, whole = Exits(unit.filename, node.name).body(node.body, node)
-    own = bound_names(body) | frozenset(inputs)
+    own = bound_names(body) | declared | frozenset(inputs)
     emitter.scope = Scope.of(body, own)
     emitter.analysis = Analysis(emitter.scope, captured_names(body) & own)
     emitter.analysis.function(body)
-    shared = _shared(body, emitter.scope)
+    shared = _shared(body, emitter.scope) | (declared - bound_names(body))
     emitter.maybe = (shared - frozenset(inputs)) | _deleted(body, shared) | (outer - own)
     emitter.definite = frozenset(inputs)
     statements = emitter.block(body)
@@ -375,6 +376,12 @@ class Statements(Expressions):
     def emit_ClassDef(self, node: ast.ClassDef) -> list[ast.stmt]:
         self.definite |= {node.name}
         return [node]
+
+    def emit_AnnAssign(self, node: ast.AnnAssign) -> list[ast.stmt]:
+        """The annotation goes: a block cannot annotate its function's variable."""
+        if node.value is None:
+            return [locate(ast.Pass(), node)]
+        return self.statement(ast.copy_location(ast.Assign([node.target], node.value), node))
 
     def emit_AugAssign(self, node: ast.AugAssign) -> list[ast.stmt]:
         """`x += 1` where `x` may be undefined is written out, so that the read is checked."""

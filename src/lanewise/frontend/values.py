@@ -85,8 +85,11 @@ def _is_plain_dataclass(leaf: Any) -> bool:
 
 
 def register_plain_dataclass(cls: type) -> None:
-    names = [field.name for field in dataclasses.fields(cls) if field.init]
-    tree_util.register_dataclass(cls, data_fields=names, meta_fields=[])
+    """Make a dataclass a pytree, as JAX would: fields marked static in their metadata are no leaves."""
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    static = [field.name for field in fields if field.metadata.get("static", False)]
+    data = [field.name for field in fields if field.name not in static]
+    tree_util.register_dataclass(cls, data_fields=data, meta_fields=static)
 
 
 def same_number(a: Any, b: Any) -> bool:

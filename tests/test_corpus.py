@@ -1,0 +1,107 @@
+"""Every program of the corpus means the same however it runs.
+
+Plain Python is the first truth; the reference interpreter must agree with it on a few lanes, the compiled one-lane
+program with both. One lane at a time then stands for the batch, and every schedule at every size must agree with it,
+as must `jax.vmap` of the form in `jax.lax` where the corpus has one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from corpus import CORPUS, Case
+
+import lanewise as lw
+from comparing import assert_same, lane_axes, lanes_of, take
+from lanewise.blocks.flatten import flatten, operand_avals
+from lanewise.blocks.form import verify
+from lanewise.blocks.reference import interpret
+from lanewise.blocks.simplify import simplify
+from lanewise.errors import Outcome
+from lanewise.machine.execute import expand
+from lanewise.machine.link import link
+
+SIZES = (1, 2, 17, 256)
+HEAVY_SIZES = (2, 17)
+LARGEST = max(SIZES)
+# Which sizes run under which schedule: compiling is what tests spend their time on, so each size meets each schedule
+# of the paper on some programs only. LANEWISE_FULL=1 runs every size under every schedule.
+FULL = bool(os.environ.get("LANEWISE_FULL"))
+SIZES_OF = {"sweep": SIZES, "most": (1, 256), "lowest": (2, 256), "local": (17,)}
+
+every_case = pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
+
+
+@functools.lru_cache(maxsize=None)
+def batch(name: str) -> Any:
+    """The largest batch of a case; smaller ones are its first lanes."""
+    case = next(case for case in CORPUS if case.name == name)
+    size = max(HEAVY_SIZES) if case.heavy else LARGEST
+    return jax.tree.map(jnp.asarray, case.examples(np.random.default_rng(1), size))
+
+
+@functools.lru_cache(maxsize=None)
+def one_at_a_time(name: str) -> Any:
+    """Answers of the whole batch, one lane after the other, through XLA's own loops or a one-lane machine."""
+    case = next(case for case in CORPUS if case.name == name)
+    args = batch(name)
+    axes = lane_axes(case.in_axes, args)
+    leaves, tree = jax.tree.flatten(args)
+    moving = [leaf for leaf, axis in zip(leaves, axes, strict=True) if axis is not None]
+
+    def one(lane: list[Any]) -> Any:
+        given = iter(lane)
+        mine = [leaf if axis is None else next(given) for leaf, axis in zip(leaves, axes, strict=True)]
+        return case.program(*jax.tree.unflatten(tree, mine))
+
+    return jax.jit(lambda moving: jax.lax.map(one, moving))(moving)
+
+
+@every_case
+def test_reference_is_plain_python(case: Case) -> None:
+    args = batch(case.name)
+    lanes = lanes_of(case.in_axes, args)
+    for lane in range(1 if case.heavy else min(2, lanes)):
+        one = take(case.in_axes, args, lane)
+        with jax.disable_jit():
+            plain = case.program(*one)
+        staged, operands = case.program.stage(*one)
+        varying = [True] * len(operand_avals(staged.program))
+        blocks = verify(flatten(staged.program, varying, expand=expand))
+        found = interpret(link(simplify(blocks, check=verify), varying).program, operands)
+        assert found.outcome is Outcome.DONE
+        assert_same(found.values, [x for x in jax.tree.leaves(plain)], case.rtol)
+        if lane == 0:
+            assert_same(interpret(blocks, operands).values, found.values, case.rtol)
+        assert_same(take(0, one_at_a_time(case.name), lane), plain, case.rtol)
+
+
+@pytest.mark.parametrize("schedule", ["sweep", "most", "lowest", "local"])
+@every_case
+def test_schedules(case: Case, schedule: str) -> None:
+    expected = one_at_a_time(case.name)
+    wanted = SIZES if FULL else SIZES_OF[schedule]
+    for size in HEAVY_SIZES[-1:] if case.heavy else wanted:
+        args = take(case.in_axes, batch(case.name), slice(size))
+        answers = lw.vmap(case.program, in_axes=case.in_axes, schedule=schedule)(*args)
+        assert_same(answers, take(0, expected, slice(size)), case.rtol)
+
+
+@pytest.mark.parametrize("case", [c for c in CORPUS if c.lax_form], ids=lambda case: case.name)
+def test_jax_vmap_of_the_lax_form(case: Case) -> None:
+    args = take(case.in_axes, batch(case.name), slice(17))
+    expected = jax.jit(jax.vmap(case.lax_form, in_axes=case.in_axes))(*args)
+    assert_same(jax.jit(jax.vmap(case.program, in_axes=case.in_axes))(*args), expected, case.rtol)
+    lifted = lw.vmap(case.lax_form, in_axes=case.in_axes, schedule="sweep")
+    assert_same(lifted(*args), expected, case.rtol)
+
+
+def test_the_corpus_is_large_and_named_once() -> None:
+    names = [case.name for case in CORPUS]
+    assert len(names) == len(set(names)) >= 60
