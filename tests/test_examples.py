@@ -48,7 +48,7 @@ def test_the_first_example_of_the_readme_is_short() -> None:
 
 
 def test_the_tests_the_readme_names_exist() -> None:
-    named = re.findall(r"`(tests/\w+\.py)(?:::(\w+))?`", README.read_text())
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", README.read_text())
     assert named, "the feature table names no test"
     for path, function in named:
         text = (ROOT / path).read_text()

@@ -226,3 +226,23 @@ def broadcast_axes(in_axes: Any, args: tuple[Any, ...]) -> list[int | None]:
 def zero_tangent(value: Any) -> Any:
     """The symbolic zero that stands for the tangent of a value."""
     return ad.Zero(jax.typeof(value).to_tangent_aval())
+
+
+@dataclass(frozen=True)
+class ScanParts:
+    """How a `scan` equation divides its operands."""
+
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+
+
+def scan_parts(eqn: JaxprEqn) -> ScanParts:
+    """From `num_consts` and `num_carry` on 0.10, from the flattened trees `ft_in` since."""
+    params = eqn.params
+    if "num_consts" in params:
+        consts, carry = params["num_consts"], params["num_carry"]
+    else:
+        consts, carry, _ = (len(list(part.vals)) for part in params["ft_in"].unpack())
+    return ScanParts(consts, carry, params["length"], params["reverse"])

@@ -37,6 +37,11 @@ class Options:
         >>> Options().updated(schedule="most").schedule
         'most'
         """
+        for name in changes:
+            if name not in self.__dataclass_fields__:
+                raise OptionError(
+                    f"{name!r} is not an option of a program; options are {', '.join(self.__dataclass_fields__)}."
+                )
         return replace(self, **changes)
 
 

@@ -219,6 +219,10 @@ class ProgramFunction:
         self._signature = Signature.of(fun, static_argnums, static_argnames)
         self._cache: dict[Hashable, Staged] = {}
         functools.update_wrapper(self, fun, updated=())
+        # A partial or a callable object has no name of its own.
+        self.__name__ = getattr(fun, "__name__", None) or getattr(
+            getattr(fun, "func", None), "__name__", type(fun).__name__
+        )
 
     @functools.cached_property
     def _traceable(self) -> Callable[..., Any]:

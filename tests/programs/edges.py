@@ -358,7 +358,7 @@ CASES = (
     Case("nested_choice", nested_choice, inputs(ints(-40, 40), ints(-5, 5))),
     Case("falls_through", falls_through, inputs(ints(-30, 30))),
     Case("deep_break", deep_break, inputs(ints(0, 8))),
-    Case("int_and_float", int_and_float, inputs(floats(0.0, 1.0), ints(0, 5)), differentiable=(0,)),
+    Case("int_and_float", int_and_float, inputs(floats(0.0, 1.0), ints(0, 5))),
     Case("squashed", squashed, inputs(floats(-2.0, 2.0)), rtol=1e-4, differentiable=(0,)),
     Case(
         "large_state",

@@ -19,6 +19,7 @@ from lanewise import _jax
 from lanewise._jax import Atom, Literal, Var
 from lanewise.blocks.analysis import live_in, live_out, uniform_variables
 from lanewise.blocks.cost import bytes_of
+from lanewise.blocks.fold import identical
 from lanewise.blocks.form import Block, BlockFunction, BlockProgram, Call, defined
 from lanewise.blocks.simplify import substitute, substitute_terminator
 
@@ -97,7 +98,7 @@ def _conflicts(
 
 def _same(first: Atom, second: Atom) -> bool:
     if isinstance(first, Literal) and isinstance(second, Literal):
-        return first.aval.dtype == second.aval.dtype and bool(np.all(first.val == second.val))
+        return identical(np.asarray(first.val, first.aval.dtype), np.asarray(second.val, second.aval.dtype))
     return first is second
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lanewise._jax import Var
-from lanewise.blocks.fold import Known, evaluate, value_of
+from lanewise.blocks.fold import Known, evaluate, identical, value_of
 from lanewise.blocks.form import Block, BlockFunction, BlockProgram, Branch, Call, Label, defined, successors
 
 
@@ -33,7 +33,8 @@ def constants_at_start(program: BlockProgram, function: BlockFunction) -> dict[L
 
 
 def _same(first: Any, second: Any) -> bool:
-    return second is not None and bool(np.asarray(first == second))
+    # Bit for bit: 0.0 equals -0.0, and is another constant.
+    return second is not None and identical(first, second)
 
 
 def _leaving(program: BlockProgram, block: Block, known: Known) -> list[tuple[Label, Known]]:

@@ -56,6 +56,13 @@ def bytes_of(atom: object) -> int:
     return size_of(atom) * getattr(dtype, "itemsize", 8)
 
 
+def holds_while(eqns: Iterable[JaxprEqn]) -> bool:
+    """Whether a loop of unknown length lies inside: run on values that are not there yet, it might never end."""
+    return any(
+        eqn.primitive.name == "while" or any(holds_while(inner.eqns) for inner in _jax.subjaxprs(eqn)) for eqn in eqns
+    )
+
+
 def cost_of(eqns: Iterable[JaxprEqn]) -> Cost:
     """The cost of running equations once."""
     total = Cost()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Var
 from lanewise.blocks.divergence import changed_carry, flag_of
 from lanewise.blocks.inside import Expand, inside, is_throw
@@ -18,11 +19,16 @@ from lanewise.program import Program, call_p, program_p
 Flags = tuple[bool, ...]
 
 
-@functools.lru_cache(maxsize=1024)
 def dependent_answers(program: Program, operands: Flags, expand: Expand) -> Flags:
     """Which answers depend on these operands."""
+    return dependence(program, operands, expand)[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def dependence(program: Program, operands: Flags, expand: Expand) -> tuple[Flags, bool]:
+    """Which answers depend on these operands, and whether the way through the program does."""
     found = _Dependence(program, operands[: program.num_captures], expand)
-    return found.function(program.entry, operands[program.num_captures :])
+    return found.function(program.entry, operands[program.num_captures :]), found.control
 
 
 class _Dependence:
@@ -33,6 +39,7 @@ class _Dependence:
         self.captures = captures
         self.expand = expand
         self.results: dict[tuple[str, Flags], Flags] = {}
+        self.control = False
 
     def function(self, name: str, params: Flags) -> Flags:
         self._result(name, params)
@@ -61,6 +68,7 @@ class _Dependence:
         name = eqn.primitive.name
         if name == "cond":
             index, *operands = depends
+            self.control |= index
             sides = [self.walk(branch, operands) for branch in eqn.params["branches"]]
             return tuple(index or any(flags) for flags in zip(*sides, strict=True))
         if name == "while":
@@ -72,6 +80,7 @@ class _Dependence:
         if is_throw(eqn):
             return tuple(depends[: len(eqn.outvars)])
         if eqn.primitive is check_p:
+            self.control |= any(depends)
             return ()
         found = inside(eqn, self.expand)
         if found is not None:
@@ -79,7 +88,8 @@ class _Dependence:
             out = self.walk(found.jaxpr, [flags[id(atom)] for atom in found.operands])
             return (*out, *(any(depends) for _ in eqn.outvars[len(out) :]))
         if eqn.primitive is program_p:
-            out = dependent_answers(eqn.params["program"], tuple(depends), self.expand)
+            out, control = dependence(eqn.params["program"], tuple(depends), self.expand)
+            self.control |= control
             return (*out, *(any(depends) for _ in eqn.outvars[len(out) :]))
         return (any(depends),) * len(eqn.outvars)
 
@@ -90,6 +100,7 @@ class _Dependence:
         carry = list(depends[cond_n + body_n :])
         while True:
             (predicate,) = self.walk(cond, [*depends[:cond_n], *carry])
+            self.control |= predicate
             out = self.walk(body, [*depends[cond_n : cond_n + body_n], *carry])
             after = [
                 old or new or (predicate and change)
@@ -100,7 +111,8 @@ class _Dependence:
             carry = after
 
     def _scan(self, eqn: JaxprEqn, depends: Sequence[bool]) -> Flags:
-        num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        parts = _jax.scan_parts(eqn)
+        num_consts, num_carry = parts.num_consts, parts.num_carry
         consts, xs = depends[:num_consts], depends[num_consts + num_carry :]
         carry = list(depends[num_consts : num_consts + num_carry])
         while True:

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.cost import Cost, bytes_of, cost_of
+from lanewise.blocks.cost import Cost, bytes_of, cost_of, holds_while
 from lanewise.blocks.inside import Expand, inside, is_throw, looks_at_batch
 from lanewise.check import check_p
 from lanewise.program import call_p, program_p
@@ -68,7 +69,8 @@ class Divergence:
         if eqn.primitive is check_p or eqn.primitive is call_p:
             return everything, True
         if is_throw(eqn):
-            return tuple(varying[: len(eqn.outvars)]), False
+            # Codes of lanes under an inner `jax.vmap`: any of them may end ours.
+            return tuple(varying[: len(eqn.outvars)]), bool(eqn.invars[-1].aval.shape)
         if eqn.primitive is program_p and self.every_loop:
             return everything, True
         found = inside(eqn, self.expand)
@@ -96,7 +98,7 @@ class Divergence:
         """Whether running all sides and selecting is cheaper than parting."""
         total = Cost(0.0, sum(map(bytes_of, eqn.outvars)))
         for branch in eqn.params["branches"]:
-            if any(inner.primitive.name == "while" for inner in branch.eqns):
+            if holds_while(branch.eqns):
                 return False
             total = total + cost_of(branch.eqns)
         return total.operations <= CHEAP_OPERATIONS and total.bytes <= CHEAP_BYTES
@@ -119,7 +121,8 @@ class Divergence:
         return tuple(carry), diverges
 
     def _scan(self, eqn: JaxprEqn, varying: Sequence[bool]) -> tuple[Flags, bool]:
-        num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        parts = _jax.scan_parts(eqn)
+        num_consts, num_carry = parts.num_consts, parts.num_carry
         body = eqn.params["jaxpr"]
         consts, rest = list(varying[:num_consts]), list(varying[num_consts:])
         carry, xs = rest[:num_carry], rest[num_carry:]

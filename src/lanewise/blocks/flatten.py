@@ -38,7 +38,7 @@ from lanewise.blocks.form import (
 )
 from lanewise.blocks.inside import Expand, inside, is_throw
 from lanewise.check import check_p
-from lanewise.errors import TransformError
+from lanewise.errors import Outcome, TransformError
 from lanewise.outcomes import Site
 from lanewise.program import Function, Program, call_p, program_p
 
@@ -72,6 +72,8 @@ class _Flattener:
 
     def program(self, program: Program, varying: Sequence[bool]) -> BlockProgram:
         avals = operand_avals(program)
+        # Sites are numbered as the program numbers them: that is what outcomes refer to.
+        self.sites = {site: i for i, site in enumerate(program.sites)}
         num_captures = program.num_captures
         captured = [self.new_var(a, flag) for a, flag in zip(avals[:num_captures], varying, strict=False)]
         self.link_captures(program, captured)
@@ -162,6 +164,8 @@ class _Flattener:
 
     def eqn(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
         if is_throw(eqn):
+            if operands[-1].aval.shape:
+                self.throw(eqn, operands)
             return operands[: len(eqn.outvars)]
         name = eqn.primitive.name
         out_flags, diverges = self.divergence.eqn(eqn, self.flags(operands))
@@ -248,9 +252,8 @@ class _Flattener:
         return places
 
     def scan(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
-        params = eqn.params
-        num_consts, num_carry, length = params["num_consts"], params["num_carry"], params["length"]
-        body, reverse = params["jaxpr"], params["reverse"]
+        parts, body = _jax.scan_parts(eqn), eqn.params["jaxpr"]
+        num_consts, num_carry, length, reverse = parts.num_consts, parts.num_carry, parts.length, parts.reverse
         consts = operands[:num_consts]
         init, xs = operands[num_consts : num_consts + num_carry], operands[num_consts + num_carry :]
         counter = self.new_var(_jax.shaped((), np.dtype("int32")), True)
@@ -292,13 +295,25 @@ class _Flattener:
 
     def check(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
         site = Site(eqn.params["message"], eqn.params["location"])
-        number = self.sites.setdefault(site, len(self.sites))
-        failed, fine = self.label(), self.label()
-        self.finish(Branch(operands[0], (failed, fine)))
-        self.start(failed, "assert")
-        self.finish(Fail(number))
-        self.start(fine, "after")
+        self.fail_unless(operands[0], Fail(self.sites.setdefault(site, len(self.sites))))
         return []
+
+    def fail_unless(self, holds: Atom, fail: Fail) -> None:
+        failed, fine = self.label(), self.label()
+        self.finish(Branch(holds, (failed, fine)))
+        self.start(failed, "assert")
+        self.finish(fail)
+        self.start(fine, "after")
+
+    def throw(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> None:
+        """A program under an inner `jax.vmap` has lanes of its own: if one of them failed, so has ours."""
+        code, site = operands[-2:]
+        for number, place in enumerate(eqn.params["sites"]):
+            (fine,) = self.inline(lambda c, s, n=number: [~((c == int(Outcome.ASSERTION_FAILED)) & (s == n)).any()], [code, site])
+            self.fail_unless(fine, Fail(self.sites.setdefault(place, len(self.sites))))
+        for outcome in (Outcome.STEPS_EXHAUSTED, Outcome.STACK_OVERFLOW):
+            (fine,) = self.inline(lambda c, o=outcome: [(c != int(o)).all()], [code])
+            self.fail_unless(fine, Fail(-1, outcome))
 
     def call(
         self, program: Program, function: Function, operands: Sequence[Atom], captured: Sequence[tuple[Var, Atom]] = ()

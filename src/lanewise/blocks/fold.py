@@ -39,8 +39,18 @@ def evaluate(eqns: Iterable[JaxprEqn], known: Known) -> Known:
 
 def value_of(known: Known, atom: Atom) -> Any | None:
     if isinstance(atom, Literal):
-        return np.asarray(atom.val)[()] if np.ndim(atom.val) == 0 else None
+        return np.asarray(atom.val, atom.aval.dtype)[()] if np.ndim(atom.val) == 0 else None
     return known.get(atom)
+
+
+def identical(first: Any, second: Any) -> bool:
+    """Whether two constants are the same bits.
+
+    >>> identical(np.float32(0.0), np.float32(-0.0))
+    False
+    """
+    first, second = np.asarray(first), np.asarray(second)
+    return (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
 
 
 def _outputs(eqn: JaxprEqn, known: Known) -> list[Any | None]:

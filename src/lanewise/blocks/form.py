@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
-from lanewise.errors import InternalError
+from lanewise.errors import InternalError, Outcome
 from lanewise.outcomes import Site
 
 Label = int
@@ -61,9 +61,10 @@ class Return:
 
 @dataclass(frozen=True)
 class Fail:
-    """End the lane: the assertion `sites[site]` does not hold."""
+    """End the lane: the assertion `sites[site]` does not hold, or whatever else `outcome` says."""
 
     site: int
+    outcome: Outcome = Outcome.ASSERTION_FAILED
 
 
 Terminator = Jump | Branch | Call | TailCall | Return | Fail

@@ -88,8 +88,8 @@ def interpret(
                     return ended(Outcome.DONE)
                 saved, label = frames.pop()
                 values = saved | {var: values[var] for var in function.results}
-            case Fail(site):
-                return ended(Outcome.ASSERTION_FAILED, site)
+            case Fail(site, outcome):
+                return ended(outcome, site)
 
 
 def _run(block: Block, values: Values) -> tuple[Values, list[Any]]:

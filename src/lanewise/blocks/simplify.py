@@ -18,7 +18,7 @@ from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.analysis import live_out, reachable_functions, writes
 from lanewise.blocks.constants import constants_at_start
-from lanewise.blocks.cost import Cost, bytes_of, cost_of
+from lanewise.blocks.cost import Cost, bytes_of, cost_of, holds_while
 from lanewise.blocks.divergence import CHEAP_BYTES, CHEAP_OPERATIONS
 from lanewise.blocks.fold import known_value
 from lanewise.blocks.form import (
@@ -305,7 +305,7 @@ def _cheap(sides: Sequence[Block | None], alive: dict[Label, Any]) -> bool:
     for side in sides:
         if side is None:
             continue
-        if any(eqn.primitive.name in ("while", "scan") or eqn.effects for eqn in side.eqns):
+        if holds_while(side.eqns) or any(eqn.primitive.name == "scan" or eqn.effects for eqn in side.eqns):
             return False
         stored = sum(
             bytes_of(var)

@@ -21,6 +21,7 @@ from lanewise.blocks.form import (
     Return,
     TailCall,
 )
+from lanewise.errors import Outcome
 
 
 class _Names:
@@ -103,8 +104,8 @@ def _terminator(block: Block, name: _Names, storage: Storage | None) -> str:
             return f"become {callee}({given})"
         case Return():
             return "return"
-        case Fail(site):
-            return f"fail {site}"
+        case Fail(site, outcome):
+            return f"fail {site}" if outcome is Outcome.ASSERTION_FAILED else f"fail: {outcome.phrase}"
 
 
 def _storage(storage: Storage, name: _Names) -> str:

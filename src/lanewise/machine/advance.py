@@ -172,8 +172,8 @@ class Advance:
                 return self.enter(state, callee, arguments, given, mask)
             case Return():
                 return self._return(state, mask)
-            case Fail(site):
-                return self._end(state, mask, Outcome.ASSERTION_FAILED, site)
+            case Fail(site, outcome):
+                return self._end(state, mask, outcome, site)
 
     def enter(self, state: State, callee: str, arguments: Any, given: Sequence[Any], mask: Any) -> State:
         registers, uniforms = list(state.registers), list(state.uniforms)

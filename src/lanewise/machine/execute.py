@@ -18,7 +18,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn
-from lanewise.blocks.dependence import dependent_answers
+from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import OptionError
 from lanewise.machine.choose import Plan, plan_for
@@ -221,7 +221,10 @@ def answer_axes(program: Program, mapped: Mapped, options: Options, lanes: tuple
             structs = [_jax.shape_dtype_struct(aval) for aval in operand_avals(program)]
             by_axis.append(_jax.batched_outputs(_one_lane(program), structs, flags))
         else:
-            by_axis.append(dependent_answers(program, flags, expand))
+            answers_depend, control_depends = dependence(program, flags, expand)
+            # Whether a lane fails, and so blanks its answers, depends on the way it takes.
+            blanked = control_depends and not options.throw and program.can_fail(options)
+            by_axis.append((True,) * len(answers_depend) if blanked else answers_depend)
     return tuple(tuple(flags[i] for flags in by_axis) for i in range(len(program.out_avals)))
 
 
@@ -232,6 +235,7 @@ def _empty(program: Program, lanes: tuple[int, ...], options: Options) -> list[A
         for aval in program.out_avals
     ]
     if program.gives_outcomes(options):
-        out += [jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, jnp.int32)]
-    return out + ([jnp.float32(0)] * NUM_STATS if options.stats else [])
+        out += [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]
+    nothing = [jnp.int32(0), *[jnp.float32(0)] * (NUM_STATS - 2), jnp.int32(0)]
+    return out + (nothing if options.stats else [])
 

@@ -55,6 +55,7 @@ class _Local:
         self.steps = np.zeros(lanes, np.int64)
         self.runs = self.active = self.deepest = 0
         self.compiled: dict[int, Any] = {}
+        self.blocks = {block.label: block for _, block in linked.program.all_blocks()}
 
     def run(self, operands: Sequence[Any], mapped: Sequence[bool]) -> tuple[list[Any], Any, Any, list[Any]]:
         start = initial_state(self.linked, operands, mapped, self.lanes, 0)
@@ -66,12 +67,16 @@ class _Local:
         )
         values, code, site = answers(self.linked, ended, self.lanes)
         counts = [self.runs, self.runs, self.active, self.runs * self.lanes, int(self.steps.sum()), self.deepest]
-        return values, code, site, [jnp.asarray(count, jnp.float32) for count in counts]
+        return values, code, site, [
+            jnp.asarray(count, jnp.int32 if i in (0, len(counts) - 1) else jnp.float32) for i, count in enumerate(counts)
+        ]
 
     def call(self, state: Any, function: BlockFunction, mask: np.ndarray, depth: int) -> Any:
-        """Run one function for the lanes of `mask`; gives the state with its results in place."""
-        blocks = {block.label: block for block in function.blocks}
-        order = {block.label: i for i, block in enumerate(function.blocks)}
+        """Run one function for the lanes of `mask`; gives the state with its results in place.
+
+        A tail call stays in this frame, so the blocks are those of the whole program.
+        """
+        blocks, order = self.blocks, self.linked.pc_of
         nowhere = -1
         self.deepest = max(self.deepest, depth)
         at = np.where(mask, function.entry, nowhere)
@@ -98,12 +103,12 @@ class _Local:
                     state, back = self.enter(state, callee, arguments, given, here, depth)
                     at = np.where(here, np.where(back, target, nowhere), at)
                 case TailCall(callee, arguments):
-                    state, _ = self.enter(state, callee, arguments, given, here, depth)
-                    at[here] = nowhere
+                    state = self.advance.enter(state, callee, arguments, given, jnp.asarray(here))
+                    at[here] = self.linked.program.functions[callee].entry
                 case Return():
                     at[here] = nowhere
-                case Fail(site):
-                    self.fail(here, Outcome.ASSERTION_FAILED, site)
+                case Fail(site, outcome):
+                    self.fail(here, outcome, site)
                     at[here] = nowhere
         return state
 

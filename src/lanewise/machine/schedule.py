@@ -21,6 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from lanewise.blocks.cost import holds_while
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
 from lanewise.machine.state import State, running
@@ -104,7 +105,10 @@ def _sweep_all(advance: Advance, state: State) -> State:
 def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
     """The blocks worth a guard: more work than the guard costs, or a loop that must not run on stale values."""
     costs = _lane_costs(linked, lanes)
-    return tuple(pc for pc, cost in enumerate(costs) if cost > GUARD_OPERATIONS)
+    items = zip(linked.order, costs, strict=True)
+    return tuple(
+        pc for pc, (item, cost) in enumerate(items) if cost > GUARD_OPERATIONS or holds_while(getattr(item, "eqns", ()))
+    )
 
 
 def _lane_costs(linked: Linked, lanes: int) -> list[float]:

@@ -1,0 +1,100 @@
+"""What lanes share stays structured; what parts them becomes blocks."""
+
+from __future__ import annotations
+
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from seeing import all_blocks, blocks_of, branches, operations
+
+import lanewise as lw
+
+INT = jnp.int32(3)
+FLOAT = jnp.float32(1)
+
+
+def counted(x, n):
+    return lax.fori_loop(0, n, lambda i, x: jnp.sin(x) + i, x)
+
+
+def test_a_uniform_trip_count_stays_one_equation() -> None:
+    program = blocks_of(counted, FLOAT, INT, varying=[True, False])
+    assert len(all_blocks(program)) == 1
+    assert "while" in operations(all_blocks(program))
+
+
+def test_a_varying_trip_count_is_flattened() -> None:
+    program = blocks_of(counted, FLOAT, INT, varying=[True, True])
+    assert branches(program)
+    assert "while" not in operations(all_blocks(program))
+
+
+def test_a_scan_stays_a_scan_unless_its_body_parts() -> None:
+    def summed(xs, n):
+        return lax.scan(lambda c, x: (c + x, c), FLOAT, xs)
+
+    def parting(xs, n):
+        return lax.scan(lambda c, x: (lax.while_loop(lambda c: c < n, lambda c: c + x + 1, c), c), FLOAT, xs)
+
+    xs = jnp.arange(3.0)
+    assert "scan" in operations(all_blocks(blocks_of(summed, xs, FLOAT)))
+    flat = blocks_of(parting, xs, FLOAT)
+    assert "scan" not in operations(all_blocks(flat)) and branches(flat)
+    expected = jax.vmap(parting, in_axes=(0, 0))(jnp.stack([xs, xs + 1]), jnp.array([5.0, 9.0]))
+    found = lw.vmap(parting)(jnp.stack([xs, xs + 1]), jnp.array([5.0, 9.0]))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, expected))
+
+
+def dear(flag, m):
+    return lax.cond(flag > 0, lambda: m @ m @ m, lambda: m)
+
+
+def test_a_uniform_cond_stays_a_cond() -> None:
+    m = jnp.ones((16, 16))
+    program = blocks_of(dear, INT, m, varying=[False, True])
+    assert len(all_blocks(program)) == 1 and "cond" in operations(all_blocks(program))
+    parted = blocks_of(dear, INT, m, varying=[True, True])
+    assert branches(parted) and "cond" not in operations(all_blocks(parted))
+
+
+def test_every_loop_is_flattened_to_count_steps() -> None:
+    program = blocks_of(counted, FLOAT, INT, varying=[True, False], every_loop=True)
+    assert "while" not in operations(all_blocks(program))
+    assert sum(block.steps for block in all_blocks(program)) == 2
+
+
+@pytest.mark.parametrize("schedule", ["sweep", "most", "lowest"])
+def test_equinox_looks_at_its_own_lane_only(schedule: str) -> None:
+    def any_of(x):
+        return jnp.where(eqxi.unvmap_any(x > 0), x, -x) + jnp.where(eqxi.unvmap_all(x > 0), 10, 0)
+
+    def looped(x):
+        return any_of(lax.while_loop(lambda x: x > 5, lambda x: x - 1, x))
+
+    xs = jnp.array([3, -3, 9])
+    assert lw.vmap(looped, schedule=schedule)(xs).tolist() == [13, 3, 15]
+    assert lw.vmap(looped, schedule=schedule)(xs).tolist() == [int(looped(x)) for x in xs]
+
+
+def test_a_uniform_loop_never_runs_on_values_that_are_not_there() -> None:
+    # `step` is made in a dear block that no lane has reached in the first tick; a loop that ran on it would not end.
+    def f(x, w):
+        x = lax.while_loop(lambda x: x > 0, lambda x: x - 1, x)
+        step = 1.0 + (w @ w)[0, 0] * 0
+        x = lax.while_loop(lambda x: x < 3, lambda x: x + 1, x)
+        return x + lax.while_loop(lambda t: t < 10.0, lambda t: t + step, 0.0)
+
+    found = lw.vmap(f, in_axes=(0, None), schedule="sweep")(jnp.array([3.0, 5.0]), jnp.ones((64, 64)))
+    assert found.tolist() == [13.0, 13.0]
+
+
+def test_effects_in_a_parting_program_are_refused_with_their_line() -> None:
+    def talks(x):
+        x = lax.while_loop(lambda x: x > 0, lambda x: x - 1, x)
+        jax.debug.print("{}", x)
+        return x
+
+    with pytest.raises(lw.errors.TransformError, match="test_divergence"):
+        lw.vmap(talks)(jnp.array([1, 2]))
