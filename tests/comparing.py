@@ -18,14 +18,19 @@ def lane_axes(in_axes: Any, args: Any) -> list[int | None]:
 
 def lanes_of(in_axes: Any, args: Any) -> int:
     leaves = jax.tree.leaves(args)
-    return next(x.shape[a] for x, a in zip(leaves, lane_axes(in_axes, args), strict=True) if a is not None)
+    return next(
+        x.shape[a] for x, a in zip(leaves, lane_axes(in_axes, args), strict=True) if a is not None
+    )
 
 
 def take(in_axes: Any, args: Any, lanes: int | slice) -> Any:
     """One lane's arguments, or the batch of some lanes."""
     leaves, tree = jax.tree.flatten(args)
     axes = lane_axes(in_axes, args)
-    taken = [x if a is None else x[(slice(None),) * a + (lanes,)] for x, a in zip(leaves, axes, strict=True)]
+    taken = [
+        x if a is None else x[(slice(None),) * a + (lanes,)]
+        for x, a in zip(leaves, axes, strict=True)
+    ]
     return jax.tree.unflatten(tree, taken)
 
 

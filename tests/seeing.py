@@ -20,7 +20,9 @@ from lanewise.program import ProgramFunction
 def blocks_of(fun: Any, *args: Any, varying: Any = None, every_loop: bool = False) -> BlockProgram:
     """The simplified blocks at these arguments' types, verified after every pass."""
     flags, program = _staged(fun, args, varying)
-    return simplify(verify(flatten(program, flags, expand=expand, every_loop=every_loop)), check=verify)
+    return simplify(
+        verify(flatten(program, flags, expand=expand, every_loop=every_loop)), check=verify
+    )
 
 
 def linked_of(fun: Any, *args: Any, varying: Any = None) -> Linked:
@@ -34,7 +36,9 @@ def linked_of(fun: Any, *args: Any, varying: Any = None) -> Linked:
 def _staged(fun: Any, args: Any, varying: Any) -> Any:
     program = fun if isinstance(fun, ProgramFunction) else lw.lift(fun)
     staged, operands = program.stage(*args)
-    given = [True] * (len(operands) - staged.program.num_captures) if varying is None else list(varying)
+    given = (
+        [True] * (len(operands) - staged.program.num_captures) if varying is None else list(varying)
+    )
     return [*[False] * staged.program.num_captures, *given], staged.program
 
 

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from corpus import CORPUS, Case
 
 import lanewise as lw
 from comparing import assert_same, lane_axes, lanes_of, take
+from corpus import CORPUS, Case
 from lanewise.blocks.flatten import flatten, operand_avals
 from lanewise.blocks.form import verify
 from lanewise.blocks.reference import interpret
@@ -38,7 +38,7 @@ SIZES_OF = {"sweep": (1, 17, 256), "most": (2,), "lowest": (256,), "local": (17,
 every_case = pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def batch(name: str) -> Any:
     """The largest batch of a case; smaller ones are its first lanes."""
     case = next(case for case in CORPUS if case.name == name)
@@ -46,7 +46,7 @@ def batch(name: str) -> Any:
     return jax.tree.map(jnp.asarray, case.examples(np.random.default_rng(1), size))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def one_at_a_time(name: str) -> Any:
     """Answers of the whole batch, one lane after the other, through XLA's own loops or a one-lane machine."""
     case = next(case for case in CORPUS if case.name == name)
@@ -57,7 +57,9 @@ def one_at_a_time(name: str) -> Any:
 
     def one(lane: list[Any]) -> Any:
         given = iter(lane)
-        mine = [leaf if axis is None else next(given) for leaf, axis in zip(leaves, axes, strict=True)]
+        mine = [
+            leaf if axis is None else next(given) for leaf, axis in zip(leaves, axes, strict=True)
+        ]
         return case.program(*jax.tree.unflatten(tree, mine))
 
     return jax.jit(lambda moving: jax.lax.map(one, moving))(moving)

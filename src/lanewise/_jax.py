@@ -16,7 +16,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import source_info_util as _source_info_util
-from jax._src.lax import lax as _lax
+from jax._src.interpreters import ad as _ad
 from jax._src.lax import lax as _lax
 
 Jaxpr = jex.Jaxpr
@@ -31,6 +31,8 @@ Atom = Var | Literal
 Effect = _effects.Effect
 
 no_effects = jex.no_effects
+# How reverse mode splits a primitive; not re-exported by `jax.interpreters.ad`.
+linearizations: dict[Any, Any] = _ad.primitive_linearizations
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,12 @@ def new_eqn(
     invars: Sequence[Atom], outvars: Sequence[Var], primitive: Primitive, params: dict[str, Any]
 ) -> JaxprEqn:
     return jex.new_jaxpr_eqn(
-        list(invars), list(outvars), primitive, params, no_effects, _source_info_util.new_source_info()
+        list(invars),
+        list(outvars),
+        primitive,
+        params,
+        no_effects,
+        _source_info_util.new_source_info(),
     )
 
 
@@ -178,13 +185,18 @@ def run_eqn(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
     """Bind one equation's primitive to values, keeping the user's source line."""
     params = eqn.primitive.get_bind_params(eqn.params)
     name_stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
-    with _source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
+    with (
+        _source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
+        eqn.ctx.manager,
+    ):
         out = eqn.primitive.bind(*args, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
 def batched_outputs(
-    fun: Callable[..., Sequence[Any]], structs: Sequence[jax.ShapeDtypeStruct], batched: Sequence[bool]
+    fun: Callable[..., Sequence[Any]],
+    structs: Sequence[jax.ShapeDtypeStruct],
+    batched: Sequence[bool],
 ) -> tuple[bool, ...]:
     """Which outputs `jax.vmap` finds to vary when these inputs do."""
     found: list[tuple[bool, ...]] = []
@@ -198,9 +210,12 @@ def batched_outputs(
     if not any(batched):
         return (False,) * len(jax.eval_shape(fun, *structs))
     with_axis = [
-        jax.ShapeDtypeStruct((2, *s.shape), s.dtype) if flag else s for s, flag in zip(structs, batched, strict=True)
+        jax.ShapeDtypeStruct((2, *s.shape), s.dtype) if flag else s
+        for s, flag in zip(structs, batched, strict=True)
     ]
-    jax.eval_shape(jax.vmap(look, in_axes=tuple(0 if flag else None for flag in batched)), *with_axis)
+    jax.eval_shape(
+        jax.vmap(look, in_axes=tuple(0 if flag else None for flag in batched)), *with_axis
+    )
     return found[-1]
 
 
@@ -219,7 +234,9 @@ def broadcast_axes(in_axes: Any, args: tuple[Any, ...]) -> list[int | None]:
     if len(axes) != len(args):
         raise ValueError(f"it has {len(axes)} entries for {len(args)} arguments")
     is_none = lambda x: x is None  # noqa: E731
-    spread = [jax.tree.broadcast(axis, arg, is_leaf=is_none) for axis, arg in zip(axes, args, strict=True)]
+    spread = [
+        jax.tree.broadcast(axis, arg, is_leaf=is_none) for axis, arg in zip(axes, args, strict=True)
+    ]
     return jax.tree.leaves(spread, is_leaf=is_none)
 
 

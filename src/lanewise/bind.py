@@ -40,7 +40,9 @@ def _program_abstract(
     del operands
     answers = [
         _jax.shaped((*itertools.compress(lanes, axes), *aval.shape), aval.dtype, aval.weak_type)
-        for aval, axes in zip(program.out_avals, answer_axes(program, mapped, options, lanes), strict=True)
+        for aval, axes in zip(
+            program.out_avals, answer_axes(program, mapped, options, lanes), strict=True
+        )
     ]
     code = _jax.shaped(lanes, jnp.int32.dtype)
     outcomes = [code, code] if program.gives_outcomes(options) else []
@@ -64,9 +66,13 @@ def _batch_program(
     options: Options,
 ) -> tuple[list[Any], list[int | None]]:
     if all(dim is None for dim in dims):
-        outs = program_p.bind(*operands, program=program, lanes=lanes, mapped=mapped, options=options)
+        outs = program_p.bind(
+            *operands, program=program, lanes=lanes, mapped=mapped, options=options
+        )
         return outs, [None] * len(outs)
-    operands = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
+    operands = [
+        x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)
+    ]
     lanes = (axis_data.size, *lanes)
     mapped = tuple((d is not None, *axes) for d, axes in zip(dims, mapped, strict=True))
     outs = program_p.bind(*operands, program=program, lanes=lanes, mapped=mapped, options=options)
@@ -114,7 +120,7 @@ def _jvp_program(
 ad.primitive_jvps[program_p] = _jvp_program
 
 
-def _no_reverse_mode(cotangents: Any, *operands: Any, program: Program, **params: Any) -> Any:
+def _no_reverse_mode(*operands: Any, program: Program, **params: Any) -> Any:
     raise TransformError(
         f"reverse mode (jax.grad, jax.vjp) through the program `{program.entry}` is not supported yet."
         " Use forward mode: jax.jvp, jax.jacfwd."
@@ -122,6 +128,7 @@ def _no_reverse_mode(cotangents: Any, *operands: Any, program: Program, **params
 
 
 ad.primitive_transposes[program_p] = _no_reverse_mode
+_jax.linearizations[program_p] = _no_reverse_mode
 
 
 # -- throw ------------------------------------------------------------------------------------------
@@ -166,4 +173,3 @@ def _jvp_throw(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -
 
 
 ad.primitive_jvps[throw_p] = _jvp_throw
-

@@ -13,8 +13,8 @@ from lanewise.blocks.analysis import Storage, storage
 from lanewise.blocks.form import BlockProgram
 from lanewise.blocks.text import print_program
 from lanewise.errors import OptionError
-from lanewise.machine.execute import expand, plan
 from lanewise.machine.choose import Plan, blocks_of
+from lanewise.machine.execute import expand, plan
 from lanewise.machine.schedule import dear_blocks
 from lanewise.options import Options
 from lanewise.program import Program, ProgramFunction, lift
@@ -46,7 +46,10 @@ class Inspection:
         if self.plan.linked is None or self.plan.plain:
             return f"{lanes}, plainly vectorized"
         dear = dear_blocks(self.plan.linked, self.lanes or 1)
-        named = ", ".join(str(getattr(self.plan.linked.order[pc], "label", pc)) for pc in dear) or "none"
+        named = (
+            ", ".join(str(getattr(self.plan.linked.order[pc], "label", pc)) for pc in dear)
+            or "none"
+        )
         return f"{lanes}; dear blocks: {named}"
 
     __repr__ = __str__
@@ -78,18 +81,28 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
     axes = _leaf_axes(in_axes, args, kwargs)
     size = {leaf.shape[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None}
     if len(size) > 1:
-        raise OptionError(f"arguments have different sizes along in_axes={in_axes!r}: {sorted(size)}.")
+        raise OptionError(
+            f"arguments have different sizes along in_axes={in_axes!r}: {sorted(size)}."
+        )
     examples = [
-        leaf if axis is None else jax.numpy.take(leaf, 0, axis=axis) for leaf, axis in zip(leaves, axes, strict=True)
+        leaf if axis is None else jax.numpy.take(leaf, 0, axis=axis)
+        for leaf, axis in zip(leaves, axes, strict=True)
     ]
     one_args, one_kwargs = jax.tree.unflatten(tree, examples)
     staged, _ = program.stage(*one_args, **one_kwargs)
     batched = [axis is not None for axis in axes]
-    varying = [*([False] * staged.program.num_captures), *program.dynamic(batched, one_args, one_kwargs)]
+    varying = [
+        *([False] * staged.program.num_captures),
+        *program.dynamic(batched, one_args, one_kwargs),
+    ]
     lanes = tuple(size)
     mapped = tuple((flag,) if lanes else () for flag in varying)
     found = plan(staged.program, lanes, mapped, program.options)
-    blocks = found.linked.program if found.linked else blocks_of(staged.program, varying, program.options, expand)
+    blocks = (
+        found.linked.program
+        if found.linked
+        else blocks_of(staged.program, varying, program.options, expand)
+    )
     return Inspection(
         staged.program,
         blocks,

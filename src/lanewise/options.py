@@ -47,7 +47,9 @@ class Options:
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise OptionError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, allowed))}.")
+        raise OptionError(
+            f"{name}={value!r} is not known; choose one of {', '.join(map(repr, allowed))}."
+        )
 
 
 def _positive(name: str, value: object) -> None:

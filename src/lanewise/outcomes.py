@@ -104,7 +104,9 @@ _ADVICE = {
 def _which(failed: np.ndarray) -> str:
     if failed.ndim == 0:
         return "the call"
-    lanes = [index[0] if len(index) == 1 else index for index in map(tuple, np.argwhere(failed).tolist())]
+    lanes = [
+        index[0] if len(index) == 1 else index for index in map(tuple, np.argwhere(failed).tolist())
+    ]
     named = ", ".join(map(str, lanes[:MOST_LANES_NAMED]))
     more = f" and {len(lanes) - MOST_LANES_NAMED} more" if len(lanes) > MOST_LANES_NAMED else ""
     return f"{len(lanes)} of {failed.size} lanes: {named}{more}"

@@ -29,7 +29,13 @@ import jax.numpy as jnp
 
 from lanewise import _jax, promotion
 from lanewise.check import check_p
-from lanewise.errors import OptionError, ProgramError, ResultTypeError, ResultUnknown, TransformError
+from lanewise.errors import (
+    OptionError,
+    ProgramError,
+    ResultTypeError,
+    ResultUnknown,
+    TransformError,
+)
 from lanewise.frontend import python as python_frontend
 from lanewise.options import Options
 from lanewise.outcomes import Outcomes, Site, Stats
@@ -144,7 +150,9 @@ class ResultType:
                     f" {promotion.show(before)}, and with it the recursive path gives {promotion.show(after)}."
                     " Convert the result, e.g. with `.astype`, so that both agree."
                 )
-        return ResultType(self.tree, self.static, tuple(aval for aval in joined if aval is not None))
+        return ResultType(
+            self.tree, self.static, tuple(aval for aval in joined if aval is not None)
+        )
 
     def __str__(self) -> str:
         leaves = [promotion.show(aval) for aval in self.avals]
@@ -212,7 +220,9 @@ class ProgramFunction:
         options: Options = Options(),
     ) -> None:
         if not callable(fun):
-            raise OptionError(f"a program is made from a function; got {type(fun).__name__}: {fun!r}")
+            raise OptionError(
+                f"a program is made from a function; got {type(fun).__name__}: {fun!r}"
+            )
         self.python = fun
         self.options = options
         self._from_source = from_source
@@ -253,10 +263,14 @@ class ProgramFunction:
         """Trace at the types of these arguments; gives the program and its operands."""
         staged, operands = self._staged(args, kwargs)
         if isinstance(staged, _Entry):
-            raise TransformError(f"`{staged.name}` cannot be staged while it is itself being traced.")
+            raise TransformError(
+                f"`{staged.name}` cannot be staged while it is itself being traced."
+            )
         return staged, [*staged.captures, *operands]
 
-    def dynamic(self, flags: Sequence[bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bool]:
+    def dynamic(
+        self, flags: Sequence[bool], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[bool]:
         """Of one flag for each leaf of the arguments, those of the leaves that are traced."""
         _, static = self._signature.split(args, kwargs)
         leaves = jax.tree.leaves((args, kwargs))
@@ -264,7 +278,9 @@ class ProgramFunction:
             raise OptionError("inspect does not take declared static arguments that are pytrees.")
         return [f for f, leaf in zip(flags, static.leaves.leaves, strict=True) if leaf is DYNAMIC]
 
-    def _staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Staged | _Entry, list[Any]]:
+    def _staged(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Staged | _Entry, list[Any]]:
         dynamic, static = self._signature.split(args, kwargs)
         operands = [_as_array(leaf) for leaf in dynamic]
         key = (static, tuple(_jax.aval_of(leaf) for leaf in operands), _jax.trace_context())
@@ -273,8 +289,12 @@ class ProgramFunction:
             return found, operands
         for (cache, (other_static, avals, context)), entry in _build.entries.items():
             # A recursive call with Python scalars takes the types of the recursion it is part of.
-            if (cache, other_static, context) == (id(self._cache), static, key[2]) and _fits(key[1], avals):
-                return entry, [promotion.convert(x, aval) for x, aval in zip(operands, avals, strict=True)]
+            if (cache, other_static, context) == (id(self._cache), static, key[2]) and _fits(
+                key[1], avals
+            ):
+                return entry, [
+                    promotion.convert(x, aval) for x, aval in zip(operands, avals, strict=True)
+                ]
         return self._stage(key, static), operands
 
     def _bind(self, staged: Staged, arguments: Sequence[Any]) -> Any:
@@ -317,7 +337,11 @@ class ProgramFunction:
         depth = len(_build.stack)
         entry_key = (id(self._cache), key)
         last = _build.remembered.get(entry_key)
-        entry = _Entry(last.name, depth, last.result) if last else _Entry(_fresh_name(self.__name__), depth)
+        entry = (
+            _Entry(last.name, depth, last.result)
+            if last
+            else _Entry(_fresh_name(self.__name__), depth)
+        )
         inner_keys: list[Hashable] = []
         _build.stack.append(entry)
         try:
@@ -342,9 +366,13 @@ class ProgramFunction:
                 inner_keys = [k for k in _build.entries if k not in known_before]
                 settled = entry.result == result
                 recursive = any(_calls(entry.traced.jaxpr, entry.name)) if entry.traced else False
-                entry.result = result if entry.result is None else entry.result.join(result, entry.name)
+                entry.result = (
+                    result if entry.result is None else entry.result.join(result, entry.name)
+                )
                 resolved = _build.unknowns == unknowns
-                if resolved and (settled or not (recursive or inner_keys or entry.lowest_called < depth)):
+                if resolved and (
+                    settled or not (recursive or inner_keys or entry.lowest_called < depth)
+                ):
                     break
                 if entry.lowest_called < depth and entry.result == result and settled:
                     break
@@ -388,10 +416,17 @@ class ProgramFunction:
             value = self._traceable(*args, **kwargs)
             dynamic, static_out, tree = split_leaves(value)
             trees.append((tree, static_out))
-            if entry.result is not None and (entry.result.tree, entry.result.static) == (tree, static_out):
-                wanted = [promotion.join(_jax.aval_of(x), a) for x, a in zip(dynamic, entry.result.avals, strict=True)]
+            if entry.result is not None and (entry.result.tree, entry.result.static) == (
+                tree,
+                static_out,
+            ):
+                wanted = [
+                    promotion.join(_jax.aval_of(x), a)
+                    for x, a in zip(dynamic, entry.result.avals, strict=True)
+                ]
                 dynamic = [
-                    x if aval is None else promotion.convert(x, aval) for x, aval in zip(dynamic, wanted, strict=True)
+                    x if aval is None else promotion.convert(x, aval)
+                    for x, aval in zip(dynamic, wanted, strict=True)
                 ]
             return [_as_array(leaf) for leaf in dynamic]
 
@@ -407,7 +442,9 @@ class ProgramFunction:
             )
             raise
         tree, static_out = trees[-1]
-        return ResultType(tree, static_out, entry.traced.out_avals)
+        # Shape, dtype and weak type only: under a mesh, types carry shardings that rounds need not agree on.
+        avals = tuple(_jax.shaped(a.shape, a.dtype, a.weak_type) for a in entry.traced.out_avals)
+        return ResultType(tree, static_out, avals)
 
 
 def _sites_in(jaxpr: _jax.Jaxpr) -> Iterator[Site]:
@@ -460,7 +497,9 @@ def _assemble(members: Sequence[_Entry]) -> tuple[Program, tuple[Any, ...]]:
     for member in members:
         assert member.traced is not None
         for value in member.traced.captures:
-            if isinstance(value, jax.core.Tracer) and any(_jax.trace_of(value) is m.trace for m in members):
+            if isinstance(value, jax.core.Tracer) and any(
+                _jax.trace_of(value) is m.trace for m in members
+            ):
                 raise ProgramError(
                     f"`{member.name}` closes over a value computed inside a function with which it is mutually"
                     " recursive. Pass the value as an argument instead."
@@ -496,7 +535,9 @@ def program(
     [0, 3, 9]
     """
     if fun is None:
-        return functools.partial(program, static_argnums=static_argnums, static_argnames=static_argnames, **options)
+        return functools.partial(
+            program, static_argnums=static_argnums, static_argnames=static_argnames, **options
+        )
     return ProgramFunction(
         fun,
         from_source=True,
@@ -536,5 +577,7 @@ def make_options(options: dict[str, Any]) -> Options:
     known = Options.__dataclass_fields__
     for name in options:
         if name not in known:
-            raise OptionError(f"{name!r} is not an option of a program; options are {', '.join(known)}.")
+            raise OptionError(
+                f"{name!r} is not an option of a program; options are {', '.join(known)}."
+            )
     return Options(**options)

@@ -68,7 +68,9 @@ def is_array_like(leaf: Any) -> bool:
     """
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind in "biufcV" and leaf.dtype.names is None
-    return isinstance(leaf, jax.Array | bool | int | float | complex) or hasattr(leaf, "__jax_array__")
+    return isinstance(leaf, jax.Array | bool | int | float | complex) or hasattr(
+        leaf, "__jax_array__"
+    )
 
 
 def split_leaves(value: Any) -> tuple[list[Any], StaticLeaves, Any]:
@@ -153,7 +155,8 @@ class Signature:
         """Array leaves of a call's arguments, and everything else about them, hashable."""
         if self.positions or self.names:
             args = tuple(
-                _declare(value, f"argument {i}") if i in self.positions else value for i, value in enumerate(args)
+                _declare(value, f"argument {i}") if i in self.positions else value
+                for i, value in enumerate(args)
             )
             kwargs = {
                 name: _declare(value, f"argument {name!r}") if name in self.names else value

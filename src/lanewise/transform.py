@@ -42,7 +42,9 @@ def vmap(
     [False, True, True]
     """
     if not callable(fun):
-        raise OptionError(f"lanewise.vmap takes a function or a program; got {type(fun).__name__}: {fun!r}")
+        raise OptionError(
+            f"lanewise.vmap takes a function or a program; got {type(fun).__name__}: {fun!r}"
+        )
     program = fun if isinstance(fun, ProgramFunction) else lift(fun)
     program = program.with_options(**options)
     chosen = program.options

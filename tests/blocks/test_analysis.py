@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from seeing import all_blocks, calls, linked_of
 
 import lanewise as lw
 from lanewise.blocks.analysis import reachable_functions
 from lanewise.blocks.cost import cost_of, eqn_cost, holds_while
 from lanewise.blocks.form import Call, TailCall
 from lanewise.machine.link import ReturnPoint
+from seeing import all_blocks, calls, linked_of
 
 INT = jnp.int32(3)
 
@@ -68,7 +68,11 @@ def test_tail_recursion_needs_no_stack() -> None:
 def test_tak_pushes_each_argument_once() -> None:
     linked = linked_of(tak, INT, INT, INT)
     params = set(linked.program.entry_function.params)
-    made = [linked.storage.calls[b.label] for b in calls(linked.program) if isinstance(b.terminator, Call)]
+    made = [
+        linked.storage.calls[b.label]
+        for b in calls(linked.program)
+        if isinstance(b.terminator, Call)
+    ]
     assert len(made) == 3
     pushed = [var for call in made for var in call.push if var in params]
     assert len(pushed) == len(set(pushed)) == 3
@@ -169,10 +173,14 @@ def test_a_matmul_costs_more_than_a_scalar() -> None:
 
 def test_a_loop_costs_its_trips() -> None:
     once = jax.make_jaxpr(jnp.sin)(1.0)
-    ten = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, length=10)[0])(1.0)
+    ten = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, length=10)[0])(
+        1.0
+    )
     assert cost_of(ten.eqns).operations == 10 * cost_of(once.eqns).operations
     assert not holds_while(ten.eqns)
-    nested = jax.make_jaxpr(jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 1, lambda x: x + 1, x)))(0.0)
+    nested = jax.make_jaxpr(
+        jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 1, lambda x: x + 1, x))
+    )(0.0)
     assert holds_while(nested.eqns)
 
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from seeing import all_blocks, blocks_of, branches, operations
 
 import lanewise as lw
+from seeing import all_blocks, blocks_of, branches, operations
 
 INT = jnp.int32(3)
 FLOAT = jnp.float32(1)
@@ -36,7 +36,9 @@ def test_a_scan_stays_a_scan_unless_its_body_parts() -> None:
         return lax.scan(lambda c, x: (c + x, c), FLOAT, xs)
 
     def parting(xs, n):
-        return lax.scan(lambda c, x: (lax.while_loop(lambda c: c < n, lambda c: c + x + 1, c), c), FLOAT, xs)
+        return lax.scan(
+            lambda c, x: (lax.while_loop(lambda c: c < n, lambda c: c + x + 1, c), c), FLOAT, xs
+        )
 
     xs = jnp.arange(3.0)
     assert "scan" in operations(all_blocks(blocks_of(summed, xs, FLOAT)))
@@ -86,7 +88,9 @@ def test_a_uniform_loop_never_runs_on_values_that_are_not_there() -> None:
         x = lax.while_loop(lambda x: x < 3, lambda x: x + 1, x)
         return x + lax.while_loop(lambda t: t < 10.0, lambda t: t + step, 0.0)
 
-    found = lw.vmap(f, in_axes=(0, None), schedule="sweep")(jnp.array([3.0, 5.0]), jnp.ones((64, 64)))
+    found = lw.vmap(f, in_axes=(0, None), schedule="sweep")(
+        jnp.array([3.0, 5.0]), jnp.ones((64, 64))
+    )
     assert found.tolist() == [13.0, 13.0]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from seeing import blocks_of
 
 import lanewise as lw
 from lanewise.blocks.reference import interpret
 from lanewise.errors import Outcome
+from seeing import blocks_of
 
 
 @lw.program
@@ -72,7 +72,11 @@ def test_simplifying_changes_no_meaning() -> None:
     for n in (1, 9, 60, 1000):
         before = interpret(plain, [jnp.int32(n)])
         after = interpret(blocks_of(halve, jnp.int32(0)), [jnp.int32(n)])
-        assert (before.outcome, before.site, before.steps) == (after.outcome, after.site, after.steps)
+        assert (before.outcome, before.site, before.steps) == (
+            after.outcome,
+            after.site,
+            after.steps,
+        )
         assert before.values is None or int(before.values[0]) == int(after.values[0])
 
 
@@ -80,7 +84,9 @@ def test_constants_and_captures() -> None:
     table = jnp.array([5.0, 7.0])
 
     def pick(n):
-        return jax.lax.while_loop(lambda s: s < 50, lambda s: s + table[1] + jnp.array([1.0, 2.0])[0], n)
+        return jax.lax.while_loop(
+            lambda s: s < 50, lambda s: s + table[1] + jnp.array([1.0, 2.0])[0], n
+        )
 
     staged, operands = lw.lift(pick).stage(jnp.float32(1))
     found = interpret(blocks_of(pick, jnp.float32(0)), operands)

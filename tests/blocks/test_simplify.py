@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from corpus import case_named
-from seeing import all_blocks, blocks_of, branches, linked_of, operations
 
 import lanewise as lw
+from corpus import case_named
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import Block, BlockProgram, Branch, Call, Jump, Return, TailCall, verify
 from lanewise.blocks.simplify import PASSES, simplify, tail_calls
 from lanewise.errors import InternalError
 from lanewise.machine.execute import expand
+from seeing import all_blocks, blocks_of, branches, linked_of, operations
 
 INT = jnp.int32(3)
 NAMES = ("collatz", "gcd", "fibonacci", "ackermann", "mccarthy_91", "tak", "hanoi")
@@ -88,7 +88,11 @@ def test_the_verifier_tells_of_a_broken_program() -> None:
     never_written = first.with_(eqns=())
     for bad in (wrong_target, never_written):
         broken = BlockProgram(
-            {function.name: type(function)(function.name, function.params, function.results, (bad, *function.blocks[1:]))},
+            {
+                function.name: type(function)(
+                    function.name, function.params, function.results, (bad, *function.blocks[1:])
+                )
+            },
             program.entry,
             program.inputs,
             program.constants,
@@ -100,18 +104,24 @@ def test_the_verifier_tells_of_a_broken_program() -> None:
 
 NESTED = pytest.param(
     nested_exits,
-    marks=pytest.mark.xfail(strict=True, reason="a branch's own edge is not threaded past the flag of an outer return"),
+    marks=pytest.mark.xfail(
+        strict=True, reason="a branch's own edge is not threaded past the flag of an outer return"
+    ),
 )
 
 
-@pytest.mark.parametrize("program", [with_break, with_return, with_continue, NESTED], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program", [with_break, with_return, with_continue, NESTED], ids=lambda p: p.__name__
+)
 def test_early_exits_leave_no_flag(program: lw.ProgramFunction) -> None:
     linked = linked_of(program, INT)
     flags = [var for var in linked.storage.registers if var.aval.dtype == jnp.bool_]
     assert flags == []
 
 
-@pytest.mark.parametrize("program", [with_break, with_return, with_continue, nested_exits], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program", [with_break, with_return, with_continue, nested_exits], ids=lambda p: p.__name__
+)
 def test_early_exits_mean_what_python_means(program: lw.ProgramFunction) -> None:
     numbers = [1, 2, 5, 9, 30]
     with jax.disable_jit():
@@ -124,7 +134,9 @@ def test_a_simple_loop_iterates_in_one_block() -> None:
         return jax.lax.while_loop(lambda n: n > 0, lambda n: n - 2, n)
 
     blocks = all_blocks(blocks_of(countdown, INT))
-    loops = [b for b in blocks if isinstance(b.terminator, Branch) and b.label in b.terminator.targets]
+    loops = [
+        b for b in blocks if isinstance(b.terminator, Branch) and b.label in b.terminator.targets
+    ]
     assert len(loops) == 1
     assert loops[0].steps == 1
     # The test went behind the body, and to the entry: nothing but entry, loop and end is left.
@@ -133,7 +145,11 @@ def test_a_simple_loop_iterates_in_one_block() -> None:
 
 def test_collatz_iterates_in_one_block() -> None:
     blocks = all_blocks(blocks_of(case_named("collatz").program, INT))
-    assert [b.steps for b in blocks if isinstance(b.terminator, Branch) and b.label in b.terminator.targets] == [1]
+    assert [
+        b.steps
+        for b in blocks
+        if isinstance(b.terminator, Branch) and b.label in b.terminator.targets
+    ] == [1]
 
 
 def test_a_cheap_branch_is_a_select() -> None:
@@ -167,7 +183,9 @@ def test_a_branch_around_a_loop_is_never_a_select() -> None:
         return jax.lax.cond(x > 0, lambda: forever(w), lambda: w)
 
     assert branches(blocks_of(guarded, INT, INT, varying=[True, False]))
-    answers = lw.vmap(guarded, in_axes=(0, None), schedule="sweep")(jnp.array([-1, -2]), jnp.int32(3))
+    answers = lw.vmap(guarded, in_axes=(0, None), schedule="sweep")(
+        jnp.array([-1, -2]), jnp.int32(3)
+    )
     assert answers.tolist() == [3, 3]
 
 
@@ -204,7 +222,9 @@ def test_short_circuits_test_once() -> None:
     assert lw.vmap(both)(jnp.array([3, 9, -1]), jnp.array([9, -5, 2])).tolist() == [192, 9, -1]
 
 
-@pytest.mark.xfail(strict=True, reason="rotation leaves the second test of a loop with two predecessors")
+@pytest.mark.xfail(
+    strict=True, reason="rotation leaves the second test of a loop with two predecessors"
+)
 def test_a_loop_with_two_tests_iterates_in_one_block() -> None:
     @lw.program
     def both(a, b):

@@ -80,7 +80,12 @@ def _backward(
 def reachable_functions(program: BlockProgram) -> dict[str, frozenset[str]]:
     """For each function, those a call to it may run, itself included."""
     reach = {
-        name: {name} | {b.terminator.callee for b in function.blocks if isinstance(b.terminator, Call | TailCall)}
+        name: {name}
+        | {
+            b.terminator.callee
+            for b in function.blocks
+            if isinstance(b.terminator, Call | TailCall)
+        }
         for name, function in program.functions.items()
     }
     changed = True
@@ -135,7 +140,9 @@ def storage(program: BlockProgram, varying_inputs: Iterable[bool]) -> Storage:
         after = live_out(program, function)
         alive.update(after)
         calls.update(_call_storage(program, function, after, reach, fixed | uniform))
-    registers: dict[Var, None] = dict.fromkeys([*program.inputs, *(var for var, _ in program.constants)])
+    registers: dict[Var, None] = dict.fromkeys(
+        [*program.inputs, *(var for var, _ in program.constants)]
+    )
     for function, block in program.all_blocks():
         registers.update(dict.fromkeys((*function.params, *function.results)))
         registers.update(dict.fromkeys(var for var in reads(block)))
@@ -171,7 +178,10 @@ def _call_storage(
     invariant = frozenset(
         var
         for var in function.params
-        if not any(var in writes(b) or var in (v for v, _ in _arguments(b)) for _, b in program.all_blocks())
+        if not any(
+            var in writes(b) or var in (v for v, _ in _arguments(b))
+            for _, b in program.all_blocks()
+        )
     )
     comes_back = {
         block.label: function.name in reach[block.terminator.callee]
@@ -200,7 +210,9 @@ def _call_storage(
     return found
 
 
-def _saved_before(function: BlockFunction, across: dict[Label, Variables]) -> dict[Label, Variables]:
+def _saved_before(
+    function: BlockFunction, across: dict[Label, Variables]
+) -> dict[Label, Variables]:
     """For each call: the variables whose current value certainly lies in the frame's slot already."""
     universe: Variables = frozenset().union(*across.values()) if across else frozenset()
     entering: dict[Label, Variables] = {block.label: universe for block in function.blocks}
@@ -222,13 +234,17 @@ def _saved_before(function: BlockFunction, across: dict[Label, Variables]) -> di
                     entering[target] = meet
                     changed = True
     return {
-        block.label: entering[block.label] - writes(block) for block in function.blocks if block.label in across
+        block.label: entering[block.label] - writes(block)
+        for block in function.blocks
+        if block.label in across
     }
 
 
 def _ordered(variables: Variables, function: BlockFunction) -> tuple[Var, ...]:
     """In order of first appearance, so that the printed program does not change from run to run."""
-    seen = dict.fromkeys([*function.params, *(v for b in function.blocks for v in (*reads(b), *writes_in_order(b)))])
+    seen = dict.fromkeys(
+        [*function.params, *(v for b in function.blocks for v in (*reads(b), *writes_in_order(b)))]
+    )
     return tuple(var for var in seen if var in variables)
 
 

@@ -31,11 +31,24 @@ def coalesce(program: BlockProgram, varying_inputs: Iterable[bool]) -> BlockProg
     return replace(program, functions=functions)
 
 
-def _coalesced(program: BlockProgram, function: BlockFunction, uniform: frozenset[Var]) -> BlockFunction:
+def _coalesced(
+    program: BlockProgram, function: BlockFunction, uniform: frozenset[Var]
+) -> BlockFunction:
     alive = live_out(program, function)
-    others = {var for f in program.functions.values() if f is not function for var in (*f.params, *f.results)}
+    others = {
+        var
+        for f in program.functions.values()
+        if f is not function
+        for var in (*f.params, *f.results)
+    }
     # What others see keeps its name; what is the same for all lanes must stay so.
-    fixed = {*program.inputs, *function.params, *function.results, *(v for v, _ in program.constants), *others}
+    fixed = {
+        *program.inputs,
+        *function.params,
+        *function.results,
+        *(v for v, _ in program.constants),
+        *others,
+    }
     movable = {var for f in (function,) for b in f.blocks for var in _written(b)} - uniform - others
     conflicts = _conflicts(program, function, alive, movable)
     groups = _Groups(conflicts, fixed)
@@ -50,7 +63,9 @@ def _coalesced(program: BlockProgram, function: BlockFunction, uniform: frozense
     place = groups.places()
     if not place:
         return function
-    return replace(function, blocks=tuple(_renamed(b, alive[b.label], place) for b in function.blocks))
+    return replace(
+        function, blocks=tuple(_renamed(b, alive[b.label], place) for b in function.blocks)
+    )
 
 
 def _may_share(dst: Var, src: Var, movable: set[Var], function: BlockFunction) -> bool:
@@ -64,7 +79,10 @@ def _written(block: Block) -> list[Var]:
 
 
 def _conflicts(
-    program: BlockProgram, function: BlockFunction, alive: dict[int, frozenset[Var]], movable: set[Var]
+    program: BlockProgram,
+    function: BlockFunction,
+    alive: dict[int, frozenset[Var]],
+    movable: set[Var],
 ) -> dict[Var, set[Var]]:
     found: dict[Var, set[Var]] = {}
 
@@ -73,7 +91,9 @@ def _conflicts(
         found.setdefault(second, set()).add(first)
 
     entry = function.blocks[0]
-    at_start = (live_in(entry, alive[entry.label]) | set(function.params)) & (movable | set(function.params))
+    at_start = (live_in(entry, alive[entry.label]) | set(function.params)) & (
+        movable | set(function.params)
+    )
     for first in at_start:
         for second in at_start:
             if first is not second:
@@ -98,7 +118,9 @@ def _conflicts(
 
 def _same(first: Atom, second: Atom) -> bool:
     if isinstance(first, Literal) and isinstance(second, Literal):
-        return identical(np.asarray(first.val, first.aval.dtype), np.asarray(second.val, second.aval.dtype))
+        return identical(
+            np.asarray(first.val, first.aval.dtype), np.asarray(second.val, second.aval.dtype)
+        )
     return first is second
 
 

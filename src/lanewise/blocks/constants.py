@@ -13,7 +13,16 @@ import numpy as np
 
 from lanewise._jax import Var
 from lanewise.blocks.fold import Known, evaluate, identical, value_of
-from lanewise.blocks.form import Block, BlockFunction, BlockProgram, Branch, Call, Label, defined, successors
+from lanewise.blocks.form import (
+    Block,
+    BlockFunction,
+    BlockProgram,
+    Branch,
+    Call,
+    Label,
+    defined,
+    successors,
+)
 
 
 def constants_at_start(program: BlockProgram, function: BlockFunction) -> dict[Label, Known]:
@@ -25,7 +34,11 @@ def constants_at_start(program: BlockProgram, function: BlockFunction) -> dict[L
         label = work.pop()
         for target, leaving in _leaving(program, blocks[label], at_start[label]):
             before = at_start.get(target)
-            now = leaving if before is None else {v: x for v, x in before.items() if _same(x, leaving.get(v))}
+            now = (
+                leaving
+                if before is None
+                else {v: x for v, x in before.items() if _same(x, leaving.get(v))}
+            )
             if before is None or len(now) != len(before):
                 at_start[target] = now
                 work.append(target)
@@ -60,7 +73,9 @@ def _leaving(program: BlockProgram, block: Block, known: Known) -> list[tuple[La
     ]
 
 
-def _refined(after: Known, block: Block, index: Any, targets: tuple[Label, ...], target: Label) -> Known:
+def _refined(
+    after: Known, block: Block, index: Any, targets: tuple[Label, ...], target: Label
+) -> Known:
     """On the way to one of two targets, the index itself is known, wherever it was stored."""
     if len(targets) != 2 or targets[0] == targets[1] or not isinstance(index, Var):
         return after

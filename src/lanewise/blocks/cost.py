@@ -27,7 +27,9 @@ _TRANSCENDENTAL = frozenset(
     " sqrt rsqrt cbrt erf erfc erf_inv lgamma digamma igamma igammac bessel_i0e bessel_i1e polygamma zeta".split()
 )
 _DIVISIONS = frozenset("div rem integer_pow".split())
-_CUBIC = frozenset("cholesky triangular_solve eigh eig svd qr lu geqrf householder_product schur".split())
+_CUBIC = frozenset(
+    "cholesky triangular_solve eigh eig svd qr lu geqrf householder_product schur".split()
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ def bytes_of(atom: object) -> int:
 def holds_while(eqns: Iterable[JaxprEqn]) -> bool:
     """Whether a loop of unknown length lies inside: run on values that are not there yet, it might never end."""
     return any(
-        eqn.primitive.name == "while" or any(holds_while(inner.eqns) for inner in _jax.subjaxprs(eqn)) for eqn in eqns
+        eqn.primitive.name == "while"
+        or any(holds_while(inner.eqns) for inner in _jax.subjaxprs(eqn))
+        for eqn in eqns
     )
 
 
@@ -91,7 +95,9 @@ def eqn_cost(eqn: JaxprEqn) -> Cost:
         depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
         return Cost(2.0 * out_size * depth, written)
     if name == "conv_general_dilated":
-        return Cost(2.0 * out_size * size_of(eqn.invars[1]) / max(eqn.outvars[0].aval.shape[-1], 1), written)
+        return Cost(
+            2.0 * out_size * size_of(eqn.invars[1]) / max(eqn.outvars[0].aval.shape[-1], 1), written
+        )
     if name in _CUBIC:
         shape = eqn.invars[0].aval.shape
         return Cost(float(size_of(eqn.invars[0]) * shape[-1]), written)

@@ -61,7 +61,11 @@ class _Dependence:
         flags: dict[Var, bool] = dict.fromkeys(jaxpr.constvars, False)
         flags.update(zip(jaxpr.invars, depends, strict=True))
         for eqn in jaxpr.eqns:
-            flags.update(zip(eqn.outvars, self.eqn(eqn, [flag_of(flags, a) for a in eqn.invars]), strict=True))
+            flags.update(
+                zip(
+                    eqn.outvars, self.eqn(eqn, [flag_of(flags, a) for a in eqn.invars]), strict=True
+                )
+            )
         return tuple(flag_of(flags, atom) for atom in jaxpr.outvars)
 
     def eqn(self, eqn: JaxprEqn, depends: Sequence[bool]) -> Flags:

@@ -90,7 +90,9 @@ class Divergence:
         sides = [self.of(branch, operands) for branch in eqn.params["branches"]]
         diverges = any(parts for _, parts in sides)
         if not index:
-            return tuple(any(flags) for flags in zip(*(out for out, _ in sides), strict=True)), diverges
+            return tuple(
+                any(flags) for flags in zip(*(out for out, _ in sides), strict=True)
+            ), diverges
         return (True,) * len(eqn.outvars), diverges or not self.cheap_branch(eqn)
 
     @staticmethod

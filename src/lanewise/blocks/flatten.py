@@ -75,11 +75,19 @@ class _Flattener:
         # Sites are numbered as the program numbers them: that is what outcomes refer to.
         self.sites = {site: i for i, site in enumerate(program.sites)}
         num_captures = program.num_captures
-        captured = [self.new_var(a, flag) for a, flag in zip(avals[:num_captures], varying, strict=False)]
+        captured = [
+            self.new_var(a, flag) for a, flag in zip(avals[:num_captures], varying, strict=False)
+        ]
         self.link_captures(program, captured)
         entry = program.functions[program.entry]
-        called_again = any(eqn.params["name"] == entry.name for f in program.functions.values() for eqn in _calls_in(f.jaxpr))
-        frame = self.frame(program, entry, [flag or called_again for flag in varying[num_captures:]])
+        called_again = any(
+            eqn.params["name"] == entry.name
+            for f in program.functions.values()
+            for eqn in _calls_in(f.jaxpr)
+        )
+        frame = self.frame(
+            program, entry, [flag or called_again for flag in varying[num_captures:]]
+        )
         while self.pending:
             self.function(*self.pending.pop(0))
         return BlockProgram(
@@ -94,14 +102,18 @@ class _Flattener:
         for i, var in enumerate(variables):
             self.captures[id(program), i] = var
 
-    def frame(self, program: Program, function: Function, varying: Sequence[bool] | None = None) -> BlockFunction:
+    def frame(
+        self, program: Program, function: Function, varying: Sequence[bool] | None = None
+    ) -> BlockFunction:
         """Name, parameter and result variables of a function; the first time, asks for its blocks."""
         key = (id(program), function.name)
         if key not in self.frames:
             taken = sum(frame.name.split("~")[0] == function.name for frame in self.frames.values())
             name = f"{function.name}~{taken}" if taken else function.name
             flags = varying if varying is not None else [True] * len(function.params)
-            params = tuple(self.new_var(v.aval, flag) for v, flag in zip(function.params, flags, strict=True))
+            params = tuple(
+                self.new_var(v.aval, flag) for v, flag in zip(function.params, flags, strict=True)
+            )
             results = tuple(self.new_var(atom.aval, True) for atom in function.jaxpr.outvars)
             self.frames[key] = BlockFunction(name, params, results, ())
             self.pending.append((program, function))
@@ -130,7 +142,9 @@ class _Flattener:
 
     def finish(self, terminator: Terminator, assigns: Sequence[tuple[Var, Atom]] = ()) -> None:
         kept = tuple((var, atom) for var, atom in assigns if var is not atom)
-        self.blocks.append(Block(self.current, self.note, tuple(self.eqns), kept, terminator, self.steps))
+        self.blocks.append(
+            Block(self.current, self.note, tuple(self.eqns), kept, terminator, self.steps)
+        )
 
     def new_var(self, aval: Any, varies: bool) -> Var:
         var = _jax.new_var(aval)
@@ -185,7 +199,9 @@ class _Flattener:
             return self.padded(eqn, self.walk(found.jaxpr, found.operands, found.consts))
         return self.nested_program(eqn, operands)
 
-    def emit(self, eqn: JaxprEqn, operands: Sequence[Atom], varying: Sequence[bool]) -> Sequence[Atom]:
+    def emit(
+        self, eqn: JaxprEqn, operands: Sequence[Atom], varying: Sequence[bool]
+    ) -> Sequence[Atom]:
         """Keep an equation, renamed. What looks at the batch is replaced by its one-lane meaning."""
         found = inside(eqn.replace(invars=list(operands)), self.expand)
         if found is not None and not _keeps_batching_rule(eqn):
@@ -196,7 +212,9 @@ class _Flattener:
                 f" lanes part ways, where it would run for lanes that are not there: {_jax.user_line(eqn)}."
                 " Return the value instead, or call the program without vmap."
             )
-        outs = [self.new_var(var.aval, flag) for var, flag in zip(eqn.outvars, varying, strict=True)]
+        outs = [
+            self.new_var(var.aval, flag) for var, flag in zip(eqn.outvars, varying, strict=True)
+        ]
         self.eqns.append(eqn.replace(invars=list(operands), outvars=outs))
         return outs
 
@@ -253,14 +271,17 @@ class _Flattener:
 
     def scan(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
         parts, body = _jax.scan_parts(eqn), eqn.params["jaxpr"]
-        num_consts, num_carry, length, reverse = parts.num_consts, parts.num_carry, parts.length, parts.reverse
+        num_consts, num_carry, length, reverse = (
+            parts.num_consts,
+            parts.num_carry,
+            parts.length,
+            parts.reverse,
+        )
         consts = operands[:num_consts]
         init, xs = operands[num_consts : num_consts + num_carry], operands[num_consts + num_carry :]
         counter = self.new_var(_jax.shaped((), np.dtype("int32")), True)
         places = [self.new_var(var.aval, True) for var in eqn.outvars]
-        stacked = self.inline(
-            lambda: [_jax.zeros(var.aval) for var in eqn.outvars[num_carry:]], []
-        )
+        stacked = self.inline(lambda: [_jax.zeros(var.aval) for var in eqn.outvars[num_carry:]], [])
 
         def run_body() -> Sequence[Atom]:
             def take(i: Any, *arrays: Any) -> list[Any]:
@@ -268,12 +289,15 @@ class _Flattener:
                 return [at, *(lax.dynamic_index_in_dim(x, at, keepdims=False) for x in arrays)]
 
             at, *slices = self.inline(take, [counter, *xs])
-            outs = self.walk(body, [*consts, *places[:num_carry], *slices], _jax.attached_consts(body))
+            outs = self.walk(
+                body, [*consts, *places[:num_carry], *slices], _jax.attached_consts(body)
+            )
 
             def put(i: Any, at: Any, *arrays: Any) -> list[Any]:
                 stacks, values = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
                 written = [
-                    lax.dynamic_update_index_in_dim(s, v, at, 0) for s, v in zip(stacks, values, strict=True)
+                    lax.dynamic_update_index_in_dim(s, v, at, 0)
+                    for s, v in zip(stacks, values, strict=True)
                 ]
                 return [i + 1, *written]
 
@@ -290,7 +314,9 @@ class _Flattener:
     def inline(self, fun: Callable[..., Sequence[Any]], operands: Sequence[Atom]) -> list[Atom]:
         """Write the equations of a small JAX function into the current block."""
         traced = _jax.trace(fun, [atom.aval for atom in operands])
-        captured = [self.constant(v, c) for v, c in zip(traced.jaxpr.invars, traced.captures, strict=False)]
+        captured = [
+            self.constant(v, c) for v, c in zip(traced.jaxpr.invars, traced.captures, strict=False)
+        ]
         return self.walk(traced.jaxpr, [*captured, *operands])
 
     def check(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
@@ -309,14 +335,21 @@ class _Flattener:
         """A program under an inner `jax.vmap` has lanes of its own: if one of them failed, so has ours."""
         code, site = operands[-2:]
         for number, place in enumerate(eqn.params["sites"]):
-            (fine,) = self.inline(lambda c, s, n=number: [~((c == int(Outcome.ASSERTION_FAILED)) & (s == n)).any()], [code, site])
+            (fine,) = self.inline(
+                lambda c, s, n=number: [~((c == int(Outcome.ASSERTION_FAILED)) & (s == n)).any()],
+                [code, site],
+            )
             self.fail_unless(fine, Fail(self.sites.setdefault(place, len(self.sites))))
         for outcome in (Outcome.STEPS_EXHAUSTED, Outcome.STACK_OVERFLOW):
             (fine,) = self.inline(lambda c, o=outcome: [(c != int(o)).all()], [code])
             self.fail_unless(fine, Fail(-1, outcome))
 
     def call(
-        self, program: Program, function: Function, operands: Sequence[Atom], captured: Sequence[tuple[Var, Atom]] = ()
+        self,
+        program: Program,
+        function: Function,
+        operands: Sequence[Atom],
+        captured: Sequence[tuple[Var, Atom]] = (),
     ) -> Sequence[Atom]:
         frame = self.frame(program, function)
         after, fresh = self.label(), self.label()
@@ -337,7 +370,9 @@ class _Flattener:
             self.link_captures(program, [self.new_var(atom.aval, True) for atom in held])
         captured = [(self.captures[id(program), i], atom) for i, atom in enumerate(held)]
         entry = program.functions[program.entry]
-        return self.padded(eqn, self.call(program, entry, operands[program.num_captures :], captured))
+        return self.padded(
+            eqn, self.call(program, entry, operands[program.num_captures :], captured)
+        )
 
     @staticmethod
     def padded(eqn: JaxprEqn, outs: Sequence[Atom]) -> Sequence[Atom]:
@@ -360,7 +395,10 @@ def operand_avals(program: Program) -> list[Any]:
         for index, var in zip(function.captures, function.jaxpr.invars, strict=False):
             captures[index] = var.aval
     entry = program.functions[program.entry]
-    return [*(captures[i] for i in range(program.num_captures)), *(var.aval for var in entry.params)]
+    return [
+        *(captures[i] for i in range(program.num_captures)),
+        *(var.aval for var in entry.params),
+    ]
 
 
 def _calls_in(jaxpr: Jaxpr) -> list[JaxprEqn]:

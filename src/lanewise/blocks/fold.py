@@ -33,7 +33,13 @@ def evaluate(eqns: Iterable[JaxprEqn], known: Known) -> Known:
     known = dict(known)
     for eqn in eqns:
         if all(var.aval.shape == () for var in eqn.outvars):
-            known.update({k: v for k, v in zip(eqn.outvars, _outputs(eqn, known), strict=True) if v is not None})
+            known.update(
+                {
+                    k: v
+                    for k, v in zip(eqn.outvars, _outputs(eqn, known), strict=True)
+                    if v is not None
+                }
+            )
     return known
 
 
@@ -50,7 +56,11 @@ def identical(first: Any, second: Any) -> bool:
     False
     """
     first, second = np.asarray(first), np.asarray(second)
-    return (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
+    return (first.dtype, first.shape, first.tobytes()) == (
+        second.dtype,
+        second.shape,
+        second.tobytes(),
+    )
 
 
 def _outputs(eqn: JaxprEqn, known: Known) -> list[Any | None]:

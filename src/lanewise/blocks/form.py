@@ -212,7 +212,10 @@ def verify(program: BlockProgram) -> BlockProgram:
             _require(len(set(stored)) == len(stored), f"{where} assigns a variable twice")
             pairs = list(block.assigns)
             if isinstance(block.terminator, Call | TailCall):
-                _require(block.terminator.callee in program.functions, f"{where} calls an unknown function")
+                _require(
+                    block.terminator.callee in program.functions,
+                    f"{where} calls an unknown function",
+                )
                 pairs += block.terminator.arguments
             for var, atom in pairs:
                 _require(
@@ -231,7 +234,11 @@ def _verify_defined(program: BlockProgram, function: BlockFunction, base: set[Va
         if isinstance(block.terminator, Call | TailCall)
         for var, _ in block.terminator.arguments
     }
-    everything = {var for block in function.blocks for var in (*defined(block), *(v for v, _ in block.assigns))}
+    everything = {
+        var
+        for block in function.blocks
+        for var in (*defined(block), *(v for v, _ in block.assigns))
+    }
     at_start: dict[Label, set[Var]] = {}
     start = base | captured | set(function.params)
     blocks = {block.label: block for block in function.blocks}

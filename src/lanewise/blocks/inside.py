@@ -60,7 +60,9 @@ def inside(eqn: JaxprEqn, expand: Expand) -> Inside | None:
         if not program.recursive:
             function = program.functions[program.entry]
             captured = eqn.invars[: program.num_captures]
-            operands = [captured[i] for i in function.captures] + list(eqn.invars[program.num_captures :])
+            operands = [captured[i] for i in function.captures] + list(
+                eqn.invars[program.num_captures :]
+            )
             return Inside(function.jaxpr, tuple(operands))
         return None
     if name == "custom_linear_solve":

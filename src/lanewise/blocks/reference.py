@@ -58,14 +58,22 @@ def interpret(
     steps = deepest = 0
 
     def ended(outcome: Outcome, site: int = -1) -> Answer:
-        found = [values[var] for var in program.entry_function.results] if outcome is Outcome.DONE else None
+        found = (
+            [values[var] for var in program.entry_function.results]
+            if outcome is Outcome.DONE
+            else None
+        )
         return Answer(found, outcome, site, steps, deepest)
 
     while True:
         function, block = blocks[label]
         if max_steps is not None and steps + block.steps > max_steps:
             return ended(Outcome.STEPS_EXHAUSTED)
-        if isinstance(block.terminator, Call) and max_depth is not None and len(frames) >= max_depth:
+        if (
+            isinstance(block.terminator, Call)
+            and max_depth is not None
+            and len(frames) >= max_depth
+        ):
             return ended(Outcome.STACK_OVERFLOW)
         steps += block.steps
         stored, given = _run(block, values)
@@ -78,10 +86,14 @@ def interpret(
             case Call(callee, arguments, target):
                 frames.append((values, target))
                 deepest = max(deepest, len(frames))
-                values = values | {var: value for (var, _), value in zip(arguments, given, strict=True)}
+                values = values | {
+                    var: value for (var, _), value in zip(arguments, given, strict=True)
+                }
                 label = program.functions[callee].entry
             case TailCall(callee, arguments):
-                values = values | {var: value for (var, _), value in zip(arguments, given, strict=True)}
+                values = values | {
+                    var: value for (var, _), value in zip(arguments, given, strict=True)
+                }
                 label = program.functions[callee].entry
             case Return():
                 if not frames:
@@ -99,6 +111,8 @@ def _run(block: Block, values: Values) -> tuple[Values, list[Any]]:
     given = terminator_atoms(block.terminator)
     atoms = [*inside, *(atom for _, atom in block.assigns), *given]
     inputs = list(reads(block))
-    outs = _jax.eval_jaxpr(_jax.new_jaxpr(inputs, atoms, block.eqns), *(values[var] for var in inputs))
+    outs = _jax.eval_jaxpr(
+        _jax.new_jaxpr(inputs, atoms, block.eqns), *(values[var] for var in inputs)
+    )
     names = [*inside, *assigned]
     return dict(zip(names, outs, strict=False)), outs[len(names) :]

@@ -148,7 +148,9 @@ def merge_blocks(program: BlockProgram, function: BlockFunction) -> Sequence[Blo
     empty = {
         b.label: b.terminator.target
         for b in function.blocks
-        if isinstance(b.terminator, Jump) and not (b.eqns or b.assigns or b.steps) and b.label != function.entry
+        if isinstance(b.terminator, Jump)
+        and not (b.eqns or b.assigns or b.steps)
+        and b.label != function.entry
     }
 
     def final(label: Label) -> Label:
@@ -159,7 +161,9 @@ def merge_blocks(program: BlockProgram, function: BlockFunction) -> Sequence[Blo
         return label
 
     skip = {label: final(label) for label in empty if final(label) not in empty}
-    blocks = {label: b.with_(terminator=retarget(b.terminator, skip)) for label, b in blocks.items()}
+    blocks = {
+        label: b.with_(terminator=retarget(b.terminator, skip)) for label, b in blocks.items()
+    }
     blocks = {b.label: b for b in _reachable(list(blocks.values()))}
     preds = predecessors(blocks.values())
     for label in list(blocks):
@@ -187,13 +191,21 @@ def thread_jumps(program: BlockProgram, function: BlockFunction) -> Sequence[Blo
             if not isinstance(block.terminator, Jump):
                 break
             target = blocks[block.terminator.target]
-            if target.label in (label, function.entry) or not isinstance(target.terminator, Branch | Jump):
+            if target.label in (label, function.entry) or not isinstance(
+                target.terminator, Branch | Jump
+            ):
                 break
             if cost_of(target.eqns).operations > COPY_OPERATIONS:
                 break
             together = _decided(joined(block, target))
-            decides = isinstance(target.terminator, Branch) and isinstance(together.terminator, Jump)
-            rotates = target.label in heads and label not in heads and isinstance(target.terminator, Branch)
+            decides = isinstance(target.terminator, Branch) and isinstance(
+                together.terminator, Jump
+            )
+            rotates = (
+                target.label in heads
+                and label not in heads
+                and isinstance(target.terminator, Branch)
+            )
             leads_on = isinstance(target.terminator, Jump) and _leads_to_decision(blocks, together)
             if not (decides or rotates or leads_on):
                 break
@@ -206,7 +218,10 @@ def _leads_to_decision(blocks: dict[Label, Block], block: Block) -> bool:
     """Whether the constants a block leaves decide the branch after its jump."""
     assert isinstance(block.terminator, Jump)
     target = blocks[block.terminator.target]
-    if not isinstance(target.terminator, Branch) or cost_of(target.eqns).operations > COPY_OPERATIONS:
+    if (
+        not isinstance(target.terminator, Branch)
+        or cost_of(target.eqns).operations > COPY_OPERATIONS
+    ):
         return False
     return isinstance(_decided(joined(block, target)).terminator, Jump)
 
@@ -241,7 +256,11 @@ def _fold_branches(blocks: Sequence[Block]) -> Sequence[Block]:
 def propagate_constants(program: BlockProgram, function: BlockFunction) -> Sequence[Block]:
     """Put constants in place of the variables that hold them on every way to a block."""
     known = constants_at_start(program, function)
-    return [_decided(_with_constants(block, known[block.label])) for block in function.blocks if block.label in known]
+    return [
+        _decided(_with_constants(block, known[block.label]))
+        for block in function.blocks
+        if block.label in known
+    ]
 
 
 def _with_constants(block: Block, known: dict[Var, Any]) -> Block:
@@ -252,7 +271,9 @@ def _with_constants(block: Block, known: dict[Var, Any]) -> Block:
         if var not in inside
     }
     return block.with_(
-        eqns=tuple(eqn.replace(invars=[substitute(env, a) for a in eqn.invars]) for eqn in block.eqns),
+        eqns=tuple(
+            eqn.replace(invars=[substitute(env, a) for a in eqn.invars]) for eqn in block.eqns
+        ),
         assigns=tuple((var, substitute(env, atom)) for var, atom in block.assigns),
         terminator=substitute_terminator(block.terminator, env),
     )
@@ -283,7 +304,10 @@ def select_cheap_branches(program: BlockProgram, function: BlockFunction) -> Seq
 
 
 def _meeting_point(
-    blocks: dict[Label, Block], preds: dict[Label, list[Label]], label: Label, targets: Sequence[Label]
+    blocks: dict[Label, Block],
+    preds: dict[Label, list[Label]],
+    label: Label,
+    targets: Sequence[Label],
 ) -> Label | None:
     """The block at which all sides meet: each side is one block of its own, or nothing."""
     ends = set()
@@ -305,7 +329,9 @@ def _cheap(sides: Sequence[Block | None], alive: dict[Label, Any]) -> bool:
     for side in sides:
         if side is None:
             continue
-        if holds_while(side.eqns) or any(eqn.primitive.name == "scan" or eqn.effects for eqn in side.eqns):
+        if holds_while(side.eqns) or any(
+            eqn.primitive.name == "scan" or eqn.effects for eqn in side.eqns
+        ):
             return False
         stored = sum(
             bytes_of(var)
@@ -325,7 +351,9 @@ def _only_updated(side: Block, var: Var) -> bool:
     return isinstance(atom, Var) and atom not in made_by
 
 
-def _selected(block: Block, sides: Sequence[Block | None], meet: Label, alive: dict[Label, Any]) -> Block:
+def _selected(
+    block: Block, sides: Sequence[Block | None], meet: Label, alive: dict[Label, Any]
+) -> Block:
     assert isinstance(block.terminator, Branch)
     start = block.with_(terminator=Jump(meet))
     kept = next(alive[side.label] for side in sides if side is not None)
@@ -370,7 +398,10 @@ def _written_where_taken(index: Atom, options: Sequence[Atom], eqns: list[JaxprE
 
             def masked(here: Any, operand: Any, *given: Any, eqn: JaxprEqn = eqn) -> list[Any]:
                 rest = iter(given)
-                args = [operand, *(a.val if isinstance(a, Literal) else next(rest) for a in eqn.invars[1:])]
+                args = [
+                    operand,
+                    *(a.val if isinstance(a, Literal) else next(rest) for a in eqn.invars[1:]),
+                ]
                 return [masked_update(eqn, args, here)]
 
             traced = _jax.trace(masked, [mask.aval, value.aval, *(atom.aval for atom in inputs)])
@@ -397,7 +428,11 @@ def fold_short_circuits(program: BlockProgram, function: BlockFunction) -> Seque
     preds = predecessors(blocks.values())
     for label in reversed(list(blocks)):
         block = blocks.get(label)
-        if block is None or not isinstance(block.terminator, Branch) or len(block.terminator.targets) != 2:
+        if (
+            block is None
+            or not isinstance(block.terminator, Branch)
+            or len(block.terminator.targets) != 2
+        ):
             continue
         targets = block.terminator.targets
         for inner, other in (targets, targets[::-1]):
@@ -418,7 +453,9 @@ def fold_short_circuits(program: BlockProgram, function: BlockFunction) -> Seque
     return list(blocks.values())
 
 
-def _tested_once(block: Block, side: Block, inner: Label, other: Label, alive: dict[Label, Any]) -> Block:
+def _tested_once(
+    block: Block, side: Block, inner: Label, other: Label, alive: dict[Label, Any]
+) -> Block:
     assert isinstance(block.terminator, Branch) and isinstance(side.terminator, Branch)
     outer, targets = block.terminator.index, block.terminator.targets
     both = joined(block.with_(terminator=Jump(inner)), side)
@@ -442,7 +479,9 @@ def _tested_once(block: Block, side: Block, inner: Label, other: Label, alive: d
             stored[var] = atom if atom is old else select(atom, old)
     chosen = select(index, literal)
     assigns = tuple((var, atom) for var, atom in stored.items() if var is not atom)
-    return block.with_(eqns=tuple(eqns), assigns=assigns, terminator=Branch(chosen, side.terminator.targets))
+    return block.with_(
+        eqns=tuple(eqns), assigns=assigns, terminator=Branch(chosen, side.terminator.targets)
+    )
 
 
 def _select(index: Atom, options: Sequence[Atom], out: Var) -> JaxprEqn:
@@ -478,15 +517,21 @@ def tail_calls(program: BlockProgram) -> BlockProgram:
     for name, function in program.functions.items():
         blocks = {block.label: block for block in function.blocks}
         for label, block in blocks.items():
-            if isinstance(block.terminator, Call) and _returns_at_once(program, function, blocks, block):
+            if isinstance(block.terminator, Call) and _returns_at_once(
+                program, function, blocks, block
+            ):
                 callee = block.terminator.callee
                 if name in reach[callee] and results[callee] == results[name]:
-                    blocks[label] = block.with_(terminator=TailCall(callee, block.terminator.arguments))
+                    blocks[label] = block.with_(
+                        terminator=TailCall(callee, block.terminator.arguments)
+                    )
         functions[name] = replace(function, blocks=_reachable(list(blocks.values())))
     return _unify_results(replace(program, functions=functions), results)
 
 
-def _shared_results(program: BlockProgram, reach: dict[str, frozenset[str]]) -> dict[str, tuple[Var, ...]]:
+def _shared_results(
+    program: BlockProgram, reach: dict[str, frozenset[str]]
+) -> dict[str, tuple[Var, ...]]:
     """Result variables for each function: those that recurse together and return the same types share them."""
     shared: dict[Any, tuple[Var, ...]] = {}
     found = {}
@@ -508,9 +553,13 @@ def _unify_results(program: BlockProgram, results: dict[str, tuple[Var, ...]]) -
         return program
 
     def renamed(block: Block) -> Block:
-        eqns = tuple(eqn.replace(invars=[substitute(rename, a) for a in eqn.invars]) for eqn in block.eqns)
+        eqns = tuple(
+            eqn.replace(invars=[substitute(rename, a) for a in eqn.invars]) for eqn in block.eqns
+        )
         assigns = tuple((rename.get(v, v), substitute(rename, a)) for v, a in block.assigns)
-        return block.with_(eqns=eqns, assigns=assigns, terminator=substitute_terminator(block.terminator, rename))  # type: ignore[arg-type]
+        return block.with_(
+            eqns=eqns, assigns=assigns, terminator=substitute_terminator(block.terminator, rename)
+        )  # type: ignore[arg-type]
 
     functions = {
         name: replace(f, results=results[name], blocks=tuple(renamed(b) for b in f.blocks))

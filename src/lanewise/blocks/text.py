@@ -96,7 +96,9 @@ def _terminator(block: Block, name: _Names, storage: Storage | None) -> str:
             saved = ""
             if storage is not None:
                 moves = storage.calls[block.label]
-                pushed, popped = (" ".join(map(name, vs)) or "nothing" for vs in (moves.push, moves.pop))
+                pushed, popped = (
+                    " ".join(map(name, vs)) or "nothing" for vs in (moves.push, moves.pop)
+                )
                 saved = f" [push {pushed}; pop {popped}]"
             return f"call {callee}({given}){saved} then {target}"
         case TailCall(callee, arguments):
@@ -105,7 +107,9 @@ def _terminator(block: Block, name: _Names, storage: Storage | None) -> str:
         case Return():
             return "return"
         case Fail(site, outcome):
-            return f"fail {site}" if outcome is Outcome.ASSERTION_FAILED else f"fail: {outcome.phrase}"
+            return (
+                f"fail {site}" if outcome is Outcome.ASSERTION_FAILED else f"fail: {outcome.phrase}"
+            )
 
 
 def _storage(storage: Storage, name: _Names) -> str:

@@ -43,7 +43,9 @@ def masked_update(eqn: JaxprEqn, args: Sequence[Any], mask: Any) -> Any:
         kind = jnp.result_type(*starts) if starts else jnp.int32
         if not starts:
             return jnp.where(mask, update, operand)
-        clamped = [jnp.clip(s, 0, limit).astype(kind) for s, limit in zip(starts, limits, strict=True)]
+        clamped = [
+            jnp.clip(s, 0, limit).astype(kind) for s, limit in zip(starts, limits, strict=True)
+        ]
         indices = jnp.where(mask, jnp.stack(clamped), jnp.iinfo(kind).max)
         numbers = lax.ScatterDimensionNumbers(
             update_window_dims=tuple(range(operand.ndim)),

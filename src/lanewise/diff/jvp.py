@@ -19,6 +19,7 @@ import jax
 
 from lanewise import _jax
 from lanewise._jax import ad
+from lanewise.errors import TransformError
 from lanewise.program import Function, Program, call_p
 
 Moving = tuple[bool, ...]
@@ -44,7 +45,35 @@ def jvp_program(program: Program, moving: Moving) -> Program:
         function = _derive(program.functions[name], derived, captured, params)
         functions[derived] = function
         wanted += _calls_wanted(function.jaxpr)
+    _add_unmoved(program, functions, captured)
     return Program(functions, first, program.num_captures + sum(captured))
+
+
+def _add_unmoved(program: Program, functions: dict[str, Function], captured: Moving) -> None:
+    """Calls on which no tangent depends keep the function they name; it joins the table as it is."""
+    work = list(functions.values())
+    while work:
+        for name in _calls_unmoved(work.pop().jaxpr):
+            if name in functions:
+                continue
+            function = program.functions[name]
+            if any(captured[i] for i in function.captures):
+                raise TransformError(
+                    f"`{name}` closes over a value that is differentiated, and calls itself with arguments that are"
+                    " not. Pass the value as an argument instead."
+                )
+            functions[name] = function
+            work.append(function)
+
+
+def _calls_unmoved(jaxpr: Any) -> list[str]:
+    found = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is call_p and eqn.params["jvp_of"] is None:
+            found.append(eqn.params["name"])
+        for inner in _jax.subjaxprs(eqn):
+            found += _calls_unmoved(inner)
+    return found
 
 
 def _derived_name(name: str, moving: Moving) -> str:
@@ -82,7 +111,9 @@ def _derive(function: Function, name: str, captured: Moving, params: Moving) -> 
     return Function(name, traced.jaxpr, captures)
 
 
-def _push_forward(jaxpr: Any, primals: Sequence[Any], tangents: Sequence[Any], moving: Moving) -> list[Any]:
+def _push_forward(
+    jaxpr: Any, primals: Sequence[Any], tangents: Sequence[Any], moving: Moving
+) -> list[Any]:
     moved = [x for x, flag in zip(primals, moving, strict=True) if flag]
 
     def of_moved(*values: Any) -> list[Any]:
@@ -92,10 +123,18 @@ def _push_forward(jaxpr: Any, primals: Sequence[Any], tangents: Sequence[Any], m
 
     if not moved:
         outs = _jax.eval_jaxpr(jaxpr, *primals)
-        zeros = [jax.numpy.zeros_like(x) for x, a in zip(outs, jaxpr.outvars, strict=True) if _jax.has_tangent(a.aval)]
+        zeros = [
+            jax.numpy.zeros_like(x)
+            for x, a in zip(outs, jaxpr.outvars, strict=True)
+            if _jax.has_tangent(a.aval)
+        ]
         return [*outs, *zeros]
     outs, out_tangents = jax.jvp(of_moved, tuple(moved), tuple(tangents))
-    kept = [t for t, atom in zip(out_tangents, jaxpr.outvars, strict=True) if _jax.has_tangent(atom.aval)]
+    kept = [
+        t
+        for t, atom in zip(out_tangents, jaxpr.outvars, strict=True)
+        if _jax.has_tangent(atom.aval)
+    ]
     return [*outs, *kept]
 
 
@@ -110,7 +149,12 @@ def _calls_wanted(jaxpr: Any) -> list[tuple[str, Moving]]:
 
 
 def _jvp_call(
-    primals: Sequence[Any], tangents: Sequence[Any], *, name: str, out_avals: Sequence[Any], jvp_of: Any
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    name: str,
+    out_avals: Sequence[Any],
+    jvp_of: Any,
 ) -> tuple[list[Any], list[Any]]:
     del jvp_of
     moving = tuple(type(t) is not ad.Zero for t in tangents)

@@ -67,11 +67,12 @@ class Exit(ast.stmt):
 
 
 class Guard(ast.stmt):
-    """Statements that run unless the region's flag is set."""
+    """Statements that run unless the region's flag is set, by a jump in the statement before them."""
 
     _fields = ("body",)
     body: list[ast.stmt]
     region: Region
+    before: ast.stmt
 
 
 def exit_node(
@@ -82,9 +83,9 @@ def exit_node(
     return ast.copy_location(node, origin)
 
 
-def guard_node(origin: ast.AST, region: Region, body: list[ast.stmt]) -> Guard:
+def guard_node(origin: ast.AST, region: Region, before: ast.stmt, body: list[ast.stmt]) -> Guard:
     node = Guard()
-    node.body, node.region = body, region
+    node.body, node.region, node.before = body, region, before
     return ast.copy_location(node, origin)
 
 
@@ -201,7 +202,7 @@ class Exits:
             if exits and rest:
                 region = self.regions[-1]
                 region.need_flag()
-                out.append(guard_node(rest[0], region, self.block(rest)))
+                out.append(guard_node(rest[0], region, out[-1], self.block(rest)))
                 return out
         return out
 
@@ -220,7 +221,7 @@ class Exits:
             return [node]
         region = self.regions[-1]
         region.need_flag()
-        return [node, guard_node(rest[0], region, self.block(rest))]
+        return [node, guard_node(rest[0], region, node, self.block(rest))]
 
     def exit(self, node: ast.stmt) -> Exit:
         if isinstance(node, ast.Return):
@@ -249,7 +250,7 @@ class Exits:
         if exits and node.orelse:
             region = self.regions[-1]
             region.need_flag()
-            node.orelse = [guard_node(node.orelse[0], region, node.orelse)]
+            node.orelse = [guard_node(node.orelse[0], region, node, node.orelse)]
         node.finalbody = self.block(node.finalbody)
 
     def loop(self, node: ast.While | ast.For) -> ast.stmt:

@@ -329,7 +329,7 @@ class Analysis:
             return first | second | reads(node.test)
         if isinstance(node, Guard):
             inner = self.block(node.body, out)
-            left, b = self.left(node.region, out), self.ends(node.body, out)
+            left, b = self.left(node, out), self.ends(node.body, out)
             self.note(node, self.scope.modified(node.body) & (left | b), left, b)
             return inner | flags(out) | {node.region.need_flag()}  # where skipped, flags pass by
         if isinstance(node, ast.While | ast.For):
@@ -356,10 +356,14 @@ class Analysis:
             return _NONE
         return bound_names([node])
 
-    def left(self, region: Region, out: Names) -> Names:
-        """What is live wherever a jump that set the region's flag goes."""
-        there = self.head.get(region, _NONE) | self.after.get(region, _NONE)
-        return (there - flags(there)) | flags(out) | {RESULT} | self.always
+    def left(self, node: Guard, out: Names) -> Names:
+        """What is live wherever a jump goes that set the flag: one of the statement right before."""
+        jumps = (
+            child
+            for child in own_nodes(node.before)
+            if isinstance(child, Exit) and node.region in child.regions
+        )
+        return frozenset().union(*map(self.target, jumps)) | flags(out) | self.always
 
     def note(self, node: ast.stmt, live: Names, first: Names, second: Names) -> None:
         self.found[id(node)] = Liveness(live, live - first, live - second)
@@ -374,7 +378,7 @@ class Analysis:
         test = reads(node.test) if isinstance(node, ast.While) else _NONE
         local = bound_names([node.target]) if isinstance(node, ast.For) else _NONE
         reset = reset_flags(node)
-        head = test | normal | done
+        head = test | normal | done | flags(out)  # a `break` passes the `else` by
         while True:
             self.head[region] = head
             wider = head | (self.block(node.body, head) - local - reset)

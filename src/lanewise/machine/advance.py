@@ -39,7 +39,9 @@ class Advance:
     `max_steps`: end a lane before it exceeds this many steps. `counting`: keep the counters of `Stats`.
     """
 
-    def __init__(self, linked: Linked, lanes: int, *, max_steps: int | None, counting: bool) -> None:
+    def __init__(
+        self, linked: Linked, lanes: int, *, max_steps: int | None, counting: bool
+    ) -> None:
         self.linked = linked
         self.lanes = lanes
         self.max_steps = max_steps
@@ -54,7 +56,9 @@ class Advance:
         mask = state.pc == pc
         if isinstance(item, ReturnPoint):
             state = self._pop(state, item, mask)
-            return self._count(state.with_(pc=jnp.where(mask, self.linked.pc_of[item.target], state.pc)), mask)
+            return self._count(
+                state.with_(pc=jnp.where(mask, self.linked.pc_of[item.target], state.pc)), mask
+            )
         if self.max_steps is not None and item.steps:
             spent = mask & (state.steps + item.steps > self.max_steps)
             mask = mask & ~spent
@@ -82,15 +86,23 @@ class Advance:
             return state
         active = mask.sum(dtype=jnp.float32)
         ran = (active > 0).astype(jnp.float32)
-        return state.with_(counters=state.counters + jnp.stack([ran, active, ran * self.lanes, jnp.float32(0)]))
+        return state.with_(
+            counters=state.counters + jnp.stack([ran, active, ran * self.lanes, jnp.float32(0)])
+        )
 
     def execute(self, state: State, block: Block, mask: Any) -> tuple[State, list[Any]]:
         """Run the block's code and store what it writes; gives what its terminator reads, too."""
         alive = self.linked.storage.live_out[block.label]
         assigned = dict(block.assigns)
-        kept = [var for var in dict.fromkeys(writes_in_order(block)) if var in alive and self._is_kept(var)]
+        kept = [
+            var
+            for var in dict.fromkeys(writes_in_order(block))
+            if var in alive and self._is_kept(var)
+        ]
         atoms = [assigned.get(var, var) for var in kept]
-        chains = {var: update_chain(block.eqns, var, atom) for var, atom in zip(kept, atoms, strict=True)}
+        chains = {
+            var: update_chain(block.eqns, var, atom) for var, atom in zip(kept, atoms, strict=True)
+        }
         given = terminator_atoms(block.terminator)
         once = [var in self.uniform_place for var in (*kept, *self._parameters(block))]
         updates = [eqn for chain in chains.values() for eqn in chain]
@@ -104,7 +116,9 @@ class Advance:
                 registers[self.place[var]] = value
             else:
                 registers[self.place[var]] = select(mask, value, registers[self.place[var]])
-        return state.with_(registers=tuple(registers), uniforms=tuple(uniforms)), values[len(kept) :]
+        return state.with_(registers=tuple(registers), uniforms=tuple(uniforms)), values[
+            len(kept) :
+        ]
 
     def _is_kept(self, var: Var) -> bool:
         return var in self.place or var in self.uniform_place
@@ -135,11 +149,19 @@ class Advance:
             env = dict(zip(inputs, values, strict=True))
 
             def look(atom: Any) -> Any:
-                return jnp.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else env[atom]
+                return (
+                    jnp.asarray(atom.val, atom.aval.dtype)
+                    if isinstance(atom, Literal)
+                    else env[atom]
+                )
 
             for eqn in block.eqns:
                 args = [look(atom) for atom in eqn.invars]
-                outs = [masked_update(eqn, args, here)] if id(eqn) in masked else _jax.run_eqn(eqn, args)
+                outs = (
+                    [masked_update(eqn, args, here)]
+                    if id(eqn) in masked
+                    else _jax.run_eqn(eqn, args)
+                )
                 env.update(zip(eqn.outvars, outs, strict=True))
             return [look(atom) for atom in outputs]
 
@@ -175,7 +197,9 @@ class Advance:
             case Fail(site, outcome):
                 return self._end(state, mask, outcome, site)
 
-    def enter(self, state: State, callee: str, arguments: Any, given: Sequence[Any], mask: Any) -> State:
+    def enter(
+        self, state: State, callee: str, arguments: Any, given: Sequence[Any], mask: Any
+    ) -> State:
         registers, uniforms = list(state.registers), list(state.uniforms)
         for (var, _), value in zip(arguments, given, strict=True):
             value = stored(value, var.aval)
@@ -185,7 +209,9 @@ class Advance:
                 registers[self.place[var]] = select(mask, value, registers[self.place[var]])
         entry = self.linked.pc_of[self.linked.program.functions[callee].entry]
         return state.with_(
-            registers=tuple(registers), uniforms=tuple(uniforms), pc=jnp.where(mask, entry, state.pc)
+            registers=tuple(registers),
+            uniforms=tuple(uniforms),
+            pc=jnp.where(mask, entry, state.pc),
         )
 
     def _push(self, state: State, block: Block, mask: Any) -> State:
@@ -206,7 +232,9 @@ class Advance:
             stacks=tuple(stacks),
             returns=put(state.returns, back),
             depth=depth,
-            deepest=jnp.maximum(state.deepest, depth.max(initial=0)) if self.counting else state.deepest,
+            deepest=jnp.maximum(state.deepest, depth.max(initial=0))
+            if self.counting
+            else state.deepest,
         )
 
     def _pop(self, state: State, point: ReturnPoint, mask: Any) -> State:

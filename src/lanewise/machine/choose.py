@@ -53,7 +53,9 @@ def make_plan(
         return Plan(None, "plain", "ticks", "one lane, no recursion: XLA's own loops and branches")
     linked = link(blocks_of(program, varying, options, expand), varying)
     if linked.straight and structured_ok and options.schedule == "auto" and not options.stats:
-        return Plan(linked, "plain", "ticks", "nothing diverges: no trip count varies and no branch is dear")
+        return Plan(
+            linked, "plain", "ticks", "nothing diverges: no trip count varies and no branch is dear"
+        )
     if options.schedule != "auto":
         return Plan(linked, options.schedule, "ticks", "asked for")
     dear = dear_blocks(linked, lanes or 1)
@@ -64,13 +66,19 @@ def make_plan(
     return Plan(linked, "sweep", "ticks", why)
 
 
-def blocks_of(program: Program, varying: Sequence[bool], options: Options, expand: Expand) -> BlockProgram:
+def blocks_of(
+    program: Program, varying: Sequence[bool], options: Options, expand: Expand
+) -> BlockProgram:
     """The program's blocks, simplified."""
-    return simplify(flatten(program, varying, expand=expand, every_loop=options.max_steps is not None))
+    return simplify(
+        flatten(program, varying, expand=expand, every_loop=options.max_steps is not None)
+    )
 
 
 @functools.lru_cache(maxsize=512)
-def plan_for(program: Program, varying: tuple[bool, ...], lanes: int | None, options: Options, expand: Expand) -> Plan:
+def plan_for(
+    program: Program, varying: tuple[bool, ...], lanes: int | None, options: Options, expand: Expand
+) -> Plan:
     """`make_plan`, remembered."""
     _refuse_collectives(program, lanes)
     return make_plan(program, varying, lanes, options, expand)
@@ -89,7 +97,9 @@ def _refuse_collectives(program: Program, lanes: int | None) -> None:
 def _collectives(jaxpr: Jaxpr) -> list[JaxprEqn]:
     found = []
     for eqn in jaxpr.eqns:
-        if any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects) and not list(_jax.subjaxprs(eqn)):
+        if any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects) and not list(
+            _jax.subjaxprs(eqn)
+        ):
             found.append(eqn)
         for inner in _jax.subjaxprs(eqn):
             found += _collectives(inner)

@@ -103,7 +103,10 @@ class _Growing:
         self.finish = jax.jit(finish)
         self.linked = chosen.linked
         self.capacity = FIRST_DEPTH
-        frame = sum(math.prod(s.shape) * s.dtype.itemsize for s in map(storage_struct, self.linked.storage.stacks))
+        frame = sum(
+            math.prod(s.shape) * s.dtype.itemsize
+            for s in map(storage_struct, self.linked.storage.stacks)
+        )
         self.most = max(FIRST_DEPTH, min(DEEPEST, MOST_STACK_BYTES // max((frame + 4) * lanes, 1)))
 
     def run_growing(self, operands: Sequence[Any], max_depth: int | None) -> list[Any]:
@@ -118,10 +121,14 @@ class _Growing:
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled(program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options) -> _Whole | _Growing:
+def _compiled(
+    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
+) -> _Whole | _Growing:
     chosen = plan(program, lanes, mapped, options)
     if chosen.plain or not chosen.linked.has_calls:
-        return _Whole(functools.partial(execute, program=program, lanes=lanes, mapped=mapped, options=options))
+        return _Whole(
+            functools.partial(execute, program=program, lanes=lanes, mapped=mapped, options=options)
+        )
     return _Growing(_phases(program, lanes, mapped, options, chosen), chosen, math.prod(lanes))
 
 
@@ -147,7 +154,9 @@ def _phases(
     return start, run, finish
 
 
-def _lanes_first(operands: Sequence[Any], lanes: tuple[int, ...], mapped: Mapped) -> tuple[list[Any], list[bool]]:
+def _lanes_first(
+    operands: Sequence[Any], lanes: tuple[int, ...], mapped: Mapped
+) -> tuple[list[Any], list[bool]]:
     """Operands with all their lane axes flattened into one; those that do not vary stay as they are."""
     flat, flags = [], []
     for value, axes in zip(operands, mapped, strict=True):
@@ -189,7 +198,11 @@ def _one_lane(program: Program) -> Callable[..., list[Any]]:
 
 
 def _plain(
-    operands: Sequence[Any], program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
+    operands: Sequence[Any],
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
 ) -> list[Any]:
     """Structured code under `jax.vmap`, one call for each lane axis. It cannot fail."""
     run = _one_lane(program)
@@ -209,7 +222,9 @@ def _plain(
 
 
 @functools.lru_cache(maxsize=1024)
-def answer_axes(program: Program, mapped: Mapped, options: Options, lanes: tuple[int, ...]) -> Mapped:
+def answer_axes(
+    program: Program, mapped: Mapped, options: Options, lanes: tuple[int, ...]
+) -> Mapped:
     """For each answer, which lane axes it has: those of the operands it depends on."""
     if 0 in lanes:
         return ((True,) * len(lanes),) * len(program.out_avals)
@@ -238,4 +253,3 @@ def _empty(program: Program, lanes: tuple[int, ...], options: Options) -> list[A
         out += [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]
     nothing = [jnp.int32(0), *[jnp.float32(0)] * (NUM_STATS - 2), jnp.int32(0)]
     return out + (nothing if options.stats else [])
-

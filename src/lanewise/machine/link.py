@@ -44,7 +44,9 @@ class Linked:
 
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
-        return tuple(cost_of(item.eqns) if isinstance(item, Block) else Cost() for item in self.order)
+        return tuple(
+            cost_of(item.eqns) if isinstance(item, Block) else Cost() for item in self.order
+        )
 
     @cached_property
     def has_calls(self) -> bool:

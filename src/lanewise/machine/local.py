@@ -30,7 +30,11 @@ _FRAMES_A_CALL = 4
 
 
 def run_local(
-    linked: Linked | None, operands: Sequence[Any], mapped: Sequence[bool], lanes: int, options: Options
+    linked: Linked | None,
+    operands: Sequence[Any],
+    mapped: Sequence[bool],
+    lanes: int,
+    options: Options,
 ) -> tuple[list[Any], Any, Any, list[Any]]:
     """Answers, codes, sites and statistics."""
     assert linked is not None
@@ -57,7 +61,9 @@ class _Local:
         self.compiled: dict[int, Any] = {}
         self.blocks = {block.label: block for _, block in linked.program.all_blocks()}
 
-    def run(self, operands: Sequence[Any], mapped: Sequence[bool]) -> tuple[list[Any], Any, Any, list[Any]]:
+    def run(
+        self, operands: Sequence[Any], mapped: Sequence[bool]
+    ) -> tuple[list[Any], Any, Any, list[Any]]:
         start = initial_state(self.linked, operands, mapped, self.lanes, 0)
         state = self.call(start, self.linked.program.entry_function, np.ones(self.lanes, bool), 0)
         ended = state.with_(
@@ -66,10 +72,23 @@ class _Local:
             site=jnp.asarray(self.site),
         )
         values, code, site = answers(self.linked, ended, self.lanes)
-        counts = [self.runs, self.runs, self.active, self.runs * self.lanes, int(self.steps.sum()), self.deepest]
-        return values, code, site, [
-            jnp.asarray(count, jnp.int32 if i in (0, len(counts) - 1) else jnp.float32) for i, count in enumerate(counts)
+        counts = [
+            self.runs,
+            self.runs,
+            self.active,
+            self.runs * self.lanes,
+            int(self.steps.sum()),
+            self.deepest,
         ]
+        return (
+            values,
+            code,
+            site,
+            [
+                jnp.asarray(count, jnp.int32 if i in (0, len(counts) - 1) else jnp.float32)
+                for i, count in enumerate(counts)
+            ],
+        )
 
     def call(self, state: Any, function: BlockFunction, mask: np.ndarray, depth: int) -> Any:
         """Run one function for the lanes of `mask`; gives the state with its results in place.
@@ -113,7 +132,13 @@ class _Local:
         return state
 
     def enter(
-        self, state: Any, callee: str, arguments: Any, given: Sequence[Any], here: np.ndarray, depth: int
+        self,
+        state: Any,
+        callee: str,
+        arguments: Any,
+        given: Sequence[Any],
+        here: np.ndarray,
+        depth: int,
     ) -> tuple[Any, np.ndarray]:
         """Call a function for some lanes: the host's stack keeps the caller's registers."""
         if depth >= self.max_depth:
@@ -127,7 +152,9 @@ class _Local:
         for var in function.results:
             if var in self.advance.place:
                 place = self.advance.place[var]
-                registers[place] = select(jnp.asarray(here), after.registers[place], registers[place])
+                registers[place] = select(
+                    jnp.asarray(here), after.registers[place], registers[place]
+                )
         return after.with_(registers=tuple(registers)), here & (self.code == int(Outcome.DONE))
 
     def execute(self, state: Any, block: Block, here: np.ndarray) -> tuple[Any, Sequence[Any]]:

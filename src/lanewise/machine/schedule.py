@@ -48,7 +48,9 @@ def most(advance: Advance) -> Tick:
     """One tick of the most-lanes schedule."""
 
     def tick(state: State) -> State:
-        return _run_one(advance, state, jnp.argmax(lanes_at(state, advance.linked)).astype(jnp.int32))
+        return _run_one(
+            advance, state, jnp.argmax(lanes_at(state, advance.linked)).astype(jnp.int32)
+        )
 
     return tick
 
@@ -88,7 +90,9 @@ def sweep(advance: Advance) -> Tick:
         )
         for pc in range(linked.halt):
             if pc in dear:
-                state = lax.cond(run[dear.index(pc)], lambda s, pc=pc: advance.run(s, pc), lambda s: s, state)
+                state = lax.cond(
+                    run[dear.index(pc)], lambda s, pc=pc: advance.run(s, pc), lambda s: s, state
+                )
             else:
                 state = advance.run(state, pc)
         return state
@@ -107,7 +111,9 @@ def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
     costs = _lane_costs(linked, lanes)
     items = zip(linked.order, costs, strict=True)
     return tuple(
-        pc for pc, (item, cost) in enumerate(items) if cost > GUARD_OPERATIONS or holds_while(getattr(item, "eqns", ()))
+        pc
+        for pc, (item, cost) in enumerate(items)
+        if cost > GUARD_OPERATIONS or holds_while(getattr(item, "eqns", ()))
     )
 
 

@@ -81,7 +81,12 @@ def storage_struct(var: Var) -> jax.ShapeDtypeStruct:
 
 
 def initial_state(
-    linked: Linked, operands: Sequence[Any], mapped: Sequence[bool], lanes: int, capacity: int, num_dear: int = 0
+    linked: Linked,
+    operands: Sequence[Any],
+    mapped: Sequence[bool],
+    lanes: int,
+    capacity: int,
+    num_dear: int = 0,
 ) -> State:
     """All lanes at the entry, with their inputs in place; `capacity` is how many frames a stack holds."""
     given = {
