@@ -12,9 +12,9 @@ from lanewise import _jax
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import Block, BlockProgram, Branch, Call, TailCall, verify
 from lanewise.blocks.simplify import simplify
+from lanewise.decorator import ProgramFunction
 from lanewise.machine.execute import expand
 from lanewise.machine.link import Linked, link
-from lanewise.program import ProgramFunction
 
 
 def blocks_of(fun: Any, *args: Any, varying: Any = None, every_loop: bool = False) -> BlockProgram:

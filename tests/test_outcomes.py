@@ -28,7 +28,7 @@ def fib(n):
 def loops(n):
     total = 0.0
     for i in range(n):
-        for _ in range(3):
+        for _ in range(n - n + 3):
             total += i
     return total
 

@@ -2,10 +2,11 @@
 
 from lanewise import bind as _bind  # registers the rules of the program primitive
 from lanewise import errors
+from lanewise.decorator import ProgramFunction, lift, program
 from lanewise.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.inspect import Inspection, inspect
 from lanewise.outcomes import Outcomes, Stats
-from lanewise.program import Program, ProgramFunction, lift, program
+from lanewise.program import Program
 from lanewise.transform import vmap
 
 del _bind

@@ -31,8 +31,6 @@ Atom = Var | Literal
 Effect = _effects.Effect
 
 no_effects = jex.no_effects
-# How reverse mode splits a primitive; not re-exported by `jax.interpreters.ad`.
-linearizations: dict[Any, Any] = _ad.primitive_linearizations
 
 
 @dataclass(frozen=True)
@@ -153,6 +151,11 @@ def convert_to_aval(value: Any, aval: ShapedArray) -> Any:
     return _lax._convert_element_type(value, aval.dtype, weak_type=bool(aval.weak_type))
 
 
+def jit_disabled() -> bool:
+    """Whether this is inside `jax.disable_jit()`."""
+    return bool(_config.disable_jit.value)
+
+
 def current_trace() -> Any:
     return _core.trace_ctx.trace
 
@@ -233,11 +236,13 @@ def broadcast_axes(in_axes: Any, args: tuple[Any, ...]) -> list[int | None]:
     axes = tuple(in_axes) if isinstance(in_axes, list | tuple) else (in_axes,) * len(args)
     if len(axes) != len(args):
         raise ValueError(f"it has {len(axes)} entries for {len(args)} arguments")
-    is_none = lambda x: x is None  # noqa: E731
     spread = [
-        jax.tree.broadcast(axis, arg, is_leaf=is_none) for axis, arg in zip(axes, args, strict=True)
+        jax.tree.map(
+            lambda a, part: [a] * len(jax.tree.leaves(part)), axis, arg, is_leaf=lambda x: x is None
+        )
+        for axis, arg in zip(axes, args, strict=True)
     ]
-    return jax.tree.leaves(spread, is_leaf=is_none)
+    return jax.tree.leaves(spread, is_leaf=lambda x: x is None)
 
 
 def zero_tangent(value: Any) -> Any:
@@ -263,3 +268,8 @@ def scan_parts(eqn: JaxprEqn) -> ScanParts:
     else:
         consts, carry, _ = (len(list(part.vals)) for part in params["ft_in"].unpack())
     return ScanParts(consts, carry, params["length"], params["reverse"])
+
+
+def on_linearize(primitive: Primitive, rule: Callable[..., Any]) -> None:
+    """Register what `jax.linearize` and `jax.grad` do at a primitive."""
+    _ad.primitive_linearizations[primitive] = rule

@@ -128,7 +128,7 @@ def _no_reverse_mode(*operands: Any, program: Program, **params: Any) -> Any:
 
 
 ad.primitive_transposes[program_p] = _no_reverse_mode
-_jax.linearizations[program_p] = _no_reverse_mode
+_jax.on_linearize(program_p, _no_reverse_mode)
 
 
 # -- throw ------------------------------------------------------------------------------------------

@@ -12,12 +12,14 @@ from lanewise import _jax
 from lanewise.blocks.analysis import Storage, storage
 from lanewise.blocks.form import BlockProgram
 from lanewise.blocks.text import print_program
+from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import OptionError
 from lanewise.machine.choose import Plan, blocks_of
 from lanewise.machine.execute import expand, plan
 from lanewise.machine.schedule import dear_blocks
 from lanewise.options import Options
-from lanewise.program import Program, ProgramFunction, lift
+from lanewise.program import Program
+from lanewise.signature import is_array_like
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,14 +73,22 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
     ...         count += 1
     ...     return count
     >>> found = lw.inspect(halvings, jnp.arange(8))
-    >>> print(found.plan.schedule, found.plan.carrier)
-    sweep ticks
+    >>> print(found.plan.schedule, "by", found.plan.carrier)
+    plain by ticks
     >>> "while" in found.program.text
     True
     """
     program = fun if isinstance(fun, ProgramFunction) else lift(fun)
+    args, kwargs = jax.tree.map(_array, (args, kwargs))
     leaves, tree = jax.tree.flatten((args, kwargs))
     axes = _leaf_axes(in_axes, args, kwargs)
+    axes = [axis if is_array_like(leaf) else None for axis, leaf in zip(axes, leaves, strict=True)]
+    for leaf, axis in zip(leaves, axes, strict=True):
+        if axis is not None and leaf.ndim <= axis:
+            raise OptionError(
+                f"in_axes={in_axes!r} maps axis {axis} of an argument of shape {leaf.shape}; give a batch,"
+                " or in_axes=None for a lone call."
+            )
     size = {leaf.shape[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None}
     if len(size) > 1:
         raise OptionError(
@@ -111,6 +121,10 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
         lanes[0] if lanes else None,
         program.options,
     )
+
+
+def _array(leaf: Any) -> Any:
+    return jax.numpy.asarray(leaf) if is_array_like(leaf) else leaf
 
 
 def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:

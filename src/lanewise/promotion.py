@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 
 from lanewise import _jax
 
@@ -19,31 +19,47 @@ def show(aval: Any) -> str:
     return aval.str_short()
 
 
-def join(first: Any, second: Any) -> Any | None:
+def join(first: ShapedArray, second: ShapedArray) -> ShapedArray | None:
     """The type both can become, or None where there is none.
 
     A weak type (a Python scalar's) becomes the strong type it meets if JAX's promotion says so.
 
     >>> weak_int = _jax.aval_of(1)
-    >>> join(weak_int, _jax.shaped((), jnp.float32)).dtype
-    dtype('float32')
+    >>> join(weak_int, _jax.shaped((), jnp.int8))
+    ShapedArray(int8[])
     >>> join(_jax.shaped((), jnp.int32), _jax.shaped((), jnp.float32)) is None
     True
     """
     if first.shape != second.shape:
         return None
+    first_weak, second_weak = bool(first.weak_type), bool(second.weak_type)
     if first.dtype == second.dtype:
-        return _jax.shaped(first.shape, first.dtype, first.weak_type and second.weak_type)
-    if not (first.weak_type or second.weak_type):
+        return _jax.shaped(first.shape, first.dtype, first_weak and second_weak)
+    if _jax.is_extended(first.dtype) or _jax.is_extended(second.dtype):
         return None
-    if any(jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended) for a in (first, second)):
-        return None
-    scalars = [jax.ShapeDtypeStruct((), a.dtype, weak_type=a.weak_type) for a in (first, second)]
-    promoted = jnp.result_type(*scalars)
-    if first.weak_type and second.weak_type:
-        return _jax.shaped(first.shape, promoted, True)
-    strong = second if first.weak_type else first
-    return strong if promoted == strong.dtype else None
+    if first_weak and second_weak:
+        return _jax.shaped(first.shape, jnp.promote_types(first.dtype, second.dtype), True)
+    if first_weak and _gives_way(first, second):
+        return second
+    if second_weak and _gives_way(second, first):
+        return first
+    return None
+
+
+def _gives_way(weak: ShapedArray, strong: ShapedArray) -> bool:
+    # `jnp.result_type` looks for a weak type on values only: a `ShapeDtypeStruct` always counts as strong.
+    return jnp.result_type(weak_example(weak.dtype), strong.dtype) == strong.dtype
+
+
+def weak_example(dtype: Any) -> Any:
+    """A Python number, so weakly typed, of a dtype's kind.
+
+    >>> weak_example(jnp.int32), weak_example(jnp.float32)
+    (0, 0.0)
+    """
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return 0j
+    return 0.0 if jnp.issubdtype(dtype, jnp.floating) else 0
 
 
 def convert(value: Any, aval: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
+from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import OptionError
-from lanewise.program import ProgramFunction, lift
 
 
 def vmap(

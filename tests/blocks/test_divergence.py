@@ -67,7 +67,7 @@ def test_every_loop_is_flattened_to_count_steps() -> None:
     assert sum(block.steps for block in all_blocks(program)) == 2
 
 
-@pytest.mark.parametrize("schedule", ["sweep", "most", "lowest"])
+@pytest.mark.parametrize("schedule", ["auto", "sweep", "most", "lowest"])
 def test_equinox_looks_at_its_own_lane_only(schedule: str) -> None:
     def any_of(x):
         return jnp.where(eqxi.unvmap_any(x > 0), x, -x) + jnp.where(eqxi.unvmap_all(x > 0), 10, 0)
@@ -77,7 +77,7 @@ def test_equinox_looks_at_its_own_lane_only(schedule: str) -> None:
 
     xs = jnp.array([3, -3, 9])
     assert lw.vmap(looped, schedule=schedule)(xs).tolist() == [13, 3, 15]
-    assert lw.vmap(looped, schedule=schedule)(xs).tolist() == [int(looped(x)) for x in xs]
+    assert lw.vmap(any_of, schedule=schedule)(xs).tolist() == [int(any_of(x)) for x in xs]
 
 
 def test_a_uniform_loop_never_runs_on_values_that_are_not_there() -> None:

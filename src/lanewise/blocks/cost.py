@@ -18,6 +18,8 @@ ASSUMED_TRIPS = 16
 # A lane's own index makes a gather or scatter of what would be a slice.
 INDEXED_OPERATIONS = 40.0
 
+CALLBACK_OPERATIONS = 1e7
+
 _FREE = frozenset(
     "reshape squeeze expand_dims broadcast_in_dim copy copy_p stop_gradient optimization_barrier"
     " bitcast_convert_type pvary".split()
@@ -111,6 +113,9 @@ def eqn_cost(eqn: JaxprEqn) -> Cost:
         return Cost(INDEXED_OPERATIONS + 4.0 * size_of(update), 0.0)
     if name in ("gather", "dynamic_slice"):
         return Cost(INDEXED_OPERATIONS / 2 + 2.0 * out_size, written)
+    if "callback" in name:
+        # It must run only where a lane is: dear enough never to be run for nobody.
+        return Cost(CALLBACK_OPERATIONS, written)
     inner = list(_jax.subjaxprs(eqn))
     if inner and name not in ("reduce", "reduce_window", "reduce_precision"):
         return max((cost_of(j.eqns) for j in inner), key=lambda c: c.operations)

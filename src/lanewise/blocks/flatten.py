@@ -215,7 +215,7 @@ class _Flattener:
         outs = [
             self.new_var(var.aval, flag) for var, flag in zip(eqn.outvars, varying, strict=True)
         ]
-        self.eqns.append(eqn.replace(invars=list(operands), outvars=outs))
+        self.eqns.append(eqn.replace(invars=list(operands), outvars=outs, params=_lane_params(eqn)))
         return outs
 
     def cond(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
@@ -412,6 +412,13 @@ def _calls_in(jaxpr: Jaxpr) -> list[JaxprEqn]:
 def _keeps_batching_rule(eqn: JaxprEqn) -> bool:
     """Whether JAX's own batching of the equation is what we want (a `jit` or `custom_jvp` is)."""
     return eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call")
+
+
+def _lane_params(eqn: JaxprEqn) -> dict[str, Any]:
+    """A callback that does not say how it batches is called lane by lane."""
+    if eqn.primitive.name == "pure_callback" and eqn.params.get("vmap_method") is None:
+        return {**eqn.params, "vmap_method": "sequential"}
+    return eqn.params
 
 
 def _int_literal(value: int) -> Literal:

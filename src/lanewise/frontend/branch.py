@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 
-from lanewise import _jax
+from lanewise import _jax, promotion
 from lanewise._jax import Traced
 from lanewise.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
 from lanewise.frontend import values
@@ -199,7 +199,7 @@ def _join(
                 raise _mismatch(name, index, first, second, site)
             build.append(_constant(x))
         else:
-            aval = values.join_types(_jax.aval_of(x), _jax.aval_of(y))
+            aval = promotion.join(_jax.aval_of(x), _jax.aval_of(y))
             if aval is None:
                 raise _mismatch(name, index, first, second, site)
             build.append(_pick(len(outputs)))
@@ -245,7 +245,7 @@ def _fits(a: Value, b: Value, which: int) -> bool:
                 return False
         else:
             aval = _jax.aval_of(x)
-            joined = values.join_types(aval, _jax.aval_of(y))
+            joined = promotion.join(aval, _jax.aval_of(y))
             if joined is None or not values.same_type(joined, aval):
                 return False
     return True

@@ -17,7 +17,7 @@ from typing import Any
 from jax import lax
 from jax.core import ShapedArray
 
-from lanewise import _jax
+from lanewise import _jax, promotion
 from lanewise._jax import Traced
 from lanewise.errors import LoopTypeError, ProgramError
 from lanewise.frontend import values
@@ -120,7 +120,7 @@ def _join_variable(
                 raise _mismatch(site, index, before, out)
             joined.append(None)
             continue
-        wider = values.join_types(aval, _jax.aval_of(after)) if values.is_array(after) else None
+        wider = promotion.join(aval, _jax.aval_of(after)) if values.is_array(after) else None
         if wider is None:
             raise _mismatch(site, index, before, out)
         joined.append(wider)

@@ -122,36 +122,6 @@ def same_fixed(a: Any, b: Any) -> bool:
         return False
 
 
-def join_types(a: ShapedArray, b: ShapedArray) -> ShapedArray | None:
-    """The type that holds both, or None.
-
-    >>> join_types(_jax.aval_of(0), _jax.aval_of(jnp.float32(1)))
-    ShapedArray(float32[])
-    >>> join_types(_jax.aval_of(0.5), _jax.aval_of(jnp.int32(1))) is None
-    True
-    """
-    if a.shape != b.shape:
-        return None
-    a_weak, b_weak = bool(a.weak_type), bool(b.weak_type)
-    if a.dtype == b.dtype:
-        return _jax.shaped(a.shape, a.dtype, a_weak and b_weak)
-    if _jax.is_extended(a.dtype) or _jax.is_extended(b.dtype):
-        return None
-    if a_weak and b_weak:
-        return _jax.shaped(a.shape, jnp.promote_types(a.dtype, b.dtype), True)
-    if a_weak and jnp.result_type(_weak_example(a.dtype), b.dtype) == b.dtype:
-        return _jax.shaped(a.shape, b.dtype, False)
-    if b_weak and jnp.result_type(_weak_example(b.dtype), a.dtype) == a.dtype:
-        return _jax.shaped(a.shape, a.dtype, False)
-    return None
-
-
-def _weak_example(dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return 0j
-    return 0.0 if jnp.issubdtype(dtype, jnp.floating) else 0
-
-
 def same_type(a: ShapedArray, b: ShapedArray) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(a.weak_type) == bool(b.weak_type)
 
@@ -164,7 +134,7 @@ def as_type(value: Any, aval: ShapedArray) -> Any:
     if isinstance(value, _NUMBERS):
         if not weak:
             return np.asarray(value).astype(aval.dtype)[()]
-        return type(_weak_example(aval.dtype))(value)
+        return type(promotion.weak_example(aval.dtype))(value)
     return promotion.convert(value, aval)
 
 
@@ -174,7 +144,7 @@ def placeholder(aval: ShapedArray) -> Any:
         return _jax.zeros(aval)
     if aval.shape == ():
         if aval.weak_type:
-            return _weak_example(aval.dtype)
+            return promotion.weak_example(aval.dtype)
         return np.zeros((), aval.dtype)[()]
     return _jax.zeros(aval)
 
@@ -217,7 +187,7 @@ class Mismatch:
 def first_mismatch(a: Any, b: Any, path: str = "") -> Mismatch | None:
     """Look for the first place where two values do not join, descending together."""
     if is_array(a) and is_array(b):
-        if join_types(_jax.aval_of(a), _jax.aval_of(b)) is None:
+        if promotion.join(_jax.aval_of(a), _jax.aval_of(b)) is None:
             first, second = type_text(_jax.aval_of(a)), type_text(_jax.aval_of(b))
             return Mismatch(path, first, second)
         return None

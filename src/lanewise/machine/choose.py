@@ -14,13 +14,13 @@ from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import BlockProgram
-from lanewise.blocks.inside import Expand
+from lanewise.blocks.inside import Expand, looks_at_batch
 from lanewise.blocks.simplify import simplify
 from lanewise.errors import OptionError, TransformError
 from lanewise.machine.link import Linked, link
 from lanewise.machine.schedule import dear_blocks
 from lanewise.options import Options
-from lanewise.program import Program
+from lanewise.program import Program, program_p
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +52,15 @@ def make_plan(
     if lanes is None and structured_ok and options.schedule == "auto" and not options.stats:
         return Plan(None, "plain", "ticks", "one lane, no recursion: XLA's own loops and branches")
     linked = link(blocks_of(program, varying, options, expand), varying)
-    if linked.straight and structured_ok and options.schedule == "auto" and not options.stats:
-        return Plan(
-            linked, "plain", "ticks", "nothing diverges: no trip count varies and no branch is dear"
-        )
+    # JAX's own batching would let a lane see its neighbours where code looks at the batch.
+    structured_ok = structured_ok and not _looks_at_batch(program)
+    if structured_ok and options.schedule == "auto" and not options.stats:
+        if linked.straight:
+            why = "nothing diverges: no trip count varies and no branch is dear"
+            return Plan(linked, "plain", "ticks", why)
+        if linked.one_loop and len(dear_blocks(linked, lanes or 1)) <= 1:
+            why = "one loop without branches: each lane waits for the last whatever runs it"
+            return Plan(linked, "plain", "ticks", why)
     if options.schedule != "auto":
         return Plan(linked, options.schedule, "ticks", "asked for")
     dear = dear_blocks(linked, lanes or 1)
@@ -82,6 +87,18 @@ def plan_for(
     """`make_plan`, remembered."""
     _refuse_collectives(program, lanes)
     return make_plan(program, varying, lanes, options, expand)
+
+
+def _looks_at_batch(program: Program) -> bool:
+    def inside(jaxpr: Jaxpr) -> bool:
+        return any(
+            looks_at_batch(eqn)
+            or (eqn.primitive is program_p and _looks_at_batch(eqn.params["program"]))
+            or any(map(inside, _jax.subjaxprs(eqn)))
+            for eqn in jaxpr.eqns
+        )
+
+    return any(inside(function.jaxpr) for function in program.functions.values())
 
 
 def _refuse_collectives(program: Program, lanes: int | None) -> None:

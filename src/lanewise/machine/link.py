@@ -14,7 +14,16 @@ from lanewise._jax import Var
 from lanewise.blocks.analysis import CallStorage, Storage, storage
 from lanewise.blocks.coalesce import coalesce
 from lanewise.blocks.cost import Cost, cost_of
-from lanewise.blocks.form import Block, BlockProgram, Call, Label, Return
+from lanewise.blocks.form import (
+    Block,
+    BlockProgram,
+    Branch,
+    Call,
+    Jump,
+    Label,
+    Return,
+    successors,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +65,20 @@ class Linked:
     def straight(self) -> bool:
         """Whether the program is one block: nothing diverges."""
         return len(self.order) == 1 and isinstance(self.order[0].terminator, Return)  # type: ignore[union-attr]
+
+
+    @cached_property
+    def one_loop(self) -> bool:
+        """Whether all there is to diverge is one loop of one block: lanes cannot get ahead of each other in it."""
+        back = [
+            (pc, self.pc_of[target])
+            for pc, item in enumerate(self.order)
+            if isinstance(item, Block)
+            for target in successors(item)
+            if self.pc_of[target] <= pc
+        ]
+        plain_ends = all(isinstance(b.terminator, Jump | Branch | Return) for b in self.order if isinstance(b, Block))
+        return plain_ends and not self.has_calls and len(back) == 1 and back[0][0] == back[0][1]
 
 
 @dataclass(frozen=True, eq=False)

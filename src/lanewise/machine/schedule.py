@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -28,8 +29,9 @@ from lanewise.machine.state import State, running
 
 Tick = Callable[[State], State]
 
-# What a `cond` costs, in lane operations: below it a block is run for whoever is there.
-GUARD_OPERATIONS = 20_000
+# What a `cond` costs, in lane operations: below it a block is run for whoever is there. A GPU does far more work in
+# the time the host takes to read a predicate.
+GUARD_OPERATIONS = {"cpu": 20_000, "gpu": 20_000_000}
 # The fixed cost of any block, in the same unit.
 BLOCK_OPERATIONS = 2_000
 
@@ -110,10 +112,11 @@ def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
     """The blocks worth a guard: more work than the guard costs, or a loop that must not run on stale values."""
     costs = _lane_costs(linked, lanes)
     items = zip(linked.order, costs, strict=True)
+    guard = GUARD_OPERATIONS.get(jax.default_backend(), GUARD_OPERATIONS["gpu"])
     return tuple(
         pc
         for pc, (item, cost) in enumerate(items)
-        if cost > GUARD_OPERATIONS or holds_while(getattr(item, "eqns", ()))
+        if cost > guard or holds_while(getattr(item, "eqns", ()))
     )
 
 

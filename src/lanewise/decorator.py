@@ -1,0 +1,192 @@
+"""Functions that are programs: `@program` for Python control flow, `lift` for what JAX traces already."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from lanewise import _jax
+from lanewise.errors import OptionError, TransformError
+from lanewise.options import Options
+from lanewise.outcomes import Outcomes, Stats
+from lanewise.program import program_p, throw_p
+from lanewise.signature import DYNAMIC, Signature
+from lanewise.staging import Entry, Source, Staged, call_in_progress, stage
+
+
+class ProgramFunction:
+    """A function that is a program: call it, or give it to `jax.jit`, `jax.vmap`, `jax.jvp`.
+
+    Made by `lanewise.program` and `lanewise.lift`. Under `jax.disable_jit()` a call runs the original
+    function as plain Python.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        from_source: bool,
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Sequence[str] | None = None,
+        options: Options,
+    ) -> None:
+        if not callable(fun):
+            raise OptionError(
+                f"a program is made from a function; got {type(fun).__name__}: {fun!r}"
+            )
+        self.python = fun
+        self.options = options
+        self._signature = Signature.of(fun, static_argnums, static_argnames)
+        functools.update_wrapper(self, fun, updated=())
+        # A partial or a callable object has no name of its own.
+        self.__name__ = getattr(fun, "__name__", None) or getattr(
+            getattr(fun, "func", None), "__name__", type(fun).__name__
+        )
+        self._source = Source(self.__name__, fun, from_source)
+
+    def __repr__(self) -> str:
+        return f"<lanewise program {getattr(self.python, '__qualname__', self.python)!r}>"
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def with_options(self, **changes: Any) -> ProgramFunction:
+        """The same program, with the same traces, run with other options."""
+        twin = object.__new__(ProgramFunction)
+        twin.__dict__.update(self.__dict__)
+        twin.options = self.options.updated(**changes)
+        return twin
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _jax.jit_disabled():
+            return self.python(*args, **kwargs)
+        staged, operands = self._stage(args, kwargs)
+        if isinstance(staged, Entry):
+            return call_in_progress(staged, operands)
+        return self._bind(staged, operands)
+
+    def stage(self, *args: Any, **kwargs: Any) -> tuple[Staged, list[Any]]:
+        """Trace at the types of these arguments; gives the program and its operands."""
+        staged, operands = self._stage(args, kwargs)
+        if isinstance(staged, Entry):
+            raise TransformError(
+                f"`{staged.name}` cannot be staged while it is itself being traced."
+            )
+        return staged, [*staged.captures, *operands]
+
+    def dynamic(
+        self, flags: Sequence[bool], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[bool]:
+        """Of one flag for each leaf of the arguments, those of the leaves that are traced."""
+        _, static = self._signature.split(args, kwargs)
+        leaves = jax.tree.leaves((args, kwargs))
+        if len(leaves) != len(static.leaves.leaves):
+            raise OptionError("inspect does not take declared static arguments that are pytrees.")
+        return [f for f, leaf in zip(flags, static.leaves.leaves, strict=True) if leaf is DYNAMIC]
+
+    def _stage(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Staged | Entry, list[Any]]:
+        dynamic, statics = self._signature.split(args, kwargs)
+        return stage(self._source, statics, dynamic)
+
+    def _bind(self, staged: Staged, arguments: Sequence[Any]) -> Any:
+        options = self.options
+        result = staged.result
+        answers = program_p.bind(
+            *staged.captures,
+            *arguments,
+            program=staged.program,
+            lanes=(),
+            mapped=((),) * staged.program.num_operands,
+            options=options,
+        )
+        num_answers = len(result.avals)
+        num_outcomes = 2 * staged.program.gives_outcomes(options)
+        answers, extra = answers[:num_answers], answers[num_answers:]
+        outcomes, stats = extra[:num_outcomes], extra[num_outcomes:]
+        sites = staged.program.sites
+        if options.throw and outcomes:
+            answers = throw_p.bind(*answers, *outcomes, sites=sites, name=self.__name__)
+        value = jax.tree.unflatten(result.tree, result.static.join(answers))
+        outputs: list[Any] = [value]
+        if not options.throw:
+            code, site = outcomes
+            outputs.append(Outcomes(code, site, sites))
+        if options.stats:
+            outputs.append(Stats(*stats))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def program(
+    fun: Callable[..., Any] | None = None,
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Any:
+    """Make a program of a Python function: its `if`, `while`, `for` and recursion work on traced values.
+
+    Options are those of `lanewise.vmap` (`schedule`, `max_steps`, `max_depth`, `throw`, `stats`).
+
+    >>> import jax, jax.numpy as jnp
+    >>> @program
+    ... def halvings(n):
+    ...     count = 0
+    ...     while n > 1:
+    ...         n = n // 2
+    ...         count += 1
+    ...     return count
+    >>> jax.vmap(halvings)(jnp.array([1, 8, 1000])).tolist()
+    [0, 3, 9]
+    """
+    if fun is None:
+        return functools.partial(
+            program, static_argnums=static_argnums, static_argnames=static_argnames, **options
+        )
+    return ProgramFunction(
+        fun,
+        from_source=True,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        options=make_options(options),
+    )
+
+
+def lift(
+    fun: Callable[..., Any],
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    **options: Any,
+) -> ProgramFunction:
+    """Make a program of any function JAX can trace; the `lax` control flow inside it is what counts.
+
+    >>> import jax, jax.numpy as jnp
+    >>> root = lift(lambda a: jax.lax.while_loop(lambda x: abs(x * x - a) > 1e-3, lambda x: (x + a / x) / 2, a))
+    >>> jax.vmap(root)(jnp.array([4.0, 9.0])).round(2).tolist()
+    [2.0, 3.0]
+    """
+    if isinstance(fun, ProgramFunction):
+        return fun.with_options(**options)
+    return ProgramFunction(
+        fun,
+        from_source=False,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        options=make_options(options),
+    )
+
+
+def make_options(options: dict[str, Any]) -> Options:
+    """Check option names, and make `Options`."""
+    known = Options.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise OptionError(
+                f"{name!r} is not an option of a program; options are {', '.join(known)}."
+            )
+    return Options(**options)
