@@ -10,7 +10,7 @@ import jax
 import lanewise as lw
 from lanewise import _jax
 from lanewise.blocks.flatten import flatten
-from lanewise.blocks.form import Block, BlockProgram, Branch, Call, TailCall, verify
+from lanewise.blocks.form import Block, BlockProgram, Branch, Call, Label, TailCall, verify
 from lanewise.blocks.simplify import simplify
 from lanewise.decorator import ProgramFunction
 from lanewise.machine.execute import expand
@@ -48,6 +48,11 @@ def all_blocks(program: BlockProgram) -> list[Block]:
 
 def branches(program: BlockProgram) -> list[Block]:
     return [block for block in all_blocks(program) if isinstance(block.terminator, Branch)]
+
+
+def targets(block: Block) -> tuple[Label, ...]:
+    assert isinstance(block.terminator, Branch)
+    return block.terminator.targets
 
 
 def calls(program: BlockProgram) -> list[Block]:

@@ -78,7 +78,7 @@ def test_reference_is_plain_python(case: Case) -> None:
         blocks = verify(flatten(staged.program, varying, expand=expand))
         found = interpret(link(simplify(blocks, check=verify), varying).program, operands)
         assert found.outcome is Outcome.DONE
-        assert_same(found.values, [x for x in jax.tree.leaves(plain)], case.rtol)
+        assert_same(found.values, jax.tree.leaves(plain), case.rtol)
         if lane == 0:
             assert_same(interpret(blocks, operands).values, found.values, case.rtol)
         assert_same(take(0, one_at_a_time(case.name), lane), plain, case.rtol)
@@ -97,6 +97,7 @@ def test_schedules(case: Case, schedule: str) -> None:
 
 @pytest.mark.parametrize("case", [c for c in CORPUS if c.lax_form], ids=lambda case: case.name)
 def test_jax_vmap_of_the_lax_form(case: Case) -> None:
+    assert case.lax_form is not None
     args = take(case.in_axes, batch(case.name), slice(17))
     expected = jax.jit(jax.vmap(case.lax_form, in_axes=case.in_axes))(*args)
     assert_same(jax.jit(jax.vmap(case.program, in_axes=case.in_axes))(*args), expected, case.rtol)

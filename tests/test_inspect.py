@@ -25,7 +25,16 @@ def iterate(x, w, n):
 def test_everything_is_printed() -> None:
     found = lw.inspect(fib, jnp.arange(5))
     text = str(found)
-    for part in ("program\n", "blocks\n", "function fib", "storage", "stack", "ops", "carrier ticks", "schedule sweep"):
+    for part in (
+        "program\n",
+        "blocks\n",
+        "function fib",
+        "storage",
+        "stack",
+        "ops",
+        "carrier ticks",
+        "schedule sweep",
+    ):
         assert part in text, part
     assert found.lanes == 5 and found.plan.why in text and "5 lanes; dear blocks: none" in text
     assert repr(found) == text
@@ -75,9 +84,9 @@ def test_keywords_static_leaves_and_keys() -> None:
 
 
 def test_wrong_axes_are_named() -> None:
-    with pytest.raises(OptionError, match="different sizes.*3, 4"):
+    with pytest.raises(OptionError, match=r"different sizes.*3, 4"):
         lw.inspect(iterate, jnp.ones((3, 2)), jnp.ones((2, 2)), jnp.arange(4), in_axes=(0, None, 0))
     with pytest.raises(OptionError, match=r"in_axes=\(0, 0\) does not fit"):
         lw.inspect(fib, jnp.arange(3), in_axes=(0, 0))
-    with pytest.raises(OptionError, match="takes a function|made from a function"):
-        lw.inspect(3, jnp.arange(3))
+    with pytest.raises(OptionError, match=r"takes a function|made from a function"):
+        lw.inspect(3, jnp.arange(3))  # pyright: ignore[reportArgumentType]

@@ -89,9 +89,9 @@ def test_default_raises_and_names_the_lanes() -> None:
     )
     assert "far too small" in text and "seven" in text and text.count("\n") == 2
     assert caught.value.outcomes.code.tolist() == [0, 3, 3, 3, 3]
-    with pytest.raises(lw.LaneError, match="checked: assertion failed: small .* in the call"):
+    with pytest.raises(lw.LaneError, match=r"checked: assertion failed: small .* in the call"):
         checked(0)
-    with pytest.raises(lw.LaneError, match="steps exhausted in 1 of 2 lanes: 1. Raise max_steps"):
+    with pytest.raises(lw.LaneError, match=r"steps exhausted in 1 of 2 lanes: 1\. Raise max_steps"):
         lw.vmap(fib, max_steps=5)(jnp.array([1, 20]))
 
 
@@ -101,7 +101,7 @@ def test_nested_lanes_are_named_by_all_their_indices() -> None:
 
 
 def test_inside_jit_it_raises_too() -> None:
-    with pytest.raises(Exception, match="assertion failed: small .* in 1 of 2 lanes: 1"):
+    with pytest.raises(Exception, match=r"assertion failed: small .* in 1 of 2 lanes: 1"):
         jax.block_until_ready(jax.jit(jax.vmap(checked))(jnp.array([1, 0])))
         jax.effects_barrier()
 

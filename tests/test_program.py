@@ -103,9 +103,13 @@ def test_methods_of_plain_classes_and_modules() -> None:
     assert lw.vmap(Grower(3).until, schedule="most")(jnp.array([1, 200])).tolist() == [243, 200]
     net = Net(jnp.eye(2) * 2.0, jnp.tanh)
     found = jax.vmap(net, in_axes=(None, 0))(jnp.ones(2), NS)
-    expected = [functools.reduce(lambda v, _: jnp.tanh(2 * v), range(int(n)), jnp.ones(2)) for n in NS]
+    expected = [
+        functools.reduce(lambda v, _: jnp.tanh(2 * v), range(int(n)), jnp.ones(2)) for n in NS
+    ]
     np.testing.assert_allclose(found, np.stack(expected), rtol=1e-6)
-    nets = jax.vmap(lambda s, n, x: Net(jnp.eye(2) * s, jnp.tanh)(x, n))(jnp.array([1.0, 2.0]), NS[1:], jnp.ones((2, 2)))
+    nets = jax.vmap(lambda s, n, x: Net(jnp.eye(2) * s, jnp.tanh)(x, n))(
+        jnp.array([1.0, 2.0]), NS[1:], jnp.ones((2, 2))
+    )
     assert nets.shape == (2, 2)
 
 
@@ -234,18 +238,24 @@ def lifted_by(kind: str) -> Any:
     squared.defvjp(lambda x: (x * x, x), lambda x, g: (2 * x * g,))
     spin = lambda x, n: lax.fori_loop(0, n, lambda i, x: x * 1.5 + i, x)  # noqa: E731
     return {
-        "switch": lambda x, n: lax.switch(n, [lambda: x, lambda: spin(x, n), lambda: -spin(x, n + 1)]),
+        "switch": lambda x, n: lax.switch(
+            n, [lambda: x, lambda: spin(x, n), lambda: -spin(x, n + 1)]
+        ),
         "fori": spin,
         "map": lambda x, n: lax.map(lambda y: spin(y, n), jnp.stack([x, x + 1])),
         "remat": lambda x, n: jax.checkpoint(spin)(x, n),
         "custom_vjp": lambda x, n: squared(spin(x, n)),
-        "scan": lambda x, n: lax.scan(lambda c, y: (spin(c, n) + y, c), x, jnp.arange(3.0), reverse=True),
+        "scan": lambda x, n: lax.scan(
+            lambda c, y: (spin(c, n) + y, c), x, jnp.arange(3.0), reverse=True
+        ),
         "jit": lambda x, n: jax.jit(jax.jit(spin))(x, n),
         "solve": lambda x, n: jnp.linalg.solve(jnp.eye(2) * spin(x, n), jnp.ones(2)),
     }[kind]
 
 
-@pytest.mark.parametrize("kind", ["switch", "fori", "map", "remat", "custom_vjp", "scan", "jit", "solve"])
+@pytest.mark.parametrize(
+    "kind", ["switch", "fori", "map", "remat", "custom_vjp", "scan", "jit", "solve"]
+)
 def test_lifting(kind: str) -> None:
     fun = lifted_by(kind)
     xs = jnp.array([0.5, 1.0, 2.0])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.extend.core as jex
@@ -18,16 +18,57 @@ from jax._src import effects as _effects
 from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import ad as _ad
 from jax._src.lax import lax as _lax
+from jax.core import ShapedArray, Tracer
 
-Jaxpr = jex.Jaxpr
-ClosedJaxpr = jex.ClosedJaxpr
-JaxprEqn = jex.JaxprEqn
-Var = jex.Var
-Literal = jex.Literal
-Primitive = jex.Primitive
-DropVar = jex.DropVar
-ShapedArray = jax.core.ShapedArray
+# To JAX's annotations a variable's type may be any abstract value; in a program's code all are arrays.
+if TYPE_CHECKING:
+
+    class Var:
+        aval: ShapedArray
+
+        def __init__(self, aval: ShapedArray) -> None: ...
+
+    class DropVar(Var): ...
+
+    class Literal:
+        val: Any
+        aval: ShapedArray
+
+        def __init__(self, val: Any, aval: ShapedArray) -> None: ...
+
+    class JaxprEqn:
+        invars: list[Var | Literal]
+        outvars: list[Var]
+        primitive: jex.Primitive
+        params: dict[str, Any]
+        effects: Set[Any]
+        source_info: Any
+        ctx: Any
+
+        def replace(self, **changes: Any) -> JaxprEqn: ...
+
+    class Jaxpr:
+        constvars: list[Var]
+        invars: list[Var]
+        outvars: list[Var | Literal]
+        eqns: list[JaxprEqn]
+        effects: Set[Any]
+
+        def __init__(self, *parts: Any) -> None: ...
+
+    class ClosedJaxpr(Jaxpr):
+        jaxpr: Jaxpr
+        consts: list[Any]
+else:
+    Jaxpr = jex.Jaxpr
+    ClosedJaxpr = jex.ClosedJaxpr
+    JaxprEqn = jex.JaxprEqn
+    Var = jex.Var
+    Literal = jex.Literal
+    DropVar = jex.DropVar
+
 Atom = Var | Literal
+Primitive = jex.Primitive
 Effect = _effects.Effect
 
 no_effects = jex.no_effects
@@ -58,7 +99,7 @@ def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Traced:
     """
     structs = [shape_dtype_struct(aval) for aval in avals]
     closed = jax.make_jaxpr(lambda *args: list(fun(*args)))(*structs)
-    return Traced(flat_jaxpr(closed), tuple(closed.consts))
+    return Traced(flat_jaxpr(cast(ClosedJaxpr, closed)), tuple(closed.consts))
 
 
 def shape_dtype_struct(aval: Any) -> jax.ShapeDtypeStruct:
@@ -89,7 +130,7 @@ def attached_consts(jaxpr: ClosedJaxpr | Jaxpr) -> tuple[Any, ...]:
 
 
 def eval_jaxpr(jaxpr: Jaxpr, *args: Any) -> list[Any]:
-    return _core.eval_jaxpr(jaxpr, [], *args)
+    return _core.eval_jaxpr(cast(Any, jaxpr), [], *args)
 
 
 def trace_context() -> Any:
@@ -104,7 +145,7 @@ def new_var(aval: ShapedArray) -> Var:
 def new_eqn(
     invars: Sequence[Atom], outvars: Sequence[Var], primitive: Primitive, params: dict[str, Any]
 ) -> JaxprEqn:
-    return jex.new_jaxpr_eqn(
+    eqn = jex.new_jaxpr_eqn(
         list(invars),
         list(outvars),
         primitive,
@@ -112,6 +153,7 @@ def new_eqn(
         no_effects,
         _source_info_util.new_source_info(),
     )
+    return cast(JaxprEqn, eqn)
 
 
 def new_jaxpr(invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]) -> Jaxpr:
@@ -127,7 +169,7 @@ def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> ClosedJaxpr:
 
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """The jaxprs an equation holds in its parameters."""
-    yield from jex.jaxprs_in_params(eqn.params)
+    yield from cast(Iterator[Jaxpr], jex.jaxprs_in_params(eqn.params))
 
 
 def user_line(eqn: JaxprEqn) -> str:
@@ -166,14 +208,14 @@ def trace_of(tracer: Any) -> Any:
 
 def zeros(aval: ShapedArray) -> Any:
     """Zeros of a type, typed PRNG keys included."""
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, shape_dtype_struct(aval))
         return wrap_key(jax.numpy.zeros(data.shape, data.dtype), aval)
     return jax.lax.full(aval.shape, 0, aval.dtype)
 
 
 def is_key(aval: ShapedArray) -> bool:
-    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
+    return bool(jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
 def wrap_key(data: Any, aval: ShapedArray) -> Any:
@@ -181,7 +223,7 @@ def wrap_key(data: Any, aval: ShapedArray) -> Any:
 
 
 def is_extended(dtype: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
+    return bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
 
 
 def run_eqn(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
@@ -207,7 +249,7 @@ def batched_outputs(
     def look(*args: Any) -> list[Any]:
         here = current_trace()
         outs = fun(*args)
-        found.append(tuple(isinstance(o, jax.core.Tracer) and o._trace is here for o in outs))
+        found.append(tuple(isinstance(o, Tracer) and o._trace is here for o in outs))
         return []
 
     if not any(batched):

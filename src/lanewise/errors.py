@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,6 @@ class Outcome(enum.IntEnum):
 class LaneError(LanewiseError, RuntimeError):
     """Some lanes ended badly. `outcomes` tells how each lane ended."""
 
-    def __init__(self, message: str, outcomes: object = None) -> None:
+    def __init__(self, message: str, outcomes: Any = None) -> None:
         super().__init__(message)
         self.outcomes = outcomes

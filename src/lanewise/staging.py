@@ -23,6 +23,7 @@ from jax.core import Tracer
 
 from lanewise import _jax, promotion
 from lanewise.errors import ProgramError, ResultTypeError, ResultUnknown
+from lanewise.frontend.branch import tracing_program
 from lanewise.frontend import python as python_frontend
 from lanewise.program import Function, Program, call_p
 from lanewise.signature import CallStatics, StaticLeaves, split_leaves
@@ -239,7 +240,8 @@ def _trace_once(source: Source, entry: Entry, key: Key) -> ResultType:
     def flat(*leaves: Any) -> Sequence[Any]:
         entry.trace = _jax.current_trace()
         args, kwargs = key.statics.join(leaves)
-        value = source.traceable(*args, **kwargs)
+        with tracing_program():
+            value = source.traceable(*args, **kwargs)
         dynamic, static_out, tree = split_leaves(value)
         trees.append((tree, static_out))
         if entry.result is not None and (entry.result.tree, entry.result.static) == (

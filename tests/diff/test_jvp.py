@@ -74,9 +74,10 @@ def test_loops_and_branches_as_jax_has_them() -> None:
         (newton, lax_newton, (jnp.float32(7.0), jnp.float32(1.0))),
         (bent, lax_bent, (jnp.float32(1.3), 6)),
     ):
-        wiggle = lambda f, args=args: jax.jvp(
-            lambda x: f(x, *args[1:]), args[:1], (jnp.float32(1.0),)
-        )
+
+        def wiggle(f: Any) -> Any:
+            return jax.jvp(lambda x: f(x, *args[1:]), args[:1], (jnp.float32(1.0),))
+
         np.testing.assert_allclose(wiggle(ours), wiggle(theirs), rtol=1e-5)
     both = jax.jvp(newton, (7.0, 1.0), (1.0, 0.5))
     np.testing.assert_allclose(both, jax.jvp(lax_newton, (7.0, 1.0), (1.0, 0.5)), rtol=1e-5)
@@ -206,7 +207,7 @@ def test_a_recursion_over_integers_that_closes_over_a_differentiated_value() -> 
 
 
 def test_such_a_recursion_says_what_to_do() -> None:
-    with pytest.raises(lw.errors.TransformError, match="climb.*Pass the value as an argument"):
+    with pytest.raises(lw.errors.TransformError, match=r"climb.*Pass the value as an argument"):
         jax.jvp(climb_by, (2.0,), (1.0,))
 
 

@@ -42,7 +42,7 @@ def test_it_needs_more_runs_than_program_counters_do() -> None:
 
 
 def test_it_does_not_run_inside_jit() -> None:
-    with pytest.raises(OptionError, match='schedule="local".*outside jit'):
+    with pytest.raises(OptionError, match=r'schedule="local".*outside jit'):
         jax.jit(lw.vmap(fib, schedule="local"))(jnp.array([1, 2]))
 
 

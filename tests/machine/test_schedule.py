@@ -101,7 +101,7 @@ def test_plain_is_jax_vmap_and_refuses_what_jax_has_not() -> None:
         lw.vmap(nested, schedule="plain")(jnp.array([3, 9])).tolist()
         == lw.vmap(nested)(jnp.array([3, 9])).tolist()
     )
-    with pytest.raises(OptionError, match="plain.*recursion"):
+    with pytest.raises(OptionError, match=r"plain.*recursion"):
         lw.vmap(fib, schedule="plain")(jnp.array([3]))
     with pytest.raises(OptionError, match="max_steps"):
         lw.vmap(nested, schedule="plain", max_steps=3)(jnp.array([3]))

@@ -131,7 +131,7 @@ def test_max_depth_is_honoured() -> None:
 
 def test_inside_jit_the_default_depth_is_told() -> None:
     assert jax.jit(jax.vmap(depth))(jnp.array([1000, 2])).tolist() == [1000, 2]
-    with pytest.raises(Exception, match="stack overflow in 1 of 2 lanes: 0. Raise max_depth"):
+    with pytest.raises(Exception, match=r"stack overflow in 1 of 2 lanes: 0\. Raise max_depth"):
         jax.block_until_ready(jax.jit(jax.vmap(depth))(jnp.array([1500, 2])))
         jax.effects_barrier()
     deeper = depth.with_options(max_depth=2000)

@@ -167,8 +167,8 @@ def merge_blocks(program: BlockProgram, function: BlockFunction) -> Sequence[Blo
     blocks = {b.label: b for b in _reachable(list(blocks.values()))}
     preds = predecessors(blocks.values())
     for label in list(blocks):
-        while label in blocks and isinstance(blocks[label].terminator, Jump):
-            target = blocks[label].terminator.target
+        while label in blocks and isinstance(end := blocks[label].terminator, Jump):
+            target = end.target
             if target in (label, function.entry) or len(preds[target]) != 1:
                 break
             blocks[label] = joined(blocks[label], blocks.pop(target))

@@ -12,8 +12,9 @@ What the sides leave in a variable decides what becomes of it:
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +36,21 @@ class _Progress(threading.local):
     """How tracing goes on in this thread."""
 
     provisional = 0  # counts the branches of which only one side could be traced so far
+    settled = 0  # that count when the trace of the current program began
     returned: int | None = None  # the line of the `return` met last
 
 
 progress = _Progress()
+
+
+@contextlib.contextmanager
+def tracing_program() -> Iterator[None]:
+    """One program's trace: what goes wrong in it after a branch was left half open may be due to that."""
+    before, progress.settled = progress.settled, progress.provisional
+    try:
+        yield
+    finally:
+        progress.settled = before
 
 
 @dataclass(frozen=True)
@@ -119,17 +131,19 @@ def truth(value: Any, site: Site) -> Any:
 def stage_branch(pred: Any, then: _Thunk, orelse: _Thunk, site: Site) -> list[Any]:
     """Trace both sides and emit the `cond`; returns the variables' values after it."""
     sides: list[Side | None] = []
-    unknown: ResultUnknown | None = None
+    problems: list[Exception] = []
     for thunk in (then, orelse):
         try:
             sides.append(trace_side(thunk))
-        except ResultUnknown as signal:
+        except Exception as problem:
+            half_open = progress.provisional > progress.settled
+            if not (isinstance(problem, ResultUnknown) or half_open):
+                raise
             sides.append(None)
-            unknown = signal
+            problems.append(problem)
     first, second = sides
     if first is None and second is None:
-        assert unknown is not None
-        raise unknown
+        raise next((p for p in problems if not isinstance(p, ResultUnknown)), problems[0])
     if first is None or second is None:
         known = first or second
         assert known is not None

@@ -22,6 +22,7 @@ from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import OptionError
 from lanewise.machine.choose import Plan, plan_for
+from lanewise.machine.link import Linked
 from lanewise.machine.local import run_local
 from lanewise.machine.schedule import dear_blocks
 from lanewise.machine.state import State, grown, initial_state, storage_struct
@@ -96,16 +97,16 @@ class _Whole:
 class _Growing:
     """A program compiled in three pieces, so that the host can make room between runs."""
 
-    def __init__(self, phases: Any, chosen: Plan, lanes: int) -> None:
+    def __init__(self, phases: Any, linked: Linked, lanes: int) -> None:
         start, run, finish = phases
         self.start = jax.jit(start, static_argnums=0)
         self.run = jax.jit(run, donate_argnums=0)
         self.finish = jax.jit(finish)
-        self.linked = chosen.linked
+        self.linked = linked
         self.capacity = FIRST_DEPTH
         frame = sum(
             math.prod(s.shape) * s.dtype.itemsize
-            for s in map(storage_struct, self.linked.storage.stacks)
+            for s in map(storage_struct, linked.storage.stacks)
         )
         self.most = max(FIRST_DEPTH, min(DEEPEST, MOST_STACK_BYTES // max((frame + 4) * lanes, 1)))
 
@@ -125,11 +126,12 @@ def _compiled(
     program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
 ) -> _Whole | _Growing:
     chosen = plan(program, lanes, mapped, options)
-    if chosen.plain or not chosen.linked.has_calls:
+    linked = chosen.linked
+    if chosen.plain or linked is None or not linked.has_calls:
         return _Whole(
             functools.partial(execute, program=program, lanes=lanes, mapped=mapped, options=options)
         )
-    return _Growing(_phases(program, lanes, mapped, options, chosen), chosen, math.prod(lanes))
+    return _Growing(_phases(program, lanes, mapped, options, chosen), linked, math.prod(lanes))
 
 
 def _phases(

@@ -22,6 +22,7 @@ from lanewise.blocks.form import (
     Jump,
     Label,
     Return,
+    TailCall,
     successors,
 )
 
@@ -66,6 +67,17 @@ class Linked:
         """Whether the program is one block: nothing diverges."""
         return len(self.order) == 1 and isinstance(self.order[0].terminator, Return)  # type: ignore[union-attr]
 
+    @cached_property
+    def entered_once(self) -> int | None:
+        """The pc of the entry, if no block and no call leads back to it."""
+        entry = self.program.entry_function
+        blocks = [item for item in self.order if isinstance(item, Block)]
+        again = any(entry.entry in successors(b) for b in blocks) or any(
+            b.terminator.callee == entry.name
+            for b in blocks
+            if isinstance(b.terminator, Call | TailCall)
+        )
+        return None if again else self.pc_of[entry.entry]
 
     @cached_property
     def one_loop(self) -> bool:
@@ -77,7 +89,11 @@ class Linked:
             for target in successors(item)
             if self.pc_of[target] <= pc
         ]
-        plain_ends = all(isinstance(b.terminator, Jump | Branch | Return) for b in self.order if isinstance(b, Block))
+        plain_ends = all(
+            isinstance(b.terminator, Jump | Branch | Return)
+            for b in self.order
+            if isinstance(b, Block)
+        )
         return plain_ends and not self.has_calls and len(back) == 1 and back[0][0] == back[0][1]
 
 

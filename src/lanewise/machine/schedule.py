@@ -86,11 +86,12 @@ def sweep(advance: Advance) -> Tick:
         beside = cheap_cost + state.spent.sum() - state.spent
         due = (state.waited + here) * beside >= run_costs * live
         forced = (here.sum() == live) & ~(due & (here > 0)).any()
-        run = (here > 0) & (due | (forced & (order == jnp.argmax(here))))
+        most_lanes = order == jnp.argmax(here) if len(dear) > 1 else True
+        run = (here > 0) & (due | (forced & most_lanes))
         state = state.with_(
             waited=jnp.where(run, 0, state.waited + here), spent=jnp.where(run, run_costs, 0.0)
         )
-        for pc in range(linked.halt):
+        for pc in swept_blocks(linked):
             if pc in dear:
                 state = lax.cond(
                     run[dear.index(pc)], lambda s, pc=pc: advance.run(s, pc), lambda s: s, state
@@ -103,9 +104,14 @@ def sweep(advance: Advance) -> Tick:
 
 
 def _sweep_all(advance: Advance, state: State) -> State:
-    for pc in range(advance.linked.halt):
+    for pc in swept_blocks(advance.linked):
         state = advance.run(state, pc)
     return state
+
+
+def swept_blocks(linked: Linked) -> tuple[int, ...]:
+    """The blocks of a sweep: all but an entry that nothing comes back to, which runs before the first tick."""
+    return tuple(pc for pc in range(linked.halt) if pc != linked.entered_once)
 
 
 def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
@@ -116,7 +122,7 @@ def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
     return tuple(
         pc
         for pc, (item, cost) in enumerate(items)
-        if cost > guard or holds_while(getattr(item, "eqns", ()))
+        if pc != linked.entered_once and (cost > guard or holds_while(getattr(item, "eqns", ())))
     )
 
 

@@ -33,6 +33,8 @@ def run_ticks(linked: Linked, state: State, lanes: int, options: Options, schedu
         state = tick(state)
         return state.with_(ticks=state.ticks + 1) if counting else state
 
+    if schedule == "sweep" and linked.entered_once is not None:
+        state = advance.run(state, linked.entered_once)
     return lax.while_loop(lambda state: running(state, linked).any(), body, state)
 
 
