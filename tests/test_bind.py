@@ -164,7 +164,9 @@ def test_spmd_axis_name_and_shard_map() -> None:
 def test_shard_map_that_checks_what_varies() -> None:
     spec = PartitionSpec("d")
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
-    run = jax.shard_map(jax.vmap(power), mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    run = jax.shard_map(
+        lw.vmap(power, schedule="sweep"), mesh=mesh, in_specs=(spec, spec), out_specs=spec
+    )
     assert run(X, N).tolist() == POWERS
 
 

@@ -147,6 +147,8 @@ def program(
         return functools.partial(
             program, static_argnums=static_argnums, static_argnames=static_argnames, **options
         )
+    if isinstance(fun, ProgramFunction):
+        return fun.with_options(**options)
     return ProgramFunction(
         fun,
         from_source=True,

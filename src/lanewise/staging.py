@@ -23,8 +23,8 @@ from jax.core import Tracer
 
 from lanewise import _jax, promotion
 from lanewise.errors import ProgramError, ResultTypeError, ResultUnknown
-from lanewise.frontend.branch import tracing_program
 from lanewise.frontend import python as python_frontend
+from lanewise.frontend.branch import tracing_program
 from lanewise.program import Function, Program, call_p
 from lanewise.signature import CallStatics, StaticLeaves, split_leaves
 

@@ -299,3 +299,102 @@ def test_else_of_a_loop_that_only_returns(same):
 
     for x, n in [(0, 1), (2, 2), (2, 5)]:
         same(f, x, n)
+
+
+def test_nothing_follows_a_loop_that_never_ends_normally(same):
+    def f(x, values):
+        if x > 1:
+            for value in values:
+                return value + x
+            else:
+                x = x + 1
+                return x
+            y = x * 2
+            x = y + x
+        return x
+
+    def g(x, n):
+        while x < n:
+            if x == 3:
+                return 30
+            x += 1
+        else:
+            x = x * 2
+            return x
+        return x - 1
+
+    for x in (0, 2, 3):
+        same(f, x, np.arange(4))
+        for n in (0, 3, 5):
+            same(g, x, n)
+
+
+def test_code_that_no_path_comes_to(same):
+    def f(x, n):
+        while True:
+            if x > n:
+                y = x
+                return y
+            elif x == n:
+                return 0
+            x += 2
+            continue
+            break
+        else:
+            x = y + 1
+        return x - y
+
+    def g(x, n):
+        match x:
+            case 0:
+                z = 1
+                return z
+            case _:
+                for i in range(3):
+                    if i == n:
+                        return i
+                    break
+                else:
+                    return 7
+                return x
+        return z
+
+    for x in (0, 1, 4):
+        for n in (0, 2, 5):
+            same(f, x, n)
+            same(g, x, n)
+
+
+def test_while_that_always_leaves(same):
+    def f(x, n, values):
+        k = 1
+        while k > 0:
+            for value in values:
+                if value > n:
+                    k = value
+                    return k
+            else:
+                k = n + 1
+                return k + x
+        return x
+
+    for x, n in [(0, 0), (1, 2), (1, 9)]:
+        same(f, x, n, np.arange(5))
+
+
+def test_unrolled_for_that_always_leaves(same):
+    def f(x, n, values):
+        k = x
+        for i in range(3):
+            k = k + i
+            for value in values:
+                if value > n:
+                    k = value
+                    return k
+            else:
+                k = n + 1
+                return k + x
+        return x
+
+    for x, n in [(0, 0), (1, 2), (1, 9)]:
+        same(f, x, n, np.arange(5))

@@ -105,3 +105,28 @@ def test_plain_is_jax_vmap_and_refuses_what_jax_has_not() -> None:
         lw.vmap(fib, schedule="plain")(jnp.array([3]))
     with pytest.raises(OptionError, match="max_steps"):
         lw.vmap(nested, schedule="plain", max_steps=3)(jnp.array([3]))
+
+
+def test_a_loop_that_a_branch_guards_runs_for_its_own_lanes_only() -> None:
+    # From 0 or -1 the doubling never reaches 100: `jax.vmap` of a `cond` around it would not end.
+    @lw.program
+    def doubled(x):
+        if x > 0:
+            while x < 100:
+                x = x * 2
+        return x
+
+    @lw.program
+    def early(x):
+        if x <= 0:
+            return x
+        while x < 100:
+            x = x * 2
+        return x
+
+    @lw.program
+    def through_another(x):
+        return early(x) if x > 0 else x
+
+    for program in (doubled, early, through_another):
+        assert jax.vmap(program)(jnp.array([3, 0, -1])).tolist() == [192, 0, -1]

@@ -150,7 +150,8 @@ class Runtime(Mutation):
 
     def while_(self, k: int, test: _Test, body: _Block, get: _Get, set: _Set) -> None:
         variables = Variables(self.sites[k], get, set)
-        trial = not variables.site.acts
+        once = variables.site.once
+        trial = not (variables.site.acts or once)
 
         def stage(at_least_once: bool) -> None:
             spec = LoopSpec(variables, lambda items: body(), test, at_least_once=at_least_once)
@@ -174,7 +175,7 @@ class Runtime(Mutation):
                     variables.write(side.results())
             else:
                 body()
-            if progress.provisional != met:  # half a body was traced, for its types: they are there
+            if once or progress.provisional != met:  # half a body traced: its types are there
                 return
 
     def _stage(self, k: int, spec: LoopSpec) -> None:
@@ -245,6 +246,8 @@ class Runtime(Mutation):
                 if flag:
                     return
                 body(item)
+                if self.sites[k].once:
+                    return
                 continue
             count += 1
             if count > _ENDLESS:

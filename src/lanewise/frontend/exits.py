@@ -11,6 +11,9 @@ looks at a flag, which the exit sets to a literal True. A loop with `break` or `
 `done` that its test looks at first. Later passes thread these constants, so an exit is a jump again in
 the end; a flag that is never set under a traced condition is a plain Python bool and costs nothing.
 
+Statements that no path comes to are dropped before all this: under a flag they would be traced, where
+nobody has kept the variables that they read.
+
 `Exit` and `Guard` are statements of our own, for the analysis (`names.py`: an `Exit` is a jump there)
 and for the emitter (`python.py`: there it is assignments to flags).
 """
@@ -121,6 +124,17 @@ def always_exits(block: Sequence[ast.stmt]) -> bool:
     return any(_always(node) for node in block)
 
 
+def runs_once(loop: ast.While | ast.For) -> bool:
+    """Whether every path through the body leaves the loop, so that there is no second iteration."""
+    region = loop.lw_region  # type: ignore[attr-defined]
+    goes_on = any(
+        isinstance(node, Exit) and node.kind == "continue" and node.regions[0] is region
+        for child in loop.body
+        for node in ast.walk(child)
+    )
+    return always_exits(loop.body) and not goes_on
+
+
 def _always(node: ast.stmt) -> bool:
     if isinstance(node, ast.Return | ast.Break | ast.Continue | ast.Raise | Exit):
         return True
@@ -128,8 +142,9 @@ def _always(node: ast.stmt) -> bool:
         return always_exits(node.body) and always_exits(node.orelse)
     if isinstance(node, ast.With | Guard):
         return always_exits(node.body)
-    if isinstance(node, ast.While):
-        return is_true(node.test) and not breaks(node.body)
+    if isinstance(node, ast.While | ast.For):
+        endless = isinstance(node, ast.While) and is_true(node.test)
+        return not breaks(node.body) and (endless or always_exits(node.orelse))
     return False
 
 
@@ -166,6 +181,7 @@ class Exits:
     def body(self, block: list[ast.stmt], origin: ast.AST) -> tuple[list[ast.stmt], Region]:
         whole = Region(0, is_loop=False)
         self.regions.append(whole)
+        block = self.reachable(block)
         if _returns(block) and not always_exits(block):
             last = ast.copy_location(ast.Return(value=None), block[-1] if block else origin)
             block = [*block, last]
@@ -173,20 +189,32 @@ class Exits:
         self.regions.pop()
         return out, whole
 
+    def reachable(self, block: list[ast.stmt]) -> list[ast.stmt]:
+        """The statements that some path comes to; a `match` is written as an `if` where it can be."""
+        out: list[ast.stmt] = []
+        for node in block:
+            chain = None
+            if isinstance(node, ast.Match):
+                self.count += 1
+                chain = match_as_if(node, f"_lw_subject{self.count}")
+            elif isinstance(node, ast.While) and is_true(node.test):
+                node.orelse = []
+            if chain is not None:
+                out += self.reachable(chain)
+            else:
+                for inner in blocks_of(node):
+                    inner[:] = self.reachable(inner)
+                out.append(node)
+            if always_exits(out):
+                break
+        return out
+
     def block(self, block: list[ast.stmt]) -> list[ast.stmt]:
         out: list[ast.stmt] = []
         for index, node in enumerate(block):
             rest = block[index + 1 :]
-            if isinstance(node, ast.Match):
-                self.count += 1
-                chain = match_as_if(node, f"_lw_subject{self.count}")
-                if chain is not None:
-                    return out + self.block([*chain, *rest])
             if isinstance(node, ast.Return | ast.Break | ast.Continue):
                 out.append(self.exit(node))
-                return out
-            if isinstance(node, ast.Raise):
-                out.append(node)
                 return out
             if isinstance(node, ast.If):
                 if not may_exit(node) and not _ends_in_raise(node):
@@ -195,10 +223,7 @@ class Exits:
                     continue
                 return out + self.exiting_if(node, rest)
             exits = may_exit(node)
-            ends = _always(node)
             out.append(self.compound(node))
-            if ends:
-                return out
             if exits and rest:
                 region = self.regions[-1]
                 region.need_flag()
@@ -208,8 +233,6 @@ class Exits:
 
     def exiting_if(self, node: ast.If, rest: list[ast.stmt]) -> list[ast.stmt]:
         first, second = always_exits(node.body), always_exits(node.orelse)
-        if first and second:
-            rest = []
         if first or second or _is_short(rest):
             # One side never comes back (or the rest is a mere jump): the rest goes where it is needed.
             body = node.body if first else [*node.body, *_copies(rest, second)]

@@ -33,6 +33,7 @@ class Site:
     inside: tuple[str, int] | None = None  # an enclosing `try` or `with`, and its line
     binds: tuple[tuple[str, int], ...] = ()  # `:=` in operands that may not be computed
     acts: bool = False  # its body may act on Python objects other than through `names`
+    once: bool = False  # a loop whose body always leaves it
 
     @property
     def line(self) -> int:

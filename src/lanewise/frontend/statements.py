@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from lanewise.frontend.exits import Exit, Exits, Guard, blocks_of
+from lanewise.frontend.exits import Exit, Exits, Guard, blocks_of, runs_once
 from lanewise.frontend.expressions import (
     Expressions,
     Unit,
@@ -239,6 +239,7 @@ class Statements(Expressions):
             stored=self.scope.changed(block),
             inside=self.inside,
             acts=self.scope.acts(block),
+            once=isinstance(node, ast.While | ast.For) and runs_once(node),
         )
         return names
 

@@ -7,11 +7,12 @@ swept. `Plan.why` says it in words for `lanewise.inspect`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn
+from lanewise.blocks.cost import holds_while
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import BlockProgram
 from lanewise.blocks.inside import Expand, looks_at_batch
@@ -58,7 +59,11 @@ def make_plan(
         if linked.straight:
             why = "nothing diverges: no trip count varies and no branch is dear"
             return Plan(linked, "plain", "ticks", why)
-        if linked.one_loop and len(dear_blocks(linked, lanes or 1)) <= 1:
+        if (
+            linked.one_loop
+            and not _guards_a_loop(program)
+            and len(dear_blocks(linked, lanes or 1)) <= 1
+        ):
             why = "one loop without branches: each lane waits for the last whatever runs it"
             return Plan(linked, "plain", "ticks", why)
     if options.schedule != "auto":
@@ -89,16 +94,35 @@ def plan_for(
     return make_plan(program, varying, lanes, options, expand)
 
 
-def _looks_at_batch(program: Program) -> bool:
+def _any_eqn(program: Program, test: Callable[[JaxprEqn], bool]) -> bool:
+    """Whether the test holds for an equation of the program, or of one called inside."""
+
     def inside(jaxpr: Jaxpr) -> bool:
         return any(
-            looks_at_batch(eqn)
-            or (eqn.primitive is program_p and _looks_at_batch(eqn.params["program"]))
+            test(eqn)
+            or (eqn.primitive is program_p and _any_eqn(eqn.params["program"], test))
             or any(map(inside, _jax.subjaxprs(eqn)))
             for eqn in jaxpr.eqns
         )
 
     return any(inside(function.jaxpr) for function in program.functions.values())
+
+
+def _looks_at_batch(program: Program) -> bool:
+    return _any_eqn(program, looks_at_batch)
+
+
+def _guards_a_loop(program: Program) -> bool:
+    """Whether a branch decides if a loop runs: under `jax.vmap` it would run for the others too, and might not end."""
+    return _any_eqn(program, lambda eqn: eqn.primitive.name == "cond" and _holds_loop([eqn]))
+
+
+def _holds_loop(eqns: Sequence[JaxprEqn]) -> bool:
+    return holds_while(eqns) or any(
+        (eqn.primitive is program_p and _any_eqn(eqn.params["program"], lambda e: holds_while([e])))
+        or any(_holds_loop(inner.eqns) for inner in _jax.subjaxprs(eqn))
+        for eqn in eqns
+    )
 
 
 def _refuse_collectives(program: Program, lanes: int | None) -> None:
