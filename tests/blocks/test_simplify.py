@@ -11,7 +11,7 @@ import lanewise as lw
 from corpus import case_named
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import Block, BlockProgram, Branch, Call, Jump, Return, TailCall, verify
-from lanewise.blocks.simplify import PASSES, simplify, tail_calls
+from lanewise.blocks.simplify import SELECTING, THREADING, simplify, tail_calls
 from lanewise.errors import InternalError
 from lanewise.machine.execute import expand
 from seeing import all_blocks, blocks_of, branches, linked_of, operations, targets
@@ -77,7 +77,7 @@ def test_every_pass_keeps_the_rules(name: str) -> None:
         return verify(program)
 
     simplify(verify(flatten(staged.program, [True] * len(operands), expand=expand)), check=check)
-    assert len(seen) >= 1 + len(PASSES)
+    assert len(seen) >= 1 + len(THREADING) + len(SELECTING)
 
 
 def test_the_verifier_tells_of_a_broken_program() -> None:
@@ -102,16 +102,8 @@ def test_the_verifier_tells_of_a_broken_program() -> None:
             verify(broken)
 
 
-NESTED = pytest.param(
-    nested_exits,
-    marks=pytest.mark.xfail(
-        strict=True, reason="a branch's own edge is not threaded past the flag of an outer return"
-    ),
-)
-
-
 @pytest.mark.parametrize(
-    "program", [with_break, with_return, with_continue, NESTED], ids=lambda p: p.__name__
+    "program", [with_break, with_return, with_continue, nested_exits], ids=lambda p: p.__name__
 )
 def test_early_exits_leave_no_flag(program: lw.ProgramFunction) -> None:
     linked = linked_of(program, INT)
@@ -198,7 +190,6 @@ def test_dead_code_goes() -> None:
     assert "exp" not in operations(all_blocks(blocks_of(lean, INT)))
 
 
-@pytest.mark.xfail(strict=True, reason="a carried value that only feeds itself counts as live")
 def test_a_carried_value_nobody_reads_is_no_register() -> None:
     def carries(n):
         return jax.lax.while_loop(lambda s: s[0] > 0, lambda s: (s[0] - 1, s[1] + 2.0), (n, 0.0))[0]
@@ -222,9 +213,6 @@ def test_short_circuits_test_once() -> None:
     assert lw.vmap(both)(jnp.array([3, 9, -1]), jnp.array([9, -5, 2])).tolist() == [192, 9, -1]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="rotation leaves the second test of a loop with two predecessors"
-)
 def test_a_loop_with_two_tests_iterates_in_one_block() -> None:
     @lw.program
     def both(a, b):

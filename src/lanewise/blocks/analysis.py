@@ -29,6 +29,7 @@ from lanewise.blocks.form import (
     defined,
     reads,
     successors,
+    terminator_atoms,
 )
 
 Variables = frozenset[Var]
@@ -49,7 +50,20 @@ def live_out(program: BlockProgram, function: BlockFunction) -> dict[Label, Vari
 
 
 def live_in(block: Block, after: Variables) -> Variables:
-    return (after - writes(block)) | frozenset(reads(block))
+    """What a block needs at its start if `after` is needed at its end.
+
+    What only feeds values that nobody needs is not needed either, so a loop does not keep alive what it carries for
+    itself alone.
+    """
+    assigned = dict(block.assigns)
+    needed = {atom for var, atom in assigned.items() if var in after and isinstance(atom, Var)}
+    needed |= {atom for atom in terminator_atoms(block.terminator) if isinstance(atom, Var)}
+    needed |= {var for var in after if var not in assigned}
+    for eqn in reversed(block.eqns):
+        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            needed.difference_update(eqn.outvars)
+            needed.update(atom for atom in eqn.invars if isinstance(atom, Var))
+    return frozenset(needed)
 
 
 def _backward(

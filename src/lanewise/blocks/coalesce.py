@@ -21,7 +21,7 @@ from lanewise.blocks.analysis import live_in, live_out, uniform_variables
 from lanewise.blocks.cost import bytes_of
 from lanewise.blocks.fold import identical
 from lanewise.blocks.form import Block, BlockFunction, BlockProgram, Call, defined
-from lanewise.blocks.simplify import substitute, substitute_terminator
+from lanewise.blocks.rewrite import substitute, substitute_terminator
 
 
 def coalesce(program: BlockProgram, varying_inputs: Iterable[bool]) -> BlockProgram:

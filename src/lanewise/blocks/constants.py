@@ -32,7 +32,7 @@ def constants_at_start(program: BlockProgram, function: BlockFunction) -> dict[L
     work = [function.entry]
     while work:
         label = work.pop()
-        for target, leaving in _leaving(program, blocks[label], at_start[label]):
+        for target, leaving in constants_leaving(program, blocks[label], at_start[label]):
             before = at_start.get(target)
             now = (
                 leaving
@@ -50,7 +50,10 @@ def _same(first: Any, second: Any) -> bool:
     return second is not None and identical(first, second)
 
 
-def _leaving(program: BlockProgram, block: Block, known: Known) -> list[tuple[Label, Known]]:
+def constants_leaving(
+    program: BlockProgram, block: Block, known: Known
+) -> list[tuple[Label, Known]]:
+    """Where a block may go when it starts with these constants, and what is known on each way."""
     inside = evaluate(block.eqns, {v: x for v, x in known.items() if v not in defined(block)})
     after = dict(inside)
     for var, atom in block.assigns:

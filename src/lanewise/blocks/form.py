@@ -194,7 +194,6 @@ def reads(block: Block) -> dict[Var, None]:
 
 def verify(program: BlockProgram) -> BlockProgram:
     """Check what every pass must keep true; gives the program back."""
-    base = {var for var, _ in program.constants} | set(program.inputs)
     for name, function in program.functions.items():
         labels = [block.label for block in function.blocks]
         _require(len(set(labels)) == len(labels), f"{name}: a label is used twice")
@@ -222,27 +221,22 @@ def verify(program: BlockProgram) -> BlockProgram:
                     (var.aval.shape, var.aval.dtype) == (atom.aval.shape, atom.aval.dtype),
                     f"{where} assigns {atom.aval} to a variable of type {var.aval}",
                 )
-        _verify_defined(program, function, base)
+        _verify_defined(program, function)
     return program
 
 
-def _verify_defined(program: BlockProgram, function: BlockFunction, base: set[Var]) -> None:
-    """No path reads a variable before it is written."""
+def defined_at_start(program: BlockProgram, function: BlockFunction) -> dict[Label, set[Var]]:
+    """The variables that every path to a block has written."""
     captured = {
         var
         for _, block in program.all_blocks()
         if isinstance(block.terminator, Call | TailCall)
         for var, _ in block.terminator.arguments
     }
-    everything = {
-        var
-        for block in function.blocks
-        for var in (*defined(block), *(v for v, _ in block.assigns))
-    }
-    at_start: dict[Label, set[Var]] = {}
-    start = base | captured | set(function.params)
+    outside = {*program.inputs, *(var for var, _ in program.constants), *captured}
     blocks = {block.label: block for block in function.blocks}
-    work = [(function.entry, start)]
+    at_start: dict[Label, set[Var]] = {}
+    work = [(function.entry, outside | set(function.params))]
     while work:
         label, incoming = work.pop()
         before = at_start.get(label)
@@ -255,12 +249,17 @@ def _verify_defined(program: BlockProgram, function: BlockFunction, base: set[Va
         if isinstance(block.terminator, Call):
             after = after | set(program.functions[block.terminator.callee].results)
         work += [(target, after) for target in successors(block)]
-    for label, have in at_start.items():
+    return at_start
+
+
+def _verify_defined(program: BlockProgram, function: BlockFunction) -> None:
+    """No path reads a variable before it is written."""
+    blocks = {block.label: block for block in function.blocks}
+    for label, have in defined_at_start(program, function).items():
         for var in reads(blocks[label]):
             _require(
                 var in have,
-                f"{function.name}, block {label} reads {var} of type {var.aval} before it is written on some path"
-                f" ({'never written here' if var not in everything else 'written elsewhere'})",
+                f"{function.name}, block {label} reads {var} of type {var.aval} before it is written on some path",
             )
 
 
