@@ -287,3 +287,22 @@ def test_tail_calls_become_jumps_without_frames() -> None:
     kinds = [type(block.terminator) for block in all_blocks(program)]
     assert TailCall in kinds and Call not in kinds and Return in kinds
     assert isinstance(all_blocks(tail_calls(program))[0], Block)
+
+
+def test_functions_that_are_no_longer_called_go() -> None:
+    @lw.program
+    def down(x, step, n):
+        return x if n <= 0 else down(x + step, step, n - 1) + 1
+
+    @lw.program
+    def decided(b, n):
+        i = 0
+        while i < 2 and b:
+            i += 1
+            if b or down(n, n, n) > 3:
+                n += i
+        return n
+
+    assert list(linked_of(decided, jnp.array(True), INT).program.functions) == ["decided"]
+    found = lw.vmap(decided, schedule="lowest")(jnp.array([True, False]), jnp.array([1, 2]))
+    assert found.tolist() == [4, 2]

@@ -9,13 +9,14 @@ body, so that an iteration is one block. `select_cheap_branches` then turns bran
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, Literal, Var
-from lanewise.blocks.analysis import live_out
+from lanewise.blocks.analysis import live_out, reachable_functions
 from lanewise.blocks.constants import constants_at_start, constants_leaving
 from lanewise.blocks.cost import cost_of
 from lanewise.blocks.fold import known_value
@@ -61,7 +62,7 @@ def simplify(program: BlockProgram, check: Pass = lambda program: program) -> Bl
                 program = check(step(program))
             if _shape(program) == before:
                 break
-    return program
+    return check(drop_uncalled(program))
 
 
 def _shape(program: BlockProgram) -> tuple[Any, ...]:
@@ -72,6 +73,12 @@ def _shape(program: BlockProgram) -> tuple[Any, ...]:
 
 
 # -- passes ------------------------------------------------------------------------------------------
+
+
+def drop_uncalled(program: BlockProgram) -> BlockProgram:
+    """Drop functions whose calls are gone: nothing but themselves would seem to write their parameters."""
+    called = reachable_functions(program)[program.entry]
+    return replace(program, functions={n: f for n, f in program.functions.items() if n in called})
 
 
 @each_function
