@@ -20,7 +20,7 @@ from lanewise._jax import Atom, Literal, Var
 from lanewise.blocks.analysis import live_in, live_out, uniform_variables
 from lanewise.blocks.cost import bytes_of
 from lanewise.blocks.fold import identical
-from lanewise.blocks.form import Block, BlockFunction, BlockProgram, Call, defined
+from lanewise.blocks.form import Block, BlockFunction, BlockProgram, Call, TailCall, defined
 from lanewise.blocks.rewrite import substitute, substitute_terminator
 
 
@@ -41,14 +41,11 @@ def _coalesced(
         if f is not function
         for var in (*f.params, *f.results)
     }
-    # What others see keeps its name; what is the same for all lanes must stay so.
-    fixed = {
-        *program.inputs,
-        *function.params,
-        *function.results,
-        *(v for v, _ in program.constants),
-        *others,
-    }
+    # What others see keeps its name; what is the same for all lanes must stay so. The results of a function that
+    # nobody calls are seen at the very end only: an answer may stay where it was computed.
+    fixed = {*program.inputs, *function.params, *(v for v, _ in program.constants), *others}
+    if _is_called(program, function.name):
+        fixed |= set(function.results)
     movable = {var for f in (function,) for b in f.blocks for var in _written(b)} - uniform - others
     conflicts = _conflicts(program, function, alive, movable)
     groups = _Groups(conflicts, fixed)
@@ -64,7 +61,16 @@ def _coalesced(
     if not place:
         return function
     return replace(
-        function, blocks=tuple(_renamed(b, alive[b.label], place) for b in function.blocks)
+        function,
+        results=tuple(place.get(var, var) for var in function.results),
+        blocks=tuple(_renamed(b, alive[b.label], place) for b in function.blocks),
+    )
+
+
+def _is_called(program: BlockProgram, name: str) -> bool:
+    return any(
+        isinstance(block.terminator, Call | TailCall) and block.terminator.callee == name
+        for _, block in program.all_blocks()
     )
 
 
