@@ -35,8 +35,8 @@ def select_cheap_branches(program: BlockProgram, function: BlockFunction) -> Seq
     alive = live_out(program, function)
     have = defined_at_start(program, function)
     for label in reversed(list(blocks)):
-        block = blocks[label]
-        if not isinstance(block.terminator, Branch):
+        block = blocks.get(label)
+        if block is None or not isinstance(block.terminator, Branch):  # None: it was a side
             continue
         targets = block.terminator.targets
         meet = _meeting_point(blocks, preds, label, targets)
@@ -46,6 +46,7 @@ def select_cheap_branches(program: BlockProgram, function: BlockFunction) -> Seq
         if not _cheap(sides, alive):
             continue
         blocks[label] = _selected(block, sides, meet, alive, have[label])
+        alive[label] = next(alive[side.label] for side in sides if side is not None)
         for target in set(targets) - {meet}:
             del blocks[target]
         preds = predecessors(blocks.values())
