@@ -184,6 +184,7 @@ def fold_short_circuits(program: BlockProgram, function: BlockFunction) -> Seque
     """`a and b`: where one side of a branch only tests again, towards the same place, test once for both."""
     blocks = {block.label: block for block in function.blocks}
     alive = live_out(program, function)
+    written = defined_at_start(program, function)
     for label in reversed(list(blocks)):
         block = blocks[label]
         if not isinstance(block.terminator, Branch) or len(block.terminator.targets) != 2:
@@ -200,13 +201,19 @@ def fold_short_circuits(program: BlockProgram, function: BlockFunction) -> Seque
             ):
                 continue
             # Others that come to the second test keep it; this one takes a copy along.
-            blocks[label] = _tested_once(block, side, inner, other, alive)
+            have = written[label] | set(defined(block)) | {var for var, _ in block.assigns}
+            blocks[label] = _tested_once(block, side, inner, other, alive, have)
             break
     return list(blocks.values())
 
 
 def _tested_once(
-    block: Block, side: Block, inner: Label, other: Label, alive: dict[Label, Any]
+    block: Block,
+    side: Block,
+    inner: Label,
+    other: Label,
+    alive: dict[Label, Any],
+    have: set[Var],
 ) -> Block:
     assert isinstance(block.terminator, Branch) and isinstance(side.terminator, Branch)
     outer, targets = block.terminator.index, block.terminator.targets
@@ -228,7 +235,9 @@ def _tested_once(
     for var, atom in both.assigns:
         if var in alive[side.label] or var in alive[block.label]:
             old = base.get(var, var)
-            stored[var] = atom if atom is old else select(atom, old)
+            # Not written on the other way: nobody reads it there, any value will do.
+            free = atom is old or (old is var and var not in have)
+            stored[var] = atom if free else select(atom, old)
     chosen = select(index, literal)
     assigns = tuple((var, atom) for var, atom in stored.items() if var is not atom)
     return block.with_(
