@@ -46,6 +46,8 @@ from lanewise.blocks.tail import tail_calls
 
 # Code copied to the end of another block (a loop's test, say) may cost a lane no more than this.
 COPY_OPERATIONS = 256
+# A way out of a branch gets a block of its own only past a test of a flag: more blocks cost more than one test.
+FLAG_OPERATIONS = 8
 ROUNDS = 8
 
 
@@ -172,7 +174,7 @@ def thread_branches(program: BlockProgram, function: BlockFunction) -> Sequence[
                     not isinstance(test.terminator, Branch)
                     or target in (block.label, function.entry)
                     or target in heads
-                    or cost_of(test.eqns).operations > COPY_OPERATIONS
+                    or cost_of(test.eqns).operations > FLAG_OPERATIONS
                 ):
                     continue
                 way = _decided(_with_constants(test, leaving))
