@@ -298,3 +298,11 @@ def test_program_objects_look_like_their_functions() -> None:
     assert "documented" in repr(documented) and documented.python(3) == 3
     staged, operands = documented.stage(jnp.float32(1))
     assert staged.program.num_operands == len(operands) == 1 and "documented" in staged.program.text
+
+
+def test_static_arguments_of_a_program_are_declared_once() -> None:
+    made = lw.lift(lambda x, n: x * n, static_argnums=1)
+    with pytest.raises(lw.errors.OptionError, match="static_argnums"):
+        lw.lift(made, static_argnums=0)
+    with pytest.raises(lw.errors.OptionError, match="static_argnames"):
+        lw.program(made, static_argnames="n")

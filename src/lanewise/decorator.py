@@ -147,15 +147,7 @@ def program(
         return functools.partial(
             program, static_argnums=static_argnums, static_argnames=static_argnames, **options
         )
-    if isinstance(fun, ProgramFunction):
-        return fun.with_options(**options)
-    return ProgramFunction(
-        fun,
-        from_source=True,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-        options=make_options(options),
-    )
+    return _made(fun, True, static_argnums, static_argnames, options)
 
 
 def lift(
@@ -172,11 +164,27 @@ def lift(
     >>> jax.vmap(root)(jnp.array([4.0, 9.0])).round(2).tolist()
     [2.0, 3.0]
     """
+    return _made(fun, False, static_argnums, static_argnames, options)
+
+
+def _made(
+    fun: Callable[..., Any],
+    from_source: bool,
+    static_argnums: int | Sequence[int] | None,
+    static_argnames: str | Sequence[str] | None,
+    options: dict[str, Any],
+) -> ProgramFunction:
+    """A program of a function, or a program again with other options."""
     if isinstance(fun, ProgramFunction):
+        if static_argnums is not None or static_argnames is not None:
+            raise OptionError(
+                "static_argnums and static_argnames belong where a program is first made; this function"
+                f" is a program already: {fun!r}."
+            )
         return fun.with_options(**options)
     return ProgramFunction(
         fun,
-        from_source=False,
+        from_source=from_source,
         static_argnums=static_argnums,
         static_argnames=static_argnames,
         options=make_options(options),
