@@ -1,10 +1,15 @@
 """`break`, `continue` and `return`, anywhere."""
 
+import contextlib
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from lanewise.errors import UnsupportedSyntaxError
+from lanewise.frontend.python import convert
 
 VALUES = list(itertools.product([-1, 0, 2, 5], [0, 1, 3]))
 
@@ -227,8 +232,6 @@ def test_exit_is_a_literal(jaxpr):
 
 
 def test_return_inside_with(same):
-    import contextlib
-
     def f(x, flag=True):
         with contextlib.nullcontext():
             if flag:
@@ -237,6 +240,112 @@ def test_return_inside_with(same):
         return x
 
     same(f, 1)
+
+
+TABLE = {"a": 3}
+
+
+def test_with_that_swallows(same):
+    def f(x, key="b"):
+        with contextlib.suppress(KeyError):
+            return x * TABLE[key]
+        return x - 1
+
+    same(f, 5)
+
+
+def test_with_that_swallows_at_the_end_gives_none():
+    def f(x, key="b"):
+        with contextlib.suppress(KeyError):
+            return x * TABLE[key]
+
+    assert convert(f)(1) is None and convert(f)(2, "a") == 6
+
+
+@pytest.mark.parametrize("key", ["a", "b"])
+def test_with_that_may_swallow_under_plain_conditions(same, key):
+    def f(x, flag=True):
+        y = 0
+        if x > 3:
+            y = x + 1
+        if flag:
+            with contextlib.suppress(KeyError):
+                return x * TABLE[key] + y
+        else:
+            y = 7
+        return x - y
+
+    for x in (1, 5):
+        same(f, x)
+
+
+@pytest.mark.parametrize("key", ["a", "b"])
+def test_with_that_may_swallow_in_a_plain_loop(same, key):
+    def f(x):
+        for name in ("c", key, "a"):
+            with contextlib.suppress(KeyError):
+                x = x * TABLE[name]
+                break
+            x = x + 1
+        while True:
+            x = x + 1
+            with contextlib.suppress(KeyError):
+                return x + TABLE[key]
+            return x
+
+    same(f, 2)
+
+
+@pytest.mark.parametrize("x", [1, 3, 5])
+def test_with_that_exits_under_traced_conditions(same, x):
+    def f(x):
+        if x > 3:
+            with contextlib.nullcontext():
+                return x * 2
+        else:
+            y = x + 1
+        while y < 9:
+            if y == 4:
+                with contextlib.nullcontext():
+                    break
+            else:
+                z = y * 3
+            y = y + z
+        return y
+
+    same(f, x)
+
+
+@pytest.mark.parametrize("x", [1, 5])
+def test_what_only_swallowing_leads_to_is_not_traced(same, x):
+    def f(x):
+        if x > 3:
+            with contextlib.nullcontext():
+                return x * 2
+        else:
+            while True:
+                x = x + 1
+                if x > 7:
+                    return x
+        return "no array, and never returned"
+
+    same(f, x)
+
+
+def test_swallowing_under_a_traced_condition_is_refused():
+    def f(x):
+        if x > 3:
+            if True:
+                with contextlib.suppress(KeyError):
+                    return x * TABLE["b"]
+        else:
+            y = x
+        return y
+
+    line = f.__code__.co_firstlineno
+    with pytest.raises(UnsupportedSyntaxError, match=f"`if` of line {line + 1}") as caught:
+        jax.jit(convert(f))(1)
+    assert caught.value.location is not None and caught.value.location.line == line + 3
 
 
 def test_return_inside_try(same):

@@ -93,6 +93,25 @@ class Runtime(Mutation):
             return skip() if flag else rest()
         self._branch(k, flag, skip, rest, Variables(self.sites[k], get, set))
 
+    def unless_left(
+        self, k: int, flag: Any, skip: _Block, rest: _Block, get: _Get, set: _Set
+    ) -> None:
+        """The statements after what exits for certain, unless a `with` swallowed an exception."""
+        # A traced flag was set by every side: `ended` would have refused to go on otherwise.
+        self.unless(k, is_traced(flag) or flag, skip, rest, get, set)
+
+    def ended(self, k: int, left: Any, around: tuple[int, ...]) -> None:
+        """A `with` whose body always exits is at its end: by an exit, or by swallowing an exception."""
+        staged = [site for site in around if site in self.staged]
+        if staged and not is_traced(left) and not left:
+            site = self.sites[staged[-1]]
+            raise UnsupportedSyntaxError(
+                "an exception was raised while tracing the body of this `with`, and swallowed, so that a body "
+                f"that always exits did not; that is inside the {site.what} of line {site.line}, whose "
+                "condition is only known at run time. Do what may raise before that line, or let it raise",
+                self.sites[k].location,
+            )
+
     def _branch(
         self, k: int, pred: Any, then: _Block, orelse: _Block, variables: Variables
     ) -> None:

@@ -14,6 +14,12 @@ the end; a flag that is never set under a traced condition is a plain Python boo
 Statements that no path comes to are dropped before all this: under a flag they would be traced, where
 nobody has kept the variables that they read.
 
+A `with` whose body always exits comes to its end all the same if its manager swallows an exception (as
+`contextlib.suppress` does). So it counts as one that may exit: what follows is kept, under a flag. Where
+only such a `with` leads to what follows, the guard is `swallowed`: it runs if the flag is plainly unset
+and is otherwise not even traced, as before a traced branch or loop ends the run-time has refused a `with`
+that fell through inside of it.
+
 `Exit` and `Guard` are statements of our own, for the analysis (`names.py`: an `Exit` is a jump there)
 and for the emitter (`python.py`: there it is assignments to flags).
 """
@@ -76,6 +82,7 @@ class Guard(ast.stmt):
     body: list[ast.stmt]
     region: Region
     before: ast.stmt
+    swallowed: bool  # only a `with` that swallowed an exception comes here
 
 
 def exit_node(
@@ -89,6 +96,7 @@ def exit_node(
 def guard_node(origin: ast.AST, region: Region, before: ast.stmt, body: list[ast.stmt]) -> Guard:
     node = Guard()
     node.body, node.region, node.before = body, region, before
+    node.swallowed = _always(before, swallowing=False)
     return ast.copy_location(node, origin)
 
 
@@ -119,9 +127,9 @@ def may_exit(node: ast.stmt, in_loop: bool = False) -> bool:
     return any(may_exit(s, in_loop) for block in blocks_of(node) for s in block)
 
 
-def always_exits(block: Sequence[ast.stmt]) -> bool:
-    """Whether no path reaches the end of a list."""
-    return any(_always(node) for node in block)
+def always_exits(block: Sequence[ast.stmt], swallowing: bool = True) -> bool:
+    """Whether no path reaches the end of a list, `swallowing` or not what is raised inside a `with`."""
+    return any(_always(node, swallowing) for node in block)
 
 
 def runs_once(loop: ast.While | ast.For) -> bool:
@@ -135,17 +143,24 @@ def runs_once(loop: ast.While | ast.For) -> bool:
     return always_exits(loop.body) and not goes_on
 
 
-def _always(node: ast.stmt) -> bool:
+def _always(node: ast.stmt, swallowing: bool) -> bool:
     if isinstance(node, ast.Return | ast.Break | ast.Continue | ast.Raise | Exit):
         return True
     if isinstance(node, ast.If):
-        return always_exits(node.body) and always_exits(node.orelse)
-    if isinstance(node, ast.With | Guard):
-        return always_exits(node.body)
+        return always_exits(node.body, swallowing) and always_exits(node.orelse, swallowing)
+    if isinstance(node, ast.With):
+        return not swallowing and always_exits(node.body, swallowing)
+    if isinstance(node, Guard):
+        return always_exits(node.body, swallowing)
     if isinstance(node, ast.While | ast.For):
         endless = isinstance(node, ast.While) and is_true(node.test)
-        return not breaks(node.body) and (endless or always_exits(node.orelse))
+        return not breaks(node.body) and (endless or always_exits(node.orelse, swallowing))
     return False
+
+
+def swallows(node: ast.With) -> bool:
+    """Whether a `with` comes to its end only if it swallows an exception."""
+    return always_exits(node.body, swallowing=False)
 
 
 def is_true(test: ast.expr) -> bool:
@@ -256,6 +271,7 @@ class Exits:
         if isinstance(node, ast.While | ast.For):
             return self.loop(node)
         if isinstance(node, ast.With):
+            node.lw_flag = self.regions[-1].need_flag() if swallows(node) else None  # type: ignore[attr-defined]
             node.body = self.block(node.body)
         elif isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
             self.try_(node)  # type: ignore[arg-type]

@@ -12,7 +12,16 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lanewise.frontend.exits import Exit, Guard, Region, always_exits, blocks_of, breaks, is_true
+from lanewise.frontend.exits import (
+    Exit,
+    Guard,
+    Region,
+    always_exits,
+    blocks_of,
+    breaks,
+    is_true,
+    swallows,
+)
 from lanewise.frontend.site import FLAG, RESULT
 
 Names = frozenset[str]
@@ -305,7 +314,7 @@ class Analysis:
 
     def ends(self, block: Sequence[ast.stmt], out: Names) -> Names:
         """What is live after a block, however it is left."""
-        live = set(flags(out)) if always_exits(block) else set(out)
+        live = set(flags(out)) if always_exits(block, swallowing=False) else set(out)
         for node in block:
             live |= self.exits(node)
         return frozenset(live) | self.always
@@ -336,6 +345,8 @@ class Analysis:
             return self.loop(node, out)
         if isinstance(node, ast.With):
             inner = self.block(node.body, out)
+            if swallows(node):
+                inner |= out
             return inner | frozenset().union(*(reads(item) for item in node.items))
         blocks = list(blocks_of(node))
         if blocks:  # try, match: any part may or may not have run

@@ -134,7 +134,7 @@ class Statements(Expressions):
     def __init__(self, unit: Unit, function_name: str) -> None:
         super().__init__(unit, function_name)
         self.depth = 0  # blocks around, inside this function
-        self.around = -1  # the site of the statement around
+        self.around: tuple[int, ...] = ()  # the sites of the statements around, outermost first
         self.result_used = False
 
     def block(self, block: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -254,7 +254,7 @@ class Statements(Expressions):
         names = self.describe(
             k, node, "`if`", [*node.body, *node.orelse], self.analysis.found[id(node)]
         )
-        outside, self.around = self.around, k
+        outside, self.around = self.around, (*self.around, k)
         before = self.definite
         then_def, then = self.make_block("then", node.body, node)
         after_then, self.definite = self.definite, before
@@ -279,7 +279,7 @@ class Statements(Expressions):
     ) -> list[ast.stmt]:
         k = self.unit.reserve()
         names = self.describe(k, node, "early exit", block, found)
-        outside, self.around = self.around, k
+        outside, self.around = self.around, (*self.around, k)
         before = self.definite
         # Where the rest begins its flags are not set, and where it is skipped this one is: constants
         # on both sides are what later passes follow.
@@ -291,7 +291,8 @@ class Statements(Expressions):
         self.definite = before
         self.around = outside
         setter, access = self.accessors(names, node)
-        call = self.call("unless", ast.Constant(k), load(flag), skip, rest, *access, origin=node)
+        method = "unless_left" if isinstance(node, Guard) and node.swallowed else "unless"
+        call = self.call(method, ast.Constant(k), load(flag), skip, rest, *access, origin=node)
         return [*define, *skip_def, setter, call]
 
     def emit_While(self, node: ast.While) -> list[ast.stmt]:
@@ -307,7 +308,7 @@ class Statements(Expressions):
                 "go_on", ast.Constant(k), load(region.done), test, origin=node.test
             )
             test = locate(ast.Lambda(no_arguments(), going), node.test)
-        outside, self.around = self.around, k
+        outside, self.around = self.around, (*self.around, k)
         before = self.definite
         start = [assign(name, ast.Constant(False), node) for name in sorted(reset_flags(node))]
         define, body = self.make_block("body", node.body, node, start)
@@ -329,7 +330,7 @@ class Statements(Expressions):
             out.append(assign(region.done, ast.Constant(False), node))
             done = [locate(ast.Lambda(no_arguments(), load(region.done)), node)]
         iterable = self.iterable(node.iter)
-        outside, self.around = self.around, k
+        outside, self.around = self.around, (*self.around, k)
         before = self.definite
         start = [assign(name, ast.Constant(False), node) for name in sorted(reset_flags(node))]
         locate(target, node)
@@ -420,17 +421,23 @@ class Statements(Expressions):
 
     def emit_Raise(self, node: ast.Raise) -> list[ast.stmt]:
         out = self.generic_visit(node)
-        if self.around < 0:
+        if not self.around:
             return [out]  # type: ignore[list-item]
         k = self.site(node, "`raise`")
-        warn = self.call("raising", k, ast.Constant(self.around), origin=node)
+        warn = self.call("raising", k, ast.Constant(self.around[-1]), origin=node)
         return [warn, out]  # type: ignore[list-item]
 
     def emit_With(self, node: ast.With) -> list[ast.stmt]:
         node.items = [self.visit(item) for item in node.items]
         self.definite |= bound_names(node.items)
+        flag = node.lw_flag if self.depth else None  # type: ignore[attr-defined]
         node.body = self.within("with", node, node.body)
-        return [node]
+        if flag is None:
+            return [node]
+        k = self.site(node, "`with`")
+        around = ast.Tuple([ast.Constant(site) for site in self.around], ast.Load())
+        ended = self.call("ended", k, load(flag), around, origin=node)
+        return [assign(flag, ast.Constant(False), node), node, ended]
 
     def within(self, what: str, node: ast.stmt, block: Sequence[ast.stmt]) -> list[ast.stmt]:
         outside = self.inside
