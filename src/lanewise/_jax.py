@@ -222,6 +222,11 @@ def wrap_key(data: Any, aval: ShapedArray) -> Any:
     return jax.random.wrap_key_data(data, impl=aval.dtype._impl.name)
 
 
+def key_implementation(dtype: Any) -> str:
+    """The name of the random generator a typed key's dtype belongs to."""
+    return str(dtype._impl.name)
+
+
 def is_extended(dtype: Any) -> bool:
     return bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
 
@@ -315,3 +320,49 @@ def scan_parts(eqn: JaxprEqn) -> ScanParts:
 def on_linearize(primitive: Primitive, rule: Callable[..., Any]) -> None:
     """Register what `jax.linearize` and `jax.grad` do at a primitive."""
     _ad.primitive_linearizations[primitive] = rule
+
+
+# XLA:CPU compiles a computation into one function of machine code where its own pass finds a small loop, and marks the
+# call with this attribute; the other one keeps the call from being inlined before that. Set by us, both hold for a
+# computation of any size, inside anybody's `jit`, and need no flag.
+_ONE_FUNCTION = {"xla_cpu_small_call": "true", "inlineable": "false"}
+
+one_function_p = Primitive("one_function")
+one_function_p.multiple_results = True
+
+
+def as_one_function(fun: Callable[..., Sequence[Any]], *args: Any) -> list[Any]:
+    """`fun(*args)` (flat arrays in and out), on a CPU as one function of machine code with its own loops and branches.
+
+    Elsewhere, and under a transformation, it is `fun` itself.
+    """
+    traced = trace(fun, [aval_of(arg) for arg in args])
+    return one_function_p.bind(*traced.captures, *args, jaxpr=traced.jaxpr)
+
+
+def _run_here(*args: Any, jaxpr: Jaxpr) -> list[Any]:
+    return eval_jaxpr(jaxpr, *args)
+
+
+@one_function_p.def_abstract_eval
+def _one_function_abstract(*args: Any, jaxpr: Jaxpr) -> list[Any]:
+    del args
+    return [strong(var.aval) for var in jaxpr.outvars]
+
+
+def _lower_one_function(ctx: Any, *args: Any, jaxpr: Jaxpr) -> Any:
+    """A call of a function of its own, with the attributes on the call alone."""
+    call = jax.jit(lambda *values: eval_jaxpr(jaxpr, *values))
+    results = mlir.lower_fun(call, multiple_results=True)(ctx, *args)
+    if results:
+        first = results[0][0] if isinstance(results[0], list | tuple) else results[0]
+        strings = {name: mlir.ir.StringAttr.get(value) for name, value in _ONE_FUNCTION.items()}
+        first.owner.attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get(strings)
+    return results
+
+
+one_function_p.def_impl(
+    lambda *args, jaxpr: jax.jit(_run_here, static_argnames="jaxpr")(*args, jaxpr=jaxpr)
+)
+mlir.register_lowering(one_function_p, mlir.lower_fun(_run_here, multiple_results=True))
+mlir.register_lowering(one_function_p, _lower_one_function, platform="cpu")

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from lanewise import _jax
 from lanewise.blocks.cost import holds_while
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
@@ -79,18 +80,20 @@ def sweep(advance: Advance) -> Tick:
     run_costs = jnp.asarray([costs[pc] for pc in dear], jnp.float32)
     order = jnp.arange(len(dear))
 
-    def tick(state: State) -> State:
-        here = (state.pc[:, None] == places).sum(0, dtype=jnp.int32)
-        live = running(state, linked).sum(dtype=jnp.int32)
+    def decide(pc: Any, waited: Any, spent: Any) -> list[Any]:
+        here = (pc[:, None] == places).sum(0, dtype=jnp.int32)
+        live = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.int32)
         # What a tick costs beside each block, by what ran in the last one.
-        beside = cheap_cost + state.spent.sum() - state.spent
-        due = (state.waited + here) * beside >= run_costs * live
+        beside = cheap_cost + spent.sum() - spent
+        due = (waited + here) * beside >= run_costs * live
         forced = (here.sum() == live) & ~(due & (here > 0)).any()
         most_lanes = order == jnp.argmax(here) if len(dear) > 1 else True
         run = (here > 0) & (due | (forced & most_lanes))
-        state = state.with_(
-            waited=jnp.where(run, 0, state.waited + here), spent=jnp.where(run, run_costs, 0.0)
-        )
+        return [jnp.where(run, 0, waited + here), jnp.where(run, run_costs, 0.0), *run]
+
+    def tick(state: State) -> State:
+        waited, spent, *run = _jax.as_one_function(decide, state.pc, state.waited, state.spent)
+        state = state.with_(waited=waited, spent=spent)
         for pc in swept_blocks(linked):
             if pc in dear:
                 state = lax.cond(

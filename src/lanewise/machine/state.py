@@ -138,6 +138,12 @@ def running(state: State, linked: Linked) -> Any:
     return (state.pc >= 0) & (state.pc < linked.halt)
 
 
+def any_running(state: State, linked: Linked) -> Any:
+    """Whether the machine must tick again."""
+    (answer,) = _jax.as_one_function(lambda pc: [((pc >= 0) & (pc < linked.halt)).any()], state.pc)
+    return answer
+
+
 def grown(state: State, linked: Linked, capacity: int) -> State:
     """The same state with room for `capacity` frames; lanes parked on a full stack go on."""
     more = capacity - state.returns.shape[0]

@@ -19,7 +19,7 @@ from lanewise.errors import Outcome
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
 from lanewise.machine.schedule import SCHEDULES
-from lanewise.machine.state import COUNTERS, State, loaded, running
+from lanewise.machine.state import COUNTERS, State, any_running, loaded
 from lanewise.options import Options
 
 
@@ -35,7 +35,7 @@ def run_ticks(linked: Linked, state: State, lanes: int, options: Options, schedu
 
     if schedule == "sweep" and linked.entered_once is not None:
         state = advance.run(state, linked.entered_once)
-    return lax.while_loop(lambda state: running(state, linked).any(), body, state)
+    return lax.while_loop(lambda state: any_running(state, linked), body, state)
 
 
 def answers(linked: Linked, state: State, lanes: int) -> tuple[list[Any], Any, Any]:
