@@ -1,0 +1,291 @@
+"""What a lane holds, and the code of each block.
+
+Every variable that is read by another block than the one that writes it has a *place*: a C++ variable, an array, or,
+if nothing writes it, the operand itself. A block runs its equations, then stores. Stores happen all at once in the
+meaning of blocks, so they are put in an order in which none spoils what another still reads; where there is none (a
+swap), or where a value reads the place it goes to out of step (a transposition), a copy is made first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lanewise._jax import Atom, Literal, Var
+from lanewise.blocks.analysis import constant_variables, writes_in_order
+from lanewise.blocks.form import Block, Branch, Call, Fail, Return, TailCall, terminator_atoms
+from lanewise.blocks.form import Label as Label
+from lanewise.errors import Outcome
+from lanewise.machine.kernel import dtypes
+from lanewise.machine.kernel.uses import uses_of
+from lanewise.machine.kernel.values import Mapped, Scalar, Stored, Value
+from lanewise.machine.kernel.writer import UNROLLED, Scope, Writer
+from lanewise.machine.link import Linked, ReturnPoint
+
+Place = Scalar | Stored
+Pair = tuple[Place, Value]
+
+
+class Bodies:
+    """Writes declarations, and the code of one block after the other."""
+
+    def __init__(
+        self,
+        linked: Linked,
+        varying: Sequence[bool],
+        writer: Writer,
+        max_steps: int | None,
+        counting: bool,
+    ) -> None:
+        self.linked = linked
+        self.varying = varying
+        self.writer = writer
+        self.max_steps = max_steps
+        blocks = [item for item in linked.order if isinstance(item, Block)]
+        self.counts = counting or max_steps is not None
+        self.fails = (
+            max_steps is not None
+            or linked.has_calls
+            or any(isinstance(block.terminator, Fail) for block in blocks)
+        )
+        self.places: dict[Var, Place] = {}
+        self.stacks: dict[Var, str] = {}
+        self.frame_bytes = 0
+
+    # -- declarations ----------------------------------------------------------------------------------
+
+    def declare_stacks(self) -> None:
+        """Stacks lie behind the fixed part of the scratch memory, whose size is known when all is written."""
+        if not self.linked.has_calls:
+            return
+        w = self.writer
+        w.line("char* stacks = scratch + LW_FIXED_BYTES * lanes;")
+        self._declare_stack("int32", "returns", 1)
+        for i, var in enumerate(self.linked.storage.stacks):
+            name = self.stacks[var] = f"stack{i}"
+            kind = dtypes.ctype(var.aval.dtype)
+            self._declare_stack(kind, name, math.prod(var.aval.shape))
+
+    def _declare_stack(self, kind: str, name: str, size: int) -> None:
+        self.writer.line(
+            f"const lw_strided<{kind}> {name}(stacks + {self.frame_bytes}ll * capacity * lanes, lane, lanes);"
+        )
+        # Aligned for every dtype, whatever the capacity.
+        self.frame_bytes += -(-size * dtypes.SIZES[kind] // 8) * 8
+
+    def declare(self) -> None:
+        """Declare and fill what a lane holds when it starts."""
+        w, program = self.writer, self.linked.program
+        w.line("int32 outcome = 0, place = -1;")
+        if self.counts:
+            w.line("int64 count = 0;")
+        if self.linked.has_calls:
+            w.line("int32 depth = 0, most = 0;")
+        untouched = constant_variables(program)
+        given: dict[Var, Value] = {}
+        for i, (var, varies) in enumerate(zip(program.inputs, self.varying, strict=True)):
+            given[var] = self._operand(f"in{i}", var, varies)
+        for var, value in program.constants:
+            given[var] = w.constant(value, var.aval.dtype, var.aval.shape)
+        for var in self.linked.storage.registers:
+            source = given.get(var)
+            if source is not None and var in untouched:
+                self.places[var] = self._read_in_place(source)
+                continue
+            room = self.places[var] = w.room(var.aval.shape, var.aval.dtype, "v")
+            if source is not None:
+                w.copy(room, source)
+
+    def _operand(self, name: str, var: Var, varies: bool) -> Value:
+        shape, dtype = tuple(var.aval.shape), var.aval.dtype
+        if not shape:
+            return Scalar((), dtype, f"{name}[{'example' if varies else '0'}]")
+        size = math.prod(shape)
+        where = f"({name} + example * {size})" if varies else name
+        return Stored(shape, dtype, where, constant=True)
+
+    def _read_in_place(self, source: Value) -> Any:
+        """A value that nothing writes: a name for it, or a small array nearer to the lane."""
+        w = self.writer
+        if not source.shape:
+            literal = isinstance(source, Scalar) and "[" not in source.text
+            return source if literal else w.let(source.at(()), source.dtype, "v")
+        if not isinstance(source, Stored) or "example" not in source.name:
+            return source
+        if source.size <= UNROLLED:
+            room = w.room(source.shape, source.dtype, "v")
+            assert isinstance(room, Stored)
+            w.copy(room, source)
+            return Stored(room.shape, room.dtype, room.name, constant=True)
+        name = w.fresh("v")
+        w.line(f"const {dtypes.ctype(source.dtype)}* {name} = {source.name};")
+        return Stored(source.shape, source.dtype, name, constant=True)
+
+    # -- blocks ----------------------------------------------------------------------------------------
+
+    def write(self, pc: int) -> str:
+        """Write a node's code up to its branch; gives the branch's index."""
+        w, item = self.writer, self.linked.order[pc]
+        w.line(f"// {pc}: {item.note}")
+        if isinstance(item, ReturnPoint):
+            self._pop(item)
+            return ""
+        self._guards(item)
+        return self._block(item)
+
+    def _guards(self, block: Block) -> None:
+        w = self.writer
+        if self.max_steps is not None and block.steps:
+            with w.block(f"if (count + {block.steps} > {self.max_steps}ll)"):
+                self._end(Outcome.STEPS_EXHAUSTED)
+        if isinstance(block.terminator, Call):
+            with w.block("if (depth >= capacity)"):
+                self._end(Outcome.STACK_OVERFLOW)
+        if self.counts and block.steps:
+            w.line(f"count += {block.steps};")
+
+    def _end(self, outcome: Outcome, site: int = -1) -> None:
+        self.writer.line(f"outcome = {int(outcome)};")
+        if site != -1:
+            self.writer.line(f"place = {site};")
+        self.writer.line("goto finished;")
+
+    def _block(self, block: Block) -> str:
+        w = self.writer
+        alive = self.linked.storage.live_out[block.label]
+        assigned: dict[Var, Atom] = dict(block.assigns)
+        kept = [
+            var
+            for var in dict.fromkeys(writes_in_order(block))
+            if var in alive and var in self.places
+        ]
+        atoms = [assigned.get(var, var) for var in kept]
+        given = terminator_atoms(block.terminator)
+        scope = Scope(uses_of(block.eqns, [*atoms, *given]), dict(self.places))
+        # A place may be written over if its old value is not wanted after the block.
+        scope.owned |= {var for var in self.places if var not in alive or var in set(kept)}
+        for var, atom in zip(kept, atoms, strict=True):
+            place = self.places[var]
+            if isinstance(atom, Var) and isinstance(place, Stored) and not place.constant:
+                scope.destinations[atom] = place
+        w.scopes.append(scope)
+        w.eqns(block.eqns)
+        scope.current = None
+        pairs = [(self.places[v], w.value(a)) for v, a in zip(kept, atoms, strict=True)]
+        values = [w.value(atom) for atom in given]
+        w.scopes.pop()
+        written = {name for place, _ in pairs for name in place.roots}
+        values = [self._apart(value, written) for value in values]
+        self._assign(pairs)
+        return self._leave(block, values)
+
+    def _apart(self, value: Value, written: set[str]) -> Value:
+        """The value, copied if stores would spoil it."""
+        return self._copied(value) if value.roots & written else value
+
+    def _copied(self, value: Value) -> Value:
+        w = self.writer
+        if not value.shape:
+            return w.let(value.at(()), value.dtype)
+        room = w.room(value.shape, value.dtype)
+        w.copy(room, value)
+        return room
+
+    def _assign(self, pairs: Sequence[Pair]) -> None:
+        """Store all values at once."""
+        pending = [
+            (place, value if in_step(value, place) else self._copied(value))
+            for place, value in pairs
+            if place != value
+        ]
+        while pending:
+            free = next(
+                (
+                    pair
+                    for pair in pending
+                    if not any(
+                        pair[0].roots & other[1].roots for other in pending if other is not pair
+                    )
+                ),
+                None,
+            )
+            if free is None:
+                place, value = pending[0]
+                pending[0] = (place, self._copied(value))
+                # Its old value may now be overwritten, unless the copy itself is what all wait for.
+                spoiled = pending.pop(0)
+                pending.append(spoiled)
+                continue
+            pending.remove(free)
+            self.writer.copy(*free)
+
+    def _leave(self, block: Block, values: Sequence[Value]) -> str:
+        w = self.writer
+        match block.terminator:
+            case Branch():
+                return self._index(block.terminator.index, values[0])
+            case Call(arguments=arguments):
+                self._push(block)
+                self._pass(arguments, values)
+            case TailCall(arguments=arguments):
+                self._pass(arguments, values)
+            case Return() if self.linked.has_calls:
+                w.line("if (depth == 0) goto finished;")
+                w.line("depth -= 1;")
+                w.line("pc = returns[depth];")
+            case Fail(site, outcome):
+                w.line(f"outcome = {int(outcome)};")
+                w.line(f"place = {site};")
+            case _:
+                pass
+        return ""
+
+    def _index(self, atom: Atom, value: Value) -> str:
+        if isinstance(atom, Literal):
+            return str(int(atom.val))
+        return value.at(())
+
+    def _pass(self, arguments: Sequence[tuple[Var, Atom]], values: Sequence[Value]) -> None:
+        self._assign(
+            [
+                (self.places[var], value)
+                for (var, _), value in zip(arguments, values, strict=True)
+                if var in self.places
+            ]
+        )
+
+    # -- frames ----------------------------------------------------------------------------------------
+
+    def _slot(self, var: Var) -> Place:
+        """A variable's slot of the frame at `depth`."""
+        name, shape, dtype = self.stacks[var], tuple(var.aval.shape), var.aval.dtype
+        if not shape:
+            return Scalar((), dtype, f"{name}[depth]", place=True)
+        return _Frame(shape, dtype, name)
+
+    def _push(self, block: Block) -> None:
+        w = self.writer
+        for var in self.linked.storage.calls[block.label].push:
+            w.copy(self._slot(var), self.places[var])
+        w.line(f"returns[depth] = {self.linked.return_pc[block.label]};")
+        w.line("depth += 1;")
+        w.line("if (depth > most) most = depth;")
+
+    def _pop(self, point: ReturnPoint) -> None:
+        for var in point.moves.pop:
+            self.writer.copy(self.places[var], self._slot(var))
+
+
+class _Frame(Stored):
+    """An array in the frame at `depth`."""
+
+    def flat(self, index: Any) -> str:
+        return f"{self.name}[depth * {self.size} + {index}]"
+
+
+def in_step(value: Value, place: Place) -> bool:
+    """Whether the value can be stored element by element over a place it reads."""
+    if not value.roots & place.roots or isinstance(value, Scalar | Stored):
+        return True
+    return isinstance(value, Mapped) and all(in_step(source, place) for source in value.sources)

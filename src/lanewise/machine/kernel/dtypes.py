@@ -1,0 +1,120 @@
+"""C++ types and literals for the dtypes of jaxprs.
+
+The kernel's text names types as NumPy does (`int32`, `float32`, `bfloat16`, ...); the prelude defines them. A typed
+random key is one element: a struct `key2` of two `uint32`, so that everything that moves elements moves keys.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from lanewise import _jax
+
+# Names of dtypes a kernel can hold, and the bytes an element takes.
+SIZES = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "key2": 8,
+}
+_KEYS = {"threefry2x32": "key2"}
+
+
+def ctype(dtype: Any) -> str:
+    """The C++ type of an element; a name that is not in `SIZES` if a kernel cannot hold it.
+
+    >>> ctype(np.dtype("float32"))
+    'float32'
+    """
+    if _jax.is_extended(dtype):
+        return _KEYS.get(_jax.key_implementation(dtype), str(dtype))
+    return np.dtype(dtype).name
+
+
+def held(dtype: Any) -> bool:
+    """Whether a kernel can hold elements of this dtype."""
+    return ctype(dtype) in SIZES
+
+
+def element_bytes(dtype: Any) -> int:
+    return SIZES[ctype(dtype)]
+
+
+def is_float(dtype: Any) -> bool:
+    return not _jax.is_extended(dtype) and bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Whether the dtype is a 16-bit float, whose arithmetic is that of `float32`, rounded."""
+    return ctype(dtype) in ("float16", "bfloat16")
+
+
+def is_complex(dtype: Any) -> bool:
+    return not _jax.is_extended(dtype) and bool(jnp.issubdtype(dtype, jnp.complexfloating))
+
+
+def is_signed(dtype: Any) -> bool:
+    return not _jax.is_extended(dtype) and bool(jnp.issubdtype(dtype, jnp.signedinteger))
+
+
+def is_unsigned(dtype: Any) -> bool:
+    return not _jax.is_extended(dtype) and bool(jnp.issubdtype(dtype, jnp.unsignedinteger))
+
+
+def is_bool(dtype: Any) -> bool:
+    return not _jax.is_extended(dtype) and np.dtype(dtype) == np.dtype(bool)
+
+
+def literal(value: Any, dtype: Any) -> str:
+    """The exact C++ literal of a number.
+
+    >>> literal(0.1, np.dtype("float32")), literal(-(2**31), np.dtype("int32")), literal(True, np.dtype(bool))
+    ('0.1f', 'int32(-2147483647 - 1)', 'true')
+    """
+    name = ctype(dtype)
+    if name == "bool":
+        return "true" if value else "false"
+    if name == "complex64":
+        number = np.complex64(value)
+        parts = (literal(part, np.dtype("float32")) for part in (number.real, number.imag))
+        return f"complex64({', '.join(parts)})"
+    if name in ("float16", "bfloat16"):
+        return f"{name}({literal(np.asarray(value, dtype).astype(np.float32)[()], np.dtype('float32'))})"
+    if name in ("float32", "float64"):
+        return _float(np.dtype(name).type(value))
+    number = int(value)
+    if name in ("int32", "int64") and number == np.iinfo(name).min:
+        suffix = "ll" if name == "int64" else ""
+        return f"{name}({number + 1}{suffix} - 1)"
+    suffixes = {"int32": "", "int64": "ll", "uint32": "u", "uint64": "ull"}
+    return f"{number}{suffixes[name]}" if name in suffixes else f"{name}({number})"
+
+
+def _float(number: Any) -> str:
+    wide = number.dtype.itemsize == 8
+    if math.isfinite(number):
+        text = repr(number.item()) if wide else np.format_float_scientific(number, trim="-", min_digits=0)
+        if not wide and 1e-4 <= abs(number) < 1e7 or number == 0:
+            text = np.format_float_positional(number, trim="0")
+        if not any(mark in text for mark in ".e"):
+            text += ".0"
+        return text if wide else f"{text}f"
+    if math.isnan(number):
+        return "lw_float64(0x7ff8000000000000ull)" if wide else "lw_float32(0x7fc00000u)"
+    bits = ("0x7ff0000000000000ull", "0xfff0000000000000ull") if wide else ("0x7f800000u", "0xff800000u")
+    return f"lw_float{64 if wide else 32}({bits[number < 0]})"

@@ -1,0 +1,330 @@
+"""The kernel's text.
+
+One thread runs one lane at a time: it takes the next example, runs the program for it with real loops and branches, and
+writes its answers; then the next, until none is left, so that no thread waits for another (refill inside the kernel).
+The first examples are dealt by position, the others by a counter that all threads share.
+
+Variables of blocks are C++ variables declared at the top of a lane's body; what the equations of a block define lives
+inside the block. A block's stores happen all at once: `Bodies` orders them, and copies where two are in each other's
+way. Recursion keeps a stack for each variable that needs one (see `blocks/analysis.py`) in the scratch memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lanewise._jax import Var
+from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
+from lanewise.machine.kernel import dtypes, prelude
+from lanewise.machine.kernel.rules import table as table  # fills the table of rules
+from lanewise.machine.kernel.bodies import Bodies
+from lanewise.machine.kernel.structure import (
+    DISPATCH,
+    HALT,
+    Code,
+    Leave,
+    Loop,
+    Mark,
+    Node,
+    Run,
+    Structure,
+    leaves,
+    structure,
+)
+from lanewise.machine.kernel.values import Scalar, Stored
+from lanewise.machine.kernel.writer import Writer
+from lanewise.machine.link import Linked, ReturnPoint
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array of the kernel's signature: shape and dtype for one example; `varies` if it has an axis of examples.
+
+    Typed keys are given as the `uint32` words they are made of.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    varies: bool
+    kind: str
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A kernel: its text, and what the launcher must know.
+
+    The arguments are `operands` (those of the program, then `constants`, which the launcher adds), `outputs`, then `int
+    code[examples]`, `int site[examples]`, `long long steps[examples]`, `int deepest[examples]`, `unsigned long long
+    next[1]` (zero at the start), `char scratch[scratch_bytes(capacity) * lanes]`, `long long examples`, `int capacity`.
+    """
+
+    text: str
+    operands: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    constants: tuple[np.ndarray, ...]
+    fixed_bytes: int
+    frame_bytes: int
+
+    name = "lanewise_kernel"
+
+    def scratch_bytes(self, capacity: int) -> int:
+        """The scratch memory one lane takes when its stacks hold `capacity` frames."""
+        return self.fixed_bytes + self.frame_bytes * capacity
+
+
+def emit(
+    linked: Linked, varying: Sequence[bool], *, max_steps: int | None = None, counting: bool = False
+) -> Emitted:
+    """Write the kernel of a linked program. `counting`: keep the lanes' steps even without `max_steps`."""
+    return _Emitter(linked, tuple(varying), max_steps, counting).kernel()
+
+
+def _operand(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
+    kind = dtypes.ctype(dtype)
+    if kind == "key2":
+        return Operand((*shape, 2), np.dtype(np.uint32), varies, kind)
+    return Operand(tuple(shape), np.dtype(dtype), varies, kind)
+
+
+class _Emitter:
+    def __init__(
+        self, linked: Linked, varying: tuple[bool, ...], max_steps: int | None, counting: bool
+    ) -> None:
+        self.linked = linked
+        self.varying = varying
+        self.writer = Writer()
+        self.bodies = Bodies(linked, varying, self.writer, max_steps, counting)
+        self.structure = structure(self._edges(), self._heads())
+
+    # -- the graph -------------------------------------------------------------------------------------
+
+    def _edges(self) -> dict[Node, list[Node]]:
+        pc_of, functions = self.linked.pc_of, self.linked.program.functions
+        edges: dict[Node, list[Node]] = {}
+        for pc, item in enumerate(self.linked.order):
+            if isinstance(item, ReturnPoint):
+                edges[pc] = [pc_of[item.target]]
+                continue
+            match item.terminator:
+                case Jump(target):
+                    edges[pc] = [pc_of[target]]
+                case Branch(targets=targets):
+                    edges[pc] = [pc_of[target] for target in targets]
+                case Call(callee=callee) | TailCall(callee=callee):
+                    edges[pc] = [pc_of[functions[callee].entry]]
+                case Return():
+                    edges[pc] = [DISPATCH if self.linked.has_calls else HALT]
+                case _:
+                    edges[pc] = [HALT]
+        return edges
+
+    def _heads(self) -> list[Node]:
+        """The entry, and where calls lead and come back."""
+        linked = self.linked
+        heads = [linked.pc_of[linked.program.entry_function.entry]]
+        for item in linked.order:
+            if isinstance(item, Block) and isinstance(item.terminator, Call):
+                callee = linked.program.functions[item.terminator.callee]
+                heads += [linked.pc_of[callee.entry], linked.return_pc[item.label]]
+        return list(dict.fromkeys(heads))
+
+    # -- the text --------------------------------------------------------------------------------------
+
+    def kernel(self) -> Emitted:
+        w, linked = self.writer, self.linked
+        operands = [
+            _operand(var.aval.shape, var.aval.dtype, flag)
+            for var, flag in zip(linked.program.inputs, self.varying, strict=True)
+        ]
+        results = linked.program.entry_function.results
+        outputs = [_operand(var.aval.shape, var.aval.dtype, True) for var in results]
+        w.depth = 1
+        w.line("const long long lane = LW_LANE, lanes = LW_LANES;")
+        self.bodies.declare_stacks()
+        with w.block("for (long long example = lane; example < examples; example = lanes + LW_NEXT(next))"):
+            self.bodies.declare()
+            self._program()
+            w.line("finished: ;")
+            self._answers(results)
+        operands += [_operand(c.shape, c.dtype, False) for c in w.constants]
+        text = self._text(operands, outputs, len(w.constants))
+        return Emitted(
+            text,
+            tuple(operands),
+            tuple(outputs),
+            tuple(w.constants),
+            w.layout.most,
+            self.bodies.frame_bytes,
+        )
+
+    def _program(self) -> None:
+        w, found = self.writer, self.structure
+        if len(found.heads) == 1:
+            with w.block():
+                self._code(found.code[found.heads[0]])
+            return
+        entry = self.linked.pc_of[self.linked.program.entry_function.entry]
+        w.line(f"int32 pc = {entry};")
+        with w.block("for (;;)"):
+            with w.block("switch (pc)"):
+                for head in found.heads:
+                    with w.block(f"case {head}:"):
+                        self._code(found.code[head])
+                        if not leaves(found.code[head]):
+                            w.line("break;")
+            w.line("dispatch: ;")
+
+    def _code(self, code: Code) -> None:
+        w = self.writer
+        for i, part in enumerate(code):
+            match part:
+                case Mark(node):
+                    if node in self.structure.labels:
+                        w.line(f"block{node}: ;")
+                case Leave():
+                    self._leave(part)
+                case Loop(node, body):
+                    with w.block("for (;;)"):
+                        self._code(body)
+                        if node in self.structure.again:
+                            w.line(f"again{node}: ;")
+                case Run():
+                    # A jump forward must not skip a declaration: what comes before a label keeps to itself.
+                    if any(isinstance(later, Mark) for later in code[i + 1 :]):
+                        with w.block():
+                            self._run(part)
+                    else:
+                        self._run(part)
+
+    def _leave(self, leave: Leave) -> None:
+        match leave.how:
+            case "goto":
+                target = "finished" if leave.node == HALT else f"block{leave.node}"
+                target = "dispatch" if leave.node == DISPATCH else target
+                self.writer.line(f"goto {target};")
+            case "again":
+                self.writer.line(f"goto again{leave.node};")
+            case "dispatch":
+                self.writer.line(f"pc = {leave.node};")
+                self.writer.line("goto dispatch;")
+            case how:
+                self.writer.line(f"{how};")
+
+    def _run(self, run: Run) -> None:
+        w = self.writer
+        index = self.bodies.write(run.node)
+        if len(run.ways) == 1:
+            self._code(run.ways[0])
+        elif len(run.ways) == 2:
+            self._two_ways(index, run.ways)
+        else:
+            for case, way in enumerate(run.ways):
+                last = case == len(run.ways) - 1
+                test = "else" if last else f"{'else ' if case else ''}if ({index} == {case})"
+                with w.block(test):
+                    self._code(way)
+
+    def _two_ways(self, index: str, ways: tuple[Code, ...]) -> None:
+        w = self.writer
+        otherwise, then = ways
+        if leaves(otherwise) or not then:
+            test, inner, rest = f"!{index}", otherwise, then
+        elif leaves(then) or not otherwise:
+            test, inner, rest = index, then, otherwise
+        else:
+            with w.block(f"if ({index})"):
+                self._code(then)
+            with w.block("else"):
+                self._code(otherwise)
+            return
+        if not inner:
+            return
+        with w.block(f"if ({test})"):
+            self._code(inner)
+        self._code(rest)
+
+    def _answers(self, results: Sequence[Var]) -> None:
+        w = self.writer
+        w.line("code[example] = outcome;")
+        w.line("site[example] = place;")
+        w.line(f"steps[example] = {'count' if self.bodies.counts else '0'};")
+        w.line(f"deepest[example] = {'most' if self.linked.has_calls else '0'};")
+        rooms = [
+            _slot(f"out{i}", var.aval.shape, var.aval.dtype) for i, var in enumerate(results)
+        ]
+        with w.block("if (outcome == 0)"):
+            for var, room in zip(results, rooms, strict=True):
+                w.copy(room, self.bodies.places[var])
+        if self.bodies.fails:
+            with w.block("else"):
+                for room in rooms:
+                    w.copy(room, Scalar((), room.dtype, _blank(room.dtype)))
+
+    def _text(
+        self, operands: Sequence[Operand], outputs: Sequence[Operand], num_constants: int
+    ) -> str:
+        num_inputs = len(operands) - num_constants
+        names = [f"in{i}" for i in range(num_inputs)]
+        names += [f"constant{i}" for i in range(num_constants)]
+        arguments = [
+            *(f"const {o.kind}* __restrict__ {n}" for o, n in zip(operands, names, strict=True)),
+            *(f"{o.kind}* __restrict__ out{i}" for i, o in enumerate(outputs)),
+            "int* code",
+            "int* site",
+            "long long* steps",
+            "int* deepest",
+            "unsigned long long* next",
+            "char* scratch",
+        ]
+        body = "\n".join(self.writer.lines)
+        kernel = (
+            f"LW_KERNEL lanewise_kernel({', '.join(arguments)}, long long examples, int capacity) {{\n"
+            f"{body}\n}}"
+        )
+        tables = "\n".join(self.writer.tables)
+        helpers = prelude.needed(f"{tables}\n{kernel}")
+        fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
+        parts = [prelude.HEADER, fixed, helpers, tables, kernel, _host_entry(arguments)]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _slot(name: str, shape: Sequence[int], dtype: Any) -> Scalar | Stored:
+    """An example's place in an array of outputs."""
+    if not shape:
+        return Scalar((), dtype, f"{name}[example]", place=True)
+    size = int(np.prod(shape, dtype=np.int64))
+    return Stored(tuple(shape), dtype, f"({name} + example * {size})")
+
+
+def _blank(dtype: Any) -> str:
+    """What a failed lane answers."""
+    kind = dtypes.ctype(dtype)
+    if kind == "key2":
+        return "key2{{0u, 0u}}"
+    inexact = dtypes.is_float(dtype) or dtypes.is_complex(dtype)
+    value = complex(np.nan, 0.0) if dtypes.is_complex(dtype) else np.nan if inexact else 0
+    return dtypes.literal(value, dtype)
+
+
+def _host_entry(arguments: Sequence[str]) -> str:
+    given = ", ".join(
+        f"({argument.rsplit('*', 1)[0].strip()}*)arguments[{i}]" for i, argument in enumerate(arguments)
+    )
+    return f"""
+#ifndef __CUDACC__
+extern "C" void lanewise_run(void** arguments, long long examples, int capacity, int threads) {{
+  auto lanes = [=](int lane) {{
+    lw_this_lane = lane;
+    lw_all_lanes = threads;
+    lanewise_kernel({given}, examples, capacity);
+  }};
+  std::vector<std::thread> started;
+  for (int lane = 1; lane < threads; ++lane) started.emplace_back(lanes, lane);
+  lanes(0);
+  for (auto& thread : started) thread.join();
+}}
+#endif""".strip()

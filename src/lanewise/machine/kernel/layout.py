@@ -1,0 +1,44 @@
+"""Where arrays lie.
+
+A lane's scalars are C++ variables; its small arrays are C++ arrays (which a compiler keeps in registers where all
+indices are known, and which CUDA spreads over memory so that neighbouring lanes coalesce); its larger arrays and its
+stacks lie in the scratch memory the launcher gives, element by element: element `i` of lane `l` at `i * lanes + l`, so
+that lanes at the same place of the program touch neighbouring addresses. Operands are read where they are.
+
+Scratch is handed out in scopes: a temporary's memory is free again after its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lanewise.machine.kernel.dtypes import SIZES
+
+# Larger arrays go to the scratch memory.
+LOCAL_BYTES = 1024
+_ALIGNMENT = 16
+
+
+class Layout:
+    """Hands out memory for arrays. `most` is what all that is alive at one time takes at worst, in bytes a lane."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.most = 0
+
+    def declare(self, kind: str, name: str, size: int) -> str:
+        """The declaration of an array of a lane's own."""
+        if size * SIZES[kind] <= LOCAL_BYTES:
+            return f"{kind} {name}[{max(size, 1)}];"
+        offset = self.used
+        self.used += -(-size * SIZES[kind] // _ALIGNMENT) * _ALIGNMENT
+        self.most = max(self.most, self.used)
+        return f"const lw_strided<{kind}> {name}(scratch + {offset} * lanes, lane, lanes);"
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is handed out inside is free again after."""
+        used = self.used
+        yield
+        self.used = used

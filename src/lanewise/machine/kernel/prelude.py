@@ -1,0 +1,99 @@
+"""The functions that kernels call, in CUDA C++ that is host C++17 as well.
+
+`HELPERS` maps the name of a function or type to its text; the emitter adds those that a kernel names, and those they
+name, so that a rule just writes the name. Every function's name starts with `lw_`.
+"""
+
+from __future__ import annotations
+
+import re
+
+HELPERS: dict[str, str] = {}
+
+
+def helpers(texts: dict[str, str]) -> None:
+    """Add functions to the table. A text may hold several overloads of its name."""
+    HELPERS.update({name: text.strip() for name, text in texts.items()})
+
+
+def needed(text: str) -> str:
+    """The helpers that a text names, and those they name, each after what it names itself."""
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+
+    def visit(body: str) -> None:
+        for name in re.findall(r"\w+", body):
+            if name in HELPERS and name not in seen:
+                seen.add(name)
+                visit(HELPERS[name])
+                found[name] = HELPERS[name]
+
+    visit(text)
+    return "\n".join(found.values())
+
+
+HEADER = r"""
+#ifdef __CUDACC__
+#define LW_FUNCTION static __device__ __forceinline__
+#define LW_SLOW_FUNCTION static __device__ __noinline__
+#define LW_MEMBER __device__ __forceinline__
+#define LW_KERNEL extern "C" __global__ void
+#define LW_TABLE static __device__ const
+#define LW_UNROLL _Pragma("unroll")
+#define LW_LANE ((long long)blockIdx.x * blockDim.x + threadIdx.x)
+#define LW_LANES ((long long)gridDim.x * blockDim.x)
+#define LW_NEXT(counter) ((long long)atomicAdd(counter, 1ull))
+#else
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <vector>
+using namespace std;
+#define __restrict__ __restrict
+#define LW_FUNCTION static inline
+#define LW_SLOW_FUNCTION static
+#define LW_MEMBER inline
+#define LW_KERNEL static void
+#define LW_TABLE static const
+#define LW_UNROLL _Pragma("GCC unroll 64")
+static thread_local long long lw_this_lane, lw_all_lanes;
+#define LW_LANE lw_this_lane
+#define LW_LANES lw_all_lanes
+#define LW_NEXT(counter) ((long long)reinterpret_cast<atomic<unsigned long long>*>(counter)->fetch_add(1))
+#endif
+
+typedef signed char int8;
+typedef short int16;
+typedef int int32;
+typedef long long int64;
+typedef unsigned char uint8;
+typedef unsigned short uint16;
+typedef unsigned int uint32;
+typedef unsigned long long uint64;
+typedef float float32;
+typedef double float64;
+struct key2 { uint32 word[2]; };
+""".strip()
+
+helpers(
+    {
+        "lw_bits": r"""
+// The same bits as another type of the same size.
+template <class To, class From> LW_FUNCTION To lw_bits(From from) {
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}""",
+        "lw_float32": "LW_FUNCTION float32 lw_float32(uint32 bits) { return lw_bits<float32>(bits); }",
+        "lw_float64": "LW_FUNCTION float64 lw_float64(uint64 bits) { return lw_bits<float64>(bits); }",
+        "lw_strided": r"""
+// A lane's array in the scratch memory: neighbouring lanes' elements lie side by side.
+template <class T> struct lw_strided {
+  T* first;
+  long long stride;
+  LW_MEMBER lw_strided(char* memory, long long lane, long long lanes) : first((T*)memory + lane), stride(lanes) {}
+  LW_MEMBER T& operator[](long long index) const { return first[index * stride]; }
+};""",
+    }
+)

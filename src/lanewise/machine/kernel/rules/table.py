@@ -1,0 +1,3 @@
+"""All rules: importing this fills `RULES`."""
+
+from lanewise.machine.kernel.rules import elementwise as elementwise

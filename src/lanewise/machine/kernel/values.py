@@ -1,0 +1,270 @@
+"""How the value of a jaxpr variable is held inside a kernel.
+
+A value gives the C++ expression of any of its elements, by indices (`at`) or by row-major position (`flat`). A
+`Scalar` is one expression without side effects, a `Stored` lies in memory, a `View` is computed where it is read: what
+only renames indices is never copied, and elementwise code that is read once is fused into its reader.
+
+Index expressions are Python ints where they are known, so that constant indices fold, and C++ text otherwise; text that
+binds weaker than a sum comes in parentheses.
+
+`roots` names the memory a value reads when it is evaluated. Memory is only written over (by indexed updates in place and
+by stores at the end of a block) when no value that is still wanted has it among its roots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Index = int | str
+Roots = frozenset[str]
+NO_ROOTS: Roots = frozenset()
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array known by its elements."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def roots(self) -> Roots:
+        """The memory that evaluating an element reads."""
+        return NO_ROOTS
+
+    @property
+    def linear(self) -> bool:
+        """Whether `flat` is as cheap as `at`: no division to find the indices."""
+        return len(self.shape) <= 1
+
+    @property
+    def weight(self) -> int:
+        """How many operations one element takes."""
+        return 0
+
+    def at(self, indices: Sequence[Index]) -> str:
+        """The element at these indices."""
+        raise NotImplementedError
+
+    def flat(self, index: Index) -> str:
+        """The element at this row-major position."""
+        return self.at(unravel(self.shape, index))
+
+
+@dataclass(frozen=True)
+class Scalar(Value):
+    """One element: a literal, or a name. `place` says that the name is a variable that may be stored into."""
+
+    text: str = ""
+    place: bool = False
+
+    @property
+    def roots(self) -> Roots:
+        return frozenset((self.text,)) if self.place else NO_ROOTS
+
+    def at(self, indices: Sequence[Index]) -> str:
+        return self.text
+
+    def flat(self, index: Index) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Stored(Value):
+    """Elements in memory, row-major: a local array, a lane's part of the scratch memory, an operand read in place.
+
+    `constant`: nothing ever writes there.
+    """
+
+    name: str = ""
+    constant: bool = False
+
+    @property
+    def roots(self) -> Roots:
+        return NO_ROOTS if self.constant else frozenset((self.name,))
+
+    @property
+    def linear(self) -> bool:
+        return True
+
+    def at(self, indices: Sequence[Index]) -> str:
+        return self.flat(ravel(self.shape, indices))
+
+    def flat(self, index: Index) -> str:
+        return f"{self.name}[{index}]"
+
+
+@dataclass(frozen=True)
+class View(Value):
+    """Elements computed where they are read: `element` maps indices to an expression."""
+
+    element: Callable[[tuple[Index, ...]], str] = lambda indices: ""
+    sources: tuple[Value, ...] = ()
+
+    @property
+    def roots(self) -> Roots:
+        return joined_roots(self.sources)
+
+    @property
+    def weight(self) -> int:
+        return sum(source.weight for source in self.sources)
+
+    def at(self, indices: Sequence[Index]) -> str:
+        return self.element(tuple(indices))
+
+
+@dataclass(frozen=True)
+class Reshaped(Value):
+    """The elements of another value in the same row-major order."""
+
+    source: Value = Scalar((), None)
+
+    @property
+    def roots(self) -> Roots:
+        return self.source.roots
+
+    @property
+    def weight(self) -> int:
+        return self.source.weight
+
+    @property
+    def linear(self) -> bool:
+        return self.source.linear
+
+    def at(self, indices: Sequence[Index]) -> str:
+        return self.source.flat(ravel(self.shape, indices))
+
+    def flat(self, index: Index) -> str:
+        return self.source.flat(index)
+
+
+@dataclass(frozen=True)
+class Mapped(Value):
+    """A function of the elements at the same place of other values; scalars count for every place.
+
+    The function names each element once in its text: text that is fused must not grow like a tree of copies.
+    """
+
+    function: Callable[..., str] = lambda *elements: ""
+    sources: tuple[Value, ...] = ()
+
+    @property
+    def roots(self) -> Roots:
+        return joined_roots(self.sources)
+
+    @property
+    def weight(self) -> int:
+        return 1 + sum(source.weight for source in self.sources)
+
+    @property
+    def linear(self) -> bool:
+        return all(source.linear or not source.shape for source in self.sources)
+
+    def at(self, indices: Sequence[Index]) -> str:
+        return self.function(*(s.at(indices if s.shape else ()) for s in self.sources))
+
+    def flat(self, index: Index) -> str:
+        return self.function(*(s.flat(index if s.shape else 0) for s in self.sources))
+
+
+def joined_roots(values: Sequence[Value]) -> Roots:
+    return NO_ROOTS.union(*(value.roots for value in values))
+
+
+# -- index arithmetic ------------------------------------------------------------------------------------
+
+
+def plus(first: Index, second: Index) -> Index:
+    """The sum of two index expressions.
+
+    >>> plus(2, 3), plus("i", 0), plus("i", 2), plus("i", -2)
+    (5, 'i', 'i + 2', 'i - 2')
+    """
+    if isinstance(first, int) and isinstance(second, int):
+        return first + second
+    if first == 0:
+        return second
+    if second == 0:
+        return first
+    if isinstance(first, int):
+        first, second = second, first
+    if isinstance(second, int) and second < 0:
+        return f"{first} - {-second}"
+    return f"{first} + {second}"
+
+
+def minus(first: Index, second: Index) -> Index:
+    """The difference of two index expressions."""
+    if isinstance(second, int):
+        return plus(first, -second)
+    return f"{first} - {_grouped(second)}"
+
+
+def times(first: Index, second: Index) -> Index:
+    """The product of two index expressions.
+
+    >>> times("i + 1", 3), times("i", 1), times("i", 0)
+    ('(i + 1) * 3', 'i', 0)
+    """
+    if isinstance(first, int) and isinstance(second, int):
+        return first * second
+    if isinstance(first, int):
+        first, second = second, first
+    if second == 0:
+        return 0
+    if second == 1:
+        return first
+    return f"{_grouped(first)} * {_grouped(second)}"
+
+
+def quotient(index: Index, divisor: int) -> Index:
+    """`index / divisor` of a non-negative index."""
+    if isinstance(index, int):
+        return index // divisor
+    return index if divisor == 1 else f"{_grouped(index)} / {divisor}"
+
+
+def remainder(index: Index, divisor: int) -> Index:
+    """`index % divisor` of a non-negative index."""
+    if divisor == 1:
+        return 0
+    return index % divisor if isinstance(index, int) else f"{_grouped(index)} % {divisor}"
+
+
+def ravel(shape: Sequence[int], indices: Sequence[Index]) -> Index:
+    """The row-major position of an element.
+
+    >>> ravel((4, 3), ("i", "j")), ravel((4, 3), (2, 1)), ravel((), ())
+    ('i * 3 + j', 7, 0)
+    """
+    position: Index = 0
+    for size, index in zip(shape, indices, strict=True):
+        position = plus(times(position, size), 0 if size == 1 else index)
+    return position
+
+
+def unravel(shape: Sequence[int], position: Index) -> tuple[Index, ...]:
+    """The indices of the element at a row-major position.
+
+    >>> unravel((4, 3), 7), unravel((5,), "i"), unravel((2, 3), "i")
+    ((2, 1), ('i',), ('i / 3', 'i % 3'))
+    """
+    indices: list[Index] = []
+    for axis in range(len(shape)):
+        below = math.prod(shape[axis + 1 :])
+        index = quotient(position, below) if below else 0
+        indices.append(index if math.prod(shape[:axis]) == 1 else remainder(index, shape[axis]))
+    return tuple(indices)
+
+
+def _grouped(index: Index) -> str:
+    """The expression in parentheses, unless it is one already or a plain name."""
+    text = str(index)
+    return text if text.replace("_", "").isalnum() else f"({text})"

@@ -1,0 +1,318 @@
+"""The writer: where rules put their code.
+
+It holds the text written so far, the values of the variables of the code being written (one `Scope` for each jaxpr
+that is being inlined), and where arrays lie. Rules see `value`, `define`, `compute`, `store`, `put`, `editable`, and
+what writes lines.
+
+Fusion: `compute` leaves an array unwritten if the one equation that reads it reads each element once; the expression
+then becomes part of the reader's. Scalars always get a name of their own, which costs nothing and reads well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lanewise import _jax
+from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from lanewise.machine.kernel import dtypes
+from lanewise.machine.kernel.layout import Layout
+from lanewise.machine.kernel.rules import RULES, Unsupported
+from lanewise.machine.kernel.uses import Uses, uses_of
+from lanewise.machine.kernel.values import (
+    Index,
+    Mapped,
+    Scalar,
+    Stored,
+    Value,
+    View,
+)
+
+# Loops of at most this many iterations are unrolled, so that the arrays they index can live in registers.
+UNROLLED = 64
+# An expression of more operations than this is not fused any further.
+FUSED = 24
+# Constants of at most this many elements are written into the text; larger ones become operands.
+INLINE_CONSTANT = 64
+
+
+@dataclass
+class Scope:
+    """The values of one piece of code while it is written.
+
+    `owned`: variables whose memory this code may write over once nothing wants it any more. `destinations`: where a
+    variable's value goes in the end, so that it may be computed there. `current`: the equation being written.
+    """
+
+    uses: Uses
+    values: dict[Var, Value] = field(default_factory=dict)
+    owned: set[Var] = field(default_factory=set)
+    destinations: dict[Var, Stored] = field(default_factory=dict)
+    current: JaxprEqn | None = None
+
+
+class Writer:
+    """Writes the body of a kernel."""
+
+    def __init__(self, layout: Layout | None = None) -> None:
+        self.layout = layout or Layout()
+        self.lines: list[str] = []
+        self.depth = 0
+        self.scopes: list[Scope] = []
+        self.constants: list[np.ndarray] = []
+        self.tables: list[str] = []
+        self._next_name = 0
+        self._known_constants: dict[int, tuple[Any, Value]] = {}
+
+    # -- text ------------------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text)
+
+    @contextmanager
+    def block(self, header: str = "", end: str = "}") -> Iterator[None]:
+        """`header {`, what is written inside, `}`; temporaries of the inside are gone after it."""
+        self.line(f"{header} {{" if header else "{")
+        self.depth += 1
+        with self.layout.scope():
+            yield
+        self.depth -= 1
+        self.line(end)
+
+    def fresh(self, prefix: str = "t") -> str:
+        """A name nobody else uses."""
+        self._next_name += 1
+        return f"{prefix}{self._next_name}"
+
+    @contextmanager
+    def loops(self, shape: Sequence[int]) -> Iterator[tuple[Index, ...]]:
+        """One loop for each axis; gives the indices. Axes of one element need no loop."""
+        unrolled = math.prod(shape) <= UNROLLED
+        indices: list[Index] = []
+        opened = 0
+        for size in shape:
+            if size == 1:
+                indices.append(0)
+                continue
+            index = self.fresh("i")
+            indices.append(index)
+            if unrolled:
+                self.line("LW_UNROLL")
+            self.line(f"for (int {index} = 0; {index} < {size}; ++{index}) {{")
+            self.depth += 1
+            opened += 1
+        yield tuple(indices)
+        for _ in range(opened):
+            self.depth -= 1
+            self.line("}")
+
+    # -- values ----------------------------------------------------------------------------------------
+
+    @property
+    def scope(self) -> Scope:
+        return self.scopes[-1]
+
+    def value(self, atom: Atom) -> Value:
+        """The value of a variable or literal."""
+        if isinstance(atom, Literal):
+            return self.constant(atom.val, atom.aval.dtype, atom.aval.shape)
+        return self.scope.values[atom]
+
+    def define(self, var: Var, value: Value) -> None:
+        """Bind a variable to a value that needs no code of its own."""
+        self.scope.values[var] = value
+
+    def view(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        element: Callable[[tuple[Index, ...]], str],
+        *sources: Value,
+    ) -> View:
+        """A value whose element at given indices is `element(indices)`, read from `sources`."""
+        return View(tuple(shape), dtype, element, sources)
+
+    def let(self, expression: str, dtype: Any, prefix: str = "t") -> Scalar:
+        """Name an expression: `const T t1 = expression;`."""
+        name = self.fresh(prefix)
+        self.line(f"const {dtypes.ctype(dtype)} {name} = {expression};")
+        return Scalar((), dtype, name)
+
+    def compute(self, var: Var, value: Value) -> None:
+        """Bind a variable to a value that costs work to evaluate: named, fused into its one reader, or stored."""
+        if isinstance(var, DropVar):
+            return
+        if isinstance(value, Scalar | Stored):
+            self.define(var, value)
+        elif not value.shape:
+            self.define(var, self.let(value.at(()), value.dtype))
+        elif value.weight <= FUSED and self.scope.uses.fuses(var):
+            self.define(var, value)
+        else:
+            self.copy(self.store(var), value)
+
+    def map(self, var: Var, function: Callable[..., str], *sources: Value) -> None:
+        """`compute` of a function of the elements at the same place of `sources`."""
+        self.compute(var, Mapped(tuple(var.aval.shape), var.aval.dtype, function, sources))
+
+    def named(self, value: Value) -> Value:
+        """The value with its elements computed once: stored, unless reading it costs nothing already."""
+        if isinstance(value, Scalar | Stored):
+            return value
+        if not value.shape:
+            return self.let(value.at(()), value.dtype)
+        room = self.room(value.shape, value.dtype)
+        self.copy(room, value)
+        return room
+
+    def run(
+        self,
+        jaxpr: Jaxpr | ClosedJaxpr,
+        args: Sequence[Value],
+        owned: Sequence[bool] | None = None,
+    ) -> list[Value]:
+        """Inline a jaxpr; `owned` tells which arguments' memory it may write over."""
+        scope = Scope(uses_of(jaxpr.eqns, jaxpr.outvars))
+        consts = _jax.attached_consts(jaxpr)
+        for var, const in zip(jaxpr.constvars, consts, strict=True):
+            scope.values[var] = self.constant(const, var.aval.dtype, var.aval.shape)
+        scope.values.update(zip(jaxpr.invars, args, strict=True))
+        if owned is not None:
+            scope.owned |= {var for var, own in zip(jaxpr.invars, owned, strict=True) if own}
+        self.scopes.append(scope)
+        self.eqns(jaxpr.eqns)
+        outs = [self.value(atom) for atom in jaxpr.outvars]
+        self.scopes.pop()
+        return outs
+
+    def eqns(self, eqns: Sequence[JaxprEqn]) -> None:
+        """Write equations into the current scope."""
+        for eqn in eqns:
+            self.scope.uses.start(eqn)
+            self.scope.current = eqn
+            found = RULES.get(eqn.primitive.name)
+            if found is None:
+                raise Unsupported(f"no rule for {eqn.primitive.name}")
+            found(self, eqn)
+
+    def dies(self, atom: Atom) -> bool:
+        """Whether the equation being written is the last reader of a variable, and its memory may be written over."""
+        return (
+            isinstance(atom, Var)
+            and not self.scope.uses.remaining(atom)
+            and atom in self.scope.owned
+        )
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    def room(self, shape: Sequence[int], dtype: Any, prefix: str = "t") -> Scalar | Stored:
+        """Declare memory for a value."""
+        name = self.fresh(prefix)
+        kind = dtypes.ctype(dtype)
+        if not shape:
+            self.line(f"{kind} {name};")
+            return Scalar((), dtype, name, place=True)
+        size = math.prod(shape)
+        self.line(self.layout.declare(kind, name, size))
+        return Stored(tuple(shape), dtype, name)
+
+    def local(self, dtype: Any, size: int) -> str:
+        """Scratch memory of `size` elements; gives its name, to be indexed with `name[i]`."""
+        room = self.room((size,), dtype, "s")
+        assert isinstance(room, Stored)
+        return room.name
+
+    def store(self, var: Var) -> Scalar | Stored:
+        """Declare memory for an outvar and bind it; its elements are then written with `put`."""
+        room = self.scope.destinations.get(var)
+        if room is None or not self._unwatched(room):
+            room = self.room(var.aval.shape, var.aval.dtype)
+        self.give(var, room)
+        return room
+
+    def put(self, room: Scalar | Stored, indices: Sequence[Index], expression: str) -> None:
+        """Write one element."""
+        self.line(f"{room.at(indices)} = {expression};")
+
+    def put_flat(self, room: Scalar | Stored, index: Index, expression: str) -> None:
+        """Write the element at a row-major position."""
+        self.line(f"{room.flat(index)} = {expression};")
+
+    def copy(self, room: Scalar | Stored, value: Value) -> None:
+        """Write all elements of a value of the same shape."""
+        if room == value:
+            return
+        if value.linear:
+            with self.loops((room.size,) if room.shape else ()) as index:
+                self.put_flat(room, index[0] if index else 0, value.flat(index[0] if index else 0))
+        else:
+            with self.loops(room.shape) as indices:
+                self.put(room, indices, value.at(indices))
+
+    def editable(self, atom: Atom) -> Scalar | Stored:
+        """Memory that holds the value of `atom` and may be written over: its own if nothing else wants that, or a copy.
+
+        For indexed updates: `room = w.editable(operand)`, `put` the elements that change, `w.give(outvar, room)`.
+        """
+        value = self.value(atom)
+        if isinstance(value, Stored) and self.dies(atom) and self._unwatched(value, atom):
+            return value
+        room = self.room(value.shape, value.dtype)
+        self.copy(room, value)
+        return room
+
+    def give(self, var: Var, room: Scalar | Stored) -> None:
+        """Bind an outvar to memory that is its own from here on."""
+        self.define(var, room)
+        self.scope.owned.add(var)
+
+    def _unwatched(self, room: Stored, owner: Atom | None = None) -> bool:
+        """Whether no value that is still wanted reads this memory, `owner` of the equation being written apart."""
+        current = self.scope.current
+        operands = list(current.invars) if current is not None else []
+        if owner is not None:
+            operands.remove(owner)
+        wanted = [self.value(atom) for atom in operands if isinstance(atom, Var)]
+        wanted += [
+            value
+            for scope in self.scopes
+            for var, value in scope.values.items()
+            if scope.uses.remaining(var)
+        ]
+        return not room.constant and not any(room.name in value.roots for value in wanted)
+
+    # -- constants -------------------------------------------------------------------------------------
+
+    def constant(self, value: Any, dtype: Any, shape: Sequence[int] | None = None) -> Value:
+        """A number or array known while the kernel is written."""
+        if _jax.is_extended(dtype):
+            raise Unsupported("a random key that is a constant of the code")
+        array = np.asarray(value, dtype)
+        if shape is not None and array.shape != tuple(shape):
+            array = np.broadcast_to(array, shape)
+        if not array.shape:
+            return Scalar((), dtype, dtypes.literal(array[()], dtype))
+        if array.size and (array == array.flat[0]).all() and array.dtype.kind in "biu":
+            text = dtypes.literal(array.flat[0], dtype)
+            return View(array.shape, dtype, lambda indices: text)
+        known = self._known_constants.get(id(value))
+        if known is None:
+            # The value is kept beside its name: while it is here, nothing else gets its id.
+            known = self._known_constants[id(value)] = (value, self._table(array))
+        return known[1]
+
+    def _table(self, array: np.ndarray) -> Value:
+        kind = dtypes.ctype(array.dtype)
+        if array.size > INLINE_CONSTANT:
+            self.constants.append(array)
+            name = f"constant{len(self.constants) - 1}"
+        else:
+            name = self.fresh("table")
+            elements = ", ".join(dtypes.literal(x, array.dtype) for x in array.ravel())
+            self.tables.append(f"LW_TABLE {kind} {name}[{max(array.size, 1)}] = {{{elements}}};")
+        return Stored(array.shape, array.dtype, name, constant=True)
