@@ -24,12 +24,19 @@ class Options:
     max_depth: int | None = None
     throw: bool = True
     stats: bool = False
+    lanes: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("carrier", self.carrier, CARRIERS)
         _positive("max_steps", self.max_steps)
         _positive("max_depth", self.max_depth)
+        _positive("lanes", self.lanes)
+        if self.lanes is not None and self.schedule in ("local", "plain"):
+            raise OptionError(
+                f"lanes={self.lanes} refills the lanes of a machine, and schedule={self.schedule!r} has none;"
+                ' use schedule="auto", "sweep", "most" or "lowest", or leave lanes out.'
+            )
 
     def updated(self, **changes: Any) -> Options:
         """A copy with `changes`.

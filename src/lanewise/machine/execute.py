@@ -7,10 +7,11 @@ state it stopped in.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from lanewise.errors import OptionError
 from lanewise.machine.choose import Plan, plan_for
 from lanewise.machine.link import Linked
 from lanewise.machine.local import run_local
-from lanewise.machine.schedule import dear_blocks
+from lanewise.machine.refill import Refill, flow_grown, num_dear
 from lanewise.machine.state import State, grown, initial_state, storage_struct
 from lanewise.machine.ticks import answers, run_ticks, statistics
 from lanewise.options import DEPTH_INSIDE_JIT, Options
@@ -43,7 +44,19 @@ MOST_STACK_BYTES = 4 << 30
 def plan(program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options) -> Plan:
     """How the program will run for these lanes."""
     varying = tuple(any(flags) for flags in mapped)
-    return plan_for(program, varying, math.prod(lanes) if lanes else None, options, expand)
+    if not refills(lanes, options):
+        return plan_for(program, varying, math.prod(lanes) if lanes else None, options, expand)
+    # Refilled lanes do not wait for each other, so no program is better off without a machine.
+    schedule = "sweep" if options.schedule == "auto" else options.schedule
+    machine = options.updated(schedule=schedule)
+    found = plan_for(program, varying, options.lanes, machine, expand)
+    why = f"{math.prod(lanes)} examples through {options.lanes} lanes, refilled as they end"
+    return dataclasses.replace(found, why=why)
+
+
+def refills(lanes: tuple[int, ...], options: Options) -> bool:
+    """Whether there are more examples (the sizes of the lane axes, multiplied) than lanes to run them."""
+    return bool(lanes) and options.lanes is not None and math.prod(lanes) > options.lanes
 
 
 def expand(eqn: JaxprEqn) -> Jaxpr:
@@ -65,9 +78,9 @@ def execute(
         )
     if chosen.plain:
         return _plain(operands, program, lanes, mapped, options)
-    start, run, finish = _phases(program, lanes, mapped, options, chosen)
     capacity = options.max_depth or DEPTH_INSIDE_JIT
-    return finish(run(start(capacity, *operands)))
+    phases = _phases(program, lanes, mapped, options, chosen, capacity)
+    return phases.finish(phases.run(phases.start(capacity, *operands), *operands))
 
 
 def execute_on_host(
@@ -84,7 +97,7 @@ def execute_on_host(
     compiled = _compiled(program, lanes, mapped, options)
     if isinstance(compiled, _Whole):
         return compiled.run(*operands)
-    return compiled.run_growing(operands, options.max_depth)
+    return compiled.run_growing(operands)
 
 
 class _Whole:
@@ -97,28 +110,35 @@ class _Whole:
 class _Growing:
     """A program compiled in three pieces, so that the host can make room between runs."""
 
-    def __init__(self, phases: Any, linked: Linked, lanes: int) -> None:
-        start, run, finish = phases
-        self.start = jax.jit(start, static_argnums=0)
-        self.run = jax.jit(run, donate_argnums=0)
-        self.finish = jax.jit(finish)
+    def __init__(self, phases: _Phases, linked: Linked, most: int) -> None:
+        self.start = jax.jit(phases.start, static_argnums=0)
+        self.run = jax.jit(phases.run, donate_argnums=0)
+        self.finish = jax.jit(phases.finish)
+        self.phases = phases
         self.linked = linked
-        self.capacity = FIRST_DEPTH
-        frame = sum(
-            math.prod(s.shape) * s.dtype.itemsize
-            for s in map(storage_struct, linked.storage.stacks)
-        )
-        self.most = max(FIRST_DEPTH, min(DEEPEST, MOST_STACK_BYTES // max((frame + 4) * lanes, 1)))
+        self.capacity = min(FIRST_DEPTH, most)
+        self.most = most
 
-    def run_growing(self, operands: Sequence[Any], max_depth: int | None) -> list[Any]:
-        most = self.most if max_depth is None else max_depth
-        self.capacity = min(self.capacity, most)
-        state: State = self.run(self.start(self.capacity, *operands))
-        while state.returns.shape[0] < most and bool(np.any(np.asarray(state.pc) < 0)):
+    def run_growing(self, operands: Sequence[Any]) -> list[Any]:
+        state = self.run(self.start(self.capacity, *operands), *operands)
+        while self._full(self.phases.machine(state)):
             # Remembered for the next call, so that it starts with enough room and compiles nothing.
-            self.capacity = min(self.capacity * GROWTH, most)
-            state = self.run(grown(state, self.linked, self.capacity))
+            self.capacity = min(self.capacity * GROWTH, self.most)
+            state = self.run(self.phases.grown(state, self.linked, self.capacity), *operands)
         return self.finish(state)
+
+    def _full(self, machine: State) -> bool:
+        return machine.returns.shape[0] < self.most and bool(np.any(np.asarray(machine.pc) < 0))
+
+
+def most_depth(linked: Linked, lanes: int, options: Options) -> int:
+    """How deep stacks may grow outside `jit`."""
+    if options.max_depth is not None:
+        return options.max_depth
+    frame = sum(
+        math.prod(s.shape) * s.dtype.itemsize for s in map(storage_struct, linked.storage.stacks)
+    )
+    return max(FIRST_DEPTH, min(DEEPEST, MOST_STACK_BYTES // max((frame + 4) * lanes, 1)))
 
 
 @functools.lru_cache(maxsize=512)
@@ -131,29 +151,60 @@ def _compiled(
         return _Whole(
             functools.partial(execute, program=program, lanes=lanes, mapped=mapped, options=options)
         )
-    return _Growing(_phases(program, lanes, mapped, options, chosen), linked, math.prod(lanes))
+    width = options.lanes if refills(lanes, options) else math.prod(lanes)
+    most = most_depth(linked, width or 1, options)
+    return _Growing(_phases(program, lanes, mapped, options, chosen, most), linked, most)
+
+
+class _Phases(NamedTuple):
+    """How a machine starts, runs and finishes, and how a host that makes room for its stacks sees its state."""
+
+    start: Callable[..., Any]
+    run: Callable[..., Any]
+    finish: Callable[[Any], list[Any]]
+    machine: Callable[[Any], State]
+    grown: Callable[[Any, Linked, int], Any]
 
 
 def _phases(
-    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, chosen: Plan
-) -> tuple[Callable[..., State], Callable[[State], State], Callable[[State], list[Any]]]:
-    """Start, run and finish a machine."""
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    chosen: Plan,
+    most: int,
+) -> _Phases:
+    """The phases of a machine whose stacks grow to `most` frames."""
     linked, width = chosen.linked, math.prod(lanes)
     assert linked is not None
-    num_dear = len(dear_blocks(linked, width)) if chosen.schedule == "sweep" else 0
+    if refills(lanes, options):
+        assert options.lanes is not None
+        flags = [any(axes) for axes in mapped]
+        refill = Refill(linked, options.lanes, width, flags, options, chosen.schedule, most)
+        return _Phases(
+            start=lambda capacity, *operands: refill.start(
+                capacity, _lanes_first(operands, lanes, mapped)[0]
+            ),
+            run=lambda flow, *operands: refill.run(flow, _lanes_first(operands, lanes, mapped)[0]),
+            finish=lambda flow: _shaped(refill.finish(flow), program, lanes, mapped, options),
+            machine=lambda flow: flow.machine,
+            grown=flow_grown,
+        )
 
     def start(capacity: int, *operands: Any) -> State:
         flat, flags = _lanes_first(operands, lanes, mapped)
-        return initial_state(linked, flat, flags, width, capacity, num_dear)
+        dear = num_dear(linked, width, chosen.schedule)
+        return initial_state(linked, flat, flags, width, capacity, dear)
 
-    def run(state: State) -> State:
+    def run(state: State, *operands: Any) -> State:
+        del operands
         return run_ticks(linked, state, width, options, chosen.schedule)
 
     def finish(state: State) -> list[Any]:
         values, code, site = answers(linked, state, width)
         return _shaped((values, code, site, statistics(state)), program, lanes, mapped, options)
 
-    return start, run, finish
+    return _Phases(start, run, finish, lambda state: state, grown)
 
 
 def _lanes_first(

@@ -5,16 +5,20 @@ The machine is one `lax.while_loop` over the state with a scalar predicate, "can
 but for what a tick runs (see `schedule.py`) and what it touches: blocks read and write only the registers they need,
 values that are the same for all lanes are held once, stack slots and indexed writes are scattered in place.
 
-What it does not do: lanes that end early idle until the last one ends (refill and shrinking are not here yet).
+What it does not do: lanes that have ended idle. With more examples than lanes `refill.py` stops it now and then
+(`Pause`) to give them new ones.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
+from lanewise import _jax
+from lanewise._jax import Var
 from lanewise.errors import Outcome
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
@@ -23,8 +27,27 @@ from lanewise.machine.state import COUNTERS, State, any_running, loaded
 from lanewise.options import Options
 
 
-def run_ticks(linked: Linked, state: State, lanes: int, options: Options, schedule: str) -> State:
-    """Tick until no lane can go on: all have ended, or wait for room on their stacks."""
+class Pause(NamedTuple):
+    """When the machine stops before all lanes have ended.
+
+    `idle`: idle lanes have together waited this many ticks. `few`: no more lanes than this run. `ticks`: so many ticks
+    have passed.
+    """
+
+    idle: Any = jnp.inf
+    few: Any = 0
+    ticks: Any = jnp.inf
+
+
+def run_ticks(
+    linked: Linked,
+    state: State,
+    lanes: int,
+    options: Options,
+    schedule: str,
+    pause: Pause | None = None,
+) -> State:
+    """Tick until no lane can go on (all have ended, or wait for room on their stacks), or until a pause is due."""
     counting = options.stats
     advance = Advance(linked, lanes, max_steps=options.max_steps, counting=counting)
     tick = SCHEDULES[schedule](advance)
@@ -35,26 +58,47 @@ def run_ticks(linked: Linked, state: State, lanes: int, options: Options, schedu
 
     if schedule == "sweep" and linked.entered_once is not None:
         state = advance.run(state, linked.entered_once)
-    return lax.while_loop(lambda state: any_running(state, linked), body, state)
+    if pause is None:
+        return lax.while_loop(lambda state: any_running(state, linked), body, state)
+
+    # The two sums a pause is decided by are one row, so that the loop's test stays one function.
+    def account(pc: Any, spent: Any) -> list[Any]:
+        running = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.float32)
+        return [spent + jnp.stack([lanes - running, jnp.float32(1)]), running]
+
+    def paying_body(carry: Any) -> Any:
+        state, spent, _ = carry
+        state = body(state)
+        return state, *_jax.as_one_function(account, state.pc, spent)
+
+    def goes_on(carry: Any) -> Any:
+        _, spent, running = carry
+        return (running > pause.few) & (spent[0] < pause.idle) & (spent[1] < pause.ticks)
+
+    _, running = account(state.pc, jnp.zeros((2,), jnp.float32))
+    begin = (state, jnp.zeros((2,), jnp.float32), running)
+    return lax.while_loop(goes_on, paying_body, begin)[0]
 
 
 def answers(linked: Linked, state: State, lanes: int) -> tuple[list[Any], Any, Any]:
     """The results of all lanes, outcome codes and sites; a lane that failed answers NaN, or zero."""
     code = jnp.where(state.pc < 0, int(Outcome.STACK_OVERFLOW), state.code)
+    values = dict(zip(linked.registers, state.registers, strict=True))
+    for var, kept in zip(linked.uniforms, state.uniforms, strict=True):
+        values[var] = jnp.broadcast_to(kept, (lanes, *kept.shape))
+    return blanked(linked, values, code), code, state.site
+
+
+def blanked(linked: Linked, values: Mapping[Var, Any], code: Any) -> list[Any]:
+    """The results, of these values, with those that failed blank."""
     failed = code != int(Outcome.DONE)
-    place = {var: i for i, var in enumerate(linked.registers)}
-    uniform_place = {var: i for i, var in enumerate(linked.uniforms)}
-    values = []
+    results = []
     for var in linked.program.entry_function.results:
-        if var in uniform_place:
-            kept = state.uniforms[uniform_place[var]]
-            value = jnp.broadcast_to(kept, (lanes, *kept.shape))
-        else:
-            value = state.registers[place[var]]
+        value = values[var]
         bad = jnp.asarray(blank(value.dtype), value.dtype)
         value = jnp.where(lax.expand_dims(failed, range(1, value.ndim)), bad, value)
-        values.append(loaded(value, var.aval))
-    return values, code, state.site
+        results.append(loaded(value, var.aval))
+    return results
 
 
 def blank(dtype: Any) -> Any:
@@ -62,7 +106,8 @@ def blank(dtype: Any) -> Any:
     return jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 0
 
 
-def statistics(state: State) -> list[Any]:
-    """The counters, in the order of `Stats`."""
+def statistics(state: State, steps: Any = None) -> list[Any]:
+    """The counters, in the order of `Stats`; `steps` is those of all examples, if there were more than lanes."""
     runs, advanced, offered, _ = (state.counters[i] for i in range(len(COUNTERS)))
-    return [state.ticks, runs, advanced, offered, state.steps.sum(dtype=jnp.float32), state.deepest]
+    steps = state.steps.sum(dtype=jnp.float32) if steps is None else steps
+    return [state.ticks, runs, advanced, offered, steps, state.deepest]

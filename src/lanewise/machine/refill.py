@@ -1,0 +1,355 @@
+"""Refill: any number of examples through a machine of few lanes.
+
+A lane that ends early would idle until the last one ends. Here its answer is put away under its example's number and
+the lane starts over with the next example. All of it is traceable code around `run_ticks`, so it works inside `jit`.
+
+When it pays. A refill costs about the same for one lane as for all, so lanes that have ended wait for others: the
+refill is due when their waiting, summed over lanes and ticks, has cost what the refill costs. It is the rule by which
+`schedule.py` runs a dear block, for the same reason. Ordinary ticks pay one scalar test.
+
+When there is nothing to refill with, lanes run out and the machine would end as empty as any other. Once half of the
+lanes idle, those that still run become the examples of a second machine with a sixteenth of the lanes, which loads
+them as they are, stacks and all, and is refilled from them by the same rule. Only its own end runs half empty, which
+is a sixteenth of the loss, for one more copy of the code. Halving again and again would do as well for many more copies.
+
+Growth. A lane whose stack is full waits for the host to make room; when a quarter of the lanes wait, or nothing else
+can be done, the machine stops for it. Where no host can help (inside `jit`, or at the greatest depth), such a lane
+ends with its outcome and is refilled like any other.
+
+What it does not do: order examples by length. Nothing is known of an example before it has run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lanewise._jax import Var
+from lanewise.errors import Outcome
+from lanewise.machine.advance import select
+from lanewise.machine.link import Linked
+from lanewise.machine.schedule import BLOCK_OPERATIONS, dear_blocks, swept_blocks
+from lanewise.machine.state import (
+    State,
+    grown,
+    initial_state,
+    running,
+    storage_struct,
+    stored,
+)
+from lanewise.machine.ticks import Pause, blanked, run_ticks, statistics
+from lanewise.options import Options
+
+# Lanes of the machine that finishes what is left, as a part of all lanes; with fewer it would not pay.
+NARROWING = 16
+FEWEST_NARROW_LANES = 4
+# The machine stops for the host to make room when one in this many lanes waits for it.
+WAITING_FOR_ROOM = 4
+# What a lane's element costs to put away or bring in, by index: a handful of operations.
+MOVE_OPERATIONS = 8.0
+
+_LANES_FIRST = ("pc", "registers", "depth", "steps", "code", "site")
+_LANES_SECOND = ("stacks", "returns")
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["machine", "example", "next", "answers", "code", "site", "steps"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class Flow:
+    """A machine, and the examples that flow through it.
+
+    `example` is the one each lane runs (their number, if none), `next` the first that no lane has had. `answers` (one
+    array for each register with a result), `code` and `site` are kept by example; `steps` is those of all that ended.
+    """
+
+    machine: State
+    example: Any
+    next: Any
+    answers: tuple[Any, ...]
+    code: Any
+    site: Any
+    steps: Any
+
+    def with_(self, **changes: Any) -> Flow:
+        return replace(self, **changes)
+
+
+# Brings examples into lanes: the flow, which lanes take one, and the number of the one each takes.
+Load = Callable[[Flow, Any, Any], Flow]
+
+
+class Refill:
+    """A machine of `lanes` lanes for `examples` examples; `most_depth` is as deep as stacks can ever grow."""
+
+    def __init__(
+        self,
+        linked: Linked,
+        lanes: int,
+        examples: int,
+        mapped: Sequence[bool],
+        options: Options,
+        schedule: str,
+        most_depth: int,
+    ) -> None:
+        self.linked = linked
+        self.lanes = lanes
+        self.examples = examples
+        self.mapped = dict(zip(linked.program.inputs, mapped, strict=True))
+        self.options = options
+        self.schedule = schedule
+        self.most_depth = most_depth
+        self.narrow = lanes // NARROWING if lanes // NARROWING >= FEWEST_NARROW_LANES else 0
+        self.results = result_registers(linked)
+
+    # -- the three phases --------------------------------------------------------------------------
+
+    def start(self, capacity: int, operands: Sequence[Any]) -> Flow:
+        """The first examples in their lanes."""
+        flags = [self.mapped[var] for var in self.linked.program.inputs]
+        first = [x[: self.lanes] if flag else x for x, flag in zip(operands, flags, strict=True)]
+        dear = num_dear(self.linked, self.lanes, self.schedule)
+        structs = map(storage_struct, self.results)
+        return Flow(
+            machine=initial_state(self.linked, first, flags, self.lanes, capacity, dear),
+            example=jnp.arange(self.lanes, dtype=jnp.int32),
+            next=jnp.int32(self.lanes),
+            answers=tuple(jnp.zeros((self.examples, *s.shape), s.dtype) for s in structs),
+            code=jnp.zeros((self.examples,), jnp.int32),
+            site=jnp.full((self.examples,), -1, jnp.int32),
+            steps=jnp.float32(0),
+        )
+
+    def run(self, flow: Flow, operands: Sequence[Any]) -> Flow:
+        """Tick and refill until all examples have ended, or wait for room on their stacks."""
+        inputs = input_registers(self.linked, operands)
+
+        def load(flow: Flow, takes: Any, number: Any) -> Flow:
+            row = jnp.clip(number, 0, self.examples - 1)
+            given = {var: x[row] if self.mapped.get(var) else x[None] for var, x in inputs.items()}
+            return flow.with_(
+                machine=restarted(self.linked, flow.machine, takes, given),
+                example=jnp.where(takes, number, flow.example),
+            )
+
+        few = self.lanes // 2 if self.narrow else 0
+        flow = self._run_through(flow, load, self.examples, self.lanes, few)
+        return self._run_narrow(flow) if self.narrow else flow
+
+    def finish(self, flow: Flow) -> tuple[list[Any], Any, Any, list[Any]]:
+        """Answers, codes and sites of all examples, and statistics."""
+        # What is not put away by now waits for room that will not come.
+        flow = self._put_away(flow, ended=flow.example < self.examples)
+        values = dict(zip(self.results, flow.answers, strict=True))
+        uniforms = dict(zip(self.linked.uniforms, flow.machine.uniforms, strict=True))
+        for var, value in uniforms.items():
+            values[var] = jnp.broadcast_to(value, (self.examples, *value.shape))
+        answers = blanked(self.linked, values, flow.code)
+        return answers, flow.code, flow.site, statistics(flow.machine, flow.steps)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _run_through(self, flow: Flow, load: Load, limit: Any, lanes: int, few: int) -> Flow:
+        """Run the examples below `limit`; with none left, until no more than `few` lanes run."""
+        patience = jnp.float32(lanes * refill_ticks(self.linked, lanes, self.schedule))
+        growable = flow.machine.returns.shape[0] < self.most_depth and self.linked.has_calls
+
+        def enough(flow: Flow) -> Any:
+            return jnp.where(flow.next < limit, 0, few)
+
+        def goes_on(flow: Flow) -> Any:
+            busy = running(flow.machine, self.linked).sum(dtype=jnp.int32) > enough(flow)
+            if growable:
+                busy &= (flow.machine.pc < 0).sum() * WAITING_FOR_ROOM < lanes
+            return busy
+
+        def turn(flow: Flow) -> Flow:
+            pause = Pause(jnp.where(flow.next < limit, patience, jnp.inf), enough(flow))
+            machine = run_ticks(
+                self.linked, flow.machine, lanes, self.options, self.schedule, pause
+            )
+            ended = machine.pc == self.linked.halt
+            if not growable:
+                ended |= machine.pc < 0
+            flow = self._put_away(flow.with_(machine=machine), ended)
+            number = flow.next + jnp.cumsum(ended, dtype=jnp.int32) - 1
+            flow = flow.with_(
+                next=jnp.minimum(flow.next + ended.sum(dtype=jnp.int32), limit),
+            )
+            return load(flow, ended & (number < limit), number)
+
+        return jax.lax.while_loop(goes_on, turn, flow)
+
+    def _put_away(self, flow: Flow, ended: Any) -> Flow:
+        """Store what lanes that ended have to say under their examples' numbers, and free them."""
+        machine = flow.machine
+        lanes = machine.pc.shape[0]
+        held = ended & (flow.example < self.examples)
+        # Each lane with nothing to say writes to a place of its own beyond the end.
+        place = jnp.where(held, flow.example, self.examples + jnp.arange(lanes, dtype=jnp.int32))
+
+        def put(kept: Any, values: Any) -> Any:
+            return kept.at[place].set(values, mode="drop", unique_indices=True)
+
+        registers = dict(zip(self.linked.registers, machine.registers, strict=True))
+        code = jnp.where(machine.pc < 0, int(Outcome.STACK_OVERFLOW), machine.code)
+        return flow.with_(
+            machine=machine.with_(pc=jnp.where(ended, self.linked.halt, machine.pc)),
+            example=jnp.where(ended, self.examples, flow.example),
+            answers=tuple(
+                put(kept, registers[var])
+                for var, kept in zip(self.results, flow.answers, strict=True)
+            ),
+            code=put(flow.code, code),
+            site=put(flow.site, machine.site),
+            steps=flow.steps + jnp.where(held, machine.steps, 0).sum(dtype=jnp.float32),
+        )
+
+    def _run_narrow(self, flow: Flow) -> Flow:
+        """Finish the lanes that still run with a machine of fewer lanes, if no example is left."""
+        wide, example = flow.machine, flow.example
+        runs = running(wide, self.linked) & (flow.next >= self.examples)
+        count = runs.sum(dtype=jnp.int32)
+        # The lanes that run, in order: the examples of the narrow machine.
+        (lane_of,) = jnp.nonzero(runs, size=self.lanes, fill_value=0)
+
+        def load(flow: Flow, takes: Any, number: Any) -> Flow:
+            lane = lane_of[jnp.clip(number, 0, self.lanes - 1)]
+            return flow.with_(
+                machine=_with_lanes(flow.machine, takes, _lanes_of(wide, lane)),
+                example=jnp.where(takes, example[lane], flow.example),
+            )
+
+        dear = num_dear(self.linked, self.narrow, self.schedule)
+        empty = _lanes_of(wide, jnp.arange(self.narrow)).with_(
+            pc=jnp.full((self.narrow,), self.linked.halt, jnp.int32),
+            waited=jnp.zeros((dear,), wide.waited.dtype),
+            spent=jnp.zeros((dear,), wide.spent.dtype),
+        )
+        number = jnp.arange(self.narrow, dtype=jnp.int32)
+        none = jnp.full((self.narrow,), self.examples, jnp.int32)
+        narrow = flow.with_(machine=empty, example=none, next=jnp.minimum(self.narrow, count))
+        narrow = load(narrow, number < count, number)
+        narrow = self._run_through(narrow, load, count, self.narrow, 0)
+        # Lanes that wait for room go back to where they were; those that ended leave an empty lane behind.
+        taken = runs & (jnp.cumsum(runs) <= narrow.next)
+        lane = jnp.argmax(example[None, :] == narrow.example[:, None], axis=1)
+        back = jnp.where(narrow.example < self.examples, lane, self.lanes)
+        wide = _put_lanes(
+            wide.with_(pc=jnp.where(taken, self.linked.halt, wide.pc)), back, narrow.machine
+        )
+        whole = narrow.machine
+        return narrow.with_(
+            machine=wide.with_(
+                uniforms=whole.uniforms,
+                deepest=whole.deepest,
+                ticks=whole.ticks,
+                counters=whole.counters,
+            ),
+            example=jnp.where(taken, self.examples, example)
+            .at[back]
+            .set(narrow.example, mode="drop"),
+            next=flow.next,
+        )
+
+
+def flow_grown(flow: Flow, linked: Linked, capacity: int) -> Flow:
+    """The same flow with room for `capacity` frames."""
+    return flow.with_(machine=grown(flow.machine, linked, capacity))
+
+
+def result_registers(linked: Linked) -> tuple[Var, ...]:
+    """The registers that hold results at a lane's end."""
+    kept = frozenset(linked.registers)
+    return tuple(dict.fromkeys(v for v in linked.program.entry_function.results if v in kept))
+
+
+def input_registers(linked: Linked, operands: Sequence[Any]) -> dict[Var, Any]:
+    """What the registers that have a value before the program starts hold then."""
+    given = {
+        var: stored(value, var.aval)
+        for var, value in zip(linked.program.inputs, operands, strict=True)
+    }
+    given |= {var: jnp.asarray(value) for var, value in linked.program.constants}
+    return {var: given[var] for var in linked.registers if var in given}
+
+
+def restarted(linked: Linked, state: State, takes: Any, inputs: Mapping[Var, Any]) -> State:
+    """The lanes of `takes` at the entry, with these inputs; the other lanes, and what all share, as they are."""
+    registers = tuple(
+        select(takes, inputs[var], old) if var in inputs else old
+        for var, old in zip(linked.registers, state.registers, strict=True)
+    )
+    entry = linked.pc_of[linked.program.entry_function.entry]
+    return state.with_(
+        pc=jnp.where(takes, entry, state.pc),
+        registers=registers,
+        depth=jnp.where(takes, 0, state.depth),
+        steps=jnp.where(takes, 0, state.steps),
+        code=jnp.where(takes, int(Outcome.DONE), state.code),
+        site=jnp.where(takes, -1, state.site),
+    )
+
+
+def num_dear(linked: Linked, lanes: int, schedule: str) -> int:
+    """How many blocks the schedule keeps an account of."""
+    return len(dear_blocks(linked, lanes)) if schedule == "sweep" else 0
+
+
+def refill_ticks(linked: Linked, lanes: int, schedule: str) -> float:
+    """What a refill costs, in ticks."""
+    swept = [linked.costs[pc].operations for pc in swept_blocks(linked)]
+    blocks_a_tick = len(swept) if schedule == "sweep" else 1
+    operations = sum(swept) * blocks_a_tick / max(len(swept), 1)
+    tick = blocks_a_tick * BLOCK_OPERATIONS + lanes * operations
+    moved = [*result_registers(linked), *linked.program.inputs]
+    elements = sum(math.prod(storage_struct(var).shape) for var in moved)
+    entry = linked.pc_of[linked.program.entry_function.entry]
+    once = linked.costs[entry].operations + MOVE_OPERATIONS * elements
+    return (BLOCK_OPERATIONS + lanes * once) / tick
+
+
+def _lanes_of(state: State, lanes: Any) -> State:
+    """A state with these lanes of another."""
+    first = {name: _map(lambda x: x[lanes], getattr(state, name)) for name in _LANES_FIRST}
+    second = {name: _map(lambda x: x[:, lanes], getattr(state, name)) for name in _LANES_SECOND}
+    return state.with_(**first, **second)
+
+
+def _put_lanes(state: State, lanes: Any, rows: State) -> State:
+    """A state with `rows` at these lanes; beyond the last lane, a row is dropped."""
+    first = {
+        name: _map(
+            lambda x, row: x.at[lanes].set(row, mode="drop"),
+            getattr(state, name),
+            getattr(rows, name),
+        )
+        for name in _LANES_FIRST
+    }
+    second = {
+        name: _map(
+            lambda x, row: x.at[:, lanes].set(row, mode="drop"),
+            getattr(state, name),
+            getattr(rows, name),
+        )
+        for name in _LANES_SECOND
+    }
+    return state.with_(**first, **second)
+
+
+def _with_lanes(state: State, takes: Any, rows: State) -> State:
+    """A state with `rows` for the lanes of `takes`."""
+    lanes = takes.shape[0]
+    return _put_lanes(state, jnp.where(takes, jnp.arange(lanes), lanes), rows)
+
+
+def _map(change: Callable[..., Any], *trees: Any) -> Any:
+    return jax.tree.map(change, *trees)
