@@ -81,7 +81,7 @@ def beam_search_case(lanes: int, small: bool) -> Case:
     rng = np.random.default_rng(80)
     arguments = (
         rng.integers(1, vocabulary, lanes).astype(np.int32),
-        np.minimum(rng.exponential(2.0, lanes), 8.0).astype(np.float32),
+        np.minimum(rng.exponential(3.0, lanes), 20.0).astype(np.float32),
         np.zeros((beams, longest), np.int32),
         (2.0 * rng.standard_normal((vocabulary, vocabulary))).astype(np.float32),
     )
@@ -96,11 +96,11 @@ def beam_search_case(lanes: int, small: bool) -> Case:
 AHEAD = 4
 
 
-def guess_ahead(key: jax.Array, token: jax.Array, draft: jax.Array) -> Any:
+def guess_ahead(key: jax.Array, token: jax.Array, draft: jax.Array, warmth: jax.Array) -> Any:
     """The draft model's next tokens, and its probabilities of all tokens at each place."""
     guesses, odds = [], []
     for i in range(AHEAD):
-        logits = draft[token]
+        logits = warmth * draft[token]
         token = random.categorical(random.fold_in(key, i), logits)
         guesses.append(token)
         odds.append(jax.nn.softmax(logits))
@@ -117,7 +117,7 @@ def speculate(key, first, blank, draft, target, warmth):
     while count < blank.shape[0] - AHEAD and token != END:
         rounds += 1
         key, k1, k2, k3 = random.split(key, 4)
-        guesses, odds = guess_ahead(k1, token, draft * warmth)
+        guesses, odds = guess_ahead(k1, token, draft, warmth)
         wanted = jax.nn.softmax(target[jnp.append(token, guesses)])
         chances = random.uniform(k2, (AHEAD,), jnp.float32)
         kept = 0
@@ -150,7 +150,7 @@ def speculate_lax(
     def turn(state: Any) -> Any:
         key, token, text, count, rounds = state
         key, k1, k2, k3 = random.split(key, 4)
-        guesses, odds = guess_ahead(k1, token, draft * warmth)
+        guesses, odds = guess_ahead(k1, token, draft, warmth)
         wanted = jax.nn.softmax(target[jnp.append(token, guesses)])
         chances = random.uniform(k2, (AHEAD,), jnp.float32)
         at = (places[:AHEAD], guesses)

@@ -139,10 +139,10 @@ def kepler(mean, eccentricity):
         )
         angle = angle - step
         tries += 1
-    return angle, tries
+    return angle
 
 
-def kepler_lax(mean: jax.Array, eccentricity: jax.Array) -> tuple[jax.Array, jax.Array]:
+def kepler_lax(mean: jax.Array, eccentricity: jax.Array) -> jax.Array:
     def unsettled(state: Any) -> jax.Array:
         _, step, tries = state
         return (jnp.abs(step) > KEPLER_TOLERANCE) & (tries < KEPLER_TRIES)
@@ -154,8 +154,7 @@ def kepler_lax(mean: jax.Array, eccentricity: jax.Array) -> tuple[jax.Array, jax
         return angle - step, step, tries + 1
 
     start = (mean, jnp.float32(1.0), jnp.int32(0))
-    angle, _, tries = lax.while_loop(unsettled, update, start)
-    return angle, tries
+    return lax.while_loop(unsettled, update, start)[0]
 
 
 def kepler_case(lanes: int, small: bool) -> Case:
@@ -163,8 +162,10 @@ def kepler_case(lanes: int, small: bool) -> Case:
     rng = np.random.default_rng(3)
     mean = rng.uniform(0.0, 0.5, lanes).astype(np.float32)
     eccentricity = (1.0 - 10.0 ** rng.uniform(-4.0, -0.3, lanes)).astype(np.float32)
-    # The detours are chaotic: their length, and nothing else, may differ where a sine rounds otherwise.
-    return Case(kepler, kepler_lax, (mean, eccentricity), (0, 0), rtol=1e-3, agreement=0.8)
+    # Detours are chaotic: where a sine rounds otherwise, a lane finds back later, or not in time.
+    return Case(
+        kepler, kepler_lax, (mean, eccentricity), (0, 0), rtol=1e-3, atol=1e-3, agreement=0.9
+    )
 
 
 # -- bisection with tolerance ----------------------------------------------------------------------
