@@ -7,8 +7,9 @@ compared. A benchmark ends with one JSON line per claim:
     {"claim": ..., "ours": ..., "peer": ..., "ratio": ..., "target": ..., "met": ...}
 
 Times are in seconds. A speed claim's ratio is peer ÷ ours (larger is better, the target a minimum); a
-cost claim's is ours ÷ peer (smaller is better, the target a maximum). A claim that misses its target is
-printed like any other.
+cost claim's is ours ÷ peer (smaller is better, the target a maximum). A share (occupancy) is no time: its
+ratio is ours ÷ peer whichever way the target points. A claim that misses its target is printed like any
+other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +33,12 @@ class Claim:
     ours: float
     peer: float
     target: str  # ">= 1.5" or "<= 2.5"
+    share: bool = False
 
     @property
     def ratio(self) -> float:
-        return self.peer / self.ours if self.target.startswith(">=") else self.ours / self.peer
+        speed = self.target.startswith(">=") and not self.share
+        return self.peer / self.ours if speed else self.ours / self.peer
 
     @property
     def met(self) -> bool:
@@ -65,6 +68,12 @@ def compile_seconds(fun: Callable[..., Any], arguments: Sequence[Any]) -> tuple[
     start = time.perf_counter()
     compiled = jax.jit(fun).lower(*arguments).compile()
     return compiled, time.perf_counter() - start
+
+
+def use_device(kind: str | None) -> None:
+    """Run on "cpu" or "gpu", whatever JAX would have picked. To be called before anything runs."""
+    if kind is not None:
+        jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[kind])
 
 
 def run_seconds(fun: Callable[..., Any], arguments: Sequence[Any]) -> float:
@@ -124,6 +133,15 @@ def compare(
         flush=True,
     )
     return result
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """The mean of ratios.
+
+    >>> geometric_mean([2.0, 8.0])
+    4.0
+    """
+    return statistics.geometric_mean(values)
 
 
 def report(claims: Sequence[Claim]) -> None:
