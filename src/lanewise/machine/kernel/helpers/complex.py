@@ -1,0 +1,167 @@
+"""`complex64` and its functions, each by the real functions of its parts.
+
+Branch cuts are those of C99. What overflows in an intermediate result where the true one is finite is guarded only
+where a division or a modulus does so for ordinary arguments.
+"""
+
+from __future__ import annotations
+
+from lanewise.machine.kernel.prelude import helpers
+
+helpers(
+    {
+        "complex64": r"""
+struct complex64 {
+  float32 re, im;
+  complex64() = default;
+  LW_MEMBER complex64(float32 re, float32 im = 0.0f) : re(re), im(im) {}
+};
+LW_FUNCTION complex64 operator+(complex64 a, complex64 b) { return complex64(a.re + b.re, a.im + b.im); }
+LW_FUNCTION complex64 operator-(complex64 a, complex64 b) { return complex64(a.re - b.re, a.im - b.im); }
+LW_FUNCTION complex64 operator-(complex64 a) { return complex64(-a.re, -a.im); }
+LW_FUNCTION complex64 operator*(complex64 a, complex64 b) {
+  return complex64(a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re);
+}
+// Dividing by the larger part of the divisor first keeps the squares from overflowing.
+LW_FUNCTION complex64 operator/(complex64 a, complex64 b) {
+  if (fabsf(b.re) >= fabsf(b.im)) {
+    if (b.re == 0.0f && b.im == 0.0f) return complex64(a.re / fabsf(b.re), a.im / fabsf(b.re));
+    float32 ratio = b.im / b.re, size = b.re + b.im * ratio;
+    return complex64((a.re + a.im * ratio) / size, (a.im - a.re * ratio) / size);
+  }
+  float32 ratio = b.re / b.im, size = b.re * ratio + b.im;
+  return complex64((a.re * ratio + a.im) / size, (a.im * ratio - a.re) / size);
+}
+LW_FUNCTION bool operator==(complex64 a, complex64 b) { return a.re == b.re && a.im == b.im; }
+LW_FUNCTION bool operator!=(complex64 a, complex64 b) { return a.re != b.re || a.im != b.im; }""",
+        "lw_complex_abs": "LW_FUNCTION float32 lw_complex_abs(complex64 z) { return hypotf(z.re, z.im); }",
+        "lw_complex_conj": "LW_FUNCTION complex64 lw_complex_conj(complex64 z) { return complex64(z.re, -z.im); }",
+        "lw_complex_sign": r"""
+LW_FUNCTION complex64 lw_complex_sign(complex64 z) {
+  float32 size = lw_complex_abs(z);
+  return size == 0.0f ? z : complex64(z.re / size, z.im / size);
+}""",
+        "lw_complex_square": "LW_FUNCTION complex64 lw_complex_square(complex64 z) { return z * z; }",
+        "lw_complex_exp": r"""
+LW_FUNCTION complex64 lw_complex_exp(complex64 z) {
+  float32 size = expf(z.re);
+  if (z.im == 0.0f) return complex64(size, z.im);
+  if (size == 0.0f) return complex64(0.0f, 0.0f);
+  return complex64(size * cosf(z.im), size * sinf(z.im));
+}""",
+        "lw_complex_exp2": r"""
+LW_FUNCTION complex64 lw_complex_exp2(complex64 z) {
+  return lw_complex_exp(complex64(z.re * 0.693147180559945f, z.im * 0.693147180559945f));
+}""",
+        "lw_complex_expm1": r"""
+LW_FUNCTION complex64 lw_complex_expm1(complex64 z) {
+  float32 half = sinf(0.5f * z.im), more = expm1f(z.re);
+  return complex64(more * cosf(z.im) - 2.0f * half * half, (more + 1.0f) * sinf(z.im));
+}""",
+        "lw_complex_log": r"""
+LW_FUNCTION complex64 lw_complex_log(complex64 z) {
+  return complex64(logf(hypotf(z.re, z.im)), atan2f(z.im, z.re));
+}""",
+        "lw_complex_log2": r"""
+LW_FUNCTION complex64 lw_complex_log2(complex64 z) {
+  return lw_complex_log(z) * complex64(1.442695040888963f, 0.0f);
+}""",
+        "lw_complex_log1p": r"""
+LW_FUNCTION complex64 lw_complex_log1p(complex64 z) {
+  float32 angle = atan2f(z.im, 1.0f + z.re);
+  if (fabsf(z.re) > 0.5f || fabsf(z.im) > 0.5f) return complex64(logf(hypotf(1.0f + z.re, z.im)), angle);
+  return complex64(0.5f * log1pf(z.re * (2.0f + z.re) + z.im * z.im), angle);
+}""",
+        "lw_complex_sqrt": r"""
+LW_FUNCTION complex64 lw_complex_sqrt(complex64 z) {
+  if (z.re == 0.0f && z.im == 0.0f) return complex64(0.0f, z.im);
+  float32 larger = sqrtf(0.5f * (fabsf(z.re) + hypotf(z.re, z.im)));
+  if (z.re >= 0.0f) return complex64(larger, 0.5f * z.im / larger);
+  return complex64(0.5f * fabsf(z.im) / larger, copysignf(larger, z.im));
+}""",
+        "lw_complex_rsqrt": r"""
+LW_FUNCTION complex64 lw_complex_rsqrt(complex64 z) {
+  return complex64(1.0f, 0.0f) / lw_complex_sqrt(z);
+}""",
+        "lw_complex_cbrt": r"""
+LW_FUNCTION complex64 lw_complex_cbrt(complex64 z) {
+  return lw_complex_pow(z, complex64(0.333333333333333f, 0.0f));
+}""",
+        "lw_complex_pow": r"""
+LW_FUNCTION complex64 lw_complex_pow(complex64 base, complex64 power) {
+  if (power == complex64(0.0f, 0.0f)) return complex64(1.0f, 0.0f);
+  if (base == complex64(0.0f, 0.0f)) return complex64(0.0f, 0.0f);
+  return lw_complex_exp(power * lw_complex_log(base));
+}""",
+        "lw_complex_sinh": r"""
+LW_FUNCTION complex64 lw_complex_sinh(complex64 z) {
+  return complex64(sinhf(z.re) * cosf(z.im), coshf(z.re) * sinf(z.im));
+}""",
+        "lw_complex_cosh": r"""
+LW_FUNCTION complex64 lw_complex_cosh(complex64 z) {
+  return complex64(coshf(z.re) * cosf(z.im), sinhf(z.re) * sinf(z.im));
+}""",
+        "lw_complex_tanh": r"""
+LW_FUNCTION complex64 lw_complex_tanh(complex64 z) {
+  if (fabsf(z.re) > 15.0f) {  // the real part is 1 in float32; the imaginary one falls as 4 exp(-2 |re|)
+    return complex64(copysignf(1.0f, z.re), 2.0f * sinf(2.0f * z.im) * expf(-2.0f * fabsf(z.re)));
+  }
+  float32 slope = tanf(z.im), size = 1.0f + slope * slope, low = sinhf(z.re);
+  float32 high = sqrtf(1.0f + low * low), below = 1.0f + size * low * low;
+  return complex64(size * high * low / below, slope / below);
+}""",
+        "lw_complex_sin": r"""
+LW_FUNCTION complex64 lw_complex_sin(complex64 z) {
+  complex64 turned = lw_complex_sinh(complex64(-z.im, z.re));
+  return complex64(turned.im, -turned.re);
+}""",
+        "lw_complex_cos": r"""
+LW_FUNCTION complex64 lw_complex_cos(complex64 z) { return lw_complex_cosh(complex64(-z.im, z.re)); }""",
+        "lw_complex_tan": r"""
+LW_FUNCTION complex64 lw_complex_tan(complex64 z) {
+  complex64 turned = lw_complex_tanh(complex64(-z.im, z.re));
+  return complex64(turned.im, -turned.re);
+}""",
+        "lw_complex_asinh": r"""
+// Kahan's forms: the two square roots never cancel.
+LW_FUNCTION complex64 lw_complex_asinh(complex64 z) {
+  complex64 up = lw_complex_sqrt(complex64(1.0f + z.im, -z.re));
+  complex64 down = lw_complex_sqrt(complex64(1.0f - z.im, z.re));
+  float32 real = up.re * down.im - up.im * down.re;
+  float32 size = up.re * down.re - up.im * down.im;
+  return complex64(asinhf(real), atan2f(z.im, size));
+}""",
+        "lw_complex_asin": r"""
+LW_FUNCTION complex64 lw_complex_asin(complex64 z) {
+  complex64 turned = lw_complex_asinh(complex64(-z.im, z.re));
+  return complex64(turned.im, -turned.re);
+}""",
+        "lw_complex_acos": r"""
+LW_FUNCTION complex64 lw_complex_acos(complex64 z) {
+  complex64 less = lw_complex_sqrt(complex64(1.0f - z.re, -z.im));
+  complex64 more = lw_complex_sqrt(complex64(1.0f + z.re, z.im));
+  return complex64(2.0f * atan2f(less.re, more.re), asinhf(more.re * less.im - more.im * less.re));
+}""",
+        "lw_complex_acosh": r"""
+LW_FUNCTION complex64 lw_complex_acosh(complex64 z) {
+  complex64 less = lw_complex_sqrt(complex64(z.re - 1.0f, z.im));
+  complex64 more = lw_complex_sqrt(complex64(z.re + 1.0f, z.im));
+  return complex64(asinhf(more.re * less.re + more.im * less.im), 2.0f * atan2f(less.im, more.re));
+}""",
+        "lw_complex_atanh": r"""
+LW_FUNCTION complex64 lw_complex_atanh(complex64 z) {
+  float32 less = 1.0f - z.re, more = 1.0f + z.re, height = z.im * z.im;
+  float32 real = 0.25f * log1pf(4.0f * z.re / (less * less + height));
+  return complex64(real, 0.5f * atan2f(2.0f * z.im, less * more - height));
+}""",
+        "lw_complex_atan": r"""
+LW_FUNCTION complex64 lw_complex_atan(complex64 z) {
+  complex64 turned = lw_complex_atanh(complex64(-z.im, z.re));
+  return complex64(turned.im, -turned.re);
+}""",
+        "lw_complex_logistic": r"""
+LW_FUNCTION complex64 lw_complex_logistic(complex64 z) {
+  return complex64(1.0f, 0.0f) / (complex64(1.0f, 0.0f) + lw_complex_exp(-z));
+}""",
+    }
+)

@@ -1,0 +1,23 @@
+"""Rules of the incomplete gamma and beta functions.
+
+They are loops that JAX itself writes with simpler primitives: the rule traces that definition for one element and writes
+it inside a loop over the elements. (Special functions with a formula are helpers; see `elementwise`.)
+"""
+
+from __future__ import annotations
+
+from lanewise import _jax
+from lanewise._jax import JaxprEqn
+from lanewise.machine.kernel.rules import rule
+from lanewise.machine.kernel.writer import Writer
+
+
+@rule("igamma", "igammac", "igamma_grad_a", "regularized_incomplete_beta")
+def by_definition(w: Writer, eqn: JaxprEqn) -> None:
+    values, (out,) = [w.value(atom) for atom in eqn.invars], eqn.outvars
+    jaxpr = _jax.definition(eqn, [_jax.shaped((), value.dtype) for value in values])
+    room = w.store(out)
+    with w.loops(room.shape) as indices, w.block():
+        args = [w.let(v.at(indices if v.shape else ()), v.dtype) for v in values]
+        (result,) = w.run(jaxpr, args)
+        w.put(room, indices, result.at(()))
