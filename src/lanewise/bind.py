@@ -101,20 +101,41 @@ def _jvp_program(
     num_captures = program.num_captures
     moved = sum(nonzero[:num_captures])
     operands = [*primals[:num_captures], *given[:moved], *primals[num_captures:], *given[moved:]]
+    own_mapped = mapped
     mapped = (*mapped[:num_captures], *axes[:moved], *mapped[num_captures:], *axes[moved:])
     outs = program_p.bind(*operands, program=derived, lanes=lanes, mapped=mapped, options=options)
-    num_answers = len(program.out_avals)
-    num_tangents = len(derived.out_avals) - num_answers
-    answers, moving, rest = (
-        outs[:num_answers],
-        iter(outs[num_answers : num_answers + num_tangents]),
-        outs[num_answers + num_tangents :],
-    )
+    # The derived program may find that an answer, or its tangent alone, is the same for all lanes of an axis.
+    inexact = [i for i, aval in enumerate(program.out_avals) if _jax.has_tangent(aval)]
+    wanted = answer_axes(program, own_mapped, options, lanes)
+    wanted = [*wanted, *(wanted[i] for i in inexact)]
+    found = answer_axes(derived, mapped, options, lanes)
+    rest = outs[len(found) :]
+    outs = [
+        _with_axes(*each, lanes) for each in zip(outs[: len(found)], found, wanted, strict=True)
+    ]
+    answers, tangents = outs[: len(program.out_avals)], outs[len(program.out_avals) :]
+    moving = dict(zip(inexact, tangents, strict=True))
     tangent_outs = [
-        next(moving) if _jax.has_tangent(aval) else _jax.zero_tangent(answer)
-        for answer, aval in zip(answers, program.out_avals, strict=True)
+        moving[i] if i in moving else _jax.zero_tangent(answer) for i, answer in enumerate(answers)
     ]
     return [*answers, *rest], [*tangent_outs, *(_jax.zero_tangent(x) for x in rest)]
+
+
+def _with_axes(
+    value: Any, found: tuple[bool, ...], wanted: tuple[bool, ...], lanes: tuple[int, ...]
+) -> Any:
+    """A value that has these of the lane axes in front, with those that are wanted."""
+    for axis, (have, want) in enumerate(zip(found, wanted, strict=True)):
+        place = sum(wanted[:axis])
+        if want and not have:
+            whole = jnp.expand_dims(value, place)
+            value = jnp.broadcast_to(
+                whole, (*whole.shape[:place], lanes[axis], *whole.shape[place + 1 :])
+            )
+        elif have and not want:
+            # By what it depends on, the answer is the same for all of the axis.
+            value = jax.lax.index_in_dim(value, 0, place, keepdims=False)
+    return value
 
 
 ad.primitive_jvps[program_p] = _jvp_program

@@ -55,6 +55,15 @@ class Program:
         return tuple(atom.aval for atom in self.functions[self.entry].jaxpr.outvars)
 
     @functools.cached_property
+    def capture_avals(self) -> tuple[_jax.ShapedArray, ...]:
+        found = {
+            index: var.aval
+            for function in self.functions.values()
+            for index, var in zip(function.captures, function.jaxpr.invars, strict=False)
+        }
+        return tuple(found[i] for i in range(self.num_captures))
+
+    @functools.cached_property
     def num_operands(self) -> int:
         return self.num_captures + len(self.functions[self.entry].params)
 

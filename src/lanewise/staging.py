@@ -171,6 +171,7 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
     last = _build.remembered.get(entry_key)
     entry = Entry(last.name, depth, last.result) if last else Entry(_fresh_name(source.name), depth)
     inner_keys: list[_EntryKey] = []
+    unknown_outside = _build.unknowns
     _build.stack.append(entry)
     try:
         for _ in range(MAX_ROUNDS):
@@ -215,6 +216,8 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
         members = [entry] + [_build.entries[k] for k in inner_keys]
         staged = Staged(*_assemble(members), entry.result)
         _discard([entry_key, *inner_keys])
+        # What this one did not know at first it knows now: a function around it has not to wait for that.
+        _build.unknowns = unknown_outside
         if not any(isinstance(value, Tracer) for value in staged.captures):
             source.cache[key] = staged
         return staged

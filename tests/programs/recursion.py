@@ -175,6 +175,26 @@ def continued_fraction_lax(terms, start):
 
 
 @lw.program
+def horner_inside(coefficients, x, degree):
+    """A recursion over an index alone; the values it works on are closed over."""
+
+    @lw.program
+    def tail(i):
+        if i == degree:
+            return coefficients[i]
+        return coefficients[i] + x * tail(i + 1)
+
+    return tail(0)
+
+
+def horner_inside_lax(coefficients, x, degree):
+    def body(step, value):
+        return coefficients[degree - 1 - step] + x * value
+
+    return lax.fori_loop(0, degree, body, coefficients[degree])
+
+
+@lw.program
 def adaptive_simpson(f_scale, low, high, tolerance):
     """Integrates a bump by halving whatever interval is not yet accurate."""
     middle = 0.5 * (low + high)
@@ -367,6 +387,14 @@ CASES = (
         inputs(floats(1.0, 5.0, 9), ints(0, 10)),
         lax_form=continued_fraction_lax,
         differentiable=(0,),
+        recursive=True,
+    ),
+    Case(
+        "horner_inside",
+        horner_inside,
+        inputs(floats(-1.0, 1.0, 9), floats(-1.2, 1.2), ints(0, 8)),
+        lax_form=horner_inside_lax,
+        differentiable=(0, 1),
         recursive=True,
     ),
     Case(

@@ -390,13 +390,9 @@ _STRUCTURED: dict[str, Callable[[_Flattener, JaxprEqn, Sequence[Atom]], Sequence
 
 def operand_avals(program: Program) -> list[Any]:
     """The types of a program's operands, captures first."""
-    captures: dict[int, Any] = {}
-    for function in program.functions.values():
-        for index, var in zip(function.captures, function.jaxpr.invars, strict=False):
-            captures[index] = var.aval
     entry = program.functions[program.entry]
     return [
-        *(captures[i] for i in range(program.num_captures)),
+        *program.capture_avals,
         *(var.aval for var in entry.params),
     ]
 

@@ -7,22 +7,38 @@ of a program is a program, and the machine runs it like any other.
 
 Which parameters move is part of a derived function's name: a recursion whose tangents reach more parameters on the way
 down than at the start asks for another derived function, of which there are finitely many.
+
+JAX asks for a derivative only where an operand moves. A call whose function closes over what moves must be derived
+though no operand of it does, so it is bound as `told_call`, which takes one moving capture in front as a witness; its
+rule makes the derived call, which finds captures and their tangents for itself, and the witness is gone again. The
+test of a loop has no tangents: calls in it stay as they are.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from lanewise import _jax
 from lanewise._jax import ad
-from lanewise.errors import TransformError
+from lanewise.diff.calls import calls, rebind
 from lanewise.program import Function, Program, call_p
 
 Moving = tuple[bool, ...]
+
+
+told_call_p = _jax.Primitive("told_call")
+told_call_p.multiple_results = True
+
+
+@told_call_p.def_abstract_eval
+def _told_call_abstract(*args: Any, out_avals: Sequence[Any], **params: Any) -> Any:
+    del args, params
+    return list(out_avals)
 
 
 @functools.lru_cache(maxsize=512)
@@ -32,7 +48,9 @@ def jvp_program(program: Program, moving: Moving) -> Program:
     Its operands are captures, their tangents, parameters, their tangents; its answers are the answers, then tangents of
     the inexact ones.
     """
+    program = _without_clashes(program)
     captured = moving[: program.num_captures]
+    closing = _closing_over(program, captured)
     entry = program.functions[program.entry]
     wanted = [(entry.name, moving[program.num_captures :])]
     functions: dict[str, Function] = {}
@@ -42,38 +60,67 @@ def jvp_program(program: Program, moving: Moving) -> Program:
         derived = _derived_name(name, params)
         if derived in functions:
             continue
-        function = _derive(program.functions[name], derived, captured, params)
+        function = _derive(program, program.functions[name], derived, captured, params, closing)
         functions[derived] = function
-        wanted += _calls_wanted(function.jaxpr)
-    _add_unmoved(program, functions, captured)
+        wanted += [
+            eqn.params["jvp_of"]
+            for eqn in calls(function.jaxpr)
+            if eqn.params["name"] not in program.functions
+        ]
+    _add_unmoved(program, functions)
     return Program(functions, first, program.num_captures + sum(captured))
 
 
-def _add_unmoved(program: Program, functions: dict[str, Function], captured: Moving) -> None:
+def _add_unmoved(program: Program, functions: dict[str, Function]) -> None:
     """Calls on which no tangent depends keep the function they name; it joins the table as it is."""
     work = list(functions.values())
     while work:
-        for name in _calls_unmoved(work.pop().jaxpr):
-            if name in functions:
-                continue
-            function = program.functions[name]
-            if any(captured[i] for i in function.captures):
-                raise TransformError(
-                    f"`{name}` closes over a value that is differentiated, and calls itself with arguments that are"
-                    " not. Pass the value as an argument instead."
-                )
-            functions[name] = function
-            work.append(function)
+        for eqn in calls(work.pop().jaxpr):
+            name = eqn.params["name"]
+            if name not in functions:
+                functions[name] = program.functions[name]
+                work.append(functions[name])
 
 
-def _calls_unmoved(jaxpr: Any) -> list[str]:
-    found = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is call_p and eqn.params["jvp_of"] is None:
-            found.append(eqn.params["name"])
-        for inner in _jax.subjaxprs(eqn):
-            found += _calls_unmoved(inner)
-    return found
+def _closing_over(program: Program, captured: Moving) -> frozenset[str]:
+    """The functions that read a capture that moves, themselves or in a function they call."""
+    closing = {
+        name for name, f in program.functions.items() if any(captured[i] for i in f.captures)
+    }
+    while True:
+        more = {
+            name
+            for name, function in program.functions.items()
+            if any(eqn.params["name"] in closing for eqn in calls(function.jaxpr, of_values=True))
+        }
+        if more <= closing:
+            return frozenset(closing)
+        closing |= more
+
+
+def _without_clashes(program: Program) -> Program:
+    """The same program with its functions renamed, if a name given here could be one that it has already.
+
+    That is where a function stands in the table both as it is and derived: it joined as one that no tangent reached,
+    and is reached by those of another order.
+    """
+    names = program.functions
+    if not any(name.endswith(f"]({other})") for name in names for other in names):
+        return program
+
+    def renamed(function: Function) -> Function:
+        def call(eqn: _jax.JaxprEqn, args: Sequence[Any]) -> Sequence[Any]:
+            return call_p.bind(*args, **{**eqn.params, "name": f"{eqn.params['name']}'"})
+
+        traced = _jax.trace(
+            lambda *args: rebind(function.jaxpr, args, call),
+            [v.aval for v in function.jaxpr.invars],
+        )
+        assert not traced.captures
+        return Function(f"{function.name}'", traced.jaxpr, function.captures)
+
+    functions = [renamed(function) for function in names.values()]
+    return Program({f.name: f for f in functions}, f"{program.entry}'", program.num_captures)
 
 
 def _derived_name(name: str, moving: Moving) -> str:
@@ -81,16 +128,26 @@ def _derived_name(name: str, moving: Moving) -> str:
     return f"jvp[{bits}]({name})"
 
 
-def _derive(function: Function, name: str, captured: Moving, params: Moving) -> Function:
+def _derive(
+    program: Program,
+    function: Function,
+    name: str,
+    captured: Moving,
+    params: Moving,
+    closing: frozenset[str],
+) -> Function:
     """One function's derived function."""
-    num_captures = len(captured)
-    held = tuple(captured[i] for i in function.captures)
+    num_captures = program.num_captures
+    # A function of `closing` that has no moving capture of its own borrows one as the witness for its calls.
+    lacking = function.name in closing and not any(captured[i] for i in function.captures)
+    own = (*function.captures, *((captured.index(True),) if lacking else ()))
+    held = tuple(captured[i] for i in own)
     # Tangents of captures come after all captures, in order.
     place = {i: num_captures + sum(captured[:i]) for i in range(num_captures) if captured[i]}
-    captures = (*function.captures, *(place[i] for i in function.captures if captured[i]))
+    captures = (*own, *(place[i] for i in own if captured[i]))
     moving = (*held, *params)
-    avals = [var.aval for var in function.jaxpr.invars]
-    num_held, num_moving_held = len(held), sum(held)
+    num_inputs, num_held, num_moving_held = len(function.captures), len(held), sum(held)
+    avals = [*(program.capture_avals[i] for i in own), *(var.aval for var in function.params)]
     tangent_avals = [_jax.tangent_aval(a) for a, flag in zip(avals, moving, strict=True) if flag]
     in_avals = [
         *avals[:num_held],
@@ -99,12 +156,27 @@ def _derive(function: Function, name: str, captured: Moving, params: Moving) -> 
         *tangent_avals[num_moving_held:],
     ]
 
+    def primal(*values: Any) -> list[Any]:
+        args = [*values[:num_inputs], *values[num_held:]]
+        if not any(held):
+            return _jax.eval_jaxpr(function.jaxpr, *args)
+        witness = values[held.index(True)]
+
+        def call(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+            if eqn.params["name"] in closing:
+                return told_call_p.bind(witness, *operands, **eqn.params)
+            return _jax.run_eqn(eqn, operands)
+
+        return rebind(function.jaxpr, args, call, of_values=True)
+
     def run(*values: Any) -> list[Any]:
         held_values, rest = values[:num_held], values[num_held:]
         held_tangents, rest = rest[:num_moving_held], rest[num_moving_held:]
         num_params = len(params)
         primals = [*held_values, *rest[:num_params]]
-        return _push_forward(function.jaxpr, primals, [*held_tangents, *rest[num_params:]], moving)
+        tangents = [*held_tangents, *rest[num_params:]]
+        has_tangent = [_jax.has_tangent(atom.aval) for atom in function.jaxpr.outvars]
+        return _push_forward(primal, primals, tangents, moving, has_tangent)
 
     traced = _jax.trace(run, in_avals)
     assert not traced.captures
@@ -112,40 +184,26 @@ def _derive(function: Function, name: str, captured: Moving, params: Moving) -> 
 
 
 def _push_forward(
-    jaxpr: Any, primals: Sequence[Any], tangents: Sequence[Any], moving: Moving
+    primal: Callable[..., Sequence[Any]],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    moving: Moving,
+    has_tangent: Sequence[bool],
 ) -> list[Any]:
     moved = [x for x, flag in zip(primals, moving, strict=True) if flag]
 
-    def of_moved(*values: Any) -> list[Any]:
+    def of_moved(*values: Any) -> Sequence[Any]:
         given = iter(values)
-        args = [next(given) if flag else x for x, flag in zip(primals, moving, strict=True)]
-        return _jax.eval_jaxpr(jaxpr, *args)
+        return primal(
+            *(next(given) if flag else x for x, flag in zip(primals, moving, strict=True))
+        )
 
     if not moved:
-        outs = _jax.eval_jaxpr(jaxpr, *primals)
-        zeros = [
-            jax.numpy.zeros_like(x)
-            for x, a in zip(outs, jaxpr.outvars, strict=True)
-            if _jax.has_tangent(a.aval)
-        ]
+        outs = primal(*primals)
+        zeros = [jax.numpy.zeros_like(x) for x in itertools.compress(outs, has_tangent)]
         return [*outs, *zeros]
     outs, out_tangents = jax.jvp(of_moved, tuple(moved), tuple(tangents))
-    kept = [
-        t
-        for t, atom in zip(out_tangents, jaxpr.outvars, strict=True)
-        if _jax.has_tangent(atom.aval)
-    ]
-    return [*outs, *kept]
-
-
-def _calls_wanted(jaxpr: Any) -> list[tuple[str, Moving]]:
-    found = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is call_p and eqn.params["jvp_of"] is not None:
-            found.append(eqn.params["jvp_of"])
-        for inner in _jax.subjaxprs(eqn):
-            found += _calls_wanted(inner)
-    return found
+    return [*outs, *itertools.compress(out_tangents, has_tangent)]
 
 
 def _jvp_call(
@@ -176,3 +234,12 @@ def _jvp_call(
 
 
 ad.primitive_jvps[call_p] = _jvp_call
+
+
+def _jvp_told_call(
+    primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+) -> tuple[list[Any], list[Any]]:
+    return _jvp_call(primals[1:], tangents[1:], **params)
+
+
+ad.primitive_jvps[told_call_p] = _jvp_told_call
