@@ -26,7 +26,7 @@ def linked_of(f: Callable[..., Any], args: Sequence[Any], varying: Sequence[bool
 
 
 def kernel_of(f: Callable[..., Any], args: Sequence[Any], varying: Sequence[bool]) -> Emitted:
-    return emit(linked_of(f, args, varying), varying)
+    return emit(linked_of(f, args, varying), varying, expand=expand)
 
 
 def words(value: Any) -> np.ndarray:

@@ -1,9 +1,7 @@
 """What a lane holds, and the code of each block.
 
 Every variable that is read by another block than the one that writes it has a *place*: a C++ variable, an array, or,
-if nothing writes it, the operand itself. A block runs its equations, then stores. Stores happen all at once in the
-meaning of blocks, so they are put in an order in which none spoils what another still reads; where there is none (a
-swap), or where a value reads the place it goes to out of step (a transposition), a copy is made first.
+if nothing writes it, the operand itself. A block runs its equations, then stores what other blocks read.
 """
 
 from __future__ import annotations
@@ -15,16 +13,13 @@ from typing import Any
 from lanewise._jax import Atom, Literal, Var
 from lanewise.blocks.analysis import constant_variables, writes_in_order
 from lanewise.blocks.form import Block, Branch, Call, Fail, Return, TailCall, terminator_atoms
-from lanewise.blocks.form import Label as Label
 from lanewise.errors import Outcome
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.uses import uses_of
-from lanewise.machine.kernel.values import Mapped, Scalar, Stored, Value
+from lanewise.machine.kernel.stores import apart, assign
+from lanewise.machine.kernel.values import Part, Place, Scalar, Stored, Value
 from lanewise.machine.kernel.writer import UNROLLED, Scope, Writer
 from lanewise.machine.link import Linked, ReturnPoint
-
-Place = Scalar | Stored
-Pair = tuple[Place, Value]
 
 
 class Bodies:
@@ -175,50 +170,9 @@ class Bodies:
         pairs = [(self.places[v], w.value(a)) for v, a in zip(kept, atoms, strict=True)]
         values = [w.value(atom) for atom in given]
         w.scopes.pop()
-        written = {name for place, _ in pairs for name in place.roots}
-        values = [self._apart(value, written) for value in values]
-        self._assign(pairs)
+        values = [apart(w, value, pairs) for value in values]
+        assign(w, pairs)
         return self._leave(block, values)
-
-    def _apart(self, value: Value, written: set[str]) -> Value:
-        """The value, copied if stores would spoil it."""
-        return self._copied(value) if value.roots & written else value
-
-    def _copied(self, value: Value) -> Value:
-        w = self.writer
-        if not value.shape:
-            return w.let(value.at(()), value.dtype)
-        room = w.room(value.shape, value.dtype)
-        w.copy(room, value)
-        return room
-
-    def _assign(self, pairs: Sequence[Pair]) -> None:
-        """Store all values at once."""
-        pending = [
-            (place, value if in_step(value, place) else self._copied(value))
-            for place, value in pairs
-            if place != value
-        ]
-        while pending:
-            free = next(
-                (
-                    pair
-                    for pair in pending
-                    if not any(
-                        pair[0].roots & other[1].roots for other in pending if other is not pair
-                    )
-                ),
-                None,
-            )
-            if free is None:
-                place, value = pending[0]
-                pending[0] = (place, self._copied(value))
-                # Its old value may now be overwritten, unless the copy itself is what all wait for.
-                spoiled = pending.pop(0)
-                pending.append(spoiled)
-                continue
-            pending.remove(free)
-            self.writer.copy(*free)
 
     def _leave(self, block: Block, values: Sequence[Value]) -> str:
         w = self.writer
@@ -247,12 +201,13 @@ class Bodies:
         return value.at(())
 
     def _pass(self, arguments: Sequence[tuple[Var, Atom]], values: Sequence[Value]) -> None:
-        self._assign(
+        assign(
+            self.writer,
             [
                 (self.places[var], value)
                 for (var, _), value in zip(arguments, values, strict=True)
                 if var in self.places
-            ]
+            ],
         )
 
     # -- frames ----------------------------------------------------------------------------------------
@@ -262,7 +217,7 @@ class Bodies:
         name, shape, dtype = self.stacks[var], tuple(var.aval.shape), var.aval.dtype
         if not shape:
             return Scalar((), dtype, f"{name}[depth]", place=True)
-        return _Frame(shape, dtype, name)
+        return Part(shape, dtype, name, f"depth * {math.prod(shape)}")
 
     def _push(self, block: Block) -> None:
         w = self.writer
@@ -275,17 +230,3 @@ class Bodies:
     def _pop(self, point: ReturnPoint) -> None:
         for var in point.moves.pop:
             self.writer.copy(self.places[var], self._slot(var))
-
-
-class _Frame(Stored):
-    """An array in the frame at `depth`."""
-
-    def flat(self, index: Any) -> str:
-        return f"{self.name}[depth * {self.size} + {index}]"
-
-
-def in_step(value: Value, place: Place) -> bool:
-    """Whether the value can be stored element by element over a place it reads."""
-    if not value.roots & place.roots or isinstance(value, Scalar | Stored):
-        return True
-    return isinstance(value, Mapped) and all(in_step(source, place) for source in value.sources)

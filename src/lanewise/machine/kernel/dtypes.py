@@ -102,19 +102,22 @@ def literal(value: Any, dtype: Any) -> str:
         suffix = "ll" if name == "int64" else ""
         return f"{name}({number + 1}{suffix} - 1)"
     suffixes = {"int32": "", "int64": "ll", "uint32": "u", "uint64": "ull"}
-    return f"{number}{suffixes[name]}" if name in suffixes else f"{name}({number})"
+    if name not in suffixes:
+        return f"{name}({number})"
+    return f"({number}{suffixes[name]})" if number < 0 else f"{number}{suffixes[name]}"
 
 
 def _float(number: Any) -> str:
     wide = number.dtype.itemsize == 8
     if math.isfinite(number):
         text = repr(number.item()) if wide else np.format_float_scientific(number, trim="-", min_digits=0)
-        if not wide and 1e-4 <= abs(number) < 1e7 or number == 0:
+        if (not wide and 1e-4 <= abs(number) < 1e7) or number == 0:
             text = np.format_float_positional(number, trim="0")
         if not any(mark in text for mark in ".e"):
             text += ".0"
-        return text if wide else f"{text}f"
+        text = text if wide else f"{text}f"
+        return f"({text})" if number < 0 else text
     if math.isnan(number):
         return "lw_float64(0x7ff8000000000000ull)" if wide else "lw_float32(0x7fc00000u)"
     bits = ("0x7ff0000000000000ull", "0xfff0000000000000ull") if wide else ("0x7f800000u", "0xff800000u")
-    return f"lw_float{64 if wide else 32}({bits[number < 0]})"
+    return f"lw_float{64 if wide else 32}({bits[int(number < 0)]})"

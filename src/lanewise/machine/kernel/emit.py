@@ -19,9 +19,10 @@ import numpy as np
 
 from lanewise._jax import Var
 from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
+from lanewise.blocks.inside import Expand
 from lanewise.machine.kernel import dtypes, prelude
-from lanewise.machine.kernel.rules import table as table  # fills the table of rules
 from lanewise.machine.kernel.bodies import Bodies
+from lanewise.machine.kernel.rules import table as table  # fills the table of rules
 from lanewise.machine.kernel.structure import (
     DISPATCH,
     HALT,
@@ -31,7 +32,6 @@ from lanewise.machine.kernel.structure import (
     Mark,
     Node,
     Run,
-    Structure,
     leaves,
     structure,
 )
@@ -77,10 +77,15 @@ class Emitted:
 
 
 def emit(
-    linked: Linked, varying: Sequence[bool], *, max_steps: int | None = None, counting: bool = False
+    linked: Linked,
+    varying: Sequence[bool],
+    *,
+    expand: Expand,
+    max_steps: int | None = None,
+    counting: bool = False,
 ) -> Emitted:
     """Write the kernel of a linked program. `counting`: keep the lanes' steps even without `max_steps`."""
-    return _Emitter(linked, tuple(varying), max_steps, counting).kernel()
+    return _Emitter(linked, tuple(varying), expand, max_steps, counting).kernel()
 
 
 def _operand(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
@@ -92,11 +97,16 @@ def _operand(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
 
 class _Emitter:
     def __init__(
-        self, linked: Linked, varying: tuple[bool, ...], max_steps: int | None, counting: bool
+        self,
+        linked: Linked,
+        varying: tuple[bool, ...],
+        expand: Expand,
+        max_steps: int | None,
+        counting: bool,
     ) -> None:
         self.linked = linked
         self.varying = varying
-        self.writer = Writer()
+        self.writer = Writer(expand)
         self.bodies = Bodies(linked, varying, self.writer, max_steps, counting)
         self.structure = structure(self._edges(), self._heads())
 

@@ -77,7 +77,7 @@ def run(
     threads: int = 2,
 ) -> Ran:
     """Run a kernel over all examples; operands are as the emitted text takes them, keys as their `uint32` words."""
-    given = [np.ascontiguousarray(x) for x in (*operands, *emitted.constants)]
+    given = [np.asarray(x, order="C") for x in (*operands, *emitted.constants)]
     for position, (array, wanted) in enumerate(zip(given, emitted.operands, strict=True)):
         shape = (examples, *wanted.shape) if wanted.varies else wanted.shape
         if (array.shape, array.dtype.name) != (shape, wanted.dtype.name):

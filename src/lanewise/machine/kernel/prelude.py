@@ -43,6 +43,7 @@ HEADER = r"""
 #define LW_LANE ((long long)blockIdx.x * blockDim.x + threadIdx.x)
 #define LW_LANES ((long long)gridDim.x * blockDim.x)
 #define LW_NEXT(counter) ((long long)atomicAdd(counter, 1ull))
+#define LW_PLATFORM(cuda, host) cuda
 #else
 #include <atomic>
 #include <cmath>
@@ -61,6 +62,7 @@ static thread_local long long lw_this_lane, lw_all_lanes;
 #define LW_LANE lw_this_lane
 #define LW_LANES lw_all_lanes
 #define LW_NEXT(counter) ((long long)reinterpret_cast<atomic<unsigned long long>*>(counter)->fetch_add(1))
+#define LW_PLATFORM(cuda, host) host
 #endif
 
 typedef signed char int8;

@@ -102,6 +102,28 @@ class Stored(Value):
 
 
 @dataclass(frozen=True)
+class Part(Value):
+    """Consecutive elements of memory that holds more than this value: a frame's slot, a row that a loop writes."""
+
+    name: str = ""
+    offset: Index = 0
+
+    @property
+    def roots(self) -> Roots:
+        return frozenset((self.name,))
+
+    @property
+    def linear(self) -> bool:
+        return True
+
+    def at(self, indices: Sequence[Index]) -> str:
+        return self.flat(ravel(self.shape, indices))
+
+    def flat(self, index: Index) -> str:
+        return f"{self.name}[{plus(self.offset, index)}]"
+
+
+@dataclass(frozen=True)
 class View(Value):
     """Elements computed where they are read: `element` maps indices to an expression."""
 
@@ -172,6 +194,10 @@ class Mapped(Value):
 
     def flat(self, index: Index) -> str:
         return self.function(*(s.flat(index if s.shape else 0) for s in self.sources))
+
+
+# What can be stored into.
+Place = Scalar | Stored | Part
 
 
 def joined_roots(values: Sequence[Value]) -> Roots:

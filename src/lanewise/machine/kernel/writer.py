@@ -20,6 +20,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from lanewise.blocks.inside import Expand
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.layout import Layout
 from lanewise.machine.kernel.rules import RULES, Unsupported
@@ -27,6 +28,7 @@ from lanewise.machine.kernel.uses import Uses, uses_of
 from lanewise.machine.kernel.values import (
     Index,
     Mapped,
+    Place,
     Scalar,
     Stored,
     Value,
@@ -57,10 +59,11 @@ class Scope:
 
 
 class Writer:
-    """Writes the body of a kernel."""
+    """Writes the body of a kernel. `expand` gives the code of a program under an inner `jax.vmap`."""
 
-    def __init__(self, layout: Layout | None = None) -> None:
-        self.layout = layout or Layout()
+    def __init__(self, expand: Expand) -> None:
+        self.expand = expand
+        self.layout = Layout()
         self.lines: list[str] = []
         self.depth = 0
         self.scopes: list[Scope] = []
@@ -127,6 +130,16 @@ class Writer:
         """Bind a variable to a value that needs no code of its own."""
         self.scope.values[var] = value
 
+    def hand_on(self, var: Var, atom: Atom) -> None:
+        """Bind an outvar to the very value of an operand, its memory included if nothing else wants it."""
+        value = self.value(atom)
+        if value.weight:
+            self.compute(var, value)
+            return
+        self.define(var, value)
+        if self.dies(atom):
+            self.scope.owned.add(var)
+
     def view(
         self,
         shape: Sequence[int],
@@ -174,21 +187,52 @@ class Writer:
         self,
         jaxpr: Jaxpr | ClosedJaxpr,
         args: Sequence[Value],
-        owned: Sequence[bool] | None = None,
+        owned: Sequence[bool] = (),
+        destinations: Sequence[Value | None] = (),
     ) -> list[Value]:
-        """Inline a jaxpr; `owned` tells which arguments' memory it may write over."""
+        """Write a jaxpr's code here; gives its results.
+
+        `owned` tells which arguments' memory it may write over, `destinations` where its results will be stored.
+        """
         scope = Scope(uses_of(jaxpr.eqns, jaxpr.outvars))
-        consts = _jax.attached_consts(jaxpr)
+        scope.values.update(zip(jaxpr.invars, args, strict=True))
+        scope.owned |= {var for var, own in zip(jaxpr.invars, owned, strict=False) if own}
+        for atom, room in zip(jaxpr.outvars, destinations, strict=False):
+            if isinstance(atom, Var) and isinstance(room, Stored):
+                scope.destinations[atom] = room
+        self._code(scope, jaxpr, _jax.attached_consts(jaxpr))
+        return [self._result(scope, atom) for atom in jaxpr.outvars]
+
+    def inline(
+        self,
+        jaxpr: Jaxpr,
+        operands: Sequence[Atom],
+        outvars: Sequence[Var],
+        consts: Sequence[Any] = (),
+    ) -> None:
+        """Write a jaxpr's code here, on operands of the equation being written; binds `outvars` to its results."""
+        scope = Scope(uses_of(jaxpr.eqns, jaxpr.outvars))
+        scope.values.update((v, self.value(a)) for v, a in zip(jaxpr.invars, operands, strict=True))
+        scope.owned |= {v for v, a in zip(jaxpr.invars, operands, strict=True) if self.dies(a)}
+        self._code(scope, jaxpr, consts)
+        for var, atom in zip(outvars, jaxpr.outvars, strict=False):
+            value = self._result(scope, atom)
+            if not value.weight:
+                self.define(var, value)
+            else:
+                self.compute(var, value)
+            if isinstance(atom, Var) and atom in scope.owned:
+                self.scope.owned.add(var)
+
+    def _code(self, scope: Scope, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
         for var, const in zip(jaxpr.constvars, consts, strict=True):
             scope.values[var] = self.constant(const, var.aval.dtype, var.aval.shape)
-        scope.values.update(zip(jaxpr.invars, args, strict=True))
-        if owned is not None:
-            scope.owned |= {var for var, own in zip(jaxpr.invars, owned, strict=True) if own}
         self.scopes.append(scope)
         self.eqns(jaxpr.eqns)
-        outs = [self.value(atom) for atom in jaxpr.outvars]
         self.scopes.pop()
-        return outs
+
+    def _result(self, scope: Scope, atom: Atom) -> Value:
+        return self.value(atom) if isinstance(atom, Literal) else scope.values[atom]
 
     def eqns(self, eqns: Sequence[JaxprEqn]) -> None:
         """Write equations into the current scope."""
@@ -235,15 +279,15 @@ class Writer:
         self.give(var, room)
         return room
 
-    def put(self, room: Scalar | Stored, indices: Sequence[Index], expression: str) -> None:
+    def put(self, room: Place, indices: Sequence[Index], expression: str) -> None:
         """Write one element."""
         self.line(f"{room.at(indices)} = {expression};")
 
-    def put_flat(self, room: Scalar | Stored, index: Index, expression: str) -> None:
+    def put_flat(self, room: Place, index: Index, expression: str) -> None:
         """Write the element at a row-major position."""
         self.line(f"{room.flat(index)} = {expression};")
 
-    def copy(self, room: Scalar | Stored, value: Value) -> None:
+    def copy(self, room: Place, value: Value) -> None:
         """Write all elements of a value of the same shape."""
         if room == value:
             return
