@@ -47,6 +47,18 @@ def bars(
     _save(pyplot, figure, name)
 
 
+def figures(name: str, title: str, values: Mapping[str, float], target: float, axis: str) -> None:
+    """One bar for each, from nought on a plain axis, the target as a line."""
+    pyplot, figure, axes = _figure(7.0, 1.2 + 0.28 * len(values))
+    names = list(values)[::-1]
+    axes.barh(names, [values[n] for n in names], color=INK)
+    axes.axvline(target, color=TARGET, linestyle="--", label=f"target {target:g}")
+    axes.legend(loc="lower right", frameon=False)
+    axes.set_xlabel(axis)
+    axes.set_title(title)
+    _save(pyplot, figure, name)
+
+
 def lines(
     name: str, title: str, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], axis: str
 ) -> None:

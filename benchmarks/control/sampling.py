@@ -142,7 +142,7 @@ def hmc_lax(key: jax.Array, x: jax.Array, draws: jax.Array) -> Any:
         k1, k2, k3 = random.split(random.fold_in(key, i), 3)
         momentum = random.normal(k1, x.shape, x.dtype)
         length = 1 + (6.0 * random.exponential(k2, (), jnp.float32)).astype(jnp.int32)
-        new, speed = lax.fori_loop(0, length, lambda _, state: leapfrog(*state, 0.2), (x, momentum))
+        new, speed = lax.fori_loop(0, length, lambda _, s: leapfrog(s[0], s[1], 0.2), (x, momentum))
         gain = energy(x, momentum) - energy(new, speed)
         accept = jnp.log(random.uniform(k3, (), jnp.float32)) < gain
         return jnp.where(accept, new, x), leapfrogs + length

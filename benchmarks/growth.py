@@ -1,0 +1,121 @@
+"""How cost grows: with the number of examples, and with the recursion depth that is allowed.
+
+Doubling the examples must at most double the time, at every doubling. Doubling the frames a lane may have
+pending must not change the time of lanes that stay shallow by more than a tenth: room for a stack is not
+work.
+
+    python benchmarks/growth.py [--most 65536] [--carrier auto] [--repeats 5] [--plot]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+
+import _plot
+import lanewise as lw
+from _harness import Claim, medians, report, use_device
+from control import SUITE
+from control.measure import ours
+from control.recursion import fibonacci
+from lanewise.errors import LanewiseError
+
+PROGRAMS = ("collatz", "rejection", "recursive_fibonacci", "early_exit_mlp")
+LEAST = 2**10
+SHALLOW_LANES = 1024
+DEPTHS = (32, 64, 128, 256, 512)
+
+
+def seconds(fun: Any, arguments: tuple[Any, ...], repeats: int) -> float:
+    return medians({"ours": fun}, arguments, repeats)["ours"]
+
+
+def growth_of_examples(key: str, most: int, carrier: str, repeats: int) -> dict[int, float]:
+    """The time for each number of examples, doubling."""
+    entry = next(entry for entry in SUITE if entry.key == key)
+    took: dict[int, float] = {}
+    examples = LEAST
+    while examples <= most:
+        case = entry.make(examples, False)
+        took[examples] = seconds(
+            ours(case, carrier=carrier), jax.device_put(case.arguments), repeats
+        )
+        print(
+            f"{entry.name:<22} {examples:>8} examples {1e3 * took[examples]:10.2f} ms", flush=True
+        )
+        examples *= 2
+    return took
+
+
+def growth_of_depth(carrier: str, repeats: int) -> dict[int, float]:
+    """The time of lanes at most seven frames deep, for each depth allowed, in turns."""
+    n = np.random.default_rng(0).integers(0, 8, SHALLOW_LANES).astype(np.int32)
+    contenders = {
+        str(depth): jax.jit(lw.vmap(fibonacci, max_depth=depth, carrier=carrier))
+        for depth in DEPTHS
+    }
+    took = medians(contenders, jax.device_put((n,)), repeats)
+    for depth, time in took.items():
+        print(f"shallow recursion      {depth:>8} frames   {1e3 * time:10.2f} ms", flush=True)
+    return {int(depth): time for depth, time in took.items()}
+
+
+def worst_step(took: dict[int, float]) -> tuple[int, int]:
+    """The doubling that cost most."""
+    sizes = sorted(took)
+    return max(itertools.pairwise(sizes), key=lambda step: took[step[1]] / took[step[0]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--most", type=int, help="2^16 examples on a CPU, 2^20 on a GPU")
+    parser.add_argument("--carrier", default="auto")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "gpu"))
+    parser.add_argument("--plot", action="store_true", help="write PNGs under docs/plots/")
+    options = parser.parse_args()
+    use_device(options.device)
+    backend = jax.default_backend()
+    most = options.most or (2**16 if backend == "cpu" else 2**20)
+
+    claims: list[Claim] = []
+    curves: dict[str, dict[int, float]] = {}
+    for key in PROGRAMS:
+        # A GPU holds the matrices of so many lanes, but nobody waits for them.
+        bound = most if key != "early_exit_mlp" else min(most, 2**14)
+        try:
+            curves[key] = growth_of_examples(key, bound, options.carrier, options.repeats)
+        except LanewiseError as refused:
+            print(f"{key}: left out, {refused}", flush=True)
+            continue
+        if len(curves[key]) > 1:
+            few, many = worst_step(curves[key])
+            name = f"growth, {backend}, {options.carrier}: {key}, {few} to {many} examples"
+            claims.append(Claim(name, curves[key][many], curves[key][few], "<= 2"))
+    try:
+        depths = growth_of_depth(options.carrier, max(options.repeats, 15))
+    except LanewiseError as refused:
+        print(f"recursion: left out, {refused}", flush=True)
+    else:
+        few, many = worst_step(depths)
+        name = (
+            f"growth, {backend}, {options.carrier}: shallow lanes, {few} to {many} frames allowed"
+        )
+        claims.append(Claim(name, depths[many], depths[few], "<= 1.1"))
+        curves_of_depth = {"shallow lanes": (list(depths), list(depths.values()))}
+        if options.plot:
+            title = f"depth allowed, {options.carrier}"
+            _plot.lines(f"growth_depth_{backend}", title, curves_of_depth, "frames allowed")
+    if options.plot and curves:
+        points = {key: (list(took), list(took.values())) for key, took in curves.items()}
+        title = f"examples, {options.carrier}"
+        _plot.lines(f"growth_examples_{backend}", title, points, "examples")
+    report(claims)
+
+
+if __name__ == "__main__":
+    main()
