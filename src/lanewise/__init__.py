@@ -5,13 +5,15 @@ from lanewise import errors
 from lanewise.decorator import ProgramFunction, lift, program
 from lanewise.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.inspect import Inspection, inspect
-from lanewise.outcomes import Outcomes, Stats
+from lanewise.outcomes import Failure, Outcomes, Stats
 from lanewise.program import Program
+from lanewise.stream import stream
 from lanewise.transform import vmap
 
 del _bind
 
 __all__ = [
+    "Failure",
     "Inspection",
     "LaneError",
     "LanewiseError",
@@ -25,5 +27,6 @@ __all__ = [
     "inspect",
     "lift",
     "program",
+    "stream",
     "vmap",
 ]

@@ -13,7 +13,7 @@ from lanewise.errors import OptionError, TransformError
 from lanewise.options import Options
 from lanewise.outcomes import Outcomes, Stats
 from lanewise.program import program_p, throw_p
-from lanewise.signature import DYNAMIC, Signature
+from lanewise.signature import DYNAMIC, CallStatics, Signature
 from lanewise.staging import Entry, Source, Staged, call_in_progress, stage
 
 
@@ -76,6 +76,10 @@ class ProgramFunction:
                 f"`{staged.name}` cannot be staged while it is itself being traced."
             )
         return staged, [*staged.captures, *operands]
+
+    def split(self, *args: Any) -> tuple[list[Any], CallStatics]:
+        """The leaves of these arguments that are traced, and everything else about them, hashable."""
+        return self._signature.split(args, {})
 
     def dynamic(
         self, flags: Sequence[bool], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -74,6 +74,22 @@ class Stats:
 NUM_STATS = 6
 
 
+@dataclass(frozen=True)
+class Failure:
+    """What an example of a stream that failed has in place of an answer.
+
+    >>> print(Failure(Outcome.STEPS_EXHAUSTED))
+    steps exhausted
+    """
+
+    outcome: Outcome
+    site: Site | None = None
+
+    def __str__(self) -> str:
+        phrase = self.outcome.phrase
+        return phrase if self.site is None else f"{phrase}: {self.site}"
+
+
 def describe(code: np.ndarray, site: np.ndarray, sites: Sequence[Site], name: str) -> str:
     """Failed lanes by way of failing.
 

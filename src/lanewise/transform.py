@@ -31,6 +31,8 @@ def vmap(
     * `max_depth`: how many frames a lane may have pending.
     * `throw`: raise if a lane fails (the default); False gives `Outcomes` beside the answers.
     * `stats`: give `Stats` of the machine, last.
+    * `lanes`: run with this many lanes, each of which takes the next example when it has ended one. Answers are the
+      same; a batch of no more examples than that runs as it would without.
 
     >>> import jax.numpy as jnp
     >>> import lanewise as lw
@@ -40,6 +42,8 @@ def vmap(
     >>> answers, outcomes = lw.vmap(double, max_steps=4, throw=False)(jnp.array([1, 30, 200]))
     >>> outcomes.ok().tolist()
     [False, True, True]
+    >>> lw.vmap(double, lanes=2)(jnp.array([1, 30, 200, 7, 50])).tolist()
+    [128, 120, 200, 112, 100]
     """
     if not callable(fun):
         raise OptionError(

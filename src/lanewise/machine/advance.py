@@ -57,7 +57,7 @@ class Advance:
         if isinstance(item, ReturnPoint):
             state = self._pop(state, item, mask)
             return self._count(
-                state.with_(pc=jnp.where(mask, self.linked.pc_of[item.target], state.pc)), mask
+                state.with_(pc=jnp.where(mask, self.linked.pc_after(item.target), state.pc)), mask
             )
         if self.max_steps is not None and item.steps:
             spent = mask & (state.steps + item.steps > self.max_steps)
@@ -175,12 +175,12 @@ class Advance:
         return loaded(state.registers[self.place[var]], var.aval)
 
     def _leave(self, state: State, block: Block, mask: Any, given: Sequence[Any]) -> State:
-        pc_of = self.linked.pc_of
+        pc_after = self.linked.pc_after
         match block.terminator:
             case Jump(target):
-                return state.with_(pc=jnp.where(mask, pc_of[target], state.pc))
+                return state.with_(pc=jnp.where(mask, pc_after(target), state.pc))
             case Branch(targets=targets):
-                following = [pc_of[t] for t in targets]
+                following = [pc_after(t) for t in targets]
                 index = given[0]
                 if len(following) == 2:
                     chosen = jnp.where(index.astype(bool), following[1], following[0])
@@ -226,7 +226,7 @@ class Advance:
         for var in moves.push:
             place = self.stack_place[var]
             stacks[place] = put(stacks[place], state.registers[self.place[var]])
-        back = jnp.full((self.lanes,), self.linked.return_pc[block.label], jnp.int32)
+        back = jnp.full((self.lanes,), self.linked.pc_after_call(block.label), jnp.int32)
         depth = jnp.where(mask, state.depth + 1, state.depth)
         return state.with_(
             stacks=tuple(stacks),

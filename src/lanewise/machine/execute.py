@@ -201,7 +201,7 @@ def _phases(
         return run_ticks(linked, state, width, options, chosen.schedule)
 
     def finish(state: State) -> list[Any]:
-        values, code, site = answers(linked, state, width)
+        values, code, site = answers(linked, state)
         return _shaped((values, code, site, statistics(state)), program, lanes, mapped, options)
 
     return _Phases(start, run, finish, lambda state: state, grown)

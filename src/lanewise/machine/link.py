@@ -80,6 +80,34 @@ class Linked:
         return None if again else self.pc_of[entry.entry]
 
     @cached_property
+    def bare_ends(self) -> frozenset[int]:
+        """The pcs of blocks that do nothing but end the lane: who would go there has ended."""
+        entry = self.program.entry_function
+        called = {
+            item.terminator.callee
+            for item in self.order
+            if isinstance(item, Block) and isinstance(item.terminator, Call | TailCall)
+        }
+        if entry.name in called:
+            return frozenset()
+        return frozenset(
+            self.pc_of[block.label]
+            for block in entry.blocks[1:]
+            if isinstance(block.terminator, Return)
+            and not (block.eqns or block.assigns or block.steps)
+        )
+
+    def pc_after(self, target: Label) -> int:
+        """The pc of a lane that goes to `target`."""
+        pc = self.pc_of[target]
+        return self.halt if pc in self.bare_ends else pc
+
+    def pc_after_call(self, call: Label) -> int:
+        """The pc of a lane that comes back from the call at the end of block `call`."""
+        pc = self.return_pc[call]
+        return self.halt if pc in self.bare_ends else pc
+
+    @cached_property
     def one_loop(self) -> bool:
         """Whether all there is to diverge is one loop of one block: lanes cannot get ahead of each other in it."""
         back = [

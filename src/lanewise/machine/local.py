@@ -71,7 +71,7 @@ class _Local:
             code=jnp.asarray(self.code),
             site=jnp.asarray(self.site),
         )
-        values, code, site = answers(self.linked, ended, self.lanes)
+        values, code, site = answers(self.linked, ended)
         counts = [
             self.runs,
             self.runs,

@@ -1,7 +1,7 @@
 """Refill: any number of examples through a machine of few lanes.
 
 A lane that ends early would idle until the last one ends. Here its answer is put away under its example's number and
-the lane starts over with the next example. All of it is traceable code around `run_ticks`, so it works inside `jit`.
+the lane starts over with the next example. All of it is traceable code around `run_until`, so it works inside `jit`.
 
 When it pays. A refill costs about the same for one lane as for all, so lanes that have ended wait for others: the
 refill is due when their waiting, summed over lanes and ticks, has cost what the refill costs. It is the rule by which
@@ -9,8 +9,9 @@ refill is due when their waiting, summed over lanes and ticks, has cost what the
 
 When there is nothing to refill with, lanes run out and the machine would end as empty as any other. Once half of the
 lanes idle, those that still run become the examples of a second machine with a sixteenth of the lanes, which loads
-them as they are, stacks and all, and is refilled from them by the same rule. Only its own end runs half empty, which
-is a sixteenth of the loss, for one more copy of the code. Halving again and again would do as well for many more copies.
+them as they are, stacks and all, and is refilled from them by the same rule; and once more for its own last lanes.
+What runs half empty in the end is a machine of a 256th of the lanes, for two more copies of the code. Halving again
+and again loses no less, and needs many more copies.
 
 Growth. A lane whose stack is full waits for the host to make room; when a quarter of the lanes wait, or nothing else
 can be done, the machine stops for it. Where no host can help (inside `jit`, or at the greatest depth), such a lane
@@ -43,12 +44,14 @@ from lanewise.machine.state import (
     storage_struct,
     stored,
 )
-from lanewise.machine.ticks import Pause, blanked, run_ticks, statistics
+from lanewise.machine.ticks import Pause, results, run_until, statistics
 from lanewise.options import Options
 
-# Lanes of the machine that finishes what is left, as a part of all lanes; with fewer it would not pay.
+# How many times fewer lanes the machine has that finishes what is left, how often that is done, and the fewest lanes
+# worth a machine.
 NARROWING = 16
-FEWEST_NARROW_LANES = 4
+MOST_NARROWINGS = 2
+FEWEST_NARROW_LANES = 1
 # The machine stops for the host to make room when one in this many lanes waits for it.
 WAITING_FOR_ROOM = 4
 # What a lane's element costs to put away or bring in, by index: a handful of operations.
@@ -107,7 +110,8 @@ class Refill:
         self.options = options
         self.schedule = schedule
         self.most_depth = most_depth
-        self.narrow = lanes // NARROWING if lanes // NARROWING >= FEWEST_NARROW_LANES else 0
+        narrower = (lanes // NARROWING**i for i in range(1, MOST_NARROWINGS + 1))
+        self.widths = (lanes, *(width for width in narrower if width >= FEWEST_NARROW_LANES))
         self.results = result_registers(linked)
 
     # -- the three phases --------------------------------------------------------------------------
@@ -140,22 +144,23 @@ class Refill:
                 example=jnp.where(takes, number, flow.example),
             )
 
-        few = self.lanes // 2 if self.narrow else 0
-        flow = self._run_through(flow, load, self.examples, self.lanes, few)
-        return self._run_narrow(flow) if self.narrow else flow
+        return self._run_widths(flow, load, self.examples, self.widths)
 
     def finish(self, flow: Flow) -> tuple[list[Any], Any, Any, list[Any]]:
         """Answers, codes and sites of all examples, and statistics."""
         # What is not put away by now waits for room that will not come.
         flow = self._put_away(flow, ended=flow.example < self.examples)
         values = dict(zip(self.results, flow.answers, strict=True))
-        uniforms = dict(zip(self.linked.uniforms, flow.machine.uniforms, strict=True))
-        for var, value in uniforms.items():
-            values[var] = jnp.broadcast_to(value, (self.examples, *value.shape))
-        answers = blanked(self.linked, values, flow.code)
+        answers = results(self.linked, values, flow.machine, flow.code)
         return answers, flow.code, flow.site, statistics(flow.machine, flow.steps)
 
     # -- parts -------------------------------------------------------------------------------------
+
+    def _run_widths(self, flow: Flow, load: Load, limit: Any, widths: Sequence[int]) -> Flow:
+        """Run the examples below `limit` with a machine of the first width, the last of them with narrower ones."""
+        lanes, *narrower = widths
+        flow = self._run_through(flow, load, limit, lanes, lanes // 2 if narrower else 0)
+        return self._run_narrow(flow, flow.next >= limit, widths) if narrower else flow
 
     def _run_through(self, flow: Flow, load: Load, limit: Any, lanes: int, few: int) -> Flow:
         """Run the examples below `limit`; with none left, until no more than `few` lanes run."""
@@ -173,7 +178,7 @@ class Refill:
 
         def turn(flow: Flow) -> Flow:
             pause = Pause(jnp.where(flow.next < limit, patience, jnp.inf), enough(flow))
-            machine = run_ticks(
+            machine, _ = run_until(
                 self.linked, flow.machine, lanes, self.options, self.schedule, pause
             )
             ended = machine.pc == self.linked.halt
@@ -213,42 +218,41 @@ class Refill:
             steps=flow.steps + jnp.where(held, machine.steps, 0).sum(dtype=jnp.float32),
         )
 
-    def _run_narrow(self, flow: Flow) -> Flow:
-        """Finish the lanes that still run with a machine of fewer lanes, if no example is left."""
+    def _run_narrow(self, flow: Flow, none_left: Any, widths: Sequence[int]) -> Flow:
+        """Finish the lanes that still run with a machine of fewer lanes, if no example is left for this one."""
+        lanes, width = widths[:2]
         wide, example = flow.machine, flow.example
-        runs = running(wide, self.linked) & (flow.next >= self.examples)
+        runs = running(wide, self.linked) & none_left
         count = runs.sum(dtype=jnp.int32)
         # The lanes that run, in order: the examples of the narrow machine.
-        (lane_of,) = jnp.nonzero(runs, size=self.lanes, fill_value=0)
+        (lane_of,) = jnp.nonzero(runs, size=lanes, fill_value=0)
 
         def load(flow: Flow, takes: Any, number: Any) -> Flow:
-            lane = lane_of[jnp.clip(number, 0, self.lanes - 1)]
+            lane = lane_of[jnp.clip(number, 0, lanes - 1)]
             return flow.with_(
                 machine=_with_lanes(flow.machine, takes, _lanes_of(wide, lane)),
                 example=jnp.where(takes, example[lane], flow.example),
             )
 
-        dear = num_dear(self.linked, self.narrow, self.schedule)
-        empty = _lanes_of(wide, jnp.arange(self.narrow)).with_(
-            pc=jnp.full((self.narrow,), self.linked.halt, jnp.int32),
+        dear = num_dear(self.linked, width, self.schedule)
+        number = jnp.arange(width, dtype=jnp.int32)
+        empty = _lanes_of(wide, number).with_(
+            pc=jnp.full((width,), self.linked.halt, jnp.int32),
             waited=jnp.zeros((dear,), wide.waited.dtype),
             spent=jnp.zeros((dear,), wide.spent.dtype),
         )
-        number = jnp.arange(self.narrow, dtype=jnp.int32)
-        none = jnp.full((self.narrow,), self.examples, jnp.int32)
-        narrow = flow.with_(machine=empty, example=none, next=jnp.minimum(self.narrow, count))
+        none = jnp.full((width,), self.examples, jnp.int32)
+        narrow = flow.with_(machine=empty, example=none, next=jnp.minimum(width, count))
         narrow = load(narrow, number < count, number)
-        narrow = self._run_through(narrow, load, count, self.narrow, 0)
+        narrow = self._run_widths(narrow, load, count, widths[1:])
         # Lanes that wait for room go back to where they were; those that ended leave an empty lane behind.
         taken = runs & (jnp.cumsum(runs) <= narrow.next)
         lane = jnp.argmax(example[None, :] == narrow.example[:, None], axis=1)
-        back = jnp.where(narrow.example < self.examples, lane, self.lanes)
-        wide = _put_lanes(
-            wide.with_(pc=jnp.where(taken, self.linked.halt, wide.pc)), back, narrow.machine
-        )
+        back = jnp.where(narrow.example < self.examples, lane, lanes)
+        left = wide.with_(pc=jnp.where(taken, self.linked.halt, wide.pc))
         whole = narrow.machine
         return narrow.with_(
-            machine=wide.with_(
+            machine=_put_lanes(left, back, whole).with_(
                 uniforms=whole.uniforms,
                 deepest=whole.deepest,
                 ticks=whole.ticks,
@@ -306,9 +310,9 @@ def num_dear(linked: Linked, lanes: int, schedule: str) -> int:
 
 def refill_ticks(linked: Linked, lanes: int, schedule: str) -> float:
     """What a refill costs, in ticks."""
-    swept = [linked.costs[pc].operations for pc in swept_blocks(linked)]
+    swept = [linked.costs[pc].operations for pc in swept_blocks(linked)] or [0.0]
     blocks_a_tick = len(swept) if schedule == "sweep" else 1
-    operations = sum(swept) * blocks_a_tick / max(len(swept), 1)
+    operations = sum(swept) * blocks_a_tick / len(swept)
     tick = blocks_a_tick * BLOCK_OPERATIONS + lanes * operations
     moved = [*result_registers(linked), *linked.program.inputs]
     elements = sum(math.prod(storage_struct(var).shape) for var in moved)

@@ -113,8 +113,10 @@ def _sweep_all(advance: Advance, state: State) -> State:
 
 
 def swept_blocks(linked: Linked) -> tuple[int, ...]:
-    """The blocks of a sweep: all but an entry that nothing comes back to, which runs before the first tick."""
-    return tuple(pc for pc in range(linked.halt) if pc != linked.entered_once)
+    """The blocks of a sweep: none that no lane is ever at, nor an entry that nothing comes back to (it runs before)."""
+    return tuple(
+        pc for pc in range(linked.halt) if pc != linked.entered_once and pc not in linked.bare_ends
+    )
 
 
 def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from lanewise._jax import Var
 from lanewise.errors import Outcome
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
-from lanewise.machine.schedule import SCHEDULES
+from lanewise.machine.schedule import SCHEDULES, Tick
 from lanewise.machine.state import COUNTERS, State, any_running, loaded
 from lanewise.options import Options
 
@@ -39,66 +39,75 @@ class Pause(NamedTuple):
     ticks: Any = jnp.inf
 
 
-def run_ticks(
-    linked: Linked,
-    state: State,
-    lanes: int,
-    options: Options,
-    schedule: str,
-    pause: Pause | None = None,
-) -> State:
-    """Tick until no lane can go on (all have ended, or wait for room on their stacks), or until a pause is due."""
-    counting = options.stats
-    advance = Advance(linked, lanes, max_steps=options.max_steps, counting=counting)
-    tick = SCHEDULES[schedule](advance)
+def run_ticks(linked: Linked, state: State, lanes: int, options: Options, schedule: str) -> State:
+    """Tick until no lane can go on: all have ended, or wait for room on their stacks."""
+    state, tick = _begin(linked, state, lanes, options, schedule)
+    return lax.while_loop(lambda state: any_running(state, linked), tick, state)
 
-    def body(state: State) -> State:
-        state = tick(state)
-        return state.with_(ticks=state.ticks + 1) if counting else state
 
-    if schedule == "sweep" and linked.entered_once is not None:
-        state = advance.run(state, linked.entered_once)
-    if pause is None:
-        return lax.while_loop(lambda state: any_running(state, linked), body, state)
+def run_until(
+    linked: Linked, state: State, lanes: int, options: Options, schedule: str, pause: Pause
+) -> tuple[State, Any]:
+    """Tick until no lane can go on or a pause is due; gives what idle lanes have waited, and the ticks, as well."""
+    state, tick = _begin(linked, state, lanes, options, schedule)
 
-    # The two sums a pause is decided by are one row, so that the loop's test stays one function.
     def account(pc: Any, spent: Any) -> list[Any]:
         running = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.float32)
         return [spent + jnp.stack([lanes - running, jnp.float32(1)]), running]
 
-    def paying_body(carry: Any) -> Any:
+    def turn(carry: Any) -> Any:
         state, spent, _ = carry
-        state = body(state)
+        state = tick(state)
         return state, *_jax.as_one_function(account, state.pc, spent)
 
     def goes_on(carry: Any) -> Any:
         _, spent, running = carry
         return (running > pause.few) & (spent[0] < pause.idle) & (spent[1] < pause.ticks)
 
-    _, running = account(state.pc, jnp.zeros((2,), jnp.float32))
-    begin = (state, jnp.zeros((2,), jnp.float32), running)
-    return lax.while_loop(goes_on, paying_body, begin)[0]
+    nothing = jnp.zeros((2,), jnp.float32)
+    _, running = account(state.pc, nothing)
+    state, spent, _ = lax.while_loop(goes_on, turn, (state, nothing, running))
+    return state, spent
 
 
-def answers(linked: Linked, state: State, lanes: int) -> tuple[list[Any], Any, Any]:
+def _begin(
+    linked: Linked, state: State, lanes: int, options: Options, schedule: str
+) -> tuple[State, Tick]:
+    """The state after what comes before the first tick, and what a tick does."""
+    counting = options.stats
+    advance = Advance(linked, lanes, max_steps=options.max_steps, counting=counting)
+    tick = SCHEDULES[schedule](advance)
+
+    def counted(state: State) -> State:
+        state = tick(state)
+        return state.with_(ticks=state.ticks + 1) if counting else state
+
+    if schedule == "sweep" and linked.entered_once is not None:
+        state = advance.run(state, linked.entered_once)
+    return state, counted
+
+
+def answers(linked: Linked, state: State) -> tuple[list[Any], Any, Any]:
     """The results of all lanes, outcome codes and sites; a lane that failed answers NaN, or zero."""
     code = jnp.where(state.pc < 0, int(Outcome.STACK_OVERFLOW), state.code)
     values = dict(zip(linked.registers, state.registers, strict=True))
-    for var, kept in zip(linked.uniforms, state.uniforms, strict=True):
-        values[var] = jnp.broadcast_to(kept, (lanes, *kept.shape))
-    return blanked(linked, values, code), code, state.site
+    return results(linked, values, state, code), code, state.site
 
 
-def blanked(linked: Linked, values: Mapping[Var, Any], code: Any) -> list[Any]:
-    """The results, of these values, with those that failed blank."""
+def results(linked: Linked, values: Mapping[Var, Any], state: State, code: Any) -> list[Any]:
+    """The results from these values, one of each for each code, or from what all share; blank where one failed."""
     failed = code != int(Outcome.DONE)
-    results = []
+    uniforms = dict(zip(linked.uniforms, state.uniforms, strict=True))
+    found = []
     for var in linked.program.entry_function.results:
-        value = values[var]
+        if var in uniforms:
+            value = jnp.broadcast_to(uniforms[var], (*code.shape, *uniforms[var].shape))
+        else:
+            value = values[var]
         bad = jnp.asarray(blank(value.dtype), value.dtype)
         value = jnp.where(lax.expand_dims(failed, range(1, value.ndim)), bad, value)
-        results.append(loaded(value, var.aval))
-    return results
+        found.append(loaded(value, var.aval))
+    return found
 
 
 def blank(dtype: Any) -> Any:

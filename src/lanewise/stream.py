@@ -1,0 +1,373 @@
+"""`lanewise.stream`: a program for each of any number of examples, answers as they finish.
+
+Continuous batching for anything: a machine of a fixed number of lanes runs on the device in segments (see
+`machine/segments.py`); between them the host hands out answers and fills the lanes that have ended. While the device
+runs, the host converts the next examples, and the caller works on the last answers.
+
+Memory is bounded: at most twice as many examples as lanes are held, and with `ordered=True` answers that wait for an
+earlier one, up to `MOST_HELD` times the lanes, after which no example is taken until the earlier one is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from lanewise import _jax
+from lanewise.decorator import ProgramFunction, lift
+from lanewise.errors import LaneError, OptionError, Outcome, TransformError
+from lanewise.machine.segments import Segments, segments_of
+from lanewise.outcomes import Failure, Outcomes
+from lanewise.signature import CallStatics
+from lanewise.staging import Staged
+
+# How long a segment may take, in seconds: an interrupt, a slow source and a shown count wait no longer than this.
+SEGMENT_SECONDS = 0.1
+FEWEST_TICKS = 16
+MOST_HELD = 8
+SECONDS_BETWEEN_UPDATES = 0.1
+
+
+def stream(
+    fun: Callable[..., Any],
+    examples: Iterable[Any],
+    *,
+    lanes: int = 1024,
+    ordered: bool = False,
+    throw: bool = False,
+    progress: bool = False,
+    **options: Any,
+) -> Iterator[tuple[int, Any]]:
+    """Run a program for every example of an iterable; yields `(index, value)` as they finish.
+
+    `examples` may be of any length, or endless; it is read as lanes come free, on the caller's own thread. Each item is
+    the argument of `fun`, or a tuple of them if it takes several (a lone argument that is itself a tuple is given as a
+    tuple of one). All examples have the same structure, shapes and types as the first. What all of them share is
+    closed over, and is then held once: `lw.stream(lambda x: f(x, weights), examples)`. Answers are NumPy arrays.
+
+    * `lanes`: how many examples are in flight at once.
+    * `ordered`: yield in the order of the examples.
+    * `throw`: False (the default) yields `(index, Failure)` for an example that fails, and goes on; True raises.
+    * `progress`: show on stderr how many are done.
+    * other options are those of `lanewise.vmap`, but for `stats`.
+
+    On `KeyboardInterrupt` no more examples are taken; what has finished so far is yielded (with `ordered=True` in
+    order, with gaps where one has not finished), then the interrupt is raised again. If the iterable itself raises, or
+    an example does not fit, all examples taken before it are finished and yielded first.
+
+    >>> import lanewise as lw
+    >>> @lw.program
+    ... def collatz(n):
+    ...     steps = 0
+    ...     while n != 1:
+    ...         n = n // 2 if n % 2 == 0 else 3 * n + 1
+    ...         steps += 1
+    ...     return steps
+    >>> for index, steps in lw.stream(collatz, range(1, 8), lanes=4, ordered=True):
+    ...     print(index, steps, end="; ")
+    0 0; 1 1; 2 7; 3 2; 4 5; 5 8; 6 16;
+    >>> dict(lw.stream(collatz, [27, 1], lanes=2, max_steps=50))[0].outcome.phrase
+    'steps exhausted'
+    """
+    if not callable(fun):
+        raise OptionError(
+            f"lanewise.stream takes a function or a program; got {type(fun).__name__}: {fun!r}"
+        )
+    program = fun if isinstance(fun, ProgramFunction) else lift(fun)
+    program = program.with_options(**options, lanes=lanes, throw=throw)
+    if program.options.lanes is None:
+        raise OptionError("lanes=None is no number of lanes; a stream runs with a fixed number.")
+    if program.options.stats:
+        raise OptionError("stats=True is for lanewise.vmap; a stream gives no statistics.")
+    try:
+        source = iter(examples)
+    except TypeError:
+        raise OptionError(
+            f"examples is of type {type(examples).__name__} and cannot be iterated over;"
+            " give a list, a generator or another iterable of arguments."
+        ) from None
+    total = len(examples) if hasattr(examples, "__len__") else None  # type: ignore[arg-type]
+    shown = _Progress(sys.stderr, total) if progress else None
+    return _Streaming(program, source, ordered, shown).answers()
+
+
+@dataclass(frozen=True, eq=False)
+class _First:
+    """What the first example decides for all: the traced program and what is compiled for it."""
+
+    staged: Staged
+    statics: CallStatics
+    segments: Segments
+
+
+class _Streaming:
+    """One stream under way."""
+
+    def __init__(
+        self,
+        program: ProgramFunction,
+        source: Iterator[Any],
+        ordered: bool,
+        progress: _Progress | None,
+    ) -> None:
+        self.program = program
+        self.lanes: int = program.options.lanes or 1
+        self.source = source
+        self.ordered = ordered
+        self.progress = progress
+        self.first: _First | None = None
+        self.state: Any = None
+        self.error: Exception | None = None
+        self.exhausted = False
+        self.waiting: deque[list[np.ndarray]] = deque()
+        self.taken = self.started = self.done = self.failed = 0
+        # What has finished and is not handed over yet, by index, and the next index to hand over in order.
+        self.finished: dict[int, Any] = {}
+        self.next_in_order = 0
+        # The example each lane runs, or -1.
+        self.index = np.full(self.lanes, -1)
+
+    def answers(self) -> Iterator[tuple[int, Any]]:
+        try:
+            try:
+                self._pull(device_works=lambda: False)
+                if self.first is not None:
+                    yield from self._turns(self.first)
+            except KeyboardInterrupt:
+                # An interrupt may have come while the state was being handed to the device, and have lost it.
+                with contextlib.suppress(Exception):
+                    if self.first is not None:
+                        self._harvest(self.first)
+                yield from self._hand_over(everything=True)
+                raise
+            if self.error is not None:
+                raise self.error
+        finally:
+            self._show(last=True)
+
+    def _turns(self, first: _First) -> Iterator[tuple[int, Any]]:
+        """Fill lanes, run a segment, hand answers over and take examples meanwhile, and again."""
+        segments, captures = first.segments, first.staged.captures
+        pace = _Pace(segments.patience, self.lanes)
+        while True:
+            takes, rows, index = self._filled(first)
+            if not (index >= 0).any():
+                yield from self._hand_over()
+                self._pull(device_works=lambda: False)
+                if not self.waiting:
+                    return
+                continue
+            idle = math.inf if self.exhausted and not self.waiting else pace.idle
+            state, ticks = segments.run(self.state, captures, rows, takes, idle, pace.ticks)
+            self.state, self.index = state, index
+            pace.segment_began()
+            yield from self._hand_over()
+            self._pull(device_works=lambda ticks=ticks: not ticks.is_ready())
+            waited = not ticks.is_ready()
+            pace.segment_ended(float(ticks), waited)
+            self._harvest(first)
+            self.state = segments.with_room(self.state)
+
+    # -- examples ----------------------------------------------------------------------------------
+
+    def _pull(self, device_works: Callable[[], bool]) -> None:
+        """Take examples until there is one for each lane; a slow source is left alone once the device is idle."""
+        began = time.perf_counter()
+        held = self.taken - self.next_in_order if self.ordered else 0
+        room = MOST_HELD * self.lanes - held
+        for _ in range(min(room, self.lanes - len(self.waiting))):
+            slow = time.perf_counter() - began > SEGMENT_SECONDS
+            if self.exhausted or (slow and self.waiting and not device_works()):
+                return
+            try:
+                self.waiting.append(self._rows(next(self.source)))
+                self.taken += 1
+            except StopIteration:
+                self.exhausted = True
+            except Exception as error:
+                self.error, self.exhausted = error, True
+
+    def _rows(self, example: Any) -> list[np.ndarray]:
+        """An example's arrays, as the machine keeps them; the first decides what the others must be."""
+        args = example if type(example) is tuple else (example,)
+        leaves, statics = self.program.split(*args)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            raise TransformError(
+                "lanewise.stream runs on the host and takes no traced values; inside jit, use lanewise.vmap with"
+                " lanes=."
+            )
+        if self.first is None:
+            staged, _ = self.program.stage(*args)
+            segments = segments_of(staged.program, self.lanes, self.program.options)
+            self.state = segments.empty(staged.captures)
+            self.first = _First(staged, statics, segments)
+        if statics != self.first.statics:
+            raise OptionError(
+                f"example {self.taken} has another structure than example 0: {_shown(statics)}, not"
+                f" {_shown(self.first.statics)}. All examples of a stream must be alike."
+            )
+        avals = self.first.segments.avals[self.first.staged.program.num_captures :]
+        return [
+            _row(leaf, aval, self.taken, place)
+            for place, (leaf, aval) in enumerate(zip(leaves, avals, strict=True))
+        ]
+
+    def _filled(self, first: _First) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+        """Which lanes take an example, their rows, and the example each lane has then."""
+        free = np.flatnonzero(self.index < 0)[: len(self.waiting)]
+        takes = np.zeros(self.lanes, bool)
+        takes[free] = True
+        index = self.index.copy()
+        index[free] = self.started + np.arange(len(free))
+        examples = [self.waiting.popleft() for _ in free]
+        self.started += len(free)
+        segments = first.segments
+        rows = []
+        for place, aval in enumerate(segments.avals[first.staged.program.num_captures :]):
+            struct = segments.row(aval)
+            row = np.zeros((self.lanes, *struct.shape), struct.dtype)
+            if examples:
+                row[free] = np.stack([example[place] for example in examples])
+            rows.append(row)
+        return takes, rows, index
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _harvest(self, first: _First) -> None:
+        """Take the answers of the lanes that have ended, and free them."""
+        segments, staged = first.segments, first.staged
+        ended, code = segments.ended(self.state)
+        lanes = np.flatnonzero(ended & (self.index >= 0))
+        if len(lanes) == 0:
+            return
+        columns = segments.results(self.state, lanes)
+        sites = np.asarray(self.state.site)[lanes]
+        result, finished = staged.result, {}
+        for place, lane in enumerate(lanes):
+            outcome = Outcome(int(code[lane]))
+            if outcome is Outcome.DONE:
+                leaves = [
+                    _jax.wrap_key(jnp.asarray(column[place]), aval)
+                    if _jax.is_key(aval)
+                    else column[place]
+                    for column, aval in zip(columns, result.avals, strict=True)
+                ]
+                value = jax.tree.unflatten(result.tree, result.static.join(leaves))
+            else:
+                known = outcome is Outcome.ASSERTION_FAILED
+                value = Failure(outcome, staged.program.sites[sites[place]] if known else None)
+                self.failed += 1
+            finished[int(self.index[lane])] = value
+        self.finished |= finished
+        self.index[lanes] = -1
+        self.done += len(lanes)
+        self._show()
+
+    def _hand_over(self, everything: bool = False) -> Iterator[tuple[int, Any]]:
+        """Yield what has finished; in order only what follows on what was yielded before, but for `everything`."""
+        for index in sorted(self.finished):
+            if self.ordered and not everything and index != self.next_in_order:
+                return
+            self.next_in_order = index + 1
+            value = self.finished.pop(index)
+            if isinstance(value, Failure) and self.program.options.throw:
+                raise LaneError(
+                    f"{self.program.__name__}: {value} in example {index}."
+                    " Pass throw=False for the answers of the others.",
+                    Outcomes(np.int32(value.outcome), np.int32(-1), ()),
+                )
+            yield index, value
+
+    def _show(self, last: bool = False) -> None:
+        if self.progress is not None:
+            self.progress.show(self.done, self.failed, last)
+
+
+class _Pace:
+    """How long segments should be, by what the last ones took.
+
+    Idle lanes may lose as much as the host takes between two segments; and no segment should take so long that the
+    host cannot be heard.
+    """
+
+    def __init__(self, least_idle: float, lanes: int) -> None:
+        self.least_idle = self.idle = least_idle
+        self.lanes = lanes
+        self.ticks = float(FEWEST_TICKS)
+        self.began: float | None = None
+        self.ended: float | None = None
+        self.tick_seconds: float | None = None
+
+    def segment_began(self) -> None:
+        self.began = time.perf_counter()
+        if self.ended is not None and self.tick_seconds:
+            host_ticks = (self.began - self.ended) / self.tick_seconds
+            self.idle = max(self.least_idle, self.lanes * host_ticks)
+
+    def segment_ended(self, ticks: float, waited: bool) -> None:
+        """Note the end of a segment; unless it was waited for, it may have ended long ago."""
+        self.ended = time.perf_counter()
+        if waited and ticks and self.began is not None:
+            self.tick_seconds = (self.ended - self.began) / ticks
+            wanted = SEGMENT_SECONDS / self.tick_seconds
+            # The first time is that of compilation too: what it says is forgotten in a few segments.
+            self.ticks = max(FEWEST_TICKS, min(wanted, 16 * self.ticks))
+        else:
+            self.ticks *= 2
+
+
+class _Progress:
+    """How many examples are done, on one line that is written over, and no more often than the eye can follow."""
+
+    def __init__(self, file: TextIO, total: int | None) -> None:
+        self.file = file
+        self.total = total
+        self.began = self.shown = time.perf_counter()
+
+    def show(self, done: int, failed: int, last: bool = False) -> None:
+        """Write the line if it is time to; showing never fails a run."""
+        now = time.perf_counter()
+        if not last and now - self.shown < SECONDS_BETWEEN_UPDATES:
+            return
+        self.shown = now
+        of = "" if self.total is None else f" of {self.total}"
+        rate = done / max(now - self.began, 1e-9)
+        text = f"{done}{of} done, {failed} failed, {rate:,.0f}/s"
+        with contextlib.suppress(Exception):
+            self.file.write(f"\r{text:<60}" + ("\n" if last else ""))
+            self.file.flush()
+
+
+def _row(leaf: Any, aval: Any, number: int, place: int) -> np.ndarray:
+    """One leaf of an example as an array on the host, if it is what the first example has there."""
+    if isinstance(leaf, jax.Array) and _jax.is_key(_jax.aval_of(leaf)):
+        found, value = leaf.dtype, np.asarray(jax.random.key_data(leaf))
+    else:
+        value = np.asarray(leaf)
+        found = jax.dtypes.canonicalize_dtype(value.dtype)
+        # A Python number takes the type of the first example's, where that can hold it.
+        if isinstance(leaf, bool | int | float) and np.can_cast(found, aval.dtype, "same_kind"):
+            found = aval.dtype
+    if np.shape(leaf) != tuple(aval.shape) or found != aval.dtype:
+        raise OptionError(
+            f"example {number}, array {place}: it has shape {np.shape(leaf)} and type {found}, and that of example 0"
+            f" has shape {tuple(aval.shape)} and type {aval.dtype}. All examples of a stream must be alike: pad or"
+            " convert them."
+        )
+    return value if _jax.is_key(aval) else value.astype(aval.dtype, copy=False)
+
+
+def _shown(statics: CallStatics) -> str:
+    args, _ = statics.join(["*"] * len(statics.leaves.leaves))
+    return str(args[0] if len(args) == 1 else args)
