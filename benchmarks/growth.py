@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,41 +28,52 @@ from lanewise.errors import LanewiseError
 PROGRAMS = ("collatz", "rejection", "recursive_fibonacci", "early_exit_mlp")
 LEAST = 2**10
 SHALLOW_LANES = 1024
+SHORT_REPEATS = 51  # a run is a millisecond or two
 DEPTHS = (32, 64, 128, 256, 512)
 
 
-def seconds(fun: Any, arguments: tuple[Any, ...], repeats: int) -> float:
-    return medians({"ours": fun}, arguments, repeats)["ours"]
+def in_turns(contenders: dict[int, Callable[[], Any]], repeats: int) -> dict[int, float]:
+    """Medians by size. All sizes run in turns: a machine that others use must not grow by itself."""
+    named = {str(size): run for size, run in contenders.items()}
+    return {int(size): took for size, took in medians(named, (), repeats).items()}
 
 
 def growth_of_examples(key: str, most: int, carrier: str, repeats: int) -> dict[int, float]:
-    """The time for each number of examples, doubling."""
+    """The time for each number of examples: the same ones again and again, so that only the number grows."""
     entry = next(entry for entry in SUITE if entry.key == key)
-    took: dict[int, float] = {}
-    examples = LEAST
-    while examples <= most:
-        case = entry.make(examples, False)
-        took[examples] = seconds(
-            ours(case, carrier=carrier), jax.device_put(case.arguments), repeats
+    case = entry.make(LEAST, False)
+    fun = ours(case, carrier=carrier)
+
+    def run_of(examples: int) -> Callable[[], Any]:
+        again = np.arange(examples) % LEAST
+        arguments = jax.device_put(
+            tuple(
+                argument if axis is None else argument[again]
+                for argument, axis in zip(case.arguments, case.in_axes, strict=True)
+            )
         )
-        print(
-            f"{entry.name:<22} {examples:>8} examples {1e3 * took[examples]:10.2f} ms", flush=True
-        )
-        examples *= 2
+        return lambda: fun(*arguments)
+
+    sizes = [LEAST << i for i in range((most // LEAST).bit_length())]
+    took = in_turns({size: run_of(size) for size in sizes}, repeats)
+    for size, time in took.items():
+        print(f"{entry.name:<22} {size:>8} examples {1e3 * time:10.2f} ms", flush=True)
     return took
 
 
 def growth_of_depth(carrier: str, repeats: int) -> dict[int, float]:
     """The time of lanes at most seven frames deep, for each depth allowed, in turns."""
     n = np.random.default_rng(0).integers(0, 8, SHALLOW_LANES).astype(np.int32)
-    contenders = {
-        str(depth): jax.jit(lw.vmap(fibonacci, max_depth=depth, carrier=carrier))
-        for depth in DEPTHS
-    }
-    took = medians(contenders, jax.device_put((n,)), repeats)
+    arguments = jax.device_put((n,))
+
+    def run_of(depth: int) -> Callable[[], Any]:
+        fun = jax.jit(lw.vmap(fibonacci, max_depth=depth, carrier=carrier))
+        return lambda: fun(*arguments)
+
+    took = in_turns({depth: run_of(depth) for depth in DEPTHS}, repeats)
     for depth, time in took.items():
         print(f"shallow recursion      {depth:>8} frames   {1e3 * time:10.2f} ms", flush=True)
-    return {int(depth): time for depth, time in took.items()}
+    return took
 
 
 def worst_step(took: dict[int, float]) -> tuple[int, int]:
@@ -97,7 +109,7 @@ def main() -> None:
             name = f"growth, {backend}, {options.carrier}: {key}, {few} to {many} examples"
             claims.append(Claim(name, curves[key][many], curves[key][few], "<= 2"))
     try:
-        depths = growth_of_depth(options.carrier, max(options.repeats, 15))
+        depths = growth_of_depth(options.carrier, max(options.repeats, SHORT_REPEATS))
     except LanewiseError as refused:
         print(f"recursion: left out, {refused}", flush=True)
     else:
