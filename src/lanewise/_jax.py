@@ -18,6 +18,7 @@ from jax._src import effects as _effects
 from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import ad as _ad
 from jax._src.lax import lax as _lax
+from jax._src.lax import special as _special
 from jax.core import ShapedArray, Tracer
 
 # To JAX's annotations a variable's type may be any abstract value; in a program's code all are arrays.
@@ -322,13 +323,23 @@ def on_linearize(primitive: Primitive, rule: Callable[..., Any]) -> None:
     _ad.primitive_linearizations[primitive] = rule
 
 
+def lowering_platforms(ctx: Any) -> tuple[str, ...]:
+    """What a lowering rule lowers for: "cpu", "gpu", ... ("cuda" and "rocm" are both GPUs)."""
+    names = ctx.platforms or ctx.module_context.platforms
+    return tuple("gpu" if name in ("cuda", "rocm") else name for name in names)
+
+
 # XLA:CPU compiles a computation into one function of machine code where its own pass finds a small loop, and marks the
 # call with this attribute; the other one keeps the call from being inlined before that. Set by us, both hold for a
 # computation of any size, inside anybody's `jit`, and need no flag.
 _ONE_FUNCTION = {"xla_cpu_small_call": "true", "inlineable": "false"}
+# XLA finds the arguments of such a function by who reads them, and ends the process if nobody does. A second call
+# inside the first, which stays a call too, reads them all.
+_STAYS_A_CALL = {"inlineable": "false"}
 
 one_function_p = Primitive("one_function")
-one_function_p.multiple_results = True
+attributed_call_p = Primitive("attributed_call")
+one_function_p.multiple_results = attributed_call_p.multiple_results = True
 
 
 def as_one_function(fun: Callable[..., Sequence[Any]], *args: Any) -> list[Any]:
@@ -344,6 +355,7 @@ def _run_here(*args: Any, jaxpr: Jaxpr) -> list[Any]:
     return eval_jaxpr(jaxpr, *args)
 
 
+@attributed_call_p.def_abstract_eval
 @one_function_p.def_abstract_eval
 def _one_function_abstract(*args: Any, jaxpr: Jaxpr) -> list[Any]:
     del args
@@ -351,12 +363,23 @@ def _one_function_abstract(*args: Any, jaxpr: Jaxpr) -> list[Any]:
 
 
 def _lower_one_function(ctx: Any, *args: Any, jaxpr: Jaxpr) -> Any:
+    return _lower_call(
+        ctx, lambda *values: attributed_call_p.bind(*values, jaxpr=jaxpr), args, _ONE_FUNCTION
+    )
+
+
+def _lower_inner_call(ctx: Any, *args: Any, jaxpr: Jaxpr) -> Any:
+    return _lower_call(ctx, lambda *values: eval_jaxpr(jaxpr, *values), args, _STAYS_A_CALL)
+
+
+def _lower_call(
+    ctx: Any, fun: Callable[..., Any], args: Sequence[Any], attributes: dict[str, str]
+) -> Any:
     """A call of a function of its own, with the attributes on the call alone."""
-    call = jax.jit(lambda *values: eval_jaxpr(jaxpr, *values))
-    results = mlir.lower_fun(call, multiple_results=True)(ctx, *args)
+    results = mlir.lower_fun(jax.jit(fun, keep_unused=True), multiple_results=True)(ctx, *args)
     if results:
         first = results[0][0] if isinstance(results[0], list | tuple) else results[0]
-        strings = {name: mlir.ir.StringAttr.get(value) for name, value in _ONE_FUNCTION.items()}
+        strings = {name: mlir.ir.StringAttr.get(value) for name, value in attributes.items()}
         first.owner.attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get(strings)
     return results
 
@@ -366,3 +389,31 @@ one_function_p.def_impl(
 )
 mlir.register_lowering(one_function_p, mlir.lower_fun(_run_here, multiple_results=True))
 mlir.register_lowering(one_function_p, _lower_one_function, platform="cpu")
+mlir.register_lowering(attributed_call_p, _lower_inner_call)
+
+
+def threefry_partitionable(eqn: JaxprEqn) -> bool:
+    """Which of JAX's two layouts of random bits was set where an equation was traced."""
+    return bool(eqn.ctx.threefry_partitionable)
+
+
+# Primitives that have no operation of their own in XLA: JAX lowers them as a function of other primitives.
+_DEFINITIONS: dict[str, Callable[..., Any]] = {
+    "igamma": _special.igamma_impl,
+    "igammac": _special.igammac_impl,
+    "igamma_grad_a": _special.igamma_grad_a_impl,
+    "regularized_incomplete_beta": _special.regularized_incomplete_beta_impl,
+}
+
+
+def definition(eqn: JaxprEqn, avals: Sequence[Any]) -> Jaxpr:
+    """What JAX defines a primitive to be, in terms of simpler ones, at operands of these types."""
+    name = eqn.primitive.name
+    if name in _DEFINITIONS:
+        fun = _special._up_and_broadcast(_DEFINITIONS[name])
+    else:
+        fun = eqn.primitive.impl
+    with eqn.ctx.manager:
+        traced = trace(lambda *args: [fun(*args, **eqn.params)], avals)
+    assert not traced.captures
+    return traced.jaxpr

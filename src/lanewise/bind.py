@@ -52,7 +52,15 @@ def _program_abstract(
 
 
 program_p.def_impl(execute_on_host)
-mlir.register_lowering(program_p, mlir.lower_fun(execute, multiple_results=True))
+
+
+def _lower_program(ctx: Any, *operands: Any, **params: Any) -> Any:
+    platforms = _jax.lowering_platforms(ctx)
+    run = functools.partial(execute, platform=platforms[0] if len(platforms) == 1 else None)
+    return mlir.lower_fun(run, multiple_results=True)(ctx, *operands, **params)
+
+
+mlir.register_lowering(program_p, _lower_program)
 
 
 def _batch_program(

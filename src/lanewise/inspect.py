@@ -38,15 +38,17 @@ class Inspection:
             [
                 f"program\n{self.program.text}",
                 f"blocks\n{print_program(self.blocks, self.storage)}",
-                f"carrier {self.plan.carrier}, schedule {self.plan.schedule}: {self.plan.why}",
+                f"carrier {self.plan.carrier} (by {self.plan.path}), schedule {self.plan.schedule}: {self.plan.why}",
                 self._work(),
             ]
         )
 
     def _work(self) -> str:
         lanes = "one lane" if self.lanes is None else f"{self.lanes} lanes"
-        if self.plan.linked is None or self.plan.plain:
+        if self.plan.plain:
             return f"{lanes}, plainly vectorized"
+        if self.plan.linked is None:
+            return f"{lanes}, each by itself"
         dear = dear_blocks(self.plan.linked, self.lanes or 1)
         named = (
             ", ".join(str(getattr(self.plan.linked.order[pc], "label", pc)) for pc in dear)
@@ -107,7 +109,7 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
     ]
     lanes = tuple(size)
     mapped = tuple((flag,) if lanes else () for flag in varying)
-    found = plan(staged.program, lanes, mapped, program.options)
+    found = plan(staged.program, lanes, mapped, program.options, jax.default_backend())
     blocks = (
         found.linked.program
         if found.linked

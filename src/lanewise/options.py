@@ -8,7 +8,7 @@ from typing import Any
 from lanewise.errors import OptionError
 
 SCHEDULES = ("auto", "lowest", "most", "sweep", "local", "plain")
-CARRIERS = ("auto", "ticks")
+CARRIERS = ("auto", "ticks", "native", "kernel")
 
 # Inside `jit` a stack cannot grow; unless told otherwise it holds as many frames as Python's own.
 DEPTH_INSIDE_JIT = 1024

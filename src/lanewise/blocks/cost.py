@@ -36,16 +36,21 @@ _CUBIC = frozenset(
 
 @dataclass(frozen=True)
 class Cost:
-    """Scalar operations and bytes written, for one lane."""
+    """Scalar operations and bytes written, for one lane; `products` are the operations of matrix products."""
 
     operations: float = 0.0
     bytes: float = 0.0
+    products: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.operations + other.operations, self.bytes + other.bytes)
+        return Cost(
+            self.operations + other.operations,
+            self.bytes + other.bytes,
+            self.products + other.products,
+        )
 
     def __mul__(self, times: float) -> Cost:
-        return Cost(self.operations * times, self.bytes * times)
+        return Cost(self.operations * times, self.bytes * times, self.products * times)
 
     def __str__(self) -> str:
         return f"{self.operations:,.0f} ops, {self.bytes:,.0f} bytes"
@@ -95,11 +100,11 @@ def eqn_cost(eqn: JaxprEqn) -> Cost:
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
-        return Cost(2.0 * out_size * depth, written)
+        operations = 2.0 * out_size * depth
+        return Cost(operations, written, operations)
     if name == "conv_general_dilated":
-        return Cost(
-            2.0 * out_size * size_of(eqn.invars[1]) / max(eqn.outvars[0].aval.shape[-1], 1), written
-        )
+        operations = 2.0 * out_size * size_of(eqn.invars[1]) / max(eqn.outvars[0].aval.shape[-1], 1)
+        return Cost(operations, written, operations)
     if name in _CUBIC:
         shape = eqn.invars[0].aval.shape
         return Cost(float(size_of(eqn.invars[0]) * shape[-1]), written)

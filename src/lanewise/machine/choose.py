@@ -1,7 +1,11 @@
 """Which carrier and which schedule run a program, and why.
 
-The rule so far, for the one carrier there is: a program in which nothing diverges is plainly vectorized; any other is
-swept. `Plan.why` says it in words for `lanewise.inspect`.
+* A program in which nothing diverges is plainly vectorized: `jax.vmap` is the right code for it.
+* A program that can be carried one lane at a time (`native` on a CPU, `kernel` on a GPU) is, unless its work is matrix
+  products: those want all lanes at once.
+* Any other is swept by `ticks`.
+
+`Plan.why` says it in words for `lanewise.inspect`.
 """
 
 from __future__ import annotations
@@ -12,37 +16,61 @@ from dataclasses import dataclass
 
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn
-from lanewise.blocks.cost import holds_while
+from lanewise.blocks.cost import Cost, holds_while
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import BlockProgram
 from lanewise.blocks.inside import Expand, looks_at_batch
 from lanewise.blocks.simplify import simplify
 from lanewise.errors import OptionError, TransformError
 from lanewise.machine.link import Linked, link
+from lanewise.machine.native import native_path
 from lanewise.machine.schedule import dear_blocks
 from lanewise.options import Options
 from lanewise.program import Program, program_p
 
+# The carriers that run each lane by itself, and where.
+ONE_LANE_CARRIERS = {"native": "cpu", "kernel": "gpu"}
+# Matrix products run this much faster for all lanes at once than for one lane at a time.
+PRODUCTS_TOGETHER = 12.0
+# What any other work of a lane costs more in a tick: all lanes wait for the slowest, and pay for branches not taken.
+TICKED_OPERATION = 6.0
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How a program will run. `schedule` is "plain" where JAX's own batching is the right code."""
+    """How a program will run. `schedule` is "plain" where JAX's own batching is the right code.
+
+    `path` says what a carrier that runs each lane by itself is compiled by.
+    """
 
     linked: Linked | None
     schedule: str
     carrier: str
     why: str
+    path: str = "XLA"
 
     @property
     def plain(self) -> bool:
         return self.schedule == "plain"
 
 
+def can_be_plain(program: Program, options: Options) -> bool:
+    """Whether JAX's own control flow can say all of the program."""
+    return not (program.recursive or program.sites or options.max_steps)
+
+
 def make_plan(
-    program: Program, varying: Sequence[bool], lanes: int | None, options: Options, expand: Expand
+    program: Program,
+    varying: tuple[bool, ...],
+    lanes: int | None,
+    options: Options,
+    expand: Expand,
+    platform: str | None,
 ) -> Plan:
-    """Decide; `lanes` is None for a call that is not batched."""
-    structured_ok = not (program.recursive or program.sites or options.max_steps)
+    """Decide; `lanes` is None for a call that is not batched, `platform` where only ticks can run."""
+    structured_ok = can_be_plain(program, options)
+    if options.carrier in ONE_LANE_CARRIERS:
+        return _one_lane(program, varying, options, expand, platform, "asked for")
     if options.schedule == "plain":
         if not structured_ok:
             raise OptionError(
@@ -50,30 +78,88 @@ def make_plan(
                 ' use schedule="auto".'
             )
         return Plan(None, "plain", "ticks", "asked for")
-    if lanes is None and structured_ok and options.schedule == "auto" and not options.stats:
+    free = options.schedule == "auto" and not options.stats
+    if lanes is None and structured_ok and free:
         return Plan(None, "plain", "ticks", "one lane, no recursion: XLA's own loops and branches")
     linked = link(blocks_of(program, varying, options, expand), varying)
     # JAX's own batching would let a lane see its neighbours where code looks at the batch.
     structured_ok = structured_ok and not _looks_at_batch(program)
-    if structured_ok and options.schedule == "auto" and not options.stats:
-        if linked.straight:
-            why = "nothing diverges: no trip count varies and no branch is dear"
-            return Plan(linked, "plain", "ticks", why)
-        if (
-            linked.one_loop
-            and not _guards_a_loop(program)
-            and len(dear_blocks(linked, lanes or 1)) <= 1
-        ):
-            why = "one loop without branches: each lane waits for the last whatever runs it"
-            return Plan(linked, "plain", "ticks", why)
+    if structured_ok and free and linked.straight:
+        why = "nothing diverges: no trip count varies and no branch is dear"
+        return Plan(linked, "plain", "ticks", why)
     if options.schedule != "auto":
         return Plan(linked, options.schedule, "ticks", "asked for")
+    if options.carrier == "auto" and lanes is not None:
+        found = _one_lane_if_better(program, varying, options, expand, platform, linked)
+        if found is not None:
+            return found
     dear = dear_blocks(linked, lanes or 1)
+    if (
+        structured_ok
+        and free
+        and linked.one_loop
+        and not _guards_a_loop(program)
+        and len(dear) <= 1
+    ):
+        why = "one loop without branches: each lane waits for the last whatever runs it"
+        return Plan(linked, "plain", "ticks", why)
     why = (
         f"{linked.halt} blocks, {len(dear)} of them dear: cheap blocks of an iteration run in one tick,"
         " dear ones when enough lanes wait for them"
     )
     return Plan(linked, "sweep", "ticks", why)
+
+
+def _one_lane(
+    program: Program,
+    varying: tuple[bool, ...],
+    options: Options,
+    expand: Expand,
+    platform: str | None,
+    why: str,
+) -> Plan:
+    """The plan for a carrier that runs each lane by itself, or an error that says why it cannot."""
+    carrier = options.carrier
+    if options.schedule != "auto":
+        raise OptionError(
+            f"carrier={carrier!r} runs each lane by itself and has no schedule; leave out"
+            f' schedule={options.schedule!r}, or use carrier="ticks".'
+        )
+    if platform is not None and platform != ONE_LANE_CARRIERS[carrier]:
+        raise OptionError(
+            f"carrier={carrier!r} runs on a {ONE_LANE_CARRIERS[carrier].upper()}, and this is"
+            f' {platform!r}; use carrier="auto".'
+        )
+    path = native_path(program, varying, options, expand) if carrier == "native" else "CUDA C++"
+    return Plan(None, "one lane", carrier, why, path)
+
+
+def _one_lane_if_better(
+    program: Program,
+    varying: tuple[bool, ...],
+    options: Options,
+    expand: Expand,
+    platform: str | None,
+    linked: Linked,
+) -> Plan | None:
+    carriers = [name for name, where in ONE_LANE_CARRIERS.items() if where == platform]
+    total = sum(linked.costs, Cost())
+    alone = total.operations
+    together = (total.operations - total.products) * TICKED_OPERATION + (
+        total.products / PRODUCTS_TOGETHER
+    )
+    if not carriers or together < alone:
+        return None
+    why = (
+        f"a lane's own code is {total.operations:,.0f} operations a turn, {total.products:,.0f} of them"
+        " matrix products: each lane runs by itself"
+    )
+    try:
+        return _one_lane(
+            program, varying, options.updated(carrier=carriers[0]), expand, platform, why
+        )
+    except OptionError:
+        return None
 
 
 def blocks_of(
@@ -87,11 +173,16 @@ def blocks_of(
 
 @functools.lru_cache(maxsize=512)
 def plan_for(
-    program: Program, varying: tuple[bool, ...], lanes: int | None, options: Options, expand: Expand
+    program: Program,
+    varying: tuple[bool, ...],
+    lanes: int | None,
+    options: Options,
+    expand: Expand,
+    platform: str | None,
 ) -> Plan:
     """`make_plan`, remembered."""
     _refuse_collectives(program, lanes)
-    return make_plan(program, varying, lanes, options, expand)
+    return make_plan(program, varying, lanes, options, expand, platform)
 
 
 def _any_eqn(program: Program, test: Callable[[JaxprEqn], bool]) -> bool:

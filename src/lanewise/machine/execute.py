@@ -22,9 +22,10 @@ from lanewise._jax import Jaxpr, JaxprEqn
 from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import OptionError
-from lanewise.machine.choose import Plan, plan_for
+from lanewise.machine.choose import ONE_LANE_CARRIERS, Plan, can_be_plain, plan_for
 from lanewise.machine.link import Linked
 from lanewise.machine.local import run_local
+from lanewise.machine.native import run_native
 from lanewise.machine.refill import Refill, flow_grown, num_dear
 from lanewise.machine.state import State, grown, initial_state, storage_struct
 from lanewise.machine.ticks import answers, run_ticks, statistics
@@ -39,17 +40,28 @@ GROWTH = 4
 # Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
 DEEPEST = 1 << 20
 MOST_STACK_BYTES = 4 << 30
+# The frames a stack holds where only a few lanes are in flight and memory is not touched before it is used.
+DEEP = 1 << 16
 
 
-def plan(program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options) -> Plan:
-    """How the program will run for these lanes."""
+def plan(
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    platform: str | None = None,
+) -> Plan:
+    """How the program will run for these lanes on a platform; without one, by ticks, which run on any."""
     varying = tuple(any(flags) for flags in mapped)
-    if not refills(lanes, options):
-        return plan_for(program, varying, math.prod(lanes) if lanes else None, options, expand)
+    count = math.prod(lanes) if lanes else None
+    found = plan_for(program, varying, count, options, expand, platform)
+    # A carrier that runs each lane by itself starts the next example when one ends, whatever the number of lanes.
+    if not refills(lanes, options) or found.carrier in ONE_LANE_CARRIERS:
+        return found
     # Refilled lanes do not wait for each other, so no program is better off without a machine.
     schedule = "sweep" if options.schedule == "auto" else options.schedule
     machine = options.updated(schedule=schedule)
-    found = plan_for(program, varying, options.lanes, machine, expand)
+    found = plan_for(program, varying, options.lanes, machine, expand, platform)
     why = f"{math.prod(lanes)} examples through {options.lanes} lanes, refilled as they end"
     return dataclasses.replace(found, why=why)
 
@@ -66,12 +78,17 @@ def expand(eqn: JaxprEqn) -> Jaxpr:
 
 
 def execute(
-    *operands: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
+    *operands: Any,
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    platform: str | None = None,
 ) -> list[Any]:
-    """Answers, then outcomes and statistics if they are wanted, as traceable code."""
+    """Answers, then outcomes and statistics if they are wanted, as traceable code for a platform, or for any."""
     if math.prod(lanes) == 0:
         return _empty(program, lanes, options)
-    chosen = plan(program, lanes, mapped, options)
+    chosen = plan(program, lanes, mapped, options, platform)
     if chosen.schedule == "local":
         raise OptionError(
             'schedule="local" recurses on the host and runs only outside jit; use "auto", "sweep", "most" or "lowest".'
@@ -79,6 +96,8 @@ def execute(
     if chosen.plain:
         return _plain(operands, program, lanes, mapped, options)
     capacity = options.max_depth or DEPTH_INSIDE_JIT
+    if chosen.carrier in ONE_LANE_CARRIERS:
+        return _one_by_one(operands, program, lanes, mapped, options, chosen, capacity)
     phases = _phases(program, lanes, mapped, options, chosen, capacity)
     return phases.finish(phases.run(phases.start(capacity, *operands), *operands))
 
@@ -89,12 +108,13 @@ def execute_on_host(
     """The same outside `jit`, where stacks grow as far as `max_depth` allows."""
     if math.prod(lanes) == 0:
         return _empty(program, lanes, options)
-    chosen = plan(program, lanes, mapped, options)
+    platform = _platform(operands)
+    chosen = plan(program, lanes, mapped, options, platform)
     if chosen.schedule == "local":
         flat, flags = _lanes_first(operands, lanes, mapped)
         ran = run_local(chosen.linked, flat, flags, math.prod(lanes), options)
         return _shaped(ran, program, lanes, mapped, options)
-    compiled = _compiled(program, lanes, mapped, options)
+    compiled = _compiled(program, lanes, mapped, options, platform)
     if isinstance(compiled, _Whole):
         return compiled.run(*operands)
     return compiled.run_growing(operands)
@@ -143,13 +163,28 @@ def most_depth(linked: Linked, lanes: int, options: Options) -> int:
 
 @functools.lru_cache(maxsize=512)
 def _compiled(
-    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
+    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, platform: str
 ) -> _Whole | _Growing:
-    chosen = plan(program, lanes, mapped, options)
+    chosen = plan(program, lanes, mapped, options, platform)
+    if chosen.carrier in ONE_LANE_CARRIERS:
+        # Few lanes are in flight at once, so their stacks may be deep from the start.
+        capacity = options.max_depth or (DEEP if program.recursive else 1)
+        return _Whole(
+            lambda *operands: _one_by_one(
+                operands, program, lanes, mapped, options, chosen, capacity
+            )
+        )
     linked = chosen.linked
     if chosen.plain or linked is None or not linked.has_calls:
         return _Whole(
-            functools.partial(execute, program=program, lanes=lanes, mapped=mapped, options=options)
+            functools.partial(
+                execute,
+                program=program,
+                lanes=lanes,
+                mapped=mapped,
+                options=options,
+                platform=platform,
+            )
         )
     width = options.lanes if refills(lanes, options) else math.prod(lanes)
     most = most_depth(linked, width or 1, options)
@@ -205,6 +240,30 @@ def _phases(
         return _shaped((values, code, site, statistics(state)), program, lanes, mapped, options)
 
     return _Phases(start, run, finish, lambda state: state, grown)
+
+
+def _platform(operands: Sequence[Any]) -> str:
+    """Where operands lie."""
+    for value in operands:
+        if isinstance(value, jax.Array):
+            return next(iter(value.devices())).platform
+    return jax.default_backend()
+
+
+def _one_by_one(
+    operands: Sequence[Any],
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    chosen: Plan,
+    capacity: int,
+) -> list[Any]:
+    """Each lane by itself."""
+    flat, flags = _lanes_first(operands, lanes, mapped)
+    width = math.prod(lanes)
+    ran = run_native(program, flat, flags, width, options, expand, chosen.path, capacity)
+    return _shaped(ran, program, lanes, mapped, options)
 
 
 def _lanes_first(
@@ -281,18 +340,21 @@ def answer_axes(
     """For each answer, which lane axes it has: those of the operands it depends on."""
     if 0 in lanes:
         return ((True,) * len(lanes),) * len(program.out_avals)
-    plain = plan(program, lanes, mapped, options).plain
+    plain_ok = can_be_plain(program, options)
+    structs = [_jax.shape_dtype_struct(aval) for aval in operand_avals(program)]
     by_axis = []
     for level in range(len(lanes)):
         flags = tuple(axes[level] for axes in mapped)
-        if plain:
-            structs = [_jax.shape_dtype_struct(aval) for aval in operand_avals(program)]
-            by_axis.append(_jax.batched_outputs(_one_lane(program), structs, flags))
-        else:
-            answers_depend, control_depends = dependence(program, flags, expand)
-            # Whether a lane fails, and so blanks its answers, depends on the way it takes.
-            blanked = control_depends and not options.throw and program.can_fail(options)
-            by_axis.append((True,) * len(answers_depend) if blanked else answers_depend)
+        depends, control_depends = dependence(program, flags, expand)
+        # Whether a lane fails, and so blanks its answers, depends on the way it takes.
+        blanked = control_depends and not options.throw and program.can_fail(options)
+        # The same for every carrier, so it is all that any of them finds to vary.
+        plainly = (
+            _jax.batched_outputs(_one_lane(program), structs, flags)
+            if plain_ok
+            else (False,) * len(depends)
+        )
+        by_axis.append(tuple(blanked or a or b for a, b in zip(depends, plainly, strict=True)))
     return tuple(tuple(flags[i] for flags in by_axis) for i in range(len(program.out_avals)))
 
 

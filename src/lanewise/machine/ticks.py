@@ -52,7 +52,7 @@ def run_until(
     state, tick = _begin(linked, state, lanes, options, schedule)
 
     def account(pc: Any, spent: Any) -> list[Any]:
-        running = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.float32)
+        running = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.int32).astype(jnp.float32)
         return [spent + jnp.stack([lanes - running, jnp.float32(1)]), running]
 
     def turn(carry: Any) -> Any:
