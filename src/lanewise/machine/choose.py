@@ -22,6 +22,8 @@ from lanewise.blocks.form import BlockProgram
 from lanewise.blocks.inside import Expand, looks_at_batch
 from lanewise.blocks.simplify import simplify
 from lanewise.errors import OptionError, TransformError
+from lanewise.machine.kernel import device
+from lanewise.machine.kernel.carry import kernel_for
 from lanewise.machine.link import Linked, link
 from lanewise.machine.native import native_path
 from lanewise.machine.schedule import dear_blocks
@@ -130,8 +132,21 @@ def _one_lane(
             f"carrier={carrier!r} runs on a {ONE_LANE_CARRIERS[carrier].upper()}, and this is"
             f' {platform!r}; use carrier="auto".'
         )
-    path = native_path(program, varying, options, expand) if carrier == "native" else "CUDA C++"
-    return Plan(None, "one lane", carrier, why, path)
+    return Plan(None, "one lane", carrier, why, _PATHS[carrier](program, varying, options, expand))
+
+
+def _cuda_path(
+    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
+) -> str:
+    if not device.available():
+        raise OptionError(
+            'carrier="kernel" needs an NVIDIA GPU and NVIDIA\'s cuda-bindings (lanewise[cuda]).'
+        )
+    kernel_for(program, varying, options, expand)
+    return "NVRTC"
+
+
+_PATHS = {"native": native_path, "kernel": _cuda_path}
 
 
 def _one_lane_if_better(

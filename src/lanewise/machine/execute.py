@@ -21,8 +21,10 @@ from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn
 from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
-from lanewise.errors import OptionError
+from lanewise.errors import OptionError, Outcome
 from lanewise.machine.choose import ONE_LANE_CARRIERS, Plan, can_be_plain, plan_for
+from lanewise.machine.kernel import device
+from lanewise.machine.kernel.carry import run_kernel
 from lanewise.machine.link import Linked
 from lanewise.machine.local import run_local
 from lanewise.machine.native import run_native
@@ -97,7 +99,15 @@ def execute(
         return _plain(operands, program, lanes, mapped, options)
     capacity = options.max_depth or DEPTH_INSIDE_JIT
     if chosen.carrier in ONE_LANE_CARRIERS:
-        return _one_by_one(operands, program, lanes, mapped, options, chosen, capacity)
+        return _one_by_one(
+            *operands,
+            program=program,
+            lanes=lanes,
+            mapped=mapped,
+            options=options,
+            chosen=chosen,
+            capacity=capacity,
+        )[0]
     phases = _phases(program, lanes, mapped, options, chosen, capacity)
     return phases.finish(phases.run(phases.start(capacity, *operands), *operands))
 
@@ -161,19 +171,45 @@ def most_depth(linked: Linked, lanes: int, options: Options) -> int:
     return max(FIRST_DEPTH, min(DEEPEST, MOST_STACK_BYTES // max((frame + 4) * lanes, 1)))
 
 
+class _Rerun:
+    """Lanes by themselves, with stacks of a size they are compiled for: if one was full, all run again with more.
+
+    The size is remembered, so that later calls run once. A kernel's state is not kept: resuming it would cost every
+    lane its registers' way to memory and back.
+    """
+
+    def __init__(self, run: Callable[..., Any], first: int, most: int) -> None:
+        self.run = jax.jit(run, static_argnames="capacity")
+        self.capacity, self.most = first, most
+
+    def run_growing(self, operands: Sequence[Any]) -> list[Any]:
+        while True:
+            out, full = self.run(*operands, capacity=self.capacity)
+            if self.capacity >= self.most or not bool(full):
+                return out
+            self.capacity = min(self.capacity * GROWTH, self.most)
+
+
 @functools.lru_cache(maxsize=512)
 def _compiled(
     program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, platform: str
-) -> _Whole | _Growing:
+) -> _Whole | _Growing | _Rerun:
     chosen = plan(program, lanes, mapped, options, platform)
     if chosen.carrier in ONE_LANE_CARRIERS:
-        # Few lanes are in flight at once, so their stacks may be deep from the start.
-        capacity = options.max_depth or (DEEP if program.recursive else 1)
-        return _Whole(
-            lambda *operands: _one_by_one(
-                operands, program, lanes, mapped, options, chosen, capacity
-            )
+        one_by_one = functools.partial(
+            _one_by_one,
+            program=program,
+            lanes=lanes,
+            mapped=mapped,
+            options=options,
+            chosen=chosen,
         )
+        most = options.max_depth or DEEPEST
+        # A CPU has few lanes in flight, so their stacks may be deep from the start.
+        first = min(most, FIRST_DEPTH if chosen.carrier == "kernel" else DEEP)
+        if program.recursive:
+            return _Rerun(one_by_one, first, most)
+        return _Whole(lambda *operands: one_by_one(*operands)[0])
     linked = chosen.linked
     if chosen.plain or linked is None or not linked.has_calls:
         return _Whole(
@@ -251,19 +287,24 @@ def _platform(operands: Sequence[Any]) -> str:
 
 
 def _one_by_one(
-    operands: Sequence[Any],
+    *operands: Any,
     program: Program,
     lanes: tuple[int, ...],
     mapped: Mapped,
     options: Options,
     chosen: Plan,
-    capacity: int,
-) -> list[Any]:
-    """Each lane by itself."""
+    capacity: int = 1,
+) -> tuple[list[Any], Any]:
+    """Each lane by itself; gives whether a stack was full as well."""
     flat, flags = _lanes_first(operands, lanes, mapped)
     width = math.prod(lanes)
-    ran = run_native(program, flat, flags, width, options, expand, chosen.path, capacity)
-    return _shaped(ran, program, lanes, mapped, options)
+    if chosen.carrier == "native":
+        ran = run_native(program, flat, flags, width, options, expand, chosen.path, capacity)
+    else:
+        on_gpu = functools.partial(device.call, lanes=options.lanes)
+        ran = run_kernel(program, flat, flags, width, options, expand, capacity, on_gpu)
+    full = (ran[1] == int(Outcome.STACK_OVERFLOW)).any()
+    return _shaped(ran, program, lanes, mapped, options), full
 
 
 def _lanes_first(

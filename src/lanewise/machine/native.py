@@ -5,8 +5,8 @@ Two paths lead there.
 * `C++`: the kernel's text (`machine/kernel/`) compiled by the host's C++ compiler and called by XLA inside `jit`. Loop
   variables live in machine registers, and the examples are spread over all cores.
 * `XLA`: XLA:CPU's own code for a whole computation as one function (`_jax.as_one_function`), where there is no C++
-  compiler or an operation has no rule in the kernel's table. XLA keeps loop variables in memory and runs one call on one
-  core, so it is two to four times slower; and its one-function code has no matrix products, large sums, sorts,
+  compiler or an operation has no rule in the kernel's table. XLA keeps loop variables in memory and runs one call on
+  one core, so it is two to four times slower; and its one-function code has no matrix products, large sums, sorts,
   factorizations or scatters of many updates. A program with one of these has no `native` path here.
 
 What was considered: several CPU devices under `shard_map` need a flag before JAX starts; a pool of Python threads that
@@ -29,7 +29,8 @@ from lanewise.blocks.cost import size_of
 from lanewise.blocks.inside import Expand
 from lanewise.errors import OptionError
 from lanewise.machine.kernel import foreign
-from lanewise.machine.kernel.lower import kernel_blocks, kernel_of
+from lanewise.machine.kernel.carry import kernel_for, run_kernel
+from lanewise.machine.kernel.lower import kernel_blocks
 from lanewise.machine.link import Linked
 from lanewise.machine.state import initial_state, stored
 from lanewise.machine.ticks import answers, run_ticks, statistics
@@ -63,7 +64,6 @@ def native_path(program: Program, varying: Sequence[bool], options: Options, exp
     )
 
 
-@functools.lru_cache(maxsize=512)
 def _no_kernel(
     program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
 ) -> str | None:
@@ -71,15 +71,10 @@ def _no_kernel(
     if not foreign.available():
         return "none was found (install g++ or clang++, or set CXX)."
     try:
-        _kernel(program, varying, options, expand)
+        kernel_for(program, varying, options, expand)
     except OptionError as error:
         return str(error)
     return None
-
-
-@functools.lru_cache(maxsize=512)
-def _kernel(program: Program, varying: tuple[bool, ...], options: Options, expand: Expand) -> Any:
-    return kernel_of(program, varying, options, expand)
 
 
 @functools.lru_cache(maxsize=512)
@@ -100,27 +95,12 @@ def run_native(
     capacity: int,
 ) -> tuple[list[Any], Any, Any, list[Any]]:
     """Answers, codes, sites and statistics of all lanes; a stack holds `capacity` frames."""
-    flags = tuple(varying)
     if path == "C++":
-        emitted = _kernel(program, flags, options, expand)
-        given = [stored(x, _jax.aval_of(x)) for x in operands]
-        values, code, site, totals = foreign.call(emitted, given, lanes, capacity)
-        return (
-            _typed(program, values),
-            code,
-            site,
-            [jnp.int32(lanes), *[jnp.float32(lanes)] * 3, totals[0], totals[1].astype(jnp.int32)],
+        return run_kernel(
+            program, operands, varying, lanes, options, expand, capacity, foreign.call
         )
-    linked = _blocks(program, flags, options, expand)
-    return _by_xla(linked, operands, flags, lanes, options, capacity)
-
-
-def _typed(program: Program, values: Sequence[Any]) -> list[Any]:
-    """Answers as the program has them: keys are keys again."""
-    return [
-        _jax.wrap_key(value, aval) if _jax.is_key(aval) else value
-        for value, aval in zip(values, program.out_avals, strict=True)
-    ]
+    linked = _blocks(program, tuple(varying), options, expand)
+    return _by_xla(linked, operands, tuple(varying), lanes, options, capacity)
 
 
 def _by_xla(

@@ -1,0 +1,190 @@
+"""Kernels on an NVIDIA GPU: compiled by NVRTC, launched on JAX's own stream inside `jit`.
+
+`buffer_callback` hands us the device buffers that XLA has for operands and results, and the stream it runs them on; a
+kernel launched there is one more operation of the computation. The grid is as large as the device can hold at once and
+no larger: threads take the next example when they have ended one. What a kernel needs beside its operands (scratch
+memory, the counter) are results that nobody reads, so XLA allocates them.
+
+Machine code is kept on disk under the hash of its source and what it was compiled for and by.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.buffer_callback import buffer_callback
+
+from lanewise.errors import InternalError, OptionError
+from lanewise.machine.kernel.emit import Emitted
+
+# Lanes of a block share nothing; small blocks let a multiprocessor take the next one early.
+LANES_PER_BLOCK = 128
+# The most memory that lanes in flight may have for their stacks and arrays; beyond it fewer are in flight.
+MOST_SCRATCH_BYTES = 4 << 30
+# No contraction, as XLA has it; the floating-point defaults of NVRTC (exact division and roots) are kept.
+COMPILE_OPTIONS = ("--std=c++17", "--fmad=false", "-default-device", "-lineinfo")
+
+
+def available() -> bool:
+    """Whether NVIDIA's Python bindings are installed and a GPU is there."""
+    try:
+        _bindings()
+    except OptionError:
+        return False
+    return any(device.platform == "gpu" for device in jax.devices())
+
+
+@functools.cache
+def _bindings() -> tuple[Any, Any]:
+    try:
+        from cuda.bindings import driver, nvrtc
+    except ImportError as error:
+        raise OptionError(
+            'carrier="kernel" needs NVIDIA\'s cuda-bindings; install lanewise[cuda].'
+        ) from error
+    return driver, nvrtc
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    """What a call of CUDA gives after its status, or an error."""
+    status, *rest = answer
+    if int(status) != 0:
+        raise InternalError(f"CUDA answered {status!r}")
+    return rest[0] if len(rest) == 1 else rest
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel on a device: its function, and the lanes that the device holds at once."""
+
+    function: Any
+    lanes: int
+
+
+def _context(ordinal: int) -> Any:
+    """The context JAX works in, made current on this thread."""
+    driver, _ = _bindings()
+    _checked(driver.cuInit(0))
+    device = _checked(driver.cuDeviceGet(ordinal))
+    context = _checked(driver.cuDevicePrimaryCtxRetain(device))
+    _checked(driver.cuCtxSetCurrent(context))
+    return device
+
+
+@functools.lru_cache(maxsize=512)
+def load(text: str, ordinal: int = 0) -> Loaded:
+    """Compile a kernel's text for a device, or find it compiled, and load it."""
+    driver, _ = _bindings()
+    device = _context(ordinal)
+    attribute = driver.CUdevice_attribute
+    major, minor, processors = (
+        _checked(driver.cuDeviceGetAttribute(which, device))
+        for which in (
+            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        )
+    )
+    code = machine_code(text, f"sm_{major}{minor}")
+    module = _checked(driver.cuModuleLoadData(code))
+    function = _checked(driver.cuModuleGetFunction(module, Emitted.name.encode()))
+    blocks = _checked(
+        driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, LANES_PER_BLOCK, 0)
+    )
+    return Loaded(function, processors * max(blocks, 1) * LANES_PER_BLOCK)
+
+
+def machine_code(text: str, architecture: str) -> bytes:
+    """A kernel's machine code, from disk if it was compiled before."""
+    _, nvrtc = _bindings()
+    version = _checked(nvrtc.nvrtcVersion())
+    options = (*COMPILE_OPTIONS, f"--gpu-architecture={architecture}")
+    key = hashlib.sha256("\0".join((text, *options, str(version))).encode()).hexdigest()
+    path = _folder() / f"{key}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    code = _compiled(text, options)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(code)
+    os.replace(file.name, path)
+    return code
+
+
+def _compiled(text: str, options: Sequence[str]) -> bytes:
+    _, nvrtc = _bindings()
+    program = _checked(nvrtc.nvrtcCreateProgram(text.encode(), b"lanewise.cu", 0, [], []))
+    encoded = [option.encode() for option in options]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+    if int(status) != 0:
+        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        _checked(nvrtc.nvrtcGetProgramLog(program, log))
+        raise InternalError(f"NVRTC does not compile the kernel:\n{log.decode()}\n{text}")
+    code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+    _checked(nvrtc.nvrtcGetCUBIN(program, code))
+    return code
+
+
+def _folder() -> Path:
+    """Where machine code is kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "lanewise" / "kernels"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def call(
+    emitted: Emitted, operands: Sequence[Any], examples: int, capacity: int, lanes: int | None
+) -> tuple[list[Any], Any, Any, Any]:
+    """Answers, codes, sites, and (all steps, most frames), as traceable code; `lanes` bounds those in flight."""
+    kernel = load(emitted.text)
+    lane_bytes = emitted.scratch_bytes(capacity)
+    in_flight = min(kernel.lanes, examples, lanes or examples)
+    if lane_bytes:
+        in_flight = min(in_flight, max(MOST_SCRATCH_BYTES // lane_bytes, 1))
+    blocks = -(-in_flight // LANES_PER_BLOCK)
+    scratch = blocks * LANES_PER_BLOCK * lane_bytes + 16
+    results = [
+        *(jax.ShapeDtypeStruct((examples, *out.shape), out.dtype) for out in emitted.outputs),
+        jax.ShapeDtypeStruct((examples,), jnp.int32),
+        jax.ShapeDtypeStruct((examples,), jnp.int32),
+        jax.ShapeDtypeStruct((examples, 2), jnp.uint32),
+        jax.ShapeDtypeStruct((examples,), jnp.int32),
+        jax.ShapeDtypeStruct((2,), jnp.uint32),
+        jax.ShapeDtypeStruct((scratch,), jnp.uint8),
+    ]
+
+    def launch(context: Any, out: Sequence[Any], *given: Any) -> None:
+        _launch(kernel, context.stream, blocks, [*given, *out], examples, capacity)
+
+    *answers, code, site, steps, deepest, _, _ = buffer_callback(launch, results)(
+        *operands, *emitted.constants
+    )
+    low, high = (steps[:, word].astype(jnp.float32).sum() for word in range(2))
+    totals = jnp.stack([low + high * 2.0**32, deepest.max(initial=0).astype(jnp.float32)])
+    return answers, code, site, totals
+
+
+def _launch(
+    kernel: Loaded, stream: int, blocks: int, buffers: Sequence[Any], examples: int, capacity: int
+) -> None:
+    driver, _ = _bindings()
+    pointers = [buffer.__cuda_array_interface__["data"][0] for buffer in buffers]
+    counter = pointers[-2]
+    _checked(driver.cuMemsetD32Async(counter, 0, 2, stream))
+    values = (*pointers, examples, capacity)
+    kinds = (*[ctypes.c_void_p] * len(pointers), ctypes.c_longlong, ctypes.c_int)
+    _checked(
+        driver.cuLaunchKernel(
+            kernel.function, blocks, 1, 1, LANES_PER_BLOCK, 1, 1, 0, stream, (values, kinds), 0
+        )
+    )
