@@ -51,13 +51,16 @@ FLAG_OPERATIONS = 8
 ROUNDS = 8
 
 
-def simplify(program: BlockProgram, check: Pass = lambda program: program) -> BlockProgram:
+def simplify(
+    program: BlockProgram, check: Pass = lambda program: program, *, selects: bool = True
+) -> BlockProgram:
     """All passes; `check` runs after each (tests give the verifier).
 
-    Exits are threaded until none is left before any branch becomes a select: a flag that a select reads stays.
+    Exits are threaded until none is left before any branch becomes a select: a flag that a select reads stays. A carrier
+    with real branches wants no `selects`.
     """
     program = check(tail_calls(program))
-    for passes in (THREADING, (*THREADING, *SELECTING)):
+    for passes in (THREADING, (*THREADING, *SELECTING)) if selects else (THREADING,):
         for _ in range(ROUNDS):
             before = _shape(program)
             for step in passes:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from lanewise.machine.choose import blocks_of
 from lanewise.machine.execute import expand
 from lanewise.machine.kernel import host
 from lanewise.machine.kernel.emit import Emitted, emit
-from lanewise.machine.link import Linked, link
+from lanewise.machine.kernel.lower import kernel_blocks
+from lanewise.machine.link import Linked
 from lanewise.options import Options
 
 
@@ -22,7 +22,7 @@ def linked_of(f: Callable[..., Any], args: Sequence[Any], varying: Sequence[bool
     """A function of one example, linked for a kernel; `args` are one example's."""
     staged, operands = lw.program(f).stage(*args)
     assert len(operands) == len(varying), "closes over arrays: give them as arguments"
-    return link(blocks_of(staged.program, varying, Options(), expand), varying)
+    return kernel_blocks(staged.program, varying, Options(), expand)
 
 
 def kernel_of(f: Callable[..., Any], args: Sequence[Any], varying: Sequence[bool]) -> Emitted:

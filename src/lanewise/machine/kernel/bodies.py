@@ -39,6 +39,7 @@ class Bodies:
         self.max_steps = max_steps
         blocks = [item for item in linked.order if isinstance(item, Block)]
         self.counts = counting or max_steps is not None
+        self.deepens = counting and linked.has_calls
         self.fails = (
             max_steps is not None
             or linked.has_calls
@@ -56,18 +57,16 @@ class Bodies:
             return
         w = self.writer
         w.line("char* stacks = scratch + LW_FIXED_BYTES * lanes;")
-        self._declare_stack("int32", "returns", 1)
+        wanted = [("int32", "returns", 1)]
         for i, var in enumerate(self.linked.storage.stacks):
-            name = self.stacks[var] = f"stack{i}"
-            kind = dtypes.ctype(var.aval.dtype)
-            self._declare_stack(kind, name, math.prod(var.aval.shape))
-
-    def _declare_stack(self, kind: str, name: str, size: int) -> None:
-        self.writer.line(
-            f"const lw_strided<{kind}> {name}(stacks + {self.frame_bytes}ll * capacity * lanes, lane, lanes);"
-        )
-        # Aligned for every dtype, whatever the capacity.
-        self.frame_bytes += -(-size * dtypes.SIZES[kind] // 8) * 8
+            self.stacks[var] = f"stack{i}"
+            kind, size = dtypes.ctype(var.aval.dtype), math.prod(var.aval.shape)
+            wanted.append((kind, self.stacks[var], size))
+        # The widest elements first: then all are aligned, whatever the capacity.
+        for kind, name, size in sorted(wanted, key=lambda stack: -dtypes.SIZES[stack[0]]):
+            start = f"stacks + {self.frame_bytes}ll * capacity * lanes"
+            w.line(f"const lw_strided<{kind}> {name}({start}, lane, lanes);")
+            self.frame_bytes += size * dtypes.SIZES[kind]
 
     def declare(self) -> None:
         """Declare and fill what a lane holds when it starts."""
@@ -76,7 +75,9 @@ class Bodies:
         if self.counts:
             w.line("int64 count = 0;")
         if self.linked.has_calls:
-            w.line("int32 depth = 0, most = 0;")
+            w.line("int32 depth = 0;")
+        if self.deepens:
+            w.line("int32 most = 0;")
         untouched = constant_variables(program)
         given: dict[Var, Value] = {}
         for i, (var, varies) in enumerate(zip(program.inputs, self.varying, strict=True)):
@@ -217,7 +218,7 @@ class Bodies:
         name, shape, dtype = self.stacks[var], tuple(var.aval.shape), var.aval.dtype
         if not shape:
             return Scalar((), dtype, f"{name}[depth]", place=True)
-        return Part(shape, dtype, name, f"depth * {math.prod(shape)}")
+        return Part(shape, dtype, name, f"depth * {math.prod(shape)}ll")
 
     def _push(self, block: Block) -> None:
         w = self.writer
@@ -225,7 +226,8 @@ class Bodies:
             w.copy(self._slot(var), self.places[var])
         w.line(f"returns[depth] = {self.linked.return_pc[block.label]};")
         w.line("depth += 1;")
-        w.line("if (depth > most) most = depth;")
+        if self.deepens:
+            w.line("if (depth > most) most = depth;")
 
     def _pop(self, point: ReturnPoint) -> None:
         for var in point.moves.pop:

@@ -39,6 +39,9 @@ from lanewise.machine.kernel.values import Scalar, Stored
 from lanewise.machine.kernel.writer import Writer
 from lanewise.machine.link import Linked, ReturnPoint
 
+# A block of at most this many equations and stores may be written more than once.
+COPIED_EQUATIONS = 24
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -108,7 +111,7 @@ class _Emitter:
         self.varying = varying
         self.writer = Writer(expand)
         self.bodies = Bodies(linked, varying, self.writer, max_steps, counting)
-        self.structure = structure(self._edges(), self._heads())
+        self.structure = structure(self._edges(), self._heads(), self._small())
 
     # -- the graph -------------------------------------------------------------------------------------
 
@@ -141,6 +144,14 @@ class _Emitter:
                 callee = linked.program.functions[item.terminator.callee]
                 heads += [linked.pc_of[callee.entry], linked.return_pc[item.label]]
         return list(dict.fromkeys(heads))
+
+    def _small(self) -> frozenset[Node]:
+        """Nodes that may be written more than once."""
+        return frozenset(
+            pc
+            for pc, item in enumerate(self.linked.order)
+            if isinstance(item, ReturnPoint) or len(item.eqns) + len(item.assigns) <= COPIED_EQUATIONS
+        )
 
     # -- the text --------------------------------------------------------------------------------------
 
@@ -226,7 +237,7 @@ class _Emitter:
 
     def _run(self, run: Run) -> None:
         w = self.writer
-        index = self.bodies.write(run.node)
+        index = self.bodies.write(self.structure.origin[run.node])
         if len(run.ways) == 1:
             self._code(run.ways[0])
         elif len(run.ways) == 2:
@@ -248,8 +259,11 @@ class _Emitter:
         else:
             with w.block(f"if ({index})"):
                 self._code(then)
+            start = len(w.lines)
             with w.block("else"):
                 self._code(otherwise)
+            if all(line.lstrip().startswith("//") for line in w.lines[start + 1 : -1]):
+                del w.lines[start:]
             return
         if not inner:
             return
@@ -262,7 +276,7 @@ class _Emitter:
         w.line("code[example] = outcome;")
         w.line("site[example] = place;")
         w.line(f"steps[example] = {'count' if self.bodies.counts else '0'};")
-        w.line(f"deepest[example] = {'most' if self.linked.has_calls else '0'};")
+        w.line(f"deepest[example] = {'most' if self.bodies.deepens else '0'};")
         rooms = [
             _slot(f"out{i}", var.aval.shape, var.aval.dtype) for i, var in enumerate(results)
         ]

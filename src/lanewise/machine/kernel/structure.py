@@ -7,18 +7,22 @@ after the node if several do (Ramsey 2022, "Beyond Relooper", has the idea; C++ 
 loops is one, and code after a loop stays after the loop). A program has one head unless it recurses: then the entries
 of functions and the places where calls return are heads, which the kernel reaches with a `switch` on the pc.
 
-A loop that is entered in two places (which no source program makes, but passes might) makes its second entry a head.
+A loop that is entered in two places (no source program makes one, but passes that copy a loop's test do) has the nodes
+between its second entry and its first copied outside it, if they are small; else the second entry is a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 Node = int
 HALT: Node = -1
 DISPATCH: Node = -2
 _ROOT: Node = -3
+
+# Nodes copied for one kernel.
+MOST_COPIES = 64
 
 
 @dataclass(frozen=True)
@@ -57,40 +61,96 @@ Code = tuple[Run | Loop | Leave | Mark, ...]
 
 @dataclass(frozen=True)
 class Structure:
-    """The code below each head, and which labels are jumped to."""
+    """The code below each head, and which labels are jumped to. `origin` tells which node a copy is a copy of."""
 
     heads: tuple[Node, ...]
     code: dict[Node, Code]
     labels: frozenset[Node]
     again: frozenset[Node]
+    origin: dict[Node, Node]
 
 
-def structure(edges: Mapping[Node, Sequence[Node]], heads: Sequence[Node]) -> Structure:
-    """Find the structure of a graph; `edges` may lead to `HALT` and `DISPATCH`."""
-    inner = {
-        node: [target for target in dict.fromkeys(targets) if target >= 0]
-        for node, targets in edges.items()
-    }
-    wanted = list(dict.fromkeys(heads))
-    while True:
-        graph = _Graph(inner, wanted)
-        second_entries = graph.entered_twice()
-        if not second_entries:
-            break
-        wanted += second_entries
+def structure(
+    edges: Mapping[Node, Sequence[Node]], heads: Sequence[Node], small: Container[Node]
+) -> Structure:
+    """Find the structure of a graph; `edges` may lead to `HALT` and `DISPATCH`. Nodes of `small` may be copied."""
+    heads = list(dict.fromkeys(heads))
+    copies = _Copies(edges, heads, small)
+    copies.make()
+    graph = copies.graph
     found = [node for node in graph.order if graph.parent[node] == _ROOT]
-    builder = _Builder(edges, graph, frozenset(found), dispatches=len(found) > 1)
+    builder = _Builder(copies.edges, graph, frozenset(found), dispatches=len(found) > 1)
     code = {head: builder.below(head) for head in found}
     return Structure(
-        tuple(found), code, frozenset(builder.labels), frozenset(builder.again)
+        tuple(found),
+        code,
+        frozenset(builder.labels),
+        frozenset(builder.again),
+        copies.origin,
     )
+
+
+class _Copies:
+    """A graph with small nodes copied, where that spares a head.
+
+    In a program of one head, a second way into a loop gets copies of the nodes it leads to up to the loop's first
+    entry. In one of several, a node that two heads lead to is copied below both. What is left becomes a head.
+    """
+
+    def __init__(
+        self, edges: Mapping[Node, Sequence[Node]], heads: Sequence[Node], small: Container[Node]
+    ) -> None:
+        self.edges = {node: list(targets) for node, targets in edges.items()}
+        self.origin = {node: node for node in edges}
+        self.heads = list(heads)
+        self.small = small
+        self.left = MOST_COPIES
+        self.graph = _Graph(self.edges, self.heads)
+
+    def make(self) -> None:
+        while True:
+            wanted = self.graph.entered_twice()
+            if len(self.heads) > 1 and not wanted:
+                wanted = self._shared()
+            step = next((pair for pair in wanted if self._may_copy(*pair)), None)
+            if step is not None:
+                self._copy(*step)
+            elif second_entries := self.graph.entered_twice():
+                self.heads += dict.fromkeys(node for node, _ in second_entries)
+            else:
+                return
+            self.graph = _Graph(self.edges, self.heads)
+
+    def _shared(self) -> list[tuple[Node, list[Node]]]:
+        """Nodes that are heads only because two heads lead to them, each with all its predecessors but one."""
+        graph = self.graph
+        return [
+            (node, graph.preds[node][1:])
+            for node in graph.order
+            if graph.parent[node] == _ROOT
+            and node not in self.heads
+            and node not in graph.loops
+            and len(graph.preds[node]) > 1
+        ]
+
+    def _may_copy(self, node: Node, sources: Sequence[Node]) -> bool:
+        return bool(sources) and self.left > 0 and self.origin[node] in self.small
+
+    def _copy(self, node: Node, sources: Sequence[Node]) -> None:
+        self.left -= 1
+        copy = max(self.edges) + 1
+        self.edges[copy] = list(self.edges[node])
+        self.origin[copy] = self.origin[node]
+        for source in sources:
+            self.edges[source] = [copy if t == node else t for t in self.edges[source]]
 
 
 class _Graph:
     """Order, dominators and loops."""
 
     def __init__(self, edges: Mapping[Node, Sequence[Node]], heads: Sequence[Node]) -> None:
-        self.edges = {**edges, _ROOT: list(heads)}
+        inner = {n: [t for t in dict.fromkeys(ts) if t >= 0] for n, ts in edges.items()}
+        self.edges = {**inner, _ROOT: list(heads)}
         self.order = self._reverse_postorder()[1:]
         self.position = {node: i for i, node in enumerate([_ROOT, *self.order])}
         self.preds: dict[Node, list[Node]] = {node: [] for node in [_ROOT, *self.order]}
@@ -165,13 +225,39 @@ class _Graph:
                 work += self.preds[node]
         return frozenset(inside)
 
-    def entered_twice(self) -> list[Node]:
-        return [
-            node
-            for node in self.order
-            if any(not self.dominates(node, p) for p in self._back_edges(node))
-            and self.parent[node] != _ROOT
-        ]
+    def entered_twice(self) -> list[tuple[Node, list[Node]]]:
+        """Nodes by which a loop is entered that has another entry, each with the predecessors outside the loop."""
+        found = []
+        for node in self.order:
+            back = [p for p in self._back_edges(node) if not self.dominates(node, p)]
+            if back and self.parent[node] != _ROOT:
+                loop = self._reaching(node, back)
+                found += [
+                    (entry, outside)
+                    for entry in self.order
+                    if entry in loop and entry != node
+                    and (outside := [p for p in self.preds[entry] if p not in loop])
+                ]
+                found.append((node, [p for p in self.preds[node] if p not in loop]))
+        return found
+
+    def _reaching(self, node: Node, back: Sequence[Node]) -> set[Node]:
+        """The nodes of the cycles through `node` that end in `back`."""
+        after: set[Node] = set()
+        work = [node]
+        while work:
+            here = work.pop()
+            if here not in after:
+                after.add(here)
+                work += self.edges[here]
+        before: set[Node] = set()
+        work = list(back)
+        while work:
+            here = work.pop()
+            if here in after and here not in before:
+                before.add(here)
+                work += [p for p in self.preds[here] if p != _ROOT]
+        return before | {node}
 
 
 @dataclass(frozen=True)

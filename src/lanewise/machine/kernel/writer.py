@@ -37,6 +37,8 @@ from lanewise.machine.kernel.values import (
 
 # Loops of at most this many iterations are unrolled, so that the arrays they index can live in registers.
 UNROLLED = 64
+# Loops inside unrolled loops are unrolled only if that makes at most this many copies in all.
+MOST_UNROLLED = 256
 # An expression of more operations than this is not fused any further.
 FUSED = 24
 # Constants of at most this many elements are written into the text; larger ones become operands.
@@ -70,6 +72,7 @@ class Writer:
         self.constants: list[np.ndarray] = []
         self.tables: list[str] = []
         self._next_name = 0
+        self._unrolling = 1
         self._known_constants: dict[int, tuple[Any, Value]] = {}
 
     # -- text ------------------------------------------------------------------------------------------
@@ -95,7 +98,8 @@ class Writer:
     @contextmanager
     def loops(self, shape: Sequence[int]) -> Iterator[tuple[Index, ...]]:
         """One loop for each axis; gives the indices. Axes of one element need no loop."""
-        unrolled = math.prod(shape) <= UNROLLED
+        turns = math.prod(shape)
+        unrolled = turns <= UNROLLED and turns * self._unrolling <= MOST_UNROLLED
         indices: list[Index] = []
         opened = 0
         for size in shape:
@@ -109,7 +113,10 @@ class Writer:
             self.line(f"for (int {index} = 0; {index} < {size}; ++{index}) {{")
             self.depth += 1
             opened += 1
+        before = self._unrolling
+        self._unrolling *= turns if unrolled else 1
         yield tuple(indices)
+        self._unrolling = before
         for _ in range(opened):
             self.depth -= 1
             self.line("}")
@@ -239,10 +246,18 @@ class Writer:
         for eqn in eqns:
             self.scope.uses.start(eqn)
             self.scope.current = eqn
-            found = RULES.get(eqn.primitive.name)
-            if found is None:
-                raise Unsupported(f"no rule for {eqn.primitive.name}")
-            found(self, eqn)
+            self._write(eqn)
+
+    def _write(self, eqn: JaxprEqn) -> None:
+        name = eqn.primitive.name
+        try:
+            if name not in RULES:
+                raise Unsupported("a kernel has no rule for it")
+            RULES[name](self, eqn)
+        except Unsupported as refusal:
+            if refusal.operation:
+                raise
+            raise Unsupported(refusal.why, name, _jax.user_line(eqn)) from None
 
     def dies(self, atom: Atom) -> bool:
         """Whether the equation being written is the last reader of a variable, and its memory may be written over."""

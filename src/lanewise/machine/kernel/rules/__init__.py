@@ -32,4 +32,8 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 class Unsupported(Exception):
-    """Signal: a kernel cannot hold this equation; the message says why."""
+    """Signal: a kernel cannot hold this equation; `why` says it, and the writer adds which equation it is."""
+
+    def __init__(self, why: str, operation: str = "", line: str = "") -> None:
+        super().__init__(f"{operation}: {why} ({line})" if operation else why)
+        self.why, self.operation, self.line = why, operation, line

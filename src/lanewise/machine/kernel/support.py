@@ -1,0 +1,75 @@
+"""What a kernel cannot carry, known before anything is compiled.
+
+A program can be carried if every equation has a rule that takes it, every value a dtype a kernel holds, and a lane's
+state room in memory. Writing a kernel is quick beside compiling it, so the last word is a trial: what the rules
+refuse is found by writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from lanewise import _jax
+from lanewise._jax import Atom, JaxprEqn
+from lanewise.blocks.form import Block
+from lanewise.blocks.inside import Expand, inside
+from lanewise.machine.kernel import dtypes
+from lanewise.machine.kernel.emit import emit
+from lanewise.machine.kernel.rules import RULES, Unsupported
+from lanewise.machine.link import Linked
+
+# The most scratch memory a lane may take beside its stacks.
+MOST_LANE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a program cannot be a kernel: the operation, the user's line it comes from, and what is the matter."""
+
+    operation: str
+    line: str
+    why: str
+
+    def __str__(self) -> str:
+        where = f" ({self.line})" if self.line else ""
+        return f"{self.operation}: {self.why}{where}"
+
+
+def obstacles(linked: Linked, varying: Sequence[bool], expand: Expand) -> tuple[Obstacle, ...]:
+    """All that keeps a program from being a kernel; empty if nothing does."""
+    blocks = [item for item in linked.order if isinstance(item, Block)]
+    found = list(_in_equations((eqn for block in blocks for eqn in block.eqns), expand))
+    variables: list[Atom] = [*linked.program.inputs, *linked.program.entry_function.results]
+    found += [
+        Obstacle("an operand or answer", "", f"a kernel holds no {var.aval.dtype}")
+        for var in variables
+        if not dtypes.held(var.aval.dtype)
+    ]
+    if found:
+        return tuple(dict.fromkeys(found))
+    try:
+        emitted = emit(linked, varying, expand=expand)
+    except Unsupported as refusal:
+        return (Obstacle(refusal.operation, refusal.line, refusal.why),)
+    if emitted.fixed_bytes > MOST_LANE_BYTES:
+        why = f"a lane would take {emitted.fixed_bytes:,} bytes; at most {MOST_LANE_BYTES:,} are sensible"
+        return (Obstacle("the state of a lane", "", why),)
+    return ()
+
+
+def _in_equations(eqns: Iterable[JaxprEqn], expand: Expand) -> Iterator[Obstacle]:
+    for eqn in eqns:
+        name, line = eqn.primitive.name, _jax.user_line(eqn)
+        if name not in RULES:
+            yield Obstacle(name, line, "a kernel has no rule for it")
+            continue
+        for atom in (*eqn.invars, *eqn.outvars):
+            if not dtypes.held(atom.aval.dtype):
+                yield Obstacle(name, line, f"a kernel holds no {atom.aval.dtype}")
+        called = inside(eqn, expand)
+        if called is not None:
+            yield from _in_equations(called.jaxpr.eqns, expand)
+        elif name in ("while", "cond", "scan"):
+            for inner in _jax.subjaxprs(eqn):
+                yield from _in_equations(inner.eqns, expand)

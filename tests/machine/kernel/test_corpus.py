@@ -1,0 +1,79 @@
+"""Every program of the corpus, as a kernel compiled by the host's C++ compiler, answers what one lane answers.
+
+Nothing is left out: a program that a kernel cannot carry fails here, by the name of the operation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from comparing import assert_same, lane_axes, lanes_of, take
+from corpus import CORPUS, Case, case_named
+from lanewise.blocks.reference import interpret
+from lanewise.errors import Outcome
+from lanewise.machine.choose import blocks_of
+from lanewise.machine.execute import expand
+from lanewise.machine.kernel import host
+from lanewise.machine.kernel.lower import kernel_blocks, kernel_of
+from lanewise.machine.kernel.support import obstacles
+from lanewise.machine.link import link
+from lanewise.options import Options
+from machine.kernel.checking import words
+from test_corpus import batch, one_at_a_time
+
+SIZE = 17
+FRAMES = 1024
+
+
+def operands_of(case: Case, args: Any) -> tuple[Any, list[Any], list[bool]]:
+    """The staged program, its operands with an axis of lanes where they vary, and which do."""
+    staged, one = case.program.stage(*take(case.in_axes, args, 0))
+    captures = staged.program.num_captures
+    axes = lane_axes(case.in_axes, args)
+    varying = [False] * captures + [axis is not None for axis in axes]
+    return staged.program, [*one[:captures], *jax.tree.leaves(args)], varying
+
+
+@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
+def test_the_kernel_answers_what_one_lane_answers(case: Case) -> None:
+    args = take(case.in_axes, batch(case.name), slice(SIZE))
+    program, operands, varying = operands_of(case, args)
+    assert obstacles(kernel_blocks(program, varying, Options(), expand), varying, expand) == ()
+    emitted = kernel_of(program, varying, Options(), expand)
+    lanes = lanes_of(case.in_axes, args)
+    ran = host.run(emitted, [words(x) for x in operands], lanes, capacity=FRAMES, threads=2)
+    assert (ran.code == int(Outcome.DONE)).all()
+    assert_same(ran.answers, take(0, one_at_a_time(case.name), slice(SIZE)), case.rtol)
+
+
+LIMITED = ("collatz", "fibonacci", "checked", "recursive_nuts", "quicksort", "is_even", "deep_break")
+
+
+@pytest.mark.parametrize("name", LIMITED)
+@pytest.mark.parametrize("limit", [3, 9])
+def test_outcomes_steps_and_depth_are_those_of_the_reference(name: str, limit: int) -> None:
+    case = case_named(name)
+    args = take(case.in_axes, batch(name), slice(SIZE))
+    program, operands, varying = operands_of(case, args)
+    options = Options(max_steps=8 * limit, stats=True)
+    emitted = kernel_of(program, varying, options, expand)
+    lanes = lanes_of(case.in_axes, args)
+    ran = host.run(emitted, [words(x) for x in operands], lanes, capacity=limit, threads=2)
+    blocks = link(blocks_of(program, varying, options, expand), varying).program
+    for lane in range(lanes):
+        mine = [x[lane] if varies else x for x, varies in zip(operands, varying, strict=True)]
+        wanted = interpret(blocks, mine, max_steps=8 * limit, max_depth=limit)
+        assert ran.code[lane] == int(wanted.outcome)
+        assert ran.site[lane] == wanted.site
+        assert ran.deepest[lane] == wanted.deepest
+        if wanted.values is None:
+            for answer in ran.answers:
+                blank = answer[lane]
+                assert np.all(np.isnan(blank) if answer.dtype.kind in "fc" else blank == 0)
+        else:
+            assert ran.steps[lane] == wanted.steps
+            assert_same([a[lane] for a in ran.answers], wanted.values, case.rtol)

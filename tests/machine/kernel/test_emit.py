@@ -1,0 +1,183 @@
+"""What a kernel's text looks like, and that it takes examples by itself."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import lanewise as lw
+from lanewise.machine.execute import expand
+from lanewise.machine.kernel import host
+from lanewise.machine.kernel.emit import Emitted
+from lanewise.machine.kernel.lower import kernel_blocks, kernel_of
+from lanewise.machine.kernel.support import obstacles
+from lanewise.options import Options
+from machine.kernel.checking import check
+
+
+def kernel(f, *args, varying=None, **options) -> Emitted:
+    staged, operands = lw.program(f).stage(*args)
+    flags = [True] * len(operands) if varying is None else varying
+    return kernel_of(staged.program, flags, Options(**options), expand)
+
+
+def body(emitted: Emitted) -> str:
+    """The kernel's own code, without what it is made of."""
+    text = emitted.text
+    return text[text.index("LW_KERNEL lanewise_kernel") : text.rindex("#ifndef __CUDACC__")]
+
+
+def collatz(n):
+    steps = jnp.int32(0)
+    while n != 1:
+        if n % 2 == 0:
+            n = n // 2
+        else:
+            n = 3 * n + 1
+        steps += 1
+    return steps
+
+
+@lw.program
+def fibonacci(n):
+    return jnp.int32(1) if n <= 1 else fibonacci(n - 1) + fibonacci(n - 2)
+
+
+def test_a_loop_is_a_loop_and_a_branch_a_branch() -> None:
+    text = body(kernel(collatz, jnp.int32(7)))
+    assert "goto" not in text and "switch" not in text
+    assert text.count("for (;;)") == 1 and "else {" in text
+
+
+def test_an_early_exit_is_a_jump() -> None:
+    def first_over(x, limit):
+        for row in range(5):
+            for column in range(5):
+                if x[row, column] > limit:
+                    return row * 5 + column
+        return -1
+
+    text = body(kernel(first_over, jnp.zeros((5, 5)), jnp.float32(1)))
+    assert "switch" not in text
+    x = np.random.default_rng(0).normal(size=(9, 5, 5)).astype(np.float32)
+    check(lw.program(first_over), x, np.linspace(0, 3, 9, dtype=np.float32))
+
+
+def test_recursion_is_a_switch_on_the_pc() -> None:
+    text = body(kernel(fibonacci, jnp.int32(7)))
+    assert text.count("switch (pc)") == 1
+    assert re.search(r"stack\d\[depth\] = ", text)
+
+
+def test_every_example_is_taken_once_however_many_threads() -> None:
+    emitted = kernel(collatz, jnp.int32(7))
+    n = np.arange(1, 300, dtype=np.int32)
+    expected = None
+    for threads in (1, 3, 8):
+        ran = host.run(emitted, [n], len(n), threads=threads)
+        expected = ran.answers[0] if expected is None else expected
+        np.testing.assert_array_equal(ran.answers[0], expected)
+    assert expected is not None and expected[26] == 111
+
+
+def test_uniform_operands_are_read_in_place() -> None:
+    def lookup(table, i):
+        return table[i] + table[i + 1]
+
+    emitted = kernel(lookup, jnp.zeros(5000), jnp.int32(3), varying=[False, True])
+    assert "const float32* __restrict__ in0" in emitted.text
+    assert emitted.fixed_bytes == 0
+    check(lookup, np.arange(5000, dtype=np.float32), np.arange(9, dtype=np.int32), uniform=(0,))
+
+
+def test_an_indexed_write_in_a_loop_copies_nothing() -> None:
+    def fill(x, n):
+        i = 0
+        while i < n:
+            x = x.at[i].set(x[i] * 2.0)
+            i += 1
+        return x
+
+    loop = body(kernel(fill, jnp.zeros(300), jnp.int32(3)))
+    inside = loop[loop.index("for (;;)") : loop.index("break;")]
+    assert "for (int" not in inside
+    x = np.random.default_rng(0).normal(size=(7, 300)).astype(np.float32)
+    check(lw.program(fill), x, np.arange(7, dtype=np.int32) * 40)
+
+
+def test_a_write_keeps_the_old_array_where_it_is_still_read() -> None:
+    def shifted(x, n):
+        i = 0
+        while i < n:
+            old = x
+            x = x.at[i].set(old[i + 1] + old.sum())
+            x = x + 0.5 * old[::-1]
+            i += 1
+        return x, x.at[0].set(9.0) + x
+
+    x = np.random.default_rng(0).normal(size=(7, 6)).astype(np.float32)
+    check(lw.program(shifted), x, np.arange(7, dtype=np.int32) % 4, rtol=1e-4, atol=1e-4)
+
+
+def test_swaps_and_transpositions_store_all_at_once() -> None:
+    def turn(x, y, n):
+        for _ in range(n):
+            x, y = y, x
+            x = x.T
+        return x, y
+
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(6, 3, 3)).astype(np.float32) for _ in range(2))
+    check(lw.program(turn), x, y, np.arange(6, dtype=np.int32))
+
+
+def test_large_arrays_lie_in_scratch_memory() -> None:
+    def walk(n):
+        x = jnp.zeros(1000, jnp.float32)
+        i = 0
+        while i < n:
+            x = x.at[i % 1000].add(1.0)
+            i += 7
+        return x.sum(), x[0]
+
+    emitted = kernel(walk, jnp.int32(3))
+    assert emitted.fixed_bytes >= 4000
+    check(lw.program(walk), np.arange(1, 20, dtype=np.int32) * 300)
+
+
+def test_nested_control_flow_that_all_lanes_share() -> None:
+    def sums(x, table):
+        def step(carry, row):
+            total, i = carry
+            total = lax.cond(i % 2 == 0, lambda t: t + row, lambda t: t - row, total)
+            return (total, i + 1), total[0]
+
+        (total, _), firsts = lax.scan(step, (x, 0), table)
+        doubled = lax.while_loop(lambda s: s[1] < 5, lambda s: (s[0] * 1.5, s[1] + 1), (total, 0))
+        backwards = lax.scan(lambda c, r: (c + r, c), x, table, reverse=True)
+        return total, firsts, doubled[0], backwards
+
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    table = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
+    check(sums, x, table, uniform=(1,), rtol=1e-6)
+
+
+def test_obstacles_name_the_operation_and_its_line() -> None:
+    def called(x):
+        return jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), np.float32), x)
+
+    staged, _ = lw.program(called).stage(jnp.float32(1))
+    linked = kernel_blocks(staged.program, [True], Options(), expand)
+    (found,) = obstacles(linked, [True], expand)
+    assert found.operation == "pure_callback" and "test_emit.py" in found.line
+
+
+def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.shutil, "which", lambda name: None)
+    with pytest.raises(ValueError, match="C\\+\\+"):
+        host.compiler()
