@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -158,16 +159,43 @@ def test_spmd_axis_name_and_shard_map() -> None:
     assert jax.jit(recursive)(jnp.array([3, 7])).tolist() == [2, 13]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="programs are traced without the manual axes that operands vary over"
-)
-def test_shard_map_that_checks_what_varies() -> None:
-    spec = PartitionSpec("d")
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_shard_map_that_checks_what_varies(jit: Callable[..., Any]) -> None:
+    split, whole = PartitionSpec("d"), PartitionSpec()
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
-    run = jax.shard_map(
-        lw.vmap(power, schedule="sweep"), mesh=mesh, in_specs=(spec, spec), out_specs=spec
-    )
-    assert run(X, N).tolist() == POWERS
+
+    def sharded(fun, *in_specs, out_specs=split):
+        return jit(jax.shard_map(fun, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
+
+    for schedule in ("sweep", "plain"):
+        run = sharded(lw.vmap(power, schedule=schedule), split, split)
+        assert run(X, N).tolist() == POWERS
+    shared = sharded(jax.vmap(power, in_axes=(0, None)), split, whole)
+    assert shared(X, 2).tolist() == (X * X).tolist()
+    assert float(sharded(power, whole, whole, out_specs=whole)(2.0, 3)) == 8.0
+    assert sharded(jax.vmap(fib), split)(jnp.array([3, 7])).tolist() == [2, 13]
+    assert sharded(jax.vmap(jax.jacfwd(power)), split, split)(X, N).shape == X.shape
+
+
+def test_closing_over_what_varies() -> None:
+    def doubled(x, n):
+        @lw.program
+        def run(n):
+            y = x
+            while n > 0:
+                if n % 3 == 0:
+                    y = x
+                else:
+                    y = y * 2
+                n = n - 1
+            return y
+
+        return run(n)
+
+    mesh, split = Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec("d")
+    run = jax.shard_map(jax.vmap(doubled), mesh=mesh, in_specs=(split, split), out_specs=split)
+    expected = jax.vmap(doubled)(X, N)
+    assert jax.jit(run)(X, N).tolist() == expected.tolist()
 
 
 def test_zero_size_arrays() -> None:

@@ -37,7 +37,6 @@ from lanewise.program import Program, program_p, throw_p
 def _program_abstract(
     *operands: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
 ) -> list[Any]:
-    del operands
     answers = [
         _jax.shaped((*itertools.compress(lanes, axes), *aval.shape), aval.dtype, aval.weak_type)
         for aval, axes in zip(
@@ -48,7 +47,7 @@ def _program_abstract(
     outcomes = [code, code] if program.gives_outcomes(options) else []
     scalar, whole = _jax.shaped((), jnp.float32.dtype), _jax.shaped((), jnp.int32.dtype)
     stats = [whole, *[scalar] * (NUM_STATS - 2), whole] if options.stats else []
-    return [*answers, *outcomes, *stats]
+    return _jax.varying_as([*answers, *outcomes, *stats], operands)
 
 
 program_p.def_impl(execute_on_host)
@@ -57,7 +56,7 @@ program_p.def_impl(execute_on_host)
 def _lower_program(ctx: Any, *operands: Any, **params: Any) -> Any:
     platforms = _jax.lowering_platforms(ctx)
     run = functools.partial(execute, platform=platforms[0] if len(platforms) == 1 else None)
-    return mlir.lower_fun(run, multiple_results=True)(ctx, *operands, **params)
+    return _jax.lower_unchecked(ctx, run, *operands, **params)
 
 
 mlir.register_lowering(program_p, _lower_program)
@@ -183,7 +182,11 @@ def _throw_inside_jit(*args: Any, sites: tuple[Site, ...], name: str) -> list[An
     return answers
 
 
-mlir.register_lowering(throw_p, mlir.lower_fun(_throw_inside_jit, multiple_results=True))
+def _lower_throw(ctx: Any, *args: Any, **params: Any) -> Any:
+    return _jax.lower_unchecked(ctx, _throw_inside_jit, *args, **params)
+
+
+mlir.register_lowering(throw_p, _lower_throw)
 
 
 def _batch_throw(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:

@@ -101,8 +101,7 @@ class ProgramFunction:
         options = self.options
         result = staged.result
         answers = program_p.bind(
-            *staged.captures,
-            *arguments,
+            *_jax.varying_alike([*staged.captures, *arguments]),
             program=staged.program,
             lanes=(),
             mapped=((),) * staged.program.num_operands,

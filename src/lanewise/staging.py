@@ -262,7 +262,8 @@ def _trace_once(source: Source, entry: Entry, key: Key) -> ResultType:
         return [_as_array(leaf) for leaf in dynamic]
 
     try:
-        entry.traced = _jax.trace(flat, key.avals)
+        with _jax.unchecked():
+            entry.traced = _jax.trace(flat, key.avals)
     except jax.errors.TracerBoolConversionError as error:
         error.add_note(
             f"Lanewise: while tracing the program `{entry.name}`. Only the program's own source is converted: put"

@@ -129,6 +129,7 @@ def same_type(a: ShapedArray, b: ShapedArray) -> bool:
 def as_type(value: Any, aval: ShapedArray) -> Any:
     """Give an array-like a type it joins to. Python numbers stay literals: later passes follow them."""
     weak = bool(aval.weak_type)
+    value = _jax.varying_untold(value)
     if same_type(_jax.aval_of(value), aval):
         return value
     if isinstance(value, _NUMBERS):
