@@ -216,3 +216,49 @@ def test_results_beside_answers_come_in_order() -> None:
     )
     decorated = lw.program(throw=False, max_steps=3)(loops.python)
     assert int(decorated(jnp.int32(4))[1].code) == Outcome.STEPS_EXHAUSTED
+
+
+@lw.program
+def thrice(n):
+    return bounded(n) + bounded(n + 1) + bounded(n + 2)
+
+
+@lw.program(max_steps=40, max_depth=9, schedule="most")
+def bounded(n):
+    while n > 1:
+        n = n // 2
+    return n
+
+
+def test_bounds_of_a_program_inside_another() -> None:
+    here = r"`bounded` has max_steps=40 and is called inside the program `thrice` \(.*test_outcomes.*\)"
+    fix = r".*Give max_steps to `thrice`, and call `bounded.with_options\(max_steps=None\)` inside"
+    for run in (thrice, jax.jit(jax.vmap(thrice))):
+        with pytest.raises(OptionError, match=here + fix):
+            run(jnp.array([3, 9]) if run is not thrice else 3)
+    with pytest.raises(OptionError, match="max_depth=9"):
+        lw.vmap(thrice, max_steps=40)(jnp.array([3, 9]))
+    same = lw.vmap(thrice, max_steps=40, max_depth=9)
+    assert same(jnp.array([3, 9])).tolist() == [3, 3]
+    with pytest.raises(OptionError, match="max_steps"):
+        lw.vmap(lambda n: bounded(n))(jnp.array([3, 9]))
+
+
+def test_outcomes_of_a_program_inside_another() -> None:
+    @lw.program
+    def tried(n):
+        answer, outcome = loops.with_options(throw=False)(n)
+        return jnp.where(outcome.ok(), answer, -1)
+
+    with pytest.raises(OptionError, match="throw=False and is called inside the program"):
+        tried(3)
+
+
+def test_a_machine_inside_a_program_has_its_own_options() -> None:
+    @lw.program
+    def within(n):
+        answers, outcomes = lw.vmap(bounded, throw=False)(n + jnp.arange(3))
+        return answers.sum(), outcomes.ok().all()
+
+    total, fine = within(4)
+    assert (int(total), bool(fine)) == (3, True)

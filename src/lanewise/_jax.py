@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -74,6 +75,9 @@ Primitive = jex.Primitive
 Effect = _effects.Effect
 
 no_effects = jex.no_effects
+
+# To JAX too, the line that made an equation is the user's, not one of ours.
+_source_info_util.register_exclusion(os.path.dirname(__file__))
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,7 @@ class ProgramFunction:
 
     def _bind(self, staged: Staged, arguments: Sequence[Any]) -> Any:
         options = self.options
+        staged.program.refuse_bounds_of_parts(options)
         result = staged.result
         answers = program_p.bind(
             *_jax.varying_alike([*staged.captures, *arguments]),
@@ -133,7 +134,9 @@ def program(
 ) -> Any:
     """Make a program of a Python function: its `if`, `while`, `for` and recursion work on traced values.
 
-    Options are those of `lanewise.vmap` (`schedule`, `max_steps`, `max_depth`, `throw`, `stats`).
+    Options are those of `lanewise.vmap` (`schedule`, `max_steps`, `max_depth`, `throw`, `stats`). A program called
+    inside another becomes part of it: the options of the outer one count. Bounds of an inner one that the outer one
+    does not have, and `throw=False` on an inner one, raise `OptionError`.
 
     >>> import jax, jax.numpy as jnp
     >>> @program

@@ -9,13 +9,14 @@ a function of the table. Calling a decorated function (`decorator.py`) traces it
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lanewise import _jax
 from lanewise.check import check_p
-from lanewise.errors import TransformError
+from lanewise.errors import OptionError, TransformError
 from lanewise.options import Options
 from lanewise.outcomes import Site
 
@@ -50,6 +51,11 @@ class Program:
     entry: str
     num_captures: int = 0
 
+    @property
+    def name(self) -> str:
+        """The name of the function it was made from: the entry's, without the number of its trace."""
+        return re.sub(r"\.\d+$", "", self.entry)
+
     @functools.cached_property
     def out_avals(self) -> tuple[_jax.ShapedArray, ...]:
         return tuple(atom.aval for atom in self.functions[self.entry].jaxpr.outvars)
@@ -79,6 +85,36 @@ class Program:
     def recursive(self) -> bool:
         """Whether any function, of this program or one called inside, calls back into itself."""
         return any(_recurses(function.jaxpr) for function in self.functions.values())
+
+    @functools.cached_property
+    def parts(self) -> tuple[_jax.JaxprEqn, ...]:
+        """The calls of other programs inside this one that become part of it: those with no lanes of their own."""
+        return tuple(
+            eqn for function in self.functions.values() for eqn in _parts_in(function.jaxpr)
+        )
+
+    def refuse_bounds_of_parts(self, options: Options) -> None:
+        """Raise if a program called inside this one has bounds that do not hold there, run with these options.
+
+        Steps and frames are counted for the whole, and a lane that fails has failed for good. The schedule and the
+        carrier of the whole count too, silently: they change no answer.
+        """
+        for eqn in self.parts:
+            inner, name = eqn.params["options"], eqn.params["program"].name
+            for bound in ("max_steps", "max_depth"):
+                wanted = getattr(inner, bound)
+                if wanted not in (None, getattr(options, bound)):
+                    raise OptionError(
+                        f"`{name}` has {bound}={wanted} and is called inside the program `{self.name}`"
+                        f" ({_jax.user_line(eqn)}), where the bound of the whole counts. Give {bound} to `{self.name}`,"
+                        f" and call `{name}.with_options({bound}=None)` inside."
+                    )
+            if not inner.throw:
+                raise OptionError(
+                    f"`{name}` has throw=False and is called inside the program `{self.name}`"
+                    f" ({_jax.user_line(eqn)}), where a lane that fails has failed for good. Give throw=False to"
+                    f" `{self.name}`, and call `{name}.with_options(throw=True)` inside."
+                )
 
     def can_fail(self, options: Options) -> bool:
         """Whether a lane can end other than done."""
@@ -121,6 +157,16 @@ def _sites_in(jaxpr: _jax.Jaxpr) -> Iterator[Site]:
             yield from eqn.params["program"].sites
         for inner in _jax.subjaxprs(eqn):
             yield from _sites_in(inner)
+
+
+def _parts_in(jaxpr: _jax.Jaxpr) -> Iterator[_jax.JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is program_p:
+            # With statistics or lanes of its own it is a machine of its own, which has its own options.
+            if not (eqn.params["lanes"] or eqn.params["options"].stats):
+                yield eqn
+        for inner in _jax.subjaxprs(eqn):
+            yield from _parts_in(inner)
 
 
 def _recurses(jaxpr: _jax.Jaxpr) -> bool:
