@@ -56,8 +56,8 @@ def simplify(
 ) -> BlockProgram:
     """All passes; `check` runs after each (tests give the verifier).
 
-    Exits are threaded until none is left before any branch becomes a select: a flag that a select reads stays. A carrier
-    with real branches wants no `selects`.
+    Exits are threaded until none is left before any branch becomes a select: a flag that a select reads stays. A
+    carrier with real branches wants no `selects`.
     """
     program = check(tail_calls(program))
     for passes in (THREADING, (*THREADING, *SELECTING)) if selects else (THREADING,):

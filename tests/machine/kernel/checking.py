@@ -46,7 +46,11 @@ def run_batch(f: Callable[..., Any], *batch: Any, uniform: Sequence[int] = ()) -
 
 
 def check(
-    f: Callable[..., Any], *batch: Any, uniform: Sequence[int] = (), rtol: float = 0.0, atol: float = 0.0
+    f: Callable[..., Any],
+    *batch: Any,
+    uniform: Sequence[int] = (),
+    rtol: float = 0.0,
+    atol: float = 0.0,
 ) -> None:
     """A kernel of `f` gives what `jax.jit(jax.vmap(f))` gives; bit for bit where `rtol` is 0."""
     axes = tuple(None if i in uniform else 0 for i in range(len(batch)))

@@ -50,7 +50,15 @@ def test_the_kernel_answers_what_one_lane_answers(case: Case) -> None:
     assert_same(ran.answers, take(0, one_at_a_time(case.name), slice(SIZE)), case.rtol)
 
 
-LIMITED = ("collatz", "fibonacci", "checked", "recursive_nuts", "quicksort", "is_even", "deep_break")
+LIMITED = (
+    "collatz",
+    "fibonacci",
+    "checked",
+    "recursive_nuts",
+    "quicksort",
+    "is_even",
+    "deep_break",
+)
 
 
 @pytest.mark.parametrize("name", LIMITED)

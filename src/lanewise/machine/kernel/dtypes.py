@@ -110,7 +110,11 @@ def literal(value: Any, dtype: Any) -> str:
 def _float(number: Any) -> str:
     wide = number.dtype.itemsize == 8
     if math.isfinite(number):
-        text = repr(number.item()) if wide else np.format_float_scientific(number, trim="-", min_digits=0)
+        text = (
+            repr(number.item())
+            if wide
+            else np.format_float_scientific(number, trim="-", min_digits=0)
+        )
         if (not wide and 1e-4 <= abs(number) < 1e7) or number == 0:
             text = np.format_float_positional(number, trim="0")
         if not any(mark in text for mark in ".e"):
@@ -119,5 +123,9 @@ def _float(number: Any) -> str:
         return f"({text})" if number < 0 else text
     if math.isnan(number):
         return "lw_float64(0x7ff8000000000000ull)" if wide else "lw_float32(0x7fc00000u)"
-    bits = ("0x7ff0000000000000ull", "0xfff0000000000000ull") if wide else ("0x7f800000u", "0xff800000u")
+    bits = (
+        ("0x7ff0000000000000ull", "0xfff0000000000000ull")
+        if wide
+        else ("0x7f800000u", "0xff800000u")
+    )
     return f"lw_float{64 if wide else 32}({bits[int(number < 0)]})"

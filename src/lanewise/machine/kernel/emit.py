@@ -150,7 +150,8 @@ class _Emitter:
         return frozenset(
             pc
             for pc, item in enumerate(self.linked.order)
-            if isinstance(item, ReturnPoint) or len(item.eqns) + len(item.assigns) <= COPIED_EQUATIONS
+            if isinstance(item, ReturnPoint)
+            or len(item.eqns) + len(item.assigns) <= COPIED_EQUATIONS
         )
 
     # -- the text --------------------------------------------------------------------------------------
@@ -166,7 +167,9 @@ class _Emitter:
         w.depth = 1
         w.line("const long long lane = LW_LANE, lanes = LW_LANES;")
         self.bodies.declare_stacks()
-        with w.block("for (long long example = lane; example < examples; example = lanes + LW_NEXT(next))"):
+        with w.block(
+            "for (long long example = lane; example < examples; example = lanes + LW_NEXT(next))"
+        ):
             self.bodies.declare()
             self._program()
             w.line("finished: ;")
@@ -277,9 +280,7 @@ class _Emitter:
         w.line("site[example] = place;")
         w.line(f"steps[example] = {'count' if self.bodies.counts else '0'};")
         w.line(f"deepest[example] = {'most' if self.bodies.deepens else '0'};")
-        rooms = [
-            _slot(f"out{i}", var.aval.shape, var.aval.dtype) for i, var in enumerate(results)
-        ]
+        rooms = [_slot(f"out{i}", var.aval.shape, var.aval.dtype) for i, var in enumerate(results)]
         with w.block("if (outcome == 0)"):
             for var, room in zip(results, rooms, strict=True):
                 w.copy(room, self.bodies.places[var])
@@ -336,7 +337,8 @@ def _blank(dtype: Any) -> str:
 
 def _host_entry(arguments: Sequence[str]) -> str:
     given = ", ".join(
-        f"({argument.rsplit('*', 1)[0].strip()}*)arguments[{i}]" for i, argument in enumerate(arguments)
+        f"({argument.rsplit('*', 1)[0].strip()}*)arguments[{i}]"
+        for i, argument in enumerate(arguments)
     )
     return f"""
 #ifndef __CUDACC__

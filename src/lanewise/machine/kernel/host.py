@@ -75,6 +75,7 @@ def run(
     *,
     capacity: int = 0,
     threads: int = 2,
+    flags: tuple[str, ...] = FLAGS,
 ) -> Ran:
     """Run a kernel over all examples; operands are as the emitted text takes them, keys as their `uint32` words."""
     given = [np.asarray(x, order="C") for x in (*operands, *emitted.constants)]
@@ -92,7 +93,7 @@ def run(
     scratch = np.zeros(emitted.scratch_bytes(capacity) * threads + 16, np.uint8)
     arrays = [*given, *answers, code, site, steps, deepest, counter, scratch]
     pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-    load(emitted.text).lanewise_run(
+    load(emitted.text, flags).lanewise_run(
         pointers, ctypes.c_longlong(examples), ctypes.c_int(capacity), ctypes.c_int(threads)
     )
     return Ran(answers, code, site, steps, deepest)

@@ -21,9 +21,7 @@ def kernel_blocks(
     program: Program, varying: Sequence[bool], options: Options, expand: Expand
 ) -> Linked:
     """The program's blocks with real branches."""
-    blocks = flatten(
-        program, varying, expand=expand, every_loop=options.max_steps is not None
-    )
+    blocks = flatten(program, varying, expand=expand, every_loop=options.max_steps is not None)
     return link(simplify(blocks, selects=False), varying)
 
 

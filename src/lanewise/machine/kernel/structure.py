@@ -235,7 +235,8 @@ class _Graph:
                 found += [
                     (entry, outside)
                     for entry in self.order
-                    if entry in loop and entry != node
+                    if entry in loop
+                    and entry != node
                     and (outside := [p for p in self.preds[entry] if p not in loop])
                 ]
                 found.append((node, [p for p in self.preds[node] if p not in loop]))

@@ -7,8 +7,8 @@ only renames indices is never copied, and elementwise code that is read once is 
 Index expressions are Python ints where they are known, so that constant indices fold, and C++ text otherwise; text that
 binds weaker than a sum comes in parentheses.
 
-`roots` names the memory a value reads when it is evaluated. Memory is only written over (by indexed updates in place and
-by stores at the end of a block) when no value that is still wanted has it among its roots.
+`roots` names the memory a value reads when it is evaluated. Memory is only written over (by indexed updates in place
+and by stores at the end of a block) when no value that is still wanted has it among its roots.
 """
 
 from __future__ import annotations

@@ -137,8 +137,8 @@ template <class T, class... Rest> LW_FUNCTION T lw_choose(int32 index, T first, 
   return index <= 0 ? first : lw_choose<T>(index - 1, rest...);
 }""",
         "lw_product": r"""
-// What powers multiply by: integers wrap.
-template <class T> LW_FUNCTION T lw_product(T a, T b) { return a * b; }
+// What powers multiply by: integers wrap, and 16-bit floats are rounded each time.
+template <class T> LW_FUNCTION T lw_product(T a, T b) { return T(a * b); }
 LW_FUNCTION int8 lw_product(int8 a, int8 b) { return lw_mul(a, b); }
 LW_FUNCTION int16 lw_product(int16 a, int16 b) { return lw_mul(a, b); }
 LW_FUNCTION int32 lw_product(int32 a, int32 b) { return lw_mul(a, b); }
@@ -191,7 +191,8 @@ template <int exponent_bits, int mantissa_bits> LW_FUNCTION float32 lw_reduce_pr
   }
   if (exponent_bits < 8) {
     const uint32 bias = (1u << (exponent_bits - 1)) - 1;
-    const uint32 top = (127u + bias) << 23 | (0x7fffffu & ~((1u << (23 - (mantissa_bits < 23 ? mantissa_bits : 23))) - 1));
+    const int kept = mantissa_bits < 23 ? mantissa_bits : 23;
+    const uint32 top = (127u + bias) << 23 | (0x7fffffu & ~((1u << (23 - kept)) - 1));
     const uint32 least = (127u - bias + 1u) << 23;
     if (bits > top) bits = 0x7f800000u;
     else if (bits < least) bits = 0u;
@@ -210,7 +211,8 @@ template <int exponent_bits, int mantissa_bits> LW_FUNCTION float64 lw_reduce_pr
   }
   if (exponent_bits < 11) {
     const uint64 bias = (1ull << (exponent_bits - 1)) - 1;
-    const uint64 top = (1023ull + bias) << 52 | (0xfffffffffffffull & ~((1ull << (52 - (mantissa_bits < 52 ? mantissa_bits : 52))) - 1));
+    const int kept = mantissa_bits < 52 ? mantissa_bits : 52;
+    const uint64 top = (1023ull + bias) << 52 | (0xfffffffffffffull & ~((1ull << (52 - kept)) - 1));
     const uint64 least = (1023ull - bias + 1ull) << 52;
     if (bits > top) bits = 0x7ff0000000000000ull;
     else if (bits < least) bits = 0ull;

@@ -14,7 +14,7 @@ from lanewise.blocks.divergence import changed_carry
 from lanewise.blocks.inside import inside
 from lanewise.machine.kernel.rules import Unsupported, rule
 from lanewise.machine.kernel.stores import assign
-from lanewise.machine.kernel.values import Index, Part, Place, Scalar, Value, plus, times
+from lanewise.machine.kernel.values import Index, Part, Place, Stored, Value, times
 from lanewise.machine.kernel.writer import Writer
 
 # A loop of known length is unrolled if that makes at most this many equations.
@@ -140,13 +140,12 @@ def _scan(w: Writer, eqn: JaxprEqn) -> None:
                 *(None for _ in rooms),
             ],
         )
-        slots = [
-            Part(room.shape[1:], room.dtype, room.name, times(turn, room.size // room.shape[0]))
-            for room in rooms
+        rows = [
+            (_row(room, turn), out)
+            for room, out in zip(rooms, outs[num_carry:], strict=True)
             if room.size
         ]
-        made = [out for out, room in zip(outs[num_carry:], rooms, strict=True) if room.size]
-        _store_carry(w, carry, outs[:num_carry], changed, list(zip(slots, made, strict=True)))
+        _store_carry(w, carry, outs[:num_carry], changed, rows)
     for var, value, change in zip(eqn.outvars, carry, changed, strict=False):
         _bind(w, var, value, change)
     for var, room in zip(eqn.outvars[num_carry:], rooms, strict=True):
@@ -176,6 +175,12 @@ def _slice(w: Writer, array: Value, turn: str) -> Value:
         return array.at((turn, *indices))
 
     return w.view(shape, array.dtype, element, array)
+
+
+def _row(room: Place, turn: str) -> Part:
+    """The part of a scan's stacked results that one turn writes."""
+    assert isinstance(room, Stored)
+    return Part(room.shape[1:], room.dtype, room.name, times(turn, room.size // room.shape[0]))
 
 
 def _store_carry(

@@ -112,7 +112,11 @@ def _mulhi(w: Writer, eqn: JaxprEqn) -> None:
 @rule("neg")
 def _neg(w: Writer, eqn: JaxprEqn) -> None:
     dtype = _dtype(eqn)
-    _map(w, eqn, (lambda a: f"lw_neg({a})") if _is_int(dtype) else rounded(dtype, lambda a: f"(-{a})"))
+    _map(
+        w,
+        eqn,
+        (lambda a: f"lw_neg({a})") if _is_int(dtype) else rounded(dtype, lambda a: f"(-{a})"),
+    )
 
 
 @rule("abs")
@@ -155,12 +159,12 @@ def _integer_pow(w: Writer, eqn: JaxprEqn) -> None:
         text = f"lw_power<{abs(power)}>({a})"
         return text if power >= 0 else f"({kind}(1) / {text})"
 
-    _map(w, eqn, widened(dtype, form))
+    _map(w, eqn, form if power >= 0 else rounded(dtype, form))
 
 
 @rule("square")
 def _square(w: Writer, eqn: JaxprEqn) -> None:
-    _map(w, eqn, widened(_dtype(eqn), lambda a: f"lw_power<2>({a})"))
+    _map(w, eqn, lambda a: f"lw_power<2>({a})")
 
 
 @rule("pow")
@@ -264,7 +268,11 @@ def _logic(w: Writer, eqn: JaxprEqn) -> None:
 @rule("not")
 def _not(w: Writer, eqn: JaxprEqn) -> None:
     dtype = _dtype(eqn)
-    _map(w, eqn, (lambda a: f"!{a}") if dtypes.is_bool(dtype) else rounded(dtype, lambda a: f"(~{a})"))
+    _map(
+        w,
+        eqn,
+        (lambda a: f"!{a}") if dtypes.is_bool(dtype) else rounded(dtype, lambda a: f"(~{a})"),
+    )
 
 
 @rule("shift_left", "shift_right_logical", "shift_right_arithmetic")
@@ -272,7 +280,9 @@ def _shift(w: Writer, eqn: JaxprEqn) -> None:
     name, dtype = eqn.primitive.name, _dtype(eqn)
     kind = dtypes.ctype(dtype)
     known = eqn.invars[1]
-    plain = isinstance(known, _jax.Literal) and 0 <= int(known.val) < 8 * dtypes.element_bytes(dtype)
+    plain = isinstance(known, _jax.Literal) and 0 <= int(known.val) < 8 * dtypes.element_bytes(
+        dtype
+    )
     if plain and kind in ("uint32", "uint64"):
         sign = "<<" if name == "shift_left" else ">>"
         _map(w, eqn, lambda a, b: f"({a} {sign} {b})")
@@ -379,7 +389,17 @@ def _conj(w: Writer, eqn: JaxprEqn) -> None:
 # -- nothing ---------------------------------------------------------------------------------------------
 
 
-@rule("copy", "copy_p", "stop_gradient", "optimization_barrier", "pvary", "pcast", "reshard", "sharding_constraint", "name")
+@rule(
+    "copy",
+    "copy_p",
+    "stop_gradient",
+    "optimization_barrier",
+    "pvary",
+    "pcast",
+    "reshard",
+    "sharding_constraint",
+    "name",
+)
 def _same(w: Writer, eqn: JaxprEqn) -> None:
     for var, atom in zip(eqn.outvars, eqn.invars, strict=True):
         w.hand_on(var, atom)
