@@ -24,6 +24,11 @@ from typing import Any
 import jax
 import numpy as np
 
+# How much time a contender is given, where its runs are so short that a few of them say little, and how
+# many runs at most.
+WORTH_SECONDS = 0.3
+MOST_REPEATS = 101
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -85,9 +90,15 @@ def run_seconds(fun: Callable[..., Any], arguments: Sequence[Any]) -> float:
 def medians(
     contenders: Mapping[str, Callable[..., Any]], arguments: Sequence[Any], repeats: int = 7
 ) -> dict[str, float]:
-    """The median time of each contender, run in turns after a warm-up."""
+    """The median time of each contender, run in turns after a warm-up.
+
+    Short ones run more often than asked: a run of well under a millisecond is at the mercy of whether a
+    core was asleep.
+    """
     for fun in contenders.values():
         run_seconds(fun, arguments)
+    longest = max(run_seconds(fun, arguments) for fun in contenders.values())
+    repeats = max(repeats, min(MOST_REPEATS, int(WORTH_SECONDS / longest)))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeats):
         for name, fun in contenders.items():

@@ -28,7 +28,6 @@ from lanewise.errors import LanewiseError
 PROGRAMS = ("collatz", "rejection", "recursive_fibonacci", "early_exit_mlp")
 LEAST = 2**10
 SHALLOW_LANES = 1024
-SHORT_REPEATS = 51  # a run is a millisecond or two
 DEPTHS = (32, 64, 128, 256, 512)
 
 
@@ -109,7 +108,7 @@ def main() -> None:
             name = f"growth, {backend}, {options.carrier}: {key}, {few} to {many} examples"
             claims.append(Claim(name, curves[key][many], curves[key][few], "<= 2"))
     try:
-        depths = growth_of_depth(options.carrier, max(options.repeats, SHORT_REPEATS))
+        depths = growth_of_depth(options.carrier, options.repeats)
     except LanewiseError as refused:
         print(f"recursion: left out, {refused}", flush=True)
     else:

@@ -14,11 +14,6 @@ import lanewise as lw
 from _harness import medians, run_seconds, same_answers
 from control.case import Case, Entry
 
-# A run of well under a millisecond is at the mercy of whether a core was asleep: short programs are run
-# more often than asked, until this much time has gone into each contender or this many runs.
-WORTH_SECONDS = 0.3
-MOST_REPEATS = 101
-
 # What the suite runs with where nobody says: the targets' batch on a CPU; on a GPU enough to fill it.
 CPU_LANES = 1024
 GPU_LANES = {"scalar": 2**20, "small": 2**16, "matrix": 2**12}
@@ -114,8 +109,6 @@ def measure(entry: Entry, lanes: int, repeats: int, **options: Any) -> Measured:
         answers = limit()
         answers = [x.get() if hasattr(x, "get") else x for x in jax.tree.leaves(answers)]
         check(entry, case, answers, expected, "the limit by hand")
-    longest = max(run_seconds(fun, arguments) for fun in contenders.values())
-    repeats = max(repeats, min(MOST_REPEATS, int(WORTH_SECONDS / longest)))
     took = medians(contenders, arguments, repeats)
     return Measured(
         entry,
