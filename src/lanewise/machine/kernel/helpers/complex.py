@@ -149,10 +149,11 @@ LW_FUNCTION complex64 lw_complex_acosh(complex64 z) {
   return complex64(asinhf(more.re * less.re + more.im * less.im), 2.0f * atan2f(less.im, more.re));
 }""",
         "lw_complex_atanh": r"""
+// An odd function, computed on the right, where log1p's argument does not come near -1.
 LW_FUNCTION complex64 lw_complex_atanh(complex64 z) {
-  float32 less = 1.0f - z.re, more = 1.0f + z.re, height = z.im * z.im;
-  float32 real = 0.25f * log1pf(4.0f * z.re / (less * less + height));
-  return complex64(real, 0.5f * atan2f(2.0f * z.im, less * more - height));
+  float32 size = fabsf(z.re), less = 1.0f - size, height = z.im * z.im;
+  float32 real = 0.25f * log1pf(4.0f * size / (less * less + height));
+  return complex64(copysignf(real, z.re), 0.5f * atan2f(2.0f * z.im, less * (1.0f + size) - height));
 }""",
         "lw_complex_atan": r"""
 LW_FUNCTION complex64 lw_complex_atan(complex64 z) {

@@ -99,7 +99,8 @@ template <class T> LW_SLOW_FUNCTION T lw_zeta(T x, T q) {
   if (q <= T(0) && q == floor(q)) {
     return x == floor(x) && x - T(2) * floor(x / T(2)) == T(0) && x < lw_infinity<T>() ? lw_infinity<T>() : lw_nan<T>();
   }
-  if (!(x > T(1)) || x == lw_infinity<T>() || !(q < lw_infinity<T>()) || (q <= T(0) && x != floor(x))) return lw_nan<T>();
+  if (!(x > T(1)) || !(x < lw_infinity<T>()) || !(q < lw_infinity<T>())) return lw_nan<T>();
+  if (q <= T(0) && x != floor(x)) return lw_nan<T>();
   T sum = T(0), at = q, power = pow(at, -x);
   // Bounded, so that a q far to the left cannot hold a lane for ever.
   for (int32 step = 0; step < 100000 && (step < 9 || at <= T(9)); ++step) {

@@ -1,8 +1,8 @@
 """Rules of random bits: the same bits as JAX's, from the same keys.
 
-A key is one element of type `key2`. All of it is one hash function, threefry with 20 rounds, of a key and a counter; what
-differs between JAX's two layouts (`jax_threefry_partitionable`, as it was when the equation was traced) is which counter
-makes which word.
+A key is one element of type `key2`. All of it is one hash function, threefry with 20 rounds, of a key and a counter;
+what differs between JAX's two layouts (`jax_threefry_partitionable`, as it was when the equation was traced) is which
+counter makes which word.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ stay in registers; longer ones by merging a permutation bottom-up, so that any n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from lanewise.machine.kernel.values import Index, Value
 from lanewise.machine.kernel.writer import Writer
 
 # Longer axes are merged instead of compared neighbour by neighbour.
-NETWORK = 12
+NETWORK = 8
 
 _INT32 = np.dtype("int32")
 
@@ -36,9 +37,9 @@ template <class T> LW_FUNCTION bool lw_before(T a, T b) { return a < b || (a == 
 LW_FUNCTION bool lw_complex_before(complex64 a, complex64 b) {
   return lw_before(a.re, b.re) || (!lw_before(b.re, a.re) && lw_before(a.im, b.im));
 }""",
-        "lw_above": r"""
-// The order of `top_k`: floats by their bits, so that -0 is below 0 and NaNs are ends.
-template <class T> LW_FUNCTION bool lw_above(T a, T b) { return a > b; }
+        "lw_rank": r"""
+// What orders as XLA's total order does: floats by their bits, so that -0 is below 0 and NaNs are ends.
+template <class T> LW_FUNCTION T lw_rank(T x) { return x; }
 LW_FUNCTION int32 lw_rank(float32 x) {
   int32 bits = lw_bits<int32>(x);
   return bits < 0 ? bits ^ 0x7fffffff : bits;
@@ -46,9 +47,7 @@ LW_FUNCTION int32 lw_rank(float32 x) {
 LW_FUNCTION int64 lw_rank(float64 x) {
   int64 bits = lw_bits<int64>(x);
   return bits < 0 ? bits ^ 0x7fffffffffffffffll : bits;
-}
-LW_FUNCTION bool lw_above(float32 a, float32 b) { return lw_rank(a) > lw_rank(b); }
-LW_FUNCTION bool lw_above(float64 a, float64 b) { return lw_rank(a) > lw_rank(b); }""",
+}""",
         "lw_merge_runs": r"""
 // Merge the sorted runs of a permutation, each of `length`, two by two into another array.
 template <class From, class To, class Before>
@@ -141,6 +140,21 @@ def _swap(
             w.line(f"{second} = {kept};")
 
 
+def _rank(element: str, dtype: Any) -> str:
+    return f"lw_rank(float32({element}))" if dtypes.is_narrow(dtype) else f"lw_rank({element})"
+
+
+@rule("eq_to", "lt_to", "le_to")
+def compare_totally(w: Writer, eqn: JaxprEqn) -> None:
+    """Comparisons in the total order."""
+    sign = {"eq_to": "==", "lt_to": "<", "le_to": "<="}[eqn.primitive.name]
+    first, second = map(w.value, eqn.invars)
+    if dtypes.is_complex(first.dtype):
+        raise Unsupported("the total order of complex numbers")
+    form = lambda a, b: f"({_rank(a, first.dtype)} {sign} {_rank(b, first.dtype)})"  # noqa: E731
+    w.map(eqn.outvars[0], form, first, second)
+
+
 @rule("top_k")
 def top_k(w: Writer, eqn: JaxprEqn) -> None:
     value, (best, places) = w.value(eqn.invars[0]), eqn.outvars
@@ -151,12 +165,9 @@ def top_k(w: Writer, eqn: JaxprEqn) -> None:
     top, at = w.store(best), w.store(places)
     if not top.size:
         return
-    plain = np.dtype("float32") if dtypes.is_narrow(value.dtype) else value.dtype
 
     def above(a: str, b: str) -> str:
-        if plain != value.dtype:
-            a, b = f"float32({a})", f"float32({b})"
-        return f"lw_above({a}, {b})"
+        return f"{_rank(a, value.dtype)} > {_rank(b, value.dtype)}"
 
     with w.loops([n for a, n in enumerate(value.shape) if a != axis]) as outer:
 

@@ -1,7 +1,7 @@
 """Rules of the incomplete gamma and beta functions.
 
-They are loops that JAX itself writes with simpler primitives: the rule traces that definition for one element and writes
-it inside a loop over the elements. (Special functions with a formula are helpers; see `elementwise`.)
+They are loops that JAX itself writes with simpler primitives: the rule traces that definition for one element and
+writes it inside a loop over the elements. (Special functions with a formula are helpers; see `elementwise`.)
 """
 
 from __future__ import annotations

@@ -1,0 +1,139 @@
+"""Rules of products, convolutions and small solves."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from machine.kernel.cases import Case, check, numbers
+
+CONVOLUTIONS: tuple[tuple[Any, ...], ...] = (
+    # strides, padding, dilations of both sides, groups of features and of the batch
+    ((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), 1, 1),
+    ((2, 1), ((1, 2), (0, 1)), (1, 1), (1, 1), 1, 1),
+    ((1, 2), ((1, 1), (1, 1)), (2, 1), (1, 2), 1, 1),
+    ((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), 2, 1),
+    ((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), 1, 2),
+    ((1, 1), ((-1, 1), (1, -1)), (1, 1), (1, 1), 1, 1),
+)
+
+
+def _plain(kind: str, *shape: int, seed: int = 0) -> np.ndarray:
+    return numbers(kind, *shape, seed=seed, special=False)
+
+
+def test_products_of_every_dtype() -> None:
+    def products(a: Any, b: Any) -> Any:
+        return (
+            lax.dot_general(a, b, (((2,), (2,)), ((0,), (0,)))),
+            jnp.einsum("aij,bkj->abik", a, b),
+            jnp.einsum("aij,aij->", a, a),
+            a[0] @ b[0].T,
+            a[0, 0] @ b[1, 1],
+            a[:, :0].sum() + jnp.einsum("aij,akj->ik", a[:0], b[:0]),
+        )
+
+    def wider(a: Any, b: Any, to: str) -> Any:
+        return lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=to)
+
+    kinds = ("float32", "float64", "int32", "int8", "uint16", "float16", "bfloat16", "complex64")
+    with jax.enable_x64(True):
+        cases = [
+            Case(kind, products, (_plain(kind, 2, 3, 4), _plain(kind, 2, 5, 4, seed=1)), 64, True)
+            for kind in kinds
+        ]
+        for kind, to in (("float16", "float32"), ("bfloat16", "float32"), ("int8", "int32")):
+            args = (_plain(kind, 3, 4), _plain(kind, 4, 2))
+            cases.append(
+                Case(f"{kind} to {to}", lambda a, b, to=to: wider(a, b, to), args, 64, True)
+            )
+        large = (_plain("float32", 20, 30), _plain("float32", 30, 10))
+        cases.append(Case("large", lambda a, b: a @ b, large, 64, True))
+        check(cases)
+
+
+def test_convolutions() -> None:
+    cases = []
+    for form in CONVOLUTIONS:
+        strides, padding, left, right, features, batches = form
+
+        def convolved(a: Any, b: Any, form: Any = form) -> Any:
+            strides, padding, left, right, features, batches = form
+            return lax.conv_general_dilated(
+                a,
+                b,
+                strides,
+                padding,
+                left,
+                right,
+                feature_group_count=features,
+                batch_group_count=batches,
+            )
+
+        args = (_plain("float32", 4, 4, 5, 6), _plain("float32", 4, 4 // features, 2, 3))
+        cases.append(Case(str(form), convolved, args, 64, True))
+    names = ("NHWC", "HWIO", "NHWC")
+    last = lambda a, b: lax.conv_general_dilated(a, b, (1, 1), "SAME", dimension_numbers=names)  # noqa: E731
+    cases += [
+        Case(
+            "channels last",
+            last,
+            (_plain("float32", 2, 5, 6, 3), _plain("float32", 2, 3, 3, 4)),
+            64,
+            True,
+        ),
+        Case(
+            "one axis",
+            lambda a, b: jnp.convolve(a, b),
+            (_plain("float32", 9), _plain("float32", 4)),
+            64,
+            True,
+        ),
+    ]
+    check(cases)
+
+
+def test_factorizations_and_solves() -> None:
+    def solved(a: Any, b: Any) -> Any:
+        return jnp.linalg.solve(a, b), jnp.linalg.inv(a), jnp.linalg.det(a), jnp.linalg.slogdet(a)
+
+    def by_cholesky(p: Any, b: Any) -> Any:
+        return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(p), True), b)
+
+    cases = []
+    with jax.enable_x64(True):
+        for kind in ("float32", "float64"):
+            a = _plain(kind, 2, 4, 4) + 6 * np.eye(4, dtype=kind)
+            positive = a @ np.swapaxes(a, -1, -2)
+            b = _plain(kind, 2, 4, 3)
+            cases += [
+                Case(f"cholesky {kind}", jnp.linalg.cholesky, (positive,), 256, True),
+                Case(f"not positive {kind}", jnp.linalg.cholesky, (positive - 60,), 256, True),
+                Case(f"solve by cholesky {kind}", jax.vmap(by_cholesky), (positive, b), 4096, True),
+                Case(f"lu {kind}", lax.linalg.lu, (a,), 256, True),
+                Case(f"wide lu {kind}", lax.linalg.lu, (_plain(kind, 3, 5),), 256, True),
+                Case(f"tall lu {kind}", lax.linalg.lu, (_plain(kind, 5, 3),), 256, True),
+                Case(f"solve {kind}", solved, (a, b), 1024, True),
+            ]
+            for left, lower, transposed, unit in itertools.product((False, True), repeat=4):
+
+                def triangular(a: Any, b: Any, how: Any = (left, lower, transposed, unit)) -> Any:
+                    left, lower, transposed, unit = how
+                    return lax.linalg.triangular_solve(
+                        a,
+                        b,
+                        left_side=left,
+                        lower=lower,
+                        transpose_a=transposed,
+                        unit_diagonal=unit,
+                    )
+
+                right = b if left else np.swapaxes(b, -1, -2)
+                label = f"triangular {kind} {left} {lower} {transposed} {unit}"
+                cases.append(Case(label, triangular, (a, right), 4096, True))
+        check(cases)

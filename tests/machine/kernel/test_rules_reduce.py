@@ -1,0 +1,149 @@
+"""Rules of reductions, running reductions and windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from machine.kernel.cases import FLOATS, Case, check, numbers
+
+PADDINGS = ("SAME", "VALID", ((2, 1), (0, 1)))
+
+
+def _reductions(dtype: str) -> list[Case]:
+    x = numbers(dtype, 4, 5)
+    cases = []
+    for axes in ((0,), (0, 1)):
+
+        def all_(x: Any, axes: tuple[int, ...] = axes) -> Any:
+            return lax.reduce_max(x, axes), lax.reduce_min(x, axes)
+
+        def totals(x: Any, axes: tuple[int, ...] = axes) -> Any:
+            return lax.reduce_sum(x, axes), lax.reduce_prod(x, axes)
+
+        cases += [
+            Case(f"{dtype} extremes {axes}", all_, (x,), 0),
+            Case(f"{dtype} totals {axes}", totals, (numbers(dtype, 4, 5, special=False),), 8, True),
+        ]
+    for axis in (0, 1):
+
+        def places(x: Any, axis: int = axis) -> Any:
+            return lax.argmax(x, axis, np.int32), lax.argmin(x, axis, np.int32)
+
+        cases.append(Case(f"{dtype} places {axis}", places, (x,)))
+        for reverse in (False, True):
+
+            def running(x: Any, axis: int = axis, reverse: bool = reverse) -> Any:
+                return lax.cummax(x, axis, reverse), lax.cummin(x, axis, reverse)
+
+            def totalling(x: Any, axis: int = axis, reverse: bool = reverse) -> Any:
+                return lax.cumsum(x, axis, reverse), lax.cumprod(x, axis, reverse)
+
+            plain = numbers(dtype, 4, 5, seed=1, special=False)
+            cases += [
+                Case(f"{dtype} running {axis} {reverse}", running, (x,), 0),
+                Case(f"{dtype} totalling {axis} {reverse}", totalling, (plain,), 8, True),
+            ]
+    return cases
+
+
+@pytest.mark.parametrize(
+    "dtypes", [FLOATS, ("int8", "int32", "uint16", "uint64")], ids=["floats", "ints"]
+)
+def test_reductions(dtypes: tuple[str, ...]) -> None:
+    with jax.enable_x64(True):
+        check([case for dtype in dtypes for case in _reductions(dtype)])
+
+
+def test_logic_complex_and_any_operator() -> None:
+    def joined(x: Any, y: Any) -> Any:
+        return lax.reduce(
+            (x, y),
+            (np.float32(0), np.int32(-9)),
+            lambda a, b: (a[0] + b[0], lax.max(a[1], b[1])),
+            (1,),
+        )
+
+    logic = lambda b: (  # noqa: E731
+        jnp.all(b, 1),
+        jnp.any(b, 0),
+        lax.reduce_xor(b, (0,)),
+        jnp.argmax(b, 1),
+        jnp.max(b),
+    )
+    bits = lambda i: (  # noqa: E731
+        lax.reduce_and(i, (0,)),
+        lax.reduce_or(i, (1,)),
+        lax.reduce_xor(i, (0, 1)),
+    )
+    x, i = numbers("float32", 3, 4, special=False), numbers("int32", 3, 4)
+    check(
+        [
+            Case("bool", logic, (numbers("bool", 3, 4),)),
+            Case("int32", bits, (i,)),
+            Case("uint8", bits, (numbers("uint8", 3, 4),)),
+            Case("any operator", joined, (x, i), 8, True),
+            Case(
+                "complex",
+                lambda z: (z.sum(0), z.prod(1), jnp.cumsum(z)),
+                (numbers("complex64", 3, 4),),
+                16,
+            ),
+            Case(
+                "logsumexp",
+                lambda x: (lax.cumlogsumexp(x, 1), lax.cumlogsumexp(x, 0, True)),
+                (x,),
+                16,
+            ),
+            Case("logsumexp of extremes", lax.cumlogsumexp, (numbers("float32", 9),), 16),
+            Case(
+                "of nothing", lambda x: (x[:, :0].sum(1), x[:0].prod(0), jnp.all(x[:0] > 0)), (x,)
+            ),
+        ]
+    )
+
+
+def test_windows() -> None:
+    x = numbers("float32", 5, 6, special=False)
+    low, high = np.float32(-np.inf), np.float32(np.inf)
+    cases = []
+    for padding in PADDINGS:
+        for dilation in (1, 2):
+
+            def pooled(x: Any, padding: Any = padding, dilation: int = dilation) -> Any:
+                wide = {"window_dilation": (dilation, 1)}
+                return (
+                    lax.reduce_window(x, np.float32(0), lax.add, (2, 3), (1, 2), padding, **wide),
+                    lax.reduce_window(x, low, lax.max, (2, 3), (2, 1), padding, **wide),
+                    lax.reduce_window(x, high, lax.min, (2, 3), (2, 1), padding),
+                    lax.reduce_window(
+                        x,
+                        np.float32(1),
+                        lax.mul,
+                        (2, 3),
+                        (2, 1),
+                        padding,
+                        base_dilation=(2, dilation),
+                    ),
+                )
+
+            cases.append(Case(f"{padding} {dilation}", pooled, (x,), 8, True))
+
+        def pool(x: Any, padding: Any = padding) -> Any:
+            return lax.reduce_window(x, low, lax.max, (2, 3), (1, 2), padding)
+
+        cases += [
+            Case(
+                f"gradient {padding}",
+                lambda x, f=pool: jax.grad(lambda y: (f(y) ** 2).sum())(x),
+                (x,),
+                16,
+            ),
+            Case(f"derivative {padding}", lambda x, f=pool: jax.jvp(f, (x,), (x * 2,)), (x,), 16),
+        ]
+    check(cases)
