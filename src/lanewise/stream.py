@@ -11,13 +11,14 @@ earlier one, up to `MOST_HELD` times the lanes, after which no example is taken 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,14 @@ def stream(
     return _Streaming(program, source, ordered, shown).answers()
 
 
+class _Kept(NamedTuple):
+    """The type of an array of an example, and the type it is kept in."""
+
+    aval: Any
+    is_key: bool
+    row: Any
+
+
 @dataclass(frozen=True, eq=False)
 class _First:
     """What the first example decides for all: the traced program and what is compiled for it."""
@@ -109,6 +118,19 @@ class _First:
     staged: Staged
     statics: CallStatics
     segments: Segments
+
+    @functools.cached_property
+    def arguments(self) -> list[_Kept]:
+        """How the arrays of an example are kept."""
+        return [
+            _Kept(aval, _jax.is_key(aval), self.segments.row(aval))
+            for aval in self.segments.avals[self.staged.program.num_captures :]
+        ]
+
+    @functools.cached_property
+    def keys(self) -> list[bool]:
+        """Which arrays of an answer are typed keys."""
+        return [_jax.is_key(aval) for aval in self.staged.result.avals]
 
 
 class _Streaming:
@@ -168,7 +190,8 @@ class _Streaming:
                 if not self.waiting:
                     return
                 continue
-            idle = math.inf if self.exhausted and not self.waiting else pace.idle
+            # With no example at hand there is nothing to stop for.
+            idle = pace.idle if self.waiting else math.inf
             state, ticks = segments.run(self.state, captures, rows, takes, idle, pace.ticks)
             self.state, self.index = state, index
             pace.segment_began()
@@ -217,10 +240,9 @@ class _Streaming:
                 f"example {self.taken} has another structure than example 0: {_shown(statics)}, not"
                 f" {_shown(self.first.statics)}. All examples of a stream must be alike."
             )
-        avals = self.first.segments.avals[self.first.staged.program.num_captures :]
         return [
-            _row(leaf, aval, self.taken, place)
-            for place, (leaf, aval) in enumerate(zip(leaves, avals, strict=True))
+            _row(leaf, kept, self.taken, place)
+            for place, (leaf, kept) in enumerate(zip(leaves, self.first.arguments, strict=True))
         ]
 
     def _filled(self, first: _First) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
@@ -232,11 +254,9 @@ class _Streaming:
         index[free] = self.started + np.arange(len(free))
         examples = [self.waiting.popleft() for _ in free]
         self.started += len(free)
-        segments = first.segments
         rows = []
-        for place, aval in enumerate(segments.avals[first.staged.program.num_captures :]):
-            struct = segments.row(aval)
-            row = np.zeros((self.lanes, *struct.shape), struct.dtype)
+        for place, kept in enumerate(first.arguments):
+            row = np.zeros((self.lanes, *kept.row.shape), kept.row.dtype)
             if examples:
                 row[free] = np.stack([example[place] for example in examples])
             rows.append(row)
@@ -255,16 +275,14 @@ class _Streaming:
         sites = np.asarray(self.state.site)[lanes]
         result, finished = staged.result, {}
         for place, lane in enumerate(lanes):
-            outcome = Outcome(int(code[lane]))
-            if outcome is Outcome.DONE:
+            if code[lane] == Outcome.DONE:
                 leaves = [
-                    _jax.wrap_key(jnp.asarray(column[place]), aval)
-                    if _jax.is_key(aval)
-                    else column[place]
-                    for column, aval in zip(columns, result.avals, strict=True)
+                    _jax.wrap_key(jnp.asarray(column[place]), aval) if is_key else column[place]
+                    for column, aval, is_key in zip(columns, result.avals, first.keys, strict=True)
                 ]
                 value = jax.tree.unflatten(result.tree, result.static.join(leaves))
             else:
+                outcome = Outcome(int(code[lane]))
                 known = outcome is Outcome.ASSERTION_FAILED
                 value = Failure(outcome, staged.program.sites[sites[place]] if known else None)
                 self.failed += 1
@@ -323,7 +341,7 @@ class _Pace:
             wanted = SEGMENT_SECONDS / self.tick_seconds
             # The first time is that of compilation too: what it says is forgotten in a few segments.
             self.ticks = max(FEWEST_TICKS, min(wanted, 16 * self.ticks))
-        else:
+        elif ticks >= self.ticks:
             self.ticks *= 2
 
 
@@ -349,8 +367,9 @@ class _Progress:
             self.file.flush()
 
 
-def _row(leaf: Any, aval: Any, number: int, place: int) -> np.ndarray:
+def _row(leaf: Any, kept: _Kept, number: int, place: int) -> np.ndarray:
     """One leaf of an example as an array on the host, if it is what the first example has there."""
+    aval = kept.aval
     if isinstance(leaf, jax.Array) and _jax.is_key(_jax.aval_of(leaf)):
         found, value = leaf.dtype, np.asarray(jax.random.key_data(leaf))
     else:
@@ -359,13 +378,13 @@ def _row(leaf: Any, aval: Any, number: int, place: int) -> np.ndarray:
         # A Python number takes the type of the first example's, where that can hold it.
         if isinstance(leaf, bool | int | float) and np.can_cast(found, aval.dtype, "same_kind"):
             found = aval.dtype
-    if np.shape(leaf) != tuple(aval.shape) or found != aval.dtype:
+    if np.shape(leaf) != aval.shape or found != aval.dtype:
         raise OptionError(
             f"example {number}, array {place}: it has shape {np.shape(leaf)} and type {found}, and that of example 0"
             f" has shape {tuple(aval.shape)} and type {aval.dtype}. All examples of a stream must be alike: pad or"
             " convert them."
         )
-    return value if _jax.is_key(aval) else value.astype(aval.dtype, copy=False)
+    return value.astype(kept.row.dtype, copy=False)
 
 
 def _shown(statics: CallStatics) -> str:
