@@ -54,7 +54,7 @@ format: $(TEST_STAMP)
 	$(BIN)/ruff format .
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # Every benchmark runs, also after one that failed; the exit status tells whether all did run. A claim
 # that misses its target is shown as such and is no failure.

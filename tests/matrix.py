@@ -111,7 +111,8 @@ def main(arguments: list[str]) -> int:
             absent.append(pair)
             continue
         print(f"== {pair}: every test not marked slow, {PROGRAMS} generated programs", flush=True)
-        tests = [pair.venv / "bin" / "python", "-m", "pytest", "-n", "2", "-q", "-m", "not slow"]
+        tests = [pair.venv / "bin" / "python", "-m", "pytest", "-n2", "--dist=worksteal", "-q"]
+        tests += ["-m", "not slow"]
         environment = {**os.environ, "LANEWISE_PROGRAMS": PROGRAMS}
         done = subprocess.run([*tests, *arguments], cwd=ROOT, env=environment)
         (passed if done.returncode == 0 else failed).append(pair)
