@@ -22,6 +22,7 @@ from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
 from lanewise.blocks.inside import Expand
 from lanewise.machine.kernel import dtypes, prelude
 from lanewise.machine.kernel.bodies import Bodies
+from lanewise.machine.kernel.graph import Node
 from lanewise.machine.kernel.rules import table as table  # fills the table of rules
 from lanewise.machine.kernel.structure import (
     DISPATCH,
@@ -30,7 +31,6 @@ from lanewise.machine.kernel.structure import (
     Leave,
     Loop,
     Mark,
-    Node,
     Run,
     leaves,
     structure,
@@ -38,9 +38,6 @@ from lanewise.machine.kernel.structure import (
 from lanewise.machine.kernel.values import Scalar, Stored
 from lanewise.machine.kernel.writer import Writer
 from lanewise.machine.link import Linked, ReturnPoint
-
-# A block of at most this many equations and stores may be written more than once.
-COPIED_EQUATIONS = 24
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ class _Emitter:
         self.varying = varying
         self.writer = Writer(expand)
         self.bodies = Bodies(linked, varying, self.writer, max_steps, counting)
-        self.structure = structure(self._edges(), self._heads(), self._small())
+        self.structure = structure(self._edges(), self._heads(), self._weight())
 
     # -- the graph -------------------------------------------------------------------------------------
 
@@ -145,14 +142,12 @@ class _Emitter:
                 heads += [linked.pc_of[callee.entry], linked.return_pc[item.label]]
         return list(dict.fromkeys(heads))
 
-    def _small(self) -> frozenset[Node]:
-        """Nodes that may be written more than once."""
-        return frozenset(
-            pc
+    def _weight(self) -> dict[Node, int]:
+        """How long the code of each node is."""
+        return {
+            pc: 1 if isinstance(item, ReturnPoint) else len(item.eqns) + len(item.assigns)
             for pc, item in enumerate(self.linked.order)
-            if isinstance(item, ReturnPoint)
-            or len(item.eqns) + len(item.assigns) <= COPIED_EQUATIONS
-        )
+        }
 
     # -- the text --------------------------------------------------------------------------------------
 
@@ -213,9 +208,12 @@ class _Emitter:
                     self._leave(part)
                 case Loop(node, body):
                     with w.block("for (;;)"):
-                        self._code(body)
                         if node in self.structure.again:
+                            with w.block():
+                                self._code(body)
                             w.line(f"again{node}: ;")
+                        else:
+                            self._code(body)
                 case Run():
                     # A jump forward must not skip a declaration: what comes before a label keeps to itself.
                     if any(isinstance(later, Mark) for later in code[i + 1 :]):

@@ -7,22 +7,18 @@ after the node if several do (Ramsey 2022, "Beyond Relooper", has the idea; C++ 
 loops is one, and code after a loop stays after the loop). A program has one head unless it recurses: then the entries
 of functions and the places where calls return are heads, which the kernel reaches with a `switch` on the pc.
 
-A loop that is entered in two places (no source program makes one, but passes that copy a loop's test do) has the nodes
-between its second entry and its first copied outside it, if they are small; else the second entry is a head.
+`graph.py` has dominators and loops, and copies nodes where that spares a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-Node = int
+from lanewise.machine.kernel.graph import ROOT, Copies, Graph, Node
+
 HALT: Node = -1
 DISPATCH: Node = -2
-_ROOT: Node = -3
-
-# Nodes copied for one kernel.
-MOST_COPIES = 64
 
 
 @dataclass(frozen=True)
@@ -71,14 +67,16 @@ class Structure:
 
 
 def structure(
-    edges: Mapping[Node, Sequence[Node]], heads: Sequence[Node], small: Container[Node]
+    edges: Mapping[Node, Sequence[Node]], heads: Sequence[Node], weight: Mapping[Node, int]
 ) -> Structure:
-    """Find the structure of a graph; `edges` may lead to `HALT` and `DISPATCH`. Nodes of `small` may be copied."""
-    heads = list(dict.fromkeys(heads))
-    copies = _Copies(edges, heads, small)
+    """Find the structure of a graph; `edges` may lead to `HALT` and `DISPATCH`.
+
+    `weight` is the length of each node's code, for deciding what may be written twice.
+    """
+    copies = Copies(edges, heads, weight)
     copies.make()
-    graph = copies.graph
-    found = [node for node in graph.order if graph.parent[node] == _ROOT]
+    graph = Graph(copies.edges, copies.heads)
+    found = [node for node in graph.order if graph.parent[node] == ROOT]
     builder = _Builder(copies.edges, graph, frozenset(found), dispatches=len(found) > 1)
     code = {head: builder.below(head) for head in found}
     return Structure(
@@ -88,177 +86,6 @@ def structure(
         frozenset(builder.again),
         copies.origin,
     )
-
-
-class _Copies:
-    """A graph with small nodes copied, where that spares a head.
-
-    In a program of one head, a second way into a loop gets copies of the nodes it leads to up to the loop's first
-    entry. In one of several, a node that two heads lead to is copied below both. What is left becomes a head.
-    """
-
-    def __init__(
-        self, edges: Mapping[Node, Sequence[Node]], heads: Sequence[Node], small: Container[Node]
-    ) -> None:
-        self.edges = {node: list(targets) for node, targets in edges.items()}
-        self.origin = {node: node for node in edges}
-        self.heads = list(heads)
-        self.small = small
-        self.left = MOST_COPIES
-        self.graph = _Graph(self.edges, self.heads)
-
-    def make(self) -> None:
-        while True:
-            wanted = self.graph.entered_twice()
-            if len(self.heads) > 1 and not wanted:
-                wanted = self._shared()
-            step = next((pair for pair in wanted if self._may_copy(*pair)), None)
-            if step is not None:
-                self._copy(*step)
-            elif second_entries := self.graph.entered_twice():
-                self.heads += dict.fromkeys(node for node, _ in second_entries)
-            else:
-                return
-            self.graph = _Graph(self.edges, self.heads)
-
-    def _shared(self) -> list[tuple[Node, list[Node]]]:
-        """Nodes that are heads only because two heads lead to them, each with all its predecessors but one."""
-        graph = self.graph
-        return [
-            (node, graph.preds[node][1:])
-            for node in graph.order
-            if graph.parent[node] == _ROOT
-            and node not in self.heads
-            and node not in graph.loops
-            and len(graph.preds[node]) > 1
-        ]
-
-    def _may_copy(self, node: Node, sources: Sequence[Node]) -> bool:
-        return bool(sources) and self.left > 0 and self.origin[node] in self.small
-
-    def _copy(self, node: Node, sources: Sequence[Node]) -> None:
-        self.left -= 1
-        copy = max(self.edges) + 1
-        self.edges[copy] = list(self.edges[node])
-        self.origin[copy] = self.origin[node]
-        for source in sources:
-            self.edges[source] = [copy if t == node else t for t in self.edges[source]]
-
-
-class _Graph:
-    """Order, dominators and loops."""
-
-    def __init__(self, edges: Mapping[Node, Sequence[Node]], heads: Sequence[Node]) -> None:
-        inner = {n: [t for t in dict.fromkeys(ts) if t >= 0] for n, ts in edges.items()}
-        self.edges = {**inner, _ROOT: list(heads)}
-        self.order = self._reverse_postorder()[1:]
-        self.position = {node: i for i, node in enumerate([_ROOT, *self.order])}
-        self.preds: dict[Node, list[Node]] = {node: [] for node in [_ROOT, *self.order]}
-        for node in [_ROOT, *self.order]:
-            for target in self.edges[node]:
-                self.preds[target].append(node)
-        self.parent = self._dominators()
-        self.children: dict[Node, list[Node]] = {node: [] for node in [_ROOT, *self.order]}
-        for node in self.order:
-            self.children[self.parent[node]].append(node)
-        self.loops = {node: self._loop(node) for node in self.order if self._back_edges(node)}
-
-    def _reverse_postorder(self) -> list[Node]:
-        seen: set[Node] = {_ROOT}
-        out: list[Node] = []
-        stack = [(_ROOT, iter(self.edges[_ROOT]))]
-        while stack:
-            node, targets = stack[-1]
-            target = next((t for t in targets if t not in seen), None)
-            if target is None:
-                out.append(node)
-                stack.pop()
-            else:
-                seen.add(target)
-                stack.append((target, iter(self.edges[target])))
-        return out[::-1]
-
-    def _dominators(self) -> dict[Node, Node]:
-        parent: dict[Node, Node] = {_ROOT: _ROOT}
-        changed = True
-        while changed:
-            changed = False
-            for node in self.order:
-                known = [p for p in self.preds[node] if p in parent]
-                best = known[0]
-                for other in known[1:]:
-                    best = self._common(parent, best, other)
-                if parent.get(node) != best:
-                    parent[node] = best
-                    changed = True
-        return parent
-
-    def _common(self, parent: dict[Node, Node], first: Node, second: Node) -> Node:
-        while first != second:
-            if self.position[first] > self.position[second]:
-                first = parent[first]
-            else:
-                second = parent[second]
-        return first
-
-    def dominates(self, above: Node, node: Node) -> bool:
-        while self.position[node] > self.position[above]:
-            node = self.parent[node]
-        return node == above
-
-    def _retreats(self, source: Node, target: Node) -> bool:
-        return self.position[target] <= self.position[source]
-
-    def _back_edges(self, node: Node) -> list[Node]:
-        return [p for p in self.preds[node] if p != _ROOT and self._retreats(p, node)]
-
-    def forward_preds(self, node: Node) -> list[Node]:
-        return [p for p in self.preds[node] if p == _ROOT or not self._retreats(p, node)]
-
-    def _loop(self, head: Node) -> frozenset[Node]:
-        inside = {head}
-        work = [p for p in self._back_edges(head) if self.dominates(head, p)]
-        while work:
-            node = work.pop()
-            if node not in inside:
-                inside.add(node)
-                work += self.preds[node]
-        return frozenset(inside)
-
-    def entered_twice(self) -> list[tuple[Node, list[Node]]]:
-        """Nodes by which a loop is entered that has another entry, each with the predecessors outside the loop."""
-        found = []
-        for node in self.order:
-            back = [p for p in self._back_edges(node) if not self.dominates(node, p)]
-            if back and self.parent[node] != _ROOT:
-                loop = self._reaching(node, back)
-                found += [
-                    (entry, outside)
-                    for entry in self.order
-                    if entry in loop
-                    and entry != node
-                    and (outside := [p for p in self.preds[entry] if p not in loop])
-                ]
-                found.append((node, [p for p in self.preds[node] if p not in loop]))
-        return found
-
-    def _reaching(self, node: Node, back: Sequence[Node]) -> set[Node]:
-        """The nodes of the cycles through `node` that end in `back`."""
-        after: set[Node] = set()
-        work = [node]
-        while work:
-            here = work.pop()
-            if here not in after:
-                after.add(here)
-                work += self.edges[here]
-        before: set[Node] = set()
-        work = list(back)
-        while work:
-            here = work.pop()
-            if here in after and here not in before:
-                before.add(here)
-                work += [p for p in self.preds[here] if p != _ROOT]
-        return before | {node}
 
 
 @dataclass(frozen=True)
@@ -273,7 +100,7 @@ class _Builder:
     def __init__(
         self,
         edges: Mapping[Node, Sequence[Node]],
-        graph: _Graph,
+        graph: Graph,
         heads: frozenset[Node],
         dispatches: bool,
     ) -> None:

@@ -52,7 +52,9 @@ class Uses:
         name = reader.primitive.name
         if name in RENAMES:
             return self.fuses(reader.outvars[0])
-        return name in MAPS
+        # An axis of one element that is spread over a longer one would be evaluated again and again.
+        spread = name not in ("concatenate", "pad") and var.aval.size < reader.outvars[0].aval.size
+        return name in MAPS and not spread
 
 
 def uses_of(eqns: Sequence[JaxprEqn], outputs: Iterable[Atom]) -> Uses:

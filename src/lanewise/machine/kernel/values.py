@@ -169,7 +169,8 @@ class Reshaped(Value):
 
 @dataclass(frozen=True)
 class Mapped(Value):
-    """A function of the elements at the same place of other values; scalars count for every place.
+    """A function of the elements at the same place of other values; scalars count for every place, and so does the one
+    element of an axis that is longer here.
 
     The function names each element once in its text: text that is fused must not grow like a tree of copies.
     """
@@ -187,13 +188,17 @@ class Mapped(Value):
 
     @property
     def linear(self) -> bool:
-        return all(source.linear or not source.shape for source in self.sources)
+        return all(s.linear if s.shape == self.shape else s.size == 1 for s in self.sources)
 
     def at(self, indices: Sequence[Index]) -> str:
-        return self.function(*(s.at(indices if s.shape else ()) for s in self.sources))
+        return self.function(
+            *(s.at([0 if n == 1 else i for n, i in zip(s.shape, indices)]) for s in self.sources)
+        )
 
     def flat(self, index: Index) -> str:
-        return self.function(*(s.flat(index if s.shape else 0) for s in self.sources))
+        if not self.linear:
+            return super().flat(index)
+        return self.function(*(s.flat(index if s.shape == self.shape else 0) for s in self.sources))
 
 
 # What can be stored into.
