@@ -426,6 +426,19 @@ def _one_function_abstract(*args: Any, jaxpr: Jaxpr) -> list[Any]:
     return [strong(var.aval) for var in jaxpr.outvars]
 
 
+def _batch_one_function(
+    axis_data: Any, args: Sequence[Any], dims: Sequence[int | None], *, jaxpr: Jaxpr
+) -> tuple[list[Any], list[int]]:
+    def one(*values: Any) -> list[Any]:
+        return eval_jaxpr(jaxpr, *values)
+
+    outs = jax.vmap(one, in_axes=tuple(dims), axis_size=axis_data.size)(*args)
+    return outs, [0] * len(outs)
+
+
+batching.fancy_primitive_batchers[one_function_p] = _batch_one_function
+
+
 def _lower_one_function(ctx: Any, *args: Any, jaxpr: Jaxpr) -> Any:
     return _lower_call(
         ctx, lambda *values: attributed_call_p.bind(*values, jaxpr=jaxpr), args, _ONE_FUNCTION
@@ -472,12 +485,17 @@ _DEFINITIONS: dict[str, Callable[..., Any]] = {
 
 def definition(eqn: JaxprEqn, avals: Sequence[Any]) -> Jaxpr:
     """What JAX defines a primitive to be, in terms of simpler ones, at operands of these types."""
-    name = eqn.primitive.name
-    if name in _DEFINITIONS:
-        fun = _special._up_and_broadcast(_DEFINITIONS[name])
-    else:
-        fun = eqn.primitive.impl
+
+    def code(*args: Any) -> list[Any]:
+        name = eqn.primitive.name
+        if name in _DEFINITIONS:
+            return [_special._up_and_broadcast(_DEFINITIONS[name])(*args)]
+        if name == "call_hi_primitive":
+            (high,) = eqn.params.values()
+            return jax.tree.leaves(high.expand(*jax.tree.unflatten(high.in_tree, args)))
+        return [eqn.primitive.impl(*args, **eqn.params)]
+
     with eqn.ctx.manager:
-        traced = trace(lambda *args: [fun(*args, **eqn.params)], avals)
+        traced = trace(code, avals)
     assert not traced.captures
     return traced.jaxpr

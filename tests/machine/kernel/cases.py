@@ -49,7 +49,7 @@ def numbers(dtype: Any, *shape: int, seed: int = 0, special: bool = True) -> np.
     random = np.random.default_rng([seed, *shape])
     kind = jnp.dtype(dtype)
     full = (EXAMPLES, *shape)
-    if kind == bool:
+    if kind.kind == "b":
         return random.random(full) < 0.5
     if jnp.issubdtype(kind, jnp.integer):
         values = random.integers(-9, 9, full).astype(kind)

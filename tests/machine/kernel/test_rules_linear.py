@@ -60,7 +60,7 @@ def test_products_of_every_dtype() -> None:
 def test_convolutions() -> None:
     cases = []
     for form in CONVOLUTIONS:
-        strides, padding, left, right, features, batches = form
+        features = form[4]
 
         def convolved(a: Any, b: Any, form: Any = form) -> Any:
             strides, padding, left, right, features, batches = form

@@ -5,21 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.extend.core.primitives as primitives
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+from lanewise import _jax
 from lanewise.machine.kernel.rules import RULES, table
 from machine.kernel.cases import EXAMPLES, Case, check, numbers
 
+# Without zero, where JAX's versions differ: digamma(0) is NaN for one and infinite for the other.
 EDGES = [
     np.nan,
     np.inf,
     -np.inf,
-    0.0,
-    -0.0,
     1,
     -1,
     -2,
@@ -55,6 +54,11 @@ def test_special_functions(kind: str) -> None:
         cases = [
             Case(name, getattr(lax, name), (_edges(kind),), loose, True)
             for name in ("lgamma", "digamma", "erf", "erfc", "erf_inv", "bessel_i0e", "bessel_i1e")
+        ]
+        zeros = np.tile(np.array([0.0, -0.0]).astype(kind), (EXAMPLES, 1))
+        cases += [
+            Case(f"{name} of zero", getattr(lax, name), (zeros,), 1)
+            for name in ("lgamma", "erf", "erfc", "erf_inv", "bessel_i0e", "bessel_i1e")
         ]
         cases += [
             Case("erf_inv inside", lax.erf_inv, (inside,), 16 if kind == "float32" else 256),
@@ -107,8 +111,8 @@ def test_special_functions_of_short_floats() -> None:
 
 
 def test_complex_functions() -> None:
-    names = """acos acosh asin asinh atan atanh cos cosh exp expm1 log log1p logistic neg rsqrt sign sin sinh sqrt square
-    tan tanh abs conj real imag""".split()
+    names = """acos acosh asin asinh atan atanh cos cosh exp expm1 log log1p logistic neg rsqrt sign sin sinh sqrt
+    square tan tanh abs conj real imag""".split()
     z, other = numbers("complex64", 40), numbers("complex64", 40, seed=5)
     cases = [Case(name, getattr(lax, name), (z / 2,), 16) for name in names]
     cases += [
@@ -121,12 +125,14 @@ def test_complex_functions() -> None:
             (z, other / 3),
             64,
         ),
-        Case("parts", lambda x: (lax.complex(x, -x), lax.conj(lax.complex(x, x))), (z.real,), 0),
+        Case(
+            "parts", lambda x: (lax.complex(x, -x), lax.conj(lax.complex(x, x))), (np.real(z),), 0
+        ),
         Case("selection", lambda a, b: jnp.where(a.real > 0, a, b), (z, other), 0),
         Case(
             "conversion",
             lambda x: (x.astype(jnp.complex64), (x > 0).astype(jnp.complex64)),
-            (z.real,),
+            (np.real(z),),
             0,
         ),
         Case("angle", lambda a: (jnp.angle(a), jnp.abs(a)), (z,), 16),
@@ -135,7 +141,7 @@ def test_complex_functions() -> None:
 
 
 def test_at_least_120_primitives_have_a_rule() -> None:
-    """Every rule's name is that of a primitive of this JAX, of another one we support, or one JAX keeps to itself."""
-    assert table is not None
-    known = {value.name for value in vars(primitives).values() if hasattr(value, "bind")}
+    """Counted are the names that JAX lists as primitives; rules of those it does not list come on top."""
+    assert table.elementwise is not None
+    known = {value.name for value in vars(_jax.primitives).values() if hasattr(value, "bind")}
     assert len(known & RULES.keys()) >= 120, sorted(known & RULES.keys())

@@ -68,8 +68,9 @@ LW_FUNCTION float64 lw_erf_inv(float64 x) {
   return x < 0.0 ? -y : y;
 }""",
         "lw_digamma": r"""
-// Reflection on the left, recurrence up to where the asymptotic series holds. Poles are NaN.
+// Reflection on the left, recurrence up to where the asymptotic series holds. Poles are NaN, but for zero.
 template <class T> LW_SLOW_FUNCTION T lw_digamma(T x) {
+  if (x == T(0)) return -lw_infinity<T>();
   if (!(x > -lw_infinity<T>()) || (x <= T(0) && x == floor(x))) return lw_nan<T>();
   T result = T(0);
   if (x < T(0)) {

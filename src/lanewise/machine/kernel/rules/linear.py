@@ -16,7 +16,7 @@ from lanewise._jax import JaxprEqn
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.rules import Unsupported, rule
 from lanewise.machine.kernel.rules.reduce import accumulator, combine
-from lanewise.machine.kernel.values import Index, Stored, minus, plus, quotient, times
+from lanewise.machine.kernel.values import Index, minus, plus, quotient, times
 from lanewise.machine.kernel.writer import Writer
 
 _INT32 = np.dtype("int32")
@@ -279,15 +279,3 @@ def lu_pivots_to_permutation(w: Writer, eqn: JaxprEqn) -> None:
         with w.block(f"for (int {k} = 0; {k} < {pivots.shape[-1]}; ++{k})"):
             other = w.let(pivots.at((*batch, k)), _INT32).text
             _exchange(w, "int32", order.at((*batch, k)), order.at((*batch, other)))
-
-
-@rule("custom_linear_solve")
-def custom_linear_solve(w: Writer, eqn: JaxprEqn) -> None:
-    """Only the solve itself runs; the other functions are there for derivatives."""
-    counts, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
-    values = [w.value(atom) for atom in eqn.invars]
-    before = counts.matvec + counts.vecmat
-    consts = values[before : before + counts.solve]
-    right = values[before + counts.solve + counts.transpose_solve :]
-    for var, out in zip(eqn.outvars, w.run(jaxprs.solve, [*consts, *right])):
-        w.compute(var, out) if not isinstance(out, Stored) else w.define(var, out)

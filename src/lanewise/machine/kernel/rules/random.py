@@ -178,11 +178,3 @@ def random_unwrap(w: Writer, eqn: JaxprEqn) -> None:
 @rule("random_clone")
 def random_clone(w: Writer, eqn: JaxprEqn) -> None:
     w.define(eqn.outvars[0], w.value(eqn.invars[0]))
-
-
-@rule("random_gamma")
-def random_gamma(w: Writer, eqn: JaxprEqn) -> None:
-    """JAX's own sampler, as JAX traces it."""
-    jaxpr = _jax.definition(eqn, [atom.aval for atom in eqn.invars])
-    (out,) = w.run(jaxpr, [w.value(atom) for atom in eqn.invars])
-    w.compute(eqn.outvars[0], out)

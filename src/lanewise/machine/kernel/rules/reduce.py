@@ -78,11 +78,9 @@ def identity(kind: str, dtype: Any) -> Any:
     if kind == "prod":
         return 1
     if kind == "and":
-        return (
-            True
-            if dtypes.is_bool(dtype)
-            else (-1 if dtypes.is_signed(dtype) else ~np.zeros((), dtype))
-        )
+        if dtypes.is_bool(dtype):
+            return True
+        return -1 if dtypes.is_signed(dtype) else jnp.iinfo(dtype).max
     least = kind in ("max", "logsumexp")
     if dtypes.is_bool(dtype):
         return not least

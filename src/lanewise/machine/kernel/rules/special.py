@@ -1,7 +1,7 @@
-"""Rules of the incomplete gamma and beta functions.
+"""Rules of what JAX itself defines by simpler primitives: the rule traces that definition and writes it.
 
-They are loops that JAX itself writes with simpler primitives: the rule traces that definition for one element and
-writes it inside a loop over the elements. (Special functions with a formula are helpers; see `elementwise`.)
+So are the incomplete gamma and beta functions, which are loops: theirs are written for one element, inside a loop over
+the elements. (Special functions with a formula are helpers; see `elementwise`.)
 """
 
 from __future__ import annotations
@@ -21,3 +21,8 @@ def by_definition(w: Writer, eqn: JaxprEqn) -> None:
         args = [w.let(v.at(indices if v.shape else ()), v.dtype) for v in values]
         (result,) = w.run(jaxpr, args)
         w.put(room, indices, result.at(()))
+
+
+@rule("random_gamma", "call_hi_primitive")
+def expanded(w: Writer, eqn: JaxprEqn) -> None:
+    w.inline(_jax.definition(eqn, [atom.aval for atom in eqn.invars]), eqn.invars, eqn.outvars)
