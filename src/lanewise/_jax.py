@@ -428,12 +428,15 @@ def _one_function_abstract(*args: Any, jaxpr: Jaxpr) -> list[Any]:
 
 def _batch_one_function(
     axis_data: Any, args: Sequence[Any], dims: Sequence[int | None], *, jaxpr: Jaxpr
-) -> tuple[list[Any], list[int]]:
+) -> tuple[list[Any], list[int | None]]:
     def one(*values: Any) -> list[Any]:
         return eval_jaxpr(jaxpr, *values)
 
-    outs = jax.vmap(one, in_axes=tuple(dims), axis_size=axis_data.size)(*args)
-    return outs, [0] * len(outs)
+    structs = [shape_dtype_struct(var.aval) for var in jaxpr.invars]
+    moves = batched_outputs(one, structs, [dim is not None for dim in dims])
+    axes = [0 if flag else None for flag in moves]
+    batched = jax.vmap(one, in_axes=tuple(dims), out_axes=axes, axis_size=axis_data.size)
+    return batched(*args), axes
 
 
 batching.fancy_primitive_batchers[one_function_p] = _batch_one_function
