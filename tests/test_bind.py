@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import lanewise as lw
 from lanewise.errors import TransformError
+from programs.small import fib
 
 TRACES = {"power": 0}
 
@@ -27,13 +28,6 @@ def power(x, n):
         y = y * x
         n -= 1
     return y
-
-
-@lw.program
-def fib(n):
-    if n < 2:
-        return n
-    return fib(n - 1) + fib(n - 2)
 
 
 X = jnp.array([1.0, 2.0, 3.0])

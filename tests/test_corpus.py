@@ -95,7 +95,9 @@ def test_reference_is_plain_python(case: Case) -> None:
         assert_same(take(0, one_at_a_time(case.name), lane), plain, case.rtol)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule", [SCHEDULES[0], *(pytest.param(s, marks=pytest.mark.slow) for s in SCHEDULES[1:])]
+)
 @every_case
 def test_schedules(case: Case, schedule: str) -> None:
     expected = one_at_a_time(case.name)

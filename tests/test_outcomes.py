@@ -12,16 +12,10 @@ import pytest
 import lanewise as lw
 from lanewise.blocks.reference import interpret
 from lanewise.errors import OptionError, Outcome
+from programs.small import fib
 from seeing import blocks_of
 
 SCHEDULES = ("sweep", "most", "lowest", "local")
-
-
-@lw.program
-def fib(n):
-    if n < 2:
-        return n
-    return fib(n - 1) + fib(n - 2)
 
 
 @lw.program

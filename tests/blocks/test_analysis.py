@@ -10,16 +10,10 @@ from lanewise.blocks.analysis import reachable_functions
 from lanewise.blocks.cost import cost_of, eqn_cost, holds_while
 from lanewise.blocks.form import Call, TailCall
 from lanewise.machine.link import ReturnPoint
+from programs.small import fib
 from seeing import all_blocks, calls, linked_of
 
 INT = jnp.int32(3)
-
-
-@lw.program
-def fib(n):
-    if n < 2:
-        return n
-    return fib(n - 1) + fib(n - 2)
 
 
 @lw.program

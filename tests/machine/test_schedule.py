@@ -11,6 +11,7 @@ from jax import lax
 import lanewise as lw
 from lanewise.errors import OptionError
 from lanewise.machine.schedule import dear_blocks
+from programs.small import fib
 from seeing import linked_of
 
 SCHEDULES = ("sweep", "most", "lowest", "local")
@@ -27,13 +28,6 @@ def nested(n):
             j += 1
         i += 1
     return total
-
-
-@lw.program
-def fib(n):
-    if n < 2:
-        return n
-    return fib(n - 1) + fib(n - 2)
 
 
 def dear_step(x, n, w):

@@ -10,23 +10,12 @@ from jax import lax
 
 import lanewise as lw
 from lanewise.errors import Outcome
+from programs.small import collatz
 from seeing import equations, machine, shapes
 
 LANES = 37  # no other axis has this size
 SCHEDULES = ("sweep", "most", "lowest")
 ZEROS = jnp.zeros(23, jnp.int32)
-
-
-@lw.program
-def collatz(n):
-    steps = 0
-    while n != 1:
-        if n % 2 == 0:
-            n = n // 2
-        else:
-            n = 3 * n + 1
-        steps += 1
-    return steps
 
 
 @lw.program
