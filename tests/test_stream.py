@@ -289,6 +289,8 @@ def test_what_is_refused() -> None:
         lw.stream(collatz, [1], lanes=None)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="stats=True"):
         lw.stream(collatz, [1], stats=True)
+    with pytest.raises(OptionError, match="a stream is run by"):
+        lw.stream(collatz, [1], carrier="native")
     with pytest.raises(OptionError, match="'lane' is not an option"):
         lw.stream(collatz, [1], lane=2)
     with pytest.raises(TransformError, match="inside jit, use lanewise"):

@@ -16,7 +16,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
@@ -49,7 +49,7 @@ def stream(
     throw: bool = False,
     progress: bool = False,
     **options: Any,
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any], None, None]:
     """Run a program for every example of an iterable; yields `(index, value)` as they finish.
 
     `examples` may be of any length, or endless; it is read as lanes come free, on the caller's own thread. Each item is
@@ -91,6 +91,11 @@ def stream(
         raise OptionError("lanes=None is no number of lanes; a stream runs with a fixed number.")
     if program.options.stats:
         raise OptionError("stats=True is for lanewise.vmap; a stream gives no statistics.")
+    if program.options.carrier not in ("auto", "ticks"):
+        raise OptionError(
+            f"carrier={program.options.carrier!r} runs a batch in one go; a stream is run by"
+            ' carrier="ticks", which "auto" means here.'
+        )
     try:
         source = iter(examples)
     except TypeError:
@@ -160,7 +165,7 @@ class _Streaming:
         # The example each lane runs, or -1.
         self.index = np.full(self.lanes, -1)
 
-    def answers(self) -> Iterator[tuple[int, Any]]:
+    def answers(self) -> Generator[tuple[int, Any], None, None]:
         try:
             try:
                 self._pull(device_works=lambda: False)

@@ -19,6 +19,8 @@ from lanewise.errors import OptionError, Outcome
 from lanewise.machine.refill import FEWEST_NARROW_LANES, NARROWING
 
 SCHEDULES = ("sweep", "most", "lowest")
+# The carriers that run each lane by itself refill on their own.
+ticked = functools.partial(lw.vmap, carrier="ticks")
 
 
 @lw.program
@@ -67,14 +69,14 @@ def plain_countdown(size: int) -> Any:
 @pytest.mark.parametrize("lanes", [1, 7, 64])
 def test_heavy_tail(schedule: str, lanes: int) -> None:
     size = 60 if lanes == 1 else 300
-    run = lw.vmap(countdown, lanes=lanes, schedule=schedule)
+    run = ticked(countdown, lanes=lanes, schedule=schedule)
     np.testing.assert_array_equal(run(heavy_tail(size)), plain_countdown(size))
 
 
 def test_the_order_of_examples_does_not_matter() -> None:
     lengths, expected = heavy_tail(300), plain_countdown(300)
     order = np.random.default_rng(1).permutation(300)
-    run = lw.vmap(countdown, lanes=16)
+    run = ticked(countdown, lanes=16)
     np.testing.assert_array_equal(run(lengths[order]), expected[order])
     np.testing.assert_array_equal(run(jnp.sort(lengths)), jax.vmap(countdown)(jnp.sort(lengths)))
 
@@ -82,9 +84,9 @@ def test_the_order_of_examples_does_not_matter() -> None:
 @pytest.mark.parametrize("lanes", [32, 256])
 def test_lanes_stay_full(lanes: int) -> None:
     lengths = jnp.asarray(np.random.default_rng(2).lognormal(6.0, 1.0, 8 * lanes).astype(np.int32))
-    answers, stats = lw.vmap(countdown, lanes=lanes, stats=True)(lengths)
+    answers, stats = ticked(countdown, lanes=lanes, stats=True)(lengths)
     assert float(stats.occupancy) >= 0.9
-    unfilled, before = lw.vmap(countdown, schedule="sweep", stats=True)(lengths)
+    unfilled, before = ticked(countdown, schedule="sweep", stats=True)(lengths)
     assert float(before.occupancy) < 0.5
     np.testing.assert_array_equal(answers, unfilled)
     # Each step is taken once, however often a lane was handed on.
@@ -94,35 +96,37 @@ def test_lanes_stay_full(lanes: int) -> None:
 def test_a_batch_that_fits_runs_as_it_would_without() -> None:
     batch = jnp.arange(8)
     assert (
-        lw.vmap(countdown, lanes=8, stats=True)(batch)[1]
-        == (lw.vmap(countdown, stats=True)(batch)[1])
+        ticked(countdown, lanes=8, stats=True)(batch)[1]
+        == (ticked(countdown, stats=True)(batch)[1])
     )
-    assert lw.inspect(countdown.with_options(lanes=8), batch).plan.schedule == "plain"
-    found = lw.inspect(countdown.with_options(lanes=7), batch)
+    assert (
+        lw.inspect(countdown.with_options(lanes=8, carrier="ticks"), batch).plan.schedule == "plain"
+    )
+    found = lw.inspect(countdown.with_options(lanes=7, carrier="ticks"), batch)
     assert "8 examples through 7 lanes" in str(found)
 
 
 def test_failing_examples_leave_the_others_alone() -> None:
     xs = jnp.where(jnp.arange(50) % 7 == 3, -1.0, jnp.arange(50.0))
-    answers, outcomes = lw.vmap(positive_root, lanes=4, throw=False)(xs)
+    answers, outcomes = ticked(positive_root, lanes=4, throw=False)(xs)
     bad = np.arange(50) % 7 == 3
     np.testing.assert_array_equal(outcomes.code, np.where(bad, Outcome.ASSERTION_FAILED, 0))
     np.testing.assert_array_equal(outcomes.site, np.where(bad, 0, -1))
-    alone = lw.vmap(positive_root, throw=False)(xs)[0]
+    alone = ticked(positive_root, throw=False)(xs)[0]
     np.testing.assert_array_equal(answers, alone)
     assert np.isnan(np.asarray(answers)[bad]).all()
     with pytest.raises(
         lw.LaneError, match=r"no root of a negative number.* in 7 of 50 lanes: 3, 10"
     ):
-        lw.vmap(positive_root, lanes=4)(xs)
+        ticked(positive_root, lanes=4)(xs)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_steps_are_counted_by_example(schedule: str) -> None:
     lengths = jnp.tile(jnp.array([3, 9, 11, 30, 10]), 8)
-    run = lw.vmap(countdown, lanes=3, max_steps=11, throw=False, schedule=schedule)
+    run = ticked(countdown, lanes=3, max_steps=11, throw=False, schedule=schedule)
     answers, outcomes = run(lengths)
-    alone = lw.vmap(countdown, max_steps=11, throw=False, schedule=schedule)(lengths)
+    alone = ticked(countdown, max_steps=11, throw=False, schedule=schedule)(lengths)
     assert_same((answers, outcomes), alone, 0)
     assert set(outcomes.code.tolist()) == {Outcome.DONE, Outcome.STEPS_EXHAUSTED}
 
@@ -130,7 +134,7 @@ def test_steps_are_counted_by_example(schedule: str) -> None:
 @pytest.mark.parametrize("lanes", [1, 5])
 def test_stacks_grow(lanes: int) -> None:
     deep = jnp.tile(jnp.array([5, 300, 3, 100, 40, 0]), 8)
-    answers, stats = lw.vmap(depth, lanes=lanes, stats=True)(deep)
+    answers, stats = ticked(depth, lanes=lanes, stats=True)(deep)
     np.testing.assert_array_equal(answers, deep)
     assert int(stats.deepest) == 300
     # Every call is made once: had anything been run again, there would be more steps.
@@ -139,7 +143,7 @@ def test_stacks_grow(lanes: int) -> None:
 
 def test_max_depth_ends_examples_and_not_lanes() -> None:
     deep = jnp.tile(jnp.array([5, 90, 3, 15, 90, 90]), 5)
-    run = lw.vmap(depth, lanes=2, max_depth=20, throw=False)
+    run = ticked(depth, lanes=2, max_depth=20, throw=False)
     for answers, outcomes in (run(deep), jax.jit(run)(deep)):
         np.testing.assert_array_equal(answers, jnp.where(deep > 20, 0, deep))
         wanted = jnp.where(deep > 20, int(Outcome.STACK_OVERFLOW), 0)
@@ -148,7 +152,7 @@ def test_max_depth_ends_examples_and_not_lanes() -> None:
 
 def test_recursion_inside_jit() -> None:
     n = jnp.arange(90) % 11
-    run = jax.jit(lw.vmap(fibonacci, lanes=32))
+    run = jax.jit(ticked(fibonacci, lanes=32))
     np.testing.assert_array_equal(run(n), jax.vmap(fibonacci)(n))
 
 
@@ -162,8 +166,8 @@ def test_keys() -> None:
         return lax.while_loop(lambda s: s[1] < 0.9, body, (key, 0.0))
 
     keys = jax.random.split(jax.random.key(0), 41)
-    expected = lw.vmap(rejected, schedule="sweep")(keys)
-    found = lw.vmap(rejected, lanes=4)(keys)
+    expected = ticked(rejected, schedule="sweep")(keys)
+    found = ticked(rejected, lanes=4)(keys)
     assert_same(found, expected, 0)
 
 
@@ -184,22 +188,22 @@ def test_pytrees_shared_values_and_answers_all_share() -> None:
         "limit": jnp.asarray(rng.uniform(1, 1e4, 30), jnp.float32),
     }
     axes = ({"x": 0, "limit": 0}, None)
-    expected = lw.vmap(iterate, in_axes=axes, schedule="sweep")(states, weights)
-    assert_same(lw.vmap(iterate, in_axes=axes, lanes=4)(states, weights), expected, 1e-6)
+    expected = ticked(iterate, in_axes=axes, schedule="sweep")(states, weights)
+    assert_same(ticked(iterate, in_axes=axes, lanes=4)(states, weights), expected, 1e-6)
     # Given arrays are the caller's still.
     assert float(weights["b"].sum()) == 3
 
 
 @pytest.mark.parametrize("jitted", [False, True])
 def test_zero_examples(jitted: bool) -> None:
-    run = lw.vmap(countdown, lanes=4)
+    run = ticked(countdown, lanes=4)
     answers = (jax.jit(run) if jitted else run)(jnp.zeros((0,), jnp.int32))
     assert answers.shape == (0,)
 
 
 def test_under_jit_and_inside_a_loop() -> None:
     lengths, expected = heavy_tail(300), plain_countdown(300)
-    run = lw.vmap(countdown, lanes=16)
+    run = ticked(countdown, lanes=16)
     np.testing.assert_array_equal(jax.jit(run)(lengths), expected)
     twice = jax.jit(lambda n: lax.map(run, jnp.stack([n, n[::-1]])))(lengths)
     np.testing.assert_array_equal(twice, jnp.stack([expected, expected[::-1]]))
@@ -207,7 +211,7 @@ def test_under_jit_and_inside_a_loop() -> None:
 
 def test_forward_mode() -> None:
     xs = jnp.linspace(0.5, 90.0, 37)
-    run = lw.vmap(positive_root, lanes=5)
+    run = ticked(positive_root, lanes=5)
     values, slopes = jax.jvp(run, (xs,), (jnp.ones_like(xs),))
     expected = jax.jvp(jax.vmap(positive_root), (xs,), (jnp.ones_like(xs),))
     assert_same((values, slopes), expected, 1e-6)
@@ -225,13 +229,13 @@ def test_nested_vmaps_share_the_lanes() -> None:
         return count
 
     bounds = jnp.array([10, 1000, 100_000])
-    inner = lw.vmap(below, in_axes=(0, None), lanes=8)
+    inner = ticked(below, in_axes=(0, None), lanes=8)
     found = jax.vmap(jax.vmap(inner, in_axes=(0, None)), in_axes=(None, 0))(n, bounds)
     expected = jax.vmap(jax.vmap(jax.vmap(below, (0, None)), (0, None)), (None, 0))(n, bounds)
     assert found.shape == (3, 5, 6)
     np.testing.assert_array_equal(found, expected)
     stats = jax.vmap(
-        lw.vmap(below, in_axes=(0, None), lanes=8, stats=True),
+        ticked(below, in_axes=(0, None), lanes=8, stats=True),
         in_axes=(0, None),
         out_axes=(0, None),
     )(n, 1000)[1]
@@ -242,7 +246,7 @@ def test_lanes_that_wait_for_room_come_back_from_the_narrow_machine() -> None:
     lanes = NARROWING * FEWEST_NARROW_LANES * 2
     # The last examples run out of room when all others are done.
     deep = jnp.concatenate([jnp.full(3 * lanes, 2), jnp.array([90, 60, 120])])
-    answers, stats = lw.vmap(depth, lanes=lanes, stats=True)(deep)
+    answers, stats = ticked(depth, lanes=lanes, stats=True)(deep)
     np.testing.assert_array_equal(answers, deep)
     assert int(stats.steps) == int((deep + 1).sum())
 
@@ -250,13 +254,13 @@ def test_lanes_that_wait_for_room_come_back_from_the_narrow_machine() -> None:
 @pytest.mark.parametrize("bad", [0, -3, 2.5, True, "4"])
 def test_lanes_must_be_a_positive_int(bad: Any) -> None:
     with pytest.raises(OptionError, match=r"lanes=.* must be a positive int"):
-        lw.vmap(countdown, lanes=bad)
+        ticked(countdown, lanes=bad)
 
 
 @pytest.mark.parametrize("schedule", ["plain", "local"])
 def test_lanes_need_a_machine(schedule: str) -> None:
     with pytest.raises(OptionError, match="lanes=4 refills"):
-        lw.vmap(countdown, lanes=4, schedule=schedule)
+        ticked(countdown, lanes=4, schedule=schedule)
 
 
 # A spread of the corpus, as compiling is what tests spend their time on; LANEWISE_FULL=1 runs all of it.
@@ -269,9 +273,9 @@ def test_corpus(place: int) -> None:
     args = jax.tree.map(jnp.asarray, case.examples(np.random.default_rng(1), 17))
     assert lanes_of(case.in_axes, args) == 17
     schedule = SCHEDULES[place % len(SCHEDULES)]
-    found = lw.vmap(case.program, in_axes=case.in_axes, lanes=3 + place % 5, schedule=schedule)(
+    found = ticked(case.program, in_axes=case.in_axes, lanes=3 + place % 5, schedule=schedule)(
         *args
     )
-    expected = lw.vmap(case.program, in_axes=case.in_axes, schedule=schedule)(*args)
+    expected = ticked(case.program, in_axes=case.in_axes, schedule=schedule)(*args)
     assert_same(found, expected, case.rtol)
     assert_same(take(0, found, 16), case.program(*take(case.in_axes, args, 16)), case.rtol)

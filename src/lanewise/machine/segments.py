@@ -36,6 +36,7 @@ class Segments:
     """What is compiled for a program and a number of lanes; the state is the caller's."""
 
     def __init__(self, program: Program, lanes: int, options: Options) -> None:
+        options = options.updated(carrier="ticks")
         mapped = tuple((i >= program.num_captures,) for i in range(program.num_operands))
         # One example more than lanes: all there is to know is that they will be refilled.
         chosen = plan(program, (lanes + 1,), mapped, options)
