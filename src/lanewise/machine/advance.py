@@ -6,7 +6,7 @@ elsewhere. Only what another block reads is stored. Indexed writes are masked th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,10 @@ from lanewise.blocks.update import masked_update, update_chain
 from lanewise.errors import Outcome
 from lanewise.machine.link import Linked, ReturnPoint
 from lanewise.machine.state import State, loaded, stored
+from lanewise.machine.together import lookups, needed_for
+
+# For an equation (by its id): the indices it reads at, by variable, where they are the same for all lanes.
+Shared = Mapping[int, Mapping[Any, Any]]
 
 
 class Advance:
@@ -59,6 +63,7 @@ class Advance:
             return self._count(
                 state.with_(pc=jnp.where(mask, self.linked.pc_after(item.target), state.pc)), mask
             )
+        mask, shared = self._agreeing(state, item, mask)
         if self.max_steps is not None and item.steps:
             spent = mask & (state.steps + item.steps > self.max_steps)
             mask = mask & ~spent
@@ -69,10 +74,31 @@ class Advance:
             state = state.with_(pc=jnp.where(full, -1 - pc, state.pc))
         if item.steps and (self.max_steps is not None or self.counting):
             state = state.with_(steps=jnp.where(mask, state.steps + item.steps, state.steps))
-        state, given = self.execute(state, item, mask)
+        state, given = self.execute(state, item, mask, shared)
         return self._count(self._leave(state, item, mask, given), mask)
 
     # -- parts -------------------------------------------------------------------------------------
+
+    def _agreeing(self, state: State, block: Block, mask: Any) -> tuple[Any, Shared]:
+        """The lanes that run the block together, and the indices at which they read shared arrays."""
+        found = lookups(block, self.uniform_place.__contains__)
+        if not found:
+            return mask, {}
+        wanted = tuple(dict.fromkeys(var for lookup in found for var in lookup.indices))
+        part = block.with_(eqns=needed_for(block, wanted), assigns=(), terminator=Return(), steps=0)
+        own = self._compute(state, part, wanted, [False] * len(wanted), (), mask, {})
+        chosen: dict[Var, Any] = {}
+        for var, indices in zip(wanted, own, strict=True):
+            parts = []
+            for column in indices.reshape(self.lanes, -1).T:
+                largest = jnp.iinfo(column.dtype).max
+                smallest = jnp.where(mask, column, largest).min(initial=largest)
+                mask = mask & (column == smallest)
+                parts.append(smallest)
+            chosen[var] = jnp.stack(parts).reshape(indices.shape[1:])
+        # Where no lane is, any place will do.
+        safe = {var: jnp.where(mask.any(), index, 0) for var, index in chosen.items()}
+        return mask, {id(lookup.eqn): {v: safe[v] for v in lookup.indices} for lookup in found}
 
     def _end(self, state: State, which: Any, outcome: Outcome, site: int = -1) -> State:
         return state.with_(
@@ -90,8 +116,13 @@ class Advance:
             counters=state.counters + jnp.stack([ran, active, ran * self.lanes, jnp.float32(0)])
         )
 
-    def execute(self, state: State, block: Block, mask: Any) -> tuple[State, list[Any]]:
-        """Run the block's code and store what it writes; gives what its terminator reads, too."""
+    def execute(
+        self, state: State, block: Block, mask: Any, shared: Shared | None = None
+    ) -> tuple[State, list[Any]]:
+        """Run the block's code and store what it writes; gives what its terminator reads, too.
+
+        `shared`: indices that all lanes of the mask have in common, by the equation that reads there.
+        """
         alive = self.linked.storage.live_out[block.label]
         assigned = dict(block.assigns)
         kept = [
@@ -106,7 +137,7 @@ class Advance:
         given = terminator_atoms(block.terminator)
         once = [var in self.uniform_place for var in (*kept, *self._parameters(block))]
         updates = [eqn for chain in chains.values() for eqn in chain]
-        values = self._compute(state, block, [*atoms, *given], once, updates, mask)
+        values = self._compute(state, block, [*atoms, *given], once, updates, mask, shared or {})
         registers, uniforms = list(state.registers), list(state.uniforms)
         for var, value in zip(kept, values, strict=False):
             value = stored(value, var.aval)
@@ -138,6 +169,7 @@ class Advance:
         once: Sequence[bool],
         updates: Sequence[Any],
         mask: Any,
+        shared: Shared,
     ) -> list[Any]:
         """Values of `outputs` after the block's equations, for all lanes, or `once` where that serves all."""
         inputs = list(reads(block))
@@ -156,7 +188,12 @@ class Advance:
                 )
 
             for eqn in block.eqns:
-                args = [look(atom) for atom in eqn.invars]
+                # Closed over, and so the same for all lanes.
+                common = shared.get(id(eqn), {})
+                args = [
+                    common[atom] if isinstance(atom, Var) and atom in common else look(atom)
+                    for atom in eqn.invars
+                ]
                 outs = (
                     [masked_update(eqn, args, here)]
                     if id(eqn) in masked

@@ -25,6 +25,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise.blocks.cost import holds_while
 from lanewise.machine.advance import Advance
+from lanewise.machine.compact import run_packed, widths_for
 from lanewise.machine.link import Linked
 from lanewise.machine.state import State, running
 
@@ -70,37 +71,53 @@ def lanes_at(state: State, linked: Linked) -> Any:
 
 def sweep(advance: Advance) -> Tick:
     """One tick of the sweep."""
-    linked = advance.linked
-    dear = dear_blocks(linked, advance.lanes)
-    costs = _lane_costs(linked, advance.lanes)
-    cheap_cost = sum(cost for pc, cost in enumerate(costs) if pc not in dear)
+    linked, lanes = advance.linked, advance.lanes
+    dear = dear_blocks(linked, lanes)
+    cheap_cost = sum(_run_cost(linked, pc, lanes) for pc in range(linked.halt) if pc not in dear)
     if not dear:
         return lambda state: _sweep_all(advance, state)
     places = jnp.asarray(dear, jnp.int32)
-    run_costs = jnp.asarray([costs[pc] for pc in dear], jnp.float32)
+    # Each dear block at each of its widths, narrowest first; a block of fewer widths has the last again.
+    widths = [widths_for(linked, pc, lanes) for pc in dear]
+    most = max(map(len, widths))
+    table = [[*row, *[lanes] * (most - len(row))] for row in widths]
+    limits = jnp.asarray(table, jnp.int32)
+    prices = jnp.asarray(
+        [
+            [_run_cost(linked, pc, width) for width in row]
+            for pc, row in zip(dear, table, strict=True)
+        ],
+        jnp.float32,
+    )
     order = jnp.arange(len(dear))
 
     def decide(pc: Any, waited: Any, spent: Any) -> list[Any]:
         here = (pc[:, None] == places).sum(0, dtype=jnp.int32)
         live = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.int32)
+        which = (here[:, None] > limits).sum(1, dtype=jnp.int32)
+        price = jnp.stack([prices[i, which[i]] for i in range(len(dear))])
         # What a tick costs beside each block, by what ran in the last one.
         beside = cheap_cost + spent.sum() - spent
-        due = (waited + here) * beside >= run_costs * live
+        due = (waited + here) * beside >= price * live
         forced = (here.sum() == live) & ~(due & (here > 0)).any()
         most_lanes = order == jnp.argmax(here) if len(dear) > 1 else True
         run = (here > 0) & (due | (forced & most_lanes))
-        return [jnp.where(run, 0, waited + here), jnp.where(run, run_costs, 0.0), *run]
+        way = jnp.where(run, 1 + which, 0)
+        return [jnp.where(run, 0, waited + here), jnp.where(run, price, 0.0), *way]
 
     def tick(state: State) -> State:
-        waited, spent, *run = _jax.as_one_function(decide, state.pc, state.waited, state.spent)
+        waited, spent, *way = _jax.as_one_function(decide, state.pc, state.waited, state.spent)
         state = state.with_(waited=waited, spent=spent)
         for pc in swept_blocks(linked):
-            if pc in dear:
-                state = lax.cond(
-                    run[dear.index(pc)], lambda s, pc=pc: advance.run(s, pc), lambda s: s, state
-                )
-            else:
+            if pc not in dear:
                 state = advance.run(state, pc)
+                continue
+            place = dear.index(pc)
+            ways = [
+                lambda s, pc=pc, width=width: run_packed(advance, s, pc, width)
+                for width in widths[place]
+            ]
+            state = lax.switch(way[place], [lambda s: s, *ways], state)
         return state
 
     return tick
@@ -121,7 +138,7 @@ def swept_blocks(linked: Linked) -> tuple[int, ...]:
 
 def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
     """The blocks worth a guard: more work than the guard costs, or a loop that must not run on stale values."""
-    costs = _lane_costs(linked, lanes)
+    costs = [_run_cost(linked, pc, lanes) for pc in range(linked.halt)]
     items = zip(linked.order, costs, strict=True)
     guard = GUARD_OPERATIONS.get(jax.default_backend(), GUARD_OPERATIONS["gpu"])
     return tuple(
@@ -131,8 +148,9 @@ def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
     )
 
 
-def _lane_costs(linked: Linked, lanes: int) -> list[float]:
-    return [BLOCK_OPERATIONS + lanes * cost.operations for cost in linked.costs]
+def _run_cost(linked: Linked, pc: int, width: int) -> float:
+    """What it costs to run a block at a width, in lane operations."""
+    return BLOCK_OPERATIONS + width * linked.costs[pc].operations
 
 
 SCHEDULES: dict[str, Callable[[Advance], Tick]] = {"lowest": lowest, "most": most, "sweep": sweep}

@@ -1,0 +1,78 @@
+"""Lanes that read the same place of a shared array run together.
+
+A block that looks up its weights (`layers[i]`, `experts[choice]`) with an index of the lane's own would copy them for
+every lane: what was one matrix product for all lanes becomes one for each. So the index counts as part of the place a
+lane is at. A run of the block takes the smallest index that any lane there has, the lanes that agree with it advance
+and share what is read, and the others wait for their turn, where more lanes may have gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lanewise._jax import Atom, JaxprEqn, Literal, Var
+from lanewise.blocks.form import Block
+
+# Reading fewer elements than this for each lane costs less than waiting.
+SHARED_ELEMENTS = 1024
+
+# An index of more numbers than this is not a place but a selection.
+MOST_NUMBERS = 4
+
+_LOOKUPS = frozenset(("dynamic_slice", "gather"))
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """An equation that reads a shared array at the lane's own `indices`."""
+
+    eqn: JaxprEqn
+    indices: tuple[Var, ...]
+
+
+def lookups(block: Block, is_uniform: Callable[[Var], bool]) -> tuple[Lookup, ...]:
+    """The large reads of shared arrays whose indices come from nothing that such a read gave."""
+    defined: set[Var] = set()
+    uniform: set[Var] = set()
+    after_lookup: set[Var] = set()
+    found: list[Lookup] = []
+
+    def same(atom: Atom) -> bool:
+        if isinstance(atom, Literal):
+            return True
+        return atom in uniform if atom in defined else is_uniform(atom)
+
+    for eqn in block.eqns:
+        array, *indices = eqn.invars or [None]
+        own = [atom for atom in indices if not same(atom)]
+        late = any(atom in after_lookup for atom in eqn.invars if isinstance(atom, Var))
+        if (
+            eqn.primitive.name in _LOOKUPS
+            and isinstance(array, Var)
+            and same(array)
+            and own
+            and not late
+            and all(math.prod(atom.aval.shape) <= MOST_NUMBERS for atom in own)
+            and math.prod(eqn.outvars[0].aval.shape) >= SHARED_ELEMENTS
+        ):
+            found.append(Lookup(eqn, tuple(atom for atom in own if isinstance(atom, Var))))
+            after_lookup.update(eqn.outvars)
+        elif late:
+            after_lookup.update(eqn.outvars)
+        elif not eqn.effects and all(map(same, eqn.invars)):
+            uniform.update(eqn.outvars)
+        defined.update(eqn.outvars)
+    return tuple(found)
+
+
+def needed_for(block: Block, wanted: tuple[Var, ...]) -> tuple[JaxprEqn, ...]:
+    """The block's equations that lead to these variables."""
+    alive = set(wanted)
+    kept: list[JaxprEqn] = []
+    for eqn in reversed(block.eqns):
+        if alive.intersection(eqn.outvars):
+            kept.append(eqn)
+            alive.update(atom for atom in eqn.invars if isinstance(atom, Var))
+    return tuple(reversed(kept))
