@@ -50,8 +50,28 @@ def fibonacci(n):
 
 def test_a_loop_is_a_loop_and_a_branch_a_branch() -> None:
     text = body(kernel(collatz, jnp.int32(7)))
-    assert "goto" not in text and "switch" not in text
-    assert text.count("for (;;)") == 1 and "else {" in text
+    # The code before the loop, and the loop, which pauses there for lanes that have ended to take an example.
+    assert text.count("case ") == 2
+    loop = text[text.index("LW_PAUSE") : text.index("finished:")]
+    assert "else {" in loop and loop.count("goto dispatch") == loop.count("goto finished") == 1
+
+
+def test_lanes_pause_to_take_examples() -> None:
+    emitted = kernel(collatz, jnp.int32(7))
+    n = np.arange(1, 300, dtype=np.int32)
+    expected = host.run(emitted, [n], len(n)).answers[0]
+    often = host.run(emitted, [n], len(n), threads=3, flags=(*host.FLAGS, "-DLW_TURNS=2"))
+    np.testing.assert_array_equal(often.answers[0], expected)
+
+
+def test_a_program_without_loops_has_no_switch() -> None:
+    def sign(x):
+        if x > 0:
+            return 1
+        return -1 if x < 0 else 0
+
+    assert "switch" not in body(kernel(sign, jnp.float32(1)))
+    check(lw.program(sign), np.linspace(-1, 1, 7, dtype=np.float32))
 
 
 def test_an_early_exit_is_a_jump() -> None:
@@ -62,8 +82,6 @@ def test_an_early_exit_is_a_jump() -> None:
                     return row * 5 + column
         return -1
 
-    text = body(kernel(first_over, jnp.zeros((5, 5)), jnp.float32(1)))
-    assert "switch" not in text
     x = np.random.default_rng(0).normal(size=(9, 5, 5)).astype(np.float32)
     check(lw.program(first_over), x, np.linspace(0, 3, 9, dtype=np.float32))
 
@@ -104,7 +122,7 @@ def test_an_indexed_write_in_a_loop_copies_nothing() -> None:
         return x
 
     loop = body(kernel(fill, jnp.zeros(300), jnp.int32(3)))
-    inside = loop[loop.index("for (;;)") : loop.index("break;")]
+    inside = loop[loop.index("LW_PAUSE") : loop.index("goto finished;", loop.index("LW_PAUSE"))]
     assert "for (int" not in inside
     x = np.random.default_rng(0).normal(size=(7, 300)).astype(np.float32)
     check(lw.program(fill), x, np.arange(7, dtype=np.int32) * 40)

@@ -21,15 +21,14 @@ from lanewise.machine.kernel.structure import (
 STEPS = 60
 
 
-def found(
-    edges: dict[Node, list[Node]], heads: list[Node] | None = None, weight: int = 1
-) -> Structure:
-    return structure(edges, heads or [0], dict.fromkeys(edges, weight))
+def found(edges: dict[Node, list[Node]], weight: int, pausing: bool) -> Structure:
+    return structure(edges, [0], dict.fromkeys(edges, weight), pausing=pausing)
 
 
 def walk(what: Structure, start: Node, choose: random.Random) -> list[Node]:
     """The nodes that running the code visits, deciding branches by `choose`: an interpreter of the written form."""
     visited: list[Node] = []
+    pause = random.Random(0)
 
     class Stop(Exception):
         pass
@@ -50,6 +49,9 @@ def walk(what: Structure, start: Node, choose: random.Random) -> list[Node]:
                 left = run(part.ways[choose.randrange(len(part.ways))]) if part.ways else None
             elif isinstance(part, Loop):
                 while True:
+                    if part.pauses and pause.random() < 0.3:
+                        left = ("dispatch", part.node)
+                        break
                     left = run(part.body)
                     if left is None or left in (("continue", part.node), ("again", part.node)):
                         continue
@@ -87,10 +89,11 @@ def walk_graph(edges: dict[Node, list[Node]], start: Node, choose: random.Random
 
 
 def check(edges: dict[Node, list[Node]], weight: int = 1) -> Structure:
-    what = found(edges, weight=weight)
-    for seed in range(20):
-        walked = walk(what, 0, random.Random(seed))
-        assert walked == walk_graph(edges, 0, random.Random(seed))
+    for pausing in (True, False):
+        what = found(edges, weight, pausing)
+        for seed in range(20):
+            walked = walk(what, 0, random.Random(seed))
+            assert walked == walk_graph(edges, 0, random.Random(seed))
     return what
 
 

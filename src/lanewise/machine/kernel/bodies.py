@@ -46,6 +46,8 @@ class Bodies:
             or any(isinstance(block.terminator, Fail) for block in blocks)
         )
         self.places: dict[Var, Place] = {}
+        # What is filled for each example: places, or the names of pointers.
+        self.loads: list[tuple[Any, Any]] = []
         self.stacks: dict[Var, str] = {}
         self.frame_bytes = 0
 
@@ -69,15 +71,11 @@ class Bodies:
             self.frame_bytes += size * dtypes.SIZES[kind]
 
     def declare(self) -> None:
-        """Declare and fill what a lane holds when it starts."""
+        """Declare what a lane holds; what is the same for all examples is filled here."""
         w, program = self.writer, self.linked.program
-        w.line("int32 outcome = 0, place = -1;")
+        w.line(f"int32 {', '.join(self._counters(('outcome', 'place', 'depth', 'most')))};")
         if self.counts:
-            w.line("int64 count = 0;")
-        if self.linked.has_calls:
-            w.line("int32 depth = 0;")
-        if self.deepens:
-            w.line("int32 most = 0;")
+            w.line("int64 count;")
         untouched = constant_variables(program)
         given: dict[Var, Value] = {}
         for i, (var, varies) in enumerate(zip(program.inputs, self.varying, strict=True)):
@@ -91,7 +89,23 @@ class Bodies:
                 continue
             room = self.places[var] = w.room(var.aval.shape, var.aval.dtype, "v")
             if source is not None:
+                self.loads.append((room, source))
+
+    def load(self) -> None:
+        """Fill what a lane holds when it takes an example."""
+        w = self.writer
+        for name in self._counters(("outcome", "depth", "most", "count")):
+            w.line(f"{name} = 0;")
+        w.line("place = -1;")
+        for room, source in self.loads:
+            if isinstance(room, str):
+                w.line(f"{room} = {source};")
+            else:
                 w.copy(room, source)
+
+    def _counters(self, names: Sequence[str]) -> list[str]:
+        used = {"depth": self.linked.has_calls, "most": self.deepens, "count": self.counts}
+        return [name for name in names if used.get(name, True)]
 
     def _operand(self, name: str, var: Var, varies: bool) -> Value:
         shape, dtype = tuple(var.aval.shape), var.aval.dtype
@@ -104,18 +118,19 @@ class Bodies:
     def _read_in_place(self, source: Value) -> Any:
         """A value that nothing writes: a name for it, or a small array nearer to the lane."""
         w = self.writer
-        if not source.shape:
-            literal = isinstance(source, Scalar) and "[" not in source.text
-            return source if literal else w.let(source.at(()), source.dtype, "v")
-        if not isinstance(source, Stored) or "example" not in source.name:
-            return source
+        text = source.text if isinstance(source, Scalar) else getattr(source, "name", "")
+        if "example" not in text:
+            return w.let(text, source.dtype, "v") if "[0]" in text else source
         if source.size <= UNROLLED:
             room = w.room(source.shape, source.dtype, "v")
-            assert isinstance(room, Stored)
-            w.copy(room, source)
+            self.loads.append((room, source))
+            # It is written once, when the example is taken: to the program's code it is a constant.
+            if isinstance(room, Scalar):
+                return Scalar((), room.dtype, room.text)
             return Stored(room.shape, room.dtype, room.name, constant=True)
         name = w.fresh("v")
-        w.line(f"const {dtypes.ctype(source.dtype)}* {name} = {source.name};")
+        w.line(f"const {dtypes.ctype(source.dtype)}* {name};")
+        self.loads.append((name, text))
         return Stored(source.shape, source.dtype, name, constant=True)
 
     # -- blocks ----------------------------------------------------------------------------------------

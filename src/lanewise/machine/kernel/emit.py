@@ -4,6 +4,10 @@ One thread runs one lane at a time: it takes the next example, runs the program 
 writes its answers; then the next, until none is left, so that no thread waits for another (refill inside the kernel).
 The first examples are dealt by position, the others by a counter that all threads share.
 
+Threads of a warp run in step: one whose example has ended would wait at the end of a loop until all others leave it. So
+the outermost loops pause every few turns and go through the `switch` on the pc, where such a thread has taken its next
+example and joins in (on the host, where threads do not run in step, they never pause).
+
 Variables of blocks are C++ variables declared at the top of a lane's body; what the equations of a block define lives
 inside the block. A block's stores happen all at once: `Bodies` orders them, and copies where two are in each other's
 way. Recursion keeps a stack for each variable that needs one (see `blocks/analysis.py`) in the scratch memory.
@@ -108,7 +112,7 @@ class _Emitter:
         self.varying = varying
         self.writer = Writer(expand)
         self.bodies = Bodies(linked, varying, self.writer, max_steps, counting)
-        self.structure = structure(self._edges(), self._heads(), self._weight())
+        self.structure = structure(self._edges(), self._heads(), self._weight(), pausing=True)
 
     # -- the graph -------------------------------------------------------------------------------------
 
@@ -162,13 +166,7 @@ class _Emitter:
         w.depth = 1
         w.line("const long long lane = LW_LANE, lanes = LW_LANES;")
         self.bodies.declare_stacks()
-        with w.block(
-            "for (long long example = lane; example < examples; example = lanes + LW_NEXT(next))"
-        ):
-            self.bodies.declare()
-            self._program()
-            w.line("finished: ;")
-            self._answers(results)
+        self._lanes(results)
         operands += [_operand(c.shape, c.dtype, False) for c in w.constants]
         text = self._text(operands, outputs, len(w.constants))
         return Emitted(
@@ -180,21 +178,37 @@ class _Emitter:
             self.bodies.frame_bytes,
         )
 
-    def _program(self) -> None:
+    def _lanes(self, results: Sequence[Var]) -> None:
+        """The loop over examples around the program; in a program of several heads it is the loop that dispatches."""
         w, found = self.writer, self.structure
         if len(found.heads) == 1:
-            with w.block():
-                self._code(found.code[found.heads[0]])
+            header = "for (long long example = lane; example < examples; example = lanes + LW_NEXT(next))"
+            with w.block(header):
+                self.bodies.declare()
+                self.bodies.load()
+                with w.block():
+                    self._code(found.code[found.heads[0]])
+                w.line("finished: ;")
+                self._answers(results)
             return
-        entry = self.linked.pc_of[self.linked.program.entry_function.entry]
-        w.line(f"int32 pc = {entry};")
+        self.bodies.declare()
+        w.line("long long example = lane;")
+        w.line("int32 pc = -1;")
         with w.block("for (;;)"):
+            with w.block("if (pc < 0)"):
+                w.line("if (example >= examples) return;")
+                self.bodies.load()
+                w.line(f"pc = {self.linked.pc_of[self.linked.program.entry_function.entry]};")
             with w.block("switch (pc)"):
                 for head in found.heads:
                     with w.block(f"case {head}:"):
                         self._code(found.code[head])
                         if not leaves(found.code[head]):
-                            w.line("break;")
+                            w.line("continue;")
+            w.line("finished: ;")
+            self._answers(results)
+            w.line("example = lanes + LW_NEXT(next);")
+            w.line("pc = -1;")
             w.line("dispatch: ;")
 
     def _code(self, code: Code) -> None:
@@ -206,8 +220,15 @@ class _Emitter:
                         w.line(f"block{node}: ;")
                 case Leave():
                     self._leave(part)
-                case Loop(node, body):
+                case Loop(node, body, pauses):
+                    if pauses:
+                        w.line("int32 turns = 0;")
                     with w.block("for (;;)"):
+                        if pauses:
+                            w.line("if (LW_PAUSE(turns)) {")
+                            w.line(f"  pc = {node};")
+                            w.line("  goto dispatch;")
+                            w.line("}")
                         if node in self.structure.again:
                             with w.block():
                                 self._code(body)

@@ -118,6 +118,12 @@ class Copies:
         while self._one_entry_less() or self._one_head_less():
             pass
 
+    def outermost_loops(self) -> list[Node]:
+        """The entries of loops that lie in no other, when every loop has one entry."""
+        graph = Graph(self.edges, self.heads)
+        inner = {node: graph.edges[node] for node in graph.order}
+        return [next(n for n in graph.order if n in loop) for loop in _loops(inner, graph.order)]
+
     # -- loops -----------------------------------------------------------------------------------------
 
     def _one_entry_less(self) -> bool:

@@ -45,6 +45,7 @@ HEADER = r"""
 #define LW_LANES ((long long)gridDim.x * blockDim.x)
 #define LW_NEXT(counter) ((long long)atomicAdd(counter, 1ull))
 #define LW_PLATFORM(cuda, host) cuda
+#define LW_PAUSE(turns) (++turns > 64)
 #else
 #include <atomic>
 #include <cmath>
@@ -64,6 +65,11 @@ static thread_local long long lw_this_lane, lw_all_lanes;
 #define LW_LANES lw_all_lanes
 #define LW_NEXT(counter) ((long long)reinterpret_cast<atomic<unsigned long long>*>(counter)->fetch_add(1))
 #define LW_PLATFORM(cuda, host) host
+#ifdef LW_TURNS
+#define LW_PAUSE(turns) (++turns > LW_TURNS)
+#else
+#define LW_PAUSE(turns) false
+#endif
 #endif
 
 typedef signed char int8;

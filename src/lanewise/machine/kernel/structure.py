@@ -31,10 +31,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Loop:
-    """Runs its body for ever; `node` is its head."""
+    """Runs its body for ever; `node` is its head. If it `pauses`, every few turns go on by dispatch to its head."""
 
     node: Node
     body: Code
+    pauses: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,25 @@ class Structure:
 
 
 def structure(
-    edges: Mapping[Node, Sequence[Node]], heads: Sequence[Node], weight: Mapping[Node, int]
+    edges: Mapping[Node, Sequence[Node]],
+    heads: Sequence[Node],
+    weight: Mapping[Node, int],
+    *,
+    pausing: bool = False,
 ) -> Structure:
     """Find the structure of a graph; `edges` may lead to `HALT` and `DISPATCH`.
 
-    `weight` is the length of each node's code, for deciding what may be written twice.
+    `weight` is the length of each node's code, for deciding what may be written twice. With `pausing`, the outermost
+    loops of a program of one head are heads as well, and pause.
     """
     copies = Copies(edges, heads, weight)
     copies.make()
+    paused = copies.outermost_loops() if pausing and len(copies.heads) == 1 else []
+    copies.heads += [node for node in paused if node not in copies.heads]
+    copies.make()
     graph = Graph(copies.edges, copies.heads)
     found = [node for node in graph.order if graph.parent[node] == ROOT]
-    builder = _Builder(copies.edges, graph, frozenset(found), dispatches=len(found) > 1)
+    builder = _Builder(copies.edges, graph, frozenset(found), frozenset(paused))
     code = {head: builder.below(head) for head in found}
     return Structure(
         tuple(found),
@@ -102,12 +111,13 @@ class _Builder:
         edges: Mapping[Node, Sequence[Node]],
         graph: Graph,
         heads: frozenset[Node],
-        dispatches: bool,
+        paused: frozenset[Node],
     ) -> None:
         self.edges = edges
         self.graph = graph
         self.heads = heads
-        self.dispatches = dispatches
+        self.dispatches = len(heads) > 1
+        self.paused = paused
         self.labels: set[Node] = set()
         self.again: set[Node] = set()
 
@@ -118,13 +128,14 @@ class _Builder:
         """A node and all it dominates; falling off its end leads to `follow`."""
         children = sorted(self.graph.children[node], key=self.graph.position.__getitem__)
         loop = self.graph.loops.get(node)
-        if loop is None or (self.dispatches and node in self.heads):
+        if loop is None or (self.dispatches and node in self.heads - self.paused):
             return self.node(node, children, follow, around)
         inside = [child for child in children if child in loop]
         outside = [child for child in children if child not in loop]
         after = outside[0] if outside else follow
         body = self.node(node, inside, node, (*around, _Around(node, after)))
-        return (Loop(node, body), *self.row(outside, follow, around))
+        pauses = self.dispatches and node in self.paused
+        return (Loop(node, body, pauses), *self.row(outside, follow, around))
 
     def node(
         self, node: Node, children: Sequence[Node], follow: Node, around: tuple[_Around, ...]
@@ -150,12 +161,12 @@ class _Builder:
 
     def go(self, target: Node, follow: Node, around: tuple[_Around, ...]) -> Code:
         """The jump to a node: nothing if falling off the end leads there."""
-        if target in self.heads and self.dispatches:
-            return (Leave("dispatch", target),)
         if target == follow:
             return ()
         if around and target == around[-1].head:
             return (Leave("continue", target),)
+        if target in self.heads and self.dispatches and target not in {a.head for a in around}:
+            return (Leave("dispatch", target),)
         if around and target == around[-1].after:
             return (Leave("break", target),)
         if any(target == outer.head for outer in around):

@@ -367,7 +367,9 @@ class Writer:
 
     def _table(self, array: np.ndarray) -> Value:
         kind = dtypes.ctype(array.dtype)
-        if array.size > INLINE_CONSTANT:
+        # CUDA initializes its tables while compiling, which only plain finite numbers allow.
+        plain = kind not in ("float16", "bfloat16", "complex64") and np.isfinite(array).all()
+        if array.size > INLINE_CONSTANT or not plain:
             self.constants.append(array)
             name = f"constant{len(self.constants) - 1}"
         else:
