@@ -137,3 +137,28 @@ def test_factorizations_and_solves() -> None:
                 label = f"triangular {kind} {left} {lower} {transposed} {unit}"
                 cases.append(Case(label, triangular, (a, right), 4096, True))
         check(cases)
+
+
+def test_orthogonal_tridiagonal_and_fourier() -> None:
+    cases = []
+    for shape in ((4, 3), (3, 4), (2, 3, 3), (1, 3), (3, 1)):
+        for mode in ("reduced", "complete"):
+            case = lambda a, mode=mode: jnp.linalg.qr(a, mode=mode)  # noqa: E731
+            cases.append(Case(f"qr {shape} {mode}", case, (_plain("float32", *shape),), 64, True))
+    off, middle = _plain("float32", 2, 5), _plain("float32", 2, 5) + 9
+    solve = lambda a, d, b: lax.linalg.tridiagonal_solve(a, d, a, b)  # noqa: E731
+    cases.append(Case("tridiagonal", solve, (off, middle, _plain("float32", 2, 5, 2)), 64, True))
+    z, x = _plain("complex64", 4, 6), _plain("float32", 4, 6)
+    forth = lambda z: (jnp.fft.fft(z), jnp.fft.ifft(z), jnp.fft.fft2(z), jnp.fft.ifft2(z))  # noqa: E731
+    real = lambda x: (jnp.fft.rfft(x), jnp.fft.rfft(x[:, :5]), jnp.fft.rfft2(x))  # noqa: E731
+    back = lambda z: (jnp.fft.irfft(z), jnp.fft.irfft(z, 7), jnp.fft.irfft2(z))  # noqa: E731
+    cases += [
+        Case("fft", forth, (z,), 64, True),
+        Case("rfft", real, (x,), 64, True),
+        Case("irfft", back, (z,), 64, True),
+        Case(
+            "approximate top k", lambda x: (lax.approx_max_k(x, 2), lax.approx_min_k(x, 3)), (x,), 0
+        ),
+        Case("derivative of tanh", lambda x: jax.jvp(jnp.tanh, (x,), (x,)), (x,), 8, True),
+    ]
+    check(cases)

@@ -82,6 +82,12 @@ def number(index: Index, dtype: Any) -> str:
     return f"{dtypes.ctype(dtype)}({index})"
 
 
+@rule("device_put")
+def device_put(w: Writer, eqn: JaxprEqn) -> None:
+    for var, atom in zip(eqn.outvars, eqn.invars, strict=True):
+        w.hand_on(var, atom)
+
+
 @rule("broadcast_in_dim")
 def broadcast_in_dim(w: Writer, eqn: JaxprEqn) -> None:
     value, (out,) = w.value(eqn.invars[0]), eqn.outvars

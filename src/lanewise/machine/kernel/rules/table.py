@@ -1,6 +1,7 @@
 """All rules: importing this fills `RULES`."""
 
 from lanewise.machine.kernel.rules import control as control
+from lanewise.machine.kernel.rules import defined as defined
 from lanewise.machine.kernel.rules import elementwise as elementwise
 from lanewise.machine.kernel.rules import index as index
 from lanewise.machine.kernel.rules import linear as linear
