@@ -52,7 +52,7 @@ def test_a_loop_is_a_loop_and_a_branch_a_branch() -> None:
     text = body(kernel(collatz, jnp.int32(7)))
     # The code before the loop, and the loop, which pauses there for lanes that have ended to take an example.
     assert text.count("case ") == 2
-    loop = text[text.index("LW_PAUSE") : text.index("finished:")]
+    loop = text[text.index("LW_GOES_ON") : text.index("finished:")]
     assert "else {" in loop and loop.count("goto dispatch") == loop.count("goto finished") == 1
 
 
@@ -122,7 +122,7 @@ def test_an_indexed_write_in_a_loop_copies_nothing() -> None:
         return x
 
     loop = body(kernel(fill, jnp.zeros(300), jnp.int32(3)))
-    inside = loop[loop.index("LW_PAUSE") : loop.index("goto finished;", loop.index("LW_PAUSE"))]
+    inside = loop[loop.index("LW_GOES_ON") : loop.index("goto finished;", loop.index("LW_GOES_ON"))]
     assert "for (int" not in inside
     x = np.random.default_rng(0).normal(size=(7, 300)).astype(np.float32)
     check(lw.program(fill), x, np.arange(7, dtype=np.int32) * 40)

@@ -220,21 +220,8 @@ class _Emitter:
                         w.line(f"block{node}: ;")
                 case Leave():
                     self._leave(part)
-                case Loop(node, body, pauses):
-                    if pauses:
-                        w.line("int32 turns = 0;")
-                    with w.block("for (;;)"):
-                        if pauses:
-                            w.line("if (LW_PAUSE(turns)) {")
-                            w.line(f"  pc = {node};")
-                            w.line("  goto dispatch;")
-                            w.line("}")
-                        if node in self.structure.again:
-                            with w.block():
-                                self._code(body)
-                            w.line(f"again{node}: ;")
-                        else:
-                            self._code(body)
+                case Loop():
+                    self._loop(part)
                 case Run():
                     # A jump forward must not skip a declaration: what comes before a label keeps to itself.
                     if any(isinstance(later, Mark) for later in code[i + 1 :]):
@@ -242,6 +229,24 @@ class _Emitter:
                             self._run(part)
                     else:
                         self._run(part)
+
+    def _loop(self, loop: Loop) -> None:
+        w = self.writer
+        header = "for (;;)"
+        if loop.pauses:
+            turn = w.fresh("turn")
+            header = f"for (int {turn} = 0; LW_GOES_ON({turn}); ++{turn})"
+            if loop.short:
+                w.line("LW_UNROLL_SHORT")
+        with w.block(header):
+            if loop.node in self.structure.again:
+                with w.block():
+                    self._code(loop.body)
+                w.line(f"again{loop.node}: ;")
+            else:
+                self._code(loop.body)
+        if loop.pauses:
+            self._leave(Leave("dispatch", loop.node))
 
     def _leave(self, leave: Leave) -> None:
         match leave.how:

@@ -135,8 +135,8 @@ class Copies:
             return False
         loop, entries = found
         plans = [(keep, self._between(loop, inner, entries, keep)) for keep in entries]
-        keep, copied = min(plans, key=lambda plan: self._cost(plan[1]))
-        if self._cost(copied) > self.left:
+        keep, copied = min(plans, key=lambda plan: self.weigh(plan[1]))
+        if self.weigh(copied) > self.left:
             self.heads += [entry for entry in entries if entry not in self.heads]
             return True
         others = {entry for entry in entries if entry != keep}
@@ -177,19 +177,20 @@ class Copies:
             if graph.parent[node] != ROOT or node in self.heads or node in graph.loops:
                 continue
             others = graph.preds[node][1:]
-            if others and self._cost([node]) <= min(MOST_SHARED, self.left):
+            if others and self.weigh([node]) <= min(MOST_SHARED, self.left):
                 self._copy([node], [(other, node) for other in others])
                 return True
         return False
 
     # -- copies ----------------------------------------------------------------------------------------
 
-    def _cost(self, nodes: Collection[Node]) -> int:
+    def weigh(self, nodes: Collection[Node]) -> int:
+        """How long the code of these nodes is."""
         return sum(1 + self.weight[self.origin[node]] for node in nodes)
 
     def _copy(self, nodes: Collection[Node], sources: Sequence[tuple[Node, Node]]) -> None:
         """Copy nodes, and lead these edges to the copies."""
-        self.left -= self._cost(nodes)
+        self.left -= self.weigh(nodes)
         first = 1 + max(self.edges)
         copy = {node: first + i for i, node in enumerate(sorted(nodes))}
         for node, new in copy.items():

@@ -45,7 +45,8 @@ HEADER = r"""
 #define LW_LANES ((long long)gridDim.x * blockDim.x)
 #define LW_NEXT(counter) ((long long)atomicAdd(counter, 1ull))
 #define LW_PLATFORM(cuda, host) cuda
-#define LW_PAUSE(turns) (++turns > 64)
+#define LW_GOES_ON(turn) (turn < 64)
+#define LW_UNROLL_SHORT _Pragma("unroll 4")
 #else
 #include <atomic>
 #include <cmath>
@@ -65,10 +66,11 @@ static thread_local long long lw_this_lane, lw_all_lanes;
 #define LW_LANES lw_all_lanes
 #define LW_NEXT(counter) ((long long)reinterpret_cast<atomic<unsigned long long>*>(counter)->fetch_add(1))
 #define LW_PLATFORM(cuda, host) host
+#define LW_UNROLL_SHORT
 #ifdef LW_TURNS
-#define LW_PAUSE(turns) (++turns > LW_TURNS)
+#define LW_GOES_ON(turn) (turn < LW_TURNS)
 #else
-#define LW_PAUSE(turns) false
+#define LW_GOES_ON(turn) true
 #endif
 #endif
 

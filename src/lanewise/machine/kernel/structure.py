@@ -12,13 +12,16 @@ of functions and the places where calls return are heads, which the kernel reach
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lanewise.machine.kernel.graph import ROOT, Copies, Graph, Node
 
 HALT: Node = -1
 DISPATCH: Node = -2
+
+# The most equations and stores of a loop that is short.
+SHORT = 48
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Loop:
-    """Runs its body for ever; `node` is its head. If it `pauses`, every few turns go on by dispatch to its head."""
+    """Runs its body for ever; `node` is its head.
+
+    If it `pauses`, every few turns control goes through the dispatch to its head; `short` ones are worth unrolling.
+    """
 
     node: Node
     body: Code
     pauses: bool = False
+    short: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ def structure(
     copies.make()
     graph = Graph(copies.edges, copies.heads)
     found = [node for node in graph.order if graph.parent[node] == ROOT]
-    builder = _Builder(copies.edges, graph, frozenset(found), frozenset(paused))
+    builder = _Builder(copies.edges, graph, frozenset(found), copies.weigh, frozenset(paused))
     code = {head: builder.below(head) for head in found}
     return Structure(
         tuple(found),
@@ -111,12 +118,14 @@ class _Builder:
         edges: Mapping[Node, Sequence[Node]],
         graph: Graph,
         heads: frozenset[Node],
+        weigh: Callable[[Collection[Node]], int],
         paused: frozenset[Node],
     ) -> None:
         self.edges = edges
         self.graph = graph
         self.heads = heads
         self.dispatches = len(heads) > 1
+        self.weigh = weigh
         self.paused = paused
         self.labels: set[Node] = set()
         self.again: set[Node] = set()
@@ -132,10 +141,13 @@ class _Builder:
             return self.node(node, children, follow, around)
         inside = [child for child in children if child in loop]
         outside = [child for child in children if child not in loop]
-        after = outside[0] if outside else follow
-        body = self.node(node, inside, node, (*around, _Around(node, after)))
         pauses = self.dispatches and node in self.paused
-        return (Loop(node, body, pauses), *self.row(outside, follow, around))
+        # What comes after a loop that pauses is where it goes on; it is left by a jump.
+        after = None if pauses else outside[0] if outside else follow
+        body = self.node(node, inside, node, (*around, _Around(node, after)))
+        holds_loop = any(other in self.graph.loops for other in loop if other != node)
+        short = not holds_loop and self.weigh(loop) <= SHORT
+        return (Loop(node, body, pauses, short), *self.row(outside, follow, around))
 
     def node(
         self, node: Node, children: Sequence[Node], follow: Node, around: tuple[_Around, ...]
@@ -181,6 +193,6 @@ def leaves(code: Code) -> bool:
     if not code:
         return False
     last = code[-1]
-    if isinstance(last, Leave):
+    if isinstance(last, Leave) or (isinstance(last, Loop) and last.pauses):
         return True
     return isinstance(last, Run) and bool(last.ways) and all(map(leaves, last.ways))
