@@ -49,7 +49,10 @@ class Inspection:
             return f"{lanes}, plainly vectorized"
         if self.plan.linked is None:
             return f"{lanes}, each by itself"
-        dear = dear_blocks(self.plan.linked, self.lanes or 1)
+        width = min(self.lanes or 1, self.options.lanes or self.lanes or 1)
+        if self.lanes is not None and width < self.lanes:
+            lanes = f"{width} lanes for {self.lanes} examples"
+        dear = dear_blocks(self.plan.linked, width)
         named = (
             ", ".join(str(getattr(self.plan.linked.order[pc], "label", pc)) for pc in dear)
             or "none"

@@ -104,6 +104,7 @@ def test_a_batch_that_fits_runs_as_it_would_without() -> None:
     )
     found = lw.inspect(countdown.with_options(lanes=7, carrier="ticks"), batch)
     assert "8 examples through 7 lanes" in str(found)
+    assert "7 lanes for 8 examples" in str(found)
 
 
 def test_failing_examples_leave_the_others_alone() -> None:
