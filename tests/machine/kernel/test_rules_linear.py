@@ -159,6 +159,6 @@ def test_orthogonal_tridiagonal_and_fourier() -> None:
         Case(
             "approximate top k", lambda x: (lax.approx_max_k(x, 2), lax.approx_min_k(x, 3)), (x,), 0
         ),
-        Case("derivative of tanh", lambda x: jax.jvp(jnp.tanh, (x,), (x,)), (x,), 8, True),
+        Case("derivative of tanh", lambda x: jax.jvp(jnp.tanh, (x,), (x,)), (x / 9,), 16),
     ]
     check(cases)

@@ -43,8 +43,9 @@ def approx_top_k(
     return tuple(jnp.moveaxis(found, -1, reduction_dimension) for found in (values, places))
 
 
-def tridiagonal_solve(below: Any, diagonal: Any, above: Any, right: Any, **_: Any) -> Any:
+def tridiagonal_solve(below: Any, diagonal: Any, above: Any, right: Any, **unused: Any) -> Any:
     """Elimination downwards, substitution upwards; no pivots."""
+    del unused
     if diagonal.ndim > 1:
         return jax.vmap(tridiagonal_solve)(below, diagonal, above, right)
 
