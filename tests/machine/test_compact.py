@@ -1,0 +1,75 @@
+"""Dear blocks for few lanes run packed into a narrow machine; nothing but the work changes."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lanewise as lw
+from lanewise.errors import Outcome
+from lanewise.machine import compact
+from lanewise.machine.compact import widths_for
+from lanewise.machine.schedule import dear_blocks
+from seeing import linked_of
+
+WIDTH = 64
+
+
+@lw.program
+def tail(x, n, w):
+    """Lanes leave one by one; the last ones are alone with the product."""
+    i = 0
+    while i < n:
+        x = jnp.tanh(w @ (w @ x))
+        i += 1
+    assert i < 9, "too long"
+    return x, i
+
+
+@pytest.fixture
+def always_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of any size are worth packing."""
+    monkeypatch.setattr(compact, "COMPACTED_OPERATIONS", 0.0)
+    monkeypatch.setattr(compact, "FEWEST_LANES", 2)
+
+
+def arguments(lanes: int) -> tuple:
+    rng = np.random.default_rng(2)
+    x = jnp.asarray(rng.standard_normal((lanes, WIDTH)), jnp.float32)
+    n = jnp.asarray(np.minimum(rng.geometric(0.3, lanes), 12), jnp.int32)
+    w = jnp.asarray(rng.standard_normal((WIDTH, WIDTH)) / 8.0, jnp.float32)
+    return x, n, w
+
+
+def test_widths(always_packed: None) -> None:
+    x, n, w = arguments(1)
+    linked = linked_of(tail, x[0], n[0], w, varying=(True, True, False))
+    (dear,) = dear_blocks(linked, 64)
+    assert widths_for(linked, dear, 64) == (4, 16, 64)
+    cheap = next(pc for pc in range(linked.halt) if pc != dear)
+    assert widths_for(linked, cheap, 64) == (64,)
+
+
+def test_small_runs_are_not_compiled_twice() -> None:
+    x, n, w = arguments(1)
+    linked = linked_of(tail, x[0], n[0], w, varying=(True, True, False))
+    (dear,) = dear_blocks(linked, 64)
+    assert widths_for(linked, dear, 64) == (64,)
+
+
+@pytest.mark.parametrize("max_steps", [None, 6])
+def test_answers_and_outcomes_are_the_same(always_packed: None, max_steps: int | None) -> None:
+    lanes = 48
+    batch = arguments(lanes)
+    how = {"in_axes": (0, 0, None), "throw": False, "stats": True, "max_steps": max_steps}
+    (packed, i), outcomes, stats = lw.vmap(tail, schedule="sweep", **how)(*batch)
+    (wide, j), expected, full = lw.vmap(tail, schedule="lowest", **how)(*batch)
+    assert i.tolist() == j.tolist()
+    assert outcomes.code.tolist() == expected.code.tolist()
+    assert {int(Outcome.DONE)} < set(outcomes.code.tolist())
+    np.testing.assert_allclose(packed, wide, rtol=1e-4, atol=1e-5)
+    assert int(stats.steps) == int(full.steps)
+    # A run at full width is offered to all lanes, a packed one to fewer.
+    assert float(stats.offered) < float(stats.runs) * lanes
+    assert float(full.offered) == float(full.runs) * lanes
