@@ -13,9 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 Node = int
 ROOT: Node = -3
 
-# The most code copied for one kernel, and of a node that several heads share, in equations and stores.
+# The most code copied for one kernel, in equations and stores: for loops, and of nodes that several heads share.
 MOST_COPIED = 600
-MOST_SHARED = 24
+MOST_SHARED_COPIED = 120
+# A node that several heads share is copied if it is no longer than this.
+MOST_SHARED = 12
 
 
 class Graph:
@@ -113,6 +115,7 @@ class Copies:
         self.origin = {node: node for node in edges}
         self.weight = weight
         self.left = MOST_COPIED
+        self.left_shared = MOST_SHARED_COPIED
 
     def make(self) -> None:
         while self._one_entry_less() or self._one_head_less():
@@ -140,6 +143,7 @@ class Copies:
             self.heads += [entry for entry in entries if entry not in self.heads]
             return True
         others = {entry for entry in entries if entry != keep}
+        self.left -= self.weigh(copied)
         sources = [(p, e) for e in others for p in graph.preds[e] if p not in loop]
         self._copy(copied, sources)
         return True
@@ -177,7 +181,8 @@ class Copies:
             if graph.parent[node] != ROOT or node in self.heads or node in graph.loops:
                 continue
             others = graph.preds[node][1:]
-            if others and self.weigh([node]) <= min(MOST_SHARED, self.left):
+            if others and self.weigh([node]) <= min(MOST_SHARED, self.left_shared):
+                self.left_shared -= self.weigh([node])
                 self._copy([node], [(other, node) for other in others])
                 return True
         return False
@@ -190,7 +195,6 @@ class Copies:
 
     def _copy(self, nodes: Collection[Node], sources: Sequence[tuple[Node, Node]]) -> None:
         """Copy nodes, and lead these edges to the copies."""
-        self.left -= self.weigh(nodes)
         first = 1 + max(self.edges)
         copy = {node: first + i for i, node in enumerate(sorted(nodes))}
         for node, new in copy.items():
