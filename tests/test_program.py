@@ -14,7 +14,9 @@ import pytest
 from jax import lax
 
 import lanewise as lw
-from lanewise.errors import OptionError, ResultTypeError
+from lanewise.errors import OptionError, ResultTypeError, UnsupportedSyntaxError
+from lanewise.frontend.python import convert
+from programs.small import fib
 
 NS = jnp.array([0, 1, 5])
 
@@ -306,3 +308,15 @@ def test_static_arguments_of_a_program_are_declared_once() -> None:
         lw.lift(made, static_argnums=0)
     with pytest.raises(lw.errors.OptionError, match="static_argnames"):
         lw.program(made, static_argnames="n")
+
+
+def test_a_branch_once_half_open_excuses_nothing_later() -> None:
+    assert int(fib(5)) == 5  # its first round knows one side of its branch only
+
+    def raises(n):
+        if n > 0:
+            raise ValueError("told")
+        return n
+
+    with pytest.raises(UnsupportedSyntaxError):
+        jax.eval_shape(convert(raises), 1)

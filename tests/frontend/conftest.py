@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lanewise.frontend.branch import tracing_program
 from lanewise.frontend.python import convert
 
 
@@ -28,6 +29,13 @@ def compare(got: Any, expected: Any) -> None:
             np.testing.assert_allclose(
                 np.asarray(x, np.complex128), np.asarray(y, np.complex128), rtol=1e-5, atol=1e-6
             )
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_program() -> Iterator[None]:
+    """What is converted here is traced as a program's source is: for itself, whatever was traced before."""
+    with tracing_program():
+        yield
 
 
 @pytest.fixture
