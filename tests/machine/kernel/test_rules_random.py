@@ -11,7 +11,7 @@ import pytest
 
 from machine.kernel.cases import EXAMPLES, Case, check
 
-SHAPES = ((), (1,), (5,), (7, 3))
+SHAPES = ((), (7, 3))
 
 
 def _keys(*shape: int) -> jax.Array:
@@ -63,7 +63,7 @@ def test_bits_keys_and_draws(partitionable: bool) -> None:
         keys = _keys(2)
         seeds = {
             kind: np.array([0, 7, -5 if kind[0] == "i" else 200]).astype(kind)
-            for kind in ("int32", "uint8", "int64")
+            for kind in ("uint8", "int64")
         }
         seeds["int64"][1] = 2**40 + 9
         cases = _bits(keys)
