@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
@@ -142,31 +143,57 @@ def _selected(
 
 
 def _written_where_taken(index: Atom, options: Sequence[Atom], eqns: list[JaxprEqn]) -> Atom | None:
-    """An array that one side writes at some places and the other leaves alone: a masked write, not a select."""
-    if len(options) != 2:
+    """An array that each side leaves alone or writes at some places: masked writes one after the other, no select."""
+    old = _before_updates(eqns, options[0])
+    if old is None or any(_before_updates(eqns, option) is not old for option in options):
         return None
-    for side, (old, new) in enumerate((options[::-1], options)):
+    value: Atom = old
+    for side, new in enumerate(options):
         chain = update_chain(eqns, old, new)
-        if not chain:
-            continue
-        taken = _jax.trace(lambda i, side=side: [i.astype(bool) == bool(side)], [index.aval])
-        (mask,) = _inlined(taken.jaxpr, [index], eqns)
-        value = old
-        for eqn in reversed(chain):
-            inputs = [atom for atom in eqn.invars[1:] if isinstance(atom, Var)]
+        if chain:
+            (mask,) = _inlined(_side_taken(index, side, len(options)), [index], eqns)
+            value = _masked(chain, value, mask, eqns)
+    return value
 
-            def masked(here: Any, operand: Any, *given: Any, eqn: JaxprEqn = eqn) -> list[Any]:
-                rest = iter(given)
-                args = [
-                    operand,
-                    *(a.val if isinstance(a, Literal) else next(rest) for a in eqn.invars[1:]),
-                ]
-                return [masked_update(eqn, args, here)]
 
-            traced = _jax.trace(masked, [mask.aval, value.aval, *(atom.aval for atom in inputs)])
-            (value,) = _inlined(traced.jaxpr, [mask, value, *inputs], eqns)
-        return value
+def _before_updates(eqns: Sequence[JaxprEqn], atom: Atom) -> Var | None:
+    """The variable that `atom` is, but for indexed writes."""
+    made_by = {out: eqn for eqn in eqns for out in eqn.outvars}
+    while isinstance(atom, Var):
+        eqn = made_by.get(atom)
+        if eqn is None or eqn.primitive.name not in UPDATES:
+            return atom
+        atom = eqn.invars[0]
     return None
+
+
+def _side_taken(index: Atom, side: int, num_sides: int) -> Any:
+    """Code that tells whether a branch on `index` goes to this side."""
+
+    def taken(i: Any) -> list[Any]:
+        if num_sides == 2:
+            return [i.astype(bool) == bool(side)]
+        return [jnp.clip(i, 0, num_sides - 1) == side]
+
+    return _jax.trace(taken, [index.aval]).jaxpr
+
+
+def _masked(chain: Sequence[JaxprEqn], value: Atom, mask: Atom, eqns: list[JaxprEqn]) -> Atom:
+    """The writes of a chain, done to `value` where the mask holds."""
+    for eqn in reversed(chain):
+        inputs = [atom for atom in eqn.invars[1:] if isinstance(atom, Var)]
+
+        def masked(here: Any, operand: Any, *given: Any, eqn: JaxprEqn = eqn) -> list[Any]:
+            rest = iter(given)
+            args = [
+                operand,
+                *(a.val if isinstance(a, Literal) else next(rest) for a in eqn.invars[1:]),
+            ]
+            return [masked_update(eqn, args, here)]
+
+        traced = _jax.trace(masked, [mask.aval, value.aval, *(atom.aval for atom in inputs)])
+        (value,) = _inlined(traced.jaxpr, [mask, value, *inputs], eqns)
+    return value
 
 
 def _inlined(jaxpr: Any, args: Sequence[Atom], eqns: list[JaxprEqn]) -> list[Atom]:

@@ -15,6 +15,7 @@ block would run, the dear block with the most lanes runs at once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -113,14 +114,26 @@ def sweep(advance: Advance) -> Tick:
                 state = advance.run(state, pc)
                 continue
             place = dear.index(pc)
-            ways = [
-                lambda s, pc=pc, width=width: run_packed(advance, s, pc, width)
-                for width in widths[place]
-            ]
-            state = lax.switch(way[place], [lambda s: s, *ways], state)
+            for which, width in enumerate(widths[place]):
+                run = functools.partial(run_packed, advance, pc=pc, width=width)
+                state = _when(way[place] == 1 + which, run, state)
         return state
 
     return tick
+
+
+def _when(flag: Any, run: Callable[[State], State], state: State) -> State:
+    """`run(state)` if the flag holds.
+
+    On a CPU a loop of at most one turn: XLA lets a loop keep its state in place, and copies what goes through a `cond`
+    untouched. On a GPU a loop reads its flag twice, which costs more than the copies.
+    """
+    if jax.default_backend() != "cpu":
+        return lax.cond(flag, run, lambda s: s, state)
+    _, state = lax.while_loop(
+        lambda carry: carry[0], lambda carry: (jnp.array(False), run(carry[1])), (flag, state)
+    )
+    return state
 
 
 def _sweep_all(advance: Advance, state: State) -> State:
