@@ -34,7 +34,7 @@ def needed(text: str) -> str:
 
 HEADER = r"""
 #ifdef __CUDACC__
-#pragma nv_diag_suppress 177
+#pragma nv_diag_suppress 177, 186, 550
 #define LW_FUNCTION static __device__ __forceinline__
 #define LW_SLOW_FUNCTION static __device__ __noinline__
 #define LW_MEMBER __device__ __forceinline__
