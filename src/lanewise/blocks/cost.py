@@ -7,11 +7,11 @@ unknown length counts as `ASSUMED_TRIPS` iterations.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from lanewise import _jax
-from lanewise._jax import JaxprEqn
+from lanewise._jax import Atom, JaxprEqn, Literal, Var
 
 ASSUMED_TRIPS = 16
 
@@ -21,7 +21,7 @@ INDEXED_OPERATIONS = 40.0
 CALLBACK_OPERATIONS = 1e7
 
 _FREE = frozenset(
-    "reshape squeeze expand_dims broadcast_in_dim copy copy_p stop_gradient optimization_barrier"
+    "reshape squeeze expand_dims broadcast_in_dim slice copy copy_p stop_gradient optimization_barrier"
     " bitcast_convert_type pvary".split()
 )
 _TRANSCENDENTAL = frozenset(
@@ -36,21 +36,29 @@ _CUBIC = frozenset(
 
 @dataclass(frozen=True)
 class Cost:
-    """Scalar operations and bytes written, for one lane; `products` are the operations of matrix products."""
+    """Scalar operations and bytes written, for one lane.
+
+    `products` are those of the operations that belong to matrix products; `shared` are operations beside them whose
+    operands are the same for all lanes, so that all lanes together may do them once.
+    """
 
     operations: float = 0.0
     bytes: float = 0.0
     products: float = 0.0
+    shared: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
             self.operations + other.operations,
             self.bytes + other.bytes,
             self.products + other.products,
+            self.shared + other.shared,
         )
 
     def __mul__(self, times: float) -> Cost:
-        return Cost(self.operations * times, self.bytes * times, self.products * times)
+        return Cost(
+            self.operations * times, self.bytes * times, self.products * times, self.shared * times
+        )
 
     def __str__(self) -> str:
         return f"{self.operations:,.0f} ops, {self.bytes:,.0f} bytes"
@@ -79,6 +87,32 @@ def cost_of(eqns: Iterable[JaxprEqn]) -> Cost:
     total = Cost()
     for eqn in eqns:
         total = total + eqn_cost(eqn)
+    return total
+
+
+def cost_with_shared(eqns: Iterable[JaxprEqn], is_uniform: Callable[[Var], bool]) -> Cost:
+    """The cost of a block's equations when these variables are the same for all lanes at its start.
+
+    A read of a shared array at the lane's own place costs the lane its index: lanes that agree read together.
+    """
+    total = Cost()
+    defined: dict[Var, bool] = {}
+
+    def same(atom: Atom) -> bool:
+        if isinstance(atom, Literal):
+            return True
+        return defined[atom] if atom in defined else is_uniform(atom)
+
+    for eqn in eqns:
+        cost = eqn_cost(eqn)
+        everywhere = all(map(same, eqn.invars)) and not eqn.effects
+        if everywhere:
+            total = total + Cost(shared=cost.operations)
+        elif eqn.primitive.name in ("gather", "dynamic_slice") and same(eqn.invars[0]):
+            total = total + Cost(INDEXED_OPERATIONS / 2, cost.bytes)
+        else:
+            total = total + cost
+        defined.update((var, everywhere) for var in eqn.outvars)
     return total
 
 

@@ -159,7 +159,7 @@ def _one_lane_if_better(
 ) -> Plan | None:
     carriers = [name for name, where in ONE_LANE_CARRIERS.items() if where == platform]
     total = sum(linked.costs, Cost())
-    alone = total.operations
+    alone = total.operations + total.shared
     together = (total.operations - total.products) * TICKED_OPERATION + (
         total.products / PRODUCTS_TOGETHER
     )

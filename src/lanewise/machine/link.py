@@ -13,7 +13,7 @@ from functools import cached_property
 from lanewise._jax import Var
 from lanewise.blocks.analysis import CallStorage, Storage, storage
 from lanewise.blocks.coalesce import coalesce
-from lanewise.blocks.cost import Cost, cost_of
+from lanewise.blocks.cost import Cost, cost_with_shared
 from lanewise.blocks.form import (
     Block,
     BlockProgram,
@@ -54,8 +54,10 @@ class Linked:
 
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
+        uniform = self.storage.uniform
         return tuple(
-            cost_of(item.eqns) if isinstance(item, Block) else Cost() for item in self.order
+            cost_with_shared(item.eqns, uniform.__contains__) if isinstance(item, Block) else Cost()
+            for item in self.order
         )
 
     @cached_property

@@ -163,7 +163,8 @@ def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
 
 def _run_cost(linked: Linked, pc: int, width: int) -> float:
     """What it costs to run a block at a width, in lane operations."""
-    return BLOCK_OPERATIONS + width * linked.costs[pc].operations
+    cost = linked.costs[pc]
+    return BLOCK_OPERATIONS + cost.shared + width * cost.operations
 
 
 SCHEDULES: dict[str, Callable[[Advance], Tick]] = {"lowest": lowest, "most": most, "sweep": sweep}
