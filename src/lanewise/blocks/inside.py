@@ -89,9 +89,25 @@ def _linear_solve(eqn: JaxprEqn) -> Inside:
 
 
 def _one_lane(eqn: JaxprEqn) -> Inside:
+    return Inside(_traced(eqn).jaxpr, tuple(eqn.invars))
+
+
+def _traced(eqn: JaxprEqn) -> _jax.Traced:
     def run(*args: object) -> Sequence[object]:
         out = eqn.primitive.impl(*args, **eqn.params)
         return list(out) if eqn.primitive.multiple_results else [out]
 
-    traced = _jax.trace(run, [atom.aval for atom in eqn.invars])
-    return Inside(traced.jaxpr, tuple(eqn.invars))
+    return _jax.trace(run, [atom.aval for atom in eqn.invars])
+
+
+def implementation(eqn: JaxprEqn) -> _jax.Traced | None:
+    """What a library's own primitive does, in other primitives, if its implementation is JAX code.
+
+    JAX's own primitives are implemented by themselves, and some by code that wants real arrays: None for those.
+    """
+    try:
+        traced = _traced(eqn)
+    except Exception:
+        return None
+    again = any(inner.primitive is eqn.primitive for inner in traced.jaxpr.eqns)
+    return None if again else traced

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn
 from lanewise.blocks.form import Block
-from lanewise.blocks.inside import Expand, inside
+from lanewise.blocks.inside import Expand, implementation, inside
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.emit import emit
 from lanewise.machine.kernel.rules import RULES, Unsupported
@@ -62,7 +62,11 @@ def _in_equations(eqns: Iterable[JaxprEqn], expand: Expand) -> Iterator[Obstacle
     for eqn in eqns:
         name, line = eqn.primitive.name, _jax.user_line(eqn)
         if name not in RULES:
-            yield Obstacle(name, line, "a kernel has no rule for it")
+            traced = implementation(eqn)
+            if traced is None:
+                yield Obstacle(name, line, "a kernel has no rule for it")
+            else:
+                yield from _in_equations(traced.jaxpr.eqns, expand)
             continue
         for atom in (*eqn.invars, *eqn.outvars):
             if not dtypes.held(atom.aval.dtype):

@@ -20,7 +20,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.inside import Expand
+from lanewise.blocks.inside import Expand, implementation
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.layout import Layout
 from lanewise.machine.kernel.rules import RULES, Unsupported
@@ -231,6 +231,13 @@ class Writer:
             if isinstance(atom, Var) and atom in scope.owned:
                 self.scope.owned.add(var)
 
+    def inline_traced(self, traced: _jax.Traced, eqn: JaxprEqn) -> None:
+        """Write traced code in an equation's place; arrays it closes over become tables."""
+        tables = traced.jaxpr.invars[: len(traced.captures)]
+        for var, value in zip(tables, traced.captures, strict=True):
+            self.define(var, self.constant(value, var.aval.dtype, var.aval.shape))
+        self.inline(traced.jaxpr, [*tables, *eqn.invars], eqn.outvars)
+
     def _code(self, scope: Scope, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
         for var, const in zip(jaxpr.constvars, consts, strict=True):
             scope.values[var] = self.constant(const, var.aval.dtype, var.aval.shape)
@@ -251,9 +258,12 @@ class Writer:
     def _write(self, eqn: JaxprEqn) -> None:
         name = eqn.primitive.name
         try:
-            if name not in RULES:
+            if name in RULES:
+                RULES[name](self, eqn)
+            elif (traced := implementation(eqn)) is not None:
+                self.inline_traced(traced, eqn)
+            else:
                 raise Unsupported("a kernel has no rule for it")
-            RULES[name](self, eqn)
         except Unsupported as refusal:
             if refusal.operation:
                 raise

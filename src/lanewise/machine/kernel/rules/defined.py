@@ -145,7 +145,4 @@ def by_our_definition(w: Writer, eqn: JaxprEqn) -> None:
         lambda *args: jax.tree.leaves(define(*args, **eqn.params)),
         [atom.aval for atom in eqn.invars],
     )
-    tables = traced.jaxpr.invars[: len(traced.captures)]
-    for var, value in zip(tables, traced.captures, strict=True):
-        w.define(var, w.constant(value, var.aval.dtype, var.aval.shape))
-    w.inline(traced.jaxpr, [*tables, *eqn.invars], eqn.outvars)
+    w.inline_traced(traced, eqn)
