@@ -103,8 +103,12 @@ def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Traced:
 
     Values of enclosing traces that `fun` closes over become `captures`.
     """
-    structs = [shape_dtype_struct(aval) for aval in avals]
-    closed = jax.make_jaxpr(lambda *args: list(fun(*args)))(*structs)
+    return trace_at(fun, [shape_dtype_struct(aval) for aval in avals])
+
+
+def trace_at(fun: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Traced:
+    """The same at the types of values, shardings included where they are part of types."""
+    closed = jax.make_jaxpr(lambda *args: list(fun(*args)))(*values)
     return Traced(flat_jaxpr(cast(ClosedJaxpr, closed)), tuple(closed.consts))
 
 
@@ -202,6 +206,19 @@ def convert_to_aval(value: Any, aval: ShapedArray) -> Any:
 def jit_disabled() -> bool:
     """Whether this is inside `jax.disable_jit()`."""
     return bool(_config.disable_jit.value)
+
+
+def outside_traces() -> bool:
+    """Whether an operation would run at once, not be traced or transformed."""
+    return _core.trace_ctx.is_top_level() and not jit_disabled()
+
+
+def default_platform() -> str:
+    """Where arrays are put that are on no device yet."""
+    device = _config.default_device.value
+    if device is None:
+        return jax.default_backend()
+    return device if isinstance(device, str) else device.platform
 
 
 def current_trace() -> Any:
@@ -459,7 +476,7 @@ def _lower_call(
     results = mlir.lower_fun(jax.jit(fun, keep_unused=True), multiple_results=True)(ctx, *args)
     if results:
         first = results[0][0] if isinstance(results[0], list | tuple) else results[0]
-        strings = {name: mlir.ir.StringAttr.get(value) for name, value in attributes.items()}
+        strings: dict[str, Any] = {name: mlir.ir.StringAttr.get(value) for name, value in attributes.items()}
         first.owner.attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get(strings)
     return results
 

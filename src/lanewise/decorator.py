@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from lanewise.errors import OptionError, TransformError
 from lanewise.options import Options
 from lanewise.outcomes import Outcomes, Stats
 from lanewise.program import program_p, throw_p
+from lanewise.replay import Replays
 from lanewise.signature import DYNAMIC, CallStatics, Signature
 from lanewise.staging import Entry, Source, Staged, call_in_progress, stage
 
@@ -46,6 +47,7 @@ class ProgramFunction:
             getattr(fun, "func", None), "__name__", type(fun).__name__
         )
         self._source = Source(self.__name__, fun, from_source)
+        self._replays: dict[Hashable, Replays] = {}
 
     def __repr__(self) -> str:
         return f"<lanewise program {getattr(self.python, '__qualname__', self.python)!r}>"
@@ -61,8 +63,21 @@ class ProgramFunction:
         return twin
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _jax.outside_traces():
+            return self.replays(self._traced)(args, kwargs)
         if _jax.jit_disabled():
             return self.python(*args, **kwargs)
+        return self._traced(*args, **kwargs)
+
+    def replays(self, fun: Callable[..., Any], how: Hashable = None) -> Replays:
+        """Calls of `fun`, which is this program transformed in the way that `how` tells, kept with the program."""
+        key = (self.options, how)
+        found = self._replays.get(key)
+        if found is None:
+            found = self._replays[key] = Replays(fun, self._signature)
+        return found
+
+    def _traced(self, *args: Any, **kwargs: Any) -> Any:
         staged, operands = self._stage(args, kwargs)
         if isinstance(staged, Entry):
             return call_in_progress(staged, operands)

@@ -77,7 +77,7 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
     ...         n = n // 2
     ...         count += 1
     ...     return count
-    >>> found = lw.inspect(halvings, jnp.arange(8))
+    >>> found = lw.inspect(halvings.with_options(carrier="ticks"), jnp.arange(8))
     >>> print(found.plan.schedule, "by", found.plan.carrier)
     plain by ticks
     >>> "while" in found.program.text

@@ -130,6 +130,7 @@ def _which(failed: np.ndarray) -> str:
 
 def raise_if_failed(code: Any, site: Any, sites: Sequence[Site], name: str) -> None:
     """Raise `LaneError` naming the lanes, if any lane did not end well."""
-    code, site = np.asarray(code), np.asarray(site)
+    code = np.asarray(code)
     if np.any(code != int(Outcome.DONE)):
+        site = np.asarray(site)
         raise LaneError(describe(code, site, sites, name), Outcomes(code, site, tuple(sites)))

@@ -7,7 +7,7 @@ static fields) and the arguments declared static are part of the signature, as `
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,17 +60,22 @@ def _unwrap(leaf: Any) -> Any:
     return leaf.value if isinstance(leaf, _Identity | _Declared) else leaf
 
 
+# As tuples, not as unions: a union is made anew each time it is written down, and this is asked of every leaf.
+_NUMPY = (np.ndarray, np.generic)
+_SCALARS = (bool, int, float, complex)
+
+
 def is_array_like(leaf: Any) -> bool:
     """Whether a leaf is traced.
 
     >>> is_array_like(1.5), is_array_like("relu")
     (True, False)
     """
-    if isinstance(leaf, np.ndarray | np.generic):
+    if isinstance(leaf, jax.Array):
+        return True
+    if isinstance(leaf, _NUMPY):
         return leaf.dtype.kind in "biufcV" and leaf.dtype.names is None
-    return isinstance(leaf, jax.Array | bool | int | float | complex) or hasattr(
-        leaf, "__jax_array__"
-    )
+    return isinstance(leaf, _SCALARS) or hasattr(leaf, "__jax_array__")
 
 
 def split_leaves(value: Any) -> tuple[list[Any], StaticLeaves, Any]:
@@ -80,13 +85,23 @@ def split_leaves(value: Any) -> tuple[list[Any], StaticLeaves, Any]:
     ([1.0], StaticLeaves(leaves=('sum', *)))
     """
     leaves, tree = jax.tree.flatten(value)
-    dynamic = [leaf for leaf in leaves if is_array_like(leaf)]
     static = tuple(DYNAMIC if is_array_like(leaf) else _hashable(leaf) for leaf in leaves)
+    dynamic = [leaf for leaf, kept in zip(leaves, static, strict=True) if kept is DYNAMIC]
     return dynamic, StaticLeaves(static), tree
 
 
 def join_leaves(dynamic: Sequence[Any], static: StaticLeaves, tree: Any) -> Any:
     return jax.tree.unflatten(tree, static.join(dynamic))
+
+
+def hashable(value: Any) -> Hashable:
+    """A pytree of settings as something that can be looked up.
+
+    >>> hashable([0, None]) == hashable([0, None]), hashable([0, None]) == hashable((0, None))
+    (True, False)
+    """
+    leaves, tree = jax.tree.flatten(value, is_leaf=lambda leaf: leaf is None)
+    return tuple(map(_hashable, leaves)), tree
 
 
 def _hashable(leaf: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 
 from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import OptionError
+from lanewise.signature import hashable
 
 
 def vmap(
@@ -23,7 +25,8 @@ def vmap(
 ) -> Callable[..., Any]:
     """Run a program for a whole batch; a plain function is lifted first.
 
-    Axes are those of `jax.vmap`. Options:
+    Axes are those of `jax.vmap`. Called outside `jit`, it goes through the function once for each signature and keeps
+    what it found, as `jax.jit` does; a program under `jax.vmap` is gone through by JAX at each call. Options:
 
     * `schedule`: which block runs next: "auto", "sweep", "most", "lowest", "local" (outside `jit`), or "plain" for
       `jax.vmap`'s own batching.
@@ -54,11 +57,18 @@ def vmap(
     chosen = program.options
     extra = ([] if chosen.throw else [0]) + ([None] if chosen.stats else [])
     outs = (out_axes, *extra) if extra else out_axes
-    return jax.vmap(
-        program,
-        in_axes=in_axes,
-        out_axes=outs,
-        axis_size=axis_size,
-        axis_name=axis_name,
-        spmd_axis_name=spmd_axis_name,
-    )
+    axes: dict[str, Any] = {
+        "in_axes": in_axes,
+        "out_axes": outs,
+        "axis_size": axis_size,
+        "axis_name": axis_name,
+        "spmd_axis_name": spmd_axis_name,
+    }
+    batched = jax.vmap(program, **axes)
+    replays = program.replays(batched, hashable(axes))
+
+    @functools.wraps(batched)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replays(args, kwargs)
+
+    return call

@@ -116,25 +116,36 @@ def execute_on_host(
     *operands: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
 ) -> list[Any]:
     """The same outside `jit`, where stacks grow as far as `max_depth` allows."""
+    return _on_host(program, lanes, mapped, options, _platform(operands))(operands)
+
+
+@functools.lru_cache(maxsize=512)
+def _on_host(
+    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, platform: str
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """What runs the program outside `jit` on a platform."""
     if math.prod(lanes) == 0:
-        return _empty(program, lanes, options)
-    platform = _platform(operands)
+        return lambda operands: _empty(program, lanes, options)
     chosen = plan(program, lanes, mapped, options, platform)
     if chosen.schedule == "local":
-        flat, flags = _lanes_first(operands, lanes, mapped)
-        ran = run_local(chosen.linked, flat, flags, math.prod(lanes), options)
-        return _shaped(ran, program, lanes, mapped, options)
-    compiled = _compiled(program, lanes, mapped, options, platform)
-    if isinstance(compiled, _Whole):
-        return compiled.run(*operands)
-    return compiled.run_growing(operands)
+
+        def run(operands: Sequence[Any]) -> list[Any]:
+            flat, flags = _lanes_first(operands, lanes, mapped)
+            ran = run_local(chosen.linked, flat, flags, math.prod(lanes), options)
+            return _shaped(ran, program, lanes, mapped, options)
+
+        return run
+    return _compiled(program, lanes, mapped, options, platform, chosen).run_growing
 
 
 class _Whole:
-    """A program compiled in one piece."""
+    """A program compiled in one piece, which has no stacks to grow."""
 
     def __init__(self, run: Callable[..., list[Any]]) -> None:
         self.run = jax.jit(run)
+
+    def run_growing(self, operands: Sequence[Any]) -> list[Any]:
+        return self.run(*operands)
 
 
 class _Growing:
@@ -190,11 +201,14 @@ class _Rerun:
             self.capacity = min(self.capacity * GROWTH, self.most)
 
 
-@functools.lru_cache(maxsize=512)
 def _compiled(
-    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, platform: str
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    platform: str,
+    chosen: Plan,
 ) -> _Whole | _Growing | _Rerun:
-    chosen = plan(program, lanes, mapped, options, platform)
     if chosen.carrier in ONE_LANE_CARRIERS:
         one_by_one = functools.partial(
             _one_by_one,
@@ -283,7 +297,7 @@ def _platform(operands: Sequence[Any]) -> str:
     for value in operands:
         if isinstance(value, jax.Array):
             return next(iter(value.devices())).platform
-    return jax.default_backend()
+    return _jax.default_platform()
 
 
 def _one_by_one(
