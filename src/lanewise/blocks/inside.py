@@ -109,5 +109,12 @@ def implementation(eqn: JaxprEqn) -> _jax.Traced | None:
         traced = _traced(eqn)
     except Exception:
         return None
-    again = any(inner.primitive is eqn.primitive for inner in traced.jaxpr.eqns)
-    return None if again else traced
+    return None if _holds(traced.jaxpr, eqn.primitive) else traced
+
+
+def _holds(jaxpr: Jaxpr, primitive: _jax.Primitive) -> bool:
+    return any(
+        eqn.primitive is primitive
+        or any(_holds(inner, primitive) for inner in _jax.subjaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )

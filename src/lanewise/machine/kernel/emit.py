@@ -179,18 +179,37 @@ class _Emitter:
         )
 
     def _lanes(self, results: Sequence[Var]) -> None:
-        """The loop over examples around the program; in a program of several heads it is the loop that dispatches."""
+        """The loop over examples, around the program or one with its dispatch.
+
+        Threads that run in step wait for each other where a loop ends. With the dispatch in the loop over examples, a
+        thread that has ended takes a new example at the next pause of the others. A recursion dispatches at every call
+        and return: a new example among old ones would have its threads at ever more places, each of which runs by
+        itself, so there the dispatch keeps to one example.
+        """
+        if self.linked.has_calls or len(self.structure.heads) == 1:
+            self._program_in_examples(results)
+        else:
+            self._examples_in_dispatch(results)
+
+    def _program_in_examples(self, results: Sequence[Var]) -> None:
         w, found = self.writer, self.structure
-        if len(found.heads) == 1:
-            header = "for (long long example = lane; example < examples; example = lanes + LW_NEXT(next))"
-            with w.block(header):
-                self.bodies.declare()
-                self.bodies.load()
+        header = "for (long long example = lane; example < examples; example = lanes + LW_NEXT(next))"
+        with w.block(header):
+            self.bodies.declare()
+            self.bodies.load()
+            if len(found.heads) == 1:
                 with w.block():
                     self._code(found.code[found.heads[0]])
-                w.line("finished: ;")
-                self._answers(results)
-            return
+            else:
+                w.line(f"int32 pc = {self._entry()};")
+                with w.block("for (;;)"):
+                    self._cases()
+                    w.line("dispatch: ;")
+            w.line("finished: ;")
+            self._answers(results)
+
+    def _examples_in_dispatch(self, results: Sequence[Var]) -> None:
+        w = self.writer
         self.bodies.declare()
         w.line("long long example = lane;")
         w.line("int32 pc = -1;")
@@ -198,18 +217,25 @@ class _Emitter:
             with w.block("if (pc < 0)"):
                 w.line("if (example >= examples) return;")
                 self.bodies.load()
-                w.line(f"pc = {self.linked.pc_of[self.linked.program.entry_function.entry]};")
-            with w.block("switch (pc)"):
-                for head in found.heads:
-                    with w.block(f"case {head}:"):
-                        self._code(found.code[head])
-                        if not leaves(found.code[head]):
-                            w.line("continue;")
+                w.line(f"pc = {self._entry()};")
+            self._cases()
             w.line("finished: ;")
             self._answers(results)
             w.line("example = lanes + LW_NEXT(next);")
             w.line("pc = -1;")
             w.line("dispatch: ;")
+
+    def _entry(self) -> int:
+        return self.linked.pc_of[self.linked.program.entry_function.entry]
+
+    def _cases(self) -> None:
+        w, found = self.writer, self.structure
+        with w.block("switch (pc)"):
+            for head in found.heads:
+                with w.block(f"case {head}:"):
+                    self._code(found.code[head])
+                    if not leaves(found.code[head]):
+                        w.line("continue;")
 
     def _code(self, code: Code) -> None:
         w = self.writer
