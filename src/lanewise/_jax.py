@@ -1,4 +1,8 @@
-"""The only file that touches `jax.extend` or JAX internals; what differs between 0.10 and 0.12 is here."""
+"""The only file that touches JAX internals; what differs between 0.10 and 0.12 is here.
+
+What `jax.extend.core` offers is taken from where it takes it: importing `jax.extend` imports Pallas, which costs as
+much as a third of Lanewise.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
-import jax.extend.core as jex
-import jax.extend.core.primitives as primitives
 import jax.interpreters.ad as ad
 import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     class JaxprEqn:
         invars: list[Var | Literal]
         outvars: list[Var]
-        primitive: jex.Primitive
+        primitive: _core.Primitive
         params: dict[str, Any]
         effects: Set[Any]
         source_info: Any
@@ -63,18 +65,19 @@ if TYPE_CHECKING:
         jaxpr: Jaxpr
         consts: list[Any]
 else:
-    Jaxpr = jex.Jaxpr
-    ClosedJaxpr = jex.ClosedJaxpr
-    JaxprEqn = jex.JaxprEqn
-    Var = jex.Var
-    Literal = jex.Literal
-    DropVar = jex.DropVar
+    Jaxpr = _core.Jaxpr
+    ClosedJaxpr = getattr(_core, "ClosedJaxpr", _core.Jaxpr)  # 0.12 has one class for both
+    JaxprEqn = _core.JaxprEqn
+    Var = _core.Var
+    Literal = _core.Literal
+    DropVar = _core.DropVar
 
 Atom = Var | Literal
-Primitive = jex.Primitive
+Primitive = _core.Primitive
 Effect = _effects.Effect
 
-no_effects = jex.no_effects
+no_effects = _core.no_effects
+select_n_p = jax.lax.select_n_p
 
 # To JAX too, the line that made an equation is the user's, not one of ours.
 _source_info_util.register_exclusion(os.path.dirname(__file__))
@@ -155,7 +158,7 @@ def new_var(aval: ShapedArray) -> Var:
 def new_eqn(
     invars: Sequence[Atom], outvars: Sequence[Var], primitive: Primitive, params: dict[str, Any]
 ) -> JaxprEqn:
-    eqn = jex.new_jaxpr_eqn(
+    eqn = _core.new_jaxpr_eqn(
         list(invars),
         list(outvars),
         primitive,
@@ -179,7 +182,7 @@ def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> ClosedJaxpr:
 
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """The jaxprs an equation holds in its parameters."""
-    yield from cast(Iterator[Jaxpr], jex.jaxprs_in_params(eqn.params))
+    yield from cast(Iterator[Jaxpr], _core.jaxprs_in_params(eqn.params))
 
 
 def user_line(eqn: JaxprEqn) -> str:
@@ -476,7 +479,9 @@ def _lower_call(
     results = mlir.lower_fun(jax.jit(fun, keep_unused=True), multiple_results=True)(ctx, *args)
     if results:
         first = results[0][0] if isinstance(results[0], list | tuple) else results[0]
-        strings: dict[str, Any] = {name: mlir.ir.StringAttr.get(value) for name, value in attributes.items()}
+        strings: dict[str, Any] = {
+            name: mlir.ir.StringAttr.get(value) for name, value in attributes.items()
+        }
         first.owner.attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get(strings)
     return results
 

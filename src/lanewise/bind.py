@@ -25,7 +25,6 @@ from jax.experimental import io_callback
 
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
-from lanewise.diff.jvp import jvp_program
 from lanewise.errors import TransformError
 from lanewise.machine.execute import Mapped, answer_axes, execute, execute_on_host
 from lanewise.options import Options
@@ -101,6 +100,9 @@ def _jvp_program(
     mapped: Mapped,
     options: Options,
 ) -> tuple[list[Any], list[Any]]:
+    # Imported where it is used, as most who import Lanewise do not differentiate.
+    from lanewise.diff.jvp import jvp_program
+
     nonzero = tuple(type(t) is not ad.Zero for t in tangents)
     derived = jvp_program(program, nonzero)
     given = [t for t, flag in zip(tangents, nonzero, strict=True) if flag]

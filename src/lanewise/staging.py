@@ -22,8 +22,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from lanewise import _jax, promotion
-from lanewise.errors import ProgramError, ResultTypeError, ResultUnknown
-from lanewise.frontend import python as python_frontend
+from lanewise.errors import Location, ProgramError, ResultTypeError, ResultUnknown
 from lanewise.frontend.branch import tracing_program
 from lanewise.program import Function, Program, call_p
 from lanewise.signature import CallStatics, StaticLeaves, split_leaves
@@ -90,7 +89,18 @@ class Source:
 
     @functools.cached_property
     def traceable(self) -> Callable[..., Any]:
-        return python_frontend.convert(self.python) if self.from_source else self.python
+        if not self.from_source:
+            return self.python
+        # Imported where it is used: whoever lifts functions does not need it.
+        from lanewise.frontend.python import convert
+
+        return convert(self.python)
+
+    @property
+    def location(self) -> Location | None:
+        from lanewise.frontend.python import location_of
+
+        return location_of(self.python)
 
 
 @dataclass(eq=False)
@@ -190,7 +200,7 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
                 raise ResultTypeError(
                     f"the result type of `{entry.name}` cannot be inferred: every path through it recurses."
                     " Add a branch that returns without calling itself.",
-                    python_frontend.location_of(source.python),
+                    source.location,
                 ) from None
             inner_keys = [k for k in _build.entries if k not in known_before]
             settled = entry.result == result
@@ -207,7 +217,7 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
             raise ResultTypeError(
                 f"the result type of `{entry.name}` never settles: after {MAX_ROUNDS} rounds it still changes"
                 f" ({entry.result}). Convert the result to one type.",
-                python_frontend.location_of(source.python),
+                source.location,
             )
         if entry.lowest_called < depth:
             # Part of an outer recursion: stays in that one's table.

@@ -273,4 +273,4 @@ def _tested_once(
 
 
 def _select(index: Atom, options: Sequence[Atom], out: Var) -> JaxprEqn:
-    return _jax.new_eqn([index, *options], [out], _jax.primitives.select_n_p, {})
+    return _jax.new_eqn([index, *options], [out], _jax.select_n_p, {})

@@ -22,10 +22,7 @@ from lanewise.blocks.form import BlockProgram
 from lanewise.blocks.inside import Expand, looks_at_batch
 from lanewise.blocks.simplify import simplify
 from lanewise.errors import OptionError, TransformError
-from lanewise.machine.kernel import device
-from lanewise.machine.kernel.carry import kernel_for
 from lanewise.machine.link import Linked, link
-from lanewise.machine.native import native_path
 from lanewise.machine.schedule import dear_blocks
 from lanewise.options import Options
 from lanewise.program import Program, program_p
@@ -135,9 +132,15 @@ def _one_lane(
     return Plan(None, "one lane", carrier, why, _PATHS[carrier](program, varying, options, expand))
 
 
+# Carriers are imported when a program is first carried by them: together they are a third of all of Lanewise.
+
+
 def _cuda_path(
     program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
 ) -> str:
+    from lanewise.machine.kernel import device
+    from lanewise.machine.kernel.carry import kernel_for
+
     if not device.available():
         raise OptionError(
             'carrier="kernel" needs an NVIDIA GPU and NVIDIA\'s cuda-bindings (lanewise[cuda]).'
@@ -146,7 +149,15 @@ def _cuda_path(
     return "NVRTC"
 
 
-_PATHS = {"native": native_path, "kernel": _cuda_path}
+def _host_path(
+    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
+) -> str:
+    from lanewise.machine.native import native_path
+
+    return native_path(program, varying, options, expand)
+
+
+_PATHS = {"native": _host_path, "kernel": _cuda_path}
 
 
 def _one_lane_if_better(

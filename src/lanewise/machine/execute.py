@@ -23,11 +23,8 @@ from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import OptionError, Outcome
 from lanewise.machine.choose import ONE_LANE_CARRIERS, Plan, can_be_plain, plan_for
-from lanewise.machine.kernel import device
-from lanewise.machine.kernel.carry import run_kernel
 from lanewise.machine.link import Linked
 from lanewise.machine.local import run_local
-from lanewise.machine.native import run_native
 from lanewise.machine.refill import Refill, flow_grown, num_dear
 from lanewise.machine.state import State, grown, initial_state, storage_struct
 from lanewise.machine.ticks import answers, run_ticks, statistics
@@ -312,9 +309,15 @@ def _one_by_one(
     """Each lane by itself; gives whether a stack was full as well."""
     flat, flags = _lanes_first(operands, lanes, mapped)
     width = math.prod(lanes)
+    # Imported here as in choose.py: only what carries the program.
     if chosen.carrier == "native":
+        from lanewise.machine.native import run_native
+
         ran = run_native(program, flat, flags, width, options, expand, chosen.path, capacity)
     else:
+        from lanewise.machine.kernel import device
+        from lanewise.machine.kernel.carry import run_kernel
+
         on_gpu = functools.partial(device.call, lanes=options.lanes)
         ran = run_kernel(program, flat, flags, width, options, expand, capacity, on_gpu)
     full = (ran[1] == int(Outcome.STACK_OVERFLOW)).any()

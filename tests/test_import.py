@@ -1,0 +1,33 @@
+"""What importing Lanewise brings in: only what every use of it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# What it costs is told by benchmarks/overhead.py; these are what made it dear, each needed by some uses only.
+DEAR = (
+    "jax.extend",
+    "jax._src.pallas",
+    "equinox",
+    "jaxtyping",
+    "lanewise.frontend.python",
+    "lanewise.diff.jvp",
+    "lanewise.machine.native",
+    "lanewise.machine.kernel.emit",
+)
+
+
+@pytest.fixture(scope="module")
+def imported() -> set[str]:
+    code = "import jax, sys; before = set(sys.modules); import lanewise; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", DEAR)
+def test_dear_modules_are_imported_by_who_uses_them(name: str, imported: set[str]) -> None:
+    assert "lanewise.transform" in imported
+    assert name not in imported
