@@ -1,4 +1,4 @@
-"""Dear blocks for few lanes run packed into a narrow machine; nothing but the work changes."""
+"""Dear blocks run for the lanes that are there, tile by tile; nothing but the work changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import lanewise as lw
 from lanewise.errors import Outcome
 from lanewise.machine import compact
-from lanewise.machine.compact import widths_for
+from lanewise.machine.compact import tile_width
 from lanewise.machine.schedule import dear_blocks
 from seeing import linked_of
 
@@ -29,9 +29,9 @@ def tail(x, n, w):
 
 @pytest.fixture
 def always_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of any size are worth packing."""
-    monkeypatch.setattr(compact, "COMPACTED_OPERATIONS", 0.0)
-    monkeypatch.setattr(compact, "FEWEST_LANES", 2)
+    """Tiles of any size are worth it."""
+    monkeypatch.setattr(compact, "TILE_OPERATIONS", {"cpu": 0.0, "gpu": 0.0})
+    monkeypatch.setattr(compact, "FEWEST_LANES", 4)
 
 
 def arguments(lanes: int) -> tuple:
@@ -42,20 +42,19 @@ def arguments(lanes: int) -> tuple:
     return x, n, w
 
 
-def test_widths(always_packed: None) -> None:
+def test_which_blocks_are_cut_into_tiles(always_packed: None) -> None:
     x, n, w = arguments(1)
     linked = linked_of(tail, x[0], n[0], w, varying=(True, True, False))
     (dear,) = dear_blocks(linked, 64)
-    assert widths_for(linked, dear, 64) == (4, 16, 64)
-    cheap = next(pc for pc in range(linked.halt) if pc != dear)
-    assert widths_for(linked, cheap, 64) == (64,)
+    assert tile_width(linked, dear, 64) == 4
+    assert tile_width(linked, dear, 8) is None
 
 
-def test_small_runs_are_not_compiled_twice() -> None:
+def test_small_blocks_run_at_full_width() -> None:
     x, n, w = arguments(1)
     linked = linked_of(tail, x[0], n[0], w, varying=(True, True, False))
     (dear,) = dear_blocks(linked, 64)
-    assert widths_for(linked, dear, 64) == (64,)
+    assert tile_width(linked, dear, 64) is None
 
 
 @pytest.mark.parametrize("max_steps", [None, 6])
@@ -70,6 +69,6 @@ def test_answers_and_outcomes_are_the_same(always_packed: None, max_steps: int |
     assert {int(Outcome.DONE)} < set(outcomes.code.tolist())
     np.testing.assert_allclose(packed, wide, rtol=1e-4, atol=1e-5)
     assert int(stats.steps) == int(full.steps)
-    # A run at full width is offered to all lanes, a packed one to fewer.
+    # A run at full width is offered to all lanes, a tile to its own.
     assert float(stats.offered) < float(stats.runs) * lanes
     assert float(full.offered) == float(full.runs) * lanes

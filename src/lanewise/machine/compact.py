@@ -1,7 +1,9 @@
-"""Dear blocks for few lanes: the lanes that are at the block are packed into a narrow machine, run, and put back.
+"""Dear blocks for the lanes that are there: packed into tiles of a fixed width, run tile by tile, and put back.
 
-A block costs the same for one lane as for all when it runs at full width. When few lanes wait for it, taking what it
-reads out of their rows and putting what it writes back costs less than running it for the others too.
+A block costs the same for one lane as for all when it runs at full width. Taking what it reads out of the rows of the
+lanes that are at it, and putting what it writes back, costs less than running it for the others too; and a loop over
+as many tiles as there are lanes for is compiled once, whatever their number. No lanes, no turns: the loop is the guard
+as well.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 
 from lanewise._jax import Var
 from lanewise.blocks.analysis import writes_in_order
@@ -19,30 +23,29 @@ from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
 from lanewise.machine.state import State
 
-# A narrow machine has this many times fewer lanes than the next wider one, and never fewer than the least.
-NARROWING = 4
 FEWEST_LANES = 16
-MOST_WIDTHS = 3
-# Every width is compiled, so a run for all lanes must cost enough for that to pay: a millisecond or so.
-COMPACTED_OPERATIONS = 5e7
-# What an element costs to take out of a row or put back, in operations.
-MOVE_OPERATIONS = 8.0
+# What an element costs to take out of a row and put back, in operations.
+MOVE_OPERATIONS = 32.0
+# What a tile must be worth, in lane operations: many times what it costs to start one.
+TILE_OPERATIONS = {"cpu": 5e6, "gpu": 1e9}
+# A block is cut into tiles if that leaves at least this many for all lanes.
+FEWEST_TILES = 4
 
 
-def widths_for(linked: Linked, pc: int, lanes: int) -> tuple[int, ...]:
-    """The widths a block is worth compiling for, narrowest first; the last is all lanes."""
+def tile_width(linked: Linked, pc: int, lanes: int) -> int | None:
+    """How many lanes a tile of this block has; None where it is better run at full width."""
     block = linked.order[pc]
     if not isinstance(block, Block) or not _can_be_packed(linked, block):
-        return (lanes,)
+        return None
     operations = linked.costs[pc].operations
     moved = sum(math.prod(var.aval.shape) for var in _touched(linked, block))
-    if (
-        operations < NARROWING * MOVE_OPERATIONS * moved
-        or lanes * operations < COMPACTED_OPERATIONS
-    ):
-        return (lanes,)
-    widths = [lanes // NARROWING**i for i in range(MOST_WIDTHS)]
-    return tuple(width for width in reversed(widths) if width >= FEWEST_LANES) or (lanes,)
+    if operations < MOVE_OPERATIONS * moved:
+        return None
+    worth = TILE_OPERATIONS.get(jax.default_backend(), TILE_OPERATIONS["gpu"])
+    width = FEWEST_LANES
+    while width * operations < worth:
+        width *= 2
+    return width if width * FEWEST_TILES <= lanes else None
 
 
 def _can_be_packed(linked: Linked, block: Block) -> bool:
@@ -63,23 +66,40 @@ def _touched(linked: Linked, block: Block) -> set[Var]:
     return (set(reads(block)) & set(linked.registers)) | _written(linked, block)
 
 
-def run_packed(advance: Advance, state: State, pc: int, width: int) -> State:
-    """`advance.run(state, pc)` when no more than `width` lanes are at the block."""
-    if width == advance.lanes:
-        return advance.run(state, pc)
+def run_tiles(advance: Advance, state: State, pc: int, width: int, run: Any) -> State:
+    """`advance.run(state, pc)` if `run` holds, tile by tile."""
+    lanes = advance.lanes
+    here = (state.pc == pc) & run
+    count = here.sum(dtype=jnp.int32)
+    # The lanes that are here, in front; a multiple of the width, so that the last tile lies inside.
+    room = -(-lanes // width) * width
+    (order,) = jnp.nonzero(here, size=room, fill_value=lanes)
+    narrow = Advance(advance.linked, width, max_steps=advance.max_steps, counting=advance.counting)
+
+    def turn(carry: tuple[Any, State]) -> tuple[Any, State]:
+        start, state = carry
+        tile = lax.dynamic_slice_in_dim(order, start, width)
+        return start + width, _run_tile(advance, narrow, state, pc, tile)
+
+    return lax.while_loop(lambda carry: carry[0] < count, turn, (jnp.int32(0), state))[1]
+
+
+def _run_tile(advance: Advance, narrow: Advance, state: State, pc: int, tile: Any) -> State:
+    """Advance the lanes of a tile; a lane out of range is nobody."""
     linked = advance.linked
     block = linked.order[pc]
     assert isinstance(block, Block)
-    (lanes,) = jnp.nonzero(state.pc == pc, size=width, fill_value=advance.lanes)
     touched, written = _touched(linked, block), _written(linked, block)
 
     def taken(array: Any) -> Any:
-        return array.at[lanes].get(mode="clip")
+        return array.at[tile].get(mode="clip")
 
-    narrow = Advance(linked, width, max_steps=advance.max_steps, counting=advance.counting)
+    def put(array: Any, rows: Any) -> Any:
+        return array.at[tile].set(rows, mode="drop", unique_indices=True)
+
     before = replace(
         state,
-        pc=jnp.where(lanes < advance.lanes, pc, linked.halt),
+        pc=jnp.where(tile < advance.lanes, pc, linked.halt),
         registers=tuple(
             taken(array) if var in touched else array
             for var, array in zip(linked.registers, state.registers, strict=True)
@@ -90,10 +110,6 @@ def run_packed(advance: Advance, state: State, pc: int, width: int) -> State:
         depth=taken(state.depth),
     )
     after = narrow.run(before, pc)
-
-    def put(array: Any, rows: Any) -> Any:
-        return array.at[lanes].set(rows, mode="drop", unique_indices=True)
-
     return replace(
         after,
         pc=put(state.pc, after.pc),

@@ -35,7 +35,7 @@ from lanewise._jax import Var
 from lanewise.errors import Outcome
 from lanewise.machine.advance import select
 from lanewise.machine.link import Linked
-from lanewise.machine.schedule import BLOCK_OPERATIONS, dear_blocks, swept_blocks
+from lanewise.machine.schedule import block_operations, dear_blocks, swept_blocks
 from lanewise.machine.state import (
     State,
     grown,
@@ -313,12 +313,12 @@ def refill_ticks(linked: Linked, lanes: int, schedule: str) -> float:
     swept = [linked.costs[pc].operations for pc in swept_blocks(linked)] or [0.0]
     blocks_a_tick = len(swept) if schedule == "sweep" else 1
     operations = sum(swept) * blocks_a_tick / len(swept)
-    tick = blocks_a_tick * BLOCK_OPERATIONS + lanes * operations
+    tick = blocks_a_tick * block_operations() + lanes * operations
     moved = [*result_registers(linked), *linked.program.inputs]
     elements = sum(math.prod(storage_struct(var).shape) for var in moved)
     entry = linked.pc_of[linked.program.entry_function.entry]
     once = linked.costs[entry].operations + MOVE_OPERATIONS * elements
-    return (BLOCK_OPERATIONS + lanes * once) / tick
+    return (block_operations() + lanes * once) / tick
 
 
 def _lanes_of(state: State, lanes: Any) -> State:

@@ -26,7 +26,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise.blocks.cost import holds_while
 from lanewise.machine.advance import Advance
-from lanewise.machine.compact import run_packed, widths_for
+from lanewise.machine.compact import run_tiles, tile_width
 from lanewise.machine.link import Linked
 from lanewise.machine.state import State, running
 
@@ -36,7 +36,7 @@ Tick = Callable[[State], State]
 # the time the host takes to read a predicate.
 GUARD_OPERATIONS = {"cpu": 20_000, "gpu": 20_000_000}
 # The fixed cost of any block, in the same unit.
-BLOCK_OPERATIONS = 2_000
+BLOCK_OPERATIONS = {"cpu": 2_000, "gpu": 100_000_000}
 
 
 def lowest(advance: Advance) -> Tick:
@@ -78,45 +78,37 @@ def sweep(advance: Advance) -> Tick:
     if not dear:
         return lambda state: _sweep_all(advance, state)
     places = jnp.asarray(dear, jnp.int32)
-    # Each dear block at each of its widths, narrowest first; a block of fewer widths has the last again.
-    widths = [widths_for(linked, pc, lanes) for pc in dear]
-    most = max(map(len, widths))
-    table = [[*row, *[lanes] * (most - len(row))] for row in widths]
-    limits = jnp.asarray(table, jnp.int32)
+    tiles = [tile_width(linked, pc, lanes) or lanes for pc in dear]
+    widths = jnp.asarray(tiles, jnp.int32)
     prices = jnp.asarray(
-        [
-            [_run_cost(linked, pc, width) for width in row]
-            for pc, row in zip(dear, table, strict=True)
-        ],
-        jnp.float32,
+        [_run_cost(linked, pc, width) for pc, width in zip(dear, tiles, strict=True)], jnp.float32
     )
     order = jnp.arange(len(dear))
 
     def decide(pc: Any, waited: Any, spent: Any) -> list[Any]:
         here = (pc[:, None] == places).sum(0, dtype=jnp.int32)
         live = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.int32)
-        which = (here[:, None] > limits).sum(1, dtype=jnp.int32)
-        price = jnp.stack([prices[i, which[i]] for i in range(len(dear))])
+        price = prices * ((here + widths - 1) // widths)
         # What a tick costs beside each block, by what ran in the last one.
         beside = cheap_cost + spent.sum() - spent
         due = (waited + here) * beside >= price * live
         forced = (here.sum() == live) & ~(due & (here > 0)).any()
         most_lanes = order == jnp.argmax(here) if len(dear) > 1 else True
         run = (here > 0) & (due | (forced & most_lanes))
-        way = jnp.where(run, 1 + which, 0)
-        return [jnp.where(run, 0, waited + here), jnp.where(run, price, 0.0), *way]
+        return [jnp.where(run, 0, waited + here), jnp.where(run, price, 0.0), *run]
 
     def tick(state: State) -> State:
-        waited, spent, *way = _jax.as_one_function(decide, state.pc, state.waited, state.spent)
+        waited, spent, *run = _jax.as_one_function(decide, state.pc, state.waited, state.spent)
         state = state.with_(waited=waited, spent=spent)
         for pc in swept_blocks(linked):
             if pc not in dear:
                 state = advance.run(state, pc)
                 continue
             place = dear.index(pc)
-            for which, width in enumerate(widths[place]):
-                run = functools.partial(run_packed, advance, pc=pc, width=width)
-                state = _when(way[place] == 1 + which, run, state)
+            if tiles[place] < lanes:
+                state = run_tiles(advance, state, pc, tiles[place], run[place])
+            else:
+                state = _when(run[place], functools.partial(advance.run, pc=pc), state)
         return state
 
     return tick
@@ -151,8 +143,8 @@ def swept_blocks(linked: Linked) -> tuple[int, ...]:
 
 def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
     """The blocks worth a guard: more work than the guard costs, or a loop that must not run on stale values."""
-    costs = [_run_cost(linked, pc, lanes) for pc in range(linked.halt)]
-    items = zip(linked.order, costs, strict=True)
+    work = [cost.shared + lanes * cost.operations for cost in linked.costs]
+    items = zip(linked.order, work, strict=True)
     guard = GUARD_OPERATIONS.get(jax.default_backend(), GUARD_OPERATIONS["gpu"])
     return tuple(
         pc
@@ -164,7 +156,12 @@ def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
 def _run_cost(linked: Linked, pc: int, width: int) -> float:
     """What it costs to run a block at a width, in lane operations."""
     cost = linked.costs[pc]
-    return BLOCK_OPERATIONS + cost.shared + width * cost.operations
+    return block_operations() + cost.shared + width * cost.operations
+
+
+def block_operations() -> int:
+    """The fixed cost of running any block here, in lane operations."""
+    return BLOCK_OPERATIONS.get(jax.default_backend(), BLOCK_OPERATIONS["gpu"])
 
 
 SCHEDULES: dict[str, Callable[[Advance], Tick]] = {"lowest": lowest, "most": most, "sweep": sweep}
