@@ -320,3 +320,42 @@ def test_a_branch_once_half_open_excuses_nothing_later() -> None:
 
     with pytest.raises(UnsupportedSyntaxError):
         jax.eval_shape(convert(raises), 1)
+
+
+def test_a_recursion_settles_inside_the_body_of_a_loop() -> None:
+    @lw.program
+    def turns(n):
+        count = 0
+        total = 0
+        while True:
+            count += 1
+            if count > n:
+                break
+            total += fresh(count)
+        return total
+
+    @lw.program
+    def fresh(n):
+        if n <= 0:
+            return 1
+        return fresh(n - 1)
+
+    assert [int(turns(n)) for n in range(4)] == [0, 1, 2, 3]
+
+    @lw.program
+    def unrolled(n):
+        total = 0
+        count = 0
+        while count < 3:  # a plain test: each iteration is traced
+            count += 1
+            if n > 0:
+                total += again(n)
+        return total
+
+    @lw.program
+    def again(n):
+        if n <= 0:
+            return 1
+        return again(n - 1)
+
+    assert [int(unrolled(n)) for n in (0, 2)] == [0, 3]

@@ -23,7 +23,7 @@ from jax.core import Tracer
 
 from lanewise import _jax, promotion
 from lanewise.errors import Location, ProgramError, ResultTypeError, ResultUnknown
-from lanewise.frontend.branch import tracing_program
+from lanewise.frontend.branch import progress, tracing_program
 from lanewise.program import Function, Program, call_p
 from lanewise.signature import CallStatics, StaticLeaves, split_leaves
 
@@ -181,7 +181,7 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
     last = _build.remembered.get(entry_key)
     entry = Entry(last.name, depth, last.result) if last else Entry(_fresh_name(source.name), depth)
     inner_keys: list[_EntryKey] = []
-    unknown_outside = _build.unknowns
+    unknown_outside, half_open_outside = _build.unknowns, progress.provisional
     _build.stack.append(entry)
     try:
         for _ in range(MAX_ROUNDS):
@@ -226,8 +226,8 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
         members = [entry] + [_build.entries[k] for k in inner_keys]
         staged = Staged(*_assemble(members), entry.result)
         _discard([entry_key, *inner_keys])
-        # What this one did not know at first it knows now: a function around it has not to wait for that.
-        _build.unknowns = unknown_outside
+        # What this one did not know at first it knows now: the trace around it is as whole as it was.
+        _build.unknowns, progress.provisional = unknown_outside, half_open_outside
         if not any(isinstance(value, Tracer) for value in staged.captures):
             source.cache[key] = staged
         return staged

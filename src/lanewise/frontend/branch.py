@@ -37,7 +37,6 @@ class _Progress(threading.local):
 
     provisional = 0  # counts the branches of which only one side could be traced so far
     settled = 0  # that count when the trace of the current program began
-    programs = 0  # how many traces are going on, each inside the one before
     returned: int | None = None  # the line of the `return` met last
 
 
@@ -48,14 +47,10 @@ progress = _Progress()
 def tracing_program() -> Iterator[None]:
     """One program's trace: what goes wrong in it after a branch was left half open may be due to that."""
     before, progress.settled = progress.settled, progress.provisional
-    progress.programs += 1
     try:
         yield
     finally:
         progress.settled = before
-        progress.programs -= 1
-        if not progress.programs:
-            progress.provisional = 0
 
 
 @dataclass(frozen=True)
