@@ -193,7 +193,9 @@ class _Emitter:
 
     def _program_in_examples(self, results: Sequence[Var]) -> None:
         w, found = self.writer, self.structure
-        header = "for (long long example = lane; example < examples; example = lanes + LW_NEXT(next))"
+        header = (
+            "for (long long example = lane; example < examples; example = lanes + LW_NEXT(next))"
+        )
         with w.block(header):
             self.bodies.declare()
             self.bodies.load()
@@ -392,15 +394,17 @@ def _host_entry(arguments: Sequence[str]) -> str:
     )
     return f"""
 #ifndef __CUDACC__
+static void lanewise_lane(void** arguments, long long examples, int capacity, int lane, int lanes) {{
+  lw_this_lane = lane;
+  lw_all_lanes = lanes;
+  lanewise_kernel({given}, examples, capacity);
+}}
+
 extern "C" void lanewise_run(void** arguments, long long examples, int capacity, int threads) {{
-  auto lanes = [=](int lane) {{
-    lw_this_lane = lane;
-    lw_all_lanes = threads;
-    lanewise_kernel({given}, examples, capacity);
-  }};
+  auto run = [=](int lane) {{ lanewise_lane(arguments, examples, capacity, lane, threads); }};
   std::vector<std::thread> started;
-  for (int lane = 1; lane < threads; ++lane) started.emplace_back(lanes, lane);
-  lanes(0);
+  for (int lane = 1; lane < threads; ++lane) started.emplace_back(run, lane);
+  run(0);
   for (auto& thread : started) thread.join();
 }}
 #endif""".strip()

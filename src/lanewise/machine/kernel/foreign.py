@@ -1,8 +1,9 @@
 """A kernel's text as a call inside XLA on the CPU: the path `C++` of the carrier `native`.
 
 The host's compiler makes a library of the same text that a GPU gets; XLA's foreign-function interface calls it inside
-`jit`, on the buffers XLA holds. Examples are spread over all cores by the kernel's own counter, which XLA cannot do
-within one call. A short run stays on the thread it is called on: starting threads costs more than it.
+`jit`, on the buffers XLA holds. Examples are spread over XLA's own threads by the kernel's counter. Nobody waits for a
+thread to wake up: lanes are taken by whoever comes first, and the thread that XLA calls on comes back for those that
+are left. So a short run costs what it costs on that thread, and a machine with others at work loses nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from lanewise.machine.kernel import host
 from lanewise.machine.kernel.emit import Emitted
 
 _ENTRY = r"""
+#include <cfenv>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
 #include "xla/ffi/api/c_api.h"
 
 static long long lw_attribute(XLA_FFI_CallFrame* frame, const char* name) {
@@ -33,6 +38,50 @@ static long long lw_attribute(XLA_FFI_CallFrame* frame, const char* name) {
   return 0;
 }
 
+// Outlives the call: a thread may come when all lanes are taken.
+struct lw_shared_run {
+  vector<void*> arguments;
+  long long examples;
+  int capacity, lanes, done = 0;
+  atomic<int> next_lane{0};
+  fenv_t rounding;
+  mutex guard;
+  condition_variable all_done;
+
+  void take_lanes() {
+    for (int lane; (lane = next_lane.fetch_add(1)) < lanes;) {
+      lanewise_lane(arguments.data(), examples, capacity, lane, lanes);
+      lock_guard<mutex> held(guard);
+      if (++done == lanes) all_done.notify_all();
+    }
+  }
+  void wait() {
+    unique_lock<mutex> held(guard);
+    all_done.wait(held, [this] { return done == lanes; });
+  }
+};
+
+static void lw_help(void* data) {
+  unique_ptr<shared_ptr<lw_shared_run>> run((shared_ptr<lw_shared_run>*)data);
+  fenv_t own;
+  fegetenv(&own);
+  fesetenv(&(*run)->rounding);
+  (*run)->take_lanes();
+  fesetenv(&own);
+}
+
+static bool lw_call_for_help(XLA_FFI_CallFrame* frame, const shared_ptr<lw_shared_run>& run) {
+  auto* held = new shared_ptr<lw_shared_run>(run);
+  XLA_FFI_ThreadPool_Schedule_Args task = {
+      XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, nullptr, frame->ctx, lw_help, held};
+  XLA_FFI_Error* error = frame->api->XLA_FFI_ThreadPool_Schedule(&task);
+  if (!error) return true;
+  delete held;
+  XLA_FFI_Error_Destroy_Args about = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
+  frame->api->XLA_FFI_Error_Destroy(&about);
+  return false;
+}
+
 extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   if (frame->extension_start && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
     XLA_FFI_Metadata* about = ((XLA_FFI_Metadata_Extension*)frame->extension_start)->metadata;
@@ -42,8 +91,11 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   }
   const int given = frame->args.size, made = frame->rets.size;
   const long long examples = lw_attribute(frame, "examples"), lane_bytes = lw_attribute(frame, "lane_bytes");
-  const int capacity = lw_attribute(frame, "capacity"), threads = lw_attribute(frame, "threads");
-  vector<void*> arguments;
+  auto run = make_shared<lw_shared_run>();
+  vector<void*>& arguments = run->arguments;
+  run->examples = examples;
+  run->capacity = lw_attribute(frame, "capacity");
+  run->lanes = min(examples, lw_attribute(frame, "threads"));
   for (int i = 0; i < given; ++i) arguments.push_back(((XLA_FFI_Buffer*)frame->args.args[i])->data);
   for (int i = 0; i < made; ++i) arguments.push_back(((XLA_FFI_Buffer*)frame->rets.rets[i])->data);
   float32* totals = (float32*)arguments.back();
@@ -51,9 +103,12 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   vector<long long> steps(examples);
   vector<int> deepest(examples);
   unsigned long long next = 0;
-  char* scratch = (char*)malloc(lane_bytes * threads + 16);
+  char* scratch = (char*)malloc(lane_bytes * run->lanes + 16);
   arguments.insert(arguments.end(), {steps.data(), deepest.data(), &next, scratch});
-  lanewise_run(arguments.data(), examples, capacity, threads);
+  fegetenv(&run->rounding);
+  for (int lane = 1; lane < run->lanes && lw_call_for_help(frame, run); ++lane) {}
+  run->take_lanes();
+  run->wait();
   free(scratch);
   float64 all = 0;
   int most = 0;
