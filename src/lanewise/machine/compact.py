@@ -67,21 +67,29 @@ def _touched(linked: Linked, block: Block) -> set[Var]:
 
 
 def run_tiles(advance: Advance, state: State, pc: int, width: int, run: Any) -> State:
-    """`advance.run(state, pc)` if `run` holds, tile by tile."""
-    lanes = advance.lanes
-    here = (state.pc == pc) & run
-    count = here.sum(dtype=jnp.int32)
-    # The lanes that are here, in front; a multiple of the width, so that the last tile lies inside.
-    room = -(-lanes // width) * width
-    (order,) = jnp.nonzero(here, size=room, fill_value=lanes)
+    """Run a block, if `run` holds, for the lanes that are at it, tile by tile.
+
+    A turn takes the first lanes that are still there. Those that have to wait for others (see `together.py`) stay, and
+    may be the first ones of the next turn.
+    """
     narrow = Advance(advance.linked, width, max_steps=advance.max_steps, counting=advance.counting)
 
     def turn(carry: tuple[Any, State]) -> tuple[Any, State]:
-        start, state = carry
-        tile = lax.dynamic_slice_in_dim(order, start, width)
-        return start + width, _run_tile(advance, narrow, state, pc, tile)
+        left, state = carry
+        tile = first_lanes(state.pc == pc, width)
+        return left - width, _run_tile(advance, narrow, state, pc, tile)
 
-    return lax.while_loop(lambda carry: carry[0] < count, turn, (jnp.int32(0), state))[1]
+    here = (state.pc == pc).sum(dtype=jnp.int32)
+    left = jnp.where(run, here, 0)
+    return lax.while_loop(lambda carry: carry[0] > 0, turn, (left, state))[1]
+
+
+def first_lanes(mask: Any, width: int) -> Any:
+    """The first `width` lanes of a mask; where there are fewer, a number no lane has."""
+    lanes = mask.shape[0]
+    place = jnp.where(mask, jnp.cumsum(mask, dtype=jnp.int32) - 1, width)
+    nobody = jnp.full((width,), lanes, jnp.int32)
+    return nobody.at[place].set(jnp.arange(lanes, dtype=jnp.int32), mode="drop")
 
 
 def _run_tile(advance: Advance, narrow: Advance, state: State, pc: int, tile: Any) -> State:

@@ -3,7 +3,7 @@
 * `lowest`: the block with the lowest pc that any lane is at (Radul et al. 2019).
 * `most`: the block most lanes are at.
 * `sweep`: all cheap blocks in program order, each for the lanes that are at it when its turn comes, so that a lane
-  goes through a whole loop iteration in one tick; dear blocks run behind a `cond`, and only when it pays.
+  goes through a whole loop iteration in one tick; dear blocks run behind a guard, and only when it pays.
 
 When a dear block pays (sweep). Lanes gather at a dear block while the others run on. A lane that waits loses a tick,
 and a tick is worth what the machine spends in it, shared by the live lanes; a run costs the same for one lane as for
@@ -37,6 +37,8 @@ Tick = Callable[[State], State]
 GUARD_OPERATIONS = {"cpu": 20_000, "gpu": 20_000_000}
 # The fixed cost of any block, in the same unit.
 BLOCK_OPERATIONS = {"cpu": 2_000, "gpu": 100_000_000}
+# And of a tick: deciding what runs.
+TICK_OPERATIONS = {"cpu": 10_000, "gpu": 3_000_000_000}
 
 
 def lowest(advance: Advance) -> Tick:
@@ -74,7 +76,9 @@ def sweep(advance: Advance) -> Tick:
     """One tick of the sweep."""
     linked, lanes = advance.linked, advance.lanes
     dear = dear_blocks(linked, lanes)
-    cheap_cost = sum(_run_cost(linked, pc, lanes) for pc in range(linked.halt) if pc not in dear)
+    cheap_cost = _here(TICK_OPERATIONS) + sum(
+        _run_cost(linked, pc, lanes) for pc in range(linked.halt) if pc not in dear
+    )
     if not dear:
         return lambda state: _sweep_all(advance, state)
     places = jnp.asarray(dear, jnp.int32)
@@ -145,7 +149,7 @@ def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
     """The blocks worth a guard: more work than the guard costs, or a loop that must not run on stale values."""
     work = [cost.shared + lanes * cost.operations for cost in linked.costs]
     items = zip(linked.order, work, strict=True)
-    guard = GUARD_OPERATIONS.get(jax.default_backend(), GUARD_OPERATIONS["gpu"])
+    guard = _here(GUARD_OPERATIONS)
     return tuple(
         pc
         for pc, (item, cost) in enumerate(items)
@@ -161,7 +165,11 @@ def _run_cost(linked: Linked, pc: int, width: int) -> float:
 
 def block_operations() -> int:
     """The fixed cost of running any block here, in lane operations."""
-    return BLOCK_OPERATIONS.get(jax.default_backend(), BLOCK_OPERATIONS["gpu"])
+    return _here(BLOCK_OPERATIONS)
+
+
+def _here(cost: dict[str, int]) -> int:
+    return cost.get(jax.default_backend(), cost["gpu"])
 
 
 SCHEDULES: dict[str, Callable[[Advance], Tick]] = {"lowest": lowest, "most": most, "sweep": sweep}
