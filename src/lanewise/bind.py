@@ -76,9 +76,7 @@ def _batch_program(
             *operands, program=program, lanes=lanes, mapped=mapped, options=options
         )
         return outs, [None] * len(outs)
-    operands = [
-        x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)
-    ]
+    operands = [jnp.moveaxis(x, d, 0) if d else x for x, d in zip(operands, dims, strict=True)]
     lanes = (axis_data.size, *lanes)
     mapped = tuple((d is not None, *axes) for d, axes in zip(dims, mapped, strict=True))
     outs = program_p.bind(*operands, program=program, lanes=lanes, mapped=mapped, options=options)
@@ -194,7 +192,7 @@ mlir.register_lowering(throw_p, _lower_throw)
 def _batch_throw(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
     *_, code_dim, site_dim = dims
     *answers, code, site = args
-    if code_dim is not None:
+    if code_dim:
         code, site = jnp.moveaxis(code, code_dim, 0), jnp.moveaxis(site, site_dim, 0)
     return throw_p.bind(*answers, code, site, **params), list(dims[:-2])
 

@@ -131,6 +131,6 @@ def _which(failed: np.ndarray) -> str:
 def raise_if_failed(code: Any, site: Any, sites: Sequence[Site], name: str) -> None:
     """Raise `LaneError` naming the lanes, if any lane did not end well."""
     code = np.asarray(code)
-    if np.any(code != int(Outcome.DONE)):
+    if code.any():  # done is 0
         site = np.asarray(site)
         raise LaneError(describe(code, site, sites, name), Outcomes(code, site, tuple(sites)))

@@ -46,28 +46,29 @@ class Replays:
         if not _jax.outside_traces():
             return self._fun(*args, **kwargs)
         dynamic, statics = self._signature.split(args, kwargs)
-        if any(isinstance(leaf, _jax.Tracer) for leaf in dynamic):
-            return self._fun(*args, **kwargs)
-        values = [_jit_takes(leaf) for leaf in dynamic]
-        key = (statics, tuple(map(_type_of, values)), _jax.trace_context())
+        values, types = [], []
+        for leaf in dynamic:
+            if isinstance(leaf, _jax.Tracer):
+                return self._fun(*args, **kwargs)
+            value, its_type = _taken(leaf)
+            values.append(value)
+            types.append(its_type)
+        key = (statics.tree, statics.leaves.leaves, tuple(types), _jax.trace_context())
         kept = self._kept.get(key)
         if kept is None:
             kept = self._kept[key] = _record(self._fun, statics, values)
         return kept(values)
 
 
-def _jit_takes(leaf: Any) -> Any:
-    """A leaf as `jit` takes it, which converts what is not yet an array faster than `jnp.asarray` does."""
-    if isinstance(leaf, jax.Array | np.generic) or type(leaf) in _PYTHON_SCALARS:
-        return leaf
-    return leaf if type(leaf) is np.ndarray else jnp.asarray(leaf)
-
-
-def _type_of(value: Any) -> Hashable:
-    """What a trace depends on of a value."""
-    if isinstance(value, jax.Array):
-        return value.aval
-    return type(value) if type(value) in _PYTHON_SCALARS else (value.shape, value.dtype)
+def _taken(leaf: Any) -> tuple[Any, Hashable]:
+    """A leaf as `jit` takes it, which converts faster than `jnp.asarray` does, and what a trace depends on of it."""
+    if isinstance(leaf, jax.Array):
+        return leaf, leaf.aval
+    if type(leaf) in _PYTHON_SCALARS:
+        return leaf, type(leaf)
+    if type(leaf) is np.ndarray or isinstance(leaf, np.generic):
+        return leaf, (leaf.shape, leaf.dtype)
+    return _taken(jnp.asarray(leaf))
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def execute(
             options=options,
             chosen=chosen,
             capacity=capacity,
-        )[0]
+        )
     phases = _phases(program, lanes, mapped, options, chosen, capacity)
     return phases.finish(phases.run(phases.start(capacity, *operands), *operands))
 
@@ -186,16 +186,20 @@ class _Rerun:
     lane its registers' way to memory and back.
     """
 
-    def __init__(self, run: Callable[..., Any], first: int, most: int) -> None:
+    def __init__(self, run: Callable[..., list[Any]], codes: int, first: int, most: int) -> None:
         self.run = jax.jit(run, static_argnames="capacity")
-        self.capacity, self.most = first, most
+        self.codes, self.capacity, self.most = codes, first, most
 
     def run_growing(self, operands: Sequence[Any]) -> list[Any]:
         while True:
-            out, full = self.run(*operands, capacity=self.capacity)
-            if self.capacity >= self.most or not bool(full):
+            out = self.run(*operands, capacity=self.capacity)
+            if self.capacity >= self.most or not self._full(out[self.codes]):
                 return out
             self.capacity = min(self.capacity * GROWTH, self.most)
+
+    def _full(self, codes: Any) -> bool:
+        # Read as they are, not reduced before: `throw` reads them too, and an array is brought to the host once.
+        return bool((np.asarray(codes) == int(Outcome.STACK_OVERFLOW)).any())
 
 
 def _compiled(
@@ -219,8 +223,8 @@ def _compiled(
         # A CPU has few lanes in flight, so their stacks may be deep from the start.
         first = min(most, FIRST_DEPTH if chosen.carrier == "kernel" else DEEP)
         if program.recursive:
-            return _Rerun(one_by_one, first, most)
-        return _Whole(lambda *operands: one_by_one(*operands)[0])
+            return _Rerun(one_by_one, len(program.out_avals), first, most)
+        return _Whole(one_by_one)
     linked = chosen.linked
     if chosen.plain or linked is None or not linked.has_calls:
         return _Whole(
@@ -305,8 +309,8 @@ def _one_by_one(
     options: Options,
     chosen: Plan,
     capacity: int = 1,
-) -> tuple[list[Any], Any]:
-    """Each lane by itself; gives whether a stack was full as well."""
+) -> list[Any]:
+    """Each lane by itself."""
     flat, flags = _lanes_first(operands, lanes, mapped)
     width = math.prod(lanes)
     # Imported here as in choose.py: only what carries the program.
@@ -320,8 +324,7 @@ def _one_by_one(
 
         on_gpu = functools.partial(device.call, lanes=options.lanes)
         ran = run_kernel(program, flat, flags, width, options, expand, capacity, on_gpu)
-    full = (ran[1] == int(Outcome.STACK_OVERFLOW)).any()
-    return _shaped(ran, program, lanes, mapped, options), full
+    return _shaped(ran, program, lanes, mapped, options)
 
 
 def _lanes_first(
