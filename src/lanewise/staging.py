@@ -238,6 +238,7 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
         _build.stack.pop()
         if not _build.stack:
             _build.remembered.clear()
+            progress.provisional = 0
 
 
 def _discard(keys: Sequence[_EntryKey]) -> None:
