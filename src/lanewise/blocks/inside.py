@@ -114,7 +114,6 @@ def implementation(eqn: JaxprEqn) -> _jax.Traced | None:
 
 def _holds(jaxpr: Jaxpr, primitive: _jax.Primitive) -> bool:
     return any(
-        eqn.primitive is primitive
-        or any(_holds(inner, primitive) for inner in _jax.subjaxprs(eqn))
+        eqn.primitive is primitive or any(_holds(inner, primitive) for inner in _jax.subjaxprs(eqn))
         for eqn in jaxpr.eqns
     )

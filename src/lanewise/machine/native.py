@@ -16,7 +16,7 @@ each run a part works outside `jit` only; several calls in one computation are c
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -168,7 +168,7 @@ def _all_eqns(linked: Linked) -> Iterable[JaxprEqn]:
         yield from block.eqns
 
 
-def _unavailable(eqns: Iterable[JaxprEqn]) -> Iterable[JaxprEqn]:
+def _unavailable(eqns: Iterable[JaxprEqn]) -> Iterator[JaxprEqn]:
     """The equations that XLA:CPU's one-function code cannot have."""
     for eqn in eqns:
         name = eqn.primitive.name

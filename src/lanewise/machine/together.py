@@ -45,19 +45,17 @@ def lookups(block: Block, is_uniform: Callable[[Var], bool]) -> tuple[Lookup, ..
         return atom in uniform if atom in defined else is_uniform(atom)
 
     for eqn in block.eqns:
-        array, *indices = eqn.invars or [None]
-        own = [atom for atom in indices if not same(atom)]
+        own = [atom for atom in eqn.invars[1:] if isinstance(atom, Var) and not same(atom)]
         late = any(atom in after_lookup for atom in eqn.invars if isinstance(atom, Var))
         if (
             eqn.primitive.name in _LOOKUPS
-            and isinstance(array, Var)
-            and same(array)
+            and same(eqn.invars[0])
             and own
             and not late
             and all(math.prod(atom.aval.shape) <= MOST_NUMBERS for atom in own)
             and math.prod(eqn.outvars[0].aval.shape) >= SHARED_ELEMENTS
         ):
-            found.append(Lookup(eqn, tuple(atom for atom in own if isinstance(atom, Var))))
+            found.append(Lookup(eqn, tuple(own)))
             after_lookup.update(eqn.outvars)
         elif late:
             after_lookup.update(eqn.outvars)

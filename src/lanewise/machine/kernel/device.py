@@ -47,7 +47,7 @@ def available() -> bool:
 @functools.cache
 def _bindings() -> tuple[Any, Any]:
     try:
-        from cuda.bindings import driver, nvrtc
+        from cuda.bindings import driver, nvrtc  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise OptionError(
             'carrier="kernel" needs NVIDIA\'s cuda-bindings; install lanewise[cuda].'
