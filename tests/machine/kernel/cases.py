@@ -24,7 +24,7 @@ from lanewise.options import Options
 from machine.kernel.checking import words
 
 EXAMPLES = 3
-FLAGS = tuple("-O0" if flag == "-O2" else flag for flag in host.FLAGS)
+FLAGS = tuple("-O0" if flag == "-O3" else flag for flag in host.FLAGS)
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 

@@ -64,6 +64,7 @@ class Emitted:
     The arguments are `operands` (those of the program, then `constants`, which the launcher adds), `outputs`, then `int
     code[examples]`, `int site[examples]`, `long long steps[examples]`, `int deepest[examples]`, `unsigned long long
     next[1]` (zero at the start), `char scratch[scratch_bytes(capacity) * lanes]`, `long long examples`, `int capacity`.
+    A host's threads call `lanewise_work(lw_run*)` instead, and share an `lw_run` (see `prelude.py`).
     """
 
     text: str
@@ -194,7 +195,7 @@ class _Emitter:
     def _program_in_examples(self, results: Sequence[Var]) -> None:
         w, found = self.writer, self.structure
         header = (
-            "for (long long example = lane; example < examples; example = lanes + LW_NEXT(next))"
+            "for (long long example = LW_FIRST(next); example < examples; example = LW_NEXT(next))"
         )
         with w.block(header):
             self.bodies.declare()
@@ -213,7 +214,7 @@ class _Emitter:
     def _examples_in_dispatch(self, results: Sequence[Var]) -> None:
         w = self.writer
         self.bodies.declare()
-        w.line("long long example = lane;")
+        w.line("long long example = LW_FIRST(next);")
         w.line("int32 pc = -1;")
         with w.block("for (;;)"):
             with w.block("if (pc < 0)"):
@@ -223,7 +224,7 @@ class _Emitter:
             self._cases()
             w.line("finished: ;")
             self._answers(results)
-            w.line("example = lanes + LW_NEXT(next);")
+            w.line("example = LW_NEXT(next);")
             w.line("pc = -1;")
             w.line("dispatch: ;")
 
@@ -354,7 +355,7 @@ class _Emitter:
             "int* site",
             "long long* steps",
             "int* deepest",
-            "unsigned long long* next",
+            "LW_COUNTER* next",
             "char* scratch",
         ]
         body = "\n".join(self.writer.lines)
@@ -388,23 +389,18 @@ def _blank(dtype: Any) -> str:
 
 
 def _host_entry(arguments: Sequence[str]) -> str:
+    """What a thread of the host calls: it has scratch memory of its own, and takes examples from all that are left."""
+    *buffers, _, _ = arguments
     given = ", ".join(
-        f"({argument.rsplit('*', 1)[0].strip()}*)arguments[{i}]"
-        for i, argument in enumerate(arguments)
+        f"({buffer.rsplit('*', 1)[0].strip()}*)run->arguments[{i}]"
+        for i, buffer in enumerate(buffers)
     )
     return f"""
 #ifndef __CUDACC__
-static void lanewise_lane(void** arguments, long long examples, int capacity, int lane, int lanes) {{
-  lw_this_lane = lane;
-  lw_all_lanes = lanes;
-  lanewise_kernel({given}, examples, capacity);
-}}
-
-extern "C" void lanewise_run(void** arguments, long long examples, int capacity, int threads) {{
-  auto run = [=](int lane) {{ lanewise_lane(arguments, examples, capacity, lane, threads); }};
-  std::vector<std::thread> started;
-  for (int lane = 1; lane < threads; ++lane) started.emplace_back(run, lane);
-  run(0);
-  for (auto& thread : started) thread.join();
+extern "C" void lanewise_work(lw_run* run) {{
+  char* scratch = (char*)malloc(run->lane_bytes + 1);
+  lw_share share = {{run, 0, 0, 1, 0}};
+  lanewise_kernel({given}, &share, scratch, run->examples, run->capacity);
+  free(scratch);
 }}
 #endif""".strip()

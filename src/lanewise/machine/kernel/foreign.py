@@ -2,8 +2,8 @@
 
 The host's compiler makes a library of the same text that a GPU gets; XLA's foreign-function interface calls it inside
 `jit`, on the buffers XLA holds. Examples are spread over XLA's own threads by the kernel's counter. Nobody waits for a
-thread to wake up: lanes are taken by whoever comes first, and the thread that XLA calls on comes back for those that
-are left. So a short run costs what it costs on that thread, and a machine with others at work loses nothing.
+thread to wake up: whoever comes takes examples until none is left, the thread that XLA calls on as well. So a short run
+costs what it costs on that thread, and a machine with others at work loses nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from lanewise.machine.kernel import host
 from lanewise.machine.kernel.emit import Emitted
 
 _ENTRY = r"""
-#include <cfenv>
-#include <condition_variable>
-#include <memory>
-#include <mutex>
+#include <fenv.h>
+#include <pthread.h>
 #include "xla/ffi/api/c_api.h"
 
 static long long lw_attribute(XLA_FFI_CallFrame* frame, const char* name) {
@@ -38,48 +36,60 @@ static long long lw_attribute(XLA_FFI_CallFrame* frame, const char* name) {
   return 0;
 }
 
-// Outlives the call: a thread may come when all lanes are taken.
+// Outlives the call: a thread may come when all examples are taken. `working` threads have some of them; `wanted` is
+// how many more are to be called; `held` is who has a pointer to this.
 struct lw_shared_run {
-  vector<void*> arguments;
-  long long examples;
-  int capacity, lanes, done = 0;
-  atomic<int> next_lane{0};
+  lw_run run;
+  XLA_FFI_CallFrame* frame;
+  int working, wanted, held;
   fenv_t rounding;
-  mutex guard;
-  condition_variable all_done;
-
-  void take_lanes() {
-    for (int lane; (lane = next_lane.fetch_add(1)) < lanes;) {
-      lanewise_lane(arguments.data(), examples, capacity, lane, lanes);
-      lock_guard<mutex> held(guard);
-      if (++done == lanes) all_done.notify_all();
-    }
-  }
-  void wait() {
-    unique_lock<mutex> held(guard);
-    all_done.wait(held, [this] { return done == lanes; });
-  }
+  pthread_mutex_t guard;
+  pthread_cond_t idle;
 };
 
-static void lw_help(void* data) {
-  unique_ptr<shared_ptr<lw_shared_run>> run((shared_ptr<lw_shared_run>*)data);
-  fenv_t own;
-  fegetenv(&own);
-  fesetenv(&(*run)->rounding);
-  (*run)->take_lanes();
-  fesetenv(&own);
+static void lw_release(lw_shared_run* shared) {
+  if (__atomic_sub_fetch(&shared->held, 1, __ATOMIC_ACQ_REL)) return;
+  pthread_mutex_destroy(&shared->guard);
+  pthread_cond_destroy(&shared->idle);
+  free(shared);
 }
 
-static bool lw_call_for_help(XLA_FFI_CallFrame* frame, const shared_ptr<lw_shared_run>& run) {
-  auto* held = new shared_ptr<lw_shared_run>(run);
-  XLA_FFI_ThreadPool_Schedule_Args task = {
-      XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, nullptr, frame->ctx, lw_help, held};
-  XLA_FFI_Error* error = frame->api->XLA_FFI_ThreadPool_Schedule(&task);
-  if (!error) return true;
-  delete held;
-  XLA_FFI_Error_Destroy_Args about = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
-  frame->api->XLA_FFI_Error_Destroy(&about);
-  return false;
+static void lw_call_for_help(lw_shared_run* shared, int most);
+
+static void lw_help(void* data) {
+  lw_shared_run* shared = (lw_shared_run*)data;
+  pthread_mutex_lock(&shared->guard);
+  const bool late = (long long)__atomic_load_n(&shared->run.next, __ATOMIC_RELAXED) >= shared->run.examples;
+  shared->working += !late;
+  pthread_mutex_unlock(&shared->guard);
+  if (!late) {
+    fenv_t own;
+    fegetenv(&own);
+    fesetenv(&shared->rounding);
+    lw_call_for_help(shared, 2);
+    lanewise_work(&shared->run);
+    fesetenv(&own);
+    pthread_mutex_lock(&shared->guard);
+    if (!--shared->working) pthread_cond_signal(&shared->idle);
+    pthread_mutex_unlock(&shared->guard);
+  }
+  lw_release(shared);
+}
+
+// Everyone who works calls two others: many threads are called in a short time, and by nobody for long.
+static void lw_call_for_help(lw_shared_run* shared, int most) {
+  const XLA_FFI_Api* api = shared->frame->api;
+  for (; most && __atomic_fetch_sub(&shared->wanted, 1, __ATOMIC_RELAXED) > 0; --most) {
+    __atomic_add_fetch(&shared->held, 1, __ATOMIC_RELAXED);
+    XLA_FFI_ThreadPool_Schedule_Args task = {
+        XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, nullptr, shared->frame->ctx, lw_help, shared};
+    XLA_FFI_Error* error = api->XLA_FFI_ThreadPool_Schedule(&task);
+    if (!error) continue;
+    XLA_FFI_Error_Destroy_Args about = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
+    api->XLA_FFI_Error_Destroy(&about);
+    lw_release(shared);
+    return;
+  }
 }
 
 extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
@@ -89,35 +99,46 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
     about->api_version.minor_version = XLA_FFI_API_MINOR;
     return nullptr;
   }
-  const int given = frame->args.size, made = frame->rets.size;
-  const long long examples = lw_attribute(frame, "examples"), lane_bytes = lw_attribute(frame, "lane_bytes");
-  auto run = make_shared<lw_shared_run>();
-  vector<void*>& arguments = run->arguments;
-  run->examples = examples;
-  run->capacity = lw_attribute(frame, "capacity");
-  run->lanes = min(examples, lw_attribute(frame, "threads"));
-  for (int i = 0; i < given; ++i) arguments.push_back(((XLA_FFI_Buffer*)frame->args.args[i])->data);
-  for (int i = 0; i < made; ++i) arguments.push_back(((XLA_FFI_Buffer*)frame->rets.rets[i])->data);
-  float32* totals = (float32*)arguments.back();
-  arguments.pop_back();
-  vector<long long> steps(examples);
-  vector<int> deepest(examples);
-  unsigned long long next = 0;
-  char* scratch = (char*)malloc(lane_bytes * run->lanes + 16);
-  arguments.insert(arguments.end(), {steps.data(), deepest.data(), &next, scratch});
-  fegetenv(&run->rounding);
-  for (int lane = 1; lane < run->lanes && lw_call_for_help(frame, run); ++lane) {}
-  run->take_lanes();
-  run->wait();
-  free(scratch);
+  const int given = frame->args.size, made = frame->rets.size - 1;
+  const long long examples = lw_attribute(frame, "examples"), threads = lw_attribute(frame, "threads");
+  long long* steps = (long long*)malloc(examples * sizeof(long long));
+  int* deepest = (int*)malloc(examples * sizeof(int));
+  void* arguments[given + made + 2];
+  for (int i = 0; i < given; ++i) arguments[i] = ((XLA_FFI_Buffer*)frame->args.args[i])->data;
+  for (int i = 0; i < made; ++i) arguments[given + i] = ((XLA_FFI_Buffer*)frame->rets.rets[i])->data;
+  arguments[given + made] = steps;
+  arguments[given + made + 1] = deepest;
+
+  lw_shared_run* shared = (lw_shared_run*)calloc(1, sizeof(lw_shared_run));
+  shared->run.arguments = arguments;
+  shared->run.examples = examples;
+  shared->run.lane_bytes = lw_attribute(frame, "lane_bytes");
+  shared->run.capacity = lw_attribute(frame, "capacity");
+  shared->run.threads = threads < examples ? threads : examples;
+  shared->frame = frame;
+  shared->wanted = shared->run.threads - 1;
+  shared->held = 1;
+  fegetenv(&shared->rounding);
+  pthread_mutex_init(&shared->guard, nullptr);
+  pthread_cond_init(&shared->idle, nullptr);
+  lw_call_for_help(shared, 2);
+  lanewise_work(&shared->run);
+  pthread_mutex_lock(&shared->guard);
+  while (shared->working) pthread_cond_wait(&shared->idle, &shared->guard);
+  pthread_mutex_unlock(&shared->guard);
+  lw_release(shared);
+
   float64 all = 0;
   int most = 0;
   for (long long i = 0; i < examples; ++i) {
     all += steps[i];
     most = deepest[i] > most ? deepest[i] : most;
   }
+  float32* totals = (float32*)((XLA_FFI_Buffer*)frame->rets.rets[made])->data;
   totals[0] = all;
   totals[1] = most;
+  free(steps);
+  free(deepest);
   return nullptr;
 }
 """

@@ -1,8 +1,14 @@
 """Kernels on the host: the same text, compiled by the host's C++ compiler.
 
-This is how the emitter is tested where there is no GPU. Lanes are spread over a few host threads, each of which takes
-examples from the shared counter as a GPU's threads do. The emitted text holds both sides; without CUDA's compiler its
-header gives the keywords their host meaning.
+This is what the carrier `native` runs (see `foreign.py`), and how the emitter is tested where there is no GPU. A few
+threads take examples from the shared counter as a GPU's threads do. The emitted text holds both sides; without CUDA's
+compiler its header gives the keywords their host meaning.
+
+A kernel is short, so what it includes decides how long it takes to compile: C's headers, which cost nothing, and none
+of C++'s (`-nostdinc++`), which cost more than the kernel.
+
+Libraries are kept on disk under the hash of what they were compiled from, with and for: code made for this very CPU
+must not be found by another.
 """
 
 from __future__ import annotations
@@ -11,10 +17,12 @@ import ctypes
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +31,13 @@ import numpy as np
 from lanewise.errors import OptionError
 from lanewise.machine.kernel.emit import Emitted
 
-FLAGS = ("-O2", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-w")
+# What is asked for keeps XLA's floating point: no products fused into sums, no sums in another order. That nobody
+# reads `errno` or traps on a NaN only tells the compiler that it may use vector instructions.
+FLAGS = (
+    *("-O3", "-std=c++17", "-nostdinc++", "-fPIC", "-shared", "-pthread", "-w"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+)
+FOR_THIS_CPU = "-march=native"
 
 
 @dataclass(frozen=True)
@@ -47,25 +61,55 @@ def compiler() -> str:
     )
 
 
+@functools.cache
+def this_cpu() -> str | None:
+    """What tells this CPU from one that lacks some of its instructions; None where it is not known."""
+    try:
+        first, *_ = Path("/proc/cpuinfo").read_text().split("\n\n")
+    except OSError:
+        return platform.processor() or None
+    # What changes from one moment or core to the next says nothing about the instructions.
+    varies = ("processor", "cpu mhz", "bogomips", "core id", "apicid", "initial apicid")
+    return "\n".join(line for line in first.splitlines() if not line.lower().startswith(varies))
+
+
 @functools.lru_cache(maxsize=256)
 def load(text: str, flags: tuple[str, ...] = FLAGS) -> ctypes.CDLL:
     """Compile a kernel's text, or find it compiled."""
     command = compiler()
-    key = hashlib.sha256("\0".join((command, *flags, text)).encode()).hexdigest()[:32]
+    key = hashlib.sha256("\0".join((command, *flags, this_cpu() or "", text)).encode())
     folder = Path(tempfile.gettempdir()) / f"lanewise-host-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    library = folder / f"{key}.so"
+    library = folder / f"{key.hexdigest()[:32]}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=folder) as work:
             source, made = Path(work) / "kernel.cpp", Path(work) / "kernel.so"
             source.write_text(text)
-            done = subprocess.run(
-                [command, *flags, str(source), "-o", str(made)], capture_output=True, text=True
-            )
-            if done.returncode:
-                raise OptionError(f"{command} does not compile the kernel:\n{done.stderr}\n{text}")
+            _compile([command, *flags, str(source), "-o", str(made)], text)
             made.rename(library)
     return ctypes.CDLL(str(library))
+
+
+def _compile(command: Sequence[str], text: str) -> None:
+    """Compile for this very CPU, or, by a compiler that cannot, for any of its kind."""
+    for target in ((FOR_THIS_CPU,) if this_cpu() else (), ()):
+        done = subprocess.run([*command, *target], capture_output=True, text=True)
+        if not done.returncode:
+            return
+    raise OptionError(f"{command[0]} does not compile the kernel:\n{done.stderr}\n{text}")
+
+
+class _Run(ctypes.Structure):
+    """`lw_run` of the kernel's header."""
+
+    _fields_ = (
+        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("examples", ctypes.c_longlong),
+        ("lane_bytes", ctypes.c_longlong),
+        ("capacity", ctypes.c_int),
+        ("threads", ctypes.c_int),
+        ("next", ctypes.c_ulonglong),
+    )
 
 
 def run(
@@ -89,11 +133,11 @@ def run(
     answers = [np.zeros((examples, *out.shape), out.dtype) for out in emitted.outputs]
     code, site, deepest = (np.zeros(examples, np.int32) for _ in range(3))
     steps = np.zeros(examples, np.int64)
-    counter = np.zeros(1, np.uint64)
-    scratch = np.zeros(emitted.scratch_bytes(capacity) * threads + 16, np.uint8)
-    arrays = [*given, *answers, code, site, steps, deepest, counter, scratch]
+    arrays = [*given, *answers, code, site, steps, deepest]
     pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-    load(emitted.text, flags).lanewise_run(
-        pointers, ctypes.c_longlong(examples), ctypes.c_int(capacity), ctypes.c_int(threads)
-    )
+    whole = _Run(pointers, examples, emitted.scratch_bytes(capacity), capacity, threads, 0)
+    work = load(emitted.text, flags).lanewise_work
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(work, ctypes.byref(whole)) for _ in range(threads)]:
+            done.result()
     return Ran(answers, code, site, steps, deepest)

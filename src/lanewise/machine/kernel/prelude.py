@@ -41,30 +41,33 @@ HEADER = r"""
 #define LW_KERNEL extern "C" __global__ void
 #define LW_TABLE static __device__ const
 #define LW_UNROLL _Pragma("unroll")
+#define LW_UNROLL_LONG _Pragma("unroll")
 #define LW_LANE ((long long)blockIdx.x * blockDim.x + threadIdx.x)
 #define LW_LANES ((long long)gridDim.x * blockDim.x)
-#define LW_NEXT(counter) ((long long)atomicAdd(counter, 1ull))
+#define LW_COUNTER unsigned long long
+#define LW_FIRST(counter) lane
+#define LW_NEXT(counter) (lanes + (long long)atomicAdd(counter, 1ull))
 #define LW_PLATFORM(cuda, host) cuda
 #define LW_GOES_ON(turn) (turn < 64)
 #define LW_UNROLL_SHORT _Pragma("unroll 4")
 #else
-#include <atomic>
-#include <cmath>
-#include <cstring>
-#include <thread>
-#include <vector>
-using namespace std;
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
 #define __restrict__ __restrict
 #define LW_FUNCTION static inline
 #define LW_SLOW_FUNCTION static
 #define LW_MEMBER inline
 #define LW_KERNEL static void
 #define LW_TABLE static const
-#define LW_UNROLL _Pragma("GCC unroll 64")
-static thread_local long long lw_this_lane, lw_all_lanes;
-#define LW_LANE lw_this_lane
-#define LW_LANES lw_all_lanes
-#define LW_NEXT(counter) ((long long)reinterpret_cast<atomic<unsigned long long>*>(counter)->fetch_add(1))
+#define LW_UNROLL _Pragma("GCC unroll 16")
+#define LW_UNROLL_LONG
+#define LW_LANE 0ll
+#define LW_LANES 1ll
+#define LW_COUNTER lw_share
+#define LW_FIRST(share) lw_next(share)
+#define LW_NEXT(share) lw_next(share)
 #define LW_PLATFORM(cuda, host) host
 #define LW_UNROLL_SHORT
 #ifdef LW_TURNS
@@ -72,6 +75,43 @@ static thread_local long long lw_this_lane, lw_all_lanes;
 #else
 #define LW_GOES_ON(turn) true
 #endif
+
+// C's functions have one name for each type; CUDA's, and code that is written for both, one name for both.
+#define LW_ALSO_FLOAT(name) static inline float name(float a) { return name##f(a); }
+LW_ALSO_FLOAT(fabs) LW_ALSO_FLOAT(sqrt) LW_ALSO_FLOAT(floor) LW_ALSO_FLOAT(ceil) LW_ALSO_FLOAT(exp)
+LW_ALSO_FLOAT(expm1) LW_ALSO_FLOAT(log) LW_ALSO_FLOAT(log1p) LW_ALSO_FLOAT(tan) LW_ALSO_FLOAT(lgamma)
+static inline float pow(float a, float b) { return powf(a, b); }
+
+// A run over all examples, and one thread's share of it: a few examples at a time, so many that taking them costs
+// little, so few that no thread has much left when the others have nothing.
+struct lw_run {
+  void** arguments;
+  long long examples, lane_bytes;
+  int capacity, threads;
+  unsigned long long next;
+};
+struct lw_share {
+  lw_run* run;
+  long long at, end, chunk, since;
+};
+static void lw_take(lw_share* share) {
+  lw_run* run = share->run;
+  struct timespec clock;
+  clock_gettime(CLOCK_MONOTONIC, &clock);
+  const long long now = clock.tv_sec * 1000000000ll + clock.tv_nsec;
+  share->chunk = now - share->since < 5000 ? 2 * share->chunk : (share->chunk + 1) / 2;
+  share->since = now;
+  const long long left = run->examples - (long long)__atomic_load_n(&run->next, __ATOMIC_RELAXED);
+  const long long most = left / (4 * run->threads) + 1;
+  if (share->chunk > most) share->chunk = most > 0 ? most : 1;
+  share->at = __atomic_fetch_add(&run->next, share->chunk, __ATOMIC_RELAXED);
+  share->end = share->at + share->chunk;
+  if (share->end > run->examples) share->end = share->at < run->examples ? run->examples : share->at;
+}
+static inline long long lw_next(lw_share* share) {
+  if (share->at == share->end) lw_take(share);
+  return share->at == share->end ? share->run->examples : share->at++;
+}
 #endif
 
 typedef signed char int8;

@@ -37,12 +37,19 @@ from lanewise.machine.kernel.values import (
 
 # Loops of at most this many iterations are unrolled, so that the arrays they index can live in registers.
 UNROLLED = 64
+# A CPU has fewer registers: longer loops than this are left to its compiler, which may make vector code of them.
+UNROLLED_ON_HOST = 16
 # Loops inside unrolled loops are unrolled only if that makes at most this many copies in all.
 MOST_UNROLLED = 256
 # An expression of more operations than this is not fused any further.
 FUSED = 24
 # Constants of at most this many elements are written into the text; larger ones become operands.
 INLINE_CONSTANT = 64
+
+
+def unroll(turns: int) -> str:
+    """The line before a loop that is to be unrolled."""
+    return "LW_UNROLL" if turns <= UNROLLED_ON_HOST else "LW_UNROLL_LONG"
 
 
 @dataclass
@@ -109,7 +116,7 @@ class Writer:
             index = self.fresh("i")
             indices.append(index)
             if unrolled:
-                self.line("LW_UNROLL")
+                self.line(unroll(turns))
             self.line(f"for (int {index} = 0; {index} < {size}; ++{index}) {{")
             self.depth += 1
             opened += 1
