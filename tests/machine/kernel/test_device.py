@@ -1,0 +1,77 @@
+"""Kernels on a GPU: the corpus through NVRTC and a launch inside `jit`. Left out where there is no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lanewise as lw
+from comparing import assert_same, take
+from corpus import CORPUS, Case
+from lanewise.errors import OptionError
+from lanewise.machine.kernel import device
+from programs.small import collatz, fib
+from test_corpus import batch, one_at_a_time
+
+on_gpu = pytest.mark.skipif(
+    jax.default_backend() != "gpu" or not device.available(), reason="there is no NVIDIA GPU"
+)
+
+
+def on_host(name: str) -> tuple[Any, Any]:
+    """The batch of a case and its answers, from the CPU."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        return batch(name), one_at_a_time(name)
+
+
+@on_gpu
+@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
+def test_the_corpus_as_kernels(case: Case) -> None:
+    args, expected = on_host(case.name)
+    args = jax.device_put(args, jax.devices("gpu")[0])
+    run = lw.vmap(case.program, in_axes=case.in_axes, carrier="kernel")
+    assert_same(jax.jit(run)(*args), expected, max(case.rtol, 2e-4))
+
+
+@on_gpu
+def test_more_examples_than_lanes() -> None:
+    n = jnp.arange(1, 100_001)
+    few = lw.vmap(collatz, carrier="kernel", lanes=256)(n)
+    assert (few == lw.vmap(collatz, carrier="kernel")(n)).all()
+
+
+@on_gpu
+def test_between_other_operations_and_more_than_once() -> None:
+    @jax.jit
+    def run(n):
+        first = jax.vmap(fib)(n % 11)
+        return jax.vmap(collatz)(first + 1) * 2
+
+    n = jnp.arange(4096)
+    expected = 2 * np.asarray(jax.vmap(collatz)(jax.vmap(fib)(n % 11) + 1))
+    for _ in range(3):
+        np.testing.assert_array_equal(run(n), expected)
+
+
+@on_gpu
+def test_stacks_grow_outside_jit() -> None:
+    @lw.program
+    def depth(n):
+        if n == 0:
+            return 0
+        return 1 + depth(n - 1)
+
+    n = jnp.array([0, 5, 100, 3000])
+    assert lw.vmap(depth, carrier="kernel")(n).tolist() == n.tolist()
+    _, outcomes = jax.jit(lw.vmap(depth, carrier="kernel", max_depth=50, throw=False))(n)
+    assert outcomes.ok().tolist() == [True, True, False, False]
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
+def test_without_a_gpu_it_is_told() -> None:
+    with pytest.raises(OptionError, match="carrier='kernel' runs on a GPU"):
+        lw.vmap(collatz, carrier="kernel")(jnp.arange(1, 5))
