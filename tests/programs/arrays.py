@@ -255,6 +255,31 @@ def sliding_windows(x, width):
     return best
 
 
+def _halvings(n):
+    return lax.while_loop(lambda s: s[0] > 1, lambda s: (s[0] // 2, s[1] + 1), (n, jnp.int32(0)))[1]
+
+
+def halvings_until_lax(x, rounds):
+    """JAX's own loops under JAX's own `vmap`, over an ordinary axis: a test for each element."""
+
+    def turn(_, state):
+        x, total = state
+        counts = jax.vmap(_halvings)(x)
+        return x + counts, total + counts
+
+    return lax.fori_loop(0, rounds, turn, (x, jnp.zeros_like(x)))[1]
+
+
+@lw.program
+def halvings_until(x, rounds):
+    total = jnp.zeros_like(x)
+    for _ in range(rounds):
+        counts = jax.vmap(_halvings)(x)
+        x = x + counts
+        total += counts
+    return total
+
+
 @lw.program
 def lower_bound(values, target):
     """A search that JAX's own loop does inside the program, between Python's own branches."""
@@ -292,6 +317,12 @@ CASES = (
     Case("insertion_sort", insertion_sort, _nearly_sorted, lax_form=insertion_sort_lax),
     Case("bubble_sort", bubble_sort, _nearly_sorted, lax_form=bubble_sort_lax),
     Case("partition", partition, _whole_rows),
+    Case(
+        "halvings_until",
+        halvings_until,
+        inputs(ints(0, 5000, 5), ints(0, 6)),
+        lax_form=halvings_until_lax,
+    ),
     Case(
         "quicksort",
         quicksort,

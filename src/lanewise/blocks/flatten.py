@@ -36,7 +36,7 @@ from lanewise.blocks.form import (
     Return,
     Terminator,
 )
-from lanewise.blocks.inside import Expand, inside, is_throw
+from lanewise.blocks.inside import Expand, inside, is_throw, tests_many, with_one_test
 from lanewise.check import check_p
 from lanewise.errors import Outcome, TransformError
 from lanewise.outcomes import Site
@@ -248,6 +248,13 @@ class _Flattener:
         self.start(after, "after")
 
     def while_(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
+        if tests_many(eqn):
+            traced = with_one_test(eqn)
+            arrays = [
+                self.constant(var, value)
+                for var, value in zip(traced.jaxpr.invars, traced.captures, strict=False)
+            ]
+            return self.walk(traced.jaxpr, [*arrays, *operands])
         cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
         cond_consts, body_consts = operands[:cond_n], operands[cond_n : cond_n + body_n]

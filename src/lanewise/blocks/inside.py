@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn
@@ -78,6 +82,37 @@ def looks_at_batch(eqn: JaxprEqn) -> bool:
 def is_throw(eqn: JaxprEqn) -> bool:
     """A throw inside a program passes its answers on: the lane's own outcome tells of the failure."""
     return eqn.primitive is throw_p
+
+
+def tests_many(eqn: JaxprEqn) -> bool:
+    """Whether a `while` has a test for each element of an inner `jax.vmap`: it runs until all are done."""
+    return eqn.primitive.name == "while" and bool(eqn.params["cond_jaxpr"].outvars[0].aval.shape)
+
+
+def with_one_test(eqn: JaxprEqn) -> _jax.Traced:
+    """The same loop with one test for all elements, those that are done kept as they are."""
+    cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    cond_run, body_run = _jax.flat_jaxpr(cond), _jax.flat_jaxpr(body)
+
+    def run(*operands: Any) -> list[Any]:
+        first = [*_jax.attached_consts(cond), *operands[:cond_n]]
+        second = [*_jax.attached_consts(body), *operands[cond_n : cond_n + body_n]]
+
+        def test(carry: list[Any]) -> Any:
+            return _jax.eval_jaxpr(cond_run, *first, *carry)[0]
+
+        def turn(carry: list[Any]) -> list[Any]:
+            goes_on, after = test(carry), _jax.eval_jaxpr(body_run, *second, *carry)
+            return [
+                jnp.where(lax.expand_dims(goes_on, range(goes_on.ndim, new.ndim)), new, old)
+                for new, old in zip(after, carry, strict=True)
+            ]
+
+        start = list(operands[cond_n + body_n :])
+        return lax.while_loop(lambda carry: test(carry).any(), turn, start)
+
+    return _jax.trace(run, [atom.aval for atom in eqn.invars])
 
 
 def _linear_solve(eqn: JaxprEqn) -> Inside:

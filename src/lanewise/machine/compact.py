@@ -39,7 +39,7 @@ def tile_width(linked: Linked, pc: int, lanes: int) -> int | None:
         return None
     operations = linked.costs[pc].operations
     moved = sum(math.prod(var.aval.shape) for var in _touched(linked, block))
-    if operations < MOVE_OPERATIONS * moved:
+    if operations <= MOVE_OPERATIONS * moved:
         return None
     worth = TILE_OPERATIONS.get(jax.default_backend(), TILE_OPERATIONS["gpu"])
     width = FEWEST_LANES

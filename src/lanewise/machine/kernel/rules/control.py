@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from lanewise import _jax
 from lanewise._jax import Atom, DropVar, Jaxpr, JaxprEqn
 from lanewise.blocks.divergence import changed_carry
-from lanewise.blocks.inside import inside
+from lanewise.blocks.inside import inside, tests_many, with_one_test
 from lanewise.machine.kernel.rules import Unsupported, rule
 from lanewise.machine.kernel.stores import assign
 from lanewise.machine.kernel.values import Index, Part, Place, Stored, Value, times
@@ -92,6 +92,9 @@ def _cond(w: Writer, eqn: JaxprEqn) -> None:
 
 @rule("while")
 def _while(w: Writer, eqn: JaxprEqn) -> None:
+    if tests_many(eqn):
+        w.inline_traced(with_one_test(eqn), eqn)
+        return
     cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     test, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     operands = eqn.invars
