@@ -11,11 +11,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lanewise import _jax
-from lanewise._jax import Jaxpr, JaxprEqn
+from lanewise._jax import Jaxpr, JaxprEqn, Var
 from lanewise.blocks.cost import Cost, holds_while
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import BlockProgram
@@ -33,6 +34,8 @@ ONE_LANE_CARRIERS = {"native": "cpu", "kernel": "gpu"}
 PRODUCTS_TOGETHER = 12.0
 # What any other work of a lane costs more in a tick: all lanes wait for the slowest, and pay for branches not taken.
 TICKED_OPERATION = 6.0
+# A GPU's thread that walks through a longer array by itself is slower than all threads together.
+MOST_ELEMENTS_A_THREAD = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +179,8 @@ def _one_lane_if_better(
     )
     if not carriers or together < alone:
         return None
+    if platform == "gpu" and _largest_of_a_lane(linked) > MOST_ELEMENTS_A_THREAD:
+        return None
     why = (
         f"a lane's own code is {total.operations:,.0f} operations a turn, {total.products:,.0f} of them"
         " matrix products: each lane runs by itself"
@@ -186,6 +191,19 @@ def _one_lane_if_better(
         )
     except OptionError:
         return None
+
+
+def _largest_of_a_lane(linked: Linked) -> int:
+    """The most elements that an array of a lane's own has."""
+    uniform = linked.storage.uniform
+    made = (
+        var
+        for _, block in linked.program.all_blocks()
+        for eqn in block.eqns
+        for var in (*eqn.outvars, *eqn.invars)
+        if isinstance(var, Var) and var not in uniform
+    )
+    return max((math.prod(var.aval.shape) for var in made), default=0)
 
 
 def blocks_of(
