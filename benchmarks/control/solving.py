@@ -137,7 +137,8 @@ def diffrax_case(lanes: int, small: bool) -> Case:
             max_steps=MOST_STEPS,
             throw=False,
         )
-        return solution.ys, solution.stats["num_steps"]
+        # How many steps it took is not an answer: a step at the edge of its tolerance is redone or not.
+        return solution.ys
 
     # As above: a step at the edge of its tolerance.
     arguments = (stiffness(lanes, small),)
@@ -165,7 +166,8 @@ def optimistix_case(lanes: int, small: bool) -> Case:
         found = optimistix.root_find(
             freudenstein_roth, solver, start, args=slack, max_steps=most, throw=False
         )
-        return found.value, found.stats["num_steps"]
+        # Nor is the number of iterations: near the tolerance rounding decides.
+        return found.value
 
     rng = np.random.default_rng(21)
     start = (3.0 * rng.standard_normal((lanes, 2)) + [0.0, 0.5]).astype(np.float32)
