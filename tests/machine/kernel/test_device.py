@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from comparing import assert_same, take
+from comparing import assert_same
 from corpus import CORPUS, Case
 from lanewise.errors import OptionError
 from lanewise.machine.kernel import device
