@@ -27,7 +27,7 @@ FEWEST_LANES = 16
 # What an element costs to take out of a row and put back, in operations.
 MOVE_OPERATIONS = 32.0
 # What a tile must be worth, in lane operations: many times what it costs to start one.
-TILE_OPERATIONS = {"cpu": 5e6, "gpu": 1e9}
+TILE_OPERATIONS = {"cpu": 1e7, "gpu": 1e9}
 # A block is cut into tiles if that leaves at least this many for all lanes.
 FEWEST_TILES = 4
 

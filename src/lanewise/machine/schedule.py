@@ -34,7 +34,7 @@ Tick = Callable[[State], State]
 
 # What a `cond` costs, in lane operations: below it a block is run for whoever is there. A GPU does far more work in
 # the time the host takes to read a predicate.
-GUARD_OPERATIONS = {"cpu": 20_000, "gpu": 20_000_000}
+GUARD_OPERATIONS = {"cpu": 100_000, "gpu": 20_000_000}
 # The fixed cost of any block, in the same unit.
 BLOCK_OPERATIONS = {"cpu": 2_000, "gpu": 100_000_000}
 # And of a tick: deciding what runs.
