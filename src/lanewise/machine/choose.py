@@ -132,7 +132,8 @@ def _one_lane(
             f"carrier={carrier!r} runs on a {ONE_LANE_CARRIERS[carrier].upper()}, and this is"
             f' {platform!r}; use carrier="auto".'
         )
-    return Plan(None, "one lane", carrier, why, _PATHS[carrier](program, varying, options, expand))
+    path, because = _PATHS[carrier](program, varying, options, expand)
+    return Plan(None, "one lane", carrier, f"{why}; {because}" if because else why, path)
 
 
 # Carriers are imported when a program is first carried by them: together they are a third of all of Lanewise.
@@ -140,7 +141,7 @@ def _one_lane(
 
 def _cuda_path(
     program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
-) -> str:
+) -> tuple[str, str]:
     from lanewise.machine.kernel import device
     from lanewise.machine.kernel.carry import kernel_for
 
@@ -149,12 +150,12 @@ def _cuda_path(
             'carrier="kernel" needs an NVIDIA GPU and NVIDIA\'s cuda-bindings (lanewise[cuda]).'
         )
     kernel_for(program, varying, options, expand)
-    return "NVRTC"
+    return "NVRTC", ""
 
 
 def _host_path(
     program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
-) -> str:
+) -> tuple[str, str]:
     from lanewise.machine.native import native_path
 
     return native_path(program, varying, options, expand)

@@ -320,10 +320,11 @@ def _one_by_one(
         ran = run_native(program, flat, flags, width, options, expand, chosen.path, capacity)
     else:
         from lanewise.machine.kernel import device
-        from lanewise.machine.kernel.carry import run_kernel
+        from lanewise.machine.kernel.carry import kernel_for, run_kernel
 
+        emitted = kernel_for(program, tuple(flags), options, expand)
         on_gpu = functools.partial(device.call, lanes=options.lanes)
-        ran = run_kernel(program, flat, flags, width, options, expand, capacity, on_gpu)
+        ran = run_kernel(emitted, program, flat, width, capacity, on_gpu)
     return _shaped(ran, program, lanes, mapped, options)
 
 

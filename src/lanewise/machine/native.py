@@ -1,9 +1,11 @@
 """The carrier `native`: one lane at a time on a CPU, with real loops and branches.
 
-Two paths lead there.
+Three paths lead there.
 
 * `C++`: the kernel's text (`machine/kernel/`) compiled by the host's C++ compiler and called by XLA inside `jit`. Loop
   variables live in machine registers, and the examples are spread over all cores.
+* `C++, 16 lanes in step`: the same for a program that is one loop of scalar arithmetic, which a core runs for several
+  lanes at once with its vector instructions (`machine/kernel/tiles.py`).
 * `XLA`: XLA:CPU's own code for a whole computation as one function (`_jax.as_one_function`), where there is no C++
   compiler or an operation has no rule in the kernel's table. XLA keeps loop variables in memory and runs one call on
   one core, so it is two to four times slower; and its one-function code has no matrix products, large sums, sorts,
@@ -29,8 +31,10 @@ from lanewise.blocks.cost import size_of
 from lanewise.blocks.inside import Expand
 from lanewise.errors import OptionError
 from lanewise.machine.kernel import foreign
-from lanewise.machine.kernel.carry import kernel_for, run_kernel
+from lanewise.machine.kernel.carry import kernel_for, kernel_or_obstacle, run_kernel
+from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.lower import kernel_blocks
+from lanewise.machine.kernel.tiles import TILE, tiled
 from lanewise.machine.link import Linked
 from lanewise.machine.state import initial_state, stored
 from lanewise.machine.ticks import answers, run_ticks, statistics
@@ -49,32 +53,44 @@ _NOT_IN_ONE_FUNCTION = frozenset(
 _ARRAY_REDUCTIONS = ("reduce", "arg", "cum")
 
 
-def native_path(program: Program, varying: Sequence[bool], options: Options, expand: Expand) -> str:
-    """What compiles the program for one lane at a time: "C++" or "XLA"; an error if neither can."""
-    why = _no_kernel(program, tuple(varying), options, expand)
-    if why is None:
-        return "C++"
-    linked = _blocks(program, tuple(varying), options, expand)
+CPP = "C++"
+IN_STEP = f"C++, {TILE} lanes in step"
+XLA = "XLA"
+
+
+def native_path(
+    program: Program, varying: Sequence[bool], options: Options, expand: Expand
+) -> tuple[str, str]:
+    """What compiles the program for one lane at a time, and why that; an error if nothing can."""
+    varying = tuple(varying)
+    if not foreign.available():
+        obstacle = "none was found (install g++ or clang++, or set CXX)"
+    elif _in_step(program, varying, options, expand) is not None:
+        return IN_STEP, "one loop of scalar arithmetic, which vector instructions run"
+    else:
+        found = kernel_or_obstacle(program, varying, options, expand)
+        if isinstance(found, Emitted):
+            return CPP, ""
+        obstacle = str(found)
+    linked = _blocks(program, varying, options, expand)
     missing = next(_unavailable(_all_eqns(linked)), None)
     if missing is None:
-        return "XLA"
+        return XLA, f"by a C++ compiler it cannot be: {obstacle}"
     raise OptionError(
-        f'carrier="native" cannot run this program. By a C++ compiler: {why} By XLA: {missing.primitive.name} at'
-        f' {_jax.user_line(missing)} has no code for one lane at a time. Use carrier="ticks".'
+        f'carrier="native" cannot run this program. By a C++ compiler: {obstacle}. By XLA: {missing} has no code for'
+        ' one lane at a time. Use carrier="ticks".'
     )
 
 
-def _no_kernel(
+@functools.lru_cache(maxsize=512)
+def _in_step(
     program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
-) -> str | None:
-    """Why the C++ path is closed, or None."""
-    if not foreign.available():
-        return "none was found (install g++ or clang++, or set CXX)."
-    try:
-        kernel_for(program, varying, options, expand)
-    except OptionError as error:
-        return str(error)
-    return None
+) -> Emitted | None:
+    """The kernel for several lanes in step, if the program has one."""
+    # Lanes in step do not stop one by one, and are not counted.
+    if options.stats or options.max_steps is not None:
+        return None
+    return tiled(kernel_blocks(program, varying, options, expand, selects=True), varying, expand)
 
 
 @functools.lru_cache(maxsize=512)
@@ -95,12 +111,12 @@ def run_native(
     capacity: int,
 ) -> tuple[list[Any], Any, Any, list[Any]]:
     """Answers, codes, sites and statistics of all lanes; a stack holds `capacity` frames."""
-    if path == "C++":
-        return run_kernel(
-            program, operands, varying, lanes, options, expand, capacity, foreign.call
-        )
-    linked = _blocks(program, tuple(varying), options, expand)
-    return _by_xla(linked, operands, tuple(varying), lanes, options, capacity)
+    given = (program, tuple(varying), options, expand)
+    if path == XLA:
+        return _by_xla(_blocks(*given), operands, tuple(varying), lanes, options, capacity)
+    emitted = _in_step(*given) if path == IN_STEP else kernel_for(*given)
+    assert emitted is not None
+    return run_kernel(emitted, program, operands, lanes, capacity, foreign.call)
 
 
 def _by_xla(
@@ -168,18 +184,23 @@ def _all_eqns(linked: Linked) -> Iterable[JaxprEqn]:
         yield from block.eqns
 
 
-def _unavailable(eqns: Iterable[JaxprEqn]) -> Iterator[JaxprEqn]:
-    """The equations that XLA:CPU's one-function code cannot have."""
+def _unavailable(eqns: Iterable[JaxprEqn], around: str = "") -> Iterator[str]:
+    """The operations, and their lines, that XLA:CPU's one-function code cannot have."""
     for eqn in eqns:
-        name = eqn.primitive.name
-        if name in _NOT_IN_ONE_FUNCTION or (name in _TESTS and _TESTS[name](eqn)):
-            yield eqn
-        elif name.startswith("scatter") and _num_updates(eqn) > 1:
-            yield eqn
-        elif name.startswith(_ARRAY_REDUCTIONS) and max(map(size_of, eqn.invars)) > MOST_REDUCED:
-            yield eqn
+        name, line = eqn.primitive.name, _jax.user_line(eqn) or around
+        if (
+            name in _NOT_IN_ONE_FUNCTION
+            or (name in _TESTS and _TESTS[name](eqn))
+            or (name.startswith("scatter") and _num_updates(eqn) > 1)
+            or (name.startswith(_ARRAY_REDUCTIONS) and _most_elements(eqn) > MOST_REDUCED)
+        ):
+            yield f"{name} ({line})"
         for inner in _jax.subjaxprs(eqn):
-            yield from _unavailable(inner.eqns)
+            yield from _unavailable(inner.eqns, line)
+
+
+def _most_elements(eqn: JaxprEqn) -> int:
+    return max(map(size_of, eqn.invars))
 
 
 def _is_matrix_product(eqn: JaxprEqn) -> bool:
@@ -189,7 +210,7 @@ def _is_matrix_product(eqn: JaxprEqn) -> bool:
         eqn.invars[0].aval.ndim - len(left) - len(left_batch),
         eqn.invars[1].aval.ndim - len(right) - len(right_batch),
     ]
-    return all(free) or max(map(size_of, eqn.invars)) > MOST_REDUCED**2 // 16
+    return all(free) or _most_elements(eqn) > MOST_REDUCED**2 // 16
 
 
 def _num_updates(eqn: JaxprEqn) -> int:

@@ -18,8 +18,7 @@ from lanewise.errors import Outcome
 from lanewise.machine.choose import blocks_of
 from lanewise.machine.execute import expand
 from lanewise.machine.kernel import host
-from lanewise.machine.kernel.lower import kernel_blocks, kernel_of
-from lanewise.machine.kernel.support import obstacles
+from lanewise.machine.kernel.carry import kernel_for
 from lanewise.machine.link import link
 from lanewise.options import Options
 from machine.kernel.checking import words
@@ -44,8 +43,7 @@ def operands_of(case: Case, args: Any) -> tuple[Any, list[Any], list[bool]]:
 def test_the_kernel_answers_what_one_lane_answers(case: Case) -> None:
     args = take(case.in_axes, batch(case.name), slice(SIZE))
     program, operands, varying = operands_of(case, args)
-    assert obstacles(kernel_blocks(program, varying, Options(), expand), varying, expand) == ()
-    emitted = kernel_of(program, varying, Options(), expand)
+    emitted = kernel_for(program, tuple(varying), Options(), expand)
     lanes = lanes_of(case.in_axes, args)
     given = [words(x) for x in operands]
     ran = host.run(emitted, given, lanes, capacity=FRAMES, flags=FLAGS)
@@ -71,7 +69,7 @@ def test_outcomes_steps_and_depth_are_those_of_the_reference(name: str, limit: i
     args = take(case.in_axes, batch(name), slice(SIZE))
     program, operands, varying = operands_of(case, args)
     options = Options(max_steps=8 * limit, stats=True)
-    emitted = kernel_of(program, varying, options, expand)
+    emitted = kernel_for(program, tuple(varying), options, expand)
     lanes = lanes_of(case.in_axes, args)
     ran = host.run(emitted, [words(x) for x in operands], lanes, capacity=limit, threads=2)
     blocks = link(blocks_of(program, varying, options, expand), varying).program

@@ -13,9 +13,10 @@ from jax import lax
 import lanewise as lw
 from lanewise.machine.execute import expand
 from lanewise.machine.kernel import host
+from lanewise.machine.kernel.carry import kernel_for
 from lanewise.machine.kernel.emit import Emitted
-from lanewise.machine.kernel.lower import kernel_blocks, kernel_of
-from lanewise.machine.kernel.support import obstacles
+from lanewise.machine.kernel.lower import kernel_blocks
+from lanewise.machine.kernel.support import written
 from lanewise.options import Options
 from machine.kernel.checking import check
 
@@ -23,7 +24,7 @@ from machine.kernel.checking import check
 def kernel(f, *args, varying=None, **options) -> Emitted:
     staged, operands = lw.program(f).stage(*args)
     flags = [True] * len(operands) if varying is None else varying
-    return kernel_of(staged.program, flags, Options(**options), expand)
+    return kernel_for(staged.program, tuple(flags), Options(**options), expand)
 
 
 def body(emitted: Emitted) -> str:
@@ -191,7 +192,7 @@ def test_obstacles_name_the_operation_and_its_line() -> None:
 
     staged, _ = lw.program(called).stage(jnp.float32(1))
     linked = kernel_blocks(staged.program, [True], Options(), expand)
-    (found,) = obstacles(linked, [True], expand)
+    (found,) = written(linked, [True], Options(), expand)
     assert found.operation == "pure_callback" and "test_emit.py" in found.line
 
 

@@ -87,9 +87,13 @@ class Bodies:
             if source is not None and var in untouched:
                 self.places[var] = self._read_in_place(source)
                 continue
-            room = self.places[var] = w.room(var.aval.shape, var.aval.dtype, "v")
+            room = self.places[var] = self.room(var.aval.shape, var.aval.dtype)
             if source is not None:
                 self.loads.append((room, source))
+
+    def room(self, shape: Sequence[int], dtype: Any) -> Scalar | Stored:
+        """Declare what a lane holds of a variable."""
+        return self.writer.room(shape, dtype, "v")
 
     def load(self) -> None:
         """Fill what a lane holds when it takes an example."""
@@ -122,7 +126,7 @@ class Bodies:
         if "example" not in text:
             return w.let(text, source.dtype, "v") if "[0]" in text else source
         if source.size <= UNROLLED:
-            room = w.room(source.shape, source.dtype, "v")
+            room = self.room(source.shape, source.dtype)
             self.loads.append((room, source))
             # It is written once, when the example is taken: to the program's code it is a constant.
             if isinstance(room, Scalar):

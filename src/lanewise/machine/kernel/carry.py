@@ -12,8 +12,8 @@ from lanewise import _jax
 from lanewise.blocks.inside import Expand
 from lanewise.errors import OptionError
 from lanewise.machine.kernel.emit import Emitted
-from lanewise.machine.kernel.lower import kernel_blocks, kernel_of
-from lanewise.machine.kernel.support import obstacles
+from lanewise.machine.kernel.lower import kernel_blocks
+from lanewise.machine.kernel.support import Obstacle, written
 from lanewise.machine.state import stored
 from lanewise.options import Options
 from lanewise.program import Program
@@ -24,28 +24,34 @@ Run = Callable[[Emitted, Sequence[Any], int, int], tuple[list[Any], Any, Any, An
 
 
 @functools.lru_cache(maxsize=512)
+def kernel_or_obstacle(
+    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
+) -> Emitted | Obstacle:
+    """The program's kernel, remembered, or the first thing that keeps it from being one."""
+    linked = kernel_blocks(program, varying, options, expand)
+    found = written(linked, varying, options, expand)
+    return found if isinstance(found, Emitted) else found[0]
+
+
 def kernel_for(
     program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
 ) -> Emitted:
-    """The program's kernel, remembered; an error that names the operation if it cannot be one."""
-    found = obstacles(kernel_blocks(program, varying, options, expand), varying, expand)
-    if found:
-        raise OptionError(f'carrier="kernel" cannot carry {found[0]}. Use carrier="ticks".')
-    return kernel_of(program, varying, options, expand)
+    """The program's kernel; an error that names the operation if it cannot be one."""
+    found = kernel_or_obstacle(program, varying, options, expand)
+    if isinstance(found, Obstacle):
+        raise OptionError(f'carrier="kernel" cannot carry {found}. Use carrier="ticks".')
+    return found
 
 
 def run_kernel(
+    emitted: Emitted,
     program: Program,
     operands: Sequence[Any],
-    varying: Sequence[bool],
     examples: int,
-    options: Options,
-    expand: Expand,
     capacity: int,
     run: Run,
 ) -> tuple[list[Any], Any, Any, list[Any]]:
     """Answers, codes, sites and statistics of all examples; a stack holds `capacity` frames."""
-    emitted = kernel_for(program, tuple(varying), options, expand)
     given = [stored(x, _jax.aval_of(x)) for x in operands]
     values, code, site, totals = run(emitted, given, examples, capacity)
     answers = [

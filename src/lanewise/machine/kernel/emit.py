@@ -90,7 +90,7 @@ def emit(
     counting: bool = False,
 ) -> Emitted:
     """Write the kernel of a linked program. `counting`: keep the lanes' steps even without `max_steps`."""
-    return _Emitter(linked, tuple(varying), expand, max_steps, counting).kernel()
+    return Emitter(Bodies(linked, tuple(varying), Writer(expand), max_steps, counting)).kernel()
 
 
 def _operand(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
@@ -100,24 +100,17 @@ def _operand(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
     return Operand(tuple(shape), np.dtype(dtype), varies, kind)
 
 
-class _Emitter:
-    def __init__(
-        self,
-        linked: Linked,
-        varying: tuple[bool, ...],
-        expand: Expand,
-        max_steps: int | None,
-        counting: bool,
-    ) -> None:
-        self.linked = linked
-        self.varying = varying
-        self.writer = Writer(expand)
-        self.bodies = Bodies(linked, varying, self.writer, max_steps, counting)
-        self.structure = structure(self._edges(), self._heads(), self._weight(), pausing=True)
+class Emitter:
+    """Writes a kernel around the bodies of its blocks."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self.bodies = bodies
+        self.linked, self.varying, self.writer = bodies.linked, bodies.varying, bodies.writer
+        self.structure = structure(self.edges(), self.heads(), self._weight(), pausing=True)
 
     # -- the graph -------------------------------------------------------------------------------------
 
-    def _edges(self) -> dict[Node, list[Node]]:
+    def edges(self) -> dict[Node, list[Node]]:
         pc_of, functions = self.linked.pc_of, self.linked.program.functions
         edges: dict[Node, list[Node]] = {}
         for pc, item in enumerate(self.linked.order):
@@ -137,7 +130,7 @@ class _Emitter:
                     edges[pc] = [HALT]
         return edges
 
-    def _heads(self) -> list[Node]:
+    def heads(self) -> list[Node]:
         """The entry, and where calls lead and come back."""
         linked = self.linked
         heads = [linked.pc_of[linked.program.entry_function.entry]]
@@ -167,7 +160,7 @@ class _Emitter:
         w.depth = 1
         w.line("const long long lane = LW_LANE, lanes = LW_LANES;")
         self.bodies.declare_stacks()
-        self._lanes(results)
+        self.lanes(results)
         operands += [_operand(c.shape, c.dtype, False) for c in w.constants]
         text = self._text(operands, outputs, len(w.constants))
         return Emitted(
@@ -179,7 +172,7 @@ class _Emitter:
             self.bodies.frame_bytes,
         )
 
-    def _lanes(self, results: Sequence[Var]) -> None:
+    def lanes(self, results: Sequence[Var]) -> None:
         """The loop over examples, around the program or one with its dispatch.
 
         Threads that run in step wait for each other where a loop ends. With the dispatch in the loop over examples, a
@@ -204,12 +197,12 @@ class _Emitter:
                 with w.block():
                     self._code(found.code[found.heads[0]])
             else:
-                w.line(f"int32 pc = {self._entry()};")
+                w.line(f"int32 pc = {self.entry()};")
                 with w.block("for (;;)"):
-                    self._cases()
+                    self.cases(found.heads)
                     w.line("dispatch: ;")
             w.line("finished: ;")
-            self._answers(results)
+            self.answers(results)
 
     def _examples_in_dispatch(self, results: Sequence[Var]) -> None:
         w = self.writer
@@ -220,21 +213,22 @@ class _Emitter:
             with w.block("if (pc < 0)"):
                 w.line("if (example >= examples) return;")
                 self.bodies.load()
-                w.line(f"pc = {self._entry()};")
-            self._cases()
+                w.line(f"pc = {self.entry()};")
+            self.cases(self.structure.heads)
             w.line("finished: ;")
-            self._answers(results)
+            self.answers(results)
             w.line("example = LW_NEXT(next);")
             w.line("pc = -1;")
             w.line("dispatch: ;")
 
-    def _entry(self) -> int:
+    def entry(self) -> int:
         return self.linked.pc_of[self.linked.program.entry_function.entry]
 
-    def _cases(self) -> None:
+    def cases(self, heads: Sequence[Node]) -> None:
+        """The `switch` on the pc."""
         w, found = self.writer, self.structure
         with w.block("switch (pc)"):
-            for head in found.heads:
+            for head in heads:
                 with w.block(f"case {head}:"):
                     self._code(found.code[head])
                     if not leaves(found.code[head]):
@@ -327,7 +321,7 @@ class _Emitter:
             self._code(inner)
         self._code(rest)
 
-    def _answers(self, results: Sequence[Var]) -> None:
+    def answers(self, results: Sequence[Var]) -> None:
         w = self.writer
         w.line("code[example] = outcome;")
         w.line("site[example] = place;")

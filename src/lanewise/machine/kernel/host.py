@@ -34,7 +34,7 @@ from lanewise.machine.kernel.emit import Emitted
 # What is asked for keeps XLA's floating point: no products fused into sums, no sums in another order. That nobody
 # reads `errno` or traps on a NaN only tells the compiler that it may use vector instructions.
 FLAGS = (
-    *("-O3", "-std=c++17", "-nostdinc++", "-fPIC", "-shared", "-pthread", "-w"),
+    *("-O3", "-std=c++17", "-nostdinc++", "-fPIC", "-shared", "-pthread", "-fopenmp-simd", "-w"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
 FOR_THIS_CPU = "-march=native"

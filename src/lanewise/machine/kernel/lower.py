@@ -1,7 +1,8 @@
 """The blocks a kernel is written from.
 
 They are those of `ticks`, but for branches: where every lane has a program counter of its own, skipping code is cheaper
-than running it and selecting, and arrays that only one side changes are not copied.
+than running it and selecting, and arrays that only one side changes are not copied. Lanes in step (`tiles.py`) want
+`selects`.
 """
 
 from __future__ import annotations
@@ -11,28 +12,19 @@ from collections.abc import Sequence
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.inside import Expand
 from lanewise.blocks.simplify import simplify
-from lanewise.machine.kernel.emit import Emitted, emit
 from lanewise.machine.link import Linked, link
 from lanewise.options import Options
 from lanewise.program import Program
 
 
 def kernel_blocks(
-    program: Program, varying: Sequence[bool], options: Options, expand: Expand
+    program: Program,
+    varying: Sequence[bool],
+    options: Options,
+    expand: Expand,
+    *,
+    selects: bool = False,
 ) -> Linked:
-    """The program's blocks with real branches."""
+    """The program's blocks with real branches, or with cheap ones as selects."""
     blocks = flatten(program, varying, expand=expand, every_loop=options.max_steps is not None)
-    return link(simplify(blocks, selects=False), varying)
-
-
-def kernel_of(
-    program: Program, varying: Sequence[bool], options: Options, expand: Expand
-) -> Emitted:
-    """The kernel that runs a program for lanes in which these operands vary."""
-    return emit(
-        kernel_blocks(program, varying, options, expand),
-        varying,
-        expand=expand,
-        max_steps=options.max_steps,
-        counting=options.stats,
-    )
+    return link(simplify(blocks, selects=selects), varying)

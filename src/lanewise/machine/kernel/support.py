@@ -15,9 +15,10 @@ from lanewise._jax import Atom, JaxprEqn
 from lanewise.blocks.form import Block
 from lanewise.blocks.inside import Expand, implementation, inside
 from lanewise.machine.kernel import dtypes
-from lanewise.machine.kernel.emit import emit
+from lanewise.machine.kernel.emit import Emitted, emit
 from lanewise.machine.kernel.rules import RULES, Unsupported
 from lanewise.machine.link import Linked
+from lanewise.options import Options
 
 # The most scratch memory a lane may take beside its stacks.
 MOST_LANE_BYTES = 1 << 18
@@ -36,8 +37,10 @@ class Obstacle:
         return f"{self.operation}: {self.why}{where}"
 
 
-def obstacles(linked: Linked, varying: Sequence[bool], expand: Expand) -> tuple[Obstacle, ...]:
-    """All that keeps a program from being a kernel; empty if nothing does."""
+def written(
+    linked: Linked, varying: Sequence[bool], options: Options, expand: Expand
+) -> Emitted | tuple[Obstacle, ...]:
+    """A program's kernel, or all that keeps it from being one."""
     blocks = [item for item in linked.order if isinstance(item, Block)]
     found = list(_in_equations((eqn for block in blocks for eqn in block.eqns), expand))
     variables: list[Atom] = [*linked.program.inputs, *linked.program.entry_function.results]
@@ -49,31 +52,34 @@ def obstacles(linked: Linked, varying: Sequence[bool], expand: Expand) -> tuple[
     if found:
         return tuple(dict.fromkeys(found))
     try:
-        emitted = emit(linked, varying, expand=expand)
+        emitted = emit(
+            linked, varying, expand=expand, max_steps=options.max_steps, counting=options.stats
+        )
     except Unsupported as refusal:
         return (Obstacle(refusal.operation, refusal.line, refusal.why),)
     if emitted.fixed_bytes > MOST_LANE_BYTES:
         why = f"a lane would take {emitted.fixed_bytes:,} bytes; at most {MOST_LANE_BYTES:,} are sensible"
         return (Obstacle("the state of a lane", "", why),)
-    return ()
+    return emitted
 
 
-def _in_equations(eqns: Iterable[JaxprEqn], expand: Expand) -> Iterator[Obstacle]:
+def _in_equations(eqns: Iterable[JaxprEqn], expand: Expand, around: str = "") -> Iterator[Obstacle]:
+    """What has no rule. Code that JAX traced once for all its users has their line `around` it."""
     for eqn in eqns:
-        name, line = eqn.primitive.name, _jax.user_line(eqn)
+        name, line = eqn.primitive.name, _jax.user_line(eqn) or around
         if name not in RULES:
             traced = implementation(eqn)
             if traced is None:
                 yield Obstacle(name, line, "a kernel has no rule for it")
             else:
-                yield from _in_equations(traced.jaxpr.eqns, expand)
+                yield from _in_equations(traced.jaxpr.eqns, expand, line)
             continue
         for atom in (*eqn.invars, *eqn.outvars):
             if not dtypes.held(atom.aval.dtype):
                 yield Obstacle(name, line, f"a kernel holds no {atom.aval.dtype}")
         called = inside(eqn, expand)
         if called is not None:
-            yield from _in_equations(called.jaxpr.eqns, expand)
+            yield from _in_equations(called.jaxpr.eqns, expand, line)
         elif name in ("while", "cond", "scan"):
             for inner in _jax.subjaxprs(eqn):
-                yield from _in_equations(inner.eqns, expand)
+                yield from _in_equations(inner.eqns, expand, line)

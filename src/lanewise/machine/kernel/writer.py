@@ -20,6 +20,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from lanewise.blocks.fold import Known, evaluate, value_of
 from lanewise.blocks.inside import Expand, implementation
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.layout import Layout
@@ -57,7 +58,8 @@ class Scope:
     """The values of one piece of code while it is written.
 
     `owned`: variables whose memory this code may write over once nothing wants it any more. `destinations`: where a
-    variable's value goes in the end, so that it may be computed there. `current`: the equation being written.
+    variable's value goes in the end, so that it may be computed there. `current`: the equation being written. `known`:
+    the numbers among the scalars, which need no code.
     """
 
     uses: Uses
@@ -65,6 +67,7 @@ class Scope:
     owned: set[Var] = field(default_factory=set)
     destinations: dict[Var, Stored] = field(default_factory=dict)
     current: JaxprEqn | None = None
+    known: Known = field(default_factory=dict)
 
 
 class Writer:
@@ -228,8 +231,13 @@ class Writer:
         scope = Scope(uses_of(jaxpr.eqns, jaxpr.outvars))
         scope.values.update((v, self.value(a)) for v, a in zip(jaxpr.invars, operands, strict=True))
         scope.owned |= {v for v, a in zip(jaxpr.invars, operands, strict=True) if self.dies(a)}
+        given = {v: self.known(a) for v, a in zip(jaxpr.invars, operands, strict=True)}
+        scope.known.update((v, number) for v, number in given.items() if number is not None)
         self._code(scope, jaxpr, consts)
         for var, atom in zip(outvars, jaxpr.outvars, strict=False):
+            number = value_of(scope.known, atom)
+            if number is not None:
+                self.scope.known[var] = number
             value = self._result(scope, atom)
             if not value.weight:
                 self.define(var, value)
@@ -260,7 +268,23 @@ class Writer:
         for eqn in eqns:
             self.scope.uses.start(eqn)
             self.scope.current = eqn
-            self._write(eqn)
+            if not self._folds(eqn):
+                self._write(eqn)
+
+    def known(self, atom: Atom) -> Any | None:
+        """The number a scalar is known to be, or None."""
+        return value_of(self.scope.known, atom)
+
+    def _folds(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation's answer is known already."""
+        if next(_jax.subjaxprs(eqn), None) is not None:
+            return False
+        known = self.scope.known = evaluate((eqn,), self.scope.known)
+        if not eqn.outvars or not all(var in known for var in eqn.outvars):
+            return False
+        for var in eqn.outvars:
+            self.define(var, self.constant(known[var], var.aval.dtype))
+        return True
 
     def _write(self, eqn: JaxprEqn) -> None:
         name = eqn.primitive.name

@@ -48,6 +48,16 @@ template <class T> LW_FUNCTION T lw_rem(T a, T b) {
   if (T(-1) < T(0) && b == T(-1)) return T(0);
   return T(a % b);
 }""",
+        "lw_div_power": r"""
+// By a power of two: a negative number is rounded towards zero.
+template <int log, class T> LW_FUNCTION T lw_div_power(T a) {
+  const T below = a >> (8 * sizeof(T) - 1) & T((T(1) << log) - 1);
+  return lw_add(a, below) >> log;
+}""",
+        "lw_rem_power": r"""
+template <int log, class T> LW_FUNCTION T lw_rem_power(T a) {
+  return lw_sub(a, lw_mul(lw_div_power<log>(a), T(T(1) << log)));
+}""",
         "lw_max": r"""
 // A NaN on either side is the answer.
 template <class T> LW_FUNCTION T lw_max(T a, T b) { return a > b || a != a ? a : b; }""",

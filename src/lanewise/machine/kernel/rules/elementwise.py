@@ -76,7 +76,7 @@ def _is_int(dtype: Any) -> bool:
 def _div(w: Writer, eqn: JaxprEqn) -> None:
     dtype = _dtype(eqn)
     if _is_int(dtype):
-        _map(w, eqn, _known_divisor(eqn, "/") or (lambda a, b: f"lw_div({a}, {b})"))
+        _map(w, eqn, _known_divisor(w, eqn, "/") or (lambda a, b: f"lw_div({a}, {b})"))
     else:
         _map(w, eqn, rounded(dtype, lambda a, b: f"({a} / {b})"))
 
@@ -85,18 +85,25 @@ def _div(w: Writer, eqn: JaxprEqn) -> None:
 def _rem(w: Writer, eqn: JaxprEqn) -> None:
     dtype = _dtype(eqn)
     if _is_int(dtype):
-        _map(w, eqn, _known_divisor(eqn, "%") or (lambda a, b: f"lw_rem({a}, {b})"))
+        _map(w, eqn, _known_divisor(w, eqn, "%") or (lambda a, b: f"lw_rem({a}, {b})"))
     else:
         name = "fmod" if dtypes.ctype(dtype) == "float64" else "fmodf"
         _map(w, eqn, widened(dtype, lambda a, b: f"{name}({a}, {b})"))
 
 
-def _known_divisor(eqn: JaxprEqn, sign: str) -> Form | None:
-    """The plain division by a literal that is neither 0 nor -1."""
+def _known_divisor(w: Writer, eqn: JaxprEqn, sign: str) -> Form | None:
+    """Division by a number that is known, and neither 0 nor -1; by a power of two it is a shift."""
     divisor = eqn.invars[1]
-    if not isinstance(divisor, _jax.Literal) or int(np.asarray(divisor.val).flat[0]) in (0, -1):
+    number = w.known(divisor)
+    if number is None and isinstance(divisor, _jax.Literal):
+        number = np.asarray(divisor.val).flat[0]
+    if number is None or int(number) in (0, -1):
         return None
-    return rounded(divisor.aval.dtype, lambda a, b: f"({a} {sign} {b})")
+    dtype, by = divisor.aval.dtype, int(number)
+    if dtypes.is_signed(dtype) and by > 1 and by & (by - 1) == 0:
+        helper = {"/": "lw_div_power", "%": "lw_rem_power"}[sign]
+        return lambda a, b: f"{helper}<{by.bit_length() - 1}>({a})"
+    return rounded(dtype, lambda a, b: f"({a} {sign} {b})")
 
 
 @rule("mulhi")
