@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -200,3 +201,21 @@ def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match="C\\+\\+"):
         host.compiler()
+
+
+def test_a_compiler_that_knows_no_such_cpu_and_a_library_for_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(host.tempfile, "gettempdir", lambda: str(tmp_path))
+    emitted = kernel(lambda x: x * 3 + 7, np.int32(0))
+    n = np.arange(5, dtype=np.int32)
+
+    def libraries() -> int:
+        host.load.cache_clear()
+        np.testing.assert_array_equal(host.run(emitted, [n], len(n)).answers[0], n * 3 + 7)
+        return len(list(tmp_path.glob("*/*.so")))
+
+    monkeypatch.setattr(host, "FOR_THIS_CPU", "-march=of-no-maker")
+    assert libraries() == libraries() == 1
+    monkeypatch.setattr(host, "this_cpu", lambda: "another")
+    assert libraries() == 2
