@@ -16,7 +16,7 @@ from control.case import Case, Entry
 
 # What the suite runs with where nobody says: the targets' batch on a CPU; on a GPU enough to fill it.
 CPU_LANES = 1024
-GPU_LANES = {"scalar": 2**20, "small": 2**16, "matrix": 2**12}
+GPU_LANES = {"scalar": 2**20, "small": 2**16, "matrix": 2**16}
 
 
 @dataclass(frozen=True)
