@@ -28,10 +28,13 @@ from lanewise.blocks.form import (
 def constants_at_start(program: BlockProgram, function: BlockFunction) -> dict[Label, Known]:
     """Known scalars at the start of each block that can be reached."""
     blocks = {block.label: block for block in function.blocks}
+    position = {label: i for i, label in enumerate(blocks)}
     at_start: dict[Label, Known] = {function.entry: {}}
-    work = [function.entry]
+    work = {function.entry}
     while work:
-        label = work.pop()
+        # In program order, what comes after a join is looked at when all ways into it have been.
+        label = min(work, key=position.__getitem__)
+        work.remove(label)
         for target, leaving in constants_leaving(program, blocks[label], at_start[label]):
             before = at_start.get(target)
             now = (
@@ -41,20 +44,21 @@ def constants_at_start(program: BlockProgram, function: BlockFunction) -> dict[L
             )
             if before is None or len(now) != len(before):
                 at_start[target] = now
-                work.append(target)
+                work.add(target)
     return at_start
 
 
 def _same(first: Any, second: Any) -> bool:
     # Bit for bit: 0.0 equals -0.0, and is another constant.
-    return second is not None and identical(first, second)
+    return first is second or (second is not None and identical(first, second))
 
 
 def constants_leaving(
     program: BlockProgram, block: Block, known: Known
 ) -> list[tuple[Label, Known]]:
     """Where a block may go when it starts with these constants, and what is known on each way."""
-    inside = evaluate(block.eqns, {v: x for v, x in known.items() if v not in defined(block)})
+    written = defined(block)
+    inside = evaluate(block.eqns, {v: x for v, x in known.items() if v not in written})
     after = dict(inside)
     for var, atom in block.assigns:
         value = value_of(inside, atom)

@@ -31,10 +31,15 @@ from lanewise.blocks.cost import size_of
 from lanewise.blocks.inside import Expand
 from lanewise.errors import OptionError
 from lanewise.machine.kernel import foreign
-from lanewise.machine.kernel.carry import kernel_for, kernel_or_obstacle, run_kernel
+from lanewise.machine.kernel.carry import (
+    blocks_for,
+    kernel_for,
+    kernel_or_obstacle,
+    run_kernel,
+)
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.lower import kernel_blocks
-from lanewise.machine.kernel.tiles import TILE, tiled
+from lanewise.machine.kernel.tiles import TILE, might_be_tiled, tiled
 from lanewise.machine.link import Linked
 from lanewise.machine.state import initial_state, stored
 from lanewise.machine.ticks import answers, run_ticks, statistics
@@ -72,7 +77,7 @@ def native_path(
         if isinstance(found, Emitted):
             return CPP, ""
         obstacle = str(found)
-    linked = _blocks(program, varying, options, expand)
+    linked = blocks_for(program, varying, options, expand)
     missing = next(_unavailable(_all_eqns(linked)), None)
     if missing is None:
         return XLA, f"by a C++ compiler it cannot be: {obstacle}"
@@ -90,14 +95,10 @@ def _in_step(
     # Lanes in step do not stop one by one, and are not counted.
     if options.stats or options.max_steps is not None:
         return None
+    # Most programs have nothing of the kind, which is seen before the work of making branches selects.
+    if not might_be_tiled(blocks_for(program, varying, options, expand)):
+        return None
     return tiled(kernel_blocks(program, varying, options, expand, selects=True), varying, expand)
-
-
-@functools.lru_cache(maxsize=512)
-def _blocks(
-    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
-) -> Linked:
-    return kernel_blocks(program, varying, options, expand)
 
 
 def run_native(
@@ -113,7 +114,7 @@ def run_native(
     """Answers, codes, sites and statistics of all lanes; a stack holds `capacity` frames."""
     given = (program, tuple(varying), options, expand)
     if path == XLA:
-        return _by_xla(_blocks(*given), operands, tuple(varying), lanes, options, capacity)
+        return _by_xla(blocks_for(*given), operands, tuple(varying), lanes, options, capacity)
     emitted = _in_step(*given) if path == IN_STEP else kernel_for(*given)
     assert emitted is not None
     return run_kernel(emitted, program, operands, lanes, capacity, foreign.call)

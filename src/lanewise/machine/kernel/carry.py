@@ -14,6 +14,7 @@ from lanewise.errors import OptionError
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.lower import kernel_blocks
 from lanewise.machine.kernel.support import Obstacle, written
+from lanewise.machine.link import Linked
 from lanewise.machine.state import stored
 from lanewise.options import Options
 from lanewise.program import Program
@@ -24,11 +25,19 @@ Run = Callable[[Emitted, Sequence[Any], int, int], tuple[list[Any], Any, Any, An
 
 
 @functools.lru_cache(maxsize=512)
+def blocks_for(
+    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
+) -> Linked:
+    """The blocks of the program's kernel, remembered."""
+    return kernel_blocks(program, varying, options, expand)
+
+
+@functools.lru_cache(maxsize=512)
 def kernel_or_obstacle(
     program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
 ) -> Emitted | Obstacle:
     """The program's kernel, remembered, or the first thing that keeps it from being one."""
-    linked = kernel_blocks(program, varying, options, expand)
+    linked = blocks_for(program, varying, options, expand)
     found = written(linked, varying, options, expand)
     return found if isinstance(found, Emitted) else found[0]
 

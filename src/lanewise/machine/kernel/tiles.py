@@ -21,7 +21,7 @@ from typing import Any
 
 from lanewise._jax import Atom, JaxprEqn, Var
 from lanewise.blocks.fold import Known, evaluate, value_of
-from lanewise.blocks.form import Block, Branch
+from lanewise.blocks.form import Block, Branch, successors
 from lanewise.blocks.inside import Expand, inside
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.bodies import Bodies
@@ -53,6 +53,18 @@ class _Loop:
     pc: Node
     after: Node
     way: int
+
+
+def might_be_tiled(linked: Linked) -> bool:
+    """Whether a program is one loop of scalars once its branches are selects, by a look at it with branches."""
+    loops = {
+        linked.pc_of[target]
+        for pc, item in enumerate(linked.order)
+        if isinstance(item, Block)
+        for target in successors(item)
+        if linked.pc_of[target] <= pc
+    }
+    return not linked.has_calls and len(loops) == 1 and all(map(_fits, linked.storage.registers))
 
 
 def tiled(linked: Linked, varying: Sequence[bool], expand: Expand) -> Emitted | None:
