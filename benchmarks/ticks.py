@@ -44,7 +44,12 @@ def main() -> None:
         claims.append(
             compare(
                 f"ticks: {subject.name}, {options.lanes} lanes, {jax.default_backend()}",
-                lw.vmap(subject.fun, in_axes=subject.in_axes, schedule=options.schedule),
+                lw.vmap(
+                    subject.fun,
+                    in_axes=subject.in_axes,
+                    carrier="ticks",
+                    schedule=options.schedule,
+                ),
                 jax.vmap(subject.peer or subject.fun, in_axes=subject.in_axes),
                 subject.arguments,
                 target=target,

@@ -62,7 +62,7 @@ def check(program: Generated, serial: int) -> None:
     want = run_plainly(program)
     main = load(program.source, lw.program, f"program {serial}")
 
-    def batched(**how: str) -> Any:
+    def batched(**how: Any) -> Any:
         return lw.vmap(main, in_axes=program.in_axes, **how)
 
     # Every second program runs one lane at a time, in compiled code.

@@ -193,7 +193,9 @@ def test_obstacles_name_the_operation_and_its_line() -> None:
 
     staged, _ = lw.program(called).stage(jnp.float32(1))
     linked = kernel_blocks(staged.program, [True], Options(), expand)
-    (found,) = written(linked, [True], Options(), expand)
+    obstacles = written(linked, [True], Options(), expand)
+    assert isinstance(obstacles, tuple)
+    (found,) = obstacles
     assert found.operation == "pure_callback" and "test_emit.py" in found.line
 
 
