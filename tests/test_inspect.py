@@ -40,9 +40,9 @@ def test_nothing_runs() -> None:
 
 
 def test_dear_blocks_and_uniform_weights() -> None:
-    args = (jnp.ones((64, 16)), jnp.ones((16, 16)), jnp.arange(64))
+    args = (jnp.ones((64, 48)), jnp.ones((48, 48)), jnp.arange(64))
     found = lw.inspect(lw.lift(iterate, schedule="sweep"), *args, in_axes=(0, None, 0))
-    (weights,) = [var for var in found.storage.registers if var.aval.shape == (16, 16)]
+    (weights,) = [var for var in found.storage.registers if var.aval.shape == (48, 48)]
     assert weights in found.storage.uniform
     dear = str(found).rsplit("dear blocks: ", 1)[1].strip()
     assert f"block {dear} (body)" in str(found)

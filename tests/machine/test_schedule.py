@@ -74,10 +74,10 @@ def test_the_first_run_of_most_is_full() -> None:
 
 def test_dear_blocks_wait_for_company() -> None:
     lanes = 64
-    w = jnp.eye(16) * 0.5
+    w = jnp.eye(32) * 0.5
     rng = np.random.default_rng(0)
     x, n = (
-        jnp.asarray(rng.normal(size=(lanes, 16)), jnp.float32),
+        jnp.asarray(rng.normal(size=(lanes, 32)), jnp.float32),
         jnp.asarray(rng.integers(1, 40, lanes)),
     )
     linked = linked_of(dear_step, x[0], n[0], w, varying=[True, True, False])
