@@ -6,7 +6,7 @@ Three paths lead there.
   variables live in machine registers, and the examples are spread over all cores.
 * `C++, 16 lanes in step`: the same for a program that is one loop of scalar arithmetic, which a core runs for several
   lanes at once with its vector instructions (`machine/kernel/tiles.py`).
-* `XLA`: XLA:CPU's own code for a whole computation as one function (`_jax.as_one_function`), where there is no C++
+* `XLA`: XLA:CPU's own code for a whole computation as one function (`one_function.py`), where there is no C++
   compiler or an operation has no rule in the kernel's table. XLA keeps loop variables in memory and runs one call on
   one core, so it is two to four times slower; and its one-function code has no matrix products, large sums, sorts,
   factorizations or scatters of many updates. A program with one of these has no `native` path here.
@@ -43,6 +43,7 @@ from lanewise.machine.kernel.tiles import TILE, might_be_tiled, tiled
 from lanewise.machine.link import Linked
 from lanewise.machine.state import initial_state, stored
 from lanewise.machine.ticks import answers, run_ticks, statistics
+from lanewise.one_function import as_one_function
 from lanewise.options import Options
 from lanewise.program import Program
 
@@ -155,7 +156,7 @@ def _by_xla(
         _, out = lax.scan(one, empty, own, length=lanes)
         return out
 
-    out = _jax.as_one_function(all_lanes, *kept)
+    out = as_one_function(all_lanes, *kept)
     count = len(linked.program.entry_function.results)
     values = [
         _jax.wrap_key(x[:, 0], var.aval) if _jax.is_key(var.aval) else x[:, 0]

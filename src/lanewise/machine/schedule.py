@@ -23,12 +23,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise import _jax
 from lanewise.blocks.cost import holds_while
 from lanewise.machine.advance import Advance
 from lanewise.machine.compact import run_tiles, tile_width
 from lanewise.machine.link import Linked
 from lanewise.machine.state import State, running
+from lanewise.one_function import as_one_function
 
 Tick = Callable[[State], State]
 
@@ -102,7 +102,7 @@ def sweep(advance: Advance) -> Tick:
         return [jnp.where(run, 0, waited + here), jnp.where(run, price, 0.0), *run]
 
     def tick(state: State) -> State:
-        waited, spent, *run = _jax.as_one_function(decide, state.pc, state.waited, state.spent)
+        waited, spent, *run = as_one_function(decide, state.pc, state.waited, state.spent)
         state = state.with_(waited=waited, spent=spent)
         for pc in swept_blocks(linked):
             if pc not in dear:

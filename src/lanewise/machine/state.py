@@ -18,6 +18,7 @@ from lanewise import _jax
 from lanewise._jax import Var
 from lanewise.errors import Outcome
 from lanewise.machine.link import Linked
+from lanewise.one_function import as_one_function
 
 COUNTERS = ("runs", "advanced", "offered", "steps")
 
@@ -140,7 +141,7 @@ def running(state: State, linked: Linked) -> Any:
 
 def any_running(state: State, linked: Linked) -> Any:
     """Whether the machine must tick again."""
-    (answer,) = _jax.as_one_function(lambda pc: [((pc >= 0) & (pc < linked.halt)).any()], state.pc)
+    (answer,) = as_one_function(lambda pc: [((pc >= 0) & (pc < linked.halt)).any()], state.pc)
     return answer
 
 

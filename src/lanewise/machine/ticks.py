@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise import _jax
 from lanewise._jax import Var
 from lanewise.errors import Outcome
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
 from lanewise.machine.schedule import SCHEDULES, Tick
 from lanewise.machine.state import COUNTERS, State, any_running, loaded
+from lanewise.one_function import as_one_function
 from lanewise.options import Options
 
 
@@ -58,7 +58,7 @@ def run_until(
     def turn(carry: Any) -> Any:
         state, spent, _ = carry
         state = tick(state)
-        return state, *_jax.as_one_function(account, state.pc, spent)
+        return state, *as_one_function(account, state.pc, spent)
 
     def goes_on(carry: Any) -> Any:
         _, spent, running = carry
