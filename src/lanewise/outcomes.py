@@ -46,7 +46,16 @@ class Outcomes:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["ticks", "runs", "advanced", "offered", "steps", "deepest"],
+    data_fields=[
+        "ticks",
+        "runs",
+        "advanced",
+        "offered",
+        "dear_advanced",
+        "dear_offered",
+        "steps",
+        "deepest",
+    ],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -54,14 +63,17 @@ class Stats:
     """What the machine did, as scalars.
 
     `ticks`: turns of the machine. `runs`: blocks run, over all ticks. `advanced`: lanes advanced, summed
-    over those runs; `offered`: lanes there were room for. `steps`: loop iterations and calls of all lanes
-    together. `deepest`: the most frames any lane had pending.
+    over those runs; `offered`: lanes there were room for. `dear_advanced`, `dear_offered`: the part of these that
+    the dear blocks of a sweep have. `steps`: loop iterations and calls of all lanes together. `deepest`: the most
+    frames any lane had pending.
     """
 
     ticks: Any
     runs: Any
     advanced: Any
     offered: Any
+    dear_advanced: Any
+    dear_offered: Any
     steps: Any
     deepest: Any
 
@@ -70,8 +82,22 @@ class Stats:
         """Active lanes ÷ lanes, over the blocks that ran."""
         return self.advanced / jax.numpy.maximum(self.offered, 1)
 
+    @property
+    def dear_occupancy(self) -> Any:
+        """The same over the dear blocks alone: how full the work that costs is done. 0 if there were none."""
+        return self.dear_advanced / jax.numpy.maximum(self.dear_offered, 1)
 
-NUM_STATS = 6
+
+NUM_STATS = 8
+
+
+def counts(
+    ticks: Any, runs: Any, advanced: Any, offered: Any, steps: Any, deepest: Any
+) -> list[Any]:
+    """What `Stats` is made of, for what runs no dear blocks."""
+    floats = (runs, advanced, offered, 0, 0, steps)
+    whole = jax.numpy.int32
+    return [whole(ticks), *(jax.numpy.float32(count) for count in floats), whole(deepest)]
 
 
 @dataclass(frozen=True)

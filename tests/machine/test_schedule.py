@@ -124,3 +124,20 @@ def test_a_loop_that_a_branch_guards_runs_for_its_own_lanes_only() -> None:
 
     for program in (doubled, early, through_another):
         assert jax.vmap(program)(jnp.array([3, 0, -1])).tolist() == [192, 0, -1]
+
+
+def test_how_full_dear_blocks_are() -> None:
+    lanes = 64
+    x, n, w = jnp.ones((lanes, 32)), jnp.arange(lanes) % 7, jnp.eye(32) * 0.5
+
+    def stats_under(schedule: str) -> lw.Stats:
+        run = lw.vmap(dear_step, in_axes=(0, 0, None), schedule=schedule, stats=True)
+        return run(x, n, w)[1]
+
+    swept = stats_under("sweep")
+    assert 0 < float(swept.dear_advanced) < float(swept.advanced)
+    assert float(swept.dear_offered) % lanes == 0
+    # Each lane takes the dear step for every third of its iterations.
+    assert float(swept.dear_advanced) == sum(len(range(3, int(m) + 1, 3)) for m in n)
+    assert 0 < float(swept.dear_occupancy) <= 1
+    assert float(stats_under("most").dear_occupancy) == 0

@@ -6,7 +6,7 @@ elsewhere. Only what another block reads is stored. Indexed writes are masked th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,19 +40,33 @@ Shared = Mapping[int, Mapping[Any, Any]]
 class Advance:
     """How blocks of one linked program change the state.
 
-    `max_steps`: end a lane before it exceeds this many steps. `counting`: keep the counters of `Stats`.
+    `max_steps`: end a lane before it exceeds this many steps. `counting`: keep the counters of `Stats`. `dear`: the
+    blocks that a sweep guards.
     """
 
     def __init__(
-        self, linked: Linked, lanes: int, *, max_steps: int | None, counting: bool
+        self,
+        linked: Linked,
+        lanes: int,
+        *,
+        max_steps: int | None,
+        counting: bool,
+        dear: Collection[int] = (),
     ) -> None:
         self.linked = linked
         self.lanes = lanes
         self.max_steps = max_steps
         self.counting = counting
+        self.dear = dear
         self.place = {var: i for i, var in enumerate(linked.registers)}
         self.uniform_place = {var: i for i, var in enumerate(linked.uniforms)}
         self.stack_place = {var: i for i, var in enumerate(linked.storage.stacks)}
+
+    def with_lanes(self, lanes: int) -> Advance:
+        """The same for another number of lanes."""
+        return Advance(
+            self.linked, lanes, max_steps=self.max_steps, counting=self.counting, dear=self.dear
+        )
 
     def run(self, state: State, pc: int) -> State:
         """Advance the lanes that are at block `pc`."""
@@ -61,7 +75,9 @@ class Advance:
         if isinstance(item, ReturnPoint):
             state = self._pop(state, item, mask)
             return self._count(
-                state.with_(pc=jnp.where(mask, self.linked.pc_after(item.target), state.pc)), mask
+                state.with_(pc=jnp.where(mask, self.linked.pc_after(item.target), state.pc)),
+                mask,
+                pc,
             )
         mask, shared = self._agreeing(state, item, mask)
         if self.max_steps is not None and item.steps:
@@ -75,7 +91,7 @@ class Advance:
         if item.steps and (self.max_steps is not None or self.counting):
             state = state.with_(steps=jnp.where(mask, state.steps + item.steps, state.steps))
         state, given = self.execute(state, item, mask, shared)
-        return self._count(self._leave(state, item, mask, given), mask)
+        return self._count(self._leave(state, item, mask, given), mask, pc)
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -107,14 +123,14 @@ class Advance:
             site=jnp.where(which, site, state.site),
         )
 
-    def _count(self, state: State, mask: Any) -> State:
+    def _count(self, state: State, mask: Any, pc: int) -> State:
         if not self.counting:
             return state
         active = mask.sum(dtype=jnp.float32)
         ran = (active > 0).astype(jnp.float32)
-        return state.with_(
-            counters=state.counters + jnp.stack([ran, active, ran * self.lanes, jnp.float32(0)])
-        )
+        share = [active, ran * self.lanes]
+        of_dear = share if pc in self.dear else [jnp.zeros_like(ran)] * 2
+        return state.with_(counters=state.counters + jnp.stack([ran, *share, *of_dear]))
 
     def execute(
         self, state: State, block: Block, mask: Any, shared: Shared | None = None

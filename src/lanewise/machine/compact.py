@@ -72,7 +72,7 @@ def run_tiles(advance: Advance, state: State, pc: int, width: int, run: Any) -> 
     A turn takes the first lanes that are still there. Those that have to wait for others (see `together.py`) stay, and
     may be the first ones of the next turn.
     """
-    narrow = Advance(advance.linked, width, max_steps=advance.max_steps, counting=advance.counting)
+    narrow = advance.with_lanes(width)
 
     def turn(carry: tuple[Any, State]) -> tuple[Any, State]:
         left, state = carry

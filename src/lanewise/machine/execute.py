@@ -29,7 +29,7 @@ from lanewise.machine.refill import Refill, flow_grown, num_dear
 from lanewise.machine.state import State, grown, initial_state, storage_struct
 from lanewise.machine.ticks import answers, run_ticks, statistics
 from lanewise.options import DEPTH_INSIDE_JIT, Options
-from lanewise.outcomes import NUM_STATS
+from lanewise.outcomes import counts
 from lanewise.program import Program
 
 Mapped = tuple[tuple[bool, ...], ...]
@@ -389,9 +389,8 @@ def _plain(
     if program.gives_outcomes(options):
         out += [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]
     if options.stats:
-        one = jnp.float32(1)
-        width = jnp.float32(math.prod(lanes))
-        out += [jnp.int32(1), one, width, width, jnp.float32(0), jnp.int32(0)]
+        width = math.prod(lanes)
+        out += counts(1, 1, width, width, steps=0, deepest=0)
     return out
 
 
@@ -428,5 +427,4 @@ def _empty(program: Program, lanes: tuple[int, ...], options: Options) -> list[A
     ]
     if program.gives_outcomes(options):
         out += [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]
-    nothing = [jnp.int32(0), *[jnp.float32(0)] * (NUM_STATS - 2), jnp.int32(0)]
-    return out + (nothing if options.stats else [])
+    return out + (counts(0, 0, 0, 0, steps=0, deepest=0) if options.stats else [])

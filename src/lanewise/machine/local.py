@@ -24,6 +24,7 @@ from lanewise.machine.link import Linked
 from lanewise.machine.state import initial_state
 from lanewise.machine.ticks import answers
 from lanewise.options import DEPTH_INSIDE_JIT, Options
+from lanewise.outcomes import counts
 
 Values = dict[Var, Any]
 _FRAMES_A_CALL = 4
@@ -72,23 +73,15 @@ class _Local:
             site=jnp.asarray(self.site),
         )
         values, code, site = answers(self.linked, ended)
-        counts = [
-            self.runs,
-            self.runs,
-            self.active,
-            self.runs * self.lanes,
-            int(self.steps.sum()),
-            self.deepest,
-        ]
-        return (
-            values,
-            code,
-            site,
-            [
-                jnp.asarray(count, jnp.int32 if i in (0, len(counts) - 1) else jnp.float32)
-                for i, count in enumerate(counts)
-            ],
+        stats = counts(
+            ticks=self.runs,
+            runs=self.runs,
+            advanced=self.active,
+            offered=self.runs * self.lanes,
+            steps=int(self.steps.sum()),
+            deepest=self.deepest,
         )
+        return values, code, site, stats
 
     def call(self, state: Any, function: BlockFunction, mask: np.ndarray, depth: int) -> Any:
         """Run one function for the lanes of `mask`; gives the state with its results in place.

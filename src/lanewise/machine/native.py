@@ -163,13 +163,9 @@ def _by_xla(
         for x, var in zip(out[:count], linked.program.entry_function.results, strict=True)
     ]
     code, site = (x[:, 0] for x in out[count : count + 2])
-    ticks, runs, advanced, offered, steps, deepest = out[count + 2 :]
-    stats = [
-        ticks.sum(dtype=jnp.int32),
-        *(x.sum(dtype=jnp.float32) for x in (runs, advanced, offered, steps)),
-        deepest.max(initial=0),
-    ]
-    return values, code, site, stats
+    ticks, *sums, deepest = out[count + 2 :]
+    sums = [x.sum(dtype=jnp.float32) for x in sums]
+    return values, code, site, [ticks.sum(dtype=jnp.int32), *sums, deepest.max(initial=0)]
 
 
 def _as_lane(row: Any, aval: Any) -> Any:

@@ -21,8 +21,8 @@ from lanewise._jax import Var
 from lanewise.errors import Outcome
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
-from lanewise.machine.schedule import SCHEDULES, Tick
-from lanewise.machine.state import COUNTERS, State, any_running, loaded
+from lanewise.machine.schedule import SCHEDULES, Tick, dear_blocks
+from lanewise.machine.state import State, any_running, loaded
 from lanewise.one_function import as_one_function
 from lanewise.options import Options
 
@@ -75,7 +75,13 @@ def _begin(
 ) -> tuple[State, Tick]:
     """The state after what comes before the first tick, and what a tick does."""
     counting = options.stats
-    advance = Advance(linked, lanes, max_steps=options.max_steps, counting=counting)
+    advance = Advance(
+        linked,
+        lanes,
+        max_steps=options.max_steps,
+        counting=counting,
+        dear=dear_blocks(linked, lanes) if schedule == "sweep" else (),
+    )
     tick = SCHEDULES[schedule](advance)
 
     def counted(state: State) -> State:
@@ -117,6 +123,5 @@ def blank(dtype: Any) -> Any:
 
 def statistics(state: State, steps: Any = None) -> list[Any]:
     """The counters, in the order of `Stats`; `steps` is those of all examples, if there were more than lanes."""
-    runs, advanced, offered, _ = (state.counters[i] for i in range(len(COUNTERS)))
     steps = state.steps.sum(dtype=jnp.float32) if steps is None else steps
-    return [state.ticks, runs, advanced, offered, steps, state.deepest]
+    return [state.ticks, *state.counters, steps, state.deepest]

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from lanewise import _jax
 from lanewise.blocks.inside import Expand
 from lanewise.errors import OptionError
@@ -17,6 +15,7 @@ from lanewise.machine.kernel.support import Obstacle, written
 from lanewise.machine.link import Linked
 from lanewise.machine.state import stored
 from lanewise.options import Options
+from lanewise.outcomes import counts
 from lanewise.program import Program
 
 # Runs a kernel: the kernel, operands, how many examples, how many frames a stack holds. Gives answers, codes, sites,
@@ -68,5 +67,4 @@ def run_kernel(
         for value, aval in zip(values, program.out_avals, strict=True)
     ]
     # A lane never waits for another, so it is never offered what it does not run.
-    counts = [jnp.int32(examples), *[jnp.float32(examples)] * 3]
-    return answers, code, site, [*counts, totals[0], totals[1].astype(jnp.int32)]
+    return answers, code, site, counts(examples, examples, examples, examples, totals[0], totals[1])
