@@ -32,7 +32,6 @@ from hypothesis import strategies as st
 LANES = 5
 LENGTH = 4
 MAX_FUEL = 4
-SCHEDULES = ("auto", "lowest", "most", "sweep")
 
 Draw = Callable[[st.SearchStrategy], Any]
 
@@ -55,12 +54,11 @@ class Signature:
 
 @dataclass(frozen=True)
 class Generated:
-    """A program's source with a batch of arguments and the way to run it."""
+    """A program's source with a batch of arguments."""
 
     source: str
     arguments: tuple[np.ndarray, ...]
     in_axes: tuple[int | None, ...]
-    schedule: str
 
     def lane(self, index: int) -> tuple[Any, ...]:
         """The arguments of one lane."""
@@ -73,7 +71,7 @@ class Generated:
         values = "\n".join(
             f"  {axis}: {value!r}" for axis, value in zip(self.in_axes, self.arguments)
         )
-        return f"schedule {self.schedule!r}, arguments by axis:\n{values}\n{self.source}"
+        return f"arguments by axis:\n{values}\n{self.source}"
 
 
 # -- running -------------------------------------------------------------------------------------
@@ -440,7 +438,7 @@ VALUES: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
 
 @st.composite
 def programs(draw: Draw) -> Generated:
-    """Programs with a batch of arguments, some of them shared by all lanes, and a schedule."""
+    """Programs with a batch of arguments, some of them shared by all lanes."""
     helpers = tuple(
         Signature(f"f{at}", draw(st.sampled_from(("i", "if", "ii", "iA", "ib"))), results)
         for at, results in enumerate(
@@ -465,5 +463,4 @@ def programs(draw: Draw) -> Generated:
         shared = draw(st.integers(1, len(values) - 1))
         values[shared], in_axes[shared] = values[shared][0], None
     fuel = rng.integers(0, MAX_FUEL + 1, LANES).astype(np.int32)
-    schedule = draw(st.sampled_from(SCHEDULES))
-    return Generated(source, (*values, fuel), (*in_axes, 0), schedule)
+    return Generated(source, (*values, fuel), (*in_axes, 0))

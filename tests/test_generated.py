@@ -6,9 +6,9 @@ Reproducible by default: the same programs at every run. Switches, by environmen
 * `LANEWISE_RANDOM=1`: new programs at each run; the seeds are printed with a failure;
 * `LANEWISE_SHRINK=1`: look for a smaller failing program (slow: every try compiles).
 
-Every second program is compared under one schedule, drawn with it, so that every schedule gets its share; the others
-through the carrier `native`. Every tenth is also called alone, every tenth under `jax.disable_jit`, one in each shard
-through `schedule="local"`.
+Every second program is compared under one schedule, the schedules taking turns, so that every shard meets them all; the
+others through the carrier `native`. Every tenth is also called alone, every tenth under `jax.disable_jit`, one in each
+shard through `schedule="local"`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import lanewise as lw
-from generate import LANES, SCHEDULES, Generated, load, programs, run_plainly
+from generate import LANES, Generated, load, programs, run_plainly
 
 PROGRAMS = int(os.environ.get("LANEWISE_PROGRAMS", "520"))
 RANDOM = os.environ.get("LANEWISE_RANDOM", "") not in ("", "0")
 SHRINK = os.environ.get("LANEWISE_SHRINK", "") not in ("", "0")
 SHARDS = max(1, min(20, PROGRAMS // 20))
 PER_SHARD = -(-PROGRAMS // SHARDS)
+SCHEDULES = ("auto", "lowest", "most", "sweep")
 
 UNHURRIED = (HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large)
 
@@ -58,6 +59,13 @@ def assert_lane(got: Any, want: Any, program: Generated, how: str, lane: int) ->
             )
 
 
+def way_to_run(serial: int) -> dict[str, str]:
+    """Every second program runs one lane at a time, in compiled code; for the others the schedules take turns."""
+    if serial % 2:
+        return {"carrier": "native"}
+    return {"schedule": SCHEDULES[(serial // 2) % len(SCHEDULES)]}
+
+
 def check(program: Generated, serial: int) -> None:
     want = run_plainly(program)
     main = load(program.source, lw.program, f"program {serial}")
@@ -65,8 +73,7 @@ def check(program: Generated, serial: int) -> None:
     def batched(**how: Any) -> Any:
         return lw.vmap(main, in_axes=program.in_axes, **how)
 
-    # Every second program runs one lane at a time, in compiled code.
-    how = {"carrier": "native"} if serial % 2 else {"schedule": program.schedule}
+    how = way_to_run(serial)
     got = jax.device_get(jax.jit(batched(**how))(*program.arguments))
     for lane in range(LANES):
         answer = jax.tree.map(lambda leaf: leaf[lane], got)
@@ -93,7 +100,7 @@ def check(program: Generated, serial: int) -> None:
 def test_generated_programs(shard: int) -> None:
     seed = secrets.randbits(32) if RANDOM else shard
     seen: set[str] = set()
-    failed: set[str] = set()
+    failed: dict[str, int] = {}
     schedules: collections.Counter[str] = collections.Counter()
 
     @hypothesis.seed(seed)
@@ -110,19 +117,22 @@ def test_generated_programs(shard: int) -> None:
         if not SHRINK and program.source not in failed:
             hypothesis.assume(substantial(program.source) and program.source not in seen)
         seen.add(program.source)
-        if len(seen) % 2 == 0:
-            schedules[program.schedule] += 1
-        hypothesis.note(f"seed {seed}\n{program!r}")
-        # Hypothesis runs a failing program again before it tells of it.
-        failed.add(program.source)
-        check(program, len(seen))
-        failed.remove(program.source)
+        # Hypothesis runs a failing program again before it tells of it, and smaller ones where it shrinks: they all
+        # run the way the first of them failed.
+        serial = next(iter(failed.values()), len(seen))
+        how = way_to_run(serial)
+        if "schedule" in how:
+            schedules[how["schedule"]] += 1
+        hypothesis.note(f"seed {seed}, {how}\n{program!r}")
+        failed[program.source] = serial
+        check(program, serial)
+        del failed[program.source]
 
     compare()
     jax.clear_caches()
     assert len(seen) >= PER_SHARD
-    if PER_SHARD >= 25:
-        assert len(schedules) >= len(SCHEDULES) - 1, schedules
+    if PER_SHARD >= 2 * len(SCHEDULES):
+        assert set(schedules) == set(SCHEDULES), schedules
 
 
 def test_the_generator_covers_its_language() -> None:

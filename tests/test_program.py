@@ -322,7 +322,21 @@ def test_a_branch_once_half_open_excuses_nothing_later() -> None:
         jax.eval_shape(convert(raises), 1)
 
 
+def unmet_recursion() -> lw.ProgramFunction:
+    """A recursion that no call has settled yet; it always gives 1."""
+
+    @lw.program
+    def descend(n):
+        if n <= 0:
+            return 1
+        return descend(n - 1)
+
+    return descend
+
+
 def test_a_recursion_settles_inside_the_body_of_a_loop() -> None:
+    fresh, again = unmet_recursion(), unmet_recursion()
+
     @lw.program
     def turns(n):
         count = 0
@@ -333,12 +347,6 @@ def test_a_recursion_settles_inside_the_body_of_a_loop() -> None:
                 break
             total += fresh(count)
         return total
-
-    @lw.program
-    def fresh(n):
-        if n <= 0:
-            return 1
-        return fresh(n - 1)
 
     assert [int(turns(n)) for n in range(4)] == [0, 1, 2, 3]
 
@@ -351,11 +359,5 @@ def test_a_recursion_settles_inside_the_body_of_a_loop() -> None:
             if n > 0:
                 total += again(n)
         return total
-
-    @lw.program
-    def again(n):
-        if n <= 0:
-            return 1
-        return again(n - 1)
 
     assert [int(unrolled(n)) for n in (0, 2)] == [0, 3]

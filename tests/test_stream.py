@@ -16,36 +16,9 @@ from jax import lax
 
 import lanewise as lw
 from lanewise.errors import OptionError, Outcome, TransformError
+from programs.small import collatz, depth, positive_root
 
 stream_module = sys.modules["lanewise.stream"]
-
-
-@lw.program
-def collatz(n):
-    steps = 0
-    while n != 1:
-        if n % 2 == 0:
-            n = n // 2
-        else:
-            n = 3 * n + 1
-        steps += 1
-    return steps
-
-
-@lw.program
-def depth(n):
-    if n <= 0:
-        return 0
-    return 1 + depth(n - 1)
-
-
-@lw.program
-def positive_root(x):
-    assert x >= 0, "no root of a negative number"
-    guess = 1.0
-    while abs(guess * guess - x) > 1e-3 * (1.0 + x):
-        guess = (guess + x / guess) / 2
-    return guess
 
 
 NUMBERS = list(range(1, 200))

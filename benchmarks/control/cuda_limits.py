@@ -28,6 +28,14 @@ class CudaLimit:
     stack_bytes: int = 0
 
 
+# The kernel of a program from one int to one int, after the source of `one_lane`.
+FOR_EACH_NUMBER = r"""
+extern "C" __global__ void limit(const int* numbers, int* out, int lanes) {
+  int lane = blockIdx.x * blockDim.x + threadIdx.x;
+  if (lane < lanes) out[lane] = one_lane(numbers[lane]);
+}
+"""
+
 ESCAPE_TIME = r"""
 extern "C" __global__ void limit(const float* real, const float* imaginary, const int* most,
                                  int* out, int lanes) {
@@ -45,24 +53,24 @@ extern "C" __global__ void limit(const float* real, const float* imaginary, cons
 }
 """
 
-COLLATZ = r"""
-extern "C" __global__ void limit(const int* numbers, int* out, int lanes) {
-  int lane = blockIdx.x * blockDim.x + threadIdx.x;
-  if (lane >= lanes) return;
-  int n = numbers[lane], steps = 0;
+COLLATZ = (
+    r"""
+__device__ __forceinline__ int one_lane(int n) {
+  int steps = 0;
   while (n != 1) {
     n = (n & 1) ? 3 * n + 1 : n >> 1;
     ++steps;
   }
-  out[lane] = steps;
+  return steps;
 }
 """
+    + FOR_EACH_NUMBER
+)
 
-GCD = r"""
-extern "C" __global__ void limit(const int* numbers, int* out, int lanes) {
-  int lane = blockIdx.x * blockDim.x + threadIdx.x;
-  if (lane >= lanes) return;
-  int n = numbers[lane], found = 0;
+GCD = (
+    r"""
+__device__ __forceinline__ int one_lane(int n) {
+  int found = 0;
   for (int k = 1; k < n; ++k) {
     unsigned a = n, b = k;
     while (b != 0) {
@@ -72,9 +80,11 @@ extern "C" __global__ void limit(const int* numbers, int* out, int lanes) {
     }
     found += a == 1;
   }
-  out[lane] = found;
+  return found;
 }
 """
+    + FOR_EACH_NUMBER
+)
 
 NEWTON = rf"""
 extern "C" __global__ void limit(const float* means, const float* eccentricities,
@@ -123,16 +133,14 @@ extern "C" __global__ void limit(const float* shapes, const float* shares, const
 }
 """
 
-FIBONACCI = r"""
-__device__ __noinline__ int fibonacci(int n) {
-  return n <= 1 ? n : fibonacci(n - 1) + fibonacci(n - 2);
-}
-
-extern "C" __global__ void limit(const int* numbers, int* out, int lanes) {
-  int lane = blockIdx.x * blockDim.x + threadIdx.x;
-  if (lane < lanes) out[lane] = fibonacci(numbers[lane]);
+FIBONACCI = (
+    r"""
+__device__ __noinline__ int one_lane(int n) {
+  return n <= 1 ? n : one_lane(n - 1) + one_lane(n - 2);
 }
 """
+    + FOR_EACH_NUMBER
+)
 
 SIMPSON = rf"""
 __device__ float resonance(float x, float centre, float width) {{

@@ -26,6 +26,20 @@ from control.solving import ABSOLUTE, MOST_STEPS, RELATIVE
 f32 = np.float32
 u32 = np.uint32
 
+
+def for_each_number(one: Callable[..., Any]) -> Callable[..., Any]:
+    """The limit of a program from one int32 to one int32, from its Numba function for one lane."""
+
+    @njit(parallel=True)
+    def limit(numbers):
+        out = np.empty(numbers.size, np.int32)
+        for lane in prange(numbers.size):
+            out[lane] = one(numbers[lane])
+        return out
+
+    return limit
+
+
 # -- iteration -------------------------------------------------------------------------------------
 
 
@@ -42,32 +56,24 @@ def escape_time(real, imaginary, limit):
     return out
 
 
-@njit(parallel=True)
-def collatz(numbers):
-    out = np.empty(numbers.size, np.int32)
-    for lane in prange(numbers.size):
-        n = numbers[lane]
-        steps = 0
-        while n != 1:
-            n = n // 2 if n % 2 == 0 else 3 * n + 1
-            steps += 1
-        out[lane] = steps
-    return out
+@njit
+def collatz(n):
+    steps = 0
+    while n != 1:
+        n = n // 2 if n % 2 == 0 else 3 * n + 1
+        steps += 1
+    return steps
 
 
-@njit(parallel=True)
-def gcd(numbers):
-    out = np.empty(numbers.size, np.int32)
-    for lane in prange(numbers.size):
-        n = numbers[lane]
-        found = 0
-        for k in range(1, n):
-            a, b = n, k
-            while b != 0:
-                a, b = b, a % b
-            found += a == 1
-        out[lane] = found
-    return out
+@njit
+def coprimes(n):
+    found = 0
+    for k in range(1, n):
+        a, b = n, k
+        while b != 0:
+            a, b = b, a % b
+        found += a == 1
+    return found
 
 
 @njit(parallel=True)
@@ -126,12 +132,9 @@ def fibonacci(n):
     return fibonacci(n - 1) + fibonacci(n - 2)
 
 
-@njit(parallel=True)
-def recursive_fibonacci(numbers):
-    out = np.empty(numbers.size, np.int32)
-    for lane in prange(numbers.size):
-        out[lane] = fibonacci(np.int64(numbers[lane]))
-    return out
+@njit
+def recursive_fibonacci(n):
+    return fibonacci(np.int64(n))
 
 
 @njit
@@ -420,18 +423,15 @@ def random_walks(keys, radii):
 
 
 LIMITS: dict[str, Callable[..., Any]] = {
-    limit.__name__: limit
-    for limit in (
-        escape_time,
-        collatz,
-        gcd,
-        newton_hard_starts,
-        bisection_tolerance,
-        recursive_fibonacci,
-        recursive_simpson,
-        search_trees,
-        rk45_van_der_pol,
-        rejection,
-        random_walks,
-    )
+    "escape_time": escape_time,
+    "collatz": for_each_number(collatz),
+    "gcd": for_each_number(coprimes),
+    "newton_hard_starts": newton_hard_starts,
+    "bisection_tolerance": bisection_tolerance,
+    "recursive_fibonacci": for_each_number(recursive_fibonacci),
+    "recursive_simpson": recursive_simpson,
+    "search_trees": search_trees,
+    "rk45_van_der_pol": rk45_van_der_pol,
+    "rejection": rejection,
+    "random_walks": random_walks,
 }

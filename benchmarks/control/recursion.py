@@ -65,14 +65,22 @@ def simpson(low: Any, high: Any, f_low: Any, f_middle: Any, f_high: Any) -> Any:
     return (high - low) / 6.0 * (f_low + 4.0 * f_middle + f_high)
 
 
-@lw.program
-def refine(low, high, f_low, f_middle, f_high, whole, tolerance, depth, centre, width):
-    """The integral between `low` and `high`: halves the interval until Simpson's rule agrees."""
+def halves(
+    low: Any, high: Any, f_low: Any, f_middle: Any, f_high: Any, centre: Any, width: Any
+) -> Any:
+    """The middle, the values in the middle of either half, and Simpson's rule for each half."""
     middle = 0.5 * (low + high)
     f_left = resonance(0.5 * (low + middle), centre, width)
     f_right = resonance(0.5 * (middle + high), centre, width)
     left = simpson(low, middle, f_low, f_left, f_middle)
     right = simpson(middle, high, f_middle, f_right, f_high)
+    return middle, f_left, f_right, left, right
+
+
+@lw.program
+def refine(low, high, f_low, f_middle, f_high, whole, tolerance, depth, centre, width):
+    """The integral between `low` and `high`: halves the interval until Simpson's rule agrees."""
+    middle, f_left, f_right, left, right = halves(low, high, f_low, f_middle, f_high, centre, width)
     error = left + right - whole
     if depth == 0 or jnp.abs(error) <= 15.0 * tolerance:
         return left + right + error / 15.0
@@ -100,11 +108,9 @@ def integrate_lax(centre: jax.Array, width: jax.Array, tolerance: jax.Array) -> 
     def step(state: Any) -> Any:
         row, depth, total, stack, depths, top = state
         low, high, f_low, f_middle, f_high, whole, tolerance = row
-        middle = 0.5 * (low + high)
-        f_left = resonance(0.5 * (low + middle), centre, width)
-        f_right = resonance(0.5 * (middle + high), centre, width)
-        left = simpson(low, middle, f_low, f_left, f_middle)
-        right = simpson(middle, high, f_middle, f_right, f_high)
+        middle, f_left, f_right, left, right = halves(
+            low, high, f_low, f_middle, f_high, centre, width
+        )
         error = left + right - whole
         done = (depth == 0) | (jnp.abs(error) <= 15.0 * tolerance)
         half = 0.5 * tolerance

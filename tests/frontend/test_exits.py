@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from generate import load
 from lanewise.errors import UnsupportedSyntaxError
 from lanewise.frontend.python import convert
 
@@ -474,36 +475,29 @@ def test_code_that_no_path_comes_to(same):
             same(g, x, n)
 
 
-def test_while_that_always_leaves(same):
-    def f(x, n, values):
-        k = 1
-        while k > 0:
-            for value in values:
-                if value > n:
-                    k = value
-                    return k
-            else:
-                k = n + 1
-                return k + x
-        return x
+LEAVES_IN_ITS_FIRST_TURN = """
+def main(x, n, values):
+    k = {start}
+    {loop}:
+        {first}
+        for value in values:
+            if value > n:
+                k = value
+                return k
+        else:
+            k = n + 1
+            return k + x
+    return x
+"""
 
-    for x, n in [(0, 0), (1, 2), (1, 9)]:
-        same(f, x, n, np.arange(5))
 
-
-def test_unrolled_for_that_always_leaves(same):
-    def f(x, n, values):
-        k = x
-        for i in range(3):
-            k = k + i
-            for value in values:
-                if value > n:
-                    k = value
-                    return k
-            else:
-                k = n + 1
-                return k + x
-        return x
-
+@pytest.mark.parametrize(
+    ("start", "loop", "first"),
+    [("1", "while k > 0", "pass"), ("x", "for i in range(3)", "k = k + i")],
+    ids=["while", "unrolled for"],
+)
+def test_loop_that_always_leaves(same, start, loop, first):
+    source = LEAVES_IN_ITS_FIRST_TURN.format(start=start, loop=loop, first=first)
+    f = load(source, lambda fun: fun, loop)
     for x, n in [(0, 0), (1, 2), (1, 9)]:
         same(f, x, n, np.arange(5))

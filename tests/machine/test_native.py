@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 import lanewise as lw
 from comparing import assert_same, take
 from corpus import Case, case_named
-from lanewise.errors import OptionError, Outcome
+from lanewise.errors import InternalError, OptionError, Outcome
 from lanewise.machine import choose
-from lanewise.machine.kernel import foreign
+from lanewise.machine.kernel import foreign, host
 from lanewise.machine.native import CPP, IN_STEP, XLA
-from programs.small import fib
+from programs.small import depth, fib
 from test_corpus import batch, one_at_a_time
 from test_outcomes import checked
 
@@ -87,11 +87,6 @@ def test_many_examples_and_lanes_of_no_number() -> None:
     assert native(jnp.zeros(0, jnp.int32)).shape == (0,)
 
 
-@lw.program
-def depth(n):
-    return 0 if n == 0 else depth(n - 1) + 1
-
-
 @pytest.mark.parametrize("path", [CPP, XLA])
 def test_stacks_grow_outside_jit_and_end_a_lane_inside(path: str, request: Any) -> None:
     if path == XLA:
@@ -121,6 +116,27 @@ def test_outcomes(path: str, request: Any) -> None:
     answers, outcomes = jax.jit(few)(jnp.array([3, 9, 5]))
     assert answers.tolist() == [2, 0, 5]
     assert outcomes.code.tolist() == [0, Outcome.STEPS_EXHAUSTED, 0]
+
+
+def test_a_compiler_that_fails_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    assert not foreign.available()
+    n = jnp.arange(5)
+    assert lw.vmap(lw.program(lambda n: n * 2 + 1))(n).tolist() == [1, 3, 5, 7, 9]
+    with pytest.raises(InternalError, match="does not compile"):
+        host.load("int lanewise() { return 0; }")
+
+
+def test_no_memory_for_a_lane_is_told() -> None:
+    @lw.program
+    def wide(n, x):
+        if n == 0:
+            return x
+        return wide(n - 1, x + 1) * x
+
+    run = jax.jit(lw.vmap(wide, (0, None), carrier="native", max_depth=2**31 - 2))
+    with pytest.raises(Exception, match="set max_depth to fewer frames"):
+        jax.block_until_ready(run(jnp.arange(3), jnp.zeros(200)))
 
 
 def test_statistics() -> None:

@@ -17,6 +17,7 @@ from comparing import assert_same, lanes_of, take
 from corpus import CORPUS, Case
 from lanewise.errors import OptionError, Outcome
 from lanewise.machine.refill import FEWEST_NARROW_LANES, NARROWING
+from programs.small import depth, fib, positive_root
 
 SCHEDULES = ("sweep", "most", "lowest")
 # The carriers that run each lane by itself refill on their own.
@@ -30,29 +31,6 @@ def countdown(n):
         mixed = (mixed * 5 + n) % 1001
         n -= 1
     return mixed
-
-
-@lw.program
-def depth(n):
-    if n <= 0:
-        return 0
-    return 1 + depth(n - 1)
-
-
-@lw.program
-def fibonacci(n):
-    if n < 2:
-        return n
-    return fibonacci(n - 1) + fibonacci(n - 2)
-
-
-@lw.program
-def positive_root(x):
-    assert x >= 0, "no root of a negative number"
-    guess = 1.0
-    while abs(guess * guess - x) > 1e-3 * (1.0 + x):
-        guess = (guess + x / guess) / 2
-    return guess
 
 
 def heavy_tail(size: int, seed: int = 0) -> Any:
@@ -153,8 +131,8 @@ def test_max_depth_ends_examples_and_not_lanes() -> None:
 
 def test_recursion_inside_jit() -> None:
     n = jnp.arange(90) % 11
-    run = jax.jit(ticked(fibonacci, lanes=32))
-    np.testing.assert_array_equal(run(n), jax.vmap(fibonacci)(n))
+    run = jax.jit(ticked(fib, lanes=32))
+    np.testing.assert_array_equal(run(n), jax.vmap(fib)(n))
 
 
 def test_keys() -> None:

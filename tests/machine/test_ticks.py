@@ -12,19 +12,12 @@ from jax import lax
 
 import lanewise as lw
 from lanewise.errors import Outcome
-from programs.small import collatz
+from programs.small import collatz, depth
 from seeing import equations, machine, shapes
 
 LANES = 37  # no other axis has this size
 SCHEDULES = ("sweep", "most", "lowest")
 ZEROS = jnp.zeros(23, jnp.int32)
-
-
-@lw.program
-def depth(n):
-    if n <= 0:
-        return 0
-    return 1 + depth(n - 1)
 
 
 @lw.program

@@ -8,18 +8,7 @@ from jax import lax
 
 import lanewise as lw
 from programs.case import Case, constant, inputs, ints, sorted_ints
-
-
-@lw.program
-def collatz(n):
-    steps = 0
-    while n != 1:
-        if n % 2 == 0:
-            n = n // 2
-        else:
-            n = 3 * n + 1
-        steps += 1
-    return steps
+from programs.small import collatz
 
 
 def collatz_lax(n):

@@ -1,4 +1,4 @@
-"""The smallest programs, for tests that need some program: a recursion, a loop."""
+"""The smallest programs, for tests that need some program: a recursion, a loop, one that may fail."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ def fib(n):
 
 
 @lw.program
+def depth(n):
+    if n <= 0:
+        return 0
+    return 1 + depth(n - 1)
+
+
+@lw.program
 def collatz(n):
     steps = 0
     while n != 1:
@@ -22,3 +29,12 @@ def collatz(n):
             n = 3 * n + 1
         steps += 1
     return steps
+
+
+@lw.program
+def positive_root(x):
+    assert x >= 0, "no root of a negative number"
+    guess = 1.0
+    while abs(guess * guess - x) > 1e-3 * (1.0 + x):
+        guess = (guess + x / guess) / 2
+    return guess

@@ -219,12 +219,19 @@ def _compiled(
             options=options,
             chosen=chosen,
         )
-        most = options.max_depth or DEEPEST
-        # A CPU has few lanes in flight, so their stacks may be deep from the start.
-        first = min(most, FIRST_DEPTH if chosen.carrier == "kernel" else DEEP)
-        if program.recursive:
-            return _Rerun(one_by_one, len(program.out_avals), first, most)
-        return _Whole(one_by_one)
+        if not program.recursive:
+            return _Whole(one_by_one)
+        from lanewise.machine.kernel.carry import blocks_for
+        from lanewise.machine.kernel.foreign import cores
+
+        # A CPU has a lane in flight on each core, so their stacks may be deep from the start. A GPU has fewer in flight
+        # the more memory a lane takes.
+        on_cpu = chosen.carrier == "native"
+        varying = tuple(any(axes) for axes in mapped)
+        linked = blocks_for(program, varying, options, expand)
+        most = most_depth(linked, cores() if on_cpu else 1, options)
+        first = min(most, DEEP if on_cpu else FIRST_DEPTH)
+        return _Rerun(one_by_one, len(program.out_avals), first, most)
     linked = chosen.linked
     if chosen.plain or linked is None or not linked.has_calls:
         return _Whole(

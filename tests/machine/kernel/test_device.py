@@ -14,7 +14,7 @@ from comparing import assert_same
 from corpus import CORPUS, Case
 from lanewise.errors import OptionError
 from lanewise.machine.kernel import device
-from programs.small import collatz, fib
+from programs.small import collatz, depth, fib
 from test_corpus import batch, one_at_a_time
 
 on_gpu = pytest.mark.skipif(
@@ -59,12 +59,6 @@ def test_between_other_operations_and_more_than_once() -> None:
 
 @on_gpu
 def test_stacks_grow_outside_jit() -> None:
-    @lw.program
-    def depth(n):
-        if n == 0:
-            return 0
-        return 1 + depth(n - 1)
-
     n = jnp.array([0, 5, 100, 3000])
     assert lw.vmap(depth, carrier="kernel")(n).tolist() == n.tolist()
     _, outcomes = jax.jit(lw.vmap(depth, carrier="kernel", max_depth=50, throw=False))(n)

@@ -5,16 +5,13 @@ kernel launched there is one more operation of the computation. The grid is as l
 no larger: threads take the next example when they have ended one. What a kernel needs beside its operands (scratch
 memory, the counter) are results that nobody reads, so XLA allocates them.
 
-Machine code is kept on disk under the hash of its source and what it was compiled for and by.
+Machine code is kept (see `kept.py`) under its source and what it was compiled for and by.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +23,7 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from lanewise.errors import InternalError, OptionError
 from lanewise.machine.kernel.emit import Emitted
+from lanewise.machine.kernel.kept import kept
 
 # Lanes of a block share nothing; small blocks let a multiprocessor take the next one early.
 LANES_PER_BLOCK = 128
@@ -109,15 +107,11 @@ def machine_code(text: str, architecture: str) -> bytes:
     _, nvrtc = _bindings()
     version = _checked(nvrtc.nvrtcVersion())
     options = (*COMPILE_OPTIONS, f"--gpu-architecture={architecture}")
-    key = hashlib.sha256("\0".join((text, *options, str(version))).encode()).hexdigest()
-    path = _folder() / f"{key}.cubin"
-    if path.exists():
-        return path.read_bytes()
-    code = _compiled(text, options)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(code)
-    os.replace(file.name, path)
-    return code
+
+    def make(path: Path) -> None:
+        path.write_bytes(_compiled(text, options))
+
+    return kept((text, *options, str(version)), ".cubin", make).read_bytes()
 
 
 def _compiled(text: str, options: Sequence[str]) -> bytes:
@@ -132,14 +126,6 @@ def _compiled(text: str, options: Sequence[str]) -> bytes:
     code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     return code
-
-
-def _folder() -> Path:
-    """Where machine code is kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "lanewise" / "kernels"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def call(

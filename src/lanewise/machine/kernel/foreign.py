@@ -92,6 +92,13 @@ static void lw_call_for_help(lw_shared_run* shared, int most) {
   }
 }
 
+static XLA_FFI_Error* lw_no_memory(XLA_FFI_CallFrame* frame) {
+  XLA_FFI_Error_Create_Args about = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr,
+                                     "lanewise: no memory for a lane; set max_depth to fewer frames.",
+                                     XLA_FFI_Error_Code_RESOURCE_EXHAUSTED};
+  return frame->api->XLA_FFI_Error_Create(&about);
+}
+
 extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   if (frame->extension_start && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
     XLA_FFI_Metadata* about = ((XLA_FFI_Metadata_Extension*)frame->extension_start)->metadata;
@@ -103,13 +110,19 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   const long long examples = lw_attribute(frame, "examples"), threads = lw_attribute(frame, "threads");
   long long* steps = (long long*)malloc(examples * sizeof(long long));
   int* deepest = (int*)malloc(examples * sizeof(int));
+  lw_shared_run* shared = (lw_shared_run*)calloc(1, sizeof(lw_shared_run));
+  if (!steps || !deepest || !shared) {
+    free(steps);
+    free(deepest);
+    free(shared);
+    return lw_no_memory(frame);
+  }
   void* arguments[given + made + 2];
   for (int i = 0; i < given; ++i) arguments[i] = ((XLA_FFI_Buffer*)frame->args.args[i])->data;
   for (int i = 0; i < made; ++i) arguments[given + i] = ((XLA_FFI_Buffer*)frame->rets.rets[i])->data;
   arguments[given + made] = steps;
   arguments[given + made + 1] = deepest;
 
-  lw_shared_run* shared = (lw_shared_run*)calloc(1, sizeof(lw_shared_run));
   shared->run.arguments = arguments;
   shared->run.examples = examples;
   shared->run.lane_bytes = lw_attribute(frame, "lane_bytes");
@@ -126,6 +139,8 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   pthread_mutex_lock(&shared->guard);
   while (shared->working) pthread_cond_wait(&shared->idle, &shared->guard);
   pthread_mutex_unlock(&shared->guard);
+  // A thread that has no memory for a lane takes no example. If none had, examples are left.
+  const bool all_taken = (long long)shared->run.next >= examples;
   lw_release(shared);
 
   float64 all = 0;
@@ -139,25 +154,27 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   totals[1] = most;
   free(steps);
   free(deepest);
-  return nullptr;
+  return all_taken ? nullptr : lw_no_memory(frame);
 }
 """
 
 
 def available() -> bool:
-    """Whether there is a C++ compiler to make kernels for the host with."""
+    """Whether there is a C++ compiler that makes kernels for the host."""
     try:
-        host.compiler()
+        return host.works(host.compiler(), _flags())
     except OptionError:
         return False
-    return True
+
+
+def _flags() -> tuple[str, ...]:
+    return (*host.FLAGS, f"-I{jax.ffi.include_dir()}")
 
 
 @functools.lru_cache(maxsize=512)
 def _target(text: str) -> str:
     """Compile and register a kernel; gives the name XLA knows it by."""
-    flags = (*host.FLAGS, f"-I{jax.ffi.include_dir()}")
-    library = host.load(text + _ENTRY, flags)
+    library = host.load(text + _ENTRY, _flags())
     name = "lanewise_" + hashlib.sha256(text.encode()).hexdigest()[:24]
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library.lanewise_ffi), platform="cpu")
     return name

@@ -7,20 +7,18 @@ compiler its header gives the keywords their host meaning.
 A kernel is short, so what it includes decides how long it takes to compile: C's headers, which cost nothing, and none
 of C++'s (`-nostdinc++`), which cost more than the kernel.
 
-Libraries are kept on disk under the hash of what they were compiled from, with and for: code made for this very CPU
-must not be found by another.
+Libraries are kept (see `kept.py`) under what they were compiled from, with and for: code made for this very CPU must
+not be found by another.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,8 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lanewise.errors import OptionError
+from lanewise.errors import InternalError, LanewiseError, OptionError
+from lanewise.machine.kernel import prelude
 from lanewise.machine.kernel.emit import Emitted
+from lanewise.machine.kernel.kept import kept
 
 # What is asked for keeps XLA's floating point: no products fused into sums, no sums in another order. That nobody
 # reads `errno` or traps on a NaN only tells the compiler that it may use vector instructions.
@@ -38,6 +38,8 @@ FLAGS = (
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
 FOR_THIS_CPU = "-march=native"
+# The least that shows a compiler to work: the headers that every kernel includes.
+PROBE = f'{prelude.HEADER}\nextern "C" int lanewise_probe() {{ return 1; }}\n'
 
 
 @dataclass(frozen=True)
@@ -73,21 +75,28 @@ def this_cpu() -> str | None:
     return "\n".join(line for line in first.splitlines() if not line.lower().startswith(varies))
 
 
-@functools.lru_cache(maxsize=256)
 def load(text: str, flags: tuple[str, ...] = FLAGS) -> ctypes.CDLL:
     """Compile a kernel's text, or find it compiled."""
-    command = compiler()
-    key = hashlib.sha256("\0".join((command, *flags, this_cpu() or "", text)).encode())
-    folder = Path(tempfile.gettempdir()) / f"lanewise-host-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    library = folder / f"{key.hexdigest()[:32]}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as work:
-            source, made = Path(work) / "kernel.cpp", Path(work) / "kernel.so"
-            source.write_text(text)
-            _compile([command, *flags, str(source), "-o", str(made)], text)
-            made.rename(library)
-    return ctypes.CDLL(str(library))
+    return _loaded(compiler(), flags, text)
+
+
+@functools.lru_cache(maxsize=256)
+def _loaded(command: str, flags: tuple[str, ...], text: str) -> ctypes.CDLL:
+    def make(library: Path) -> None:
+        source = library.with_suffix(".cpp")
+        source.write_text(text)
+        _compile([command, *flags, str(source), "-o", str(library)], text)
+
+    return ctypes.CDLL(str(kept((command, *flags, this_cpu() or "", text), ".so", make)))
+
+
+@functools.cache
+def works(command: str, flags: tuple[str, ...]) -> bool:
+    """Whether a compiler makes what can be loaded here: one that is found may lack headers, or a linker."""
+    try:
+        return _loaded(command, flags, PROBE).lanewise_probe() == 1
+    except (LanewiseError, OSError):
+        return False
 
 
 def _compile(command: Sequence[str], text: str) -> None:
@@ -96,7 +105,7 @@ def _compile(command: Sequence[str], text: str) -> None:
         done = subprocess.run([*command, *target], capture_output=True, text=True)
         if not done.returncode:
             return
-    raise OptionError(f"{command[0]} does not compile the kernel:\n{done.stderr}\n{text}")
+    raise InternalError(f"{command[0]} does not compile the kernel:\n{done.stderr}\n{text}")
 
 
 class _Run(ctypes.Structure):
