@@ -9,7 +9,7 @@ what they hold: the block has no effects, so nothing comes of it.
 Each slot's operations are those of the scalar kernel, in the same order, so its answers are the same bits.
 
 What does not fit: loops of several blocks, arrays of a lane's own, and operations that have no vector instruction
-(calls of the mathematical library, integer division by what is not a constant).
+(calls of the C library, integer division by what is not a constant).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.bodies import Bodies
 from lanewise.machine.kernel.emit import Emitted, Emitter
 from lanewise.machine.kernel.graph import Node
+from lanewise.machine.kernel.helpers.vector import VECTOR_FUNCTIONS
 from lanewise.machine.kernel.structure import HALT
 from lanewise.machine.kernel.values import Scalar
 from lanewise.machine.kernel.writer import Writer
@@ -110,6 +111,8 @@ def _has_instruction(eqn: JaxprEqn, known: Known, expand: Expand) -> bool:
     if name in _DIVISIONS:
         # By a constant it is a product and a shift.
         return value_of(known, eqn.invars[1]) not in (None, 0, -1)
+    if name in VECTOR_FUNCTIONS:
+        return all(atom.aval.dtype == "float32" for atom in eqn.invars)
     called = inside(eqn, expand)
     if called is None:
         return name in _VECTOR_OPERATIONS

@@ -181,9 +181,6 @@ template <class T, class E> LW_FUNCTION T lw_int_pow(T a, E exponent) {
   }
   return result;
 }""",
-        "lw_logistic": r"""
-LW_FUNCTION float32 lw_logistic(float32 a) { return 1.0f / (1.0f + expf(-a)); }
-LW_FUNCTION float64 lw_logistic(float64 a) { return 1.0 / (1.0 + exp(-a)); }""",
         "lw_rsqrt": r"""
 LW_FUNCTION float32 lw_rsqrt(float32 a) { return 1.0f / sqrtf(a); }
 LW_FUNCTION float64 lw_rsqrt(float64 a) { return 1.0 / sqrt(a); }""",

@@ -42,7 +42,7 @@ LW_FUNCTION float32 lw_erf_inv_far(float32 w) {
 }
 LW_FUNCTION float32 lw_erf_inv(float32 x) {
   if (fabsf(x) == 1.0f) return x * lw_infinity<float32>();
-  float32 w = -log1pf(-x * x);
+  float32 w = -lw_log1p(-x * x);
   return (w < 5.0f ? lw_erf_inv_near(w) : lw_erf_inv_far(w)) * x;
 }
 // In double: those as a start, then Halley's steps on erfc(y) = 1 - |x|, which is exact near 1.

@@ -15,7 +15,7 @@ from lanewise import _jax
 from lanewise._jax import JaxprEqn
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.helpers import complex as complex_helpers  # noqa: F401
-from lanewise.machine.kernel.helpers import narrow, numbers, special  # noqa: F401
+from lanewise.machine.kernel.helpers import narrow, numbers, special, vector  # noqa: F401
 from lanewise.machine.kernel.rules import Unsupported, rule
 from lanewise.machine.kernel.writer import Writer
 
@@ -183,8 +183,7 @@ def _pow(w: Writer, eqn: JaxprEqn) -> None:
         _map(w, eqn, lambda a, b: f"lw_int_pow({a}, {b})")
     else:
         kind = _wide(dtype)
-        name = "pow" if kind == "float64" else "powf"
-        _map(w, eqn, rounded(dtype, lambda a, b: f"{name}({kind}({a}), {kind}({b}))"))
+        _map(w, eqn, rounded(dtype, lambda a, b: f"lw_pow({kind}({a}), {kind}({b}))"))
 
 
 # -- functions -------------------------------------------------------------------------------------------
@@ -192,13 +191,14 @@ def _pow(w: Writer, eqn: JaxprEqn) -> None:
 # Primitives that C++ and CUDA name alike; the single-precision name has an `f` behind it.
 _LIBRARY = {
     name: name
-    for name in """acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor lgamma log
-    log1p log2 nextafter sin sinh sqrt tan tanh""".split()
+    for name in """acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh erf erfc floor lgamma nextafter sin sinh
+    sqrt tan""".split()
 }
 # Primitives with a helper of their own, overloaded for both precisions.
 _HELPERS = {
     name: f"lw_{name}"
-    for name in "bessel_i0e bessel_i1e digamma erf_inv logistic polygamma rsqrt zeta".split()
+    for name in """bessel_i0e bessel_i1e digamma erf_inv exp exp2 expm1 log log1p log2 logistic polygamma rsqrt tanh
+    zeta""".split()
 }
 
 
