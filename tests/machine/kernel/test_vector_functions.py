@@ -32,10 +32,11 @@ def everywhere(count: int) -> np.ndarray:
 
 def units_apart(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """The distance in units in the last place; 0 where both are the same infinity or NaN."""
-    nearest = exact.astype(np.float32)
-    same = (found == nearest) | (np.isnan(found) & np.isnan(nearest))
-    unit = np.spacing(np.maximum(np.abs(nearest), np.float32(1e-45))).astype(np.float64)
-    return np.where(same, 0.0, np.abs(found.astype(np.float64) - exact) / unit)
+    with np.errstate(all="ignore"):
+        nearest = exact.astype(np.float32)
+        same = (found == nearest) | (np.isnan(found) & np.isnan(nearest))
+        unit = np.spacing(np.maximum(np.abs(nearest), np.float32(1e-45))).astype(np.float64)
+        return np.where(same, 0.0, np.abs(found.astype(np.float64) - exact) / unit)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
