@@ -14,6 +14,7 @@ DEAR = (
     "equinox",
     "jaxtyping",
     "lanewise.frontend.python",
+    "lanewise.arrays",
     "lanewise.diff.jvp",
     "lanewise.machine.native",
     "lanewise.machine.kernel.emit",

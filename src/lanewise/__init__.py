@@ -1,5 +1,7 @@
 """Write a program for one example, with real control flow and recursion; run it for a whole batch."""
 
+from typing import TYPE_CHECKING, Any
+
 from lanewise import bind as _bind  # registers the rules of the program primitive
 from lanewise import errors
 from lanewise.decorator import ProgramFunction, lift, program
@@ -9,6 +11,9 @@ from lanewise.outcomes import Failure, Outcomes, Stats
 from lanewise.program import Program
 from lanewise.stream import stream
 from lanewise.transform import vmap
+
+if TYPE_CHECKING:
+    from lanewise import arrays
 
 del _bind
 
@@ -23,6 +28,7 @@ __all__ = [
     "ProgramError",
     "ProgramFunction",
     "Stats",
+    "arrays",
     "errors",
     "inspect",
     "lift",
@@ -30,3 +36,12 @@ __all__ = [
     "stream",
     "vmap",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Parts that many programs do not need are imported when they are first named."""
+    if name != "arrays":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return importlib.import_module(f"{__name__}.{name}")

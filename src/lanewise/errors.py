@@ -75,6 +75,10 @@ class OptionError(LanewiseError, ValueError):
     """An option or argument of a Lanewise function is wrong."""
 
 
+class OperatorError(LanewiseError, TypeError):
+    """What an array operator was given to combine elements with does not fit the elements."""
+
+
 class InternalError(LanewiseError, AssertionError):
     """Lanewise broke one of its own rules."""
 
