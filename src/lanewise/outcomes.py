@@ -53,6 +53,10 @@ class Outcomes:
         "offered",
         "dear_advanced",
         "dear_offered",
+        "work",
+        "work_offered",
+        "busy",
+        "room",
         "steps",
         "deepest",
     ],
@@ -62,10 +66,12 @@ class Outcomes:
 class Stats:
     """What the machine did, as scalars.
 
-    `ticks`: turns of the machine. `runs`: blocks run, over all ticks. `advanced`: lanes advanced, summed
-    over those runs; `offered`: lanes there were room for. `dear_advanced`, `dear_offered`: the part of these that
-    the dear blocks of a sweep have. `steps`: loop iterations and calls of all lanes together. `deepest`: the most
-    frames any lane had pending.
+    `ticks`: turns of the machine. `runs`: blocks run, over all ticks. `advanced`: lanes advanced, summed over those
+    runs; `offered`: lanes there were room for. `dear_advanced`, `dear_offered`: the part of these that the dear blocks
+    of a sweep have. `work`, `work_offered`: lanes advanced and lanes offered, each times the operations of its block.
+    `busy`: lanes with an example that runs, summed over ticks; `room`: lanes in use, summed likewise. Where lanes run
+    by themselves, `busy` and `room` are summed over time instead, in seconds. `steps`: loop iterations and calls of
+    all lanes together. `deepest`: the most frames any lane had pending.
     """
 
     ticks: Any
@@ -74,28 +80,44 @@ class Stats:
     offered: Any
     dear_advanced: Any
     dear_offered: Any
+    work: Any
+    work_offered: Any
+    busy: Any
+    room: Any
     steps: Any
     deepest: Any
 
     @property
     def occupancy(self) -> Any:
-        """Active lanes ÷ lanes, over the blocks that ran."""
-        return self.advanced / jax.numpy.maximum(self.offered, 1)
+        """Active lanes ÷ lanes over the blocks that ran, each by its work: the share of work that was for a lane."""
+        return self.work / jax.numpy.maximum(self.work_offered, 1)
 
     @property
     def dear_occupancy(self) -> Any:
         """The same over the dear blocks alone: how full the work that costs is done. 0 if there were none."""
         return self.dear_advanced / jax.numpy.maximum(self.dear_offered, 1)
 
+    @property
+    def lane_occupancy(self) -> Any:
+        """Lanes with an example that runs ÷ lanes in use: what refill is for. A lane that waits for others counts."""
+        return jax.numpy.where(self.room > 0, self.busy / self.room, 1.0)
 
-NUM_STATS = 8
+
+NUM_STATS = 12
 
 
 def counts(
-    ticks: Any, runs: Any, advanced: Any, offered: Any, steps: Any, deepest: Any
+    ticks: Any,
+    runs: Any,
+    advanced: Any,
+    offered: Any,
+    steps: Any,
+    deepest: Any,
+    busy: Any = 0,
+    room: Any = 0,
 ) -> list[Any]:
     """What `Stats` is made of, for what runs no dear blocks."""
-    floats = (runs, advanced, offered, 0, 0, steps)
+    floats = (runs, advanced, offered, 0, 0, advanced, offered, busy, room, steps)
     whole = jax.numpy.int32
     return [whole(ticks), *(jax.numpy.float32(count) for count in floats), whole(deepest)]
 
@@ -140,6 +162,7 @@ _ADVICE = {
     Outcome.STEPS_EXHAUSTED: "Raise max_steps, or pass throw=False for the other answers.",
     Outcome.STACK_OVERFLOW: "Raise max_depth, or pass throw=False for the other answers.",
     Outcome.ASSERTION_FAILED: "Pass throw=False for the other answers.",
+    Outcome.TAPE_FULL: "Raise tape, or pass throw=False for the other answers.",
 }
 
 

@@ -31,7 +31,7 @@ from lanewise.blocks.update import masked_update, update_chain
 from lanewise.errors import Outcome
 from lanewise.machine.link import Linked, ReturnPoint
 from lanewise.machine.state import State, loaded, stored
-from lanewise.machine.together import lookups, needed_for
+from lanewise.machine.together import FEWEST_GROUPS, index_for, lookups, needed_for
 
 # For an equation (by its id): the indices it reads at, by variable, where they are the same for all lanes.
 Shared = Mapping[int, Mapping[Any, Any]]
@@ -79,7 +79,7 @@ class Advance:
                 mask,
                 pc,
             )
-        mask, shared = self._agreeing(state, item, mask)
+        mask, shared = self.agreeing(state, item, mask, self.lanes // FEWEST_GROUPS)
         if self.max_steps is not None and item.steps:
             spent = mask & (state.steps + item.steps > self.max_steps)
             mask = mask & ~spent
@@ -95,8 +95,11 @@ class Advance:
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _agreeing(self, state: State, block: Block, mask: Any) -> tuple[Any, Shared]:
-        """The lanes that run the block together, and the indices at which they read shared arrays."""
+    def agreeing(self, state: State, block: Block, mask: Any, enough: int) -> tuple[Any, Shared]:
+        """The lanes that run the block together, and the indices at which they read shared arrays.
+
+        Lanes that `enough` others agree with run; if there are none such, those with the smallest index.
+        """
         found = lookups(block, self.uniform_place.__contains__)
         if not found:
             return mask, {}
@@ -107,10 +110,9 @@ class Advance:
         for var, indices in zip(wanted, own, strict=True):
             parts = []
             for column in indices.reshape(self.lanes, -1).T:
-                largest = jnp.iinfo(column.dtype).max
-                smallest = jnp.where(mask, column, largest).min(initial=largest)
-                mask = mask & (column == smallest)
-                parts.append(smallest)
+                index = index_for(column, mask, enough)
+                mask = mask & (column == index)
+                parts.append(index)
             chosen[var] = jnp.stack(parts).reshape(indices.shape[1:])
         # Where no lane is, any place will do.
         safe = {var: jnp.where(mask.any(), index, 0) for var, index in chosen.items()}
@@ -129,8 +131,13 @@ class Advance:
         active = mask.sum(dtype=jnp.float32)
         ran = (active > 0).astype(jnp.float32)
         share = [active, ran * self.lanes]
-        of_dear = share if pc in self.dear else [jnp.zeros_like(ran)] * 2
-        return state.with_(counters=state.counters + jnp.stack([ran, *share, *of_dear]))
+        nothing = [jnp.zeros_like(ran)] * 2
+        of_dear = share if pc in self.dear else nothing
+        # A block that only jumps is a little work as well.
+        work = [(1.0 + self.linked.costs[pc].operations) * count for count in share]
+        # The last two are a tick's to count.
+        counted = jnp.stack([ran, *share, *of_dear, *work, *nothing])
+        return state.with_(counters=state.counters + counted)
 
     def execute(
         self, state: State, block: Block, mask: Any, shared: Shared | None = None

@@ -22,12 +22,13 @@ from lanewise.blocks.form import Block, Call, Return, TailCall, reads
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
 from lanewise.machine.state import State
+from lanewise.machine.together import lookups
 
 FEWEST_LANES = 16
 # What an element costs to take out of a row and put back, in operations.
 MOVE_OPERATIONS = 32.0
 # What a tile must be worth, in lane operations: many times what it costs to start one.
-TILE_OPERATIONS = {"cpu": 1e7, "gpu": 1e9}
+TILE_OPERATIONS = {"cpu": 2e6, "gpu": 1e9}
 # A block is cut into tiles if that leaves at least this many for all lanes.
 FEWEST_TILES = 4
 
@@ -69,19 +70,29 @@ def _touched(linked: Linked, block: Block) -> set[Var]:
 def run_tiles(advance: Advance, state: State, pc: int, width: int, run: Any) -> State:
     """Run a block, if `run` holds, for the lanes that are at it, tile by tile.
 
-    A turn takes the first lanes that are still there. Those that have to wait for others (see `together.py`) stay, and
-    may be the first ones of the next turn.
+    Where lanes must agree to run together (see `together.py`), a tile holds lanes that do, and after the first only
+    full tiles run: the other lanes wait for company.
     """
+    block = advance.linked.order[pc]
+    assert isinstance(block, Block)
     narrow = advance.with_lanes(width)
+    agree = bool(lookups(block, advance.uniform_place.__contains__))
 
-    def turn(carry: tuple[Any, State]) -> tuple[Any, State]:
-        left, state = carry
-        tile = first_lanes(state.pc == pc, width)
-        return left - width, _run_tile(advance, narrow, state, pc, tile)
+    def next_tile(state: State) -> tuple[Any, Any]:
+        together, _ = advance.agreeing(state, block, state.pc == pc, width)
+        return first_lanes(together, width), together.sum(dtype=jnp.int32)
+
+    def turn(carry: tuple[Any, Any, State]) -> tuple[Any, Any, State]:
+        left, tile, state = carry
+        state = _run_tile(advance, narrow, state, pc, tile)
+        tile, count = next_tile(state)
+        left = left - width
+        return jnp.where(count < width, 0, left) if agree else left, tile, state
 
     here = (state.pc == pc).sum(dtype=jnp.int32)
     left = jnp.where(run, here, 0)
-    return lax.while_loop(lambda carry: carry[0] > 0, turn, (left, state))[1]
+    tile, _ = next_tile(state)
+    return lax.while_loop(lambda carry: carry[0] > 0, turn, (left, tile, state))[2]
 
 
 def first_lanes(mask: Any, width: int) -> Any:

@@ -7,11 +7,12 @@ When it pays. A refill costs about the same for one lane as for all, so lanes th
 refill is due when their waiting, summed over lanes and ticks, has cost what the refill costs. It is the rule by which
 `schedule.py` runs a dear block, for the same reason. Ordinary ticks pay one scalar test.
 
-When there is nothing to refill with, lanes run out and the machine would end as empty as any other. Once half of the
-lanes idle, those that still run become the examples of a second machine with a sixteenth of the lanes, which loads
-them as they are, stacks and all, and is refilled from them by the same rule; and once more for its own last lanes.
-What runs half empty in the end is a machine of a 256th of the lanes, for two more copies of the code. Halving again
-and again loses no less, and needs many more copies.
+When there is nothing to refill with, lanes run out and the machine would end as empty as any other. Once a third of the
+lanes idle, those that still run become the examples of a second machine with a quarter of the lanes, which loads them
+as they are, stacks and all, and is refilled from them by the same rule; and so on, for three more copies of the code.
+What runs half empty in the end is a machine of a 64th of the lanes. The numbers come from a simulation of the suite's
+heavy tails: with fewer and larger steps (twice by sixteen, at half of the lanes) there were a third more ticks at 4,096
+lanes and lanes were emptier at 128; halving would need six copies for the same.
 
 Growth. A lane whose stack is full waits for the host to make room; when a quarter of the lanes wait, or nothing else
 can be done, the machine stops for it. Where no host can help (inside `jit`, or at the greatest depth), such a lane
@@ -49,9 +50,11 @@ from lanewise.options import Options
 
 # How many times fewer lanes the machine has that finishes what is left, how often that is done, and the fewest lanes
 # worth a machine.
-NARROWING = 16
-MOST_NARROWINGS = 2
-FEWEST_NARROW_LANES = 1
+NARROWING = 4
+MOST_NARROWINGS = 3
+FEWEST_NARROW_LANES = 2
+# The share of lanes that still run when the next machine takes over.
+NARROWED_AT = 2 / 3
 # The machine stops for the host to make room when one in this many lanes waits for it.
 WAITING_FOR_ROOM = 4
 # What a lane's element costs to put away or bring in, by index: a handful of operations.
@@ -159,7 +162,8 @@ class Refill:
     def _run_widths(self, flow: Flow, load: Load, limit: Any, widths: Sequence[int]) -> Flow:
         """Run the examples below `limit` with a machine of the first width, the last of them with narrower ones."""
         lanes, *narrower = widths
-        flow = self._run_through(flow, load, limit, lanes, lanes // 2 if narrower else 0)
+        few = int(lanes * NARROWED_AT) if narrower else 0
+        flow = self._run_through(flow, load, limit, lanes, few)
         return self._run_narrow(flow, flow.next >= limit, widths) if narrower else flow
 
     def _run_through(self, flow: Flow, load: Load, limit: Any, lanes: int, few: int) -> Flow:
@@ -314,7 +318,8 @@ def refill_ticks(linked: Linked, lanes: int, schedule: str) -> float:
     blocks_a_tick = len(swept) if schedule == "sweep" else 1
     operations = sum(swept) * blocks_a_tick / len(swept)
     tick = blocks_a_tick * block_operations() + lanes * operations
-    moved = [*result_registers(linked), *linked.program.inputs]
+    kept = set(linked.registers)
+    moved = [*result_registers(linked), *(var for var in linked.program.inputs if var in kept)]
     elements = sum(math.prod(storage_struct(var).shape) for var in moved)
     entry = linked.pc_of[linked.program.entry_function.entry]
     once = linked.costs[entry].operations + MOVE_OPERATIONS * elements

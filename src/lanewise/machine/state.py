@@ -20,7 +20,17 @@ from lanewise.errors import Outcome
 from lanewise.machine.link import Linked
 from lanewise.one_function import as_one_function
 
-COUNTERS = ("runs", "advanced", "offered", "dear_advanced", "dear_offered")
+COUNTERS = (
+    "runs",
+    "advanced",
+    "offered",
+    "dear_advanced",
+    "dear_offered",
+    "work",
+    "work_offered",
+    "busy",
+    "room",
+)
 
 
 @partial(

@@ -22,7 +22,7 @@ from lanewise.errors import Outcome
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
 from lanewise.machine.schedule import SCHEDULES, Tick, dear_blocks
-from lanewise.machine.state import State, any_running, loaded
+from lanewise.machine.state import State, any_running, loaded, running
 from lanewise.one_function import as_one_function
 from lanewise.options import Options
 
@@ -52,8 +52,8 @@ def run_until(
     state, tick = _begin(linked, state, lanes, options, schedule)
 
     def account(pc: Any, spent: Any) -> list[Any]:
-        running = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.int32).astype(jnp.float32)
-        return [spent + jnp.stack([lanes - running, jnp.float32(1)]), running]
+        busy = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.int32).astype(jnp.float32)
+        return [spent + jnp.stack([lanes - busy, jnp.float32(1)]), busy]
 
     def turn(carry: Any) -> Any:
         state, spent, _ = carry
@@ -61,12 +61,12 @@ def run_until(
         return state, *as_one_function(account, state.pc, spent)
 
     def goes_on(carry: Any) -> Any:
-        _, spent, running = carry
-        return (running > pause.few) & (spent[0] < pause.idle) & (spent[1] < pause.ticks)
+        _, spent, busy = carry
+        return (busy > pause.few) & (spent[0] < pause.idle) & (spent[1] < pause.ticks)
 
     nothing = jnp.zeros((2,), jnp.float32)
-    _, running = account(state.pc, nothing)
-    state, spent, _ = lax.while_loop(goes_on, turn, (state, nothing, running))
+    _, busy = account(state.pc, nothing)
+    state, spent, _ = lax.while_loop(goes_on, turn, (state, nothing, busy))
     return state, spent
 
 
@@ -85,8 +85,11 @@ def _begin(
     tick = SCHEDULES[schedule](advance)
 
     def counted(state: State) -> State:
-        state = tick(state)
-        return state.with_(ticks=state.ticks + 1) if counting else state
+        if not counting:
+            return tick(state)
+        busy = running(state, linked).sum(dtype=jnp.float32)
+        room = jnp.stack([busy, jnp.float32(lanes)])
+        return tick(state.with_(ticks=state.ticks + 1, counters=state.counters.at[-2:].add(room)))
 
     if schedule == "sweep" and linked.entered_once is not None:
         state = advance.run(state, linked.entered_once)

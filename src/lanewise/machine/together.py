@@ -2,8 +2,11 @@
 
 A block that looks up its weights (`layers[i]`, `experts[choice]`) with an index of the lane's own would copy them for
 every lane: what was one matrix product for all lanes becomes one for each. So the index counts as part of the place a
-lane is at. A run of the block takes the smallest index that any lane there has, the lanes that agree with it advance
-and share what is read, and the others wait for their turn, where more lanes may have gathered.
+lane is at. A run of the block takes one index, the lanes that agree with it advance and share what is read, and the
+others wait for their turn, where more lanes may have gathered.
+
+Which index: one that enough lanes have, the most if there are several such; else the smallest, because most indices
+count up and who is behind may catch up with others.
 """
 
 from __future__ import annotations
@@ -11,12 +14,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
 
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.form import Block
 
 # Reading fewer elements than this for each lane costs less than waiting.
 SHARED_ELEMENTS = 1024
+
+# Lanes that agree are enough for a run at full width if they are one of so many equal groups.
+FEWEST_GROUPS = 4
+# Lanes are counted by their index modulo this.
+BUCKETS = 64
 
 # An index of more numbers than this is not a place but a selection.
 MOST_NUMBERS = 4
@@ -63,6 +74,22 @@ def lookups(block: Block, is_uniform: Callable[[Var], bool]) -> tuple[Lookup, ..
             uniform.update(eqn.outvars)
         defined.update(eqn.outvars)
     return tuple(found)
+
+
+def index_for(column: Any, mask: Any, enough: int) -> Any:
+    """The index whose lanes run next: one that at least `enough` lanes of the mask have, or the smallest.
+
+    >>> everyone = jnp.ones(5, bool)
+    >>> int(index_for(jnp.array([3, 7, 7, 9, 7]), everyone, enough=3))
+    7
+    >>> int(index_for(jnp.array([3, 7, 7, 9, 7]), everyone, enough=4))
+    3
+    """
+    largest = jnp.iinfo(column.dtype).max
+    bucket = column & (BUCKETS - 1)
+    held = ((bucket[:, None] == jnp.arange(BUCKETS, dtype=column.dtype)) & mask[:, None]).sum(0)
+    fullest = mask & ((bucket == jnp.argmax(held)) | (held.max() < enough))
+    return jnp.where(fullest, column, largest).min(initial=largest)
 
 
 def needed_for(block: Block, wanted: tuple[Var, ...]) -> tuple[JaxprEqn, ...]:
