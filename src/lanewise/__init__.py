@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from lanewise import bind as _bind  # registers the rules of the program primitive
 from lanewise import errors
+from lanewise import linearize as _linearize
 from lanewise.decorator import ProgramFunction, lift, program
 from lanewise.errors import LaneError, LanewiseError, Outcome, ProgramError
+from lanewise.gradient import grad, value_and_grad
 from lanewise.inspect import Inspection, inspect
 from lanewise.outcomes import Failure, Outcomes, Stats
 from lanewise.program import Program
@@ -15,7 +17,7 @@ from lanewise.transform import vmap
 if TYPE_CHECKING:
     from lanewise import arrays
 
-del _bind
+del _bind, _linearize
 
 __all__ = [
     "Failure",
@@ -30,10 +32,12 @@ __all__ = [
     "Stats",
     "arrays",
     "errors",
+    "grad",
     "inspect",
     "lift",
     "program",
     "stream",
+    "value_and_grad",
     "vmap",
 ]
 

@@ -20,6 +20,7 @@ from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import lax as _lax
 from jax._src.lax import special as _special
 from jax.core import ShapedArray, Tracer
@@ -178,6 +179,49 @@ def new_jaxpr(invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[Jax
 
 def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr, list(consts))
+
+
+def without_unused(jaxpr: Jaxpr) -> Jaxpr:
+    """The same code without what no result needs, inside loops and branches too; inputs stay."""
+    used = [True] * len(jaxpr.outvars)
+    found, _ = _pe.dce_jaxpr(cast(Any, jaxpr), used, instantiate=True)
+    return cast(Jaxpr, found)
+
+
+def used_inputs(jaxpr: Jaxpr) -> list[bool]:
+    """Which inputs the results depend on."""
+    _, used = _pe.dce_jaxpr(cast(Any, jaxpr), [True] * len(jaxpr.outvars), instantiate=False)
+    return list(used)
+
+
+def eval_closed(jaxpr: ClosedJaxpr | Jaxpr, *args: Any) -> list[Any]:
+    """Run code with the constants it holds."""
+    return eval_jaxpr(flat_jaxpr(jaxpr), *attached_consts(jaxpr), *args)
+
+
+def without_effects(jaxpr: Jaxpr) -> Jaxpr:
+    """The same code without equations that are there for their effects alone, inside loops and branches too."""
+
+    def inner(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(inner(each) for each in value)
+        if isinstance(value, ClosedJaxpr) and value.effects:
+            return close_jaxpr(
+                without_effects(getattr(value, "jaxpr", value)), attached_consts(value)
+            )
+        return value
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if eqn.effects and not eqn.outvars:
+            continue
+        if eqn.effects:
+            params = {name: inner(value) for name, value in eqn.params.items()}
+            left = frozenset(e for code in _core.jaxprs_in_params(params) for e in code.effects)
+            eqn = eqn.replace(params=params, effects=left)
+        eqns.append(eqn)
+    effects = frozenset(effect for eqn in eqns for effect in eqn.effects)
+    return cast(Jaxpr, cast(Any, jaxpr).replace(eqns=eqns, effects=effects))
 
 
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
@@ -344,8 +388,21 @@ def scan_parts(eqn: JaxprEqn) -> ScanParts:
 
 
 def on_linearize(primitive: Primitive, rule: Callable[..., Any]) -> None:
-    """Register what `jax.linearize` and `jax.grad` do at a primitive."""
-    _ad.primitive_linearizations[primitive] = rule
+    """Register what `jax.linearize` and `jax.grad` do at a primitive.
+
+    The rule takes which operands have tangents, and the operands. (JAX also says whether the map will be transposed.)
+    """
+
+    # Since 0.12 there may be residuals that are no arrays besides.
+    names = _ad.LinearizeTrace.process_primitive.__code__.co_varnames
+    others = (None,) if "structured_res" in names else ()
+
+    def registered(is_vjp: bool, nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
+        del is_vjp
+        outs, out_nonzero, residuals, linear = rule(nonzero, *primals, **params)
+        return outs, out_nonzero, residuals, *others, linear
+
+    _ad.primitive_linearizations[primitive] = registered
 
 
 # Under `jax.shard_map(..., check_vma=True)` types tell over which axes of the mesh a value varies. A program is one

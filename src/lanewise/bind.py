@@ -25,7 +25,6 @@ from jax.experimental import io_callback
 
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
-from lanewise.errors import TransformError
 from lanewise.machine.execute import Mapped, answer_axes, execute, execute_on_host
 from lanewise.options import Options
 from lanewise.outcomes import NUM_STATS, Site, raise_if_failed
@@ -98,37 +97,64 @@ def _jvp_program(
     mapped: Mapped,
     options: Options,
 ) -> tuple[list[Any], list[Any]]:
-    # Imported where it is used, as most who import Lanewise do not differentiate.
-    from lanewise.diff.jvp import jvp_program
-
-    nonzero = tuple(type(t) is not ad.Zero for t in tangents)
-    derived = jvp_program(program, nonzero)
-    given = [t for t, flag in zip(tangents, nonzero, strict=True) if flag]
-    axes = tuple(a for a, flag in zip(mapped, nonzero, strict=True) if flag)
-    num_captures = program.num_captures
-    moved = sum(nonzero[:num_captures])
-    operands = [*primals[:num_captures], *given[:moved], *primals[num_captures:], *given[moved:]]
-    own_mapped = mapped
-    mapped = (*mapped[:num_captures], *axes[:moved], *mapped[num_captures:], *axes[moved:])
-    outs = program_p.bind(*operands, program=derived, lanes=lanes, mapped=mapped, options=options)
-    # The derived program may find that an answer, or its tangent alone, is the same for all lanes of an axis.
-    inexact = [i for i, aval in enumerate(program.out_avals) if _jax.has_tangent(aval)]
-    wanted = answer_axes(program, own_mapped, options, lanes)
-    wanted = [*wanted, *(wanted[i] for i in inexact)]
-    found = answer_axes(derived, mapped, options, lanes)
-    rest = outs[len(found) :]
-    outs = [
-        _with_axes(*each, lanes) for each in zip(outs[: len(found)], found, wanted, strict=True)
-    ]
-    answers, tangents = outs[: len(program.out_avals)], outs[len(program.out_avals) :]
-    moving = dict(zip(inexact, tangents, strict=True))
+    moving = tuple(type(t) is not ad.Zero for t in tangents)
+    given = list(itertools.compress(tangents, moving))
+    axes = tuple(itertools.compress(mapped, moving))
+    answers, moved, rest = push_forward(
+        primals, given, moving, program, lanes, mapped, axes, mapped, options
+    )
     tangent_outs = [
-        moving[i] if i in moving else _jax.zero_tangent(answer) for i, answer in enumerate(answers)
+        _jax.zero_tangent(x) if tangent is None else tangent
+        for x, tangent in zip(answers, moved, strict=True)
     ]
     return [*answers, *rest], [*tangent_outs, *(_jax.zero_tangent(x) for x in rest)]
 
 
-def _with_axes(
+def push_forward(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    moving: tuple[bool, ...],
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    tangents_mapped: Mapped,
+    wanted_as: Mapped,
+    options: Options,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Answers of a program, their tangents (`None` for those that have none), and what else it gives.
+
+    `tangents` are those of the operands that move. Answers and tangents have the lane axes that answers have where the
+    operands have those of `wanted_as`.
+    """
+    # Imported where it is used, as most who import Lanewise do not differentiate.
+    from lanewise.diff.jvp import jvp_program
+
+    derived = jvp_program(program, moving)
+    captured = program.num_captures
+    moved = sum(moving[:captured])
+    operands = [*primals[:captured], *tangents[:moved], *primals[captured:], *tangents[moved:]]
+    all_mapped = (
+        *mapped[:captured],
+        *tangents_mapped[:moved],
+        *mapped[captured:],
+        *tangents_mapped[moved:],
+    )
+    outs = program_p.bind(
+        *operands, program=derived, lanes=lanes, mapped=all_mapped, options=options
+    )
+    # The derived program may find that an answer, or its tangent alone, is the same for all lanes of an axis.
+    inexact = [i for i, aval in enumerate(program.out_avals) if _jax.has_tangent(aval)]
+    wanted = answer_axes(program, wanted_as, options, lanes)
+    wanted = [*wanted, *(wanted[i] for i in inexact)]
+    found = answer_axes(derived, all_mapped, options, lanes)
+    rest = outs[len(found) :]
+    outs = [with_axes(*each, lanes) for each in zip(outs[: len(found)], found, wanted, strict=True)]
+    answers, given = outs[: len(program.out_avals)], iter(outs[len(program.out_avals) :])
+    found_tangents = [next(given) if i in inexact else None for i in range(len(answers))]
+    return answers, found_tangents, rest
+
+
+def with_axes(
     value: Any, found: tuple[bool, ...], wanted: tuple[bool, ...], lanes: tuple[int, ...]
 ) -> Any:
     """A value that has these of the lane axes in front, with those that are wanted."""
@@ -146,17 +172,6 @@ def _with_axes(
 
 
 ad.primitive_jvps[program_p] = _jvp_program
-
-
-def _no_reverse_mode(*operands: Any, program: Program, **params: Any) -> Any:
-    raise TransformError(
-        f"reverse mode (jax.grad, jax.vjp) through the program `{program.entry}` is not supported yet."
-        " Use forward mode: jax.jvp, jax.jacfwd."
-    )
-
-
-ad.primitive_transposes[program_p] = _no_reverse_mode
-_jax.on_linearize(program_p, _no_reverse_mode)
 
 
 # -- throw ------------------------------------------------------------------------------------------

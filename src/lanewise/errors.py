@@ -103,6 +103,7 @@ class Outcome(enum.IntEnum):
     STEPS_EXHAUSTED = 1
     STACK_OVERFLOW = 2
     ASSERTION_FAILED = 3
+    TAPE_FULL = 4
 
     @property
     def phrase(self) -> str:

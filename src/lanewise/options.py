@@ -8,7 +8,10 @@ from typing import Any
 from lanewise.errors import OptionError
 
 SCHEDULES = ("auto", "lowest", "most", "sweep", "local", "plain")
+Checkpointing = str | int  # "auto", "all", "sqrt", or how many states
 CARRIERS = ("auto", "ticks", "native", "kernel")
+
+CHECKPOINTS = ("auto", "all", "sqrt")
 
 # Inside `jit` a stack cannot grow; unless told otherwise it holds as many frames as Python's own.
 DEPTH_INSIDE_JIT = 1024
@@ -25,6 +28,8 @@ class Options:
     throw: bool = True
     stats: bool = False
     lanes: int | None = None
+    checkpoints: Checkpointing = "auto"
+    tape: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("schedule", self.schedule, SCHEDULES)
@@ -32,6 +37,11 @@ class Options:
         _positive("max_steps", self.max_steps)
         _positive("max_depth", self.max_depth)
         _positive("lanes", self.lanes)
+        _positive("tape", self.tape)
+        if isinstance(self.checkpoints, str) or isinstance(self.checkpoints, bool):
+            _one_of("checkpoints", self.checkpoints, CHECKPOINTS)
+        else:
+            _positive("checkpoints", self.checkpoints)
         if self.lanes is not None and self.schedule in ("local", "plain"):
             raise OptionError(
                 f"lanes={self.lanes} refills the lanes of a machine, and schedule={self.schedule!r} has none;"

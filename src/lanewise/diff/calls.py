@@ -21,7 +21,7 @@ OnCall = Callable[[_jax.JaxprEqn, Sequence[Any]], Sequence[Any]]
 """What to do at a call, given its equation and the values of its operands."""
 
 # Primitive name -> the parameter that holds the code it runs on all its operands.
-_WRAPPERS = {
+WRAPPERS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -77,8 +77,8 @@ def rebind(
             outs = on_call(eqn, operands)
         elif not any(calls(code, of_values) for code in _jax.subjaxprs(eqn)):
             outs = _jax.run_eqn(eqn, operands)
-        elif name in _WRAPPERS:
-            outs = inner(eqn.params[_WRAPPERS[name]], *operands)
+        elif name in WRAPPERS:
+            outs = inner(eqn.params[WRAPPERS[name]], *operands)
         elif name in _CONTROL:
             outs = _CONTROL[name](eqn, operands, inner, of_values)
         else:

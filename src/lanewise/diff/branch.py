@@ -1,0 +1,123 @@
+"""Branches in reverse: the branch that was taken is pulled back, and no other.
+
+Each branch is a piece of its own. What the reverse of a branch needs and does not compute again is saved by the forward
+sweep; branches share places for it, as only one of them is taken. Cheap branches save nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from lanewise import _jax
+from lanewise.diff.activity import moving_results
+from lanewise.diff.calls import calls
+from lanewise.diff.piece import Piece, piece
+from lanewise.diff.sweep import Scope, Swept, rule, spread, zeros_for
+
+
+@rule("cond")
+def _cond(
+    eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+) -> Swept:
+    index, *args = operands
+    branches = eqn.params["branches"]
+    threads = bool(scope.tapes) and any(calls(code) for code in branches)
+    out_moving = moving_results(eqn, moving, scope.captures_move)
+    if not any(out_moving) and not threads:
+        return Swept(_jax.run_eqn(eqn, operands), out_moving, lambda cts, start: list(start))
+    inputs = moving[1:]
+    pieces = [
+        piece(
+            code,
+            inputs,
+            out_moving,
+            scope,
+            free=[True] * len(args),
+            added_up=[True] * len(args),
+            threads=threads,
+        )
+        for code in branches
+    ]
+    places, shared = _shared([p.saved for p in pieces])
+
+    def taken(own: Piece, mine: Sequence[int]) -> Callable[..., list[Any]]:
+        def run(values: Sequence[Any], tapes: Sequence[Any]) -> list[Any]:
+            outs, tapes, saved = own.forward(values, tapes)
+            held = dict(zip(mine, saved, strict=True))
+            return [
+                *outs,
+                *tapes,
+                *(held[i] if i in held else _jax.zeros(a) for i, a in enumerate(shared)),
+            ]
+
+        return run
+
+    sides = [taken(*each) for each in zip(pieces, places, strict=True)]
+    tapes = scope.tapes if threads else []
+    outs = _switch(index, sides, args, tapes)
+    num_outs, num_tapes = len(eqn.outvars), len(tapes)
+    outs, after, saved = (
+        outs[:num_outs],
+        outs[num_outs : num_outs + num_tapes],
+        outs[num_outs + num_tapes :],
+    )
+    if threads:
+        scope.tapes = list(after)
+    out_avals = [v.aval for v in eqn.outvars]
+    in_avals = [_jax.aval_of(x) for x in args]
+
+    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+        given = zeros_for(cts, out_avals, out_moving)
+        sums = zeros_for(start[1:], in_avals, inputs)
+
+        def back(own: Piece, mine: Sequence[int]) -> Callable[..., list[Any]]:
+            def run(values: Any, saved: Any, tapes: Any, sums: Any, given: Any) -> list[Any]:
+                adjoints, tapes = own.reverse(values, [saved[i] for i in mine], tapes, sums, given)
+                return [*adjoints, *tapes]
+
+            return run
+
+        backs = [back(*each) for each in zip(pieces, places, strict=True)]
+        tapes = scope.tapes if threads else []
+        outs = _switch(index, backs, args, saved, tapes, sums, given)
+        num = sum(inputs)
+        if threads:
+            scope.tapes = list(outs[num:])
+        return [start[0], *spread(outs[:num], inputs)]
+
+    return Swept(outs, out_moving, pull)
+
+
+def _switch(index: Any, sides: Sequence[Callable[..., list[Any]]], *args: Any) -> list[Any]:
+    if len(sides) == 1:
+        return sides[0](*args)
+    if len(sides) == 2:
+        # As JAX stages a branch on a bool, so that what reads programs knows it again.
+        return lax.cond(index != 0, sides[1], sides[0], *args)
+    return lax.switch(index, sides, *args)
+
+
+def _shared(
+    saved: Sequence[Sequence[_jax.ShapedArray]],
+) -> tuple[list[list[int]], list[_jax.ShapedArray]]:
+    """Places that branches share for what they save: for each branch the places of its values, and all places."""
+    shared: list[_jax.ShapedArray] = []
+    places = []
+    for avals in saved:
+        mine: list[int] = []
+        for aval in avals:
+            like = (aval.shape, aval.dtype)
+            free = (
+                i
+                for i, other in enumerate(shared)
+                if i not in mine and (other.shape, other.dtype) == like
+            )
+            at = next(free, len(shared))
+            if at == len(shared):
+                shared.append(_jax.strong(aval))
+            mine.append(at)
+        places.append(mine)
+    return places, shared

@@ -1,0 +1,94 @@
+"""What a loop saves so that its iterations can be run backwards.
+
+`"all"`: what the reverse of each iteration reads. `"sqrt"`: a state for each strip of about √n iterations; a strip is
+run again, saving all, when its turn comes. A number `k`: at most so many states at a time, whatever the length. `"auto"`:
+all for a loop of known length (a `scan`) unless that is very much, a number for a `while`. What a `while` saves under
+"all" has room for `tape` iterations; under "sqrt" it has slots for twice the root of that.
+
+A `scan` knows its length, so strips are cut ahead, and strips of strips where `k` states do not do (`strip`). A `while`
+does not. Its forward sweep keeps states at even distances; when the slots are full, every second one is dropped and the
+distance doubles. Its reverse sweep goes from the last iteration to the first; the state it needs is reached from the
+nearest kept state before it, and on the way there states are kept in the slots that have become free, at the distances
+of binomial checkpointing (Griewank 1992, *Achieving logarithmic growth of temporal and spatial complexity in reverse
+automatic differentiation*; Stumm and Walther 2010 for lengths that are not known). With `k` slots and `n` iterations
+each is run again about log n / log k times.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise.options import Checkpointing
+
+# A `while` under "auto" has slots for so many bytes of state, within bounds.
+AUTO_BYTES = 2**15
+FEWEST_SLOTS, MOST_SLOTS = 16, 1024
+# A `scan` under "auto" whose tape is larger is cut into strips.
+MOST_TAPE_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The setting, as rules ask for it. `records` is how many iterations or frames a tape of unknown length holds."""
+
+    setting: Checkpointing = "auto"
+    records: int = 1024
+
+    def strip(self, length: int, tape_bytes: int) -> int:
+        """How many iterations are a strip of a loop of known length; 0 to save all.
+
+        >>> Checkpoints("sqrt").strip(10_000, 0), Checkpoints(64).strip(1_000_000, 0), Checkpoints(64).strip(60, 0)
+        (100, 15625, 0)
+        """
+        setting = self.setting
+        if setting == "auto":
+            setting = "sqrt" if tape_bytes > MOST_TAPE_BYTES else "all"
+        if setting == "all" or length < 4:
+            return 0
+        if setting == "sqrt":
+            return math.ceil(math.sqrt(length))
+        return math.ceil(length / max(int(setting), 2)) if length > int(setting) else 0
+
+    def slots(self, state_bytes: int) -> int:
+        """How many states of a loop of unknown length are kept at a time."""
+        if isinstance(self.setting, int):
+            return max(self.setting, 2)
+        if self.setting == "sqrt":
+            return max(2 * math.isqrt(self.records), 2)
+        return min(max(AUTO_BYTES // max(state_bytes, 1), FEWEST_SLOTS), MOST_SLOTS)
+
+
+def next_kept(distance: Any, free: Any) -> Any:
+    """How far ahead the next state is kept, of `distance` iterations to go with this many free slots: binomially.
+
+    >>> int(next_kept(jnp.int32(6), jnp.int32(2))), int(next_kept(jnp.int32(3), jnp.int32(8)))
+    (3, 1)
+    """
+
+    def reaches(counts: Any) -> Any:
+        reach, _, _ = counts
+        return (reach < distance) & (free > 0)
+
+    def further(counts: Any) -> Any:
+        # From (free + times over times) to the same with `times` one more; as floats, for it may be large.
+        reach, _, times = counts
+        return reach * (free + times + 1) / (times + 1), reach, times + 1
+
+    start = (jnp.float32(1), jnp.float32(1), jnp.int32(0))
+    _, before, _ = lax.while_loop(reaches, further, start)
+    return jnp.where(free > 0, jnp.clip(before.astype(jnp.int32), 1, distance), distance)
+
+
+def write(buffer: Any, value: Any, place: Any) -> Any:
+    """A buffer with one entry written."""
+    return lax.dynamic_update_index_in_dim(buffer, value, place, 0)
+
+
+def read(buffer: Any, place: Any) -> Any:
+    """One entry of a buffer."""
+    return lax.dynamic_index_in_dim(buffer, place, 0, keepdims=False)

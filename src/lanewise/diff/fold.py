@@ -1,0 +1,101 @@
+"""Adjoints of what is read by index are added in place.
+
+JAX's rule for a read by index makes an array of zeros, writes the adjoint there and adds the whole to the sum so far:
+for a table of a million entries that is two million operations for one read. Where the zeros are only added to
+something, the adjoint is added to that, at its place. What adds up may stand behind further sums of the same kind.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise import _jax
+
+_SUMS = ("add", "add_any")
+_SCATTERS = ("scatter-add", "scatter_add", "dynamic_update_slice")
+
+
+def folded(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
+    """The same code with every `sum + (zeros with an update)` as an update of the sum."""
+    made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    reads = Counter(a for eqn in jaxpr.eqns for a in eqn.invars if not isinstance(a, _jax.Literal))
+    reads.update(a for a in jaxpr.outvars if not isinstance(a, _jax.Literal))
+
+    def only_read_here(atom: _jax.Atom, names: Sequence[str]) -> _jax.JaxprEqn | None:
+        eqn = None if isinstance(atom, _jax.Literal) else made.get(atom)
+        return eqn if eqn and eqn.primitive.name in names and reads[atom] == 1 else None
+
+    def terms(eqn: _jax.JaxprEqn) -> list[_jax.Atom]:
+        """What a sum of sums adds."""
+        found = []
+        for atom in eqn.invars:
+            part = (
+                only_read_here(atom, _SUMS)
+                if atom.aval.shape == eqn.outvars[0].aval.shape
+                else None
+            )
+            found += terms(part) if part else [atom]
+        return found
+
+    sums: dict[_jax.Var, tuple[list[_jax.Atom], list[_jax.JaxprEqn]]] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _SUMS and eqn.outvars[0].aval.shape:
+            whole, updates = [], []
+            for atom in terms(eqn):
+                update = only_read_here(atom, _SCATTERS)
+                if update and _is_zeros(update.invars[0], made):
+                    updates.append(update)
+                else:
+                    whole.append(atom)
+            if updates and len(whole) + len(updates) > 1:
+                sums[eqn.outvars[0]] = (whole, updates)
+    if not sums:
+        return jaxpr
+
+    def run(*args: Any) -> list[Any]:
+        values: dict[_jax.Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
+
+        def value(atom: _jax.Atom) -> Any:
+            return atom.val if isinstance(atom, _jax.Literal) else values[atom]
+
+        for eqn in jaxpr.eqns:
+            if eqn.outvars and eqn.outvars[0] in sums:
+                whole, updates = sums[eqn.outvars[0]]
+                if not whole:
+                    whole, updates = [updates[0].outvars[0]], updates[1:]
+                total = functools.reduce(lax.add, map(value, whole))
+                for update in updates:
+                    total = _updated(update, total, [value(a) for a in update.invars[1:]])
+                outs = [total]
+            else:
+                outs = _jax.run_eqn(eqn, [value(a) for a in eqn.invars])
+            values.update(zip(eqn.outvars, outs, strict=True))
+        return [value(a) for a in jaxpr.outvars]
+
+    traced = _jax.trace(run, [v.aval for v in jaxpr.invars])
+    assert not traced.captures
+    return traced.jaxpr
+
+
+def _updated(eqn: _jax.JaxprEqn, total: Any, rest: list[Any]) -> Any:
+    """The update of an equation, added to a sum in place of zeros."""
+    if eqn.primitive.name == "dynamic_update_slice":
+        part, *starts = rest
+        old = lax.dynamic_slice(total, starts, part.shape)
+        return lax.dynamic_update_slice(total, lax.add(old, part), starts)
+    return _jax.run_eqn(eqn, [total, *rest])[0]
+
+
+def _is_zeros(atom: _jax.Atom, made: dict[_jax.Var, _jax.JaxprEqn]) -> bool:
+    if isinstance(atom, _jax.Literal):
+        return bool(jnp.ndim(atom.val) == 0 and atom.val == 0)
+    eqn = made.get(atom)
+    if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type"):
+        return False
+    return _is_zeros(eqn.invars[0], made)

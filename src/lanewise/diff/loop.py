@@ -1,0 +1,311 @@
+"""`while` in reverse.
+
+The forward sweep runs the loop and keeps states at some iterations; the reverse sweep goes through the iterations
+backwards, running the body again from the state before each and pulling adjoints through it. `checkpoint.py` says which
+states are kept. Under "all", what the reverse of each iteration reads is saved for each instead, and no state is run
+again; a tape of unknown length has room for `tape` iterations, and a lane that needs more ends with an outcome.
+
+Only what the reverse needs is kept: state that no reverse step reads and that what it reads does not depend on is left
+out; what never changes is read where it is; a counter is known from the number of the iteration.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lanewise import _jax
+from lanewise.diff.activity import moving_carry
+from lanewise.diff.checkpoint import next_kept, read, write
+from lanewise.diff.fold import folded
+from lanewise.diff.piece import piece
+from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
+from lanewise.diff.tape import check_room
+
+
+@dataclass(frozen=True)
+class _While:
+    """The parts of a `while` equation, with values."""
+
+    test: _jax.Jaxpr
+    body: _jax.Jaxpr
+    test_consts: list[Any]
+    consts: list[Any]
+    init: list[Any]
+
+    def holds(self, state: Sequence[Any]) -> Any:
+        return _jax.eval_closed(self.test, *self.test_consts, *state)[0]
+
+    def after(self, state: Sequence[Any]) -> list[Any]:
+        return _jax.eval_closed(self.body, *self.consts, *state)
+
+
+def _parts(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> _While:
+    num_test, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    return _While(
+        eqn.params["cond_jaxpr"],
+        eqn.params["body_jaxpr"],
+        list(operands[:num_test]),
+        list(operands[num_test : num_test + num_body]),
+        list(operands[num_test + num_body :]),
+    )
+
+
+@rule("while")
+def _while(
+    eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+) -> Swept:
+    loop = _parts(eqn, operands)
+    carry_moving = moving_carry(eqn, moving, scope.captures_move)
+    if not any(carry_moving):
+        return Swept(_jax.run_eqn(eqn, operands), carry_moving, lambda cts, start: list(start))
+    num_test, num_consts = len(loop.test_consts), len(loop.consts)
+    consts_moving = tuple(moving[num_test : num_test + num_consts])
+    sweep_loop = _save_all if scope.checkpoints.setting == "all" else _keep_states
+    outs, back = sweep_loop(loop, consts_moving, carry_moving, scope)
+    avals = [v.aval for v in eqn.outvars]
+    const_avals = [_jax.aval_of(x) for x in loop.consts]
+
+    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+        sums = zeros_for(start[num_test : num_test + num_consts], const_avals, consts_moving)
+        ct_consts, ct_carry = back(sums, zeros_for(cts, avals, carry_moving))
+        carried = spread(ct_carry, carry_moving)
+        before = start[num_test + num_consts :]
+        # What moves only later in the loop has no adjoint at its start.
+        ct_init = [
+            plus(so_far, ct) if flag else so_far
+            for ct, so_far, flag in zip(
+                carried, before, moving[num_test + num_consts :], strict=True
+            )
+        ]
+        return [*start[:num_test], *spread(ct_consts, consts_moving), *ct_init]
+
+    return Swept(outs, carry_moving, pull)
+
+
+# -- a few states -----------------------------------------------------------------------------------
+
+
+def _keep_states(
+    loop: _While, consts_moving: Sequence[bool], carry_moving: Sequence[bool], scope: Scope
+) -> Any:
+    body = _jax.without_effects(_jax.flat_jaxpr(loop.body))
+    constants = _jax.attached_consts(loop.body)
+    num_fixed = len(constants)
+    flags = [*[False] * num_fixed, *consts_moving, *carry_moving]
+    inner = scope.again()
+
+    def pulled(*values: Any) -> list[Any]:
+        given, rest = values[: len(state_avals)], values[len(state_avals) :]
+        swept = sweep(body, [*constants, *loop.consts, *given], flags, inner)
+        sums, cts = rest[: sum(consts_moving)], rest[sum(consts_moving) :]
+        start = [*[None] * num_fixed, *spread(sums, consts_moving), *[None] * len(given)]
+        found = swept.pull(spread(cts, carry_moving), start)[num_fixed:]
+        return zeros_for(found, [*const_avals, *state_avals], [*consts_moving, *carry_moving])
+
+    const_avals = [_jax.aval_of(x) for x in loop.consts]
+    state_avals = [_jax.strong(_jax.aval_of(x)) for x in loop.init]
+    sum_avals = [_jax.tangent_aval(a) for a in itertools.compress(const_avals, consts_moving)]
+    ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(state_avals, carry_moving)]
+    traced = _jax.trace(pulled, [*state_avals, *sum_avals, *ct_avals])
+    step_back = folded(_jax.without_unused(traced.jaxpr))
+    reads = _jax.used_inputs(step_back)[len(traced.captures) :][: len(state_avals)]
+    known = _Known.of(body, num_fixed + len(loop.consts), loop.init)
+    kept = known.needed(reads, len(loop.init))
+    avals = [_jax.aval_of(loop.init[i]) for i in kept]
+    number = scope.checkpoints.slots(sum(_bytes(aval) for aval in avals))
+
+    def select(state: Sequence[Any]) -> list[Any]:
+        return [state[i] for i in kept]
+
+    def whole(selected: Sequence[Any], at: Any) -> list[Any]:
+        """A state again; what no reverse step reads is as at the start."""
+        state = known.state(loop.init, at)
+        for i, x in zip(kept, selected, strict=True):
+            state[i] = x
+        return state
+
+    # The last slot takes what is not to be kept, so that keeping needs no branch.
+    slots = [_jax.zeros(_jax.shaped((number + 1, *a.shape), a.dtype)) for a in avals]
+
+    def going(carry: Any) -> Any:
+        return loop.holds(carry[-1])
+
+    def has_room(carry: Any) -> Any:
+        at, shift, _, state = carry
+        return (at < (jnp.int32(number) << shift)) & loop.holds(state)
+
+    def forward(carry: Any) -> Any:
+        at, shift, slots, state = carry
+        here = (at & ((jnp.int32(1) << shift) - 1)) == 0
+        place = jnp.where(here, at >> shift, number)
+        slots = [write(s, x, place) for s, x in zip(slots, select(state), strict=True)]
+        return at + 1, shift, slots, loop.after(state)
+
+    def until_full(carry: Any) -> Any:
+        at, shift, slots, state = lax.while_loop(has_room, forward, carry)
+        full = loop.holds(state)
+        slots, shift = lax.cond(
+            full, lambda s, n: (_thinned(s, number), n + 1), lambda s, n: (s, n), slots, shift
+        )
+        return at, shift, slots, state
+
+    start = (jnp.int32(0), jnp.int32(0), slots, list(loop.init))
+    length, shift, slots, final = lax.while_loop(going, until_full, start)
+
+    def back(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
+        used = (length + (jnp.int32(1) << shift) - 1) >> shift
+        places = jnp.arange(number + 1, dtype=jnp.int32) << shift
+
+        def left(carry: Any) -> Any:
+            return carry[0] > 0
+
+        def reverse_one(carry: Any) -> Any:
+            to_go, used, places, slots, sums, cts = carry
+            wanted = to_go - 1
+            used = used - (read(places, used - 1) > wanted).astype(jnp.int32)
+            at = read(places, used - 1)
+            selected = [read(s, used - 1) for s in slots]
+
+            def behind(carry: Any) -> Any:
+                return carry[0] < wanted
+
+            def further(carry: Any) -> Any:
+                at, used, places, slots, selected = carry
+                target = at + next_kept(wanted - at, number - used)
+
+                def step(carry: Any) -> Any:
+                    at, selected = carry
+                    after = _jax.eval_jaxpr(body, *constants, *loop.consts, *whole(selected, at))
+                    return at + 1, select(after)
+
+                at, selected = lax.while_loop(lambda c: c[0] < target, step, (at, selected))
+                place = jnp.minimum(used, number)
+                slots = [write(s, x, place) for s, x in zip(slots, selected, strict=True)]
+                return at, jnp.minimum(used + 1, number), write(places, at, place), slots, selected
+
+            at, used, places, slots, selected = lax.while_loop(
+                behind, further, (at, used, places, slots, selected)
+            )
+            given = (*traced.captures, *whole(selected, wanted), *sums, *cts)
+            found = _jax.eval_jaxpr(step_back, *given)
+            return wanted, used, places, slots, found[: len(sums)], found[len(sums) :]
+
+        carry = (length, used, places, slots, list(sums), list(cts))
+        *_, ct_consts, ct_carry = lax.while_loop(left, reverse_one, carry)
+        return ct_consts, ct_carry
+
+    return final, back
+
+
+def _thinned(slots: Sequence[Any], number: int) -> list[Any]:
+    """Every second state."""
+    return [lax.dynamic_update_slice_in_dim(s, s[:number:2], 0, 0) for s in slots]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a loop's state without saving it: what never changes, and counters."""
+
+    depends: tuple[frozenset[int], ...]
+    steps: dict[int, int]
+
+    @staticmethod
+    def of(body: _jax.Jaxpr, num_fixed: int, init: Sequence[Any]) -> _Known:
+        own = body.invars[num_fixed:]
+        made = {v: eqn for eqn in body.eqns for v in eqn.outvars}
+        steps: dict[int, int] = {}
+        for i, (var, out) in enumerate(zip(own, body.outvars, strict=True)):
+            if out is var:
+                steps[i] = 0
+            eqn = None if isinstance(out, _jax.Literal) else made.get(out)
+            whole = jnp.issubdtype(var.aval.dtype, jnp.integer) and not var.aval.shape
+            if eqn is not None and whole and eqn.primitive.name == "add":
+                for a, b in (eqn.invars, eqn.invars[::-1]):
+                    if a is var and isinstance(b, _jax.Literal):
+                        steps[i] = int(np.asarray(b.val))
+        depends = tuple(
+            frozenset(
+                i for i, used in enumerate(_jax.used_inputs(_only(body, at))[num_fixed:]) if used
+            )
+            for at in range(len(init))
+        )
+        return _Known(depends, steps)
+
+    def needed(self, read: Sequence[bool], number: int) -> list[int]:
+        """The state to keep, given what is read: that, and what it depends on from one iteration to the next."""
+        found = {i for i in range(number) if read[i]}
+        while True:
+            more = found.union(*(self.depends[i] for i in found if i not in self.steps))
+            if more == found:
+                return sorted(found - self.steps.keys())
+            found = more
+
+    def state(self, init: Sequence[Any], at: Any) -> list[Any]:
+        """The state before iteration `at`, as far as it is known."""
+        found = list(init)
+        for i, step in self.steps.items():
+            if step:
+                aval = _jax.aval_of(init[i])
+                found[i] = _jax.convert_to_aval(init[i] + at.astype(aval.dtype) * step, aval)
+        return found
+
+
+def _only(jaxpr: _jax.Jaxpr, at: int) -> _jax.Jaxpr:
+    return _jax.new_jaxpr(jaxpr.invars, [jaxpr.outvars[at]], jaxpr.eqns)
+
+
+def _bytes(aval: Any) -> int:
+    return int(np.prod(aval.shape)) * getattr(aval.dtype, "itemsize", 8)
+
+
+# -- everything -------------------------------------------------------------------------------------
+
+
+def _save_all(
+    loop: _While, consts_moving: Sequence[bool], carry_moving: Sequence[bool], scope: Scope
+) -> Any:
+    body = _jax.flat_jaxpr(loop.body)
+    constants = list(_jax.attached_consts(loop.body))
+    num_fixed = len(constants) + len(loop.consts)
+    flags = [*[False] * len(constants), *consts_moving, *carry_moving]
+    fixed = [*constants, *loop.consts]
+    own = piece(
+        body,
+        flags,
+        carry_moving,
+        scope.again(),
+        free=[True] * num_fixed + [False] * len(loop.init),
+        added_up=[True] * num_fixed + [False] * len(loop.init),
+    )
+    records = scope.checkpoints.records
+    tape = [_jax.zeros(_jax.shaped((records, *a.shape), a.dtype)) for a in own.saved]
+
+    def forward(carry: Any) -> Any:
+        at, tape, state = carry
+        if own.saved:
+            check_room(at, records)
+        state, _, saved = own.forward([*fixed, *state], ())
+        return at + 1, [write(t, x, at) for t, x in zip(tape, saved, strict=True)], state
+
+    start = (jnp.int32(0), tape, list(loop.init))
+    length, tape, final = lax.while_loop(lambda c: loop.holds(c[-1]), forward, start)
+
+    def back(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
+        def reverse_one(carry: Any) -> Any:
+            to_go, sums, cts = carry
+            saved = [read(t, to_go - 1) for t in tape]
+            found, _ = own.reverse(fixed, saved, (), sums, cts)
+            return to_go - 1, found[: len(sums)], found[len(sums) :]
+
+        carry = (length, list(sums), list(cts))
+        _, ct_consts, ct_carry = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
+        return ct_consts, ct_carry
+
+    return final, back

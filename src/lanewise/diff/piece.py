@@ -1,0 +1,117 @@
+"""Both sweeps of a piece of code as one trace, and that trace cut in two.
+
+Loops, branches and functions all need the same of the code they hold: code for the forward sweep, which also gives what
+is saved, and code for the reverse sweep. `piece` traces a piece's two sweeps together and splits them.
+
+Tapes of recursion are threaded: the forward code takes them and gives them on, and so does the reverse code. To the trace
+these are two different sets of values, as between the two sweeps of one piece others run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lanewise import _jax
+from lanewise.diff.fold import folded
+from lanewise.diff.split import Split, computed_again, computed_again_inside, split
+from lanewise.diff.sweep import Scope, spread, sweep, zeros_for
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The two sweeps of a piece of code.
+
+    `forward(args, tapes)` gives results, tapes and what is saved; `reverse(free, saved, tapes, start, cts)` takes the
+    free arguments, sums so far for the arguments that are added up, and the adjoints of the results that move, and gives
+    adjoints of the arguments that move, and tapes.
+    """
+
+    constants: tuple[Any, ...]
+    cut: Split
+    num_results: int
+    num_adjoints: int
+    num_tapes: int
+
+    @property
+    def saved(self) -> tuple[_jax.ShapedArray, ...]:
+        return self.cut.saved
+
+    def forward(
+        self, args: Sequence[Any], tapes: Sequence[Any]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        outs = _jax.eval_jaxpr(self.cut.forward, *self.constants, *args, *tapes)
+        first, second = self.num_results, self.num_results + self.num_tapes
+        return outs[:first], outs[first:second], outs[second:]
+
+    def reverse(
+        self,
+        free: Sequence[Any],
+        saved: Sequence[Any],
+        tapes: Sequence[Any],
+        start: Sequence[Any],
+        cts: Sequence[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        given = (*self.constants, *free, *saved, *tapes, *start, *cts)
+        outs = _jax.eval_jaxpr(self.cut.reverse, *given)
+        return outs[: self.num_adjoints], outs[self.num_adjoints :]
+
+    def reads(self, at: int) -> bool:
+        """Whether the reverse code reads its free argument of this number."""
+        var = self.cut.reverse.invars[len(self.constants) + at]
+        eqns = self.cut.reverse.eqns
+        return any(var is a for eqn in eqns for a in eqn.invars) or any(
+            var is a for a in self.cut.reverse.outvars
+        )
+
+
+def piece(
+    code: _jax.Jaxpr,
+    moving: Sequence[bool],
+    out_moving: Sequence[bool],
+    scope: Scope,
+    *,
+    free: Sequence[bool],
+    added_up: Sequence[bool],
+    threads: bool = False,
+    own_scope: Callable[[Scope], Scope] = lambda scope: scope,
+) -> Piece:
+    """Trace and cut the sweeps of code.
+
+    `free`: the arguments that the reverse has anyway; `added_up`: those whose adjoint is added to a sum so far;
+    `threads`: whether the code takes the scope's tapes.
+    """
+    avals = [v.aval for v in code.invars]
+    out_avals = [a.aval for a in code.outvars]
+    tapes = [_jax.aval_of(x) for x in scope.tapes] if threads else []
+    summed = [a and b for a, b in zip(added_up, moving, strict=True)]
+    adjoint_avals = [_jax.tangent_aval(a) for a in itertools.compress(out_avals, out_moving)]
+    start_avals = [_jax.tangent_aval(a) for a in itertools.compress(avals, summed)]
+    num_args, num_tapes, num_start = len(avals), len(tapes), len(start_avals)
+
+    def both(*values: Any) -> list[Any]:
+        args, rest = values[:num_args], values[num_args:]
+        inner = own_scope(replace(scope, tapes=list(rest[:num_tapes])))
+        swept = sweep(code, args, moving, inner)
+        results = [*swept.outs, *inner.tapes]
+        inner.tapes = list(rest[num_tapes : 2 * num_tapes])
+        adjoints = rest[2 * num_tapes :]
+        start, cts = spread(adjoints[:num_start], summed), spread(adjoints[num_start:], out_moving)
+        cts = swept.pull(cts, start)
+        return [*results, *zeros_for(cts, avals, moving), *inner.tapes]
+
+    traced = _jax.trace(both, [*avals, *tapes, *tapes, *start_avals, *adjoint_avals])
+    num_constants = len(traced.captures)
+    known = [True] * (num_constants + num_args + num_tapes)
+    unknown = [False] * (num_tapes + num_start + len(adjoint_avals))
+    is_free = [True] * num_constants + [*free] + [False] * num_tapes
+    cut = split(
+        folded(traced.jaxpr),
+        [*known, *unknown],
+        [*is_free, *unknown],
+        len(out_avals) + num_tapes,
+        computed_again_inside if scope.inside else computed_again,
+    )
+    return Piece(traced.captures, cut, len(out_avals), sum(moving), num_tapes)

@@ -1,0 +1,224 @@
+"""`scan` in reverse: a `scan` the other way round.
+
+A loop of known length has a tape of known length: what the reverse of each iteration reads, stacked as further results
+of the forward `scan`. What the loop maps over is there anyway. Cut into strips (see `checkpoint.py`), a loop is a loop over
+strips whose body is the loop over one of them: the outer one saves its state only, and runs each strip again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise import _jax
+from lanewise.diff.activity import moving_in_scan
+from lanewise.diff.calls import calls
+from lanewise.diff.piece import piece
+from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
+
+
+@rule("scan")
+def _scan(
+    eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+) -> Swept:
+    inputs, outputs = moving_in_scan(eqn, moving, scope.captures_move)
+    body = eqn.params["jaxpr"]
+    threads = bool(scope.tapes) and bool(calls(body))
+    if not any(outputs) and not threads:
+        return Swept(_jax.run_eqn(eqn, operands), outputs, lambda cts, start: list(start))
+    parts = _jax.scan_parts(eqn)
+    num_fixed = len(_jax.attached_consts(body))
+    loop = _Loop(
+        _jax.flat_jaxpr(body),
+        num_fixed + parts.num_consts,
+        parts.num_carry,
+        parts.length,
+        parts.reverse,
+        (*[False] * num_fixed, *inputs),
+        outputs,
+        threads,
+    )
+    operands = [*_jax.attached_consts(body), *operands]
+    strip = 0 if threads else scope.checkpoints.strip(parts.length, loop.tape_bytes())
+    swept = _in_strips(loop, operands, strip, scope) if strip else _whole(loop, operands, scope)
+    outer = (*[False] * num_fixed, *moving)
+
+    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+        found = swept.pull(cts, [*[None] * num_fixed, *start])
+        # What moves only later in the loop has no adjoint at its start.
+        return [ct if flag else None for ct, flag in zip(found, outer, strict=True)][num_fixed:]
+
+    return Swept(swept.outs, outputs, pull)
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A `scan` and what moves in it."""
+
+    body: _jax.Jaxpr
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+    moving: tuple[bool, ...]
+    out_moving: tuple[bool, ...]
+    threads: bool = False
+
+    def divided(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Constants, state and what is mapped over."""
+        first, second = self.num_consts, self.num_consts + self.num_carry
+        return list(values[:first]), list(values[first:second]), list(values[second:])
+
+    def tape_bytes(self) -> int:
+        """About how much is saved if all states are."""
+        _, carry, _ = self.divided(self.body.invars)
+        sizes = [math.prod(v.aval.shape) * getattr(v.aval.dtype, "itemsize", 8) for v in carry]
+        return self.length * sum(sizes)
+
+
+def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
+    """All at once."""
+    consts, init, xs = loop.divided(operands)
+    sides = [True] * loop.num_consts, [False] * loop.num_carry, [True] * len(xs)
+    consts_moving, carry_moving, xs_moving = loop.divided(loop.moving)
+    ys_moving = loop.out_moving[loop.num_carry :]
+    own = piece(
+        loop.body,
+        loop.moving,
+        loop.out_moving,
+        scope if loop.threads else scope.again(),
+        free=[*sides[0], *sides[1], *sides[2]],
+        added_up=[*sides[0], *sides[1], *[False] * len(xs)],
+        threads=loop.threads,
+    )
+
+    def step(carry: Any, slices: Sequence[Any]) -> Any:
+        state, tapes = carry
+        outs, tapes, saved = own.forward([*consts, *state, *slices], tapes)
+        return (outs[: loop.num_carry], tapes), (outs[loop.num_carry :], saved)
+
+    tapes = list(scope.tapes) if loop.threads else []
+    (final, tapes), (ys, saved) = lax.scan(
+        step, (init, tapes), xs, length=loop.length, reverse=loop.reverse
+    )
+    if loop.threads:
+        scope.tapes = list(tapes)
+    out_avals = [_jax.aval_of(x) for x in (*final, *ys)]
+    in_avals = [_jax.aval_of(x) for x in operands]
+
+    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+        start_consts, start_init, start_xs = loop.divided(start)
+        const_avals, _, _ = loop.divided(in_avals)
+        sums = zeros_for(start_consts, const_avals, consts_moving)
+        ct_carry = zeros_for(cts[: loop.num_carry], out_avals[: loop.num_carry], carry_moving)
+        ct_ys = zeros_for(cts[loop.num_carry :], out_avals[loop.num_carry :], ys_moving)
+
+        def back(carry: Any, slices: Any) -> Any:
+            sums, ct_carry, tapes = carry
+            given, saved, ct_slices = slices
+            found, tapes = own.reverse(
+                [*consts, *given], saved, tapes, sums, [*ct_carry, *ct_slices]
+            )
+            num_sums, num_ct = len(sums), len(ct_carry)
+            first, second = found[:num_sums], found[num_sums : num_sums + num_ct]
+            return (first, second, tapes), found[num_sums + num_ct :]
+
+        tapes = list(scope.tapes) if loop.threads else []
+        (sums, ct_init, tapes), ct_xs = lax.scan(
+            back,
+            (sums, ct_carry, tapes),
+            (xs, saved, ct_ys),
+            length=loop.length,
+            reverse=not loop.reverse,
+        )
+        if loop.threads:
+            scope.tapes = list(tapes)
+        return [
+            *spread(sums, consts_moving),
+            *(plus(*each) for each in zip(start_init, spread(ct_init, carry_moving), strict=True)),
+            *(plus(*each) for each in zip(start_xs, spread(ct_xs, xs_moving), strict=True)),
+        ]
+
+    return Swept([*final, *ys], loop.out_moving, pull)
+
+
+def _in_strips(loop: _Loop, operands: Sequence[Any], strip: int, scope: Scope) -> Swept:
+    """Strip after strip, then what is left over."""
+    consts, init, xs = loop.divided(operands)
+    number, over = divmod(loop.length, strip)
+    # A strip of the first setting saves all; a number of states counts for the strips as well.
+    setting = scope.checkpoints.setting
+    within = (
+        scope.checkpoints if isinstance(setting, int) else replace(scope.checkpoints, setting="all")
+    )
+    scope = replace(scope, checkpoints=within)
+    first = slice(over, None) if loop.reverse else slice(0, number * strip)
+    last = slice(0, over) if loop.reverse else slice(number * strip, None)
+
+    def one_strip(*values: Any) -> list[Any]:
+        consts, state, slices = loop.divided(values)
+
+        def step(state: Any, slices: Any) -> Any:
+            outs = _jax.eval_jaxpr(loop.body, *consts, *state, *slices)
+            return outs[: loop.num_carry], outs[loop.num_carry :]
+
+        final, ys = lax.scan(step, state, slices, length=strip, reverse=loop.reverse)
+        return [*final, *ys]
+
+    cut = [x[first].reshape(number, strip, *x.shape[1:]) for x in xs]
+    avals = [_jax.aval_of(x) for x in (*consts, *init, *(x[0] for x in cut))]
+    traced = _jax.trace(one_strip, avals)
+    held = len(traced.captures)
+    outer = replace(
+        loop,
+        body=traced.jaxpr,
+        num_consts=held + loop.num_consts,
+        length=number,
+        moving=(*[False] * held, *loop.moving),
+    )
+    main = _whole(outer, [*traced.captures, *consts, *init, *cut], scope)
+    state, stacked = main.outs[: loop.num_carry], main.outs[loop.num_carry :]
+    stacked = [y.reshape(number * strip, *y.shape[2:]) for y in stacked]
+    ends = [x[last] for x in xs]
+    rest = _whole(replace(loop, length=over), [*consts, *state, *ends], scope) if over else None
+    final, ys = state, stacked
+    if rest is not None:
+        final, tails = rest.outs[: loop.num_carry], rest.outs[loop.num_carry :]
+        ys = [
+            jnp.concatenate([tail, y] if loop.reverse else [y, tail])
+            for y, tail in zip(stacked, tails, strict=True)
+        ]
+
+    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+        sums, start_init, start_xs = loop.divided(start)
+        ct_state, ct_ys = cts[: loop.num_carry], cts[loop.num_carry :]
+        ct_ends: list[Any] = [None] * len(xs)
+        if rest is not None:
+            ct_tails = [None if ct is None else ct[last] for ct in ct_ys]
+            found = rest.pull([*ct_state, *ct_tails], [*sums, *[None] * (len(init) + len(xs))])
+            sums, ct_state, ct_ends = loop.divided(found)
+        ct_cut = [
+            None if ct is None else ct[first].reshape(number, strip, *ct.shape[1:]) for ct in ct_ys
+        ]
+        so_far = [*[None] * held, *sums, *[None] * (len(init) + len(xs))]
+        found = main.pull([*ct_state, *ct_cut], so_far)[held:]
+        sums, ct_init, ct_cut = loop.divided(found)
+        ct_xs = []
+        for ct, end in zip(ct_cut, ct_ends, strict=True):
+            if ct is not None:
+                ct = ct.reshape(number * strip, *ct.shape[2:])
+                if end is not None:
+                    ct = jnp.concatenate([end, ct] if loop.reverse else [ct, end])
+            ct_xs.append(ct)
+        return [
+            *sums,
+            *(plus(*each) for each in zip(start_init, ct_init, strict=True)),
+            *(plus(*each) for each in zip(start_xs, ct_xs, strict=True)),
+        ]
+
+    return Swept([*final, *ys], loop.out_moving, pull)

@@ -1,0 +1,168 @@
+"""Cut code in two: what the forward sweep runs, what the reverse sweep runs, and what is saved between them.
+
+The sweeps of a piece of code are first traced as one: values and adjoints in, results and adjoints out. What does not
+depend on adjoints can run in the forward sweep. Some of that the reverse sweep reads, and each such value can be saved,
+or computed again from others that are. Which to save is a minimum cut: every value costs its bytes; what both sweeps
+have anyway costs nothing; what is dear to compute is never computed twice. (The same idea serves PyTorch's compiler as
+its min-cut partitioner; here it decides what a loop saves for each iteration and a call for each frame, so an array
+that is written in place and read one element at a time saves the elements.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lanewise import _jax
+
+# Values of little computation: to compute them twice costs less than to write and read them.
+CHEAP = frozenset(
+    """add add_any sub mul neg abs sign eq ne lt le gt ge and or xor not select_n max min clamp broadcast_in_dim
+    reshape squeeze expand_dims transpose convert_element_type slice rev iota copy copy_p real imag conj complex
+    stop_gradient is_finite shift_left shift_right_logical shift_right_arithmetic integer_pow square floor ceil round
+    dynamic_slice concatenate pad full_like empty pvary pcast bitcast_convert_type""".split()
+)
+_ENDLESS = 2**30
+_MOST_BYTES = 2**26
+CONTROL = ("while", "scan", "cond")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Code cut in two.
+
+    `forward` takes the known inputs and gives the first results, then what is saved. `reverse` takes the known inputs
+    that are free, what is saved, and the other inputs, and gives the other results.
+    """
+
+    forward: _jax.Jaxpr
+    reverse: _jax.Jaxpr
+    saved: tuple[_jax.ShapedArray, ...]
+
+
+def computed_again(eqn: _jax.JaxprEqn) -> bool:
+    """Whether an equation outside all loops may be run again in the reverse sweep."""
+    return eqn.primitive.name in CHEAP
+
+
+def computed_again_inside(eqn: _jax.JaxprEqn) -> bool:
+    """The same inside a loop: a loop inside it is run again, so that its tape does not outlive the iteration."""
+    return eqn.primitive.name in CHEAP or eqn.primitive.name in CONTROL
+
+
+def split(
+    jaxpr: _jax.Jaxpr,
+    known: Sequence[bool],
+    free: Sequence[bool],
+    num_results: int,
+    again: Callable[[_jax.JaxprEqn], bool] = computed_again,
+) -> Split:
+    """Cut code whose first `num_results` results need only the `known` inputs; the reverse has the `free` ones too."""
+    jaxpr = _jax.without_unused(jaxpr)
+    known_vars = {v for v, flag in zip(jaxpr.invars, known, strict=True) if flag}
+    forward_eqns, reverse_eqns = [], []
+    for eqn in jaxpr.eqns:
+        ahead = all(isinstance(a, _jax.Literal) or a in known_vars for a in eqn.invars)
+        (forward_eqns if ahead else reverse_eqns).append(eqn)
+        if ahead:
+            known_vars.update(eqn.outvars)
+    results, adjoints = jaxpr.outvars[:num_results], jaxpr.outvars[num_results:]
+    needed = [
+        a
+        for a in (*(a for eqn in reverse_eqns for a in eqn.invars), *adjoints)
+        if not isinstance(a, _jax.Literal) and a in known_vars
+    ]
+    costly = [v for v, k, f in zip(jaxpr.invars, known, free, strict=True) if k and not f]
+    saved = _cheapest(forward_eqns, costly, list(dict.fromkeys(needed)), again)
+    available = [v for v, k, f in zip(jaxpr.invars, known, free, strict=True) if k and f]
+    unknown = [v for v, k in zip(jaxpr.invars, known, strict=True) if not k]
+    taken = [v for v, k in zip(jaxpr.invars, known, strict=True) if k]
+    forward = _jax.new_jaxpr(taken, [*results, *saved], forward_eqns)
+    # In the reverse code a saved value is an input: whatever computed it goes.
+    in_reverse = set(saved)
+    repeated = [_without_results(eqn, in_reverse) for eqn in forward_eqns if _repeats(eqn, again)]
+    reverse = _jax.new_jaxpr([*available, *saved, *unknown], adjoints, [*repeated, *reverse_eqns])
+    return Split(
+        _jax.without_unused(forward),
+        _jax.without_unused(reverse),
+        tuple(v.aval for v in saved),
+    )
+
+
+def _repeats(eqn: _jax.JaxprEqn, again: Callable[[_jax.JaxprEqn], bool]) -> bool:
+    # What has effects has had them.
+    return again(eqn) and not eqn.effects
+
+
+def _without_results(eqn: _jax.JaxprEqn, taken: set[_jax.Var]) -> _jax.JaxprEqn:
+    """An equation that is run again only for those of its results that are not saved."""
+    outvars = [_jax.new_var(v.aval) if v in taken else v for v in eqn.outvars]
+    return eqn.replace(outvars=outvars)
+
+
+def _cheapest(
+    eqns: Sequence[_jax.JaxprEqn],
+    costly: Sequence[_jax.Var],
+    needed: Sequence[_jax.Var],
+    again: Callable[[_jax.JaxprEqn], bool],
+) -> list[_jax.Var]:
+    """The values to save, of the fewest bytes, from which all that is needed can be had."""
+    # Each value is an edge, from its own node to the next, of the capacity of its bytes.
+    number: dict[_jax.Var, int] = {}
+    edges: list[tuple[int, int, int]] = []
+    source, sink = 0, 1
+
+    def node(var: _jax.Var) -> int:
+        if var not in number:
+            number[var] = 2 + 2 * len(number)
+            edges.append((number[var], number[var] + 1, _bytes(var.aval)))
+        return number[var]
+
+    for var in costly:
+        edges.append((source, node(var), _ENDLESS))
+    for eqn in eqns:
+        inputs = [a for a in eqn.invars if not isinstance(a, _jax.Literal)]
+        for var in eqn.outvars:
+            if _repeats(eqn, again):
+                edges += [(number[a] + 1, node(var), _ENDLESS) for a in inputs if a in number]
+            else:
+                edges.append((source, node(var), _ENDLESS))
+    wanted = [var for var in needed if var in number]
+    if not wanted:
+        return []
+    edges += [(number[var] + 1, sink, _ENDLESS) for var in wanted]
+    reached = _source_side(edges, 2 + 2 * len(number), source, sink)
+    return [var for var, at in number.items() if reached[at] and not reached[at + 1]]
+
+
+def _source_side(edges: Sequence[tuple[int, int, int]], nodes: int, source: int, sink: int) -> Any:
+    """Which nodes lie on the source's side of a minimum cut: of all such cuts, the one nearest the sink."""
+    # SciPy comes with JAX; imported here as most who import Lanewise do not differentiate.
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+    capacity: dict[tuple[int, int], int] = {}
+    for tail, head, most in edges:
+        capacity[tail, head] = max(capacity.get((tail, head), 0), most)
+    tails, heads = np.array(list(capacity), np.int32).T
+    graph = csr_array(
+        (np.array(list(capacity.values()), np.int32), (tails, heads)), shape=(nodes, nodes)
+    )
+    flow = maximum_flow(graph, source, sink).flow
+    left = graph - flow
+    left.data = (left.data > 0).astype(np.int32)
+    left.eliminate_zeros()
+    # Values nearest the sink are the most finished: fewer of them are computed again.
+    towards = breadth_first_order(left.T.tocsr(), sink, return_predecessors=False)
+    reached = np.ones(nodes, bool)
+    reached[towards] = False
+    return reached
+
+
+def _bytes(aval: _jax.ShapedArray) -> int:
+    size = math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 8)
+    return int(min(max(size, 1), _MOST_BYTES))

@@ -1,0 +1,264 @@
+"""Reverse mode over straight code: a forward sweep, then a reverse sweep that pulls adjoints back.
+
+Names, here and in every rule: a value `x` has the adjoint `ct_x` (JAX's word is cotangent), of the type of `x`; `None`
+is an adjoint known to be zero. The *forward sweep* runs code and keeps what its rules need; `pull` is the *reverse
+sweep*: adjoints of the results in, adjoints of the inputs out, each rule in the opposite order. Adjoints of a value
+that is read more than once are added: `pull` takes, for each input, the sum so far as `start`, and gives the sum with its
+own part, so that deep inside a nest of loops a read by index adds to one element of the sum. What does not move (see
+`activity.py`) has no adjoint.
+
+Both sweeps happen inside one trace, so "kept" is a value of that trace, and whether it is saved or computed again is
+decided afterwards, when the trace is cut in two (`split.py`). Runs of equations without control flow go through JAX's
+own `jax.vjp`, whose rules for primitives and for `custom_jvp` and `custom_vjp` are therefore the ones used. Control flow
+has a rule a construct: `branch.py`, `loop.py`, `scan.py`, `recursion.py`.
+
+The method is that of Schenck, Rønning, Henriksen and Oancea, *AD for an Array Language with Nested Parallelism* (SC
+2022): no tape of everything; an inner scope is run again inside the reverse sweep of the scope around it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+
+from lanewise import _jax
+from lanewise.diff.activity import moving_results
+from lanewise.diff.calls import WRAPPERS
+from lanewise.diff.checkpoint import Checkpoints
+from lanewise.program import call_p
+
+Pull = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+"""Adjoints of the results, and for each input the sum so far, to the sums with this code's part."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """Code after its forward sweep."""
+
+    outs: list[Any]
+    moving: tuple[bool, ...]
+    pull: Pull
+
+
+@dataclass
+class Scope:
+    """What is around the code of a sweep.
+
+    `checkpoints`: what loops save. `inside`: whether the code is run again in the reverse sweep of a loop around it.
+    `captures_move`: whether functions called here may close over what moves. `adjoint_call`: the rule for calls inside
+    recursion; `tapes`: what those saved, as it stands at this point of either sweep.
+    """
+
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    inside: bool = False
+    captures_move: bool = False
+    adjoint_call: Any = None
+    tapes: list[Any] = field(default_factory=list)
+
+    def again(self) -> Scope:
+        """The scope of code that is run again."""
+        return replace(self, inside=True, tapes=[])
+
+
+Rule = Callable[[_jax.JaxprEqn, Sequence[Any], Sequence[bool], Scope], Swept]
+RULES: dict[str, Rule] = {}
+
+
+def rule(name: str) -> Callable[[Rule], Rule]:
+    """Register the rule of a construct."""
+
+    def register(made: Rule) -> Rule:
+        RULES[name] = made
+        return made
+
+    return register
+
+
+def sweep(jaxpr: _jax.Jaxpr, args: Sequence[Any], moving: Sequence[bool], scope: Scope) -> Swept:
+    """Run the forward sweep of code."""
+    values: dict[_jax.Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
+    values.update(zip(jaxpr.constvars, _jax.attached_consts(jaxpr), strict=True))
+    moves = {v for v, flag in zip(jaxpr.invars, moving, strict=True) if flag}
+    pulls: list[tuple[Sequence[_jax.Atom], Sequence[_jax.Var], Pull]] = []
+
+    def value(atom: _jax.Atom) -> Any:
+        return atom.val if isinstance(atom, _jax.Literal) else values[atom]
+
+    for piece in _pieces(jaxpr):
+        if isinstance(piece, _jax.JaxprEqn):
+            ins, outs = piece.invars, piece.outvars
+            swept = _rule_of(piece)(piece, [value(a) for a in ins], _flags(ins, moves), scope)
+        else:
+            ins, outs = piece.ins, piece.outs
+            swept = _straight(piece, [value(a) for a in ins], _flags(ins, moves), scope)
+        values.update(zip(outs, swept.outs, strict=True))
+        moves.update(v for v, flag in zip(outs, swept.moving, strict=True) if flag)
+        if any(swept.moving):
+            pulls.append((ins, outs, swept.pull))
+
+    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+        adjoints: dict[_jax.Var, Any] = {}
+
+        def add(atom: _jax.Atom, ct: Any) -> None:
+            if ct is not None and not isinstance(atom, _jax.Literal) and atom in moves:
+                adjoints[atom] = plus(adjoints.get(atom), ct)
+
+        for atom, ct in (
+            *zip(jaxpr.invars, start, strict=True),
+            *zip(jaxpr.outvars, cts, strict=True),
+        ):
+            add(atom, ct)
+        for ins, outs, back in reversed(pulls):
+            ct_outs = [adjoints.pop(v, None) for v in outs]
+            if any(ct is not None for ct in ct_outs):
+                # The sum so far goes to the first place where a value is read.
+                so_far = [
+                    None if isinstance(a, _jax.Literal) else adjoints.pop(a, None) for a in ins
+                ]
+                for atom, ct in zip(ins, back(ct_outs, so_far), strict=True):
+                    add(atom, ct)
+        return [adjoints.get(v) for v in jaxpr.invars]
+
+    return Swept([value(a) for a in jaxpr.outvars], _flags(jaxpr.outvars, moves), pull)
+
+
+def plus(ct: Any, more: Any) -> Any:
+    """The sum of two adjoints."""
+    if ct is None or more is None:
+        return more if ct is None else ct
+    return jax.lax.add(ct, more)
+
+
+def zeros_for(cts: Sequence[Any], avals: Sequence[Any], moving: Sequence[bool]) -> list[Any]:
+    """The adjoints of what moves, as arrays."""
+    return [
+        _jax.zeros(_jax.tangent_aval(aval)) if ct is None else ct
+        for ct, aval, flag in zip(cts, avals, moving, strict=True)
+        if flag
+    ]
+
+
+def spread(given: Sequence[Any], moving: Sequence[bool]) -> list[Any]:
+    """The reverse: adjoints of what moves, with `None` at the places of the rest."""
+    adjoints = iter(given)
+    return [next(adjoints) if flag else None for flag in moving]
+
+
+def _flags(atoms: Sequence[_jax.Atom], moves: set[_jax.Var]) -> tuple[bool, ...]:
+    return tuple(_is_in(a, moves) for a in atoms)
+
+
+def _is_in(atom: _jax.Atom, moves: set[_jax.Var]) -> bool:
+    return not isinstance(atom, _jax.Literal) and atom in moves
+
+
+# -- straight code ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Straight:
+    """Equations without control flow, one after the other."""
+
+    eqns: tuple[_jax.JaxprEqn, ...]
+    ins: tuple[_jax.Var, ...]
+    outs: tuple[_jax.Var, ...]
+
+
+def _rule_of(eqn: _jax.JaxprEqn) -> Rule:
+    if eqn.primitive.name in WRAPPERS:
+        return _wrapped
+    return RULES["call" if eqn.primitive is call_p else eqn.primitive.name]
+
+
+def _has_control(eqn: _jax.JaxprEqn) -> bool:
+    """Whether an equation is a construct that has a rule, or code that holds one."""
+    if eqn.primitive.name in WRAPPERS:
+        return any(_has_control(inner) for code in _jax.subjaxprs(eqn) for inner in code.eqns)
+    return eqn.primitive is call_p or eqn.primitive.name in RULES
+
+
+def _pieces(jaxpr: _jax.Jaxpr) -> list[_Straight | _jax.JaxprEqn]:
+    """The code as runs of straight equations and constructs, in order."""
+    groups: list[list[_jax.JaxprEqn] | _jax.JaxprEqn] = []
+    for eqn in jaxpr.eqns:
+        if _has_control(eqn):
+            groups.append(eqn)
+        elif groups and isinstance(groups[-1], list):
+            groups[-1].append(eqn)
+        else:
+            groups.append([eqn])
+    pieces: list[_Straight | _jax.JaxprEqn] = []
+    read = {a for a in jaxpr.outvars if not isinstance(a, _jax.Literal)}
+    for group in reversed(groups):
+        eqns = group if isinstance(group, list) else [group]
+        if isinstance(group, list):
+            made = dict.fromkeys(v for eqn in eqns for v in eqn.outvars)
+            taken = [a for e in eqns for a in e.invars if not isinstance(a, _jax.Literal)]
+            ins = tuple(dict.fromkeys(a for a in taken if a not in made))
+            pieces.append(_Straight(tuple(eqns), ins, tuple(v for v in made if v in read)))
+        else:
+            pieces.append(group)
+        read.update(a for e in eqns for a in e.invars if not isinstance(a, _jax.Literal))
+    return pieces[::-1]
+
+
+def _straight(
+    piece: _Straight, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+) -> Swept:
+    moves = {v for v, flag in zip(piece.ins, moving, strict=True) if flag}
+    for eqn in piece.eqns:
+        flags = moving_results(eqn, _flags(eqn.invars, moves), scope.captures_move)
+        moves.update(v for v, flag in zip(eqn.outvars, flags, strict=True) if flag)
+    out_moving = _flags(piece.outs, moves)
+
+    def run(*given: Any) -> tuple[list[Any], list[Any]]:
+        values = dict(zip(piece.ins, operands, strict=True))
+        values.update(zip(itertools.compress(piece.ins, moving), given, strict=True))
+        _run(piece.eqns, values)
+        moved = [values[v] for v in piece.outs if v in moves]
+        return moved, [values[v] for v in piece.outs if v not in moves]
+
+    given = [x for x, flag in zip(operands, moving, strict=True) if flag]
+    if not any(out_moving):
+        _, rest = run(*given)
+        return Swept(rest, out_moving, lambda cts, start: list(start))
+    moved, back, rest = jax.vjp(run, *given, has_aux=True)
+    avals = [v.aval for v in piece.outs]
+
+    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+        own = spread(back(zeros_for(cts, avals, out_moving)), moving)
+        return [plus(*each) for each in zip(start, own, strict=True)]
+
+    values = iter(moved), iter(rest)
+    outs = [next(values[0] if flag else values[1]) for flag in out_moving]
+    return Swept(outs, out_moving, pull)
+
+
+def _run(eqns: Sequence[_jax.JaxprEqn], values: dict[_jax.Var, Any]) -> None:
+    """Run equations, and those held by others in place, so that each is seen when the trace is cut."""
+
+    def value(atom: _jax.Atom) -> Any:
+        return atom.val if isinstance(atom, _jax.Literal) else values[atom]
+
+    for eqn in eqns:
+        args = [value(a) for a in eqn.invars]
+        if eqn.primitive.name in WRAPPERS:
+            code = eqn.params[WRAPPERS[eqn.primitive.name]]
+            inner = dict(zip(code.invars, args, strict=True))
+            inner.update(zip(code.constvars, _jax.attached_consts(code), strict=True))
+            _run(code.eqns, inner)
+            outs = [a.val if isinstance(a, _jax.Literal) else inner[a] for a in code.outvars]
+        else:
+            outs = _jax.run_eqn(eqn, args)
+        values.update(zip(eqn.outvars, outs, strict=True))
+
+
+def _wrapped(
+    eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+) -> Swept:
+    """Code that is only held together: swept as if it stood here."""
+    return sweep(eqn.params[WRAPPERS[eqn.primitive.name]], operands, moving, scope)
