@@ -1,0 +1,135 @@
+"""D-LSTM: a network of diagonal LSTM cells over a text, one character after another.
+
+The function is ADBench's (its `lstm`): all weights are vectors of the length of a character's bits, so that a
+step is elementwise and the whole is one long loop. Layers and characters are ADBench's sizes, 14 bits a
+character; characters are random, states and parameters uniform as ADBench draws them. float64.
+
+The gates of a layer that look at its input and those that look at its own state are four rows of one array.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import lanewise as lw
+from ad.case import Case, Entry, Pair
+
+BITS = 14
+
+
+def cell(weights: Any, bias: Any, hidden: Any, memory: Any, given: Any) -> tuple[Any, Any]:
+    """One layer's step; `weights` and `bias` are the forget, in, out and change gates in turn."""
+    forget = jax.nn.sigmoid(given * weights[0] + bias[0])
+    enter = jax.nn.sigmoid(hidden * weights[1] + bias[1])
+    leave = jax.nn.sigmoid(given * weights[2] + bias[2])
+    change = jnp.tanh(hidden * weights[3] + bias[3])
+    memory = memory * forget + enter * change
+    return leave * jnp.tanh(memory), memory
+
+
+def score(predicted: Any, wanted: Any) -> Any:
+    """ADBench's: two is added to the sum of exponentials."""
+    return jnp.sum(wanted * (predicted - jnp.log(jnp.sum(jnp.exp(predicted)) + 2.0)))
+
+
+# -- ours --------------------------------------------------------------------------------------------
+
+
+@lw.program
+def loss(main, extra, state, sequence):
+    """Mean negative log likelihood of each character given those before it.
+
+    `main` is (layers, weight or bias, gate, bits); `extra` the input weight, output weight and output bias;
+    `state` is (layers, hidden or memory, bits).
+    """
+    total = jnp.zeros((), sequence.dtype)
+    for given, wanted in zip(sequence[:-1], sequence[1:]):
+        signal = given * extra[0]
+        layers = []
+        for i in range(main.shape[0]):
+            hidden, memory = cell(main[i, 0], main[i, 1], state[i, 0], state[i, 1], signal)
+            layers.append(jnp.stack([hidden, memory]))
+            signal = hidden
+        state = jnp.stack(layers)
+        total = total + score(signal * extra[1] + extra[2], wanted)
+    return -total / ((sequence.shape[0] - 1) * sequence.shape[1])
+
+
+# -- plain JAX ---------------------------------------------------------------------------------------
+
+
+def loss_jax(main: Any, extra: Any, state: Any, sequence: Any) -> jax.Array:
+    def step(state: Any, characters: Any) -> Any:
+        given, wanted = characters
+        signal = given * extra[0]
+        layers = []
+        for i in range(main.shape[0]):
+            hidden, memory = cell(main[i, 0], main[i, 1], state[i, 0], state[i, 1], signal)
+            layers.append(jnp.stack([hidden, memory]))
+            signal = hidden
+        return jnp.stack(layers), score(signal * extra[1] + extra[2], wanted)
+
+    _, scores = lax.scan(step, state, (sequence[:-1], sequence[1:]))
+    return -jnp.sum(scores) / ((sequence.shape[0] - 1) * sequence.shape[1])
+
+
+# -- PyTorch -----------------------------------------------------------------------------------------
+
+
+def torch_pair(torch: Any) -> Pair:
+    def primal(main: Any, extra: Any, state: Any, sequence: Any) -> Any:
+        layers = [(state[i, 0], state[i, 1]) for i in range(main.shape[0])]
+        total = 0.0
+        for t in range(sequence.shape[0] - 1):
+            signal = sequence[t] * extra[0]
+            for i, (hidden, memory) in enumerate(layers):
+                weights, bias = main[i]
+                looks_in = (signal * weights[0::2] + bias[0::2]).sigmoid()
+                enter = (hidden * weights[1] + bias[1]).sigmoid()
+                change = (hidden * weights[3] + bias[3]).tanh()
+                memory = memory * looks_in[0] + enter * change
+                signal = looks_in[1] * memory.tanh()
+                layers[i] = (signal, memory)
+            predicted = signal * extra[1] + extra[2]
+            norm = (predicted.exp().sum() + 2.0).log()
+            total = total + (sequence[t + 1] * (predicted - norm)).sum()
+        return -total / ((sequence.shape[0] - 1) * sequence.shape[1])
+
+    def gradient(main: Any, extra: Any, state: Any, sequence: Any) -> Any:
+        wanted = [main.clone().requires_grad_(), extra.clone().requires_grad_()]
+        return torch.autograd.grad(primal(*wanted, state, sequence), wanted)
+
+    return Pair(primal, gradient)
+
+
+# -- data --------------------------------------------------------------------------------------------
+
+
+def data(layers: int, characters: int, bits: int = BITS) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(3)
+    sequence = rng.integers(0, 2, (characters, bits)).astype(np.float64)
+    main, extra = rng.random((layers, 2, 4, bits)), rng.random((3, bits))
+    return main, extra, rng.random((layers, 2, bits)), sequence
+
+
+def entry(layers: int, characters: int) -> Entry:
+    def case(small: bool) -> Case:
+        return Case(
+            Pair(loss, jax.grad(loss, argnums=(0, 1))),
+            Pair(loss_jax, jax.grad(loss_jax, argnums=(0, 1))),
+            torch_pair,
+            data(2, 7, 5) if small else data(layers, characters),
+            double=True,
+            rtol=1e-6,
+            atol=1e-9,
+        )
+
+    return Entry(f"D-LSTM l{layers} c{characters}", f"{BITS} bits", case, "<= 3")
+
+
+ENTRIES = (entry(2, 1024), entry(4, 1024), entry(2, 4096), entry(4, 4096))

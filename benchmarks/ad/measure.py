@@ -1,0 +1,151 @@
+"""One benchmark timed: our function and gradient, JAX's and PyTorch's, in turns in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from _harness import Claim, medians, run_seconds
+from ad.case import Case, Entry, Pair
+
+
+class Disagree(AssertionError):
+    """A gradient is not the one by hand."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians in seconds: (function, gradient) of each, compilation apart."""
+
+    entry: Entry
+    times: dict[str, tuple[float, float]]
+    compiled: dict[str, float]
+
+    def overhead(self, who: str) -> float:
+        primal, gradient = self.times[who]
+        return gradient / primal
+
+    def line(self) -> str:
+        parts = [
+            f"{who} {1e3 * gradient:10.3f} / {1e3 * primal:9.3f} ms = {gradient / primal:6.2f}"
+            for who, (primal, gradient) in self.times.items()
+        ]
+        compiled = ", ".join(f"{who} {took:.1f} s" for who, took in self.compiled.items())
+        return f"{self.entry.name:<22} {self.entry.size:<24} {'   '.join(parts)}   (compiled: {compiled})"
+
+    def claims(self, label: str) -> list[Claim]:
+        """The overhead and, where the entry asks for it, the gradient's time beside the peers'."""
+        name = f"ad, {label}, {self.entry.name} {self.entry.size}"
+        primal, gradient = self.times["ours"]
+        if not self.entry.fastest:
+            return [Claim(f"{name}: overhead", gradient, primal, self.entry.target)]
+        least = min(times[0] for times in self.times.values())
+        return [
+            Claim(f"{name}: gradient over the fastest function", gradient, least, self.entry.target)
+        ] + [
+            Claim(f"{name}: gradient, against {who}", gradient, self.times[who][1], ">= 1")
+            for who in self.times
+            if who != "ours"
+        ]
+
+
+def precision(double: bool) -> Any:
+    """float64 where a benchmark's originals have it, and nowhere else."""
+    return jax.enable_x64(True) if double else contextlib.nullcontext()
+
+
+def torch_pair(case: Case) -> Pair | None:
+    """PyTorch's pair on the case's own arguments, run to its end; None where there is no PyTorch."""
+    if case.torch is None:
+        return None
+    try:
+        import torch
+    except ImportError:
+        print("PyTorch is not installed: left out")
+        return None
+    gpu = jax.default_backend() == "gpu"
+    if gpu and not torch.cuda.is_available():
+        print("PyTorch has no GPU here: left out")
+        return None
+    device = torch.device("cuda" if gpu else "cpu")
+    tensors = [torch.tensor(np.asarray(x), device=device) for x in case.arguments]
+    pair = case.torch(torch)
+
+    def finished(fun: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*_: Any) -> Any:
+            result = fun(*tensors)
+            if gpu:
+                torch.cuda.synchronize()
+            return result
+
+        return run
+
+    return Pair(finished(pair.primal), finished(pair.gradient))
+
+
+def leaves(tree: Any) -> list[np.ndarray]:
+    """The arrays of an answer, in NumPy, whichever system gave it."""
+    return [
+        np.asarray(x.detach().cpu() if hasattr(x, "detach") else x) for x in jax.tree.leaves(tree)
+    ]
+
+
+def check(entry: Entry, case: Case, who: str, found: Any, expected: Any) -> None:
+    """Raises where two gradients differ by more than the case allows."""
+    for mine, theirs in zip(leaves(found), leaves(expected), strict=True):
+        if mine.shape != theirs.shape:
+            raise Disagree(f"{entry.name}: {who} gives shape {mine.shape}, not {theirs.shape}")
+        scale = max(1.0, float(np.max(np.abs(theirs), initial=0.0)))
+        if not np.allclose(mine, theirs, rtol=case.rtol, atol=case.atol * scale):
+            off = float(np.max(np.abs(mine - theirs)))
+            raise Disagree(f"{entry.name}: {who} is off by {off:.3g}, where {scale:.3g} is largest")
+
+
+def expected_gradient(case: Case) -> Any:
+    """The gradient all are held to."""
+    if case.reference is not None:
+        return case.reference(*case.arguments)
+    return jax.jit(case.jax.gradient)(*case.arguments)
+
+
+def compiled(
+    fun: Callable[..., Any], arguments: tuple[Any, ...]
+) -> tuple[Callable[..., Any], float]:
+    start = time.perf_counter()
+    made = jax.jit(fun).lower(*arguments).compile()
+    return made, time.perf_counter() - start
+
+
+def measure(entry: Entry, repeats: int) -> Measured:
+    """Compile, check the gradients against each other, and time all six in turns."""
+    case = entry.make(False)
+    with precision(case.double):
+        arguments = jax.device_put(case.arguments)
+        contenders: dict[str, Callable[..., Any]] = {}
+        took: dict[str, float] = {}
+        for who, pair in (("ours", case.ours), ("JAX", case.jax)):
+            contenders[f"{who} primal"], first = compiled(pair.primal, arguments)
+            contenders[f"{who} gradient"], second = compiled(pair.gradient, arguments)
+            took[who] = first + second
+        torch = torch_pair(case)
+        if torch is not None:
+            contenders["PyTorch primal"] = torch.primal
+            contenders["PyTorch gradient"] = torch.gradient
+            run_seconds(torch.gradient, ())
+        if case.reference is not None:
+            expected = case.reference(*case.arguments)
+        else:
+            expected = contenders["JAX gradient"](*arguments)
+        for name, fun in contenders.items():
+            if name.endswith("gradient"):
+                check(entry, case, name, fun(*arguments), expected)
+        del expected
+        times = medians(contenders, arguments, repeats)
+    who = [name.removesuffix(" primal") for name in contenders if name.endswith("primal")]
+    return Measured(entry, {w: (times[f"{w} primal"], times[f"{w} gradient"]) for w in who}, took)
