@@ -19,7 +19,7 @@ from lanewise.outcomes import counts
 from lanewise.program import Program
 
 # Runs a kernel: the kernel, operands, how many examples, how many frames a stack holds. Gives answers, codes, sites,
-# and (all steps, most frames pending).
+# and totals: all steps, most frames pending and, where it is measured, the lanes' busy seconds and those there were.
 Run = Callable[[Emitted, Sequence[Any], int, int], tuple[list[Any], Any, Any, Any]]
 
 
@@ -67,4 +67,5 @@ def run_kernel(
         for value, aval in zip(values, program.out_avals, strict=True)
     ]
     # A lane never waits for another, so it is never offered what it does not run.
-    return answers, code, site, counts(examples, examples, examples, examples, totals[0], totals[1])
+    each = (examples, examples, examples, examples)
+    return answers, code, site, counts(*each, *totals)

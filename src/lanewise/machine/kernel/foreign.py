@@ -4,6 +4,9 @@ The host's compiler makes a library of the same text that a GPU gets; XLA's fore
 `jit`, on the buffers XLA holds. Examples are spread over XLA's own threads by the kernel's counter. Nobody waits for a
 thread to wake up: whoever comes takes examples until none is left, the thread that XLA calls on as well. So a short run
 costs what it costs on that thread, and a machine with others at work loses nothing.
+
+For `Stats` the time of the threads that came is added up: how long each had examples, and how long the run went on from
+when it came. One that comes late, or not at all, has lost the run a core, but no lane waits there.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ struct lw_shared_run {
   lw_run run;
   XLA_FFI_CallFrame* frame;
   int working, wanted, held;
+  long long busy, came, arrivals;  // threads that came, and, in nanoseconds, their work and the sum of when they came
   fenv_t rounding;
   pthread_mutex_t guard;
   pthread_cond_t idle;
@@ -56,6 +60,20 @@ static void lw_release(lw_shared_run* shared) {
 
 static void lw_call_for_help(lw_shared_run* shared, int most);
 
+static long long lw_now() {
+  struct timespec clock;
+  clock_gettime(CLOCK_MONOTONIC, &clock);
+  return clock.tv_sec * 1000000000ll + clock.tv_nsec;
+}
+
+static void lw_work(lw_shared_run* shared) {
+  const long long began = lw_now();
+  lanewise_work(&shared->run);
+  __atomic_add_fetch(&shared->busy, lw_now() - began, __ATOMIC_RELAXED);
+  __atomic_add_fetch(&shared->arrivals, began, __ATOMIC_RELAXED);
+  __atomic_add_fetch(&shared->came, 1, __ATOMIC_RELAXED);
+}
+
 static void lw_help(void* data) {
   lw_shared_run* shared = (lw_shared_run*)data;
   pthread_mutex_lock(&shared->guard);
@@ -67,7 +85,7 @@ static void lw_help(void* data) {
     fegetenv(&own);
     fesetenv(&shared->rounding);
     lw_call_for_help(shared, 2);
-    lanewise_work(&shared->run);
+    lw_work(shared);
     fesetenv(&own);
     pthread_mutex_lock(&shared->guard);
     if (!--shared->working) pthread_cond_signal(&shared->idle);
@@ -135,10 +153,11 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   pthread_mutex_init(&shared->guard, nullptr);
   pthread_cond_init(&shared->idle, nullptr);
   lw_call_for_help(shared, 2);
-  lanewise_work(&shared->run);
+  lw_work(shared);
   pthread_mutex_lock(&shared->guard);
   while (shared->working) pthread_cond_wait(&shared->idle, &shared->guard);
   pthread_mutex_unlock(&shared->guard);
+  const float64 busy = 1e-9 * shared->busy, room = 1e-9 * (lw_now() * shared->came - shared->arrivals);
   // A thread that has no memory for a lane takes no example. If none had, examples are left.
   const bool all_taken = (long long)shared->run.next >= examples;
   lw_release(shared);
@@ -152,6 +171,8 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   float32* totals = (float32*)((XLA_FFI_Buffer*)frame->rets.rets[made])->data;
   totals[0] = all;
   totals[1] = most;
+  totals[2] = busy;
+  totals[3] = room;
   free(steps);
   free(deepest);
   return all_taken ? nullptr : lw_no_memory(frame);
@@ -188,12 +209,12 @@ def cores() -> int:
 def call(
     emitted: Emitted, operands: Sequence[Any], examples: int, capacity: int
 ) -> tuple[list[Any], Any, Any, Any]:
-    """Answers, codes, sites, and (all steps, most frames), as traceable code for the CPU."""
+    """Answers, codes, sites, and (all steps, most frames, busy seconds, seconds in all), as traceable code."""
     results = [
         *(jax.ShapeDtypeStruct((examples, *out.shape), out.dtype) for out in emitted.outputs),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
-        jax.ShapeDtypeStruct((2,), jnp.float32),
+        jax.ShapeDtypeStruct((4,), jnp.float32),
     ]
     run = jax.ffi.ffi_call(_target(emitted.text), results)
     *answers, code, site, totals = run(
