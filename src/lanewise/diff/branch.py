@@ -15,6 +15,7 @@ from lanewise import _jax
 from lanewise.diff.activity import moving_results
 from lanewise.diff.calls import calls
 from lanewise.diff.piece import Piece, piece
+from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, rule, spread, zeros_for
 
 
@@ -24,11 +25,12 @@ def _cond(
 ) -> Swept:
     index, *args = operands
     branches = eqn.params["branches"]
-    threads = bool(scope.tapes) and any(calls(code) for code in branches)
+    threads = scope.adjoints is not None and any(calls(code) for code in branches)
     out_moving = moving_results(eqn, moving, scope.captures_move)
     if not any(out_moving) and not threads:
         return Swept(_jax.run_eqn(eqn, operands), out_moving, lambda cts, start: list(start))
     inputs = moving[1:]
+    again = run_again_in_frame if scope.adjoints is not None else None
     pieces = [
         piece(
             code,
@@ -38,6 +40,7 @@ def _cond(
             free=[True] * len(args),
             added_up=[True] * len(args),
             threads=threads,
+            again=again,
         )
         for code in branches
     ]
@@ -88,7 +91,7 @@ def _cond(
             scope.tapes = list(outs[num:])
         return [start[0], *spread(outs[:num], inputs)]
 
-    return Swept(outs, out_moving, pull)
+    return Swept(outs, out_moving, pull, threads)
 
 
 def _switch(index: Any, sides: Sequence[Callable[..., list[Any]]], *args: Any) -> list[Any]:

@@ -22,9 +22,11 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise.diff.activity import moving_carry
+from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import next_kept, read, write
 from lanewise.diff.fold import folded
 from lanewise.diff.piece import piece
+from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
 from lanewise.diff.tape import check_room
 
@@ -63,11 +65,14 @@ def _while(
 ) -> Swept:
     loop = _parts(eqn, operands)
     carry_moving = moving_carry(eqn, moving, scope.captures_move)
-    if not any(carry_moving):
+    threads = scope.adjoints is not None and bool(calls(loop.body))
+    if not any(carry_moving) and not threads:
         return Swept(_jax.run_eqn(eqn, operands), carry_moving, lambda cts, start: list(start))
     num_test, num_consts = len(loop.test_consts), len(loop.consts)
     consts_moving = tuple(moving[num_test : num_test + num_consts])
     sweep_loop = _save_all if scope.checkpoints.setting == "all" else _keep_states
+    if threads:
+        sweep_loop = _push_iterations
     outs, back = sweep_loop(loop, consts_moving, carry_moving, scope)
     avals = [v.aval for v in eqn.outvars]
     const_avals = [_jax.aval_of(x) for x in loop.consts]
@@ -86,7 +91,7 @@ def _while(
         ]
         return [*start[:num_test], *spread(ct_consts, consts_moving), *ct_init]
 
-    return Swept(outs, carry_moving, pull)
+    return Swept(outs, carry_moving, pull, threads)
 
 
 # -- a few states -----------------------------------------------------------------------------------
@@ -306,6 +311,54 @@ def _save_all(
 
         carry = (length, list(sums), list(cts))
         _, ct_consts, ct_carry = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
+        return ct_consts, ct_carry
+
+    return final, back
+
+
+# -- inside recursion -------------------------------------------------------------------------------
+
+
+def _push_iterations(
+    loop: _While, consts_moving: Sequence[bool], carry_moving: Sequence[bool], scope: Scope
+) -> Any:
+    """A loop that makes calls of a recursion: it pushes a record an iteration, as a call does (`recursion.py`)."""
+    constants = list(_jax.attached_consts(loop.body))
+    num_fixed = len(constants) + len(loop.consts)
+    fixed = [*constants, *loop.consts]
+    stays = [True] * num_fixed + [False] * len(loop.init)
+    own = piece(
+        _jax.flat_jaxpr(loop.body),
+        [*[False] * len(constants), *consts_moving, *carry_moving],
+        carry_moving,
+        scope,
+        free=stays,
+        added_up=stays,
+        threads=True,
+        again=run_again_in_frame,
+    )
+    site = f"{scope.site} loop {next(scope.loops)}"
+    adjoints = scope.adjoints
+
+    def forward(carry: Any) -> Any:
+        count, tapes, state = carry
+        state, tapes, saved = own.forward([*fixed, *state], tapes)
+        return count + 1, adjoints.push(site, saved, tapes), state
+
+    start = (jnp.int32(0), list(scope.tapes), list(loop.init))
+    length, tapes, final = lax.while_loop(lambda c: loop.holds(c[-1]), forward, start)
+    scope.tapes = list(tapes)
+
+    def back(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
+        def reverse_one(carry: Any) -> Any:
+            to_go, tapes, sums, cts = carry
+            saved, tapes = adjoints.pop(site, own.saved, tapes)
+            found, tapes = own.reverse(fixed, saved, tapes, sums, cts)
+            return to_go - 1, tapes, found[: len(sums)], found[len(sums) :]
+
+        carry = (length, list(scope.tapes), list(sums), list(cts))
+        _, tapes, ct_consts, ct_carry = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
+        scope.tapes = list(tapes)
         return ct_consts, ct_carry
 
     return final, back

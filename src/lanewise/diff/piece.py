@@ -16,7 +16,7 @@ from typing import Any
 
 from lanewise import _jax
 from lanewise.diff.fold import folded
-from lanewise.diff.split import Split, computed_again, computed_again_inside, split
+from lanewise.diff.split import Split, run_again, run_again_inside, split
 from lanewise.diff.sweep import Scope, spread, sweep, zeros_for
 
 
@@ -76,42 +76,44 @@ def piece(
     free: Sequence[bool],
     added_up: Sequence[bool],
     threads: bool = False,
-    own_scope: Callable[[Scope], Scope] = lambda scope: scope,
+    again: Callable[[_jax.JaxprEqn], bool] | None = None,
 ) -> Piece:
     """Trace and cut the sweeps of code.
 
     `free`: the arguments that the reverse has anyway; `added_up`: those whose adjoint is added to a sum so far;
-    `threads`: whether the code takes the scope's tapes.
+    `threads`: whether the code takes the scope's tapes; `again`: what the reverse code may run again.
     """
     avals = [v.aval for v in code.invars]
     out_avals = [a.aval for a in code.outvars]
-    tapes = [_jax.aval_of(x) for x in scope.tapes] if threads else []
+    tapes = [getattr(x, "aval", x) for x in scope.tapes] if threads else []
+    back = scope.back if threads else ()
     summed = [a and b for a, b in zip(added_up, moving, strict=True)]
     adjoint_avals = [_jax.tangent_aval(a) for a in itertools.compress(out_avals, out_moving)]
     start_avals = [_jax.tangent_aval(a) for a in itertools.compress(avals, summed)]
     num_args, num_tapes, num_start = len(avals), len(tapes), len(start_avals)
+    num_ahead = num_tapes + len(back)
 
     def both(*values: Any) -> list[Any]:
         args, rest = values[:num_args], values[num_args:]
-        inner = own_scope(replace(scope, tapes=list(rest[:num_tapes])))
+        inner = replace(scope, tapes=list(rest[:num_tapes]))
         swept = sweep(code, args, moving, inner)
         results = [*swept.outs, *inner.tapes]
-        inner.tapes = list(rest[num_tapes : 2 * num_tapes])
-        adjoints = rest[2 * num_tapes :]
+        inner.tapes = list(rest[num_tapes:num_ahead])
+        adjoints = rest[num_ahead:]
         start, cts = spread(adjoints[:num_start], summed), spread(adjoints[num_start:], out_moving)
         cts = swept.pull(cts, start)
         return [*results, *zeros_for(cts, avals, moving), *inner.tapes]
 
-    traced = _jax.trace(both, [*avals, *tapes, *tapes, *start_avals, *adjoint_avals])
+    traced = _jax.trace(both, [*avals, *tapes, *back, *start_avals, *adjoint_avals])
     num_constants = len(traced.captures)
     known = [True] * (num_constants + num_args + num_tapes)
-    unknown = [False] * (num_tapes + num_start + len(adjoint_avals))
+    unknown = [False] * (len(back) + num_start + len(adjoint_avals))
     is_free = [True] * num_constants + [*free] + [False] * num_tapes
     cut = split(
         folded(traced.jaxpr),
         [*known, *unknown],
         [*is_free, *unknown],
         len(out_avals) + num_tapes,
-        computed_again_inside if scope.inside else computed_again,
+        again or (run_again_inside if scope.inside else run_again),
     )
     return Piece(traced.captures, cut, len(out_avals), sum(moving), num_tapes)

@@ -19,6 +19,7 @@ from lanewise import _jax
 from lanewise.diff.activity import moving_in_scan
 from lanewise.diff.calls import calls
 from lanewise.diff.piece import piece
+from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
 
 
@@ -28,7 +29,7 @@ def _scan(
 ) -> Swept:
     inputs, outputs = moving_in_scan(eqn, moving, scope.captures_move)
     body = eqn.params["jaxpr"]
-    threads = bool(scope.tapes) and bool(calls(body))
+    threads = scope.adjoints is not None and bool(calls(body))
     if not any(outputs) and not threads:
         return Swept(_jax.run_eqn(eqn, operands), outputs, lambda cts, start: list(start))
     parts = _jax.scan_parts(eqn)
@@ -53,7 +54,7 @@ def _scan(
         # What moves only later in the loop has no adjoint at its start.
         return [ct if flag else None for ct, flag in zip(found, outer, strict=True)][num_fixed:]
 
-    return Swept(swept.outs, outputs, pull)
+    return Swept(swept.outs, outputs, pull, threads)
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         free=[*sides[0], *sides[1], *sides[2]],
         added_up=[*sides[0], *sides[1], *[False] * len(xs)],
         threads=loop.threads,
+        again=run_again_in_frame if loop.threads else None,
     )
 
     def step(carry: Any, slices: Sequence[Any]) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from lanewise import _jax
+from lanewise.diff.calls import calls
 
 # Values of little computation: to compute them twice costs less than to write and read them.
 CHEAP = frozenset(
@@ -44,14 +45,19 @@ class Split:
     saved: tuple[_jax.ShapedArray, ...]
 
 
-def computed_again(eqn: _jax.JaxprEqn) -> bool:
+def run_again(eqn: _jax.JaxprEqn) -> bool:
     """Whether an equation outside all loops may be run again in the reverse sweep."""
     return eqn.primitive.name in CHEAP
 
 
-def computed_again_inside(eqn: _jax.JaxprEqn) -> bool:
+def run_again_inside(eqn: _jax.JaxprEqn) -> bool:
     """The same inside a loop: a loop inside it is run again, so that its tape does not outlive the iteration."""
     return eqn.primitive.name in CHEAP or eqn.primitive.name in CONTROL
+
+
+def run_again_in_frame(eqn: _jax.JaxprEqn) -> bool:
+    """The same in a frame of a recursion: loops are run again unless they make calls."""
+    return run_again_inside(eqn) and not any(calls(code) for code in _jax.subjaxprs(eqn))
 
 
 def split(
@@ -59,7 +65,7 @@ def split(
     known: Sequence[bool],
     free: Sequence[bool],
     num_results: int,
-    again: Callable[[_jax.JaxprEqn], bool] = computed_again,
+    again: Callable[[_jax.JaxprEqn], bool] = run_again,
 ) -> Split:
     """Cut code whose first `num_results` results need only the `known` inputs; the reverse has the `free` ones too."""
     jaxpr = _jax.without_unused(jaxpr)

@@ -19,7 +19,7 @@ The method is that of Schenck, Rønning, Henriksen and Oancea, *AD for an Array 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,11 +37,12 @@ Pull = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
 @dataclass(frozen=True)
 class Swept:
-    """Code after its forward sweep."""
+    """Code after its forward sweep. What `threads` the tapes of recursion is pulled back whatever the adjoints."""
 
     outs: list[Any]
     moving: tuple[bool, ...]
     pull: Pull
+    threads: bool = False
 
 
 @dataclass
@@ -49,15 +50,19 @@ class Scope:
     """What is around the code of a sweep.
 
     `checkpoints`: what loops save. `inside`: whether the code is run again in the reverse sweep of a loop around it.
-    `captures_move`: whether functions called here may close over what moves. `adjoint_call`: the rule for calls inside
-    recursion; `tapes`: what those saved, as it stands at this point of either sweep.
+    Inside recursion (`recursion.py`), `captures_move`: whether functions called here may close over what moves;
+    `adjoints`: their forward and reverse functions; `tapes`: the stacks as they stand at this point of either sweep;
+    `back`: the types of those of the reverse sweep; `site`: the name of the stack of this code.
     """
 
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     inside: bool = False
     captures_move: bool = False
-    adjoint_call: Any = None
+    adjoints: Any = None
     tapes: list[Any] = field(default_factory=list)
+    back: tuple[_jax.ShapedArray, ...] = ()
+    site: str = ""
+    loops: Iterator[int] = field(default_factory=itertools.count)
 
     def again(self) -> Scope:
         """The scope of code that is run again."""
@@ -83,7 +88,7 @@ def sweep(jaxpr: _jax.Jaxpr, args: Sequence[Any], moving: Sequence[bool], scope:
     values: dict[_jax.Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
     values.update(zip(jaxpr.constvars, _jax.attached_consts(jaxpr), strict=True))
     moves = {v for v, flag in zip(jaxpr.invars, moving, strict=True) if flag}
-    pulls: list[tuple[Sequence[_jax.Atom], Sequence[_jax.Var], Pull]] = []
+    pulls: list[tuple[Sequence[_jax.Atom], Sequence[_jax.Var], Swept]] = []
 
     def value(atom: _jax.Atom) -> Any:
         return atom.val if isinstance(atom, _jax.Literal) else values[atom]
@@ -97,8 +102,8 @@ def sweep(jaxpr: _jax.Jaxpr, args: Sequence[Any], moving: Sequence[bool], scope:
             swept = _straight(piece, [value(a) for a in ins], _flags(ins, moves), scope)
         values.update(zip(outs, swept.outs, strict=True))
         moves.update(v for v, flag in zip(outs, swept.moving, strict=True) if flag)
-        if any(swept.moving):
-            pulls.append((ins, outs, swept.pull))
+        if any(swept.moving) or swept.threads:
+            pulls.append((ins, outs, swept))
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         adjoints: dict[_jax.Var, Any] = {}
@@ -112,14 +117,14 @@ def sweep(jaxpr: _jax.Jaxpr, args: Sequence[Any], moving: Sequence[bool], scope:
             *zip(jaxpr.outvars, cts, strict=True),
         ):
             add(atom, ct)
-        for ins, outs, back in reversed(pulls):
+        for ins, outs, swept in reversed(pulls):
             ct_outs = [adjoints.pop(v, None) for v in outs]
-            if any(ct is not None for ct in ct_outs):
+            if swept.threads or any(ct is not None for ct in ct_outs):
                 # The sum so far goes to the first place where a value is read.
                 so_far = [
                     None if isinstance(a, _jax.Literal) else adjoints.pop(a, None) for a in ins
                 ]
-                for atom, ct in zip(ins, back(ct_outs, so_far), strict=True):
+                for atom, ct in zip(ins, swept.pull(ct_outs, so_far), strict=True):
                     add(atom, ct)
         return [adjoints.get(v) for v in jaxpr.invars]
 

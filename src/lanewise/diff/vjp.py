@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 from lanewise import _jax
 from lanewise.diff import branch, loop, scan  # register their rules
 from lanewise.diff.activity import Moving, moving_outputs
+from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.piece import piece
+from lanewise.diff.recursion import Derived, forward_name, reverse_name, settled
 from lanewise.diff.sweep import Scope
-from lanewise.program import Function, Program
+from lanewise.program import Function, Program, call_p
 
 del branch, loop, scan
 
@@ -49,6 +51,8 @@ class Reverse:
 @functools.lru_cache(maxsize=512)
 def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> Reverse:
     """The gradient of a program by the operands that move."""
+    if any(calls(function.jaxpr) for function in program.functions.values()):
+        return _recursive(program, moving, checkpoints)
     entry = program.functions[program.entry]
     code = entry.jaxpr
     assert entry.captures == tuple(range(program.num_captures)), "captures of an entry are in order"
@@ -79,6 +83,74 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
         reads,
         out_moving,
     )
+
+
+def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Reverse:
+    """The same of a program whose functions call each other: what is saved are the stacks of `recursion.py`."""
+    adjoints, derived = settled(program, moving, checkpoints)
+    key = adjoints.wanted[0]
+    entry = program.functions[program.entry]
+    captures, params = program.capture_avals, [v.aval for v in entry.params]
+    stacks, sums = adjoints.stack_avals, adjoints.sum_avals
+    out_avals = [a.aval for a in entry.jaxpr.outvars]
+    out_moving = adjoints.out_moving(key)
+    ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(out_avals, out_moving)]
+    ct_params = [_jax.tangent_aval(a) for a in itertools.compress(params, key[1])]
+
+    def forward(*values: Any) -> Sequence[Any]:
+        empty = [_jax.zeros(a) for a in stacks]
+        return call_p.bind(
+            *values, *empty, name=forward_name(key), out_avals=(*out_avals, *stacks), jvp_of=None
+        )
+
+    def reverse(*values: Any) -> Sequence[Any]:
+        tapes, cts = values[: len(stacks)], values[len(stacks) :]
+        zeros = [_jax.zeros(a) for a in sums]
+        found = call_p.bind(
+            *tapes,
+            *zeros,
+            *cts,
+            name=reverse_name(key),
+            out_avals=(*ct_params, *stacks, *sums),
+            jvp_of=None,
+        )
+        return [*found[len(ct_params) + len(stacks) :], *found[: len(ct_params)]]
+
+    def table(name: str, fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> WithConstants:
+        """A program of a function and all that it calls; it takes every capture, read or not."""
+        traced = _jax.trace(lambda *values: fun(*values[len(captures) :]), [*captures, *avals])
+        unmoved = [
+            Derived(f.name, _jax.Traced(f.jaxpr, ()), f.captures) for f in program.functions.values()
+        ]
+        first = Derived(name, traced, tuple(range(len(captures))))
+        found = _reachable({d.name: d for d in (*unmoved, *derived, first)}, name)
+        constants = tuple(x for d in found for x in d.traced.captures)
+        functions, at = {}, 0
+        for d in found:
+            held = range(at, at + len(d.traced.captures))
+            at = held.stop
+            own = (*held, *(len(constants) + i for i in d.captures))
+            functions[d.name] = Function(d.name, d.traced.jaxpr, own)
+        return WithConstants(Program(functions, name, len(constants) + len(captures)), constants)
+
+    return Reverse(
+        table(f"forward({program.entry})", forward, params),
+        table(f"reverse({program.entry})", reverse, [*stacks, *ct_avals]),
+        tuple(range(len(captures))),
+        out_moving,
+    )
+
+
+def _reachable(functions: dict[str, Derived], entry: str) -> list[Derived]:
+    """Those of the functions that an entry calls, itself or through others; the entry first."""
+    found: dict[str, Derived] = {}
+    work = [entry]
+    while work:
+        name = work.pop()
+        if name not in found:
+            found[name] = functions[name]
+            work += [eqn.params["name"] for eqn in calls(functions[name].traced.jaxpr)]
+    return list(found.values())
 
 
 def _program(name: str, fun: Callable[..., list[Any]], avals: Sequence[Any]) -> WithConstants:
