@@ -1,7 +1,8 @@
 """Kernels on an NVIDIA GPU: compiled by NVRTC, launched on JAX's own stream inside `jit`.
 
-`buffer_callback` hands us the device buffers that XLA has for operands and results, and the stream it runs them on; a
-kernel launched there is one more operation of the computation. The grid is as large as the device can hold at once and
+XLA hands us the device buffers that it has for operands and results, and the stream it runs them on; a kernel launched
+there is one more operation of the computation. `launch.py` does this without Python; where there is no C++ compiler to
+make that of, Python does it (`buffer_callback`), which takes longer. The grid is as large as the device can hold at once and
 no larger: threads take the next example when they have ended one. What a kernel needs beside its operands (scratch
 memory, the counter) are results that nobody reads, so XLA allocates them.
 
@@ -22,6 +23,7 @@ import jax.numpy as jnp
 from jax.experimental.buffer_callback import buffer_callback
 
 from lanewise.errors import InternalError, OptionError
+from lanewise.machine.kernel import launch
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.kept import kept
 
@@ -69,21 +71,21 @@ class Loaded:
     lanes: int
 
 
-def _context(ordinal: int) -> Any:
-    """The context JAX works in, made current on this thread."""
+def _context(ordinal: int) -> tuple[Any, Any]:
+    """A device, and the context JAX works in there, made current on this thread."""
     driver, _ = _bindings()
     _checked(driver.cuInit(0))
     device = _checked(driver.cuDeviceGet(ordinal))
     context = _checked(driver.cuDevicePrimaryCtxRetain(device))
     _checked(driver.cuCtxSetCurrent(context))
-    return device
+    return device, context
 
 
 @functools.lru_cache(maxsize=512)
 def load(text: str, ordinal: int = 0) -> Loaded:
     """Compile a kernel's text for a device, or find it compiled, and load it."""
     driver, _ = _bindings()
-    device = _context(ordinal)
+    device, context = _context(ordinal)
     attribute = driver.CUdevice_attribute
     major, minor, processors = (
         _checked(driver.cuDeviceGetAttribute(which, device))
@@ -99,6 +101,7 @@ def load(text: str, ordinal: int = 0) -> Loaded:
     blocks = _checked(
         driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, LANES_PER_BLOCK, 0)
     )
+    launch.keep(text, int(function), int(context))
     return Loaded(function, processors * max(blocks, 1) * LANES_PER_BLOCK)
 
 
@@ -149,12 +152,23 @@ def call(
         jax.ShapeDtypeStruct((scratch,), jnp.uint8),
     ]
 
-    def launch(context: Any, out: Sequence[Any], *given: Any) -> None:
+    def by_python(context: Any, out: Sequence[Any], *given: Any) -> None:
         _launch(kernel, context.stream, blocks, [*given, *out], examples, capacity)
 
-    *answers, code, site, steps, deepest, _, _ = buffer_callback(launch, results)(
-        *operands, *emitted.constants
-    )
+    arguments = (*operands, *emitted.constants)
+    if launch.library() is None:
+        made = buffer_callback(by_python, results)(*arguments)
+    else:
+        made = launch.call(
+            emitted.text,
+            results,
+            arguments,
+            blocks=blocks,
+            threads=LANES_PER_BLOCK,
+            examples=examples,
+            capacity=capacity,
+        )
+    *answers, code, site, steps, deepest, _, _ = made
     low, high = (steps[:, word].astype(jnp.float32).sum() for word in range(2))
     totals = jnp.stack([low + high * 2.0**32, deepest.max(initial=0).astype(jnp.float32)])
     return answers, code, site, totals

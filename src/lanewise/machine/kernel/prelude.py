@@ -41,13 +41,21 @@ HEADER = r"""
 #define LW_KERNEL extern "C" __global__ void
 #define LW_TABLE static __device__ const
 #define LW_UNROLL _Pragma("unroll")
-#define LW_UNROLL_LONG _Pragma("unroll")
+#define LW_UNROLL_ON_HOST _Pragma("unroll 4")
+#define LW_UNROLL_LONG _Pragma("unroll 4")
 #define LW_LANE ((long long)blockIdx.x * blockDim.x + threadIdx.x)
 #define LW_LANES ((long long)gridDim.x * blockDim.x)
 #define LW_COUNTER unsigned long long
 #define LW_FIRST(counter) lane
 #define LW_NEXT(counter) (lanes + (long long)atomicAdd(counter, 1ull))
 #define LW_PLATFORM(cuda, host) cuda
+// An array that all lanes read, brought near to those of a block.
+#define LW_SHARED(type, name, size, source)                                            \
+  __shared__ type name[size];                                                          \
+  for (int at = threadIdx.x; at < (size); at += blockDim.x) name[at] = (source)[at];
+#define LW_SHARED_READY __syncthreads();
+// Both of a number: half of the work is the same. What a host's compiler knows by itself.
+#define LW_SINE_COSINE(type, s, c, both, x, sine, cosine) type s, c; both(x, &s, &c);
 #define LW_GOES_ON(turn) (turn < 64)
 #define LW_UNROLL_SHORT _Pragma("unroll 4")
 #else
@@ -62,6 +70,7 @@ HEADER = r"""
 #define LW_KERNEL static void
 #define LW_TABLE static const
 #define LW_UNROLL _Pragma("GCC unroll 16")
+#define LW_UNROLL_ON_HOST LW_UNROLL
 #define LW_UNROLL_LONG
 #define LW_LANE 0ll
 #define LW_LANES 1ll
@@ -69,6 +78,9 @@ HEADER = r"""
 #define LW_FIRST(share) lw_next(share)
 #define LW_NEXT(share) lw_next(share)
 #define LW_PLATFORM(cuda, host) host
+#define LW_SHARED(type, name, size, source) const type* name = source;
+#define LW_SHARED_READY
+#define LW_SINE_COSINE(type, s, c, both, x, sine, cosine) const type s = sine, c = cosine;
 #define LW_UNROLL_SHORT
 #ifdef LW_TURNS
 #define LW_GOES_ON(turn) (turn < LW_TURNS)

@@ -19,7 +19,7 @@ MAPS = frozenset(
     logistic lt max min mul ne neg nextafter not or population_count pow real reduce_precision rem round rsqrt
     select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
     xor bitcast_convert_type add_any optimization_barrier pvary reduce_sum reduce_prod reduce_max reduce_min
-    reduce_and reduce_or reduce_xor
+    reduce_and reduce_or reduce_xor argmax argmin
     """.split()
 )
 # Primitives that only rename indices, each element of the operand appearing at most once in the result.

@@ -36,10 +36,12 @@ from lanewise.machine.kernel.values import (
     View,
 )
 
-# Loops of at most this many iterations are unrolled, so that the arrays they index can live in registers.
-UNROLLED = 64
-# A CPU has fewer registers: longer loops than this are left to its compiler, which may make vector code of them.
+# Loops of at most this many iterations are unrolled, so that the arrays they index can live in registers. On a CPU
+# longer ones may become vector code; on a GPU they would take so many registers that few lanes run at a time.
+UNROLLED = 8
 UNROLLED_ON_HOST = 16
+# Operands of at most this many elements are brought to the lane when it takes its example.
+NEAR = 64
 # Loops inside unrolled loops are unrolled only if that makes at most this many copies in all.
 MOST_UNROLLED = 256
 # An expression of more operations than this is not fused any further.
@@ -49,8 +51,10 @@ INLINE_CONSTANT = 64
 
 
 def unroll(turns: int) -> str:
-    """The line before a loop that is to be unrolled."""
-    return "LW_UNROLL" if turns <= UNROLLED_ON_HOST else "LW_UNROLL_LONG"
+    """The line before a loop: whether it is unrolled."""
+    if turns > UNROLLED_ON_HOST:
+        return "LW_UNROLL_LONG"
+    return "LW_UNROLL" if turns <= UNROLLED else "LW_UNROLL_ON_HOST"
 
 
 @dataclass
@@ -58,8 +62,8 @@ class Scope:
     """The values of one piece of code while it is written.
 
     `owned`: variables whose memory this code may write over once nothing wants it any more. `destinations`: where a
-    variable's value goes in the end, so that it may be computed there. `current`: the equation being written. `known`:
-    the numbers among the scalars, which need no code.
+    variable's value goes in the end, so that it may be computed there. `current`: the equation being written, with
+    those `ahead` of it, the last one first. `known`: the numbers among the scalars, which need no code.
     """
 
     uses: Uses
@@ -68,6 +72,7 @@ class Scope:
     destinations: dict[Var, Stored] = field(default_factory=dict)
     current: JaxprEqn | None = None
     known: Known = field(default_factory=dict)
+    ahead: list[JaxprEqn] = field(default_factory=list)
 
 
 class Writer:
@@ -109,10 +114,11 @@ class Writer:
     def loops(self, shape: Sequence[int]) -> Iterator[tuple[Index, ...]]:
         """One loop for each axis; gives the indices. Axes of one element need no loop."""
         turns = math.prod(shape)
-        unrolled = turns <= UNROLLED and turns * self._unrolling <= MOST_UNROLLED
+        unrolled = turns <= UNROLLED_ON_HOST and turns * self._unrolling <= MOST_UNROLLED
         indices: list[Index] = []
         opened = 0
-        for size in shape:
+        last = max((axis for axis, size in enumerate(shape) if size != 1), default=0)
+        for axis, size in enumerate(shape):
             if size == 1:
                 indices.append(0)
                 continue
@@ -120,6 +126,8 @@ class Writer:
             indices.append(index)
             if unrolled:
                 self.line(unroll(turns))
+            elif axis == last:
+                self.line(unroll(max(size, UNROLLED_ON_HOST + 1)))
             self.line(f"for (int {index} = 0; {index} < {size}; ++{index}) {{")
             self.depth += 1
             opened += 1
@@ -265,11 +273,23 @@ class Writer:
 
     def eqns(self, eqns: Sequence[JaxprEqn]) -> None:
         """Write equations into the current scope."""
-        for eqn in eqns:
+        self.scope.ahead = list(reversed(eqns))
+        while self.scope.ahead:
+            eqn = self.scope.ahead.pop()
             self.scope.uses.start(eqn)
             self.scope.current = eqn
             if not self._folds(eqn):
                 self._write(eqn)
+
+    def take(self, name: str, atom: Atom) -> Var | None:
+        """The answer of an equation ahead that has this primitive and operand, which is then not written; or None."""
+        scope = self.scope
+        for eqn in reversed(scope.ahead):
+            if eqn.primitive.name == name and eqn.invars[0] is atom:
+                scope.ahead.remove(eqn)
+                scope.uses.start(eqn)
+                return eqn.outvars[0]
+        return None
 
     def known(self, atom: Atom) -> Any | None:
         """The number a scalar is known to be, or None."""

@@ -17,6 +17,7 @@ from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.helpers import complex as complex_helpers  # noqa: F401
 from lanewise.machine.kernel.helpers import narrow, numbers, special, vector  # noqa: F401
 from lanewise.machine.kernel.rules import Unsupported, rule
+from lanewise.machine.kernel.values import Scalar
 from lanewise.machine.kernel.writer import Writer
 
 Form = Callable[..., str]
@@ -215,7 +216,27 @@ def _library(w: Writer, eqn: JaxprEqn) -> None:
     name, dtype = eqn.primitive.name, _dtype(eqn)
     if name == "nextafter" and dtypes.is_narrow(dtype):
         raise Unsupported("nextafter of 16-bit floats")
+    if name in ("sin", "cos") and not eqn.outvars[0].aval.shape and _sine_and_cosine(w, eqn):
+        return
     _map(w, eqn, _function(dtype, _LIBRARY[name]))
+
+
+def _sine_and_cosine(w: Writer, eqn: JaxprEqn) -> bool:
+    """Write both of one number together, if the other one is wanted as well."""
+    dtype, name = _dtype(eqn), eqn.primitive.name
+    both = {"float32": "sincosf", "float64": "sincos"}.get(dtypes.ctype(dtype))
+    found = both and w.take("cos" if name == "sin" else "sin", eqn.invars[0])
+    if not found:
+        return False
+    own, other = (w.fresh() for _ in range(2))
+    sine, cosine = (own, other) if name == "sin" else (other, own)
+    x = w.value(eqn.invars[0]).at(())
+    values = (_function(dtype, _LIBRARY[each])(x) for each in ("sin", "cos"))
+    kind = dtypes.ctype(dtype)
+    w.line(f"LW_SINE_COSINE({kind}, {sine}, {cosine}, {both}, {x}, {', '.join(values)})")
+    w.define(eqn.outvars[0], Scalar((), dtype, own))
+    w.define(found, Scalar((), dtype, other))
+    return True
 
 
 @rule(*_HELPERS)

@@ -4,7 +4,8 @@
 numbers go by real and then imaginary part. Short axes are sorted by rounds of comparing neighbours, which unroll and
 stay in registers; longer ones by merging a permutation bottom-up, so that any number of operands moves once.
 
-`top_k` keeps the best so far in order. It goes by XLA's total order, where -0 is below 0 and a NaN's sign counts.
+`top_k` keeps the best so far in order; a few of them in registers, past which every element goes whether it belongs
+among them or not (a branch that some lane of a warp takes at almost every element costs more). It goes by XLA's total order, where -0 is below 0 and a NaN's sign counts.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from lanewise.machine.kernel.rules import Unsupported, rule
 from lanewise.machine.kernel.rules.reduce import spread
 from lanewise.machine.kernel.rules.shape import number
 from lanewise.machine.kernel.values import Index, Value
-from lanewise.machine.kernel.writer import Writer
+from lanewise.machine.kernel.writer import Writer, unroll
 
 # Longer axes are merged instead of compared neighbour by neighbour.
 NETWORK = 8
+# The most that `top_k` keeps in registers.
+FEW = 8
 
 _INT32 = np.dtype("int32")
 
@@ -47,6 +50,25 @@ LW_FUNCTION int32 lw_rank(float32 x) {
 LW_FUNCTION int64 lw_rank(float64 x) {
   int64 bits = lw_bits<int64>(x);
   return bits < 0 ? bits ^ 0x7fffffffffffffffll : bits;
+}""",
+        "lw_keep_few": r"""
+// The best `n` so far, in order: an element goes past all, and takes the place of the first that ranks below it. What
+// it drives out goes one place down, as do all after. Of equals the first stays first.
+template <int n, class T, class R> LW_FUNCTION void lw_keep_few(T* best, R* ranks, int32* at, T x, R rank, int32 i) {
+  bool moved = false;
+  LW_UNROLL
+  for (int slot = 0; slot < n; ++slot) {
+    moved = moved || slot >= i || rank > ranks[slot];
+    const T old = best[slot];
+    const R old_rank = ranks[slot];
+    const int32 place = at[slot];
+    best[slot] = moved ? x : old;
+    ranks[slot] = moved ? rank : old_rank;
+    at[slot] = moved ? i : place;
+    x = moved ? old : x;
+    rank = moved ? old_rank : rank;
+    i = moved ? place : i;
+  }
 }""",
         "lw_merge_runs": r"""
 // Merge the sorted runs of a permutation, each of `length`, two by two into another array.
@@ -144,6 +166,12 @@ def _rank(element: str, dtype: Any) -> str:
     return f"lw_rank(float32({element}))" if dtypes.is_narrow(dtype) else f"lw_rank({element})"
 
 
+def _rank_dtype(dtype: Any) -> Any:
+    if not dtypes.is_float(dtype):
+        return dtype
+    return np.dtype("int64") if dtypes.ctype(dtype) == "float64" else _INT32
+
+
 @rule("eq_to", "lt_to", "le_to")
 def compare_totally(w: Writer, eqn: JaxprEqn) -> None:
     """Comparisons in the total order."""
@@ -175,6 +203,19 @@ def top_k(w: Writer, eqn: JaxprEqn) -> None:
             return spread(value.shape, [axis], outer, [index])
 
         index, slot = w.fresh("i"), w.fresh("slot")
+        if count <= FEW:
+            few = [
+                w.local(dtype, count) for dtype in (value.dtype, _rank_dtype(value.dtype), _INT32)
+            ]
+            w.line(unroll(value.shape[axis]))
+            with w.block(f"for (int {index} = 0; {index} < {value.shape[axis]}; ++{index})"):
+                found = w.let(value.at(place(index)), value.dtype).text
+                rank = _rank(found, value.dtype)
+                w.line(f"lw_keep_few<{count}>({', '.join(few)}, {found}, {rank}, {index});")
+            with w.loops((count,)) as (kept,):
+                w.put(top, place(kept), f"{few[0]}[{kept}]")
+                w.put(at, place(kept), number(f"{few[2]}[{kept}]", places.aval.dtype))
+            return
         with w.block(f"for (int {index} = 0; {index} < {value.shape[axis]}; ++{index})"):
             found = w.let(value.at(place(index)), value.dtype).text
             w.line(f"int {slot} = {index} < {count} ? {index} : {count};")
