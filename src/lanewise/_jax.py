@@ -400,9 +400,44 @@ def on_linearize(primitive: Primitive, rule: Callable[..., Any]) -> None:
     def registered(is_vjp: bool, nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
         del is_vjp
         outs, out_nonzero, residuals, linear = rule(nonzero, *primals, **params)
-        return outs, out_nonzero, residuals, *others, linear
+
+        def linear_map(residuals: Sequence[Any], *args: Any) -> Any:
+            return linear(residuals, *args[len(others) :])
+
+        return outs, out_nonzero, residuals, *others, linear_map
 
     _ad.primitive_linearizations[primitive] = registered
+
+
+def on_partial_evaluation(primitive: Primitive, known_part: Callable[..., Any]) -> None:
+    """Register what `jax.checkpoint` does at a primitive when some operands are unknown.
+
+    `known_part` tells, from which are unknown and the parameters, what can be computed all the same: the numbers of the
+    operands of that, how many of the first results it gives, how many unknown ones follow those, and its parameters. The
+    results after these are known too. The whole is computed again later, with what was unknown. `None`: nothing is known.
+    """
+
+    def registered(
+        saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: JaxprEqn
+    ) -> Any:
+        del saveable
+        kept = [
+            a for a, has in zip(eqn.invars, instantiated, strict=True) if isinstance(a, Var) and not has
+        ]
+        found = known_part(unknown, **eqn.params)
+        everything = [True] * len(eqn.outvars)
+        if found is None:
+            return None, eqn, everything, everything, kept
+        operands, first, moved, params = found
+        outvars = [*eqn.outvars[:first], *eqn.outvars[first + moved :]]
+        known = eqn.replace(
+            invars=[eqn.invars[i] for i in operands], outvars=outvars, params=params
+        )
+        rest = len(eqn.outvars) - first - moved
+        unknown_outs = [*[False] * first, *[True] * moved, *[False] * rest]
+        return known, eqn, unknown_outs, everything, kept
+
+    _pe.partial_eval_jaxpr_custom_rules[primitive] = cast(Any, registered)
 
 
 # Under `jax.shard_map(..., check_vma=True)` types tell over which axes of the mesh a value varies. A program is one

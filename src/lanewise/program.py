@@ -50,6 +50,8 @@ class Program:
     functions: dict[str, Function]
     entry: str
     num_captures: int = 0
+    # The program it is the forward derivative of, and which operands of that move.
+    derivative_of: tuple[Program, tuple[bool, ...]] | None = None
 
     @property
     def name(self) -> str:

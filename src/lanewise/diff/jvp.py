@@ -48,7 +48,7 @@ def jvp_program(program: Program, moving: Moving) -> Program:
     Its operands are captures, their tangents, parameters, their tangents; its answers are the answers, then tangents of
     the inexact ones.
     """
-    program = _without_clashes(program)
+    original, program = program, _without_clashes(program)
     captured = moving[: program.num_captures]
     closing = _closing_over(program, captured)
     entry = program.functions[program.entry]
@@ -68,7 +68,7 @@ def jvp_program(program: Program, moving: Moving) -> Program:
             if eqn.params["name"] not in program.functions
         ]
     _add_unmoved(program, functions)
-    return Program(functions, first, program.num_captures + sum(captured))
+    return Program(functions, first, program.num_captures + sum(captured), (original, moving))
 
 
 def _add_unmoved(program: Program, functions: dict[str, Function]) -> None:
