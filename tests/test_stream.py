@@ -16,9 +16,15 @@ from jax import lax
 
 import lanewise as lw
 from lanewise.errors import OptionError, Outcome, TransformError
+from lanewise.machine.batches import BATCH_LANES, InBatches, size_for
+from lanewise.machine.segments import Segments
 from programs.small import collatz, depth, positive_root
 
 stream_module = sys.modules["lanewise.stream"]
+
+# What runs lanes together, and what runs each by itself, on this device.
+CARRIERS = ("ticks", "kernel" if jax.default_backend() == "gpu" else "native")
+every_carrier = pytest.mark.parametrize("carrier", CARRIERS)
 
 
 NUMBERS = list(range(1, 200))
@@ -28,11 +34,12 @@ def expected() -> list[int]:
     return jax.vmap(collatz)(jnp.asarray(NUMBERS)).tolist()
 
 
+@every_carrier
 @pytest.mark.parametrize("lanes", [1, 16, 500])
 @pytest.mark.parametrize("ordered", [False, True])
-def test_answers_do_not_depend_on_lanes_or_order(lanes: int, ordered: bool) -> None:
+def test_answers_do_not_depend_on_lanes_or_order(lanes: int, ordered: bool, carrier: str) -> None:
     some = NUMBERS[:20] if lanes == 1 else NUMBERS
-    found = list(lw.stream(collatz, iter(some), lanes=lanes, ordered=ordered))
+    found = list(lw.stream(collatz, iter(some), lanes=lanes, carrier=carrier, ordered=ordered))
     assert len(found) == len(some)
     assert [steps for _, steps in sorted(found)] == expected()[: len(some)]
     if ordered:
@@ -54,17 +61,19 @@ def test_short_examples_overtake_long_ones() -> None:
         return i
 
     lengths = [500_000, *[3] * 40]
-    found = list(lw.stream(count, lengths, lanes=4))
+    found = list(lw.stream(count, lengths, lanes=4, carrier="ticks"))
     assert found[-1] == (0, 500_000)
     assert sorted(found) == list(enumerate(lengths))
     assert list(lw.stream(count, lengths, lanes=4, ordered=True)) == list(enumerate(lengths))
 
 
-def test_nothing_to_do() -> None:
-    assert list(lw.stream(collatz, [], lanes=4)) == []
+@every_carrier
+def test_nothing_to_do(carrier: str) -> None:
+    assert list(lw.stream(collatz, [], lanes=4, carrier=carrier)) == []
 
 
-def test_several_arguments_and_pytrees() -> None:
+@every_carrier
+def test_several_arguments_and_pytrees(carrier: str) -> None:
     def iterate(state, times):
         def body(carry):
             return {"x": carry["x"] * 2, "left": carry["left"] - 1}
@@ -73,18 +82,23 @@ def test_several_arguments_and_pytrees() -> None:
         return {"x": out["x"], "kind": state["kind"]}
 
     examples = [({"x": np.full(3, i, np.float32), "kind": "even"}, i % 5) for i in range(30)]
-    found = dict(lw.stream(iterate, examples, lanes=4))
+    found = dict(lw.stream(iterate, examples, lanes=4, carrier=carrier))
     for i, (state, times) in enumerate(examples):
         np.testing.assert_array_equal(found[i]["x"], state["x"] * 2**times)
         assert found[i]["kind"] == "even"
 
 
-def test_a_tuple_of_one_is_a_lone_tuple() -> None:
+@every_carrier
+def test_a_tuple_of_one_is_a_lone_tuple(carrier: str) -> None:
     pairs = [((1.0, 2.0),), ((3.0, 4.0),)]
-    assert dict(lw.stream(lambda pair: pair[0] + pair[1], pairs, lanes=2)) == {0: 3.0, 1: 7.0}
+    assert dict(lw.stream(lambda pair: pair[0] + pair[1], pairs, lanes=2, carrier=carrier)) == {
+        0: 3.0,
+        1: 7.0,
+    }
 
 
-def test_keys() -> None:
+@every_carrier
+def test_keys(carrier: str) -> None:
     def rejected(key):
         def body(state):
             key, _ = state
@@ -94,37 +108,40 @@ def test_keys() -> None:
         return lax.while_loop(lambda s: s[1] < 0.8, body, (key, 0.0))
 
     keys = jax.random.split(jax.random.key(0), 11)
-    found = dict(lw.stream(rejected, keys, lanes=3))
+    found = dict(lw.stream(rejected, keys, lanes=3, carrier=carrier))
     for i, key in enumerate(keys):
         last, value = rejected(key)
         assert found[i][1] == value
         assert (jax.random.key_data(found[i][0]) == jax.random.key_data(last)).all()
 
 
-def test_shared_values_are_closed_over() -> None:
+@every_carrier
+def test_shared_values_are_closed_over(carrier: str) -> None:
     weights = jnp.eye(3) * 2
 
     def grow(x):
         return lax.while_loop(lambda y: jnp.sum(y) < 100, lambda y: weights @ y, x)
 
     xs = [np.full(3, i + 1, np.float32) for i in range(9)]
-    found = dict(lw.stream(grow, xs, lanes=2))
+    found = dict(lw.stream(grow, xs, lanes=2, carrier=carrier))
     for i, x in enumerate(xs):
         np.testing.assert_array_equal(found[i], grow(x))
     assert float(weights.sum()) == 6
 
 
-def test_recursion_grows_its_stacks() -> None:
+@every_carrier
+def test_recursion_grows_its_stacks(carrier: str) -> None:
     deep = [5, 200, 3, 90, 40, 0] * 5
-    assert dict(lw.stream(depth, deep, lanes=4)) == dict(enumerate(deep))
-    found = dict(lw.stream(depth, deep, lanes=4, max_depth=50))
+    assert dict(lw.stream(depth, deep, lanes=4, carrier=carrier)) == dict(enumerate(deep))
+    found = dict(lw.stream(depth, deep, lanes=4, carrier=carrier, max_depth=50))
     for i, n in enumerate(deep):
         assert found[i] == (lw.Failure(Outcome.STACK_OVERFLOW) if n > 50 else n)
 
 
-def test_a_failing_example_carries_its_outcome_and_the_stream_goes_on() -> None:
+@every_carrier
+def test_a_failing_example_carries_its_outcome_and_the_stream_goes_on(carrier: str) -> None:
     xs = [-1.0 if i % 7 == 3 else float(i) for i in range(40)]
-    found = dict(lw.stream(positive_root, xs, lanes=4))
+    found = dict(lw.stream(positive_root, xs, lanes=4, carrier=carrier))
     assert sorted(found) == list(range(40))
     for i, x in enumerate(xs):
         if x < 0:
@@ -134,8 +151,11 @@ def test_a_failing_example_carries_its_outcome_and_the_stream_goes_on() -> None:
             assert found[i] == positive_root(x)
 
 
-def test_throw_raises_at_the_failing_example() -> None:
-    answers = lw.stream(positive_root, [4.0, 9.0, -1.0, 1.0], lanes=2, ordered=True, throw=True)
+@every_carrier
+def test_throw_raises_at_the_failing_example(carrier: str) -> None:
+    answers = lw.stream(
+        positive_root, [4.0, 9.0, -1.0, 1.0], lanes=2, carrier=carrier, ordered=True, throw=True
+    )
     assert [index for index, _ in itertools.islice(answers, 2)] == [0, 1]
     with pytest.raises(lw.LaneError, match=r"negative number.* in example 2"):
         next(answers)
@@ -156,31 +176,35 @@ class Counted:
         return next(self.source)
 
 
+@every_carrier
 @pytest.mark.parametrize("ordered", [False, True])
-def test_an_endless_source_is_read_as_needed(ordered: bool) -> None:
+def test_an_endless_source_is_read_as_needed(ordered: bool, carrier: str) -> None:
     source = Counted(iter(itertools.count(1)))
-    answers = lw.stream(collatz, source, lanes=8, ordered=ordered)
+    answers = lw.stream(collatz, source, lanes=8, carrier=carrier, ordered=ordered)
     assert source.taken == 0
     for got, _ in enumerate(itertools.islice(answers, 100), 1):
-        # In the lanes, waiting for one, and just finished.
-        assert source.taken <= got + 3 * 8 + (stream_module.MOST_HELD * 8 if ordered else 0)
+        # In the lanes (or a batch), waiting, and just finished.
+        held = 8 if carrier == "ticks" else BATCH_LANES * 8
+        assert source.taken <= got + 3 * held + (stream_module.MOST_HELD * 8 if ordered else 0)
     answers.close()
     before = source.taken
     assert list(answers) == [] and source.taken == before
 
 
-def test_ordered_answers_do_not_pile_up_behind_a_slow_one() -> None:
+@every_carrier
+def test_ordered_answers_do_not_pile_up_behind_a_slow_one(carrier: str) -> None:
     def count(n):
         return lax.while_loop(lambda i: i < n, lambda i: i + 1, 0)
 
     source = Counted(iter(itertools.chain([3_000_000], itertools.repeat(1))))
-    answers = lw.stream(count, source, lanes=4, ordered=True)
+    answers = lw.stream(count, source, lanes=4, carrier=carrier, ordered=True)
     assert next(answers) == (0, 3_000_000)
     assert source.taken <= (stream_module.MOST_HELD + 1) * 4
     answers.close()
 
 
-def test_an_interrupt_hands_over_what_has_finished() -> None:
+@every_carrier
+def test_an_interrupt_hands_over_what_has_finished(carrier: str) -> None:
     def interrupted() -> Iterator[int]:
         yield from NUMBERS[:100]
         raise KeyboardInterrupt
@@ -188,10 +212,13 @@ def test_an_interrupt_hands_over_what_has_finished() -> None:
     for ordered in (False, True):
         found = []
         with pytest.raises(KeyboardInterrupt):
-            for pair in lw.stream(collatz, interrupted(), lanes=8, ordered=ordered):
+            for pair in lw.stream(
+                collatz, interrupted(), lanes=8, carrier=carrier, ordered=ordered
+            ):
                 found.append(pair)
         # All but those that wait or run.
-        assert 100 - 2 * 8 <= len(found) <= 100
+        held = 8 if carrier == "ticks" else BATCH_LANES * 8
+        assert 100 - 2 * held <= len(found) <= 100
         assert len(dict(found)) == len(found)
         assert all(steps == expected()[index] for index, steps in found)
         if ordered:
@@ -199,34 +226,96 @@ def test_an_interrupt_hands_over_what_has_finished() -> None:
 
 
 def test_an_interrupt_while_the_machine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, calls = stream_module.Segments.run, itertools.count()
+    run, calls = Segments.run, itertools.count()
 
     def interrupted_once(self: Any, *args: Any) -> Any:
         if next(calls) == 6:
             raise KeyboardInterrupt
         return run(self, *args)
 
-    monkeypatch.setattr(stream_module.Segments, "run", interrupted_once)
+    monkeypatch.setattr(Segments, "run", interrupted_once)
     found = []
     with pytest.raises(KeyboardInterrupt):
-        for pair in lw.stream(collatz, NUMBERS, lanes=8):
+        for pair in lw.stream(collatz, NUMBERS, lanes=8, carrier="ticks"):
             found.append(pair)
     assert 0 < len(found) < len(NUMBERS)
     assert all(steps == expected()[index] for index, steps in found)
 
 
-def test_a_source_that_raises_loses_nothing() -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_interrupt_while_a_batch_runs(monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
+    finish, calls = InBatches.ended, itertools.count()
+
+    def interrupted_once(self: Any) -> Any:
+        if next(calls) == 2:
+            if ended:
+                jax.block_until_ready(self.out)
+            else:
+                monkeypatch.setattr(InBatches, "ready", lambda self: False)
+            raise KeyboardInterrupt
+        return finish(self)
+
+    monkeypatch.setattr(InBatches, "ended", interrupted_once)
+    found = []
+    with pytest.raises(KeyboardInterrupt):
+        for pair in lw.stream(collatz, NUMBERS, lanes=8, carrier=CARRIERS[1]):
+            found.append(pair)
+    # Two batches, and the third if it had ended: nothing of what has finished is lost, and nothing is waited for.
+    assert len(found) == (3 if ended else 2) * BATCH_LANES * 8
+    assert all(steps == expected()[index] for index, steps in found)
+
+
+def test_auto_streams_as_vmap_runs() -> None:
+    from lanewise.stream import _Streaming
+
+    def fed_for(fun: Any, example: Any) -> str:
+        program = lw.lift(fun).with_options(lanes=4, throw=False)
+        streaming = _Streaming(program, iter([example]), False, None)
+        next(streaming.answers())
+        assert streaming.first is not None
+        return type(streaming.first.fed).__name__
+
+    weights = jnp.eye(64)
+
+    def products(x: Any) -> Any:
+        return lax.while_loop(lambda y: jnp.sum(y) < 100, lambda y: 2 * weights @ y, x)
+
+    assert fed_for(collatz, 6) == "InBatches"
+    assert fed_for(products, np.ones(64, np.float32)) == "InLanes"
+
+
+def test_batches_grow_while_they_are_short_and_are_filled_up() -> None:
+    sizes = []
+    start = InBatches.start
+
+    def noted(self: Any, waiting: Any) -> bool:
+        sizes.append(min(len(waiting), self.wanted))
+        return start(self, waiting)
+
+    numbers = list(range(1, 2001))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InBatches, "start", noted)
+        found = dict(lw.stream(collatz, numbers, lanes=200, carrier=CARRIERS[1]))
+    assert found == dict(enumerate(jax.vmap(collatz)(jnp.asarray(numbers)).tolist()))
+    assert max(sizes) <= BATCH_LANES * 200 and sum(sizes) == 2000
+    for count in range(1, 300):
+        assert count <= size_for(count) <= max(count + 1, 1.25 * count)
+
+
+@every_carrier
+def test_a_source_that_raises_loses_nothing(carrier: str) -> None:
     def broken() -> Iterator[int]:
         yield from NUMBERS[:30]
         raise RuntimeError("no more today")
 
     found = []
     with pytest.raises(RuntimeError, match="no more today"):
-        for pair in lw.stream(collatz, broken(), lanes=4):
+        for pair in lw.stream(collatz, broken(), lanes=4, carrier=carrier):
             found.append(pair)
     assert [steps for _, steps in sorted(found)] == expected()[:30]
 
 
+@every_carrier
 @pytest.mark.parametrize(
     ("odd", "message"),
     [
@@ -235,20 +324,21 @@ def test_a_source_that_raises_loses_nothing() -> None:
         ([np.ones(3, np.float32)], "example 3 has another structure than example 0"),
     ],
 )
-def test_examples_that_differ_are_named(odd: Any, message: str) -> None:
+def test_examples_that_differ_are_named(odd: Any, message: str, carrier: str) -> None:
     examples = [np.ones(3, np.float32)] * 3 + [odd]
     found = []
     with pytest.raises(OptionError, match=message):
-        for pair in lw.stream(jnp.sum, examples, lanes=2):
+        for pair in lw.stream(jnp.sum, examples, lanes=2, carrier=carrier):
             found.append(pair)
     assert sorted(found) == [(0, 3.0), (1, 3.0), (2, 3.0)]
 
 
-def test_python_numbers_take_the_type_of_the_first() -> None:
-    found = dict(lw.stream(lambda x: x * 2, [0.5, 1, 2.0], lanes=2))
+@every_carrier
+def test_python_numbers_take_the_type_of_the_first(carrier: str) -> None:
+    found = dict(lw.stream(lambda x: x * 2, [0.5, 1, 2.0], lanes=2, carrier=carrier))
     assert found == {0: 1.0, 1: 2.0, 2: 4.0} and found[1].dtype == np.float32
     with pytest.raises(OptionError, match=r"example 1, array 0: .* type float32"):
-        list(lw.stream(lambda x: x * 2, [1, 0.5], lanes=2))
+        list(lw.stream(lambda x: x * 2, [1, 0.5], lanes=2, carrier=carrier))
 
 
 def test_what_is_refused() -> None:
@@ -262,15 +352,17 @@ def test_what_is_refused() -> None:
         lw.stream(collatz, [1], lanes=None)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="stats=True"):
         lw.stream(collatz, [1], stats=True)
-    with pytest.raises(OptionError, match="a stream is run by"):
-        lw.stream(collatz, [1], carrier="native")
+    absent = "native" if jax.default_backend() == "gpu" else "kernel"
+    with pytest.raises(OptionError, match=f"carrier='{absent}' runs on a"):
+        list(lw.stream(collatz, [1], carrier=absent))
     with pytest.raises(OptionError, match="'lane' is not an option"):
         lw.stream(collatz, [1], lane=2)
     with pytest.raises(TransformError, match="inside jit, use lanewise"):
         jax.jit(lambda n: list(lw.stream(collatz, [n], lanes=1)))(3)
 
 
-def test_a_second_stream_traces_nothing() -> None:
+@every_carrier
+def test_a_second_stream_traces_nothing(carrier: str) -> None:
     traces = []
 
     def count(n):
@@ -278,17 +370,18 @@ def test_a_second_stream_traces_nothing() -> None:
         return lax.while_loop(lambda i: i < n, lambda i: i + 1, 0)
 
     program = lw.lift(count)
-    assert dict(lw.stream(program, [1, 2, 3], lanes=2)) == {0: 1, 1: 2, 2: 3}
+    assert dict(lw.stream(program, [1, 2, 3], lanes=2, carrier=carrier)) == {0: 1, 1: 2, 2: 3}
     before = len(traces)
-    assert dict(lw.stream(program, [4, 5, 6], lanes=2)) == {0: 4, 1: 5, 2: 6}
+    assert dict(lw.stream(program, [4, 5, 6], lanes=2, carrier=carrier)) == {0: 4, 1: 5, 2: 6}
     assert len(traces) == before
 
 
-def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+@every_carrier
+def test_progress(monkeypatch: pytest.MonkeyPatch, carrier: str) -> None:
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
     xs = [-1.0, 4.0, 9.0]
-    assert len(list(lw.stream(positive_root, xs, lanes=2, progress=True))) == 3
+    assert len(list(lw.stream(positive_root, xs, lanes=2, carrier=carrier, progress=True))) == 3
     assert "3 of 3 done, 1 failed" in written.getvalue().split("\r")[-1]
 
 

@@ -1,22 +1,22 @@
 """`lanewise.stream`: a program for each of any number of examples, answers as they finish.
 
-Continuous batching for anything: a machine of a fixed number of lanes runs on the device in segments (see
-`machine/segments.py`); between them the host hands out answers and fills the lanes that have ended. While the device
-runs, the host converts the next examples, and the caller works on the last answers.
+Continuous batching for anything. Under `ticks` a machine of a fixed number of lanes runs in segments (see
+`machine/segments.py`); between them the host hands out answers and fills the lanes that have ended. The carriers that
+run each lane by itself get batches (`machine/batches.py`). While the device runs, the host converts the next examples,
+and the caller works on the last answers.
 
-Memory is bounded: at most twice as many examples as lanes are held, and with `ordered=True` answers that wait for an
-earlier one, up to `MOST_HELD` times the lanes, after which no example is taken until the earlier one is done.
+Memory is bounded: at most twice as many examples as lanes are held under `ticks`, and eight times as many otherwise;
+and with `ordered=True` answers that wait for an earlier one, until with them `MOST_HELD` times as many are held, when
+no example is taken before the earlier one is done.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
@@ -28,14 +28,19 @@ from jax.core import Tracer
 from lanewise import _jax
 from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import LaneError, OptionError, Outcome, TransformError
-from lanewise.machine.segments import Segments, segments_of
+from lanewise.machine.batches import InBatches
+from lanewise.machine.choose import ONE_LANE_CARRIERS
+from lanewise.machine.execute import plan
+from lanewise.machine.feed import Ended, Example, Fed, kept_row
+from lanewise.machine.segments import InLanes
+from lanewise.options import Options
 from lanewise.outcomes import Failure, Outcomes
+from lanewise.program import Program
 from lanewise.signature import CallStatics
 from lanewise.staging import Staged
 
-# How long a segment may take, in seconds: an interrupt, a slow source and a shown count wait no longer than this.
-SEGMENT_SECONDS = 0.1
-FEWEST_TICKS = 16
+# A source that takes longer than this, in seconds, is left alone once the device is idle.
+SLOW_SECONDS = 0.1
 MOST_HELD = 8
 SECONDS_BETWEEN_UPDATES = 0.1
 
@@ -57,7 +62,8 @@ def stream(
     tuple of one). All examples have the same structure, shapes and types as the first. What all of them share is
     closed over, and is then held once: `lw.stream(lambda x: f(x, weights), examples)`. Answers are NumPy arrays.
 
-    * `lanes`: how many examples are in flight at once.
+    * `lanes`: how many examples are in flight at once. The carriers `native` and `kernel` get batches of up to four
+      times as many, and answer when a batch has ended.
     * `ordered`: yield in the order of the examples.
     * `throw`: False (the default) yields `(index, Failure)` for an example that fails, and goes on; True raises.
     * `progress`: show on stderr how many are done.
@@ -91,11 +97,6 @@ def stream(
         raise OptionError("lanes=None is no number of lanes; a stream runs with a fixed number.")
     if program.options.stats:
         raise OptionError("stats=True is for lanewise.vmap; a stream gives no statistics.")
-    if program.options.carrier not in ("auto", "ticks"):
-        raise OptionError(
-            f"carrier={program.options.carrier!r} runs a batch in one go; a stream is run by"
-            ' carrier="ticks", which "auto" means here.'
-        )
     try:
         source = iter(examples)
     except TypeError:
@@ -118,24 +119,14 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _First:
-    """What the first example decides for all: the traced program and what is compiled for it."""
+    """What the first example decides for all: the traced program, what runs it, and how arrays are kept."""
 
     staged: Staged
     statics: CallStatics
-    segments: Segments
-
-    @functools.cached_property
-    def arguments(self) -> list[_Kept]:
-        """How the arrays of an example are kept."""
-        return [
-            _Kept(aval, _jax.is_key(aval), self.segments.row(aval))
-            for aval in self.segments.avals[self.staged.program.num_captures :]
-        ]
-
-    @functools.cached_property
-    def keys(self) -> list[bool]:
-        """Which arrays of an answer are typed keys."""
-        return [_jax.is_key(aval) for aval in self.staged.result.avals]
+    fed: Fed
+    arguments: list[_Kept]
+    # Which arrays of an answer are typed keys.
+    keys: list[bool]
 
 
 class _Streaming:
@@ -154,16 +145,13 @@ class _Streaming:
         self.ordered = ordered
         self.progress = progress
         self.first: _First | None = None
-        self.state: Any = None
         self.error: Exception | None = None
         self.exhausted = False
-        self.waiting: deque[list[np.ndarray]] = deque()
-        self.taken = self.started = self.done = self.failed = 0
+        self.waiting: deque[Example] = deque()
+        self.taken = self.done = self.failed = 0
         # What has finished and is not handed over yet, by index, and the next index to hand over in order.
         self.finished: dict[int, Any] = {}
         self.next_in_order = 0
-        # The example each lane runs, or -1.
-        self.index = np.full(self.lanes, -1)
 
     def answers(self) -> Generator[tuple[int, Any], None, None]:
         try:
@@ -175,7 +163,7 @@ class _Streaming:
                 # An interrupt may have come while the state was being handed to the device, and have lost it.
                 with contextlib.suppress(Exception):
                     if self.first is not None:
-                        self._harvest(self.first)
+                        self._keep(self.first, self.first.fed.so_far())
                 yield from self._hand_over(everything=True)
                 raise
             if self.error is not None:
@@ -184,50 +172,44 @@ class _Streaming:
             self._show(last=True)
 
     def _turns(self, first: _First) -> Iterator[tuple[int, Any]]:
-        """Fill lanes, run a segment, hand answers over and take examples meanwhile, and again."""
-        segments, captures = first.segments, first.staged.captures
-        pace = _Pace(segments.patience, self.lanes)
+        """Run what waits, hand answers over and take examples meanwhile, and again."""
+        fed = first.fed
         while True:
-            takes, rows, index = self._filled(first)
-            if not (index >= 0).any():
+            if fed.start(self.waiting):
                 yield from self._hand_over()
-                self._pull(device_works=lambda: False)
-                if not self.waiting:
-                    return
+                self._pull(device_works=lambda: not fed.ready())
+                self._keep(first, fed.ended())
                 continue
-            # With no example at hand there is nothing to stop for.
-            idle = pace.idle if self.waiting else math.inf
-            state, ticks = segments.run(self.state, captures, rows, takes, idle, pace.ticks)
-            self.state, self.index = state, index
-            pace.segment_began()
             yield from self._hand_over()
-            self._pull(device_works=lambda ticks=ticks: not ticks.is_ready())
-            waited = not ticks.is_ready()
-            pace.segment_ended(float(ticks), waited)
-            self._harvest(first)
-            self.state = segments.with_room(self.state)
+            self._pull(device_works=lambda: False)
+            if not self.waiting:
+                return
 
     # -- examples ----------------------------------------------------------------------------------
 
     def _pull(self, device_works: Callable[[], bool]) -> None:
-        """Take examples until there is one for each lane; a slow source is left alone once the device is idle."""
+        """Take as many examples as are wanted; a slow source is left alone once the device is idle."""
         began = time.perf_counter()
-        held = self.taken - self.next_in_order if self.ordered else 0
-        room = MOST_HELD * self.lanes - held
-        for _ in range(min(room, self.lanes - len(self.waiting))):
-            slow = time.perf_counter() - began > SEGMENT_SECONDS
-            if self.exhausted or (slow and self.waiting and not device_works()):
+        while not self.exhausted and self._wants_more():
+            slow = time.perf_counter() - began > SLOW_SECONDS
+            if slow and self.waiting and not device_works():
                 return
             try:
-                self.waiting.append(self._rows(next(self.source)))
+                rows = self._rows(next(self.source))
+                self.waiting.append(Example(self.taken, rows))
                 self.taken += 1
             except StopIteration:
                 self.exhausted = True
             except Exception as error:
                 self.error, self.exhausted = error, True
 
+    def _wants_more(self) -> bool:
+        if self.ordered and self.taken - self.next_in_order >= MOST_HELD * self.lanes:
+            return False
+        return self.first is None or len(self.waiting) < self.first.fed.wanted
+
     def _rows(self, example: Any) -> list[np.ndarray]:
-        """An example's arrays, as the machine keeps them; the first decides what the others must be."""
+        """An example's arrays, as they are kept; the first decides what the others must be."""
         args = example if type(example) is tuple else (example,)
         leaves, statics = self.program.split(*args)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
@@ -236,10 +218,7 @@ class _Streaming:
                 " lanes=."
             )
         if self.first is None:
-            staged, _ = self.program.stage(*args)
-            segments = segments_of(staged.program, self.lanes, self.program.options)
-            self.state = segments.empty(staged.captures)
-            self.first = _First(staged, statics, segments)
+            self.first = self._begun(args, statics)
         if statics != self.first.statics:
             raise OptionError(
                 f"example {self.taken} has another structure than example 0: {_shown(statics)}, not"
@@ -250,51 +229,40 @@ class _Streaming:
             for place, (leaf, kept) in enumerate(zip(leaves, self.first.arguments, strict=True))
         ]
 
-    def _filled(self, first: _First) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-        """Which lanes take an example, their rows, and the example each lane has then."""
-        free = np.flatnonzero(self.index < 0)[: len(self.waiting)]
-        takes = np.zeros(self.lanes, bool)
-        takes[free] = True
-        index = self.index.copy()
-        index[free] = self.started + np.arange(len(free))
-        examples = [self.waiting.popleft() for _ in free]
-        self.started += len(free)
-        rows = []
-        for place, kept in enumerate(first.arguments):
-            row = np.zeros((self.lanes, *kept.row.shape), kept.row.dtype)
-            if examples:
-                row[free] = np.stack([example[place] for example in examples])
-            rows.append(row)
-        return takes, rows, index
+    def _begun(self, args: tuple[Any, ...], statics: CallStatics) -> _First:
+        staged, _ = self.program.stage(*args)
+        fed = _fed_by(staged.program, staged.captures, self.lanes, self.program.options)
+        arguments = [_Kept(aval, _jax.is_key(aval), kept_row(aval)) for aval in fed.avals]
+        return _First(
+            staged, statics, fed, arguments, [_jax.is_key(aval) for aval in staged.result.avals]
+        )
 
     # -- answers -----------------------------------------------------------------------------------
 
-    def _harvest(self, first: _First) -> None:
-        """Take the answers of the lanes that have ended, and free them."""
-        segments, staged = first.segments, first.staged
-        ended, code = segments.ended(self.state)
-        lanes = np.flatnonzero(ended & (self.index >= 0))
-        if len(lanes) == 0:
+    def _keep(self, first: _First, ended: Ended) -> None:
+        """Keep the answers of what has ended until they are handed over."""
+        if len(ended.index) == 0:
             return
-        columns = segments.results(self.state, lanes)
-        sites = np.asarray(self.state.site)[lanes]
+        staged = first.staged
         result, finished = staged.result, {}
-        for place, lane in enumerate(lanes):
-            if code[lane] == Outcome.DONE:
+        for place, (index, code) in enumerate(zip(ended.index, ended.code, strict=True)):
+            if code == Outcome.DONE:
                 leaves = [
                     _jax.wrap_key(jnp.asarray(column[place]), aval) if is_key else column[place]
-                    for column, aval, is_key in zip(columns, result.avals, first.keys, strict=True)
+                    for column, aval, is_key in zip(
+                        ended.columns, result.avals, first.keys, strict=True
+                    )
                 ]
                 value = jax.tree.unflatten(result.tree, result.static.join(leaves))
             else:
-                outcome = Outcome(int(code[lane]))
+                outcome = Outcome(int(code))
                 known = outcome is Outcome.ASSERTION_FAILED
-                value = Failure(outcome, staged.program.sites[sites[place]] if known else None)
+                site = staged.program.sites[ended.site[place]] if known else None
+                value = Failure(outcome, site)
                 self.failed += 1
-            finished[int(self.index[lane])] = value
+            finished[int(index)] = value
         self.finished |= finished
-        self.index[lanes] = -1
-        self.done += len(lanes)
+        self.done += len(finished)
         self._show()
 
     def _hand_over(self, everything: bool = False) -> Iterator[tuple[int, Any]]:
@@ -317,37 +285,14 @@ class _Streaming:
             self.progress.show(self.done, self.failed, last)
 
 
-class _Pace:
-    """How long segments should be, by what the last ones took.
-
-    Idle lanes may lose as much as the host takes between two segments; and no segment should take so long that the
-    host cannot be heard.
-    """
-
-    def __init__(self, least_idle: float, lanes: int) -> None:
-        self.least_idle = self.idle = least_idle
-        self.lanes = lanes
-        self.ticks = float(FEWEST_TICKS)
-        self.began: float | None = None
-        self.ended: float | None = None
-        self.tick_seconds: float | None = None
-
-    def segment_began(self) -> None:
-        self.began = time.perf_counter()
-        if self.ended is not None and self.tick_seconds:
-            host_ticks = (self.began - self.ended) / self.tick_seconds
-            self.idle = max(self.least_idle, self.lanes * host_ticks)
-
-    def segment_ended(self, ticks: float, waited: bool) -> None:
-        """Note the end of a segment; unless it was waited for, it may have ended long ago."""
-        self.ended = time.perf_counter()
-        if waited and ticks and self.began is not None:
-            self.tick_seconds = (self.ended - self.began) / ticks
-            wanted = SEGMENT_SECONDS / self.tick_seconds
-            # The first time is that of compilation too: what it says is forgotten in a few segments.
-            self.ticks = max(FEWEST_TICKS, min(wanted, 16 * self.ticks))
-        elif ticks >= self.ticks:
-            self.ticks *= 2
+def _fed_by(program: Program, captures: Sequence[Any], lanes: int, options: Options) -> Fed:
+    """What a stream of this program feeds on this device."""
+    mapped = tuple((i >= program.num_captures,) for i in range(program.num_operands))
+    # One example more than lanes: all there is to know is that they will be refilled.
+    chosen = plan(program, (lanes + 1,), mapped, options, _jax.default_platform())
+    if chosen.carrier in ONE_LANE_CARRIERS:
+        return InBatches(program, captures, lanes, options.updated(carrier=chosen.carrier))
+    return InLanes(program, captures, lanes, options.updated(carrier="ticks"))
 
 
 class _Progress:

@@ -2,13 +2,16 @@
 
 `refill.py` does this on the device for a batch that is there from the start. Here examples come from the host one by
 one, so a lane that has ended waits for the next segment. A segment ends when that waiting has cost as much as the
-host takes for its part (the host measures and says how much that is), when its ticks are used up, so that the host
-gets a word in, or when no lane can go on.
+host takes for its part (which is measured), when its ticks are used up, so that the host gets a word in, or when no
+lane can go on.
 """
 
 from __future__ import annotations
 
 import functools
+import math
+import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +22,7 @@ import numpy as np
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import Outcome
 from lanewise.machine.execute import FIRST_DEPTH, GROWTH, most_depth, plan
+from lanewise.machine.feed import NONE_ENDED, Ended, Example, kept_row
 from lanewise.machine.refill import (
     WAITING_FOR_ROOM,
     input_registers,
@@ -26,17 +30,91 @@ from lanewise.machine.refill import (
     refill_ticks,
     restarted,
 )
-from lanewise.machine.state import State, grown, initial_state, loaded, stored
+from lanewise.machine.state import State, grown, initial_state, loaded
 from lanewise.machine.ticks import Pause, run_until
 from lanewise.options import Options
 from lanewise.program import Program
+
+# How long a segment may take, in seconds: an interrupt, a slow source and a shown count wait no longer than this.
+SEGMENT_SECONDS = 0.1
+FEWEST_TICKS = 16
+
+
+class InLanes:
+    """A machine that a stream feeds, lane by lane."""
+
+    def __init__(
+        self, program: Program, captures: Sequence[Any], lanes: int, options: Options
+    ) -> None:
+        self.segments = segments_of(program, lanes, options)
+        self.captures = tuple(captures)
+        self.avals = self.segments.avals[len(self.captures) :]
+        self.wanted = lanes
+        self.state = self.segments.empty(self.captures)
+        self.pace = _Pace(self.segments.patience, lanes)
+        # The example each lane runs, or -1, and how many ticks the segment took.
+        self.index = np.full(lanes, -1)
+        self.ticks: Any = None
+
+    def start(self, waiting: deque[Example]) -> bool:
+        """Fill the lanes that are free, and run a segment."""
+        takes, rows, index = self._filled(waiting)
+        if not (index >= 0).any():
+            return False
+        # With no example at hand there is nothing to stop for.
+        idle = self.pace.idle if waiting else math.inf
+        self.state, self.ticks = self.segments.run(
+            self.state, self.captures, rows, takes, idle, self.pace.ticks
+        )
+        self.index = index
+        self.pace.segment_began()
+        return True
+
+    def _filled(self, waiting: deque[Example]) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+        """Which lanes take an example, their rows, and the example each lane has then."""
+        free = np.flatnonzero(self.index < 0)[: len(waiting)]
+        examples = [waiting.popleft() for _ in free]
+        takes = np.zeros(len(self.index), bool)
+        takes[free] = True
+        index = self.index.copy()
+        index[free] = [example.index for example in examples]
+        rows = []
+        for place, aval in enumerate(self.avals):
+            kept = kept_row(aval)
+            row = np.zeros((len(self.index), *kept.shape), kept.dtype)
+            if examples:
+                row[free] = np.stack([example.rows[place] for example in examples])
+            rows.append(row)
+        return takes, rows, index
+
+    def ready(self) -> bool:
+        """Whether nobody has to wait for the segment."""
+        return self.ticks.is_ready()
+
+    def ended(self) -> Ended:
+        """The answers of the lanes that have ended, which are free then."""
+        waited = not self.ready()
+        self.pace.segment_ended(float(self.ticks), waited)
+        found = self.so_far()
+        self.state = self.segments.with_room(self.state)
+        return found
+
+    def so_far(self) -> Ended:
+        """The answers of the lanes that have ended, which are free then."""
+        ended, code = self.segments.ended(self.state)
+        lanes = np.flatnonzero(ended & (self.index >= 0))
+        if len(lanes) == 0:
+            return NONE_ENDED
+        columns = self.segments.results(self.state, lanes)
+        found = Ended(self.index[lanes], columns, code[lanes], np.asarray(self.state.site)[lanes])
+        self.index[lanes] = -1
+        return found
 
 
 class Segments:
     """What is compiled for a program and a number of lanes; the state is the caller's."""
 
     def __init__(self, program: Program, lanes: int, options: Options) -> None:
-        options = options.updated(carrier="ticks")
         mapped = tuple((i >= program.num_captures,) for i in range(program.num_operands))
         # One example more than lanes: all there is to know is that they will be refilled.
         chosen = plan(program, (lanes + 1,), mapped, options)
@@ -60,7 +138,7 @@ class Segments:
 
     def _empty(self, capacity: int, captures: tuple[Any, ...]) -> State:
         rows = [
-            loaded(jnp.zeros((self.lanes, *self.row(aval).shape), self.row(aval).dtype), aval)
+            loaded(jnp.zeros((self.lanes, *kept_row(aval).shape), kept_row(aval).dtype), aval)
             for aval in self.avals[len(captures) :]
         ]
         dear = num_dear(self.linked, self.lanes, self.schedule)
@@ -68,12 +146,6 @@ class Segments:
             self.linked, [*captures, *rows], self.mapped, self.lanes, capacity, dear
         )
         return state.with_(pc=jnp.full((self.lanes,), self.linked.halt, jnp.int32))
-
-    @staticmethod
-    def row(aval: Any) -> Any:
-        """One example's part of an operand, as it is kept."""
-        struct = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-        return jax.eval_shape(lambda x: stored(x, aval), struct)
 
     def run(
         self,
@@ -134,3 +206,36 @@ class Segments:
 def segments_of(program: Program, lanes: int, options: Options) -> Segments:
     """`Segments`, remembered, so that a second stream compiles nothing."""
     return Segments(program, lanes, options)
+
+
+class _Pace:
+    """How long segments should be, by what the last ones took.
+
+    Idle lanes may lose as much as the host takes between two segments; and no segment should take so long that the
+    host cannot be heard.
+    """
+
+    def __init__(self, least_idle: float, lanes: int) -> None:
+        self.least_idle = self.idle = least_idle
+        self.lanes = lanes
+        self.ticks = float(FEWEST_TICKS)
+        self.began: float | None = None
+        self.ended: float | None = None
+        self.tick_seconds: float | None = None
+
+    def segment_began(self) -> None:
+        self.began = time.perf_counter()
+        if self.ended is not None and self.tick_seconds:
+            host_ticks = (self.began - self.ended) / self.tick_seconds
+            self.idle = max(self.least_idle, self.lanes * host_ticks)
+
+    def segment_ended(self, ticks: float, waited: bool) -> None:
+        """Note the end of a segment; unless it was waited for, it may have ended long ago."""
+        self.ended = time.perf_counter()
+        if waited and ticks and self.began is not None:
+            self.tick_seconds = (self.ended - self.began) / ticks
+            wanted = SEGMENT_SECONDS / self.tick_seconds
+            # The first time is that of compilation too: what it says is forgotten in a few segments.
+            self.ticks = max(FEWEST_TICKS, min(wanted, 16 * self.ticks))
+        elif ticks >= self.ticks:
+            self.ticks *= 2

@@ -1,0 +1,64 @@
+"""What a stream feeds: examples in, answers out, while the device works.
+
+Two things are fed: lanes that are refilled one by one (`segments.py`), for `ticks`; and batches (`batches.py`), for the
+carriers that run each lane by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from lanewise.machine.state import stored
+
+
+class Example(NamedTuple):
+    """An example that waits: its number, and its arrays as they are kept."""
+
+    index: int
+    rows: list[np.ndarray]
+
+
+class Ended(NamedTuple):
+    """Examples that have ended: their numbers, a column for each result (as it is kept), outcomes and sites."""
+
+    index: np.ndarray
+    columns: list[np.ndarray]
+    code: np.ndarray
+    site: np.ndarray
+
+
+NONE_ENDED = Ended(np.zeros(0, int), [], np.zeros(0, int), np.zeros(0, int))
+
+
+class Fed(Protocol):
+    """What examples are fed to."""
+
+    # The types of an example's arrays, and how many examples should wait.
+    avals: list[Any]
+    wanted: int
+
+    def start(self, waiting: deque[Example]) -> bool:
+        """Take examples, and run; False if there is nothing to run."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether the run has ended."""
+        ...
+
+    def ended(self) -> Ended:
+        """What has ended in this run, when it is over."""
+        ...
+
+    def so_far(self) -> Ended:
+        """What has ended, after an interrupt."""
+        ...
+
+
+def kept_row(aval: Any) -> Any:
+    """The shape and type of one example's part of an operand, as it is kept."""
+    struct = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    return jax.eval_shape(lambda x: stored(x, aval), struct)
