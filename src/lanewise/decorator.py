@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -16,6 +16,8 @@ from lanewise.program import program_p, throw_p
 from lanewise.replay import Replays
 from lanewise.signature import DYNAMIC, CallStatics, Signature
 from lanewise.staging import Entry, Source, Staged, call_in_progress, stage
+
+T = TypeVar("T")
 
 
 class ProgramFunction:
@@ -96,15 +98,13 @@ class ProgramFunction:
         """The leaves of these arguments that are traced, and everything else about them, hashable."""
         return self._signature.split(args, {})
 
-    def dynamic(
-        self, flags: Sequence[bool], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[bool]:
-        """Of one flag for each leaf of the arguments, those of the leaves that are traced."""
+    def dynamic(self, each: Sequence[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T]:
+        """Of what there is for each leaf of the arguments, that of the leaves that are traced."""
         _, static = self._signature.split(args, kwargs)
         leaves = jax.tree.leaves((args, kwargs))
         if len(leaves) != len(static.leaves.leaves):
             raise OptionError("inspect does not take declared static arguments that are pytrees.")
-        return [f for f, leaf in zip(flags, static.leaves.leaves, strict=True) if leaf is DYNAMIC]
+        return [x for x, leaf in zip(each, static.leaves.leaves, strict=True) if leaf is DYNAMIC]
 
     def _stage(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

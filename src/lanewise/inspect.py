@@ -15,7 +15,7 @@ from lanewise.blocks.text import print_program
 from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import OptionError
 from lanewise.machine.choose import Plan, blocks_of
-from lanewise.machine.execute import expand, plan
+from lanewise.machine.execute import expand, on_host
 from lanewise.machine.schedule import dear_blocks
 from lanewise.options import Options
 from lanewise.program import Program
@@ -65,8 +65,9 @@ class Inspection:
 def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any) -> Inspection:
     """Show how a program would run for these arguments, batched along `in_axes` (None for a lone call).
 
-    Nothing runs. `fun` may be a program, a plain function (lifted first) or what `lanewise.vmap` takes; options are
-    the program's own.
+    Nothing runs but, where it decides how, a sample of the lanes, as in a call outside `jit`; inside it the code alone
+    decides. `fun` may be a program, a plain function (lifted first) or what `lanewise.vmap` takes; options are the
+    program's own.
 
     >>> import jax.numpy as jnp
     >>> import lanewise as lw
@@ -104,15 +105,19 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
         for leaf, axis in zip(leaves, axes, strict=True)
     ]
     one_args, one_kwargs = jax.tree.unflatten(tree, examples)
-    staged, _ = program.stage(*one_args, **one_kwargs)
+    staged, one = program.stage(*one_args, **one_kwargs)
+    captures = staged.program.num_captures
     batched = [axis is not None for axis in axes]
-    varying = [
-        *([False] * staged.program.num_captures),
-        *program.dynamic(batched, one_args, one_kwargs),
+    varying = [*([False] * captures), *program.dynamic(batched, one_args, one_kwargs)]
+    lanes_first = [
+        leaf if axis is None else jax.numpy.moveaxis(leaf, axis, 0)
+        for leaf, axis in zip(leaves, axes, strict=True)
     ]
+    operands = [*one[:captures], *program.dynamic(lanes_first, one_args, one_kwargs)]
     lanes = tuple(size)
     mapped = tuple((flag,) if lanes else () for flag in varying)
-    found = plan(staged.program, lanes, mapped, program.options, jax.default_backend())
+    host = on_host(staged.program, lanes, mapped, program.options, jax.default_backend())
+    found = host.plan(operands)
     blocks = (
         found.linked.program
         if found.linked

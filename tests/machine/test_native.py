@@ -16,7 +16,7 @@ import lanewise as lw
 from comparing import assert_same, take
 from corpus import Case, case_named
 from lanewise.errors import InternalError, OptionError, Outcome
-from lanewise.machine import choose
+from lanewise.machine import choose, execute
 from lanewise.machine.kernel import foreign, host
 from lanewise.machine.native import CPP, IN_STEP, XLA
 from programs.small import depth, fib
@@ -26,13 +26,18 @@ from test_outcomes import checked
 SIZE = 17
 
 
+def forget_plans() -> None:
+    choose.plan_for.cache_clear()
+    execute.on_host.cache_clear()
+
+
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine without a C++ compiler."""
     monkeypatch.setattr(foreign, "available", lambda: False)
-    choose.plan_for.cache_clear()
+    forget_plans()
     yield
-    choose.plan_for.cache_clear()
+    forget_plans()
 
 
 def check(case: Case, wrap: Callable[..., Any], size: int = SIZE, **options: Any) -> None:
@@ -212,9 +217,9 @@ def test_inspect_tells_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lw.inspect(fib.with_options(carrier="native"), jnp.arange(3)).plan.path == CPP
     assert lw.inspect(collatz.with_options(max_steps=9), *args).plan.path == CPP
     monkeypatch.setattr(foreign, "available", lambda: False)
-    choose.plan_for.cache_clear()
+    forget_plans()
     found = lw.inspect(collatz, *args).plan
-    choose.plan_for.cache_clear()
+    forget_plans()
     assert found.path == XLA and "install g++ or clang++, or set CXX" in found.why
 
 

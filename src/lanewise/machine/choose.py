@@ -5,6 +5,10 @@
   products: those want all lanes at once.
 * Any other is swept by `ticks`.
 
+That is known from the code alone, and so inside `jit`. Outside it, where matrix products make up much of the work, how
+far lanes diverge decides, and is measured on a sample of them (`sample.py`): `measured_plan` weighs what each way to
+run the program would cost.
+
 `Plan.why` says it in words for `lanewise.inspect`.
 """
 
@@ -13,17 +17,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Var
 from lanewise.blocks.cost import Cost, holds_while
 from lanewise.blocks.flatten import flatten
-from lanewise.blocks.form import BlockProgram
+from lanewise.blocks.form import Block, BlockProgram
 from lanewise.blocks.inside import Expand, looks_at_batch
 from lanewise.blocks.simplify import simplify
 from lanewise.errors import OptionError, TransformError
+from lanewise.machine.compact import move_operations, tile_width
 from lanewise.machine.link import Linked, link
+from lanewise.machine.sample import Sample
 from lanewise.machine.schedule import dear_blocks
 from lanewise.options import Options
 from lanewise.program import Program, program_p
@@ -34,8 +40,18 @@ ONE_LANE_CARRIERS = {"native": "cpu", "kernel": "gpu"}
 PRODUCTS_TOGETHER = 12.0
 # What any other work of a lane costs more in a tick: all lanes wait for the slowest, and pay for branches not taken.
 TICKED_OPERATION = 6.0
+# With a sample: an operation of a product done for a lane alone, and one done for all lanes together, in operations
+# that are no part of a product.
+PRODUCT_ALONE = 0.45
+PRODUCT_TOGETHER = 0.11
+# What a tick of a sweep costs beside its blocks, in lane operations.
+SWEEP_OPERATIONS = 300_000
+# How full the tiles are that a sweep packs the lanes at a dear block into.
+TILE_OCCUPANCY = 0.8
+# Another way than the one the code suggests must promise to be this much better.
+CLEARLY = 0.8
 # A GPU's thread that walks through a longer array by itself is slower than all threads together.
-MOST_ELEMENTS_A_THREAD = 256
+MOST_ELEMENTS_A_THREAD = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +126,86 @@ def make_plan(
         " dear ones when enough lanes wait for them"
     )
     return Plan(linked, "sweep", "ticks", why)
+
+
+def measured_plan(
+    program: Program,
+    varying: tuple[bool, ...],
+    lanes: int | None,
+    options: Options,
+    expand: Expand,
+    platform: str | None,
+    measure: Callable[[Linked], Sample | None],
+) -> Plan:
+    """The plan where lanes can be looked at: that of `plan_for`, unless a sample promises another to be better."""
+    suggested = plan_for(program, varying, lanes, options, expand, platform)
+    asked_for = (options.carrier, options.schedule) != ("auto", "auto") or options.stats
+    if platform != "cpu" or lanes is None or asked_for:
+        return suggested
+    linked = suggested.linked or link(blocks_of(program, varying, options, expand), varying)
+    if linked.straight or not _may_depend_on_divergence(linked):
+        return suggested
+    found = measure(linked)
+    if found is None:
+        return suggested
+    costs = _expected(program, linked, lanes, options, found)
+    mine = "native" if suggested.carrier == "native" else suggested.schedule
+    weighed = ", ".join(f"{name} {cost:,.0f}" for name, cost in costs.items())
+    why = f"{found}; so a lane costs so many operations: {weighed}"
+    costs[mine] = costs.get(mine, math.inf) * CLEARLY
+    for name in sorted(costs, key=lambda name: costs[name]):
+        if name == mine:
+            return replace(suggested, why=f"{suggested.why}; {why}")
+        if name != "native":
+            return Plan(linked, name, "ticks", why)
+        try:
+            chosen = options.updated(carrier="native")
+            return _one_lane(program, varying, chosen, expand, platform, why)
+        except OptionError:
+            continue
+    return suggested
+
+
+def _may_depend_on_divergence(linked: Linked) -> bool:
+    """Whether lanes together would be clearly better than lanes by themselves if none had to wait."""
+    total = sum(linked.costs, Cost())
+    alone, together = (
+        total.operations - total.products * (1 - product)
+        for product in (PRODUCT_ALONE, PRODUCT_TOGETHER)
+    )
+    return together < CLEARLY * alone
+
+
+def _expected(
+    program: Program, linked: Linked, lanes: int, options: Options, found: Sample
+) -> dict[str, float]:
+    """What a lane would cost each way, by the visits of the sampled ones."""
+    costs, mean, most = linked.costs, found.mean, found.most(lanes)
+    together = [
+        cost.operations - cost.products * (1 - PRODUCT_TOGETHER) + cost.shared / lanes
+        for cost in costs
+    ]
+    alone = [cost.operations - cost.products * (1 - PRODUCT_ALONE) + cost.shared for cost in costs]
+    dear = dear_blocks(linked, lanes)
+    ticks = most.max()
+    swept = ticks * SWEEP_OPERATIONS / lanes
+    for pc, (block, cost) in enumerate(zip(linked.order, together, strict=True)):
+        if pc not in dear:
+            swept += ticks * cost
+        elif isinstance(block, Block) and tile_width(linked, pc, lanes) is not None:
+            swept += mean[pc] * (cost / TILE_OCCUPANCY + move_operations(linked, block))
+        else:
+            swept += most[pc] * cost
+    expected = {"native": float(mean @ alone), "sweep": float(swept)}
+    # Loops in loops wait in each; branches would run for everyone, with what they close over copied for each lane.
+    if can_be_plain(program, options) and linked.one_loop and not _sees_or_guards(program):
+        expected["plain"] = float(most @ together)
+    return expected
+
+
+def _sees_or_guards(program: Program) -> bool:
+    """Whether JAX's own batching is out of the question: lanes would see each other, or loops run that must not."""
+    return _looks_at_batch(program) or _guards_a_loop(program)
 
 
 def _one_lane(
@@ -226,7 +322,7 @@ def plan_for(
     platform: str | None,
 ) -> Plan:
     """`make_plan`, remembered."""
-    _refuse_collectives(program, lanes)
+    _refuse_collectives(program)
     return make_plan(program, varying, lanes, options, expand, platform)
 
 
@@ -261,8 +357,7 @@ def _holds_loop(eqns: Sequence[JaxprEqn]) -> bool:
     )
 
 
-def _refuse_collectives(program: Program, lanes: int | None) -> None:
-    del lanes
+def _refuse_collectives(program: Program) -> None:
     for function in program.functions.values():
         for eqn in _collectives(function.jaxpr):
             raise TransformError(

@@ -39,14 +39,18 @@ def tile_width(linked: Linked, pc: int, lanes: int) -> int | None:
     if not isinstance(block, Block) or not _can_be_packed(linked, block):
         return None
     operations = linked.costs[pc].operations
-    moved = sum(math.prod(var.aval.shape) for var in _touched(linked, block))
-    if operations <= MOVE_OPERATIONS * moved:
+    if operations <= move_operations(linked, block):
         return None
     worth = TILE_OPERATIONS.get(jax.default_backend(), TILE_OPERATIONS["gpu"])
     width = FEWEST_LANES
     while width * operations < worth:
         width *= 2
     return width if width * FEWEST_TILES <= lanes else None
+
+
+def move_operations(linked: Linked, block: Block) -> float:
+    """What it costs to take a lane out for this block, and to put it back."""
+    return MOVE_OPERATIONS * sum(math.prod(var.aval.shape) for var in _touched(linked, block))
 
 
 def _can_be_packed(linked: Linked, block: Block) -> bool:

@@ -22,10 +22,17 @@ from lanewise._jax import Jaxpr, JaxprEqn
 from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import OptionError, Outcome
-from lanewise.machine.choose import ONE_LANE_CARRIERS, Plan, can_be_plain, plan_for
+from lanewise.machine.choose import (
+    ONE_LANE_CARRIERS,
+    Plan,
+    can_be_plain,
+    measured_plan,
+    plan_for,
+)
 from lanewise.machine.link import Linked
 from lanewise.machine.local import run_local
 from lanewise.machine.refill import Refill, flow_grown, num_dear
+from lanewise.machine.sample import take_sample
 from lanewise.machine.state import State, grown, initial_state, storage_struct
 from lanewise.machine.ticks import answers, run_ticks, statistics
 from lanewise.options import DEPTH_INSIDE_JIT, Options
@@ -49,11 +56,21 @@ def plan(
     mapped: Mapped,
     options: Options,
     platform: str | None = None,
+    operands: Sequence[Any] | None = None,
 ) -> Plan:
-    """How the program will run for these lanes on a platform; without one, by ticks, which run on any."""
+    """How the program will run for these lanes on a platform; without one, by ticks, which run on any.
+
+    Where operands are given, a sample of their lanes may be run to decide.
+    """
     varying = tuple(any(flags) for flags in mapped)
     count = math.prod(lanes) if lanes else None
-    found = plan_for(program, varying, count, options, expand, platform)
+    given = (program, varying, count, options, expand, platform)
+    if operands is None:
+        found = plan_for(*given)
+    else:
+        found = measured_plan(
+            *given, lambda linked: take_sample(linked, operands, lanes, mapped, options, expand)
+        )
     # A carrier that runs each lane by itself starts the next example when one ends, whatever the number of lanes.
     if not refills(lanes, options) or found.carrier in ONE_LANE_CARRIERS:
         return found
@@ -83,11 +100,12 @@ def execute(
     mapped: Mapped,
     options: Options,
     platform: str | None = None,
+    chosen: Plan | None = None,
 ) -> list[Any]:
     """Answers, then outcomes and statistics if they are wanted, as traceable code for a platform, or for any."""
     if math.prod(lanes) == 0:
         return _empty(program, lanes, options)
-    chosen = plan(program, lanes, mapped, options, platform)
+    chosen = chosen or plan(program, lanes, mapped, options, platform)
     if chosen.schedule == "local":
         raise OptionError(
             'schedule="local" recurses on the host and runs only outside jit; use "auto", "sweep", "most" or "lowest".'
@@ -113,26 +131,47 @@ def execute_on_host(
     *operands: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
 ) -> list[Any]:
     """The same outside `jit`, where stacks grow as far as `max_depth` allows."""
-    return _on_host(program, lanes, mapped, options, _platform(operands))(operands)
+    return on_host(program, lanes, mapped, options, _platform(operands))(operands)
 
 
-@functools.lru_cache(maxsize=512)
-def _on_host(
-    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, platform: str
-) -> Callable[[Sequence[Any]], list[Any]]:
-    """What runs the program outside `jit` on a platform."""
-    if math.prod(lanes) == 0:
-        return lambda operands: _empty(program, lanes, options)
-    chosen = plan(program, lanes, mapped, options, platform)
-    if chosen.schedule == "local":
+class OnHost:
+    """What runs a program outside `jit`: chosen at the first call, which has lanes to look at, for all later ones."""
 
-        def run(operands: Sequence[Any]) -> list[Any]:
-            flat, flags = _lanes_first(operands, lanes, mapped)
-            ran = run_local(chosen.linked, flat, flags, math.prod(lanes), options)
-            return _shaped(ran, program, lanes, mapped, options)
+    def __init__(
+        self, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, where: str
+    ) -> None:
+        self._signature = (program, lanes, mapped, options, where)
+        self._plan: Plan | None = None
+        self._run: Callable[[Sequence[Any]], list[Any]] | None = None
 
-        return run
-    return _compiled(program, lanes, mapped, options, platform, chosen).run_growing
+    def plan(self, operands: Sequence[Any]) -> Plan:
+        """How the program runs; these operands may be sampled if none have been."""
+        if self._plan is None:
+            self._plan = plan(*self._signature, operands)
+        return self._plan
+
+    def __call__(self, operands: Sequence[Any]) -> list[Any]:
+        if self._run is None:
+            self._run = self._made(operands)
+        return self._run(operands)
+
+    def _made(self, operands: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        program, lanes, mapped, options, platform = self._signature
+        if math.prod(lanes) == 0:
+            return lambda operands: _empty(program, lanes, options)
+        chosen = self.plan(operands)
+        if chosen.schedule == "local":
+
+            def run(operands: Sequence[Any]) -> list[Any]:
+                flat, flags = _lanes_first(operands, lanes, mapped)
+                ran = run_local(chosen.linked, flat, flags, math.prod(lanes), options)
+                return _shaped(ran, program, lanes, mapped, options)
+
+            return run
+        return _compiled(program, lanes, mapped, options, platform, chosen).run_growing
+
+
+on_host = functools.lru_cache(maxsize=512)(OnHost)
 
 
 class _Whole:
@@ -242,6 +281,7 @@ def _compiled(
                 mapped=mapped,
                 options=options,
                 platform=platform,
+                chosen=chosen,
             )
         )
     width = options.lanes if refills(lanes, options) else math.prod(lanes)
