@@ -8,6 +8,7 @@ can express it, `jax.vmap` of the same function in `jax.lax` form. The themes li
 from __future__ import annotations
 
 from programs import (
+    array_operators,
     arrays,
     edges,
     integers,
@@ -29,6 +30,7 @@ CORPUS: tuple[Case, ...] = (
     *numerics.CASES,
     *sampling.CASES,
     *arrays.CASES,
+    *array_operators.CASES,
     *pytrees.CASES,
     *learning.CASES,
     *edges.CASES,

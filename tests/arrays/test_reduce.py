@@ -135,8 +135,8 @@ def test_an_operator_may_reduce() -> None:
 
     x = np.random.default_rng(0).normal(size=(6, 4))
     expected = x[0]
-    for row in x[1:]:
-        expected = np.convolve(expected, row)[:4]
+    for factor in x[1:]:
+        expected = np.convolve(expected, factor)[:4]
     np.testing.assert_allclose(reduce(times, x), expected)
     check_against_differences(lambda x: reduce(times, x), jnp.asarray(x))
 
