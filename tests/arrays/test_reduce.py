@@ -86,6 +86,17 @@ def test_the_first_of_equals_has_the_derivative(operator: Any) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+def test_nothing_added_to_nothing_has_a_derivative() -> None:
+    """Minus infinity is the logarithm of nothing."""
+    x = jnp.array([-jnp.inf, -jnp.inf, 0.5, 0.5])
+    for found in (
+        jax.grad(lambda x: reduce(jnp.logaddexp, x))(x),
+        jax.grad(lambda x: lw.arrays.scan(jnp.logaddexp, x)[-1])(x),
+        jax.grad(lambda x: lw.arrays.histogram(jnp.logaddexp, jnp.zeros(4, int), x, 2)[0])(x),
+    ):
+        np.testing.assert_allclose(found, [0, 0, 0.5, 0.5])
+
+
 @pytest.mark.parametrize("operator", [jnp.maximum, jnp.minimum])
 def test_nan_counts(operator: Any) -> None:
     x = jnp.array([1.0, jnp.nan, 3.0])

@@ -28,7 +28,7 @@ def in_loop(into: Any, indices: Any, values: Any) -> Any:
 @hypothesis.given(
     st.integers(1, 6), st.lists(st.integers(-2, 8), max_size=8), st.sampled_from([(), (2,)])
 )
-@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.settings(max_examples=15, deadline=None)
 def test_the_last_write_counts(size: int, indices: list[int], shape: tuple[int, ...]) -> None:
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)

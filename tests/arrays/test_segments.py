@@ -94,7 +94,7 @@ def test_derivatives_of_scans(sample: Sample) -> None:
 
 
 @hypothesis.given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
-@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.settings(max_examples=6, deadline=None)
 def test_any_sizes(sizes: list[int]) -> None:
     x = np.arange(1, sum(sizes) + 1)
     ends = np.cumsum(sizes)

@@ -35,7 +35,7 @@ _LONGEST = 64
 
 @dataclass(frozen=True)
 class Known:
-    """An operator with a fast form. `combine` may choose between equal elements where `function` does not."""
+    """An operator with a fast form. `combine` is the same as `function`, with a derivative where that has none."""
 
     name: str
     function: Callable[[Any, Any], Any]
@@ -51,6 +51,12 @@ def first_maximum(a: Any, b: Any) -> Any:
 
 def first_minimum(a: Any, b: Any) -> Any:
     return lax.select((b < a) | (b != b), b, a)
+
+
+def nothing_or_logaddexp(a: Any, b: Any) -> Any:
+    """log(exp a + exp b), and where both are nothing at all (minus infinity) a derivative of zero instead of NaN."""
+    nothing = (a == -np.inf) & (b == -np.inf)
+    return jnp.where(nothing, -np.inf, jnp.logaddexp(jnp.where(nothing, 0, a), b))
 
 
 def _lowest(dtype: np.dtype) -> Any:
@@ -79,7 +85,7 @@ KNOWN: dict[str, Known] = {
     MULTIPLY: _known(jnp.multiply, lambda dtype: 1),
     MAXIMUM: _known(jnp.maximum, _lowest, first_maximum),
     MINIMUM: _known(jnp.minimum, _highest, first_minimum),
-    LOGADDEXP: _known(jnp.logaddexp, lambda dtype: -np.inf, on=np.floating),
+    LOGADDEXP: _known(jnp.logaddexp, lambda dtype: -np.inf, nothing_or_logaddexp, np.floating),
     OR: _known(jnp.bitwise_or, lambda dtype: False if dtype == np.bool_ else 0, on=np.generic),
     AND: _known(jnp.bitwise_and, lambda dtype: True if dtype == np.bool_ else -1, on=np.generic),
 }
