@@ -99,8 +99,11 @@ class Stats:
 
     @property
     def lane_occupancy(self) -> Any:
-        """Lanes with an example that runs ÷ lanes in use: what refill is for. A lane that waits for others counts."""
-        return jax.numpy.where(self.room > 0, self.busy / self.room, 1.0)
+        """Lanes with an example that runs ÷ lanes in use: what refill is for. A lane that waits for others counts.
+
+        NaN where lanes are not watched: under `schedule="plain"`, and for the carrier `kernel`.
+        """
+        return jax.numpy.where(self.room > 0, self.busy / self.room, jax.numpy.nan)
 
 
 NUM_STATS = 12
