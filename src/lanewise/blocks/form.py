@@ -72,7 +72,10 @@ Terminator = Jump | Branch | Call | TailCall | Return | Fail
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Straight-line code and a terminator. Running it costs the lane `steps` steps."""
+    """Straight-line code and a terminator. Running it costs the lane `steps` steps.
+
+    `frame`: a call follows, so the lane ends here if there is no room for a frame, whether one is kept or not.
+    """
 
     label: Label
     note: str
@@ -80,6 +83,7 @@ class Block:
     assigns: tuple[tuple[Var, Atom], ...]
     terminator: Terminator
     steps: int = 0
+    frame: bool = False
 
     def with_(self, **changes: Any) -> Block:
         return replace(self, **changes)

@@ -21,7 +21,6 @@ from lanewise.machine.kernel.values import Part, Place, Scalar, Stored, Value
 from lanewise.machine.kernel.writer import NEAR, Scope, Writer
 from lanewise.machine.link import Linked, ReturnPoint
 
-
 # Arrays that all lanes read, up to so many bytes in all, lie in the shared memory of a GPU's block: sixteen blocks of a
 # multiprocessor have room for them.
 SHARED_BYTES = 8 << 10
@@ -186,9 +185,11 @@ class Bodies:
         if self.max_steps is not None and block.steps:
             with w.block(f"if (count + {block.steps} > {self.max_steps}ll)"):
                 self._end(Outcome.STEPS_EXHAUSTED)
-        if isinstance(block.terminator, Call):
+        if isinstance(block.terminator, Call) or block.frame:
             with w.block("if (depth >= capacity)"):
                 self._end(Outcome.STACK_OVERFLOW)
+        if self.deepens and block.frame:
+            w.line("if (depth >= most) most = depth + 1;")
         if self.counts and block.steps:
             w.line(f"count += {block.steps};")
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from lanewise import _jax
 from lanewise.blocks.inside import Expand
+from lanewise.blocks.leaf import leaf_calls
 from lanewise.errors import OptionError
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.lower import kernel_blocks
 from lanewise.machine.kernel.support import Obstacle, written
-from lanewise.machine.link import Linked
+from lanewise.machine.link import Linked, link
 from lanewise.machine.state import stored
 from lanewise.options import Options
 from lanewise.outcomes import counts
@@ -37,6 +38,8 @@ def kernel_or_obstacle(
 ) -> Emitted | Obstacle:
     """The program's kernel, remembered, or the first thing that keeps it from being one."""
     linked = blocks_for(program, varying, options, expand)
+    if linked.has_calls:
+        linked = link(leaf_calls(linked.program), varying)
     found = written(linked, varying, options, expand)
     return found if isinstance(found, Emitted) else found[0]
 

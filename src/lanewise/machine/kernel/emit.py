@@ -230,10 +230,14 @@ class Emitter:
         w, found = self.writer, self.structure
         with w.block("switch (pc)"):
             for head in heads:
-                with w.block(f"case {head}:"):
+                with w.block(f"case {head}:{self._named(head)}"):
                     self._code(found.code[head])
                     if not leaves(found.code[head]):
                         w.line("continue;")
+
+    def _named(self, head: Node) -> str:
+        """The label of a case that calls go to: all of a recursion's, for which it is known where they lead."""
+        return f" LW_HEAD({head})" if self.linked.has_calls and head in self.structure.heads else ""
 
     def _code(self, code: Code) -> None:
         w = self.writer
@@ -280,6 +284,8 @@ class Emitter:
                 self.writer.line(f"goto {target};")
             case "again":
                 self.writer.line(f"goto again{leave.node};")
+            case "dispatch" if self._named(leave.node):
+                self.writer.line(f"LW_GO_TO({leave.node})")
             case "dispatch":
                 self.writer.line(f"pc = {leave.node};")
                 self.writer.line("goto dispatch;")

@@ -57,6 +57,9 @@ HEADER = r"""
 // Both of a number: half of the work is the same. What a host's compiler knows by itself.
 #define LW_SINE_COSINE(type, s, c, both, x, sine, cosine) type s, c; both(x, &s, &c);
 #define LW_GOES_ON(turn) (turn < 64)
+// Threads in step meet at the `switch`; a host's thread goes where it is going.
+#define LW_HEAD(number)
+#define LW_GO_TO(number) { pc = number; goto dispatch; }
 #define LW_UNROLL_SHORT _Pragma("unroll 4")
 #else
 #include <math.h>
@@ -82,6 +85,8 @@ HEADER = r"""
 #define LW_SHARED_READY
 #define LW_SINE_COSINE(type, s, c, both, x, sine, cosine) const type s = sine, c = cosine;
 #define LW_UNROLL_SHORT
+#define LW_HEAD(number) head##number:
+#define LW_GO_TO(number) goto head##number;
 #ifdef LW_TURNS
 #define LW_GOES_ON(turn) (turn < LW_TURNS)
 #else
