@@ -29,8 +29,10 @@ FEWEST_LANES = 16
 MOVE_OPERATIONS = 32.0
 # What a tile must be worth, in lane operations: many times what it costs to start one.
 TILE_OPERATIONS = {"cpu": 2e6, "gpu": 1e9}
-# A block is cut into tiles if that leaves at least this many for all lanes.
+# A block is cut into tiles if that leaves at least this many for all lanes, and into no more than the most: choosing
+# the lanes of a tile looks at all lanes.
 FEWEST_TILES = 4
+MOST_TILES = 16
 
 
 def tile_width(linked: Linked, pc: int, lanes: int) -> int | None:
@@ -43,7 +45,7 @@ def tile_width(linked: Linked, pc: int, lanes: int) -> int | None:
         return None
     worth = TILE_OPERATIONS.get(jax.default_backend(), TILE_OPERATIONS["gpu"])
     width = FEWEST_LANES
-    while width * operations < worth:
+    while width * operations < worth or width * MOST_TILES < lanes:
         width *= 2
     return width if width * FEWEST_TILES <= lanes else None
 
