@@ -27,7 +27,7 @@ from lanewise.options import Checkpointing
 
 # A `while` under "auto" has slots for so many bytes of state, within bounds.
 AUTO_BYTES = 2**15
-FEWEST_SLOTS, MOST_SLOTS = 16, 1024
+FEWEST_SLOTS, MOST_SLOTS = 32, 256
 # A `scan` under "auto" whose tape is larger is cut into strips.
 MOST_TAPE_BYTES = 2**30
 
@@ -55,12 +55,18 @@ class Checkpoints:
         return math.ceil(length / max(int(setting), 2)) if length > int(setting) else 0
 
     def slots(self, state_bytes: int) -> int:
-        """How many states of a loop of unknown length are kept at a time."""
+        """How many states of a loop of unknown length are kept at a time: an even number.
+
+        >>> Checkpoints(1).slots(4), Checkpoints(7).slots(4), Checkpoints("auto").slots(4)
+        (2, 6, 256)
+        """
         if isinstance(self.setting, int):
-            return max(self.setting, 2)
-        if self.setting == "sqrt":
-            return max(2 * math.isqrt(self.records), 2)
-        return min(max(AUTO_BYTES // max(state_bytes, 1), FEWEST_SLOTS), MOST_SLOTS)
+            number = self.setting
+        elif self.setting == "sqrt":
+            number = 2 * math.isqrt(self.records)
+        else:
+            number = min(max(AUTO_BYTES // max(state_bytes, 1), FEWEST_SLOTS), MOST_SLOTS)
+        return max(number - number % 2, 2)
 
 
 def next_kept(distance: Any, free: Any) -> Any:

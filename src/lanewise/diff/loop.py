@@ -25,7 +25,8 @@ from lanewise.diff.activity import moving_carry
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import next_kept, read, write
 from lanewise.diff.fold import folded
-from lanewise.diff.piece import piece
+from lanewise.diff.delay import delayed
+from lanewise.diff.piece import Step, piece
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
 from lanewise.diff.tape import check_room
@@ -121,6 +122,11 @@ def _keep_states(
     traced = _jax.trace(pulled, [*state_avals, *sum_avals, *ct_avals])
     step_back = folded(_jax.without_unused(traced.jaxpr))
     reads = _jax.used_inputs(step_back)[len(traced.captures) :][: len(state_avals)]
+    num_sums, num_cts = len(sum_avals), len(ct_avals)
+    at_sums = len(traced.captures) + len(state_avals)
+    behind = Step(
+        traced.captures, delayed(step_back, [(at_sums + j, j) for j in range(num_sums + num_cts)])
+    )
     known = _Known.of(body, num_fixed + len(loop.consts), loop.init)
     kept = known.needed(reads, len(loop.init))
     avals = [_jax.aval_of(loop.init[i]) for i in kept]
@@ -136,7 +142,7 @@ def _keep_states(
             state[i] = x
         return state
 
-    # The last slot takes what is not to be kept, so that keeping needs no branch.
+    # One slot more than are kept: what finds no free slot goes there, so that keeping needs no branch.
     slots = [_jax.zeros(_jax.shaped((number + 1, *a.shape), a.dtype)) for a in avals]
 
     def going(carry: Any) -> Any:
@@ -146,18 +152,30 @@ def _keep_states(
         at, shift, _, state = carry
         return (at < (jnp.int32(number) << shift)) & loop.holds(state)
 
-    def forward(carry: Any) -> Any:
+    def keep_one(carry: Any) -> Any:
         at, shift, slots, state = carry
-        here = (at & ((jnp.int32(1) << shift) - 1)) == 0
-        place = jnp.where(here, at >> shift, number)
-        slots = [write(s, x, place) for s, x in zip(slots, select(state), strict=True)]
-        return at + 1, shift, slots, loop.after(state)
+        slots = [write(s, x, at >> shift) for s, x in zip(slots, select(state), strict=True)]
+        until = at + (jnp.int32(1) << shift)
+
+        def on(carry: Any) -> Any:
+            at, state = carry
+            return (at < until) & loop.holds(state)
+
+        def run(carry: Any) -> Any:
+            at, state = carry
+            return at + 1, loop.after(state)
+
+        at, state = lax.while_loop(on, run, run((at, state)))
+        return at, shift, slots, state
 
     def until_full(carry: Any) -> Any:
-        at, shift, slots, state = lax.while_loop(has_room, forward, carry)
-        full = loop.holds(state)
+        at, shift, slots, state = lax.while_loop(has_room, keep_one, carry)
         slots, shift = lax.cond(
-            full, lambda s, n: (_thinned(s, number), n + 1), lambda s, n: (s, n), slots, shift
+            loop.holds(state),
+            lambda slots, shift: (_thinned(slots, number), shift + 1),
+            lambda slots, shift: (slots, shift),
+            slots,
+            shift,
         )
         return at, shift, slots, state
 
@@ -168,17 +186,14 @@ def _keep_states(
         used = (length + (jnp.int32(1) << shift) - 1) >> shift
         places = jnp.arange(number + 1, dtype=jnp.int32) << shift
 
-        def left(carry: Any) -> Any:
-            return carry[0] > 0
-
         def reverse_one(carry: Any) -> Any:
-            to_go, used, places, slots, sums, cts = carry
+            to_go, used, places, slots, adjoints, left = carry
             wanted = to_go - 1
             used = used - (read(places, used - 1) > wanted).astype(jnp.int32)
             at = read(places, used - 1)
             selected = [read(s, used - 1) for s in slots]
 
-            def behind(carry: Any) -> Any:
+            def short_of(carry: Any) -> Any:
                 return carry[0] < wanted
 
             def further(carry: Any) -> Any:
@@ -196,15 +211,17 @@ def _keep_states(
                 return at, jnp.minimum(used + 1, number), write(places, at, place), slots, selected
 
             at, used, places, slots, selected = lax.while_loop(
-                behind, further, (at, used, places, slots, selected)
+                short_of, further, (at, used, places, slots, selected)
             )
-            given = (*traced.captures, *whole(selected, wanted), *sums, *cts)
-            found = _jax.eval_jaxpr(step_back, *given)
-            return wanted, used, places, slots, found[: len(sums)], found[len(sums) :]
+            adjoints, left = behind([*whole(selected, wanted), *adjoints], left)
+            return wanted, used, places, slots, adjoints, left
 
-        carry = (length, used, places, slots, list(sums), list(cts))
-        *_, ct_consts, ct_carry = lax.while_loop(left, reverse_one, carry)
-        return ct_consts, ct_carry
+        adjoints = [*sums, *cts]
+        left = behind.start([*loop.init, *adjoints])
+        carry = (length, used, places, slots, adjoints, left)
+        *_, adjoints, left = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
+        adjoints = behind.finish(adjoints, left)
+        return adjoints[:num_sums], adjoints[num_sums:]
 
     return final, back
 
@@ -292,26 +309,42 @@ def _save_all(
     records = scope.checkpoints.records
     tape = [_jax.zeros(_jax.shaped((records, *a.shape), a.dtype)) for a in own.saved]
 
+    ahead = own.forward_step([(num_fixed + j, j) for j in range(len(loop.init))])
+
     def forward(carry: Any) -> Any:
-        at, tape, state = carry
+        at, tape, state, left = carry
         if own.saved:
             check_room(at, records)
-        state, _, saved = own.forward([*fixed, *state], ())
-        return at + 1, [write(t, x, at) for t, x in zip(tape, saved, strict=True)], state
+        outs, left = ahead([*fixed, *state], left)
+        state, saved = outs[: len(state)], outs[len(state) :]
+        return at + 1, [write(t, x, at) for t, x in zip(tape, saved, strict=True)], state, left
 
-    start = (jnp.int32(0), tape, list(loop.init))
-    length, tape, final = lax.while_loop(lambda c: loop.holds(c[-1]), forward, start)
+    def going(carry: Any) -> Any:
+        # The test reads the state, and so must see what is still to be written.
+        _, _, state, left = carry
+        return loop.holds(ahead.finish(state, left))
+
+    start = (jnp.int32(0), tape, list(loop.init), ahead.start([*fixed, *loop.init]))
+    length, tape, final, left = lax.while_loop(going, forward, start)
+    final = ahead.finish(final, left)
 
     def back(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
-        def reverse_one(carry: Any) -> Any:
-            to_go, sums, cts = carry
-            saved = [read(t, to_go - 1) for t in tape]
-            found, _ = own.reverse(fixed, saved, (), sums, cts)
-            return to_go - 1, found[: len(sums)], found[len(sums) :]
+        num_sums = len(sums)
+        at = num_fixed + len(own.saved)
+        behind = own.reverse_step([(at + j, j) for j in range(num_sums + len(cts))])
 
-        carry = (length, list(sums), list(cts))
-        _, ct_consts, ct_carry = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
-        return ct_consts, ct_carry
+        def reverse_one(carry: Any) -> Any:
+            to_go, adjoints, left = carry
+            saved = [read(t, to_go - 1) for t in tape]
+            adjoints, left = behind([*fixed, *saved, *adjoints], left)
+            return to_go - 1, adjoints, left
+
+        adjoints = [*sums, *cts]
+        blank: list[Any] = [None] * len(own.saved)
+        carry = (length, adjoints, behind.start([*fixed, *blank, *adjoints]))
+        _, adjoints, left = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
+        adjoints = behind.finish(adjoints, left)
+        return adjoints[:num_sums], adjoints[num_sums:]
 
     return final, back
 

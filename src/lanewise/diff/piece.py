@@ -15,9 +15,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lanewise import _jax
+from lanewise.diff.delay import Delayed, delayed
 from lanewise.diff.fold import folded
 from lanewise.diff.split import Split, run_again, run_again_inside, split
 from lanewise.diff.sweep import Scope, spread, sweep, zeros_for
+
+
+@dataclass(frozen=True)
+class Step:
+    """Code as an iteration of a loop, writes put off (`delay.py`)."""
+
+    constants: tuple[Any, ...]
+    code: Delayed
+
+    def start(self, args: Sequence[Any]) -> list[Any]:
+        return self.code.start([*self.constants, *args])
+
+    def __call__(self, args: Sequence[Any], left: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        return self.code.run([*self.constants, *args], left)
+
+    def finish(self, outs: Sequence[Any], left: Sequence[Any]) -> list[Any]:
+        return self.code.finish(outs, left)
 
 
 @dataclass(frozen=True)
@@ -57,6 +75,18 @@ class Piece:
         given = (*self.constants, *free, *saved, *tapes, *start, *cts)
         outs = _jax.eval_jaxpr(self.cut.reverse, *given)
         return outs[: self.num_adjoints], outs[self.num_adjoints :]
+
+    def forward_step(self, carried: Sequence[tuple[int, int]]) -> Step:
+        """The forward code as an iteration of a loop: pairs of an argument and the result that it is next time."""
+        first = len(self.constants)
+        own = delayed(self.cut.forward, [(first + a, b) for a, b in carried])
+        return Step(self.constants, own)
+
+    def reverse_step(self, carried: Sequence[tuple[int, int]]) -> Step:
+        """The same of the reverse code, with arguments as numbered in `reverse`, one after the other."""
+        first = len(self.constants)
+        own = delayed(self.cut.reverse, [(first + a, b) for a, b in carried])
+        return Step(self.constants, own)
 
     def reads(self, at: int) -> bool:
         """Whether the reverse code reads its free argument of this number."""

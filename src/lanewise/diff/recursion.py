@@ -128,7 +128,9 @@ def _bits(moving: Moving) -> str:
     return f"[{''.join('1' if flag else '0' for flag in moving)}]"
 
 
-def settled(program: Program, moving: Moving, checkpoints: Checkpoints) -> tuple[Adjoints, list[Any]]:
+def settled(
+    program: Program, moving: Moving, checkpoints: Checkpoints
+) -> tuple[Adjoints, list[Any]]:
     """The functions of both sweeps of a program, traced with stacks that hold what they push."""
     captured = moving[: program.num_captures]
     layout: dict[str, tuple[_jax.ShapedArray, ...]] = {}

@@ -99,15 +99,22 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         again=run_again_in_frame if loop.threads else None,
     )
 
+    num_results, num_tapes = len(loop.out_moving), own.num_tapes
+    ahead = own.forward_step([(loop.num_consts + j, j) for j in range(loop.num_carry)])
+
     def step(carry: Any, slices: Sequence[Any]) -> Any:
-        state, tapes = carry
-        outs, tapes, saved = own.forward([*consts, *state, *slices], tapes)
-        return (outs[: loop.num_carry], tapes), (outs[loop.num_carry :], saved)
+        state, tapes, left = carry
+        outs, left = ahead([*consts, *state, *slices, *tapes], left)
+        results, rest = outs[:num_results], outs[num_results:]
+        carry = (results[: loop.num_carry], rest[:num_tapes], left)
+        return carry, (results[loop.num_carry :], rest[num_tapes:])
 
     tapes = list(scope.tapes) if loop.threads else []
-    (final, tapes), (ys, saved) = lax.scan(
-        step, (init, tapes), xs, length=loop.length, reverse=loop.reverse
+    left = ahead.start([*consts, *init])
+    (final, tapes, left), (ys, saved) = lax.scan(
+        step, (init, tapes, left), xs, length=loop.length, reverse=loop.reverse
     )
+    final = ahead.finish(final, left)
     if loop.threads:
         scope.tapes = list(tapes)
     out_avals = [_jax.aval_of(x) for x in (*final, *ys)]
@@ -120,24 +127,33 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         ct_carry = zeros_for(cts[: loop.num_carry], out_avals[: loop.num_carry], carry_moving)
         ct_ys = zeros_for(cts[loop.num_carry :], out_avals[loop.num_carry :], ys_moving)
 
+        num_sums, num_ct = len(sums), len(ct_carry)
+        num_moving = num_sums + num_ct + sum(xs_moving)
+        # After constants, what is mapped over, what is saved and the tapes, sums and then adjoints of the state.
+        at = len(consts) + len(xs) + len(own.saved) + len(scope.back if loop.threads else ())
+        behind = own.reverse_step([(at + j, j) for j in range(num_sums + num_ct)])
+
         def back(carry: Any, slices: Any) -> Any:
-            sums, ct_carry, tapes = carry
+            sums, ct_carry, tapes, left = carry
             given, saved, ct_slices = slices
-            found, tapes = own.reverse(
-                [*consts, *given], saved, tapes, sums, [*ct_carry, *ct_slices]
-            )
-            num_sums, num_ct = len(sums), len(ct_carry)
+            args = [*consts, *given, *saved, *tapes, *sums, *ct_carry, *ct_slices]
+            found, left = behind(args, left)
             first, second = found[:num_sums], found[num_sums : num_sums + num_ct]
-            return (first, second, tapes), found[num_sums + num_ct :]
+            carry = (first, second, found[num_moving:], left)
+            return carry, found[num_sums + num_ct : num_moving]
 
         tapes = list(scope.tapes) if loop.threads else []
-        (sums, ct_init, tapes), ct_xs = lax.scan(
+        blank: list[Any] = [None] * (at - len(consts))
+        left = behind.start([*consts, *blank, *sums, *ct_carry])
+        (sums, ct_init, tapes, left), ct_xs = lax.scan(
             back,
-            (sums, ct_carry, tapes),
+            (sums, ct_carry, tapes, left),
             (xs, saved, ct_ys),
             length=loop.length,
             reverse=not loop.reverse,
         )
+        written = behind.finish([*sums, *ct_init], left)
+        sums, ct_init = written[:num_sums], written[num_sums:]
         if loop.threads:
             scope.tapes = list(tapes)
         return [

@@ -120,7 +120,8 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
         """A program of a function and all that it calls; it takes every capture, read or not."""
         traced = _jax.trace(lambda *values: fun(*values[len(captures) :]), [*captures, *avals])
         unmoved = [
-            Derived(f.name, _jax.Traced(f.jaxpr, ()), f.captures) for f in program.functions.values()
+            Derived(f.name, _jax.Traced(f.jaxpr, ()), f.captures)
+            for f in program.functions.values()
         ]
         first = Derived(name, traced, tuple(range(len(captures))))
         found = _reachable({d.name: d for d in (*unmoved, *derived, first)}, name)
