@@ -164,6 +164,18 @@ def storage(program: BlockProgram, varying_inputs: Iterable[bool]) -> Storage:
     return Storage(tuple(registers), tuple(stacks), uniform, calls, alive)
 
 
+def shared_by_frames(program: BlockProgram, found: Storage) -> Variables:
+    """Variables that no call that may come back saves, as their value is the same in all frames."""
+    reach = reachable_functions(program)
+    across = {
+        var
+        for function, block in program.all_blocks()
+        if isinstance(block.terminator, Call) and function.name in reach[block.terminator.callee]
+        for var in found.live_out[block.label]
+    }
+    return frozenset(across.difference(found.stacks))
+
+
 def constant_variables(program: BlockProgram) -> Variables:
     """Inputs that no block writes: they need no saving."""
     written = {

@@ -129,6 +129,29 @@ def test_a_write_keeps_the_old_array_where_it_is_still_read() -> None:
     check(lw.program(shifted), x, np.arange(7, dtype=np.int32) % 4, rtol=1e-4, atol=1e-4)
 
 
+def test_a_write_keeps_what_other_frames_read() -> None:
+    @lw.program
+    def ones(total, i):  # `zeros` is the same in every frame, so it is not on a stack
+        if i == 0:
+            return total
+        zeros = jnp.zeros(4)
+        total = ones(total, i - 1)
+        return total + zeros.at[i].set(1.0)
+
+    @lw.program
+    def firsts(x, i):  # `x` is handed on as it is
+        if i == 0:
+            return x.at[0].set(5.0)
+        return firsts(x, i - 1) + x
+
+    n = np.arange(4, dtype=np.int32)
+    totals, x = np.zeros((4, 4), np.float32), np.arange(16, dtype=np.float32).reshape(4, 4)
+    expected = np.tril(np.ones((4, 4)), 0) * (n > 0)
+    np.testing.assert_array_equal(lw.vmap(ones, carrier="native")(totals, n), expected)
+    expected = x * (n + 1)[:, None] + np.array([[5, 0, 0, 0]]) - np.eye(1, 4) * x
+    np.testing.assert_array_equal(lw.vmap(firsts, carrier="native")(x, n), expected)
+
+
 def test_swaps_and_transpositions_store_all_at_once() -> None:
     def turn(x, y, n):
         for _ in range(n):

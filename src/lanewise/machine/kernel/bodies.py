@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lanewise._jax import Atom, Literal, Var
-from lanewise.blocks.analysis import constant_variables, writes_in_order
+from lanewise.blocks.analysis import constant_variables, shared_by_frames, writes_in_order
 from lanewise.blocks.form import Block, Branch, Call, Fail, Return, TailCall, terminator_atoms
 from lanewise.errors import Outcome
 from lanewise.machine.kernel import dtypes
@@ -58,6 +58,7 @@ class Bodies:
         self.loads: list[tuple[Any, Any]] = []
         self.stacks: dict[Var, str] = {}
         self.shared: dict[Var, Stored] = {}
+        self.read_by_frames = shared_by_frames(linked.program, linked.storage)
         self.frame_bytes = 0
 
     # -- declarations ----------------------------------------------------------------------------------
@@ -211,8 +212,9 @@ class Bodies:
         atoms = [assigned.get(var, var) for var in kept]
         given = terminator_atoms(block.terminator)
         scope = Scope(uses_of(block.eqns, [*atoms, *given]), dict(self.places))
-        # A place may be written over if its old value is not wanted after the block.
-        scope.owned |= {var for var in self.places if var not in alive or var in set(kept)}
+        # A place may be written over if its old value is wanted neither after the block nor by another frame.
+        over = {var for var in self.places if var not in alive or var in set(kept)}
+        scope.owned |= over - self.read_by_frames
         for var, atom in zip(kept, atoms, strict=True):
             place = self.places[var]
             if isinstance(atom, Var) and isinstance(place, Stored) and not place.constant:
