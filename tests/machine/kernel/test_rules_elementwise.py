@@ -114,6 +114,36 @@ def test_functions(dtype: str) -> None:
         check(cases)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_zeros_keep_their_order(dtype: str) -> None:
+    """-0 is below 0, whichever comes first, and a NaN is the answer on either side."""
+    x = np.array([[0.0, -0.0, 0.0, -0.0, np.nan, 1.0, np.inf, -np.inf]])
+    y = np.array([[-0.0, 0.0, 0.0, -0.0, 1.0, np.nan, np.nan, -0.0]])
+
+    def signs(a: Any) -> Any:
+        return a, jnp.signbit(a)
+
+    def extremes(x: Any, y: Any) -> Any:
+        both = jnp.stack([x, y])
+        return [
+            signs(found)
+            for found in (
+                lax.max(x, y),
+                lax.min(x, y),
+                lax.clamp(x, y, jnp.full_like(x, 2)),
+                lax.clamp(jnp.full_like(x, -2), y, x),
+                both.max(0),
+                both.min(0),
+                lax.cummax(both),
+                lax.cummin(both),
+            )
+        ]
+
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(np.repeat(a, 3, 0)).astype(dtype) for a in (x, y)]
+        check([Case(f"{dtype} extremes", extremes, tuple(arrays), 0)])
+
+
 def test_neighbours() -> None:
     with jax.enable_x64(True):
         check(

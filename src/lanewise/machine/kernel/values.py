@@ -14,6 +14,7 @@ and by stores at the end of a block) when no value that is still wanted has it a
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ NO_ROOTS: Roots = frozenset()
 
 
 @dataclass(frozen=True)
-class Value:
+class Value(ABC):
     """An array known by its elements."""
 
     shape: tuple[int, ...]
@@ -49,9 +50,9 @@ class Value:
         """How many operations one element takes."""
         return 0
 
+    @abstractmethod
     def at(self, indices: Sequence[Index]) -> str:
         """The element at these indices."""
-        raise NotImplementedError
 
     def flat(self, index: Index) -> str:
         """The element at this row-major position."""
@@ -77,7 +78,22 @@ class Scalar(Value):
 
 
 @dataclass(frozen=True)
-class Stored(Value):
+class _InMemory(Value):
+    """Elements that lie in memory one after the other, in row-major order."""
+
+    @property
+    def linear(self) -> bool:
+        return True
+
+    def at(self, indices: Sequence[Index]) -> str:
+        return self.flat(ravel(self.shape, indices))
+
+    @abstractmethod
+    def flat(self, index: Index) -> str: ...
+
+
+@dataclass(frozen=True)
+class Stored(_InMemory):
     """Elements in memory, row-major: a local array, a lane's part of the scratch memory, an operand read in place.
 
     `constant`: nothing ever writes there.
@@ -90,19 +106,12 @@ class Stored(Value):
     def roots(self) -> Roots:
         return NO_ROOTS if self.constant else frozenset((self.name,))
 
-    @property
-    def linear(self) -> bool:
-        return True
-
-    def at(self, indices: Sequence[Index]) -> str:
-        return self.flat(ravel(self.shape, indices))
-
     def flat(self, index: Index) -> str:
         return f"{self.name}[{index}]"
 
 
 @dataclass(frozen=True)
-class Part(Value):
+class Part(_InMemory):
     """Consecutive elements of memory that holds more than this value: a frame's slot, a row that a loop writes."""
 
     name: str = ""
@@ -111,13 +120,6 @@ class Part(Value):
     @property
     def roots(self) -> Roots:
         return frozenset((self.name,))
-
-    @property
-    def linear(self) -> bool:
-        return True
-
-    def at(self, indices: Sequence[Index]) -> str:
-        return self.flat(ravel(self.shape, indices))
 
     def flat(self, index: Index) -> str:
         return f"{self.name}[{plus(self.offset, index)}]"

@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from lanewise.machine.kernel.prelude import helpers
 
+
+def _turned(name: str) -> str:
+    """A circular function by the hyperbolic one: f(z) = -i fh(iz)."""
+    return f"""
+LW_FUNCTION complex64 lw_complex_{name}(complex64 z) {{
+  complex64 turned = lw_complex_{name}h(complex64(-z.im, z.re));
+  return complex64(turned.im, -turned.re);
+}}"""
+
+
 helpers(
     {
         "complex64": r"""
@@ -110,18 +120,10 @@ LW_FUNCTION complex64 lw_complex_tanh(complex64 z) {
   float32 high = sqrtf(1.0f + low * low), below = 1.0f + size * low * low;
   return complex64(size * high * low / below, slope / below);
 }""",
-        "lw_complex_sin": r"""
-LW_FUNCTION complex64 lw_complex_sin(complex64 z) {
-  complex64 turned = lw_complex_sinh(complex64(-z.im, z.re));
-  return complex64(turned.im, -turned.re);
-}""",
+        "lw_complex_sin": _turned("sin"),
         "lw_complex_cos": r"""
 LW_FUNCTION complex64 lw_complex_cos(complex64 z) { return lw_complex_cosh(complex64(-z.im, z.re)); }""",
-        "lw_complex_tan": r"""
-LW_FUNCTION complex64 lw_complex_tan(complex64 z) {
-  complex64 turned = lw_complex_tanh(complex64(-z.im, z.re));
-  return complex64(turned.im, -turned.re);
-}""",
+        "lw_complex_tan": _turned("tan"),
         "lw_complex_asinh": r"""
 // Kahan's forms: the two square roots never cancel.
 LW_FUNCTION complex64 lw_complex_asinh(complex64 z) {
@@ -131,11 +133,7 @@ LW_FUNCTION complex64 lw_complex_asinh(complex64 z) {
   float32 size = up.re * down.re - up.im * down.im;
   return complex64(asinhf(real), atan2f(z.im, size));
 }""",
-        "lw_complex_asin": r"""
-LW_FUNCTION complex64 lw_complex_asin(complex64 z) {
-  complex64 turned = lw_complex_asinh(complex64(-z.im, z.re));
-  return complex64(turned.im, -turned.re);
-}""",
+        "lw_complex_asin": _turned("asin"),
         "lw_complex_acos": r"""
 LW_FUNCTION complex64 lw_complex_acos(complex64 z) {
   complex64 less = lw_complex_sqrt(complex64(1.0f - z.re, -z.im));
@@ -155,11 +153,7 @@ LW_FUNCTION complex64 lw_complex_atanh(complex64 z) {
   float32 real = 0.25f * log1pf(4.0f * size / (less * less + height));
   return complex64(copysignf(real, z.re), 0.5f * atan2f(2.0f * z.im, less * (1.0f + size) - height));
 }""",
-        "lw_complex_atan": r"""
-LW_FUNCTION complex64 lw_complex_atan(complex64 z) {
-  complex64 turned = lw_complex_atanh(complex64(-z.im, z.re));
-  return complex64(turned.im, -turned.re);
-}""",
+        "lw_complex_atan": _turned("atan"),
         "lw_complex_logistic": r"""
 LW_FUNCTION complex64 lw_complex_logistic(complex64 z) {
   return complex64(1.0f, 0.0f) / (complex64(1.0f, 0.0f) + lw_complex_exp(-z));

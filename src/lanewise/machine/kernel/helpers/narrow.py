@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from lanewise.machine.kernel.prelude import helpers
 
+
+def _struct(name: str, narrow: str, wide: str) -> str:
+    """A 16-bit float that computes in `float32`: the function that narrows to it, and its bits as a `float32`."""
+    return f"""
+struct {name} {{
+  uint16 bits;
+  {name}() = default;
+  LW_MEMBER explicit {name}(float64 value) : bits({narrow}(lw_round_to_odd(value))) {{}}
+  template <class T> LW_MEMBER explicit {name}(T value) : bits({narrow}((float32)value)) {{}}
+  LW_MEMBER operator float32() const {{ return {wide}; }}
+}};"""
+
+
 helpers(
     {
         "lw_half_to_float": r"""
@@ -51,21 +64,9 @@ LW_FUNCTION float32 lw_round_to_odd(float64 value) {
   bool larger = (near < 0 ? -(float64)near : (float64)near) > (value < 0 ? -value : value);
   return lw_bits<float32>(larger ? bits - 1u : bits + 1u);
 }""",
-        "float16": r"""
-struct float16 {
-  uint16 bits;
-  float16() = default;
-  LW_MEMBER explicit float16(float64 value) : bits(lw_float_to_half(lw_round_to_odd(value))) {}
-  template <class T> LW_MEMBER explicit float16(T value) : bits(lw_float_to_half((float32)value)) {}
-  LW_MEMBER operator float32() const { return lw_half_to_float(bits); }
-};""",
-        "bfloat16": r"""
-struct bfloat16 {
-  uint16 bits;
-  bfloat16() = default;
-  LW_MEMBER explicit bfloat16(float64 value) : bits(lw_float_to_bfloat(lw_round_to_odd(value))) {}
-  template <class T> LW_MEMBER explicit bfloat16(T value) : bits(lw_float_to_bfloat((float32)value)) {}
-  LW_MEMBER operator float32() const { return lw_bits<float32>((uint32)bits << 16); }
-};""",
+        "float16": _struct("float16", "lw_float_to_half", "lw_half_to_float(bits)"),
+        "bfloat16": _struct(
+            "bfloat16", "lw_float_to_bfloat", "lw_bits<float32>((uint32)bits << 16)"
+        ),
     }
 )

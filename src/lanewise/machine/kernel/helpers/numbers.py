@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from lanewise.machine.kernel.prelude import helpers
 
+
+def _extremum(name: str, better: str, signs: str) -> str:
+    """The larger or the smaller: a NaN on either side is the answer, and -0 is below 0."""
+    both = "lw_bits<uint{0}>(a) {1} lw_bits<uint{0}>(b)"
+    floats = "".join(
+        f"""
+LW_FUNCTION float{bits} lw_{name}(float{bits} a, float{bits} b) {{
+  const float{bits} equal = lw_bits<float{bits}>({both.format(bits, signs)});
+  return a == b ? equal : a {better} b || a != a ? a : b;
+}}"""
+        for bits in (32, 64)
+    )
+    return f"""
+template <class T> LW_FUNCTION T lw_{name}(T a, T b) {{ return a {better} b ? a : b; }}{floats}"""
+
+
 helpers(
     {
         "lw_unsigned": r"""
@@ -58,11 +74,8 @@ template <int log, class T> LW_FUNCTION T lw_div_power(T a) {
 template <int log, class T> LW_FUNCTION T lw_rem_power(T a) {
   return lw_sub(a, lw_mul(lw_div_power<log>(a), T(T(1) << log)));
 }""",
-        "lw_max": r"""
-// A NaN on either side is the answer.
-template <class T> LW_FUNCTION T lw_max(T a, T b) { return a > b || a != a ? a : b; }""",
-        "lw_min": r"""
-template <class T> LW_FUNCTION T lw_min(T a, T b) { return a < b || a != a ? a : b; }""",
+        "lw_max": _extremum("max", ">", "&"),
+        "lw_min": _extremum("min", "<", "|"),
         "lw_clamp": r"""
 template <class T> LW_FUNCTION T lw_clamp(T low, T a, T high) { return lw_min(lw_max(a, low), high); }""",
         "lw_sign": r"""

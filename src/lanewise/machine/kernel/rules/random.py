@@ -8,6 +8,7 @@ counter makes which word.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.prelude import helpers
 from lanewise.machine.kernel.rules import Unsupported, rule
 from lanewise.machine.kernel.rules.shape import rename
-from lanewise.machine.kernel.values import Index, plus, ravel, times
+from lanewise.machine.kernel.values import Index, Value, plus, ravel, times
 from lanewise.machine.kernel.writer import Writer
 
 helpers(
@@ -157,22 +158,18 @@ def random_seed(w: Writer, eqn: JaxprEqn) -> None:
 
 @rule("random_wrap")
 def random_wrap(w: Writer, eqn: JaxprEqn) -> None:
-    words, (out,) = w.value(eqn.invars[0]), eqn.outvars
-
-    def element(indices: tuple[Index, ...]) -> str:
-        return f"key2{{{{{words.at((*indices, 0))}, {words.at((*indices, 1))}}}}}"
-
-    rename(w, out, w.view(out.aval.shape, out.aval.dtype, element, words))
+    _seen_as(w, eqn, lambda words, i: f"key2{{{{{words.at((*i, 0))}, {words.at((*i, 1))}}}}}")
 
 
 @rule("random_unwrap")
 def random_unwrap(w: Writer, eqn: JaxprEqn) -> None:
-    keys, (out,) = w.value(eqn.invars[0]), eqn.outvars
+    _seen_as(w, eqn, lambda keys, i: f"{keys.at(i[:-1])}.word[{i[-1]}]")
 
-    def element(indices: tuple[Index, ...]) -> str:
-        return f"{keys.at(indices[:-1])}.word[{indices[-1]}]"
 
-    rename(w, out, w.view(out.aval.shape, out.aval.dtype, element, keys))
+def _seen_as(w: Writer, eqn: JaxprEqn, element: Callable[[Value, tuple[Index, ...]], str]) -> None:
+    """Keys seen as words, or words as keys."""
+    value, (out,) = w.value(eqn.invars[0]), eqn.outvars
+    rename(w, out, w.view(out.aval.shape, out.aval.dtype, lambda i: element(value, i), value))
 
 
 @rule("random_clone")
