@@ -21,7 +21,7 @@ from lanewise.blocks.analysis import writes_in_order
 from lanewise.blocks.form import Block, Call, Return, TailCall, reads
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
-from lanewise.machine.state import State
+from lanewise.machine.state import State, storage_struct
 from lanewise.machine.together import lookups
 
 FEWEST_LANES = 16
@@ -29,10 +29,12 @@ FEWEST_LANES = 16
 MOVE_OPERATIONS = 32.0
 # What a tile must be worth, in lane operations: many times what it costs to start one.
 TILE_OPERATIONS = {"cpu": 2e6, "gpu": 1e9}
-# A block is cut into tiles if that leaves at least this many for all lanes, and into no more than the most: choosing
-# the lanes of a tile looks at all lanes.
+# And for each lane of the machine: choosing the lanes of a tile looks at all of them.
+CHOICE_OPERATIONS = 1e4
+# What a tile's lanes keep should stay in a core's cache: with twice as much a matrix product took twice as long a lane.
+MOST_TILE_BYTES = 2 << 20
+# A block is cut into tiles if that leaves at least this many for all lanes.
 FEWEST_TILES = 4
-MOST_TILES = 16
 
 
 def tile_width(linked: Linked, pc: int, lanes: int) -> int | None:
@@ -43,9 +45,12 @@ def tile_width(linked: Linked, pc: int, lanes: int) -> int | None:
     operations = linked.costs[pc].operations
     if operations <= move_operations(linked, block):
         return None
-    worth = TILE_OPERATIONS.get(jax.default_backend(), TILE_OPERATIONS["gpu"])
+    least = TILE_OPERATIONS.get(jax.default_backend(), TILE_OPERATIONS["gpu"])
+    worth = max(least, CHOICE_OPERATIONS * lanes)
+    most = MOST_TILE_BYTES if jax.default_backend() == "cpu" else math.inf
+    kept = _touched_bytes(linked, block)
     width = FEWEST_LANES
-    while width * operations < worth or width * MOST_TILES < lanes:
+    while width * operations < worth and (width * operations < least or 2 * width * kept <= most):
         width *= 2
     return width if width * FEWEST_TILES <= lanes else None
 
@@ -71,6 +76,11 @@ def _written(linked: Linked, block: Block) -> set[Var]:
 
 def _touched(linked: Linked, block: Block) -> set[Var]:
     return (set(reads(block)) & set(linked.registers)) | _written(linked, block)
+
+
+def _touched_bytes(linked: Linked, block: Block) -> int:
+    structs = map(storage_struct, _touched(linked, block))
+    return sum(math.prod(struct.shape) * struct.dtype.itemsize for struct in structs)
 
 
 def run_tiles(advance: Advance, state: State, pc: int, width: int, run: Any) -> State:
