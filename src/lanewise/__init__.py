@@ -7,7 +7,8 @@ from lanewise import errors
 from lanewise import linearize as _linearize
 from lanewise.decorator import ProgramFunction, lift, program
 from lanewise.errors import LaneError, LanewiseError, Outcome, ProgramError
-from lanewise.gradient import grad, value_and_grad
+from lanewise.fixed_point import fixed_point
+from lanewise.gradient import check_grads, grad, value_and_grad
 from lanewise.inspect import Inspection, inspect
 from lanewise.outcomes import Failure, Outcomes, Stats
 from lanewise.program import Program
@@ -31,7 +32,9 @@ __all__ = [
     "ProgramFunction",
     "Stats",
     "arrays",
+    "check_grads",
     "errors",
+    "fixed_point",
     "grad",
     "inspect",
     "lift",

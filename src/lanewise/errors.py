@@ -79,6 +79,10 @@ class OperatorError(LanewiseError, TypeError):
     """What an array operator was given to combine elements with does not fit the elements."""
 
 
+class GradientError(LanewiseError, AssertionError):
+    """Derivatives that `lanewise.check_grads` found to disagree."""
+
+
 class InternalError(LanewiseError, AssertionError):
     """Lanewise broke one of its own rules."""
 

@@ -1,4 +1,4 @@
-"""`lanewise.grad` and `lanewise.value_and_grad`: JAX's, with a say in what is saved."""
+"""`lanewise.grad` and `lanewise.value_and_grad`: JAX's, with a say in what is saved; and a check of gradients."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lanewise.decorator import ProgramFunction, lift
-from lanewise.errors import OptionError
+from lanewise.errors import GradientError, OptionError
 
 
 def grad(
@@ -54,6 +55,55 @@ def value_and_grad(
     [0.75, 0.125]
     """
     return jax.value_and_grad(_program(fun, "value_and_grad", options), argnums, has_aux)
+
+
+def check_grads(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    order: int = 1,
+    modes: Sequence[str] = ("fwd", "rev"),
+    atol: float | None = None,
+    rtol: float | None = None,
+    eps: float | None = None,
+    **options: Any,
+) -> None:
+    """Raise `GradientError` unless a program's derivatives agree with each other and with finite differences.
+
+    Forward mode is compared with finite differences, and reverse mode with both, in a random direction, by
+    `jax.test_util.check_grads`; `order=2` checks derivatives of derivatives too. Arguments without derivatives
+    (integers, bools, keys) stay as they are. In float32 finite differences are rough: give `atol` and `rtol`, or arrays of
+    float64 under `jax.enable_x64`. Options are those of `grad`.
+
+    >>> import lanewise as lw
+    >>> check_grads(lambda x, n: lw.grad(lambda y: y**3)(x) * n, (2.0, 3), rtol=1e-2)
+    """
+    from jax.test_util import check_grads as check
+
+    if not isinstance(args, tuple | list):
+        raise OptionError(f"check_grads takes the arguments as a tuple; got {type(args).__name__}.")
+    unknown = set(modes) - {"fwd", "rev"}
+    if unknown or not modes:
+        raise OptionError(f'modes={modes!r} must be one or both of "fwd" and "rev".')
+    program = _program(fun, "check_grads", options)
+    leaves, tree = jax.tree.flatten(tuple(args))
+    moving = [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in leaves]
+    if not any(moving):
+        raise OptionError(
+            "check_grads needs an argument with derivatives: floats or complex numbers."
+        )
+
+    def of_moving(*moved: Any) -> list[Any]:
+        given = iter(moved)
+        values = [next(given) if flag else x for x, flag in zip(leaves, moving, strict=True)]
+        outs = jax.tree.leaves(program(*jax.tree.unflatten(tree, values)))
+        return [x for x in outs if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+
+    given = tuple(x for x, flag in zip(leaves, moving, strict=True) if flag)
+    try:
+        check(of_moving, given, order, tuple(modes), atol, rtol, eps)
+    except AssertionError as error:
+        raise GradientError(f"derivatives of `{program.__name__}` disagree: {error}") from error
 
 
 def _program(fun: Callable[..., Any], name: str, options: dict[str, Any]) -> ProgramFunction:

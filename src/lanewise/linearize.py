@@ -9,7 +9,9 @@ An operand that lanes share has one adjoint, the sum over the lanes.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +25,11 @@ from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.bind import push_forward, with_axes
 from lanewise.errors import Outcome, TransformError
-from lanewise.machine.execute import Mapped, answer_axes
+from lanewise.blocks.flatten import operand_avals
+from lanewise.blocks.inside import tests_many
+from lanewise.machine.execute import Mapped, answer_axes, execute, plan
 from lanewise.options import Options
-from lanewise.program import Program, program_p, throw_p
+from lanewise.program import Function, Program, program_p, throw_p
 
 # A tape of unknown length has room for so many records inside `jit`, unless told otherwise.
 RECORDS_INSIDE_JIT = 1024
@@ -47,6 +51,13 @@ def _linearize(
     """JAX's rule: answers, which of their tangents are not zero, residuals, and the linear map of those."""
     from lanewise.diff.vjp import WithConstants
 
+    if lanes and not (options.stats or program.gives_outcomes(options)):
+        whole = _whole_batch(program, lanes, mapped, options, _jax.default_platform())
+        if whole is not None:
+            alone = ((),) * len(primals)
+            return _linearize(
+                nonzero, *primals, program=whole, lanes=(), mapped=alone, options=options
+            )
     moving = tuple(
         flag and _jax.has_tangent(_jax.aval_of(x)) for flag, x in zip(nonzero, primals, strict=True)
     )
@@ -93,6 +104,43 @@ def _linearize(
 
 
 _jax.on_linearize(program_p, _linearize)
+
+
+@functools.lru_cache(maxsize=512)
+def _whole_batch(
+    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, platform: str
+) -> Program | None:
+    """A program in which no lanes diverge, for all lanes at once: a program of one lane.
+
+    Its gradient sums over lanes inside its matrix products, where a program for each lane would give each an adjoint of
+    all that they share.
+    """
+    if math.prod(lanes) == 0 or not plan(program, lanes, mapped, options, platform).plain:
+        return None
+    axes = [itertools.compress(lanes, has) for has in mapped]
+    avals = [
+        _jax.shaped((*sizes, *aval.shape), aval.dtype, aval.weak_type)
+        for sizes, aval in zip(axes, operand_avals(program), strict=True)
+    ]
+
+    def run(*operands: Any) -> list[Any]:
+        return execute(
+            *operands,
+            program=program,
+            lanes=lanes,
+            mapped=mapped,
+            options=options.updated(schedule="plain"),
+        )
+
+    traced = _jax.trace(run, avals)
+    if traced.captures or _diverges(traced.jaxpr):
+        return None
+    return Program({program.entry: Function(program.entry, traced.jaxpr)}, program.entry)
+
+
+def _diverges(jaxpr: _jax.Jaxpr) -> bool:
+    """Whether a loop goes on while any of its lanes does."""
+    return any(tests_many(eqn) or any(map(_diverges, _jax.subjaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
 def _with_constants(constants: Sequence[Any], mapped: Mapped, lanes: tuple[int, ...]) -> Mapped:
@@ -163,7 +211,10 @@ class _Derivative:
     def places(self) -> tuple[list[int], list[int]]:
         captured = self.program.num_captures
         moved = sum(self.moving[:captured])
-        primals = [*range(captured), *(captured + moved + i for i in range(len(self.moving) - captured))]
+        primals = [
+            *range(captured),
+            *(captured + moved + i for i in range(len(self.moving) - captured)),
+        ]
         tangents = [i for i in range(len(self.moving) + sum(self.moving)) if i not in primals]
         return primals, tangents
 
@@ -172,9 +223,7 @@ class _Derivative:
         return sum(_jax.has_tangent(aval) for aval in self.program.out_avals)
 
 
-def _known_part(
-    unknown: Sequence[bool], program: Program, mapped: Mapped, **params: Any
-) -> Any:
+def _known_part(unknown: Sequence[bool], program: Program, mapped: Mapped, **params: Any) -> Any:
     """Of a forward derivative by unknown tangents: the program itself, which is known."""
     if program.derivative_of is None:
         return None
@@ -221,7 +270,9 @@ def _transpose_program(
         moving=moving,
         lanes=lanes,
         mapped=own_mapped,
-        saved_mapped=answer_axes(gradient.forward.program, all_mapped, options, lanes)[num_answers:],
+        saved_mapped=answer_axes(gradient.forward.program, all_mapped, options, lanes)[
+            num_answers:
+        ],
         tangents_mapped=tuple(mapped[i] for i in at_tangents),
         options=options.updated(stats=False, max_steps=None),
     )

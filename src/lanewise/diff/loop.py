@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from lanewise import _jax
+from lanewise.blocks.inside import tests_many, with_one_test
 from lanewise.diff.activity import moving_carry
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import next_kept, read, write
@@ -64,6 +65,8 @@ def _parts(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> _While:
 def _while(
     eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
 ) -> Swept:
+    if tests_many(eqn):
+        return _as_one_test(eqn, operands, moving, scope)
     loop = _parts(eqn, operands)
     carry_moving = moving_carry(eqn, moving, scope.captures_move)
     threads = scope.adjoints is not None and bool(calls(loop.body))
@@ -93,6 +96,20 @@ def _while(
         return [*start[:num_test], *spread(ct_consts, consts_moving), *ct_init]
 
     return Swept(outs, carry_moving, pull, threads)
+
+
+def _as_one_test(
+    eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+) -> Swept:
+    """A loop under an inner `jax.vmap`, with a test for each element."""
+    traced = with_one_test(eqn)
+    held = len(traced.captures)
+    swept = sweep(traced.jaxpr, [*traced.captures, *operands], [*[False] * held, *moving], scope)
+
+    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+        return swept.pull(cts, [*[None] * held, *start])[held:]
+
+    return Swept(swept.outs, swept.moving, pull, swept.threads)
 
 
 # -- a few states -----------------------------------------------------------------------------------
