@@ -32,6 +32,7 @@ def always_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of any size are worth it."""
     monkeypatch.setattr(compact, "TILE_OPERATIONS", {"cpu": 0.0, "gpu": 0.0})
     monkeypatch.setattr(compact, "CHOICE_OPERATIONS", 0.0)
+    monkeypatch.setattr(compact, "AGREEMENT_OPERATIONS", 0.0)
     monkeypatch.setattr(compact, "FEWEST_LANES", 4)
 
 

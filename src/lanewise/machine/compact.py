@@ -29,8 +29,9 @@ FEWEST_LANES = 16
 MOVE_OPERATIONS = 32.0
 # What a tile must be worth, in lane operations: many times what it costs to start one.
 TILE_OPERATIONS = {"cpu": 2e6, "gpu": 1e9}
-# And for each lane of the machine: choosing the lanes of a tile looks at all of them.
-CHOICE_OPERATIONS = 1e4
+# And for each lane of the machine: choosing the lanes of a tile looks at all of them, and for longer if they must agree.
+CHOICE_OPERATIONS = 4e3
+AGREEMENT_OPERATIONS = 1e4
 # What a tile's lanes keep should stay in a core's cache: with twice as much a matrix product took twice as long a lane.
 MOST_TILE_BYTES = 2 << 20
 # A block is cut into tiles if that leaves at least this many for all lanes.
@@ -46,7 +47,8 @@ def tile_width(linked: Linked, pc: int, lanes: int) -> int | None:
     if operations <= move_operations(linked, block):
         return None
     least = TILE_OPERATIONS.get(jax.default_backend(), TILE_OPERATIONS["gpu"])
-    worth = max(least, CHOICE_OPERATIONS * lanes)
+    agree = lookups(block, set(linked.uniforms).__contains__)
+    worth = max(least, (AGREEMENT_OPERATIONS if agree else CHOICE_OPERATIONS) * lanes)
     most = MOST_TILE_BYTES if jax.default_backend() == "cpu" else math.inf
     kept = _touched_bytes(linked, block)
     width = FEWEST_LANES
