@@ -76,7 +76,7 @@ def check_derivatives(
         gradient = jax.grad(theirs)
         first, second = jax.jvp(gradient, (smooth,), (direction,))
         each = jax.lax.map(gradient, two)
-        return first, _inner(first, direction), second, second, each, each
+        return first, inner(first, direction), second, second, each, each
 
     @jax.jit
     def found(smooth: Any, direction: Any, two: Any) -> Any:
@@ -85,7 +85,7 @@ def check_derivatives(
             gradient(smooth),
             jax.jvp(ours, (smooth,), (direction,))[1],
             jax.jvp(gradient, (smooth,), (direction,))[1],
-            jax.grad(lambda x: _inner(gradient(x), direction))(smooth),
+            jax.grad(lambda x: inner(gradient(x), direction))(smooth),
             jax.vmap(gradient)(two),
             jax.grad(lambda x: jnp.sum(jax.vmap(ours)(x)))(two),
         )
@@ -117,7 +117,7 @@ def check_against_differences(fun: Callable[..., Any], *args: Any, step: float =
             return scalar(jax.tree.map(lambda x, d: x + t * d, smooth, direction))
 
         forward = jax.jvp(scalar, (smooth,), (direction,))[1]
-        reverse = _inner(jax.grad(scalar)(smooth), direction)
+        reverse = inner(jax.grad(scalar)(smooth), direction)
         return forward, reverse, (at(step) - at(-step)) / (2 * step)
 
     forward, reverse, expected = slopes(smooth, direction)
@@ -125,6 +125,6 @@ def check_against_differences(fun: Callable[..., Any], *args: Any, step: float =
     assert_same(reverse, expected, 1e-6)
 
 
-def _inner(a: Any, b: Any) -> Any:
+def inner(a: Any, b: Any) -> Any:
     """The real inner product by which JAX's gradients give slopes (complex ones are conjugated)."""
     return sum(jnp.sum(jnp.real(x * y)) for x, y in zip(a, b, strict=True))

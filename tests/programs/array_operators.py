@@ -13,8 +13,8 @@ from programs.case import Case, floats, inputs, ints, normals
 @lw.program
 def dominant_vector(matrix, tolerance):
     """Each step is a map of reductions; lanes need different numbers of steps."""
-    v = jnp.ones(4)
-    change = jnp.float32(1.0)
+    v = jnp.ones(4, matrix.dtype)
+    change = jnp.ones((), matrix.dtype)
     steps = 0
     while change > tolerance and steps < 60:
         w = lw.arrays.map(lambda row: lw.arrays.reduce(jnp.add, row * v), matrix)
@@ -35,7 +35,8 @@ def dominant_vector_lax(matrix, tolerance):
     def goes_on(state):
         return (state[1] > tolerance) & (state[2] < 60)
 
-    v, _, steps = lax.while_loop(goes_on, step, (jnp.ones(4), jnp.float32(1.0), 0))
+    one = jnp.ones((), matrix.dtype)
+    v, _, steps = lax.while_loop(goes_on, step, (jnp.ones(4, matrix.dtype), one, 0))
     return v, steps
 
 
@@ -121,7 +122,7 @@ def radix_sort_lax(x, bits):
 def best_stretch(x, pieces):
     """The largest sum of neighbours, by recursion over pieces and a reduction of quadruples within."""
     if pieces <= 0:
-        return jnp.float32(-1e9)
+        return jnp.full((), -1e9, x.dtype)
     _, _, _, best = lw.arrays.reduce(joined, (x, x, x, x))
     rest = best_stretch(x[::-1] * 0.5 - 0.1, pieces - 1)
     return jnp.maximum(best, rest)

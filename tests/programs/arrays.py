@@ -173,8 +173,8 @@ def histogram_lax(values, upper):
 @lw.program
 def damped_history(x, drag, steps):
     """A trajectory written step by step; what is not reached stays zero."""
-    history = jnp.zeros((10, 2), jnp.float32)
-    v = jnp.float32(1.0)
+    history = jnp.zeros((10, 2), x.dtype)
+    v = jnp.ones_like(x)
     for t in range(jnp.minimum(steps, 10)):
         v = v - 0.1 * (x + drag * v)
         x = x + 0.1 * v
@@ -191,7 +191,7 @@ def damped_history_lax(x, drag, steps):
         kept = jnp.where(live, jnp.stack([new_x, new_v]), 0.0)
         return (jnp.where(live, new_x, x), jnp.where(live, new_v, v)), kept
 
-    return lax.scan(body, (x, jnp.float32(1.0)), jnp.arange(10))[1]
+    return lax.scan(body, (x, jnp.ones_like(x)), jnp.arange(10))[1]
 
 
 @lw.program
@@ -212,7 +212,7 @@ def running_records(matrix):
 @lw.program
 def enumerate_and_zip(x, y):
     """Pairs of static length are unrolled; what happens to each is decided by data."""
-    total = jnp.float32(0.0)
+    total = jnp.zeros((), x.dtype)
     for i, (a, b) in enumerate(zip(x, y, strict=True)):
         if a > b:
             total += (i + 1) * (a - b)
@@ -246,7 +246,7 @@ def row_reduce(matrix):
 def sliding_windows(x, width):
     """Dynamic slices, and a vectorized inner function over an ordinary axis."""
     squares = jax.vmap(lambda v: v * v + 1.0)(x)
-    best = jnp.float32(0.0)
+    best = jnp.zeros((), x.dtype)
     start = 0
     while start + width <= x.shape[0]:
         window = lax.dynamic_slice(squares, (start,), (3,))

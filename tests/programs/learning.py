@@ -114,7 +114,7 @@ def tree_network(mix, embedding, words, left, right, node):
 @lw.program
 def adaptive_steps(weights, x):
     """Adaptive computation: halting weights accumulate until they exceed one."""
-    halted = jnp.float32(0.0)
+    halted = jnp.zeros((), x.dtype)
     output = jnp.zeros_like(x)
     rounds = jnp.int32(0)
     while halted < 0.95 and rounds < 8:
@@ -133,7 +133,7 @@ def adaptive_steps_lax(weights, x):
         p = jnp.minimum(jax.nn.sigmoid(2.0 * x[0]), 1.0 - halted)
         return x, output + p * x, halted + p, rounds + 1
 
-    start = (x, jnp.zeros_like(x), jnp.float32(0.0), jnp.int32(0))
+    start = (x, jnp.zeros_like(x), jnp.zeros((), x.dtype), jnp.int32(0))
     state = lax.while_loop(lambda s: (s[2] < 0.95) & (s[3] < 8), body, start)
     return state[1], state[3]
 

@@ -213,8 +213,8 @@ def _van_der_pol(stiffness, y):
 @lw.program
 def runge_kutta_45(stiffness, y, end):
     """Fehlberg's pair with step control: rejected steps are tried again, smaller."""
-    t = jnp.float32(0.0)
-    h = jnp.float32(0.1)
+    t = jnp.zeros_like(end)
+    h = jnp.full_like(end, 0.1)
     accepted = jnp.int32(0)
     while t < end and accepted < 200:
         h = jnp.minimum(h, end - t)

@@ -197,7 +197,7 @@ def closures(x, n):
         return weights[i % 4]
 
     bump = lambda v: v + pick(n)  # noqa: E731
-    total = jnp.float32(0.0)
+    total = jnp.zeros_like(x)
     for i in range(n):
         total = bump(total) if pick(i) > 0.0 else total + 1.0
     return total

@@ -226,7 +226,8 @@ class Fold(NamedTuple):
 def fold_tree(values, left, right, node):
     """A pytree comes back from each call. Children are indices into arrays; -1 is no child."""
     if node < 0:
-        return Fold(jnp.float32(0.0), jnp.float32(jnp.inf), jnp.int32(0))
+        zero = jnp.zeros((), values.dtype)
+        return Fold(zero, zero + jnp.inf, jnp.int32(0))
     a = fold_tree(values, left, right, left[node])
     b = fold_tree(values, left, right, right[node])
     return Fold(
@@ -273,8 +274,8 @@ def tree_walk(values, left, right):
     stack = jnp.full(values.shape[0] + 1, -1, jnp.int32)
     top = jnp.int32(0)
     node = jnp.int32(0)
-    weight = jnp.float32(1.0)
-    total = jnp.float32(0.0)
+    weight = jnp.ones((), values.dtype)
+    total = jnp.zeros((), values.dtype)
     while node >= 0 or top > 0:
         while node >= 0:
             stack = stack.at[top].set(node)
