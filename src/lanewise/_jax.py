@@ -414,7 +414,7 @@ def on_partial_evaluation(primitive: Primitive, known_part: Callable[..., Any]) 
 
     `known_part` tells, from which are unknown and the parameters, what can be computed all the same: the numbers of the
     operands of that, how many of the first results it gives, how many unknown ones follow those, and its parameters. The
-    results after these are known too. The whole is computed again later, with what was unknown. `None`: nothing is known.
+    results after these are known too, and kept. The unknown ones are computed later. `None`: nothing is known.
     """
 
     def registered(
@@ -422,7 +422,9 @@ def on_partial_evaluation(primitive: Primitive, known_part: Callable[..., Any]) 
     ) -> Any:
         del saveable
         kept = [
-            a for a, has in zip(eqn.invars, instantiated, strict=True) if isinstance(a, Var) and not has
+            a
+            for a, has in zip(eqn.invars, instantiated, strict=True)
+            if isinstance(a, Var) and not has
         ]
         found = known_part(unknown, **eqn.params)
         everything = [True] * len(eqn.outvars)
@@ -435,7 +437,14 @@ def on_partial_evaluation(primitive: Primitive, known_part: Callable[..., Any]) 
         )
         rest = len(eqn.outvars) - first - moved
         unknown_outs = [*[False] * first, *[True] * moved, *[False] * rest]
-        return known, eqn, unknown_outs, everything, kept
+        # What is known is not taken from the second time: to a transposition all of that is linear in the unknown.
+        staged = eqn.replace(
+            outvars=[
+                v if flag else new_var(v.aval)
+                for v, flag in zip(eqn.outvars, unknown_outs, strict=True)
+            ]
+        )
+        return known, staged, unknown_outs, unknown_outs, kept
 
     _pe.partial_eval_jaxpr_custom_rules[primitive] = cast(Any, registered)
 
