@@ -29,7 +29,7 @@ FEWEST_LANES = 16
 MOVE_OPERATIONS = 32.0
 # What a tile must be worth, in lane operations: many times what it costs to start one.
 TILE_OPERATIONS = {"cpu": 2e6, "gpu": 1e9}
-# And for each lane of the machine: choosing the lanes of a tile looks at all of them, and for longer if they must agree.
+# And for each lane of the machine: choosing the lanes of a tile looks at all of them, longer if they must agree.
 CHOICE_OPERATIONS = 4e3
 AGREEMENT_OPERATIONS = 1e4
 # What a tile's lanes keep should stay in a core's cache: with twice as much a matrix product took twice as long a lane.
