@@ -31,7 +31,7 @@ from lanewise.blocks.update import masked_update, update_chain
 from lanewise.errors import Outcome
 from lanewise.machine.link import Linked, ReturnPoint
 from lanewise.machine.state import State, loaded, stored
-from lanewise.machine.together import FEWEST_GROUPS, index_for, lookups, needed_for
+from lanewise.machine.together import FEWEST_GROUPS, index_for, lookups, needed_for, same_value
 
 # For an equation (by its id): the indices it reads at, by variable, where they are the same for all lanes.
 Shared = Mapping[int, Mapping[Any, Any]]
@@ -108,6 +108,10 @@ class Advance:
         own = self._compute(state, part, wanted, [False] * len(wanted), (), mask, {})
         chosen: dict[Var, Any] = {}
         for var, indices in zip(wanted, own, strict=True):
+            twin = next((other for other in chosen if same_value(block.eqns, var, other)), None)
+            if twin is not None:
+                chosen[var] = chosen[twin]
+                continue
             parts = []
             for column in indices.reshape(self.lanes, -1).T:
                 index = index_for(column, mask, enough)

@@ -28,7 +28,7 @@ FEWEST_LANES = 16
 # What an element costs to take out of a row and put back, in operations.
 MOVE_OPERATIONS = 32.0
 # What a tile must be worth, in lane operations: many times what it costs to start one.
-TILE_OPERATIONS = {"cpu": 2e6, "gpu": 1e9}
+TILE_OPERATIONS = {"cpu": 2e6, "gpu": 3e10}
 # And for each lane of the machine: choosing the lanes of a tile looks at all of them, longer if they must agree.
 CHOICE_OPERATIONS = 4e3
 AGREEMENT_OPERATIONS = 1e4
@@ -41,7 +41,7 @@ FEWEST_TILES = 4
 def tile_width(linked: Linked, pc: int, lanes: int) -> int | None:
     """How many lanes a tile of this block has; None where it is better run at full width."""
     block = linked.order[pc]
-    if not isinstance(block, Block) or not _can_be_packed(linked, block):
+    if not isinstance(block, Block) or not can_be_packed(linked, pc):
         return None
     operations = linked.costs[pc].operations
     if operations <= move_operations(linked, block):
@@ -62,8 +62,11 @@ def move_operations(linked: Linked, block: Block) -> float:
     return MOVE_OPERATIONS * sum(math.prod(var.aval.shape) for var in _touched(linked, block))
 
 
-def _can_be_packed(linked: Linked, block: Block) -> bool:
-    """Whether it leaves the stacks alone, whose rows are frames."""
+def can_be_packed(linked: Linked, pc: int) -> bool:
+    """Whether a block leaves the stacks alone, whose rows are frames."""
+    block = linked.order[pc]
+    if not isinstance(block, Block):
+        return False
     leaves_frame = isinstance(block.terminator, Return) and linked.has_calls
     return not isinstance(block.terminator, Call) and not leaves_frame
 
@@ -111,6 +114,14 @@ def run_tiles(advance: Advance, state: State, pc: int, width: int, run: Any) -> 
     left = jnp.where(run, here, 0)
     tile, _ = next_tile(state)
     return lax.while_loop(lambda carry: carry[0] > 0, turn, (left, tile, state))[2]
+
+
+def run_one_tile(advance: Advance, state: State, pc: int, width: int) -> State:
+    """Run a block for the first lanes that are at it and agree, at most `width` of them."""
+    block = advance.linked.order[pc]
+    assert isinstance(block, Block)
+    together, _ = advance.agreeing(state, block, state.pc == pc, width)
+    return _run_tile(advance, advance.with_lanes(width), state, pc, first_lanes(together, width))
 
 
 def first_lanes(mask: Any, width: int) -> Any:

@@ -21,7 +21,7 @@ from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn
 from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
-from lanewise.errors import OptionError, Outcome
+from lanewise.errors import OptionError
 from lanewise.machine.choose import (
     ONE_LANE_CARRIERS,
     Plan,
@@ -32,9 +32,11 @@ from lanewise.machine.choose import (
 from lanewise.machine.link import Linked
 from lanewise.machine.local import run_local
 from lanewise.machine.refill import Refill, flow_grown, num_dear
+from lanewise.machine.rerun import GROWTH, Rerun
 from lanewise.machine.sample import take_sample
+from lanewise.machine.shrink import run_shrinking, widths_for
 from lanewise.machine.state import State, grown, initial_state, storage_struct
-from lanewise.machine.ticks import answers, run_ticks, statistics
+from lanewise.machine.ticks import answers, statistics
 from lanewise.options import DEPTH_INSIDE_JIT, Options
 from lanewise.outcomes import counts
 from lanewise.program import Program
@@ -42,7 +44,6 @@ from lanewise.program import Program
 Mapped = tuple[tuple[bool, ...], ...]
 
 FIRST_DEPTH = 32
-GROWTH = 4
 # Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
 DEEPEST = 1 << 20
 MOST_STACK_BYTES = 4 << 30
@@ -218,29 +219,6 @@ def most_depth(linked: Linked, lanes: int, options: Options) -> int:
     return max(FIRST_DEPTH, min(DEEPEST, MOST_STACK_BYTES // max((frame + 4) * lanes, 1)))
 
 
-class _Rerun:
-    """Lanes by themselves, with stacks of a size they are compiled for: if one was full, all run again with more.
-
-    The size is remembered, so that later calls run once. A kernel's state is not kept: resuming it would cost every
-    lane its registers' way to memory and back.
-    """
-
-    def __init__(self, run: Callable[..., list[Any]], codes: int, first: int, most: int) -> None:
-        self.run = jax.jit(run, static_argnames="capacity")
-        self.codes, self.capacity, self.most = codes, first, most
-
-    def run_growing(self, operands: Sequence[Any]) -> list[Any]:
-        while True:
-            out = self.run(*operands, capacity=self.capacity)
-            if self.capacity >= self.most or not self._full(out[self.codes]):
-                return out
-            self.capacity = min(self.capacity * GROWTH, self.most)
-
-    def _full(self, codes: Any) -> bool:
-        # Read as they are, not reduced before: `throw` reads them too, and an array is brought to the host once.
-        return bool((np.asarray(codes) == int(Outcome.STACK_OVERFLOW)).any())
-
-
 def _compiled(
     program: Program,
     lanes: tuple[int, ...],
@@ -248,7 +226,7 @@ def _compiled(
     options: Options,
     platform: str,
     chosen: Plan,
-) -> _Whole | _Growing | _Rerun:
+) -> _Whole | _Growing | Rerun:
     if chosen.carrier in ONE_LANE_CARRIERS:
         one_by_one = functools.partial(
             _one_by_one,
@@ -270,7 +248,23 @@ def _compiled(
         linked = blocks_for(program, varying, options, expand)
         most = most_depth(linked, cores() if on_cpu else 1, options)
         first = min(most, DEEP if on_cpu else FIRST_DEPTH)
-        return _Rerun(one_by_one, len(program.out_avals), first, most)
+
+        def part(*operands: Any, rows: Any, capacity: int) -> list[Any]:
+            flat, flags = _lanes_first(operands, lanes, mapped)
+            taken = [x[rows] if varies else x for x, varies in zip(flat, flags, strict=True)]
+            return one_by_one(
+                *taken,
+                lanes=rows.shape,
+                mapped=tuple((varies,) for varies in flags),
+                capacity=capacity,
+            )
+
+        # Statistics are of one run, and what is the same for all lanes of an axis belongs to none of them.
+        apart = not options.stats and all(
+            all(axes) for axes in answer_axes(program, mapped, options, lanes)
+        )
+        codes = len(program.out_avals)
+        return Rerun(one_by_one, part if apart else None, codes, first, most)
     linked = chosen.linked
     if chosen.plain or linked is None or not linked.has_calls:
         return _Whole(
@@ -331,7 +325,8 @@ def _phases(
 
     def run(state: State, *operands: Any) -> State:
         del operands
-        return run_ticks(linked, state, width, options, chosen.schedule)
+        widths = widths_for(linked, width, chosen.schedule)
+        return run_shrinking(linked, state, options, chosen.schedule, widths)
 
     def finish(state: State) -> list[Any]:
         values, code, site = answers(linked, state)
@@ -398,8 +393,12 @@ def _shaped(
     """Answers with their lane axes apart again, then what else is wanted."""
     values, code, site, stats = ran
     out = []
-    for value, axes in zip(values, answer_axes(program, mapped, options, lanes), strict=True):
+    axes_of = answer_axes(program, mapped, options, lanes)
+    for value, axes, aval in zip(values, axes_of, program.out_avals, strict=True):
         apart = value.reshape(*lanes, *value.shape[1:])
+        if aval.weak_type:
+            # Kernels know nothing of weak types.
+            apart = _jax.convert_to_aval(apart, aval)
         # All entries along an axis that the answer does not depend on are the same.
         out.append(apart[tuple(slice(None) if has else 0 for has in axes)])
     if program.gives_outcomes(options):

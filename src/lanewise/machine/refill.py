@@ -234,13 +234,13 @@ class Refill:
         def load(flow: Flow, takes: Any, number: Any) -> Flow:
             lane = lane_of[jnp.clip(number, 0, lanes - 1)]
             return flow.with_(
-                machine=_with_lanes(flow.machine, takes, _lanes_of(wide, lane)),
+                machine=_with_lanes(flow.machine, takes, lanes_of(wide, lane)),
                 example=jnp.where(takes, example[lane], flow.example),
             )
 
         dear = num_dear(self.linked, width, self.schedule)
         number = jnp.arange(width, dtype=jnp.int32)
-        empty = _lanes_of(wide, number).with_(
+        empty = lanes_of(wide, number).with_(
             pc=jnp.full((width,), self.linked.halt, jnp.int32),
             waited=jnp.zeros((dear,), wide.waited.dtype),
             spent=jnp.zeros((dear,), wide.spent.dtype),
@@ -256,7 +256,7 @@ class Refill:
         left = wide.with_(pc=jnp.where(taken, self.linked.halt, wide.pc))
         whole = narrow.machine
         return narrow.with_(
-            machine=_put_lanes(left, back, whole).with_(
+            machine=put_lanes(left, back, whole).with_(
                 uniforms=whole.uniforms,
                 deepest=whole.deepest,
                 ticks=whole.ticks,
@@ -326,14 +326,14 @@ def refill_ticks(linked: Linked, lanes: int, schedule: str) -> float:
     return (block_operations() + lanes * once) / tick
 
 
-def _lanes_of(state: State, lanes: Any) -> State:
+def lanes_of(state: State, lanes: Any) -> State:
     """A state with these lanes of another."""
     first = {name: _map(lambda x: x[lanes], getattr(state, name)) for name in _LANES_FIRST}
     second = {name: _map(lambda x: x[:, lanes], getattr(state, name)) for name in _LANES_SECOND}
     return state.with_(**first, **second)
 
 
-def _put_lanes(state: State, lanes: Any, rows: State) -> State:
+def put_lanes(state: State, lanes: Any, rows: State) -> State:
     """A state with `rows` at these lanes; beyond the last lane, a row is dropped."""
     first = {
         name: _map(
@@ -357,7 +357,7 @@ def _put_lanes(state: State, lanes: Any, rows: State) -> State:
 def _with_lanes(state: State, takes: Any, rows: State) -> State:
     """A state with `rows` for the lanes of `takes`."""
     lanes = takes.shape[0]
-    return _put_lanes(state, jnp.where(takes, jnp.arange(lanes), lanes), rows)
+    return put_lanes(state, jnp.where(takes, jnp.arange(lanes), lanes), rows)
 
 
 def _map(change: Callable[..., Any], *trees: Any) -> Any:

@@ -11,6 +11,9 @@ all. So the block runs when the waiting, summed over lanes and ticks, has cost w
 weighted by lanes. With lanes arriving at a steady rate this waits `sqrt(2 K c)` ticks, where lanes come by every `K`
 ticks and a run costs `c` ticks, which is where the cost of waiting and the cost of running half-empty balance. When no
 block would run, the dear block with the most lanes runs at once.
+
+On a GPU a guard costs more, and dear blocks that lanes cannot go round without have none, or one for all of them: see
+`around.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from jax import lax
 
 from lanewise.blocks.cost import holds_while
 from lanewise.machine.advance import Advance
-from lanewise.machine.compact import run_tiles, tile_width
+from lanewise.machine.around import around
+from lanewise.machine.compact import can_be_packed, run_one_tile, run_tiles, tile_width
 from lanewise.machine.link import Linked
 from lanewise.machine.state import State, running
 from lanewise.one_function import as_one_function
@@ -34,9 +38,13 @@ Tick = Callable[[State], State]
 
 # What a `cond` costs, in lane operations: below it a block is run for whoever is there. A GPU does far more work in
 # the time the host takes to read a predicate.
-GUARD_OPERATIONS = {"cpu": 100_000, "gpu": 20_000_000}
+GUARD_OPERATIONS = {"cpu": 100_000, "gpu": 300_000_000}
 # The fixed cost of any block, in the same unit.
 BLOCK_OPERATIONS = {"cpu": 2_000, "gpu": 100_000_000}
+# The lanes that gather at the fullest of several alternatives, over those at each if all were as full.
+CROWDED = 1.0
+# Alternatives that together cost no more than so many ticks all run in each: lanes then need fewer ticks.
+FREE_TICKS = 3
 # And of a tick: deciding what runs.
 TICK_OPERATIONS = {"cpu": 10_000, "gpu": 3_000_000_000}
 
@@ -81,6 +89,17 @@ def sweep(advance: Advance) -> Tick:
     )
     if not dear:
         return lambda state: _sweep_all(advance, state)
+    if guards_are_dear():
+        always, one_of = around(linked, dear)
+        if always:
+            dear = tuple(pc for pc in dear if pc not in always)
+        all_of_them = lanes * sum(linked.costs[pc].operations for pc in one_of)
+        if one_of and all_of_them <= FREE_TICKS * _here(TICK_OPERATIONS):
+            dear = tuple(pc for pc in dear if pc not in one_of)
+        elif one_of and all(can_be_packed(linked, pc) for pc in one_of):
+            return lambda state: _sweep_alternatives(advance, state, sorted(one_of))
+        if not dear:
+            return lambda state: _sweep_all(advance, state)
     places = jnp.asarray(dear, jnp.int32)
     tiles = [tile_width(linked, pc, lanes) or lanes for pc in dear]
     widths = jnp.asarray(tiles, jnp.int32)
@@ -102,8 +121,13 @@ def sweep(advance: Advance) -> Tick:
         return [jnp.where(run, 0, waited + here), jnp.where(run, price, 0.0), *run]
 
     def tick(state: State) -> State:
-        waited, spent, *run = as_one_function(decide, state.pc, state.waited, state.spent)
-        state = state.with_(waited=waited, spent=spent)
+        # A state has room for the account of every dear block, with a guard or without.
+        account = state.waited[: len(dear)], state.spent[: len(dear)]
+        waited, spent, *run = as_one_function(decide, state.pc, *account)
+        state = state.with_(
+            waited=lax.dynamic_update_slice(state.waited, waited, (0,)),
+            spent=lax.dynamic_update_slice(state.spent, spent, (0,)),
+        )
         for pc in swept_blocks(linked):
             if pc not in dear:
                 state = advance.run(state, pc)
@@ -130,6 +154,27 @@ def _when(flag: Any, run: Callable[[State], State], state: State) -> State:
         lambda carry: carry[0], lambda carry: (jnp.array(False), run(carry[1])), (flag, state)
     )
     return state
+
+
+def _sweep_alternatives(advance: Advance, state: State, alternatives: list[int]) -> State:
+    """All other blocks, and in the place of the last of these the one with the most lanes, for a tile of them."""
+    places = jnp.asarray(alternatives, jnp.int32)
+    width = min(advance.lanes, int(advance.lanes * CROWDED / len(alternatives)) + 1)
+    for pc in swept_blocks(advance.linked):
+        if pc not in alternatives:
+            state = advance.run(state, pc)
+        elif pc == alternatives[-1]:
+            here = (state.pc[:, None] == places).sum(0, dtype=jnp.int32)
+            runs = [
+                functools.partial(run_one_tile, advance, pc=i, width=width) for i in alternatives
+            ]
+            state = lax.switch(jnp.argmax(here), runs, state)
+    return state
+
+
+def guards_are_dear() -> bool:
+    """Whether the host reads a predicate before it goes on: anywhere but on a CPU."""
+    return jax.default_backend() != "cpu"
 
 
 def _sweep_all(advance: Advance, state: State) -> State:

@@ -41,7 +41,7 @@ class Pause(NamedTuple):
 
 def run_ticks(linked: Linked, state: State, lanes: int, options: Options, schedule: str) -> State:
     """Tick until no lane can go on: all have ended, or wait for room on their stacks."""
-    state, tick = _begin(linked, state, lanes, options, schedule)
+    state, tick = begin(linked, state, lanes, options, schedule)
     return lax.while_loop(lambda state: any_running(state, linked), tick, state)
 
 
@@ -49,7 +49,7 @@ def run_until(
     linked: Linked, state: State, lanes: int, options: Options, schedule: str, pause: Pause
 ) -> tuple[State, Any]:
     """Tick until no lane can go on or a pause is due; gives what idle lanes have waited, and the ticks, as well."""
-    state, tick = _begin(linked, state, lanes, options, schedule)
+    state, tick = begin(linked, state, lanes, options, schedule)
 
     def account(pc: Any, spent: Any) -> list[Any]:
         busy = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.int32).astype(jnp.float32)
@@ -70,10 +70,16 @@ def run_until(
     return state, spent
 
 
-def _begin(
-    linked: Linked, state: State, lanes: int, options: Options, schedule: str
+def begin(
+    linked: Linked,
+    state: State,
+    lanes: int,
+    options: Options,
+    schedule: str,
+    *,
+    entered: bool = False,
 ) -> tuple[State, Tick]:
-    """The state after what comes before the first tick, and what a tick does."""
+    """The state after what comes before the first tick (unless lanes have `entered`), and what a tick does."""
     counting = options.stats
     advance = Advance(
         linked,
@@ -91,7 +97,7 @@ def _begin(
         room = jnp.stack([busy, jnp.float32(lanes)])
         return tick(state.with_(ticks=state.ticks + 1, counters=state.counters.at[-2:].add(room)))
 
-    if schedule == "sweep" and linked.entered_once is not None:
+    if schedule == "sweep" and linked.entered_once is not None and not entered:
         state = advance.run(state, linked.entered_once)
     return state, counted
 

@@ -12,11 +12,12 @@ count up and who is behind may catch up with others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.form import Block
@@ -90,6 +91,29 @@ def index_for(column: Any, mask: Any, enough: int) -> Any:
     held = ((bucket[:, None] == jnp.arange(BUCKETS, dtype=column.dtype)) & mask[:, None]).sum(0)
     fullest = mask & ((bucket == jnp.argmax(held)) | (held.max() < enough))
     return jnp.where(fullest, column, largest).min(initial=largest)
+
+
+def same_value(eqns: Sequence[JaxprEqn], first: Atom, second: Atom) -> bool:
+    """Whether two variables have the same value for sure: equations that say the same lead to them."""
+    made_by = {var: eqn for eqn in eqns for var in eqn.outvars}
+
+    def same(first: Atom, second: Atom) -> bool:
+        if first is second:
+            return True
+        if isinstance(first, Literal) and isinstance(second, Literal):
+            return first.aval == second.aval and np.array_equal(first.val, second.val)
+        one, other = (made_by.get(a) if isinstance(a, Var) else None for a in (first, second))
+        return (
+            one is not None
+            and other is not None
+            and not one.effects
+            and one.primitive is other.primitive
+            and one.params == other.params
+            and len(one.outvars) == len(other.outvars) == 1
+            and all(map(same, one.invars, other.invars))
+        )
+
+    return same(first, second)
 
 
 def needed_for(block: Block, wanted: tuple[Var, ...]) -> tuple[JaxprEqn, ...]:

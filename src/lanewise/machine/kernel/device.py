@@ -2,9 +2,9 @@
 
 XLA hands us the device buffers that it has for operands and results, and the stream it runs them on; a kernel launched
 there is one more operation of the computation. `launch.py` does this without Python; where there is no C++ compiler to
-make that of, Python does it (`buffer_callback`), which takes longer. The grid is as large as the device can hold at once and
-no larger: threads take the next example when they have ended one. What a kernel needs beside its operands (scratch
-memory, the counter) are results that nobody reads, so XLA allocates them.
+make that of, Python does it (`buffer_callback`), which takes longer. The grid is as large as the device can hold at
+once and no larger: threads take the next example when they have ended one. What a kernel needs beside its operands
+(scratch memory, the counter) are results that nobody reads, so XLA allocates them.
 
 Machine code is kept (see `kept.py`) under its source and what it was compiled for and by.
 """

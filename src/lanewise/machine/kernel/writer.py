@@ -36,10 +36,11 @@ from lanewise.machine.kernel.values import (
     View,
 )
 
-# Loops of at most this many iterations are unrolled, so that the arrays they index can live in registers. On a CPU
-# longer ones may become vector code; on a GPU they would take so many registers that few lanes run at a time.
-UNROLLED = 8
-UNROLLED_ON_HOST = 16
+# Loops of at most this many iterations are unrolled, so that the arrays they index can live in registers. Longer ones
+# are the compiler's to decide about; but CUDA's would unroll many turns, and run out of registers.
+UNROLLED = 16
+# Those of more iterations than this are many.
+MANY = 48
 # Operands of at most this many elements are brought to the lane when it takes its example.
 NEAR = 64
 # Loops inside unrolled loops are unrolled only if that makes at most this many copies in all.
@@ -50,20 +51,14 @@ FUSED = 24
 INLINE_CONSTANT = 64
 
 
-def unroll(turns: int) -> str:
-    """The line before a loop: whether it is unrolled."""
-    if turns > UNROLLED_ON_HOST:
-        return "LW_UNROLL_LONG"
-    return "LW_UNROLL" if turns <= UNROLLED else "LW_UNROLL_ON_HOST"
-
-
 @dataclass
 class Scope:
     """The values of one piece of code while it is written.
 
     `owned`: variables whose memory this code may write over once nothing wants it any more. `destinations`: where a
     variable's value goes in the end, so that it may be computed there. `current`: the equation being written, with
-    those `ahead` of it, the last one first. `known`: the numbers among the scalars, which need no code.
+    those `ahead` of it, the last one first; `made_by` tells which of those before it made a variable. `known`: the
+    numbers among the scalars, which need no code.
     """
 
     uses: Uses
@@ -73,6 +68,7 @@ class Scope:
     current: JaxprEqn | None = None
     known: Known = field(default_factory=dict)
     ahead: list[JaxprEqn] = field(default_factory=list)
+    made_by: dict[Var, JaxprEqn] = field(default_factory=dict)
 
 
 class Writer:
@@ -110,11 +106,18 @@ class Writer:
         self._next_name += 1
         return f"{prefix}{self._next_name}"
 
+    def unroll(self, turns: int) -> None:
+        """Say how the loop that comes next is unrolled."""
+        if turns <= UNROLLED:
+            self.line("LW_UNROLL")
+        elif turns > MANY:
+            self.line("LW_UNROLL_FOUR")
+
     @contextmanager
     def loops(self, shape: Sequence[int]) -> Iterator[tuple[Index, ...]]:
         """One loop for each axis; gives the indices. Axes of one element need no loop."""
         turns = math.prod(shape)
-        unrolled = turns <= UNROLLED_ON_HOST and turns * self._unrolling <= MOST_UNROLLED
+        unrolled = turns <= UNROLLED and turns * self._unrolling <= MOST_UNROLLED
         indices: list[Index] = []
         opened = 0
         last = max((axis for axis, size in enumerate(shape) if size != 1), default=0)
@@ -125,9 +128,9 @@ class Writer:
             index = self.fresh("i")
             indices.append(index)
             if unrolled:
-                self.line(unroll(turns))
+                self.unroll(turns)
             elif axis == last:
-                self.line(unroll(max(size, UNROLLED_ON_HOST + 1)))
+                self.unroll(max(size, UNROLLED + 1))
             self.line(f"for (int {index} = 0; {index} < {size}; ++{index}) {{")
             self.depth += 1
             opened += 1
@@ -241,6 +244,12 @@ class Writer:
         scope.owned |= {v for v, a in zip(jaxpr.invars, operands, strict=True) if self.dies(a)}
         given = {v: self.known(a) for v, a in zip(jaxpr.invars, operands, strict=True)}
         scope.known.update((v, number) for v, number in given.items() if number is not None)
+        # Under the names it has here, code inside knows what made its operands.
+        scope.made_by.update(
+            (v, self.scope.made_by[a])
+            for v, a in zip(jaxpr.invars, operands, strict=True)
+            if isinstance(a, Var) and a in self.scope.made_by
+        )
         self._code(scope, jaxpr, consts)
         for var, atom in zip(outvars, jaxpr.outvars, strict=False):
             number = value_of(scope.known, atom)
@@ -280,6 +289,7 @@ class Writer:
             self.scope.current = eqn
             if not self._folds(eqn):
                 self._write(eqn)
+            self.scope.made_by.update((var, eqn) for var in eqn.outvars)
 
     def take(self, name: str, atom: Atom) -> Var | None:
         """The answer of an equation ahead that has this primitive and operand, which is then not written; or None."""

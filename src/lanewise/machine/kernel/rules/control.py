@@ -15,7 +15,7 @@ from lanewise.blocks.inside import inside, tests_many, with_one_test
 from lanewise.machine.kernel.rules import Unsupported, rule
 from lanewise.machine.kernel.stores import assign
 from lanewise.machine.kernel.values import Index, Part, Place, Stored, Value, times
-from lanewise.machine.kernel.writer import Writer, unroll
+from lanewise.machine.kernel.writer import Writer
 
 # A loop of known length is unrolled if that makes at most this many equations.
 UNROLLED_EQUATIONS = 256
@@ -127,7 +127,7 @@ def _scan(w: Writer, eqn: JaxprEqn) -> None:
     rooms = [w.room(var.aval.shape, var.aval.dtype) for var in eqn.outvars[num_carry:]]
     turn = w.fresh("i")
     if parts.length * len(body.eqns) <= UNROLLED_EQUATIONS:
-        w.line(unroll(parts.length))
+        w.unroll(parts.length)
     if parts.reverse:
         header = f"for (int {turn} = {parts.length - 1}; {turn} >= 0; --{turn})"
     else:

@@ -17,6 +17,7 @@ from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.helpers import complex as complex_helpers  # noqa: F401
 from lanewise.machine.kernel.helpers import narrow, numbers, special, vector  # noqa: F401
 from lanewise.machine.kernel.rules import Unsupported, rule
+from lanewise.machine.kernel.rules.floors import rounded_down
 from lanewise.machine.kernel.values import Scalar
 from lanewise.machine.kernel.writer import Writer
 
@@ -330,7 +331,10 @@ def _count_bits(w: Writer, eqn: JaxprEqn) -> None:
 
 @rule("select_n")
 def _select(w: Writer, eqn: JaxprEqn) -> None:
-    if len(eqn.invars) == 2:
+    floor = rounded_down(w, eqn)
+    if floor is not None:
+        w.define(eqn.outvars[0], w.let(floor, eqn.outvars[0].aval.dtype))
+    elif len(eqn.invars) == 2:
         _map(w, eqn, lambda which, only: only)
     elif len(eqn.invars) == 3:
         _map(w, eqn, lambda which, first, second: f"({which} ? {second} : {first})")

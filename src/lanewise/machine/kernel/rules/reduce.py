@@ -18,7 +18,7 @@ from lanewise.machine.kernel.prelude import helpers
 from lanewise.machine.kernel.rules import rule
 from lanewise.machine.kernel.rules.shape import number
 from lanewise.machine.kernel.values import Index, Scalar, Value, minus
-from lanewise.machine.kernel.writer import Writer, unroll
+from lanewise.machine.kernel.writer import Writer
 
 helpers(
     {
@@ -129,7 +129,7 @@ def arg_extreme(w: Writer, eqn: JaxprEqn) -> None:
         w.put(best, (), converted(first, value.dtype, plain))
         w.put(room, outer, number(0, out.aval.dtype))
         index = w.fresh("i")
-        w.line(unroll(value.shape[axis]))
+        w.unroll(value.shape[axis])
         with w.block(f"for (int {index} = 1; {index} < {value.shape[axis]}; ++{index})"):
             element = value.at(spread(value.shape, [axis], outer, [index]))
             found = w.let(converted(element, value.dtype, plain), plain).text

@@ -5,7 +5,8 @@ numbers go by real and then imaginary part. Short axes are sorted by rounds of c
 stay in registers; longer ones by merging a permutation bottom-up, so that any number of operands moves once.
 
 `top_k` keeps the best so far in order; a few of them in registers, past which every element goes whether it belongs
-among them or not (a branch that some lane of a warp takes at almost every element costs more). It goes by XLA's total order, where -0 is below 0 and a NaN's sign counts.
+among them or not (a branch that some lane of a warp takes at almost every element costs more). It goes by XLA's total
+order, where -0 is below 0 and a NaN's sign counts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from lanewise.machine.kernel.rules import Unsupported, rule
 from lanewise.machine.kernel.rules.reduce import spread
 from lanewise.machine.kernel.rules.shape import number
 from lanewise.machine.kernel.values import Index, Value
-from lanewise.machine.kernel.writer import Writer, unroll
+from lanewise.machine.kernel.writer import Writer
 
 # Longer axes are merged instead of compared neighbour by neighbour.
 NETWORK = 8
@@ -207,7 +208,7 @@ def top_k(w: Writer, eqn: JaxprEqn) -> None:
             few = [
                 w.local(dtype, count) for dtype in (value.dtype, _rank_dtype(value.dtype), _INT32)
             ]
-            w.line(unroll(value.shape[axis]))
+            w.unroll(value.shape[axis])
             with w.block(f"for (int {index} = 0; {index} < {value.shape[axis]}; ++{index})"):
                 found = w.let(value.at(place(index)), value.dtype).text
                 rank = _rank(found, value.dtype)
