@@ -18,6 +18,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+from lanewise.errors import OptionError
 
 SCHEDULES = ("sweep", "lowest", "most")
 LANES = 5
@@ -34,6 +35,7 @@ class Lifted:
     ]  # library -> (answer, work) function
     arguments: Callable[[], tuple[jax.Array, ...]]
     schedules: tuple[str, ...] = SCHEDULES
+    calls_back: bool = False  # checks that raise on the host, which lanes by themselves cannot
     rtol: float = 1e-4
     atol: float = 1e-5
 
@@ -213,6 +215,7 @@ CASES = (
         "diffrax",
         lambda diffrax: diffrax_solve(diffrax, throw=False),
         lambda: (jnp.array(MU),),
+        calls_back=True,
     ),
     Lifted(
         "diffrax-adaptive-throw",
@@ -220,6 +223,7 @@ CASES = (
         lambda diffrax: diffrax_solve(diffrax, throw=True),
         lambda: (jnp.array(MU),),
         schedules=("sweep",),
+        calls_back=True,
     ),
     Lifted(
         "optimistix-newton",
@@ -233,6 +237,7 @@ CASES = (
         optimistix_bisection,
         lambda: (jnp.array(OFFSETS), jnp.array([-21.0, -20.0, -9.0, -50.0, -300.0])),
         schedules=("sweep",),
+        calls_back=True,
     ),
     Lifted(
         "optimistix-bfgs",
@@ -279,6 +284,25 @@ def test_lifted_equals_vmap(case: Lifted, schedule: str) -> None:
     got, our_work = jax.jit(lw.vmap(fun, schedule=schedule))(*arguments)
     np.testing.assert_array_equal(our_work, work)
     assert_same(got, want, case)
+
+
+CARRIERS: tuple[dict[str, Any], ...] = ({"carrier": "native"}, {"carrier": "auto", "lanes": 2})
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_lanes_by_themselves_equal_vmap(case: Lifted) -> None:
+    """In compiled loops, and as `auto` has it through fewer lanes than examples, outside `jit` too."""
+    library = pytest.importorskip(case.needs)
+    fun, arguments = case.make(library), case.arguments()
+    want, work = jax.jit(jax.vmap(fun))(*arguments)
+    for options in CARRIERS:
+        if case.calls_back and options["carrier"] == "native":
+            with pytest.raises(OptionError, match=r"pure_callback.*_error"):
+                lw.vmap(fun, **options)(*arguments)
+            continue
+        got, our_work = lw.vmap(fun, **options)(*arguments)
+        np.testing.assert_array_equal(our_work, work)
+        assert_same(got, want, case)
 
 
 @pytest.mark.parametrize("case", CASES[:4:3], ids=lambda case: case.name)

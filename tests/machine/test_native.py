@@ -239,3 +239,18 @@ def test_what_cannot_be_carried_is_named() -> None:
 def test_a_schedule_is_refused() -> None:
     with pytest.raises(OptionError, match="has no schedule"):
         lw.vmap(fib, carrier="native", schedule="most")(jnp.arange(3))
+
+
+@pytest.mark.parametrize("carrier", ["native", "ticks", "auto"])
+def test_weak_types_stay(carrier: str) -> None:
+    def weak(n: jax.Array) -> tuple[Any, Any]:
+        return jax.lax.cond(n > 2, lambda: 1.0, lambda: 2.0), jax.lax.while_loop(
+            lambda i: i < n, lambda i: i + 1, 0
+        )
+
+    numbers = jnp.arange(5)
+    expected = jax.vmap(weak)(numbers)
+    for run in (lw.vmap(weak, carrier=carrier), jax.jit(lw.vmap(weak, carrier=carrier))):
+        for ours, theirs in zip(run(numbers), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+            assert (ours.dtype, ours.weak_type) == (theirs.dtype, theirs.weak_type)

@@ -51,7 +51,6 @@ LW_FUNCTION complex64 lw_complex_sign(complex64 z) {
   float32 size = lw_complex_abs(z);
   return size == 0.0f ? z : complex64(z.re / size, z.im / size);
 }""",
-        "lw_complex_square": "LW_FUNCTION complex64 lw_complex_square(complex64 z) { return z * z; }",
         "lw_complex_exp": r"""
 LW_FUNCTION complex64 lw_complex_exp(complex64 z) {
   float32 size = expf(z.re);
