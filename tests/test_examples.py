@@ -1,4 +1,4 @@
-"""Every file in `examples/` runs to its end, and so does the code in the README."""
+"""Every file in `examples/` runs to its end, and so does the code in the README and the docs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 README = ROOT / "README.md"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 def python_blocks(text: str) -> list[str]:
@@ -37,6 +38,16 @@ def test_the_readme_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert blocks, "the README shows no Python"
     file = tmp_path / "readme.py"
     file.write_text("\n".join(blocks))
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(file), run_name="__main__")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_of_the_docs_runs_as_printed(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / f"{page.stem}.py"
+    file.write_text("\n".join(python_blocks(page.read_text())))
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(file), run_name="__main__")
 

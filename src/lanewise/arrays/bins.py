@@ -170,7 +170,8 @@ def _prefixes(values: Any, starts: Any) -> Any:
     def combine(a: Any, b: Any) -> list[Any]:
         return [a[0] | b[0], jnp.where(b[0], b[1], a[1] * b[1])]
 
-    return scan_leaves(combine, [starts, shifted])[1]
+    start = [jnp.zeros((), bool), jnp.ones_like(values[0])]
+    return scan_leaves(combine, [starts, shifted], start)[1]
 
 
 # -- the rest ---------------------------------------------------------------------------------------

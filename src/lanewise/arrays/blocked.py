@@ -1,27 +1,30 @@
 """Reductions and scans by any associative operator, in code whose size hardly depends on the length.
 
-The sequence is cut into blocks of `STEPS` elements. One `lax.scan` of that many steps goes through all blocks side by
-side; what each block amounts to is a shorter sequence, which is treated alike; its prefixes are then combined with
-the partial results of the blocks. That is about two applications of the operator an element, `2 log n / log STEPS`
-loops of a few dozen steps, and one trace of the operator for each. Elements that fill no block join the shorter
-sequence as they are, so nothing is padded and no neutral element is needed.
+A long sequence is cut into blocks. One `lax.scan` goes through all blocks side by side and finds what each amounts
+to; these totals are a shorter sequence, of which the prefixes are found alike; from them, a second loop through all
+blocks side by side finds the prefixes within. That is two applications of the operator an element, two loops of about
+a hundred steps a level, and a million elements make three levels. Elements that fill no block join the totals, so
+that nothing is padded. What a scan starts from is the neutral element, or else its first element: one need not know a
+neutral one.
 
 Derivatives are JAX's own, of this code. The tangent of a scan is a linear recurrence, y'ᵢ = Aᵢ y'ᵢ₋₁ + Bᵢ x'ᵢ with A
-and B the operator's partial derivatives; differentiated block by block it is again one loop over all blocks and a
+and B the operator's partial derivatives; differentiated block by block it is again two loops over all blocks and a
 shorter recurrence, the reverse of which runs backwards, and A and B are applied without ever being written down as
-matrices. That is why operators on arrays of any size need no rule of their own. `jax.checkpoint` makes a step keep
-its state only; what lies inside the operator is computed again on the way back. For `reduce` the same holds: the
-partial results from the left are what the forward loop keeps, the derivative by what comes from the right is what the
-backward loop carries, so both scans of the well-known two-scan rule (Schenck et al. 2022) are there, at a third of
-the passes.
+matrices. That is why operators on arrays of any size need no rule of their own. `jax.checkpoint` makes a step keep its
+state only; what lies inside the operator is computed again on the way back. For `reduce` the same holds: the partial
+results from the left are what the forward loop keeps, the derivative by what comes from the right is what the backward
+loop carries; so both scans of the two-scan rule of Schenck et al. (2022) are there, in half the passes.
 
 Considered: `lax.associative_scan`, which unrolls log n levels of strided slices (its gradient is what takes JAX long to
-compile); Jacobians as k × k matrices in a scan of their own, which cost k² for what costs k here.
+compile); scanning each block first and combining with what came before after, which keeps one more array and took twice
+as long; Jacobians as k × k matrices in a scan of their own, which cost k² for what costs k here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -31,74 +34,122 @@ from jax import lax
 Leaves = list[Any]
 Combine = Callable[[Sequence[Any], Sequence[Any]], Leaves]
 
-# Few steps mean short loops and more levels. On a CPU, a million pairs: 16 and 32 alike, 128 slower.
-STEPS = 32
+# So many elements are combined one after the other.
+_SHORT = 256
+# A longer sequence has as many levels as loops of up to this power of two steps need. On a CPU, a million pairs: loops
+# of 16, 32 and 100 steps take the same time, of 1,000 half as long again; code grows with the levels.
+_STEP_BITS = 7
 
 
-def scan_leaves(combine: Combine, xs: Sequence[Any]) -> Leaves:
-    """Inclusive prefixes along the first axes, which are not empty."""
-    length = xs[0].shape[0]
-    if length <= STEPS:
-        return _in_turn(combine, list(xs))
-    blocks, rest = divmod(length, STEPS)
-    rows, tail = _rows(xs, blocks)
-    partial = _in_turn(_side_by_side(combine), rows)
-    prefixes = scan_leaves(combine, [_joined(p[-1], t, rest) for p, t in zip(partial, tail)])
-    # The first block is done; the others start where the one before ended.
-    before = [p[: blocks - 1] for p in prefixes]
-    along = jax.vmap(_side_by_side(combine), in_axes=(None, 0))
-    others = along(before, [p[:, 1:] for p in partial])
-    return [
-        _joined(_flat(jnp.concatenate([p[:, :1], o], axis=1)), all_[blocks:], rest)
-        for p, o, all_ in zip(partial, others, prefixes)
-    ]
+def scan_leaves(
+    combine: Combine, xs: Sequence[Any], neutral: Sequence[Any] | None = None
+) -> Leaves:
+    """Inclusive prefixes along the first axes, which are not empty. A neutral element to start from saves a copy."""
+    if neutral is not None:
+        return _scan_from(combine, list(neutral), list(xs), list(neutral))
+    rest = _scan_from(combine, [x[0] for x in xs], [x[1:] for x in xs], None)
+    return [written(x, y, 1) for x, y in zip(xs, rest, strict=True)]
+
+
+def _scan_from(combine: Combine, start: Leaves, xs: Leaves, neutral: Leaves | None) -> Leaves:
+    """`start ⊕ x[0] ⊕ ... ⊕ x[i]` for each i."""
+    cut = _cut(xs)
+    if cut is None:
+        return _scanned(combine, start, xs)
+    prefixes = _scan_from(combine, start, cut.totals(combine, neutral), neutral)
+    last = cut.blocks - 1
+    starts = [jnp.concatenate([x[None], p[:last]]) for x, p in zip(start, prefixes, strict=True)]
+    within = _scanned(_side_by_side(combine), starts, cut.rows)
+    return [_put_together(w, p[cut.blocks :]) for w, p in zip(within, prefixes, strict=True)]
 
 
 def reduce_leaves(combine: Combine, xs: Sequence[Any]) -> Leaves:
     """All elements combined in order; there is at least one."""
-    length = xs[0].shape[0]
-    if length <= STEPS:
+    cut = _cut(xs)
+    if cut is None:
         return _folded(combine, list(xs))
-    blocks, rest = divmod(length, STEPS)
-    rows, tail = _rows(xs, blocks)
-    totals = _folded(_side_by_side(combine), rows)
-    return reduce_leaves(combine, [_joined(x, t, rest) for x, t in zip(totals, tail)])
+    return reduce_leaves(combine, cut.totals(combine, None))
 
 
-def _rows(xs: Sequence[Any], blocks: int) -> tuple[Leaves, Leaves]:
-    """The blocks as columns (step, block), and the elements that fill no block."""
-    whole = blocks * STEPS
-    rows = [x[:whole].reshape(blocks, STEPS, *x.shape[1:]).swapaxes(0, 1) for x in xs]
-    return rows, [x[whole:] for x in xs]
+@dataclass(frozen=True)
+class _Cut:
+    """A sequence as blocks, which are columns (step, block), and what fills no block."""
+
+    rows: Leaves
+    tail: Leaves
+    blocks: int
+
+    def totals(self, combine: Combine, neutral: Leaves | None) -> Leaves:
+        """What each block amounts to, and the elements of the tail."""
+        side_by_side = _side_by_side(combine)
+        if neutral is None:
+            found = _folded(side_by_side, self.rows)
+        else:
+            # From the rows as they are: XLA would copy those without the first.
+            start = [jnp.broadcast_to(e, (self.blocks, *e.shape)) for e in neutral]
+            found = _folded_from(side_by_side, start, self.rows)
+        return [jnp.concatenate([x, t]) for x, t in zip(found, self.tail, strict=True)]
 
 
-def _flat(columns: Any) -> Any:
-    return columns.swapaxes(0, 1).reshape(-1, *columns.shape[2:])
+def _cut(xs: Sequence[Any]) -> _Cut | None:
+    """The blocks of a sequence; None for one that is short."""
+    length = xs[0].shape[0]
+    if length <= _SHORT:
+        return None
+    steps = _steps(length)
+    blocks = length // steps
+    end = blocks * steps
+    rows = [x[:end].reshape(blocks, steps, *x.shape[1:]).swapaxes(0, 1) for x in xs]
+    return _Cut(rows, [x[end:] for x in xs], blocks)
 
 
-def _joined(first: Any, rest: Any, length: int) -> Any:
-    return jnp.concatenate([first, rest]) if length else first
+def _steps(length: int) -> int:
+    """How many elements make a block: about an equal share for each level, and no tail if that can be had near it.
+
+    >>> _steps(10**6), _steps(1_000_003)
+    (100, 101)
+    """
+    levels = math.ceil(math.log2(length) / _STEP_BITS)
+    wanted = math.ceil(round(length ** (1 / levels), 6))
+    near = range(wanted - wanted // 4, wanted + wanted // 4)
+    return next((n for n in sorted(near, key=lambda n: abs(n - wanted)) if length % n == 0), wanted)
+
+
+def _put_together(within: Any, tail: Any) -> Any:
+    """The columns of blocks as one sequence again, and the tail."""
+    flat = within.swapaxes(0, 1).reshape(-1, *within.shape[2:])
+    if tail.shape[0] == 0:
+        return flat
+    room = [(0, tail.shape[0], 0), *[(0, 0, 0)] * (flat.ndim - 1)]
+    return written(lax.pad(flat, jnp.zeros((), flat.dtype), room), tail, flat.shape[0])
+
+
+def written(x: Any, part: Any, start: int) -> Any:
+    """`x` with a part of it replaced. Concatenation of short and long arrays takes XLA six times as long."""
+    return lax.dynamic_update_slice_in_dim(x, part, start, axis=0)
 
 
 def _side_by_side(combine: Combine) -> Combine:
     return jax.vmap(lambda a, b: combine(a, b))
 
 
-def _in_turn(combine: Combine, xs: Leaves) -> Leaves:
+def _scanned(combine: Combine, start: Leaves, xs: Leaves) -> Leaves:
     def step(before: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
         after = combine(before, x)
         return after, after
 
-    first = [x[0] for x in xs]
-    _, rest = lax.scan(_keeping_state(step), first, [x[1:] for x in xs])
-    return [jnp.concatenate([x[:1], r]) for x, r in zip(xs, rest)]
+    return lax.scan(_keeping_state(step), start, xs)[1]
 
 
 def _folded(combine: Combine, xs: Leaves) -> Leaves:
+    return _folded_from(combine, [x[0] for x in xs], [x[1:] for x in xs])
+
+
+def _folded_from(combine: Combine, start: Leaves, xs: Leaves) -> Leaves:
     def step(before: Leaves, x: Leaves) -> tuple[Leaves, None]:
         return combine(before, x), None
 
-    return lax.scan(_keeping_state(step), [x[0] for x in xs], [x[1:] for x in xs])[0]
+    return lax.scan(_keeping_state(step), start, xs)[0]
 
 
 def _keeping_state(step: Callable[..., Any]) -> Callable[..., Any]:

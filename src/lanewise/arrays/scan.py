@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise.arrays.blocked import Combine, scan_leaves
+from lanewise.arrays.blocked import Combine, scan_leaves, written
 from lanewise.arrays.operands import elements
 from lanewise.arrays.operators import ADD, KNOWN, Operator, operator_on
 
@@ -54,24 +54,27 @@ def scan(
 def inclusive(op: Operator, leaves: Sequence[Any], reverse: bool) -> list[Any]:
     """Prefixes, or suffixes, of a sequence that is not empty."""
     if op.kinds is None:
-        return _general(op, leaves, reverse)
+        return _general(op, leaves, op.neutral, reverse)
     # Known leaf by leaf: none looks at another.
     return [
         lax.cumsum(x, axis=0, reverse=reverse)
         if kind == ADD
-        else _general(lambda a, b, f=KNOWN[kind].combine: [f(a[0], b[0])], [x], reverse)[0]
-        for kind, x in zip(op.kinds, leaves, strict=True)
+        else _general(lambda a, b, f=KNOWN[kind].combine: [f(a[0], b[0])], [x], [e], reverse)[0]
+        for kind, x, e in zip(op.kinds, leaves, op.neutral or (), strict=True)
     ]
 
 
-def _general(combine: Combine, leaves: Sequence[Any], reverse: bool) -> list[Any]:
+def _general(
+    combine: Combine, leaves: Sequence[Any], neutral: Sequence[Any] | None, reverse: bool
+) -> list[Any]:
     if not reverse:
-        return scan_leaves(combine, leaves)
-    backwards = scan_leaves(lambda a, b: combine(b, a), [jnp.flip(x, axis=0) for x in leaves])
+        return scan_leaves(combine, leaves, neutral)
+    flipped = [jnp.flip(x, axis=0) for x in leaves]
+    backwards = scan_leaves(lambda a, b: combine(b, a), flipped, neutral)
     return [jnp.flip(x, axis=0) for x in backwards]
 
 
 def shifted(first: Any, x: Any, reverse: bool) -> Any:
     """Each element one place on (back, if `reverse`), the neutral one in the place that is left."""
-    parts = [first[None], x[:-1]]
-    return jnp.concatenate([x[1:], parts[0]] if reverse else parts)
+    neutral = jnp.broadcast_to(first, x.shape)
+    return written(neutral, x[1:], 0) if reverse else written(neutral, x[:-1], 1)

@@ -96,7 +96,8 @@ def scan_segments(
         before = [jnp.where(b[0], e, x) for e, x in zip(neutral, a[1:], strict=True)]
         return [a[0] | b[0], *(op(b[1:], before) if flipped else op(before, b[1:]))]
 
-    return scan_leaves(combine, [begins, *leaves])[1:]
+    nothing = jnp.zeros((), bool)
+    return scan_leaves(combine, [begins, *leaves], [nothing, *neutral])[1:]
 
 
 def reduce_segments(
