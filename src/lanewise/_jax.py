@@ -78,6 +78,7 @@ Primitive = _core.Primitive
 Effect = _effects.Effect
 
 no_effects = _core.no_effects
+HOST, DEVICE = _core.MemorySpace.Host, _core.MemorySpace.Device
 select_n_p = jax.lax.select_n_p
 
 # To JAX too, the line that made an equation is the user's, not one of ours.
@@ -131,6 +132,11 @@ def strong(aval: ShapedArray) -> ShapedArray:
 
 def shaped(shape: Sequence[int], dtype: Any, weak_type: bool = False) -> ShapedArray:
     return _core.ShapedArray(tuple(shape), dtype, weak_type=weak_type)
+
+
+def in_memory_of(aval: ShapedArray, like: ShapedArray) -> ShapedArray:
+    """The type, of values in the same memory as another's: the device's, or the host's."""
+    return aval.update(memory_space=like.memory_space)
 
 
 def flat_jaxpr(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
@@ -413,8 +419,8 @@ def on_partial_evaluation(primitive: Primitive, known_part: Callable[..., Any]) 
     """Register what `jax.checkpoint` does at a primitive when some operands are unknown.
 
     `known_part` tells, from which are unknown and the parameters, what can be computed all the same: the numbers of the
-    operands of that, how many of the first results it gives, how many unknown ones follow those, and its parameters. The
-    results after these are known too, and kept. The unknown ones are computed later. `None`: nothing is known.
+    operands of that, how many of the first results it gives, how many unknown ones follow those, and its parameters.
+    The results after these are known too, and kept. The unknown ones are computed later. `None`: nothing is known.
     """
 
     def registered(

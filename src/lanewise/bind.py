@@ -36,7 +36,10 @@ def _program_abstract(
     *operands: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
 ) -> list[Any]:
     answers = [
-        _jax.shaped((*itertools.compress(lanes, axes), *aval.shape), aval.dtype, aval.weak_type)
+        _jax.in_memory_of(
+            _jax.shaped((*itertools.compress(lanes, axes), *aval.shape), aval.dtype, aval.weak_type),
+            aval,
+        )
         for aval, axes in zip(
             program.out_avals, answer_axes(program, mapped, options, lanes), strict=True
         )

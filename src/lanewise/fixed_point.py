@@ -2,10 +2,11 @@
 
 *Unrolled*: through the iterations, like any loop. Exact for what was computed, whatever it is.
 
-*Implicit*: by the implicit function theorem. At x = f(x, p) the tangent solves x' = J x' + f_p p', with J the derivative by
-x, so only the answer counts, nothing is saved, and the cost does not depend on how many iterations it took. It is
-right where the iteration has converged. The linear equation is solved by the same kind of iteration, which converges
-where f does; its transpose, for reverse mode, likewise (`jax.lax.custom_linear_solve`), so derivatives of every order work.
+*Implicit*: by the implicit function theorem. At x = f(x, p) the tangent solves x' = J x' + f_p p', with J the
+derivative by x, so only the answer counts, nothing is saved, and the cost does not depend on how many iterations it
+took. It is right where the iteration has converged. The linear equation is solved by the same kind of iteration, which
+converges where f does; its transpose, for reverse mode, likewise (`jax.lax.custom_linear_solve`), so derivatives of
+every order work.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def fixed_point(
     """The x with x = f(x), found by iterating from `x0` until no entry changes by more than `tolerance`, relatively.
 
     `f` may close over what is differentiated; `x0` may be any pytree of floats. `rule` says how derivatives are taken:
-    "implicit" (at the answer alone) or "unrolled" (through the iterations). After `max_steps` without convergence a lane
-    ends with `Outcome.STEPS_EXHAUSTED`. Other options are those of `lanewise.grad`.
+    "implicit" (at the answer alone) or "unrolled" (through the iterations). After `max_steps` without convergence a
+    lane ends with `Outcome.STEPS_EXHAUSTED`. Other options are those of `lanewise.grad`.
 
     >>> root = lambda a: fixed_point(lambda x: (x + a / x) / 2, a)
     >>> print(f"{root(9.0):.4f} {jax.grad(root)(9.0):.4f} {jax.grad(jax.grad(root))(9.0):.4f}")

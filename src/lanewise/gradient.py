@@ -25,6 +25,8 @@ def grad(
     * `checkpoints`: what loops save for the way back. "all": what each iteration needs. "sqrt": a state for each strip
       of about √n iterations, which is run again. A number: at most so many states, whatever the length. "auto": all for
       a loop of known length, a number for a `while`.
+    * `offload="host"`: what a loop of known length saves lies in the host's memory until the way back reads it, for
+      sequences whose states do not fit the device. For a lone call, or lanes that do not diverge.
     * `tape`: how many iterations, under "all", or calls of a recursion a tape has room for. Outside `jit` tapes grow.
 
     >>> import lanewise as lw
@@ -72,8 +74,8 @@ def check_grads(
 
     Forward mode is compared with finite differences, and reverse mode with both, in a random direction, by
     `jax.test_util.check_grads`; `order=2` checks derivatives of derivatives too. Arguments without derivatives
-    (integers, bools, keys) stay as they are. In float32 finite differences are rough: give `atol` and `rtol`, or arrays of
-    float64 under `jax.enable_x64`. Options are those of `grad`.
+    (integers, bools, keys) stay as they are. In float32 finite differences are rough: give `atol` and `rtol`, or arrays
+    of float64 under `jax.enable_x64`. Options are those of `grad`.
 
     >>> import lanewise as lw
     >>> check_grads(lambda x, n: lw.grad(lambda y: y**3)(x) * n, (2.0, 3), rtol=1e-2)

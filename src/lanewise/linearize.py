@@ -24,9 +24,9 @@ from jax.core import Tracer
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.bind import push_forward, with_axes
-from lanewise.errors import Outcome, TransformError
 from lanewise.blocks.flatten import operand_avals
 from lanewise.blocks.inside import tests_many
+from lanewise.errors import OptionError, Outcome, TransformError
 from lanewise.machine.execute import Mapped, answer_axes, execute, plan
 from lanewise.options import Options
 from lanewise.program import Function, Program, program_p, throw_p
@@ -78,6 +78,9 @@ def _linearize(
         codes = [code, site]
         if not num_rest:
             answers = throw_p.bind(*answers, code, site, sites=(), name=program.name)
+    elif num_rest:
+        # As a loop a tail recursion cannot fail.
+        codes = [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]
     outs = [*answers, *codes[:num_rest], *stats]
     params: dict[str, Any] = {
         "program": program,
@@ -159,10 +162,17 @@ def _run_forward(
     from lanewise.diff.checkpoint import Checkpoints
     from lanewise.diff.vjp import vjp_program
 
+    if options.offload and lanes:
+        raise OptionError(
+            f'offload="host" is for a lone call of `{program.name}`, or lanes that do not diverge; here'
+            f" {math.prod(lanes)} lanes take ways of their own. Leave it out, or set checkpoints to a number,"
+            " which bounds what is saved."
+        )
     inside = any(isinstance(x, Tracer) for x in primals)
     records = options.tape or (RECORDS_INSIDE_JIT if inside else FIRST_RECORDS)
     while True:
-        found = vjp_program(program, moving, Checkpoints(options.checkpoints, records))
+        setting = Checkpoints(options.checkpoints, records, options.offload == "host")
+        found = vjp_program(program, moving, setting)
         forward = found.forward
         outs = program_p.bind(
             *forward.constants,

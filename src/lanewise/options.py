@@ -30,6 +30,7 @@ class Options:
     lanes: int | None = None
     checkpoints: Checkpointing = "auto"
     tape: int | None = None
+    offload: str | None = None
 
     def __post_init__(self) -> None:
         _one_of("schedule", self.schedule, SCHEDULES)
@@ -38,6 +39,8 @@ class Options:
         _positive("max_depth", self.max_depth)
         _positive("lanes", self.lanes)
         _positive("tape", self.tape)
+        if self.offload is not None:
+            _one_of("offload", self.offload, ("host",))
         if isinstance(self.checkpoints, str) or isinstance(self.checkpoints, bool):
             _one_of("checkpoints", self.checkpoints, CHECKPOINTS)
         else:

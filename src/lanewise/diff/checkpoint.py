@@ -1,9 +1,9 @@
 """What a loop saves so that its iterations can be run backwards.
 
 `"all"`: what the reverse of each iteration reads. `"sqrt"`: a state for each strip of about √n iterations; a strip is
-run again, saving all, when its turn comes. A number `k`: at most so many states at a time, whatever the length. `"auto"`:
-all for a loop of known length (a `scan`) unless that is very much, a number for a `while`. What a `while` saves under
-"all" has room for `tape` iterations; under "sqrt" it has slots for twice the root of that.
+run again, saving all, when its turn comes. A number `k`: at most so many states at a time, whatever the length.
+`"auto"`: all for a loop of known length (a `scan`) unless that is very much, a number for a `while`. What a `while`
+saves under "all" has room for `tape` iterations; under "sqrt" it has slots for twice the root of that.
 
 A `scan` knows its length, so strips are cut ahead, and strips of strips where `k` states do not do (`strip`). A `while`
 does not. Its forward sweep keeps states at even distances; when the slots are full, every second one is dropped and the
@@ -34,10 +34,15 @@ MOST_TAPE_BYTES = 2**30
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The setting, as rules ask for it. `records` is how many iterations or frames a tape of unknown length holds."""
+    """The setting, as rules ask for it.
+
+    `records` is how many iterations or frames a tape of unknown length holds. `offload`: what a `scan` saves lies in
+    the host's memory between the sweeps.
+    """
 
     setting: Checkpointing = "auto"
     records: int = 1024
+    offload: bool = False
 
     def strip(self, length: int, tape_bytes: int) -> int:
         """How many iterations are a strip of a loop of known length; 0 to save all.

@@ -1,10 +1,11 @@
 """Loops whose state is an array that is read and then written at a place: the write is put off to the next iteration.
 
-`u = a[i]; a = a.at[i].set(v)` needs the old array for `u` and the new one for the next iteration. XLA writes in place only
-if nothing reads the old array after the write, and it will not see that where it copies the read into each place that
-uses `u`: then it copies the whole array in each iteration, and a loop over the array costs its square. (The reverse of a
-write is of this kind: it reads the adjoint at the place, and clears it.) So each iteration begins with the write of the
-one before it, and the last write is made after the loop. Every read then sees the array that the iteration goes on with.
+`u = a[i]; a = a.at[i].set(v)` needs the old array for `u` and the new one for the next iteration. XLA writes in place
+only if nothing reads the old array after the write, and it will not see that where it copies the read into each place
+that uses `u`: then it copies the whole array in each iteration, and a loop over the array costs its square. (The
+reverse of a write is of this kind: it reads the adjoint at the place, and clears it.) So each iteration begins with the
+write of the one before it, and the last write is made after the loop. Every read then sees the array that the iteration
+goes on with.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Delayed:
 
 
 def delayed(jaxpr: _jax.Jaxpr, carried: Sequence[tuple[int, int]]) -> Delayed:
-    """Put off writes to what is carried from one iteration to the next: inputs, by number, and the results that follow."""
+    """Put off writes to what is carried: pairs of an input and the result it is in the next iteration, by number."""
     made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     readers: dict[_jax.Var, list[_jax.JaxprEqn | None]] = {}
     for eqn in jaxpr.eqns:
@@ -104,6 +105,7 @@ def delayed(jaxpr: _jax.Jaxpr, carried: Sequence[tuple[int, int]]) -> Delayed:
         eqn = None if isinstance(out, _jax.Literal) else made.get(out)
         if eqn is None or eqn.primitive.name not in _WRITES or eqn.invars[0] is not var:
             continue
+        out = eqn.outvars[0]
         others = [reader for reader in readers[var] if reader is not eqn]
         once = readers[out] == [None] and readers[var].count(eqn) == 1
         large = math.prod(var.aval.shape) >= FEWEST_ELEMENTS

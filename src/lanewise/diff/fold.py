@@ -28,8 +28,10 @@ def folded(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
     reads.update(a for a in jaxpr.outvars if not isinstance(a, _jax.Literal))
 
     def only_read_here(atom: _jax.Atom, names: Sequence[str]) -> _jax.JaxprEqn | None:
-        eqn = None if isinstance(atom, _jax.Literal) else made.get(atom)
-        return eqn if eqn and eqn.primitive.name in names and reads[atom] == 1 else None
+        if isinstance(atom, _jax.Literal) or reads[atom] != 1:
+            return None
+        eqn = made.get(atom)
+        return eqn if eqn and eqn.primitive.name in names else None
 
     def terms(eqn: _jax.JaxprEqn) -> list[_jax.Atom]:
         """What a sum of sums adds."""

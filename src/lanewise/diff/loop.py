@@ -25,8 +25,8 @@ from lanewise.blocks.inside import tests_many, with_one_test
 from lanewise.diff.activity import moving_carry
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import next_kept, read, write
-from lanewise.diff.fold import folded
 from lanewise.diff.delay import delayed
+from lanewise.diff.fold import folded
 from lanewise.diff.piece import Step, piece
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for

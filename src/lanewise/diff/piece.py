@@ -3,8 +3,8 @@
 Loops, branches and functions all need the same of the code they hold: code for the forward sweep, which also gives what
 is saved, and code for the reverse sweep. `piece` traces a piece's two sweeps together and splits them.
 
-Tapes of recursion are threaded: the forward code takes them and gives them on, and so does the reverse code. To the trace
-these are two different sets of values, as between the two sweeps of one piece others run.
+Tapes of recursion are threaded: the forward code takes them and gives them on, and so does the reverse code. To the
+trace these are two different sets of values, as between the two sweeps of one piece others run.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Piece:
     """The two sweeps of a piece of code.
 
     `forward(args, tapes)` gives results, tapes and what is saved; `reverse(free, saved, tapes, start, cts)` takes the
-    free arguments, sums so far for the arguments that are added up, and the adjoints of the results that move, and gives
-    adjoints of the arguments that move, and tapes.
+    free arguments, sums so far for the arguments that are added up, and the adjoints of the results that move, and
+    gives adjoints of the arguments that move, and tapes.
     """
 
     constants: tuple[Any, ...]
@@ -90,11 +90,7 @@ class Piece:
 
     def reads(self, at: int) -> bool:
         """Whether the reverse code reads its free argument of this number."""
-        var = self.cut.reverse.invars[len(self.constants) + at]
-        eqns = self.cut.reverse.eqns
-        return any(var is a for eqn in eqns for a in eqn.invars) or any(
-            var is a for a in self.cut.reverse.outvars
-        )
+        return _jax.used_inputs(self.cut.reverse)[len(self.constants) + at]
 
 
 def piece(

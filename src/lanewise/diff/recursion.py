@@ -1,11 +1,11 @@
 """Recursion in reverse: each function gets two, one for either sweep.
 
-The forward function of `f` takes what `f` takes and gives what `f` gives. When a frame ends it pushes a record, what the
-reverse of this frame reads, on a stack of its function's own; so, when the outermost call is done, every call has left
-a record, in the order in which calls ended. The reverse function takes adjoints of the results, pops its record and
-goes through the frame backwards; where the frame made a call it calls that function's reverse, whose record is then
-the topmost. No call is made twice. A loop that makes calls pushes a record an iteration the same way; a loop that
-makes none is run again, as everywhere.
+The forward function of `f` takes what `f` takes and gives what `f` gives. When a frame ends it pushes a record, what
+the reverse of this frame reads, on a stack of its function's own; so, when the outermost call is done, every call has
+left a record, in the order in which calls ended. The reverse function takes adjoints of the results, pops its record
+and goes through the frame backwards; where the frame made a call it calls that function's reverse, whose record is then
+the topmost. No call is made twice. A loop that makes calls pushes a record an iteration the same way; a loop that makes
+none is run again, as everywhere.
 
 The stacks are values that both kinds of functions take and give on, and so are the sums of the adjoints of what the
 functions close over. A record's type is known only when its function has been gone through, and that function calls
@@ -28,7 +28,7 @@ from lanewise.diff.piece import piece
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
 from lanewise.diff.tape import check_room
-from lanewise.program import Function, Program, call_p
+from lanewise.program import Program, call_p
 
 Key = tuple[str, Moving]
 """A function, and which of its parameters move."""

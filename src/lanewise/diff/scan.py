@@ -1,8 +1,8 @@
 """`scan` in reverse: a `scan` the other way round.
 
 A loop of known length has a tape of known length: what the reverse of each iteration reads, stacked as further results
-of the forward `scan`. What the loop maps over is there anyway. Cut into strips (see `checkpoint.py`), a loop is a loop over
-strips whose body is the loop over one of them: the outer one saves its state only, and runs each strip again.
+of the forward `scan`. What the loop maps over is there anyway. Cut into strips (see `checkpoint.py`), a loop is a loop
+over strips whose body is the loop over one of them: the outer one saves its state only, and runs each strip again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -100,6 +101,8 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
     )
 
     num_results, num_tapes = len(loop.out_moving), own.num_tapes
+    # What a loop inside another saves does not outlive an iteration of that.
+    away = scope.checkpoints.offload and not scope.inside
     ahead = own.forward_step([(loop.num_consts + j, j) for j in range(loop.num_carry)])
 
     def step(carry: Any, slices: Sequence[Any]) -> Any:
@@ -107,7 +110,10 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         outs, left = ahead([*consts, *state, *slices, *tapes], left)
         results, rest = outs[:num_results], outs[num_results:]
         carry = (results[: loop.num_carry], rest[:num_tapes], left)
-        return carry, (results[loop.num_carry :], rest[num_tapes:])
+        saved = rest[num_tapes:]
+        if away:
+            saved = [jax.device_put(x, _jax.HOST) for x in saved]
+        return carry, (results[loop.num_carry :], saved)
 
     tapes = list(scope.tapes) if loop.threads else []
     left = ahead.start([*consts, *init])
@@ -136,6 +142,8 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         def back(carry: Any, slices: Any) -> Any:
             sums, ct_carry, tapes, left = carry
             given, saved, ct_slices = slices
+            if away:
+                saved = [jax.device_put(x, _jax.DEVICE) for x in saved]
             args = [*consts, *given, *saved, *tapes, *sums, *ct_carry, *ct_slices]
             found, left = behind(args, left)
             first, second = found[:num_sums], found[num_sums : num_sums + num_ct]

@@ -27,6 +27,8 @@ CHEAP = frozenset(
     stop_gradient is_finite shift_left shift_right_logical shift_right_arithmetic integer_pow square floor ceil round
     dynamic_slice concatenate pad full_like empty pvary pcast bitcast_convert_type""".split()
 )
+# So is a product that sums few terms: a wide array times a small matrix.
+FEW_TERMS = 32
 _ENDLESS = 2**30
 _MOST_BYTES = 2**26
 CONTROL = ("while", "scan", "cond")
@@ -47,12 +49,15 @@ class Split:
 
 def run_again(eqn: _jax.JaxprEqn) -> bool:
     """Whether an equation outside all loops may be run again in the reverse sweep."""
+    if eqn.primitive.name == "dot_general":
+        (summed, _), _ = eqn.params["dimension_numbers"]
+        return math.prod(eqn.invars[0].aval.shape[i] for i in summed) <= FEW_TERMS
     return eqn.primitive.name in CHEAP
 
 
 def run_again_inside(eqn: _jax.JaxprEqn) -> bool:
     """The same inside a loop: a loop inside it is run again, so that its tape does not outlive the iteration."""
-    return eqn.primitive.name in CHEAP or eqn.primitive.name in CONTROL
+    return run_again(eqn) or eqn.primitive.name in CONTROL
 
 
 def run_again_in_frame(eqn: _jax.JaxprEqn) -> bool:

@@ -3,14 +3,14 @@
 Names, here and in every rule: a value `x` has the adjoint `ct_x` (JAX's word is cotangent), of the type of `x`; `None`
 is an adjoint known to be zero. The *forward sweep* runs code and keeps what its rules need; `pull` is the *reverse
 sweep*: adjoints of the results in, adjoints of the inputs out, each rule in the opposite order. Adjoints of a value
-that is read more than once are added: `pull` takes, for each input, the sum so far as `start`, and gives the sum with its
-own part, so that deep inside a nest of loops a read by index adds to one element of the sum. What does not move (see
-`activity.py`) has no adjoint.
+that is read more than once are added: `pull` takes, for each input, the sum so far as `start`, and gives the sum with
+its own part, so that deep inside a nest of loops a read by index adds to one element of the sum. What does not move
+(see `activity.py`) has no adjoint.
 
 Both sweeps happen inside one trace, so "kept" is a value of that trace, and whether it is saved or computed again is
 decided afterwards, when the trace is cut in two (`split.py`). Runs of equations without control flow go through JAX's
-own `jax.vjp`, whose rules for primitives and for `custom_jvp` and `custom_vjp` are therefore the ones used. Control flow
-has a rule a construct: `branch.py`, `loop.py`, `scan.py`, `recursion.py`.
+own `jax.vjp`, whose rules for primitives and for `custom_jvp` and `custom_vjp` are therefore the ones used. Control
+flow has a rule a construct: `branch.py`, `loop.py`, `scan.py`, `recursion.py`.
 
 The method is that of Schenck, Rønning, Henriksen and Oancea, *AD for an Array Language with Nested Parallelism* (SC
 2022): no tape of everything; an inner scope is run again inside the reverse sweep of the scope around it.

@@ -1,7 +1,7 @@
 """Tapes of unknown length: stacks of records that the forward sweep pushes and the reverse sweep pops.
 
-A tape has room for a number of records. A lane that needs more ends with `Outcome.TAPE_FULL`; outside `jit` the gradient
-is then run again with twice the room, as stacks grow.
+A tape has room for a number of records. A lane that needs more ends with `Outcome.TAPE_FULL`; outside `jit` the
+gradient is then run again with twice the room, as stacks grow.
 """
 
 from __future__ import annotations

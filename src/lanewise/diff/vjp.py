@@ -22,6 +22,7 @@ from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.piece import piece
 from lanewise.diff.recursion import Derived, forward_name, reverse_name, settled
 from lanewise.diff.sweep import Scope
+from lanewise.diff.tail import as_loop
 from lanewise.program import Function, Program, call_p
 
 del branch, loop, scan
@@ -52,6 +53,9 @@ class Reverse:
 def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> Reverse:
     """The gradient of a program by the operands that move."""
     if any(calls(function.jaxpr) for function in program.functions.values()):
+        loop = as_loop(program)
+        if loop is not None:
+            return vjp_program(loop, moving, checkpoints)
         return _recursive(program, moving, checkpoints)
     entry = program.functions[program.entry]
     code = entry.jaxpr
@@ -62,27 +66,29 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
     own = piece(code, moving, out_moving, Scope(checkpoints), free=everything, added_up=nothing)
     avals = [v.aval for v in code.invars]
     reads = tuple(i for i in range(len(avals)) if own.reads(i))
-    ct_avals = [_jax.tangent_aval(a.aval) for a in itertools.compress(code.outvars, out_moving)]
-
-    def forward(*operands: Any) -> list[Any]:
-        outs, _, saved = own.forward(operands, ())
-        return [*outs, *saved]
-
-    def reverse(*values: Any) -> list[Any]:
-        given = dict(zip(reads, values[: len(reads)], strict=True))
-        operands = [given[i] if i in given else _jax.zeros(a) for i, a in enumerate(avals)]
-        saved = values[len(reads) : len(reads) + len(own.saved)]
-        cts = values[len(reads) + len(own.saved) :]
-        adjoints, _ = own.reverse(operands, saved, (), (), cts)
-        return adjoints
-
-    avals_back = [*(avals[i] for i in reads), *own.saved, *ct_avals]
+    constants = tuple(own.constants)
+    ahead, behind = own.cut.forward, own.cut.reverse
+    held, free = len(constants), len(constants) + len(avals)
+    taken = [
+        *behind.invars[:held],
+        *(behind.invars[held + i] for i in reads),
+        *behind.invars[free:],
+    ]
     return Reverse(
-        _program(f"forward({program.entry})", forward, avals),
-        _program(f"reverse({program.entry})", reverse, avals_back),
+        _program(f"forward({program.entry})", ahead, constants),
+        _program(
+            f"reverse({program.entry})",
+            _jax.new_jaxpr(taken, behind.outvars, behind.eqns),
+            constants,
+        ),
         reads,
         out_moving,
     )
+
+
+def _program(name: str, code: _jax.Jaxpr, constants: tuple[Any, ...]) -> WithConstants:
+    held = tuple(range(len(constants)))
+    return WithConstants(Program({name: Function(name, code, held)}, name, len(held)), constants)
 
 
 def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Reverse:
@@ -152,10 +158,3 @@ def _reachable(functions: dict[str, Derived], entry: str) -> list[Derived]:
             found[name] = functions[name]
             work += [eqn.params["name"] for eqn in calls(functions[name].traced.jaxpr)]
     return list(found.values())
-
-
-def _program(name: str, fun: Callable[..., list[Any]], avals: Sequence[Any]) -> WithConstants:
-    traced = _jax.trace(fun, avals)
-    held = tuple(range(len(traced.captures)))
-    program = Program({name: Function(name, traced.jaxpr, held)}, name, len(held))
-    return WithConstants(program, traced.captures)
