@@ -41,6 +41,7 @@ HEADER = r"""
 #define LW_KERNEL extern "C" __global__ void
 #define LW_TABLE static __device__ const
 #define LW_UNROLL _Pragma("unroll")
+#define LW_UNROLL_ON_HOST
 #define LW_UNROLL_FOUR _Pragma("unroll 4")
 #define LW_LANE ((long long)blockIdx.x * blockDim.x + threadIdx.x)
 #define LW_LANES ((long long)gridDim.x * blockDim.x)
@@ -72,6 +73,7 @@ HEADER = r"""
 #define LW_KERNEL static void
 #define LW_TABLE static const
 #define LW_UNROLL _Pragma("GCC unroll 16")
+#define LW_UNROLL_ON_HOST LW_UNROLL
 #define LW_UNROLL_FOUR
 #define LW_LANE 0ll
 #define LW_LANES 1ll
