@@ -13,7 +13,6 @@ import lanewise as lw
 from lanewise.machine import execute, schedule
 from lanewise.machine.around import around
 from lanewise.machine.link import Linked
-from lanewise.machine.schedule import dear_blocks
 from lanewise.machine.shrink import widths_for
 from programs.small import fib
 from seeing import linked_of
@@ -58,6 +57,11 @@ def now_and_then(x, steps, weights):
 
 def linked_with_weights(fun: Any) -> Linked:
     return linked_of(fun, jnp.zeros(64), jnp.int32(0), WEIGHTS, varying=(True, True, False))
+
+
+def products(linked: Linked) -> list[int]:
+    """The blocks with matrix products in them."""
+    return [pc for pc, cost in enumerate(linked.costs) if cost.products]
 
 
 def batch(lanes: int) -> tuple[Any, Any, Any]:
@@ -107,21 +111,20 @@ def test_a_recursion_narrows(narrowing: None) -> None:
 
 
 def test_what_is_on_every_way_round() -> None:
-    always, one_of = around(
-        linked_with_weights(each_turn), dear_blocks(linked_with_weights(each_turn), 256)
-    )
+    linked = linked_with_weights(each_turn)
+    always, one_of = around(linked, products(linked))
     assert len(always) == 1 and not one_of
 
 
 def test_alternatives_of_which_one_is_on_every_way_round() -> None:
     linked = linked_with_weights(one_of_four)
-    always, one_of = around(linked, dear_blocks(linked, 256))
+    always, one_of = around(linked, products(linked))
     assert not always and len(one_of) == 4
 
 
 def test_what_a_lane_may_go_round_without() -> None:
     linked = linked_with_weights(now_and_then)
-    assert around(linked, dear_blocks(linked, 256)) == (frozenset(), frozenset())
+    assert around(linked, products(linked)) == (frozenset(), frozenset())
 
 
 def test_a_cpu_does_not_narrow() -> None:
