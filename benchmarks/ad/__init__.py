@@ -4,7 +4,7 @@
 recipe of its data and a check of its gradient.
 """
 
-from ad import ba, dlstm, gmm, hand, kmeans, lstm, sparse_kmeans
+from ad import ba, dlstm, gmm, hand, kmeans, lbm, lstm, rsbench, sparse_kmeans, xsbench
 from ad.case import Case, Entry, Pair
 
 SUITE: tuple[Entry, ...] = (
@@ -14,6 +14,9 @@ SUITE: tuple[Entry, ...] = (
     *hand.ENTRIES,
     *kmeans.ENTRIES,
     *sparse_kmeans.ENTRIES,
+    *xsbench.ENTRIES,
+    *rsbench.ENTRIES,
+    *lbm.ENTRIES,
     *lstm.ENTRIES,
 )
 

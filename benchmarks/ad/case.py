@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -62,3 +64,12 @@ class Entry:
         'hand_simple'
         """
         return self.name.replace(" ", "_").replace("-", "_").replace(",", "").lower()
+
+
+def one_lane() -> str:
+    """The carrier that runs each lane by itself on this device.
+
+    For code without a loop or a branch `auto` takes JAX's own batching, which writes every intermediate of every
+    lane to memory; a lane by itself keeps them in registers.
+    """
+    return "native" if jax.default_backend() == "cpu" else "kernel"

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 import lanewise as lw
-from ad.case import Case, Entry, Pair
+from ad.case import Case, Entry, Pair, one_lane
 
 BITS = 14
 
@@ -48,7 +48,8 @@ def loss(main, extra, state, sequence):
     `state` is (layers, hidden or memory, bits).
     """
     total = jnp.zeros((), sequence.dtype)
-    for given, wanted in zip(sequence[:-1], sequence[1:]):
+    given_of, wanted_of = sequence[:-1], sequence[1:]
+    for given, wanted in zip(given_of, wanted_of):
         signal = given * extra[0]
         layers = []
         for i in range(main.shape[0]):
@@ -58,6 +59,11 @@ def loss(main, extra, state, sequence):
         state = jnp.stack(layers)
         total = total + score(signal * extra[1] + extra[2], wanted)
     return -total / ((sequence.shape[0] - 1) * sequence.shape[1])
+
+
+def carried() -> Any:
+    """The loss as one function of machine code where there is a CPU: a step is a few dozen numbers."""
+    return loss.with_options(carrier=one_lane()) if jax.default_backend() == "cpu" else loss
 
 
 # -- plain JAX ---------------------------------------------------------------------------------------
@@ -120,7 +126,7 @@ def data(layers: int, characters: int, bits: int = BITS) -> tuple[np.ndarray, ..
 def entry(layers: int, characters: int) -> Entry:
     def case(small: bool) -> Case:
         return Case(
-            Pair(loss, jax.grad(loss, argnums=(0, 1))),
+            Pair(carried(), jax.grad(carried(), argnums=(0, 1))),
             Pair(loss_jax, jax.grad(loss_jax, argnums=(0, 1))),
             torch_pair,
             data(2, 7, 5) if small else data(layers, characters),

@@ -32,16 +32,18 @@ def lower_triangle(d: int) -> tuple[np.ndarray, np.ndarray]:
     return rows, columns
 
 
-def wishart(d: int, k: int, q: Any, l: Any, m: Any, gamma: Any) -> Any:
+def wishart(d: int, k: int, q: Any, lower: Any, m: Any, gamma: Any) -> Any:
     """The logarithm of the prior of all K precisions."""
     n = d + m + 1
     constant = n * d * jnp.log(gamma / math.sqrt(2.0)) - multigammaln(0.5 * n, d)
     return (
-        k * constant - 0.5 * gamma**2 * (jnp.sum(jnp.exp(2.0 * q)) + jnp.sum(l**2)) + m * jnp.sum(q)
+        k * constant
+        - 0.5 * gamma**2 * (jnp.sum(jnp.exp(2.0 * q)) + jnp.sum(lower**2))
+        + m * jnp.sum(q)
     )
 
 
-def posterior(quadratic: Any, alpha: Any, q: Any, l: Any, m: Any, gamma: Any) -> Any:
+def posterior(quadratic: Any, alpha: Any, q: Any, lower: Any, m: Any, gamma: Any) -> Any:
     """The log posterior, given the (n, K) quadratic forms."""
     n, k = quadratic.shape
     d = q.shape[1]
@@ -49,48 +51,50 @@ def posterior(quadratic: Any, alpha: Any, q: Any, l: Any, m: Any, gamma: Any) ->
     likelihood = jnp.sum(logsumexp(inner, axis=1)) - n * (
         0.5 * d * math.log(2.0 * math.pi) + logsumexp(alpha)
     )
-    return likelihood + wishart(d, k, q, l, m, gamma)
+    return likelihood + wishart(d, k, q, lower, m, gamma)
 
 
 # -- ours --------------------------------------------------------------------------------------------
 
 
 @lw.program
-def log_posterior(alpha, mu, q, l, x, m, gamma):
+def log_posterior(alpha, mu, q, lower, x, m, gamma):
     k, d = mu.shape
     rows, columns = lower_triangle(d)
-    factor = jnp.zeros((k, d, d), q.dtype).at[:, rows, columns].set(l)
+    factor = jnp.zeros((k, d, d), q.dtype).at[:, rows, columns].set(lower)
     factor = factor + jnp.exp(q)[:, :, None] * jnp.eye(d, dtype=q.dtype)
     moved = jnp.einsum("kij,kj->ki", factor, mu)
     affine = jnp.concatenate([factor, -moved[:, :, None]], axis=2).reshape(k * d, d + 1)
     ones = jnp.ones((x.shape[0], 1), x.dtype)
     whitened = (jnp.concatenate([x, ones], axis=1) @ affine.T).reshape(-1, k, d)
-    return posterior(jnp.sum(whitened**2, axis=2), alpha, q, l, m, gamma)
+    return posterior(jnp.sum(whitened**2, axis=2), alpha, q, lower, m, gamma)
 
 
 # -- plain JAX ---------------------------------------------------------------------------------------
 
 
-def log_posterior_jax(alpha: Any, mu: Any, q: Any, l: Any, x: Any, m: Any, gamma: Any) -> jax.Array:
+def log_posterior_jax(
+    alpha: Any, mu: Any, q: Any, lower: Any, x: Any, m: Any, gamma: Any
+) -> jax.Array:
     k, d = mu.shape
     rows, columns = lower_triangle(d)
-    lower = jnp.zeros((k, d, d), q.dtype).at[:, rows, columns].set(l)
+    factor = jnp.zeros((k, d, d), q.dtype).at[:, rows, columns].set(lower)
     centred = x[:, None, :] - mu
-    whitened = jnp.exp(q) * centred + jnp.einsum("kij,nkj->nki", lower, centred)
-    return posterior(jnp.sum(whitened**2, axis=2), alpha, q, l, m, gamma)
+    whitened = jnp.exp(q) * centred + jnp.einsum("kij,nkj->nki", factor, centred)
+    return posterior(jnp.sum(whitened**2, axis=2), alpha, q, lower, m, gamma)
 
 
 # -- PyTorch -----------------------------------------------------------------------------------------
 
 
 def torch_pair(torch: Any) -> Pair:
-    def primal(alpha: Any, mu: Any, q: Any, l: Any, x: Any, m: Any, gamma: Any) -> Any:
+    def primal(alpha: Any, mu: Any, q: Any, lower: Any, x: Any, m: Any, gamma: Any) -> Any:
         k, d = mu.shape
         rows, columns = (torch.as_tensor(i, device=x.device) for i in lower_triangle(d))
-        lower = torch.zeros((k, d, d), dtype=q.dtype, device=q.device)
-        lower[:, rows, columns] = l
+        factor = torch.zeros((k, d, d), dtype=q.dtype, device=q.device)
+        factor[:, rows, columns] = lower
         centred = x[:, None, :] - mu
-        whitened = q.exp() * centred + torch.einsum("kij,nkj->nki", lower, centred)
+        whitened = q.exp() * centred + torch.einsum("kij,nkj->nki", factor, centred)
         inner = alpha + q.sum(1) - 0.5 * (whitened**2).sum(2)
         likelihood = inner.logsumexp(1).sum() - x.shape[0] * (
             0.5 * d * math.log(2.0 * math.pi) + alpha.logsumexp(0)
@@ -99,11 +103,11 @@ def torch_pair(torch: Any) -> Pair:
         constant = n * d * torch.log(gamma / math.sqrt(2.0)) - torch.special.multigammaln(
             torch.tensor(0.5 * n, dtype=q.dtype), d
         )
-        size = 0.5 * gamma**2 * ((2.0 * q).exp().sum() + (l**2).sum())
+        size = 0.5 * gamma**2 * ((2.0 * q).exp().sum() + (lower**2).sum())
         return likelihood + k * constant - size + m * q.sum()
 
-    def gradient(alpha: Any, mu: Any, q: Any, l: Any, x: Any, m: Any, gamma: Any) -> Any:
-        wanted = [y.clone().requires_grad_() for y in (alpha, mu, q, l)]
+    def gradient(alpha: Any, mu: Any, q: Any, lower: Any, x: Any, m: Any, gamma: Any) -> Any:
+        wanted = [y.clone().requires_grad_() for y in (alpha, mu, q, lower)]
         return torch.autograd.grad(primal(*wanted, x, m, gamma), wanted)
 
     return Pair(primal, gradient)
@@ -116,8 +120,8 @@ def data(n: int, d: int, k: int) -> tuple[Any, ...]:
     rng = np.random.default_rng(31337)
     x = rng.normal(size=(n, d))
     alpha, mu, q = rng.normal(size=k), rng.uniform(size=(k, d)), rng.normal(size=(k, d))
-    l = rng.normal(size=(k, d * (d - 1) // 2))
-    return alpha, mu, q, l, x, np.int64(0), np.float64(1.0)
+    lower = rng.normal(size=(k, d * (d - 1) // 2))
+    return alpha, mu, q, lower, x, np.int64(0), np.float64(1.0)
 
 
 def entry(sizes: Sizes, large: bool = False) -> Entry:
