@@ -65,10 +65,9 @@ def early_exit_case(lanes: int, small: bool) -> Case:
         weights(rng, depth, width, width),
         weights(rng, depth, width, classes),
     )
-    # A classifier within rounding of the wanted certainty is believed by one form and not the other; on a GPU products
-    # round to the ten bits of TF32, in which 2.4% of the lanes differ.
+    # A classifier within rounding of the wanted certainty is believed by one form and not the other.
     return Case(
-        early_exit, early_exit_lax, arguments, (0, 0, None, None), rtol=1e-3, agreement=0.97
+        early_exit, early_exit_lax, arguments, (0, 0, None, None), rtol=1e-3, agreement=0.98
     )
 
 

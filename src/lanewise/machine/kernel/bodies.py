@@ -21,14 +21,6 @@ from lanewise.machine.kernel.values import Part, Place, Scalar, Stored, Value
 from lanewise.machine.kernel.writer import NEAR, Scope, Writer
 from lanewise.machine.link import Linked, ReturnPoint
 
-# Arrays that all lanes read, up to so many bytes in all, lie in the shared memory of a GPU's block: sixteen blocks of a
-# multiprocessor have room for them.
-SHARED_BYTES = 8 << 10
-# What CUDA lets lie there: types without a constructor.
-SHARED_TYPES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64".split()
-)
-
 
 class Bodies:
     """Writes declarations, and the code of one block after the other."""
@@ -57,7 +49,6 @@ class Bodies:
         # What is filled for each example: places, or the names of pointers.
         self.loads: list[tuple[Any, Any]] = []
         self.stacks: dict[Var, str] = {}
-        self.shared: dict[Var, Stored] = {}
         self.read_by_frames = shared_by_frames(linked.program, linked.storage)
         self.frame_bytes = 0
 
@@ -80,28 +71,6 @@ class Bodies:
             w.line(f"const lw_strided<{kind}> {name}({start}, lane, lanes);")
             self.frame_bytes += size * dtypes.SIZES[kind]
 
-    def share(self) -> None:
-        """Bring arrays that all lanes read near to those of a block, the small ones first, while there is room."""
-        w, left = self.writer, SHARED_BYTES
-        uniform = [
-            (self._operand(f"in{i}", var, False), var)
-            for i, (var, varies) in enumerate(
-                zip(self.linked.program.inputs, self.varying, strict=True)
-            )
-            if not varies
-        ]
-        for value, var in sorted(uniform, key=lambda pair: pair[0].size):
-            kind = dtypes.ctype(value.dtype)
-            left -= value.size * dtypes.SIZES[kind]
-            if left < 0:
-                break
-            if isinstance(value, Stored) and value.size > 1 and kind in SHARED_TYPES:
-                name = w.fresh("shared")
-                w.line(f"LW_SHARED({kind}, {name}, {value.size}, {value.name})")
-                self.shared[var] = Stored(value.shape, value.dtype, name, constant=True)
-        if self.shared:
-            w.line("LW_SHARED_READY")
-
     def declare(self) -> None:
         """Declare what a lane holds; what is the same for all examples is filled here."""
         w, program = self.writer, self.linked.program
@@ -111,7 +80,7 @@ class Bodies:
         untouched = constant_variables(program)
         given: dict[Var, Value] = {}
         for i, (var, varies) in enumerate(zip(program.inputs, self.varying, strict=True)):
-            given[var] = self.shared.get(var) or self._operand(f"in{i}", var, varies)
+            given[var] = self._operand(f"in{i}", var, varies)
         for var, value in program.constants:
             given[var] = w.constant(value, var.aval.dtype, var.aval.shape)
         for var in self.linked.storage.registers:

@@ -159,7 +159,6 @@ class Emitter:
         outputs = [_operand(var.aval.shape, var.aval.dtype, True) for var in results]
         w.depth = 1
         w.line("const long long lane = LW_LANE, lanes = LW_LANES;")
-        self.bodies.share()
         self.bodies.declare_stacks()
         self.lanes(results)
         operands += [_operand(c.shape, c.dtype, False) for c in w.constants]

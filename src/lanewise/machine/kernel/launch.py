@@ -1,8 +1,8 @@
 """Kernels launched by XLA itself, without Python on the way.
 
-A call of Python on XLA's thread costs more than many a kernel runs (on an H200 0.2 to 0.5 ms a call, beside kernels of
-0.1 to 1 ms). So where the host has a C++ compiler, a small library is made of the text below, once for all kernels, and
-XLA's foreign-function interface calls it with the buffers and the stream it has: it clears the counter and launches.
+A call of Python on XLA's thread is a cost beside kernels that run for a tenth of a millisecond. So where the host has a
+C++ compiler, a small library is made of the text below, once for all kernels, and XLA's foreign-function interface
+calls it with the buffers and the stream it has: it clears the counter and launches.
 
 A compiled computation may outlive this process (JAX can keep it on disk), and a kernel's address does not. So a call
 names its kernel by a hash of its text; which kernel that is, the library is told when the kernel is loaded, which

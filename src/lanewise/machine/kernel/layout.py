@@ -3,7 +3,9 @@
 A lane's scalars are C++ variables; its small arrays are C++ arrays (which a compiler keeps in registers where all
 indices are known, and which CUDA spreads over memory so that neighbouring lanes coalesce); its larger arrays and its
 stacks lie in the scratch memory the launcher gives, element by element: element `i` of lane `l` at `i * lanes + l`, so
-that lanes at the same place of the program touch neighbouring addresses. Operands are read where they are.
+that lanes at the same place of the program touch neighbouring addresses. Operands are read where they are, those that
+all lanes share too: a copy of them in a GPU's shared memory was tried, and beam search took 6.9 and 7.1 ms with it, 6.6
+and 6.7 without.
 
 Scratch is handed out in scopes: a temporary's memory is free again after its block.
 """

@@ -49,11 +49,6 @@ HEADER = r"""
 #define LW_FIRST(counter) lane
 #define LW_NEXT(counter) (lanes + (long long)atomicAdd(counter, 1ull))
 #define LW_PLATFORM(cuda, host) cuda
-// An array that all lanes read, brought near to those of a block.
-#define LW_SHARED(type, name, size, source)                                            \
-  __shared__ type name[size];                                                          \
-  for (int at = threadIdx.x; at < (size); at += blockDim.x) name[at] = (source)[at];
-#define LW_SHARED_READY __syncthreads();
 // Both of a number: half of the work is the same. What a host's compiler knows by itself.
 #define LW_SINE_COSINE(type, s, c, both, x, sine, cosine) type s, c; both(x, &s, &c);
 #define LW_GOES_ON(turn) (turn < 64)
@@ -81,8 +76,6 @@ HEADER = r"""
 #define LW_FIRST(share) lw_next(share)
 #define LW_NEXT(share) lw_next(share)
 #define LW_PLATFORM(cuda, host) host
-#define LW_SHARED(type, name, size, source) const type* name = source;
-#define LW_SHARED_READY
 #define LW_SINE_COSINE(type, s, c, both, x, sine, cosine) const type s = sine, c = cosine;
 #define LW_UNROLL_SHORT
 #define LW_HEAD(number) head##number:
