@@ -315,12 +315,14 @@ def _save_all(
     num_fixed = len(constants) + len(loop.consts)
     flags = [*[False] * len(constants), *consts_moving, *carry_moving]
     fixed = [*constants, *loop.consts]
+    known = _Known.of(body, num_fixed, loop.init)
+    counters = sorted(known.steps)
     own = piece(
         body,
         flags,
         carry_moving,
         scope.again(),
-        free=[True] * num_fixed + [False] * len(loop.init),
+        free=[True] * num_fixed + [i in known.steps for i in range(len(loop.init))],
         added_up=[True] * num_fixed + [False] * len(loop.init),
     )
     records = scope.checkpoints.records
@@ -347,17 +349,19 @@ def _save_all(
 
     def back(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
         num_sums = len(sums)
-        at = num_fixed + len(own.saved)
+        at = num_fixed + len(counters) + len(own.saved)
         behind = own.reverse_step([(at + j, j) for j in range(num_sums + len(cts))])
 
         def reverse_one(carry: Any) -> Any:
             to_go, adjoints, left = carry
+            state = known.state(loop.init, to_go - 1)
             saved = [read(t, to_go - 1) for t in tape]
-            adjoints, left = behind([*fixed, *saved, *adjoints], left)
+            given = [*fixed, *(state[i] for i in counters), *saved, *adjoints]
+            adjoints, left = behind(given, left)
             return to_go - 1, adjoints, left
 
         adjoints = [*sums, *cts]
-        blank: list[Any] = [None] * len(own.saved)
+        blank: list[Any] = [None] * (len(counters) + len(own.saved))
         carry = (length, adjoints, behind.start([*fixed, *blank, *adjoints]))
         _, adjoints, left = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
         adjoints = behind.finish(adjoints, left)

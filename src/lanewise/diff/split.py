@@ -95,7 +95,9 @@ def split(
     forward = _jax.new_jaxpr(taken, [*results, *saved], forward_eqns)
     # In the reverse code a saved value is an input: whatever computed it goes.
     in_reverse = set(saved)
-    repeated = [_without_results(eqn, in_reverse) for eqn in forward_eqns if _repeats(eqn, again)]
+    repeated = [
+        _without_results(_silent(eqn), in_reverse) for eqn in forward_eqns if _repeats(eqn, again)
+    ]
     reverse = _jax.new_jaxpr([*available, *saved, *unknown], adjoints, [*repeated, *reverse_eqns])
     return Split(
         _jax.without_unused(forward),
@@ -105,8 +107,15 @@ def split(
 
 
 def _repeats(eqn: _jax.JaxprEqn, again: Callable[[_jax.JaxprEqn], bool]) -> bool:
-    # What has effects has had them.
-    return again(eqn) and not eqn.effects
+    return again(eqn) and not _silent(eqn).effects
+
+
+def _silent(eqn: _jax.JaxprEqn) -> _jax.JaxprEqn:
+    """An equation without what it holds for effects alone: in the reverse sweep these have been had."""
+    if not eqn.effects or not eqn.outvars:
+        return eqn
+    inputs = [a for a in eqn.invars if not isinstance(a, _jax.Literal)]
+    return _jax.without_effects(_jax.new_jaxpr(inputs, eqn.outvars, [eqn])).eqns[0]
 
 
 def _without_results(eqn: _jax.JaxprEqn, taken: set[_jax.Var]) -> _jax.JaxprEqn:
