@@ -5,6 +5,10 @@ keeps every variable for every lane each copy is a masked write. Two variables m
 while the other still holds a different value that is needed (Chaitin 1982). Only copies are reasons to share.
 
 All of a block's writes happen at its end, after all its reads, so variables can only be in each other's way there.
+
+A function that takes a state and gives it on (a buffer it writes to, say) takes it in a parameter and gives it in a
+result. Where neither is in the other's way these two share a place as well, in the whole program, and so a recursion
+hands its state from call to call without a copy.
 """
 
 from __future__ import annotations
@@ -26,9 +30,54 @@ from lanewise.blocks.rewrite import substitute, substitute_terminator
 
 def coalesce(program: BlockProgram, varying_inputs: Iterable[bool]) -> BlockProgram:
     """Give variables that copy each other one place where they are not in each other's way."""
+    varying_inputs = tuple(varying_inputs)
+    program = _within_functions(program, varying_inputs)
+    place = _results_in_parameters(program, uniform_variables(program, varying_inputs))
+    if not place:
+        return program
+    functions = {}
+    for name, function in program.functions.items():
+        alive = live_out(program, function)
+        functions[name] = replace(
+            function,
+            results=tuple(place.get(var, var) for var in function.results),
+            blocks=tuple(_renamed(b, alive[b.label], place) for b in function.blocks),
+        )
+    return _within_functions(replace(program, functions=functions), varying_inputs)
+
+
+def _within_functions(program: BlockProgram, varying_inputs: Iterable[bool]) -> BlockProgram:
     uniform = uniform_variables(program, varying_inputs)
     functions = {name: _coalesced(program, f, uniform) for name, f in program.functions.items()}
     return replace(program, functions=functions)
+
+
+def _results_in_parameters(program: BlockProgram, uniform: frozenset[Var]) -> dict[Var, Var]:
+    """Results of functions that may have the place of one of their parameters, with that parameter."""
+    copies = {
+        frozenset((dst, src))
+        for _, block in program.all_blocks()
+        for dst, src in block.assigns
+        if isinstance(src, Var)
+    }
+    place: dict[Var, Var] = {}
+    for name, function in program.functions.items():
+        if not _is_called(program, name):
+            continue
+        alive = live_out(program, function)
+        conflicts = _conflicts(program, function, alive, set(function.results) - uniform)
+        for result in function.results:
+            for param in function.params:
+                same_type = (result.aval.shape, result.aval.dtype) == (
+                    param.aval.shape,
+                    param.aval.dtype,
+                )
+                free = param not in place.values() and not {result, param} & uniform
+                apart = param not in conflicts.get(result, set())
+                if same_type and free and apart and frozenset((result, param)) in copies:
+                    place[result] = param
+                    break
+    return place
 
 
 def _coalesced(
