@@ -6,10 +6,11 @@ place in a triangle with two coordinates of its own ("complicated", which makes 
 hand is made up: bones in ADBench's order with random rigid frames, up to four bones a vertex; ADBench's big
 model has 10,000 vertices and 1,084 triangles. float64.
 
-A posed point is linear in the bones' frames, so ours gathers for each point what multiplies each frame, before
-any frame is known. A finger's angles move its own four bones: the Jacobian is five blocks of four columns, each
-by forward mode through one finger alone, and the blocks of rotation and translation. Through the whole hand
-each of the 26 columns would go through all bones.
+Ours skins only the vertices that points belong to where they are fewer than all. A finger's angles move its own four
+bones: the derivatives of frames are taken finger by finger, by forward mode through four angles. A point is linear in
+the frames, so its columns are the same mixture of their derivatives: a program of one point goes through the
+bones, skips those that have no weight, and adds to the columns of the finger a bone belongs to. Forward mode through
+the whole hand would take each of the 26 columns through all bones of all vertices.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ad.case import Case, Entry, Pair
+import lanewise as lw
+from ad.case import Case, Entry, Pair, one_lane
 
 BONES, FINGERS, ANGLES = 22, 5, 4
 PARENTS = (-1, *(0 if i % 4 == 0 else i for i in range(4 * FINGERS)), 0)
@@ -70,37 +72,23 @@ def by_finger(bones: Any) -> Any:
 # -- ours --------------------------------------------------------------------------------------------
 
 
-def influences(us: Any, rest: Any, weights: Any, triangles: Any, owners: Any) -> jax.Array:
-    """What multiplies each bone's frame in each measured point: (points, bones, 4)."""
-    if us.shape[0] == 0:
-        return weights[owners][:, :, None] * rest[owners][:, None, :]
-    shares = jnp.concatenate([us, 1.0 - jnp.sum(us, axis=1, keepdims=True)], axis=1)
-    corners = triangles[owners]
-    return sum(
-        (shares[:, k, None] * weights[corners[:, k]])[:, :, None] * rest[corners[:, k]][:, None, :]
-        for k in range(3)
-    )
-
-
-def fixed_frames(relative: Any, inverse: Any) -> tuple[Any, Any, Any]:
-    """The wrist, and what the wrist and the forearm do, which no parameter moves."""
+def all_frames(theta: Any, relative: Any, inverse: Any) -> jax.Array:
+    """What each bone does to a point at rest, before the hand is turned."""
     wrist = relative[0]
-    return wrist, (wrist @ inverse[0])[:3], (wrist @ relative[-1] @ inverse[-1])[:3]
-
-
-def seen(part: Any, frames: Any) -> jax.Array:
-    """Influences applied to frames: (points, bones, 4) and (bones, 3, 4) give (points, 3)."""
-    return part.reshape(part.shape[0], -1) @ frames.transpose(0, 2, 1).reshape(-1, 3)
-
-
-def all_frames(theta: Any, relative: Any, inverse: Any) -> tuple[Any, Any]:
-    """The frames of all bones, unturned, and those of the fingers by finger."""
-    wrist, own, forearm = fixed_frames(relative, inverse)
     angles = theta[6:].reshape(FINGERS, ANGLES)
     fingers = jax.vmap(finger_frames, (0, None, 0, 0))(
         angles, wrist, by_finger(relative), by_finger(inverse)
     )
-    return jnp.concatenate([own[None], fingers.reshape(-1, 3, 4), forearm[None]]), fingers
+    own, forearm = (wrist @ inverse[0])[:3], (wrist @ relative[-1] @ inverse[-1])[:3]
+    return jnp.concatenate([own[None], fingers.reshape(-1, 3, 4), forearm[None]])
+
+
+def corners_of(us: Any, triangles: Any, owners: Any) -> tuple[Any, Any]:
+    """The vertices that each point belongs to, and the share that it has in each."""
+    if us.shape[0] == 0:
+        return owners[:, None], jnp.ones((owners.shape[0], 1), us.dtype)
+    shares = jnp.concatenate([us, 1.0 - jnp.sum(us, axis=1, keepdims=True)], axis=1)
+    return triangles[owners], shares
 
 
 def residuals(
@@ -114,9 +102,35 @@ def residuals(
     owners: Any,
     points: Any,
 ) -> jax.Array:
-    part = influences(us, rest, weights, triangles, owners)
-    frames, _ = all_frames(theta, relative, inverse)
-    return points - seen(part, rotation_about(theta[:3]) @ frames) - theta[3:6]
+    corners, shares = corners_of(us, triangles, owners)
+    frames = rotation_about(theta[:3]) @ all_frames(theta, relative, inverse)
+    if corners.size < rest.shape[0]:
+        weights, rest = weights[corners.ravel()], rest[corners.ravel()]
+        corners = jnp.arange(corners.size).reshape(corners.shape)
+    vertices = jnp.einsum("vb,bij,vj->vi", weights, frames, rest)
+    return points - jnp.einsum("ck,cki->ci", shares, vertices[corners]) - theta[3:6]
+
+
+@lw.program
+def columns_of(weights, rest, shares, frames, turned, bent):
+    """Where a point's corners are, and its columns: (3, 3) by the rotation, (5, 3, 4) by the fingers' angles.
+
+    `turned` and `bent` are the frames' derivatives, by the rotation and by the angles of a bone's own finger.
+    """
+    place = jnp.zeros((shares.shape[0], 3), rest.dtype)
+    about = jnp.zeros((3, 3), rest.dtype)
+    along = jnp.zeros((FINGERS + 1, 3, ANGLES), rest.dtype)
+    for corner in jnp.arange(shares.shape[0]):
+        for bone in jnp.arange(BONES):
+            if weights[corner, bone] != 0.0:
+                moved = weights[corner, bone] * rest[corner]
+                place = place.at[corner].add(frames[bone] @ moved)
+                moved = shares[corner] * moved
+                about = about + jnp.einsum("ija,j->ia", turned[bone], moved)
+                # The wrist and the forearm, which no angle moves, have the row before all fingers.
+                finger = jnp.where(bone <= 4 * FINGERS, (bone + 3) // 4, 0)
+                along = along.at[finger].add(jnp.einsum("ija,j->ia", bent[bone], moved))
+    return place, about, along[1:]
 
 
 def jacobian(
@@ -131,38 +145,29 @@ def jacobian(
     points: Any,
 ) -> jax.Array:
     """(points, 3, columns): the point's own two coordinates first where it has them, then theta's."""
-    part = influences(us, rest, weights, triangles, owners)
-    frames, _ = all_frames(theta, relative, inverse)
+    corners, shares = corners_of(us, triangles, owners)
+    still = all_frames(theta, relative, inverse)
     turn = rotation_about(theta[:3])
-    wrist = relative[0]
 
-    def moved(angles: Any, relative: Any, inverse: Any) -> jax.Array:
-        return turn @ finger_frames(angles, wrist, relative, inverse)
+    def moved(angles: Any, relative_of: Any, inverse_of: Any) -> jax.Array:
+        return turn @ finger_frames(angles, relative[0], relative_of, inverse_of)
 
-    # (finger, bone, 3, 4, angle) -> one product a finger: what a bone's influences give for each angle.
     bent = jax.vmap(jax.jacfwd(moved))(
         theta[6:].reshape(FINGERS, ANGLES), by_finger(relative), by_finger(inverse)
     )
-    bent = bent.transpose(0, 1, 3, 2, 4).reshape(FINGERS, 16, 3 * ANGLES)
-    flat = part.reshape(part.shape[0], -1)
-    columns = [
-        (flat[:, 4 + 16 * f : 20 + 16 * f] @ bent[f]).reshape(-1, 3, ANGLES) for f in range(FINGERS)
+    bent = jnp.pad(bent.reshape(-1, 3, 4, ANGLES), ((1, 1), (0, 0), (0, 0), (0, 0)))
+    turned = jax.jacfwd(lambda axis_angle: rotation_about(axis_angle) @ still)(theta[:3])
+    place, about, along = lw.vmap(
+        columns_of, in_axes=(0, 0, 0, None, None, None), carrier=one_lane()
+    )(weights[corners], rest[corners], shares, turn @ still, turned, bent)
+    count = points.shape[0]
+    whole = [
+        about,
+        jnp.broadcast_to(jnp.eye(3, dtype=theta.dtype), (count, 3, 3)),
+        along.transpose(0, 2, 1, 3).reshape(count, 3, FINGERS * ANGLES),
     ]
-    turned = jax.jacfwd(lambda axis_angle: rotation_about(axis_angle) @ frames)(theta[:3])
-    turned = turned.transpose(0, 2, 1, 3).reshape(-1, 9)
-    about = (flat @ turned).reshape(-1, 3, 3)
-    along = jnp.broadcast_to(jnp.eye(3, dtype=theta.dtype), (part.shape[0], 3, 3))
-    whole = [about, along, *columns]
     if us.shape[0]:
-        across = [
-            jax.jvp(
-                lambda us: seen(influences(us, rest, weights, triangles, owners), turn @ frames),
-                (us,),
-                (jnp.broadcast_to(jnp.eye(2, dtype=us.dtype)[k], us.shape),),
-            )[1]
-            for k in range(2)
-        ]
-        whole = [jnp.stack(across, axis=-1), *whole]
+        whole = [jnp.stack([place[:, k] - place[:, 2] for k in range(2)], axis=-1), *whole]
     return -jnp.concatenate(whole, axis=-1)
 
 
