@@ -1,0 +1,86 @@
+"""Writes that wait for the next iteration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import lanewise as lw
+from lanewise import _jax
+from lanewise.diff.delay import delayed
+
+SIZE = 64
+
+
+def iteration(kind: str) -> Any:
+    """Code that reads an array and writes it, with another use of what it read."""
+
+    def run(array: Any, total: Any, place: Any) -> list[Any]:
+        read = lax.dynamic_slice(array, (place,), (1,))[0]
+        if kind == "slice":
+            array = lax.dynamic_update_slice(array, jnp.reshape(2.0 * total, 1), (place,))
+        elif kind == "scatter":
+            array = array.at[place].set(2.0 * total)
+        elif kind == "add":
+            array = array.at[place].add(2.0 * total)
+        else:
+            array = array.at[place].set(2.0 * total, mode="clip")
+        return [array, total + read]
+
+    return run
+
+
+def traced(kind: str) -> _jax.Jaxpr:
+    avals = [jnp.zeros(SIZE), jnp.float32(0), jnp.int32(0)]
+    return _jax.trace(iteration(kind), [_jax.aval_of(x) for x in avals]).jaxpr
+
+
+@pytest.mark.parametrize("kind", ["slice", "scatter", "add"])
+def test_the_loop_means_the_same(kind: str) -> None:
+    code = delayed(traced(kind), [(0, 0), (1, 1)])
+    assert len(code.writes) == 1
+    places = np.random.default_rng(0).integers(0, 8, 40).astype(np.int32)
+    array, total = jnp.linspace(0.0, 1.0, SIZE), jnp.float32(0.5)
+    outs, left = [array, total], code.start([array, total, None])
+    expected = [array, total]
+    for place in places:
+        outs, left = code.run([*outs, place], left)
+        expected = iteration(kind)(*expected, place)
+    for found, want in zip(code.finish(outs, left), expected, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+def test_what_cannot_wait_does_not() -> None:
+    # An index that is clipped into range cannot be one that is dropped.
+    assert not delayed(traced("clip"), [(0, 0), (1, 1)]).writes
+
+    def read_for_the_write(array: Any, place: Any) -> list[Any]:
+        old = lax.dynamic_slice(array, (place,), (1,))[0]
+        return [lax.dynamic_update_slice(array, jnp.reshape(old * 2.0, 1), (place,))]
+
+    avals = [_jax.aval_of(x) for x in (jnp.zeros(SIZE), jnp.int32(0))]
+    assert not delayed(_jax.trace(read_for_the_write, avals).jaxpr, [(0, 0)]).writes
+
+
+def copies(size: int) -> int:
+    """How many arrays of this size the loops of a compiled gradient copy."""
+
+    @lw.program
+    def fill(x):
+        array = jnp.zeros(size)
+        for i in range(size):
+            array = array.at[i].set(jnp.sin(x[i]))
+        return (array * array).sum()
+
+    text = jax.jit(jax.grad(fill)).lower(jnp.zeros(size)).compile().as_text()
+    loops = [part for part in text.split("\n\n") if "%region" in part.split("\n")[0]]
+    return sum(f"f32[{size}]{{0}} copy(" in line for part in loops for line in part.split("\n"))
+
+
+def test_the_gradient_of_writes_copies_no_array_in_its_loops() -> None:
+    assert copies(5000) == 0

@@ -1,0 +1,77 @@
+"""`lw.grad`, `lw.value_and_grad`, `lw.check_grads` and their options."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lanewise as lw
+from lanewise.errors import GradientError, OptionError
+
+
+@lw.program
+def power(x, n):
+    result = 1.0
+    while n > 0:
+        result = result * x
+        n = n - 1
+    return result
+
+
+@lw.program
+def chain(x, weights):
+    for _ in range(40):
+        x = jnp.tanh(weights @ x)
+    return (x * x).sum()
+
+
+def test_grad_is_jax_grad_with_options() -> None:
+    for setting in ("auto", "all", "sqrt", 2, 64):
+        assert float(lw.grad(power, checkpoints=setting)(3.0, 4)) == 108.0
+    value, slope = lw.value_and_grad(lambda x: x**3)(2.0)
+    assert (float(value), float(slope)) == (8.0, 12.0)
+    (slope, _), aux = lw.grad(lambda x, y: (x * y, x + y), argnums=(0, 1), has_aux=True)(2.0, 3.0)
+    assert (float(slope), float(aux)) == (3.0, 5.0)
+
+
+def test_what_is_saved_may_lie_in_the_hosts_memory() -> None:
+    x, weights = jnp.linspace(-1.0, 1.0, 8), jax.random.normal(jax.random.key(0), (8, 8))
+    expected = jax.grad(chain, 1)(x, weights)
+    away = lw.grad(chain, 1, offload="host")
+    np.testing.assert_allclose(away(x, weights), expected, rtol=1e-6)
+    text = str(jax.make_jaxpr(away)(x, weights))
+    assert "<host>[40,8]" in text
+    batch = lw.vmap(chain, (0, None), offload="host")
+    found = jax.grad(lambda w: batch(jnp.stack([x, x]), w).sum())(weights)
+    np.testing.assert_allclose(found, 2 * expected, rtol=1e-5)
+    with pytest.raises(OptionError, match="ways of their own"):
+        jax.grad(lambda x: lw.vmap(power, offload="host")(x, jnp.arange(3)).sum())(jnp.ones(3))
+
+
+def test_options_are_checked() -> None:
+    for wrong in ({"checkpoints": "some"}, {"checkpoints": 0}, {"tape": -1}, {"offload": "disk"}):
+        with pytest.raises(OptionError, match=next(iter(wrong))):
+            lw.grad(power, **wrong)
+    with pytest.raises(OptionError, match="takes a function"):
+        lw.grad(3)  # type: ignore[arg-type]
+
+
+def test_check_grads() -> None:
+    lw.check_grads(power, (1.5, 3), rtol=1e-2)
+    lw.check_grads(power, (1.5, 3), order=2, rtol=2e-2, checkpoints="all")
+
+    @jax.custom_jvp
+    def wrong(x):
+        return x * x
+
+    wrong.defjvps(lambda t, _, x: 3 * t * x)
+    with pytest.raises(GradientError, match="disagree"):
+        lw.check_grads(lambda x: wrong(x) + 1.0, (2.0,), rtol=1e-2)
+    with pytest.raises(OptionError, match="tuple"):
+        lw.check_grads(power, 1.5)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="derivatives"):
+        lw.check_grads(power, (1, 3))
+    with pytest.raises(OptionError, match="fwd"):
+        lw.check_grads(power, (1.5, 3), modes=("back",))
