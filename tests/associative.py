@@ -112,7 +112,7 @@ EVERY = (*KNOWN, *GENERAL)
 SMOOTH = tuple(sample for sample in EVERY if sample.smooth)
 
 
-def row(xs: Any, i: int) -> Any:
+def row(xs: Any, i: Any) -> Any:
     return jax.tree.map(lambda x: x[i], xs)
 
 

@@ -66,13 +66,13 @@ def test_derivatives(sample: Sample) -> None:
 
 @pytest.mark.parametrize("sample", SMOOTH, ids=repr)
 def test_finite_differences(sample: Sample) -> None:
-    index = some_indices(60)
+    index = some_indices(300)
 
     def filled(x: Any) -> Any:
         found = histogram(sample.operator, index, x, BINS, neutral=sample.neutral)
         return jax.tree.map(lambda y: jnp.where(jnp.isfinite(y), y, 0.0), found)
 
-    check_against_differences(filled, sequence(sample, 60))
+    check_against_differences(filled, sequence(sample, 300))
 
 
 def test_products_with_zeros_in_some_bins() -> None:
@@ -138,6 +138,7 @@ ERRORS = [
     (lambda: histogram(jnp.add, jnp.zeros(3, int), jnp.ones(4), 2), "`indices`: 3, `values`: 4"),
     (lambda: histogram(jnp.add, jnp.zeros(3, int), jnp.ones(3)), "either `size`"),
     (lambda: histogram(jnp.add, jnp.zeros(3, int), jnp.ones(3), -1), "`size` is -1"),
+    (lambda: histogram(jnp.add, jnp.zeros(3, int), jnp.ones(3), 2.0), r"`size` is 2\.0"),  # type: ignore[arg-type]
     (
         lambda: histogram(jnp.add, jnp.zeros(3, int), jnp.ones(3), into=jnp.ones((2, 2))),
         r"`into` are float64\[2\], those of `values` float64\[\]",

@@ -13,6 +13,7 @@ import lanewise as lw
 from associative import EVERY, SMOOTH, Sample, in_loop, neutral_of, sequence
 from comparing import assert_same
 from derivatives import check_against_differences, check_derivatives
+from lanewise.arrays import blocked
 
 scan = lw.arrays.scan
 
@@ -24,7 +25,7 @@ def in_loop_backwards(sample: Sample, xs: Any) -> Any:
 
 
 @pytest.mark.parametrize("sample", EVERY, ids=repr)
-@pytest.mark.parametrize("length", [1, 33, 1100])
+@pytest.mark.parametrize("length", [1, 33, 1103])
 def test_meaning(sample: Sample, length: int) -> None:
     xs = sequence(sample, length)
     forwards, backwards = jax.jit(
@@ -61,7 +62,7 @@ def test_derivatives(sample: Sample) -> None:
     check_derivatives(
         lambda x: scan(sample.operator, x),
         lambda x: in_loop(sample, x),
-        sequence(sample, 70),
+        sequence(sample, 301),
         rtol=1e-8,
     )
 
@@ -73,7 +74,7 @@ def test_derivatives_of_exclusive_suffixes(sample: Sample) -> None:
             lambda y: jnp.where(jnp.isfinite(y), y, 0.0),
             scan(sample.operator, x, neutral=sample.neutral, exclusive=True, reverse=True),
         ),
-        sequence(sample, 40),
+        sequence(sample, 300),
     )
 
 
@@ -88,7 +89,7 @@ def test_what_an_operator_closes_over_is_differentiated() -> None:
 
         return jax.lax.scan(step, jnp.zeros_like(x[0]), x)[1]
 
-    x = 0.1 * np.random.default_rng(3).normal(size=(75, 2))
+    x = 0.1 * np.random.default_rng(3).normal(size=(301, 2))
     check_derivatives(ours, plain, jnp.array([0.7, -0.2]), jnp.asarray(x))
 
 
@@ -137,3 +138,16 @@ def test_a_step_keeps_its_state_only() -> None:
 def test_exclusive_needs_a_neutral_element() -> None:
     with pytest.raises(lw.errors.OperatorError, match=r"to be exclusive.*neutral="):
         scan(lambda a, b: a + b + a * b, jnp.ones(3), exclusive=True)
+
+
+def test_four_levels_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short blocks make many levels of a sequence that is not long, with tails and without."""
+    monkeypatch.setattr(blocked, "_SHORT", 4)
+    monkeypatch.setattr(blocked, "_STEP_BITS", 2)
+    sample = next(sample for sample in SMOOTH if sample.name == "affine")
+    for length, neutral in ((256, (1.0, 0.0)), (251, (1.0, 0.0)), (251, None)):
+        check_derivatives(
+            lambda x, e=neutral: scan(sample.operator, x, neutral=e),
+            lambda x: in_loop(sample, x),
+            sequence(sample, length),
+        )

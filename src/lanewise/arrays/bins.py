@@ -181,7 +181,7 @@ def _logsumexp(values: Any, indices: Any, layout: Layout) -> Any:
     largest = _plain_extreme(MAXIMUM, lax.stop_gradient(values), indices, layout)
     largest = jnp.where(jnp.isfinite(largest), largest, 0)
     total = _sum(jnp.exp(values - _looked_up(largest, indices)), indices, layout)
-    some = total > 0
+    some = total != 0
     return jnp.where(some, jnp.log(jnp.where(some, total, 1)) + largest, -np.inf)
 
 

@@ -1,4 +1,4 @@
-"""Products and extremes of a whole axis, with derivatives that are exact and cheap.
+"""Products, extremes and log-sum-exp of a whole axis, with derivatives that are exact and cheap.
 
 *Product.* Its derivative by one factor is the product of all others. P / xᵢ is wrong where a factor is zero and where
 P underflows; what is counted and divided apart (the number of zeros, the product of the rest) is right once and wrong
@@ -75,6 +75,15 @@ def _product_along_second(table: Any) -> Any:
     for i in range(1, table.shape[1]):
         found = found * table[:, i]
     return found
+
+
+def log_sum_exp(x: Any) -> Any:
+    """The logarithm of the sum of exponentials along the first axis; nothing at all has a derivative of zero."""
+    largest = lax.stop_gradient(jnp.max(x, axis=0))
+    largest = jnp.where(jnp.isfinite(largest), largest, 0)
+    total = jnp.sum(jnp.exp(x - largest), axis=0)
+    some = total != 0
+    return jnp.where(some, jnp.log(jnp.where(some, total, 1)) + largest, -jnp.inf)
 
 
 def extreme(x: Any, kind: str) -> Any:

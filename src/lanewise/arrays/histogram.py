@@ -7,6 +7,7 @@ among its bin's, and the bins are then segments (`segments.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index as as_integer
 from typing import Any
 
 import jax
@@ -66,11 +67,15 @@ def _start(given: Elements, size: Any, into: Any) -> tuple[tuple[Any, ...] | Non
     if (size is None) == (into is None):
         raise OptionError("`histogram`: give either `size`, the number of bins, or `into`.")
     if into is None:
-        if not isinstance(size, int) or size < 0:
+        try:
+            count = as_integer(size)
+        except TypeError:
+            count = -1
+        if count < 0:
             raise OptionError(
                 f"`histogram`: `size` is {size!r}. Give the number of bins as a Python integer."
             )
-        return None, size
+        return None, count
     start = elements("histogram", "into", into)
     if start.tree != given.tree:
         raise OptionError(

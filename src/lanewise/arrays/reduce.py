@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from lanewise.arrays.blocked import reduce_leaves
-from lanewise.arrays.extremes import extreme, product
+from lanewise.arrays.extremes import extreme, log_sum_exp, product
 from lanewise.arrays.operands import elements
 from lanewise.arrays.operators import (
     ADD,
@@ -68,7 +67,7 @@ _FAST: dict[str, Callable[[Any], Any]] = {
     MULTIPLY: product,
     MAXIMUM: lambda x: extreme(x, MAXIMUM),
     MINIMUM: lambda x: extreme(x, MINIMUM),
-    LOGADDEXP: lambda x: jax.nn.logsumexp(x, axis=0),
+    LOGADDEXP: log_sum_exp,
     AND: lambda x: lax.reduce_and(x, (0,)),
     OR: lambda x: lax.reduce_or(x, (0,)),
 }
