@@ -45,7 +45,7 @@ def test_what_is_saved_may_lie_in_the_hosts_memory() -> None:
     assert "<host>[40,8]" in text
     batch = lw.vmap(chain, (0, None), offload="host")
     found = jax.grad(lambda w: batch(jnp.stack([x, x]), w).sum())(weights)
-    np.testing.assert_allclose(found, 2 * expected, rtol=1e-5)
+    np.testing.assert_allclose(found, 2 * expected, rtol=1e-3, atol=1e-4)
     with pytest.raises(OptionError, match="ways of their own"):
         jax.grad(lambda x: lw.vmap(power, offload="host")(x, jnp.arange(3)).sum())(jnp.ones(3))
 

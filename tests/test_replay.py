@@ -68,6 +68,8 @@ def test_a_repeated_call_compiles_nothing(carrier: str, caplog: pytest.LogCaptur
     with jax.log_compiles():
         again = [fun(argument) for fun, argument in calls]
     assert not [text for text in caplog.messages if "ompil" in text]
+    # How long threads were busy differs from call to call.
+    first[2], again[2] = first[2][0], again[2][0]
     assert_same(again, first, 1e-6)
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from comparing import assert_same
+from comparing import assert_same, take
 from corpus import CORPUS, Case
+from derivatives import of_smooth, to_scalar
 from lanewise.errors import OptionError
 from lanewise.machine.kernel import device
 from programs.small import collatz, depth, fib
@@ -35,6 +36,29 @@ def test_the_corpus_as_kernels(case: Case) -> None:
     args = jax.device_put(args, jax.devices("gpu")[0])
     run = lw.vmap(case.program, in_axes=case.in_axes, carrier="kernel")
     assert_same(jax.jit(run)(*args), expected, max(case.rtol, 2e-4))
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    "case", [c for c in CORPUS if c.differentiable and not c.heavy], ids=lambda case: case.name
+)
+def test_gradients_as_kernels(case: Case) -> None:
+    def gradient(args: Any, **how: Any) -> Any:
+        run = lw.vmap(case.program, in_axes=case.in_axes, **how)
+
+        def of_moved(*moved: Any) -> Any:
+            given = dict(zip(case.differentiable, moved, strict=True))
+            return run(*(given.get(i, x) for i, x in enumerate(args)))
+
+        moved = tuple(args[i] for i in case.differentiable)
+        scalar, smooth = of_smooth(to_scalar(of_moved), moved)
+        return jax.jit(jax.grad(scalar))(smooth)
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        args = take(case.in_axes, batch(case.name), slice(17))
+        expected = gradient(args)
+    args = jax.device_put(args, jax.devices("gpu")[0])
+    assert_same(gradient(args, carrier="kernel"), expected, max(case.rtol, 2e-3))
 
 
 @on_gpu
