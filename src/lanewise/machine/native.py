@@ -49,12 +49,12 @@ from lanewise.program import Program
 
 # XLA:CPU hands float reductions over more elements than this to a library, which its one-function code cannot call.
 MOST_REDUCED = 1024
-# What XLA:CPU's one-function code has no instructions for.
+# What XLA:CPU's one-function code has no instructions for. (`linear_solve` is Lineax's, and holds a factorization.)
 _NOT_IN_ONE_FUNCTION = frozenset(
     "cholesky lu lu_pivots_to_permutation geqrf geqp3 qr householder_product eigh eig svd schur triangular_solve"
     " tridiagonal tridiagonal_solve hessenberg fft sort top_k approx_top_k rng_uniform ragged_dot ragged_dot_general"
     " conv_general_dilated pure_callback io_callback debug_callback debug_print ffi_call custom_call"
-    " call_hi_primitive".split()
+    " call_hi_primitive linear_solve".split()
 )
 _ARRAY_REDUCTIONS = ("reduce", "arg", "cum")
 
