@@ -71,9 +71,17 @@ def test_products_of_any_length_with_a_zero(length: int) -> None:
 
 
 def test_a_product_that_underflows_has_its_derivative() -> None:
-    x = jnp.array([1e-30, 1e-30, 2.0], jnp.float32)
+    x = jnp.array([1e-30, 1e-30, *[1.0] * 40, 2.0], jnp.float32)
     found = jax.grad(lambda x: reduce(jnp.multiply, x))(x)
-    np.testing.assert_allclose(found, [2e-30, 2e-30, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(found, [2e-30, 2e-30, *[0.0] * 41], rtol=1e-6)
+
+
+def test_a_batch_of_products_some_with_zeros() -> None:
+    x = np.random.default_rng(0).uniform(0.9, 1.1, (3, 21, 2))
+    x[1, 4, 0] = x[2, 5, 1] = x[2, 6, 1] = 0.0
+    found = jax.jit(jax.vmap(jax.grad(lambda x: jnp.sum(reduce(jnp.multiply, x)))))(x)
+    expected = [[np.prod(np.delete(row, i, axis=0), axis=0) for i in range(21)] for row in x]
+    np.testing.assert_allclose(found, expected)
 
 
 @pytest.mark.parametrize("operator", [jnp.maximum, jnp.minimum])

@@ -1,11 +1,12 @@
 """Products, extremes and log-sum-exp of a whole axis, with derivatives that are exact and cheap.
 
-*Product.* Its derivative by one factor is the product of all others. P / xᵢ is wrong where a factor is zero and where
-P underflows; what is counted and divided apart (the number of zeros, the product of the rest) is right once and wrong
-when it is differentiated again. So the products of all others are computed by halving: the two halves are multiplied
-with each other, the others of that shorter sequence are found alike, and each half gets them times its counterpart in
-the other half. That is three multiplications an element, no division, and itself made of products, so that
-derivatives of any order are as exact. Measured beside the division form on a million numbers it costs the same.
+*Product.* Its derivative by one factor is the product of all others, P / xᵢ, unless a factor is zero or P leaves the
+range of normal numbers. That is seen in P alone. Then the products of all others are computed by halves: the two
+halves are multiplied with each other, the others of that shorter sequence are found alike, and each half gets them
+times its counterpart in the other half. That needs no division and is itself made of products, so derivatives of any
+order of it are exact: whenever the products of others are differentiated again, it is this form that is. Counting
+zeros and dividing the product of the rest is the usual way; it is right once, wrong when differentiated again, and
+blind to underflow.
 
 *Extremes.* The derivative goes to one element: the first that equals the extreme. A mask picks it on the way forward
 and places it on the way back; nothing is scattered.
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from lanewise.arrays.blocked import written
 from lanewise.arrays.operators import MAXIMUM
 
 # Halving ends here; the rest is one small table.
@@ -46,34 +48,47 @@ def _product_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
     return _product(x), jnp.sum(products_of_others(x) * moved, axis=0)
 
 
+@jax.custom_jvp
 def products_of_others(x: Any) -> Any:
     """For each element along the first axis, the product of all others.
 
     >>> products_of_others(jnp.array([2.0, 0.0, 5.0])).tolist()
     [0.0, 10.0, 0.0]
     """
-    length, halvings = x.shape[0], 0
-    while -(-length // 2**halvings) > _SMALL:
-        halvings += 1
-    whole = -(-length // 2**halvings) * 2**halvings
-    ones = jnp.ones((whole - length, *x.shape[1:]), x.dtype)
-    return _others(jnp.concatenate([x, ones]) if whole > length else x, halvings)[:length]
+    if x.shape[0] <= _SMALL:
+        return _others_of_few(x)
+    whole = _plain_product(x)
+    size = jnp.abs(whole)
+    limits = jnp.finfo(x.dtype)
+    divisible = jnp.all((size >= limits.tiny) & (size <= limits.max))
+    return lax.cond(divisible, lambda: whole / x, lambda: _others_by_halves(x))
 
 
-def _others(x: Any, halvings: int) -> Any:
-    if halvings == 0:
-        own = jnp.eye(x.shape[0], dtype=bool).reshape(*x.shape[:1] * 2, *(1,) * (x.ndim - 1))
-        return _product_along_second(jnp.where(own, jnp.ones((), x.dtype), x[None]))
-    half = x.shape[0] // 2
-    first, second = lax.split(x, (half, half))
-    others = _others(first * second, halvings - 1)
-    return jnp.concatenate([others * second, others * first])
+@products_of_others.defjvp
+def _others_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    _, moved = jax.jvp(_others_by_halves, primals, tangents)
+    return products_of_others(*primals), moved
 
 
-def _product_along_second(table: Any) -> Any:
-    found = table[:, 0]
-    for i in range(1, table.shape[1]):
-        found = found * table[:, i]
+def _others_by_halves(x: Any) -> Any:
+    length = x.shape[0]
+    if length <= _SMALL:
+        return _others_of_few(x)
+    half = -(-length // 2)
+    first, second = x[:half], x[half:]
+    if length % 2:
+        second = written(jnp.ones_like(first), second, 0)
+    others = _others_by_halves(first * second)
+    return jnp.concatenate([others * second, others * first])[:length]
+
+
+def _others_of_few(x: Any) -> Any:
+    """The same from the table of all pairs."""
+    own = jnp.eye(x.shape[0], dtype=bool).reshape(*x.shape[:1] * 2, *(1,) * (x.ndim - 1))
+    factors = jnp.where(own, jnp.ones((), x.dtype), x[None])
+    found = factors[:, 0]
+    for i in range(1, x.shape[0]):
+        found = found * factors[:, i]
     return found
 
 
