@@ -8,7 +8,7 @@ Reproducible by default: the same programs at every run. Switches, by environmen
 
 Every second program is compared under one schedule, the schedules taking turns, so that every shard meets them all; the
 others through the carrier `native`. Every tenth is also called alone, every tenth under `jax.disable_jit`, one in each
-shard through `schedule="local"`.
+shard through `schedule="local"`. Of a few more, gradients by reverse mode are compared with forward mode, in all lanes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ RANDOM = os.environ.get("LANEWISE_RANDOM", "") not in ("", "0")
 SHRINK = os.environ.get("LANEWISE_SHRINK", "") not in ("", "0")
 SHARDS = max(1, min(20, PROGRAMS // 20))
 PER_SHARD = -(-PROGRAMS // SHARDS)
+GRADIENTS = max(PROGRAMS // 26, 1)
 SCHEDULES = ("auto", "lowest", "most", "sweep")
 
 UNHURRIED = (HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large)
@@ -133,6 +134,64 @@ def test_generated_programs(shard: int) -> None:
     assert len(seen) >= PER_SHARD
     if PER_SHARD >= 2 * len(SCHEDULES):
         assert set(schedules) == set(SCHEDULES), schedules
+
+
+def check_gradients(program: Generated, serial: int) -> bool:
+    """Whether there is anything to compare: reverse mode and forward mode, by the float arguments, in every lane."""
+    moving = [at for at, a in enumerate(program.arguments) if a.dtype == np.float32]
+    main = load(program.source, lw.program, f"gradient {serial}").with_options(
+        checkpoints=("auto", "all", "sqrt", 3)[serial % 4], tape=64
+    )
+
+    def total(moved: list[Any], args: list[Any]) -> Any:
+        given = list(args)
+        for at, value in zip(moving, moved, strict=True):
+            given[at] = value
+        leaves = jax.tree.leaves(main(*given))
+        floats = [x for x in leaves if x.dtype == np.float32]
+        return sum((x.sum() * (0.5 + at) for at, x in enumerate(floats)), jax.numpy.float32(0))
+
+    axes = list(program.in_axes)
+    args = [jax.numpy.asarray(a) for a in program.arguments]
+    moved, moved_axes = [args[at] for at in moving], [axes[at] for at in moving]
+
+    @jax.jit
+    def both(moved: list[Any], args: list[Any]) -> Any:
+        ones = [jax.numpy.ones_like(x) for x in moved]
+        each = jax.vmap(total, (moved_axes, axes), axis_size=LANES)
+        slopes = jax.jvp(lambda moved: each(moved, args), (moved,), (ones,))[1]
+        rows = jax.vmap(jax.grad(total), (moved_axes, axes), axis_size=LANES)(moved, args)
+        return slopes, sum(row.reshape(LANES, -1).sum(1) for row in rows)
+
+    slopes, found = jax.device_get(both(moved, args)) if moving else (np.zeros(1),) * 2
+    fine = np.isfinite(slopes)
+    np.testing.assert_allclose(
+        found[fine], slopes[fine], rtol=1e-4, atol=1e-4, err_msg=repr(program)
+    )
+    return bool(np.any(slopes[fine] != 0))
+
+
+@pytest.mark.slow
+def test_gradients_of_generated_programs() -> None:
+    told = 0
+
+    @hypothesis.seed(secrets.randbits(32) if RANDOM else 1000)
+    @settings(
+        max_examples=GRADIENTS,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=UNHURRIED,
+    )
+    @hypothesis.given(programs())
+    def compare(program: Generated) -> None:
+        nonlocal told
+        hypothesis.assume(substantial(program.source))
+        hypothesis.assume(any(a.dtype == np.float32 for a in program.arguments))
+        told += check_gradients(program, told)
+
+    compare()
+    assert told >= GRADIENTS // 3
 
 
 def test_the_generator_covers_its_language() -> None:

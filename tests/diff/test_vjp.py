@@ -1,7 +1,7 @@
 """Reverse mode over the corpus: what it gives is what forward mode, finite differences and JAX's own rules give.
 
-In float64, so that the tolerance is tight enough to see a wrong term. Compiling is the cost: a program meets one setting
-of `checkpoints` alone, another in a batch, or both, in turns, and `vmap(grad)` or `grad` of a sum over `vmap`.
+In float64, so that the tolerance is tight enough to see a wrong term. Compiling is the cost: a program meets one
+setting of `checkpoints` alone, another in a batch, or both, in turns, and `vmap(grad)` or `grad` of a sum over `vmap`.
 LANEWISE_FULL=1 runs all.
 """
 
