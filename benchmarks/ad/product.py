@@ -2,8 +2,8 @@
 
     python -m ad.product     (in benchmarks/; `python benchmarks/array_operators.py` runs it too)
 
-JAX differentiates `jnp.prod` through a scan of partial products. `lw.arrays.reduce` divides, and where a factor is zero or
-the product leaves the range of normal numbers, multiplies by halves; both are timed.
+JAX differentiates `jnp.prod` through a scan of partial products. `lw.arrays.reduce` divides where it may; the same
+with a factor that is zero is timed too.
 """
 
 from __future__ import annotations

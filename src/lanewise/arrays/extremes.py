@@ -1,12 +1,12 @@
 """Products, extremes and log-sum-exp of a whole axis, with derivatives that are exact and cheap.
 
-*Product.* Its derivative by one factor is the product of all others, P / xᵢ, unless a factor is zero or P leaves the
-range of normal numbers. That is seen in P alone. Then the products of all others are computed by halves: the two
-halves are multiplied with each other, the others of that shorter sequence are found alike, and each half gets them
-times its counterpart in the other half. That needs no division and is itself made of products, so derivatives of any
-order of it are exact: whenever the products of others are differentiated again, it is this form that is. Counting
-zeros and dividing the product of the rest is the usual way; it is right once, wrong when differentiated again, and
-blind to underflow.
+*Product.* Its derivative by one factor is the product of all others. Three forms give it, the first that can: P / xᵢ,
+if P is a normal number, which also tells that no factor is zero; from the number of zeros and the product of the
+rest, if that is a normal number; by halves. There the two halves are multiplied with each other, the others of that
+shorter sequence are found alike, and each half gets them times its counterpart in the other half. That needs no
+division and is itself made of products, so its derivatives of any order are exact: when the products of others are
+differentiated again, it is this form that is. (What divides, or counts zeros, is right once and wrong when it is
+differentiated.)
 
 *Extremes.* The derivative goes to one element: the first that equals the extreme. A mask picks it on the way forward
 and places it on the way back; nothing is scattered.
@@ -58,10 +58,28 @@ def products_of_others(x: Any) -> Any:
     if x.shape[0] <= _SMALL:
         return _others_of_few(x)
     whole = _plain_product(x)
-    size = jnp.abs(whole)
+    return lax.cond(
+        jnp.all(_is_normal(whole)), lambda: whole / x, lambda: _others_by_zeros_or_halves(x)
+    )
+
+
+def _is_normal(x: Any) -> Any:
+    """Neither zero, nor so small that digits are lost, nor infinite or NaN."""
     limits = jnp.finfo(x.dtype)
-    divisible = jnp.all((size >= limits.tiny) & (size <= limits.max))
-    return lax.cond(divisible, lambda: whole / x, lambda: _others_by_halves(x))
+    return (jnp.abs(x) >= limits.tiny) & (jnp.abs(x) <= limits.max)
+
+
+def _others_by_zeros_or_halves(x: Any) -> Any:
+    zero = x == 0
+    rest = jnp.where(zero, jnp.ones((), x.dtype), x)
+    others, zeros = _plain_product(rest), jnp.sum(zero, axis=0)
+
+    def by_zeros() -> Any:
+        lone = jnp.where(zero & (zeros == 1), others, jnp.zeros((), x.dtype))
+        return jnp.where(zeros == 0, others / rest, lone)
+
+    settled = jnp.all(_is_normal(others) | (zeros > 1))
+    return lax.cond(settled, by_zeros, lambda: _others_by_halves(x))
 
 
 @products_of_others.defjvp
