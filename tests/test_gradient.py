@@ -43,6 +43,8 @@ def test_what_is_saved_may_lie_in_the_hosts_memory() -> None:
     np.testing.assert_allclose(away(x, weights), expected, rtol=1e-6)
     text = str(jax.make_jaxpr(away)(x, weights))
     assert "<host>[40,8]" in text
+    lowered = jax.jit(away).trace(x, weights).lower(lowering_platforms=("cuda",)).as_text()
+    assert "annotate_device_placement" in lowered
     batch = lw.vmap(chain, (0, None), offload="host")
     found = jax.grad(lambda w: batch(jnp.stack([x, x]), w).sum())(weights)
     np.testing.assert_allclose(found, 2 * expected, rtol=1e-3, atol=1e-4)

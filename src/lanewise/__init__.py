@@ -8,7 +8,7 @@ from lanewise import linearize as _linearize
 from lanewise.decorator import ProgramFunction, lift, program
 from lanewise.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.fixed_point import fixed_point
-from lanewise.gradient import check_grads, grad, value_and_grad
+from lanewise.gradient import check_grads, grad, recomputed, value_and_grad
 from lanewise.inspect import Inspection, inspect
 from lanewise.outcomes import Failure, Outcomes, Stats
 from lanewise.program import Program
@@ -39,6 +39,7 @@ __all__ = [
     "inspect",
     "lift",
     "program",
+    "recomputed",
     "stream",
     "value_and_grad",
     "vmap",

@@ -59,6 +59,22 @@ def value_and_grad(
     return jax.value_and_grad(_program(fun, "value_and_grad", options), argnums, has_aux)
 
 
+def recomputed(length: int, checkpoints: int) -> int:
+    """How many iterations of a `while` its gradient runs again if it keeps this many states at a time.
+
+    Besides these, each of the `length` iterations runs once ahead and once in reverse.
+
+    >>> recomputed(64, 64), recomputed(1000, 64)
+    (0, 1083)
+    """
+    from lanewise.diff.checkpoint import recomputed as counted
+
+    for name, value in (("length", length), ("checkpoints", checkpoints)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise OptionError(f"{name}={value!r} must be a positive int.")
+    return counted(length, checkpoints)
+
+
 def check_grads(
     fun: Callable[..., Any],
     args: Sequence[Any],

@@ -66,6 +66,9 @@ def _linearize(
     num_answers = len(program.out_avals)
     num_values = len(forward.program.out_avals)
     answers, saved, rest = outs[:num_answers], outs[num_answers:num_values], outs[num_values:]
+    if options.offload:
+        # They are there already; JAX looks for transfers where it compiles, and does not look into programs.
+        saved = [_jax.kept_where_it_is(x) for x in saved]
     all_mapped = _with_constants(forward.constants, mapped, lanes)
     axes = answer_axes(forward.program, all_mapped, options, lanes)
     wanted = answer_axes(program, mapped, options, lanes)

@@ -52,7 +52,7 @@ class Checkpoints:
         """
         setting = self.setting
         if setting == "auto":
-            setting = "sqrt" if tape_bytes > MOST_TAPE_BYTES else "all"
+            setting = "sqrt" if tape_bytes > MOST_TAPE_BYTES and not self.offload else "all"
         if setting == "all" or length < 4:
             return 0
         if setting == "sqrt":
@@ -93,6 +93,45 @@ def next_kept(distance: Any, free: Any) -> Any:
     start = (jnp.float32(1), jnp.float32(1), jnp.int32(0))
     _, before, _ = lax.while_loop(reaches, further, start)
     return jnp.where(free > 0, jnp.clip(before.astype(jnp.int32), 1, distance), distance)
+
+
+def recomputed(length: int, checkpoints: int) -> int:
+    """How many iterations of a `while` are run again by its gradient, with this many states at a time.
+
+    The count of the scheme that the reverse sweep follows: besides these, each of the `length` iterations runs once
+    ahead and once in reverse.
+
+    >>> recomputed(64, 64), recomputed(1000, 64), recomputed(1_000_000, 64)
+    (0, 1083, 4805789)
+    """
+    number = Checkpoints(checkpoints).slots(1)
+    distance = 1
+    while length > number * distance:
+        distance *= 2
+    places = list(range(0, length, distance))
+    count = 0
+    for wanted in range(length - 1, -1, -1):
+        if places[-1] > wanted:
+            places.pop()
+        at = places[-1]
+        while at < wanted:
+            free = number - len(places)
+            target = at + _next_kept(wanted - at, free)
+            count += target - at
+            at = target
+            if free:
+                places.append(at)
+    return count
+
+
+def _next_kept(distance: int, free: int) -> int:
+    """`next_kept`, of plain numbers."""
+    if not free:
+        return distance
+    reach, before, times = 1.0, 1.0, 0
+    while reach < distance:
+        reach, before, times = reach * (free + times + 1) / (times + 1), reach, times + 1
+    return min(max(int(before), 1), distance)
 
 
 def write(buffer: Any, value: Any, place: Any) -> Any:
