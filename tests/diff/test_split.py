@@ -111,14 +111,16 @@ def test_writes_in_place_save_elements() -> None:
     np.testing.assert_allclose(found, jax.grad(written(n))(0.5), rtol=1e-4)
 
 
-def peak(fun: Callable[..., Any], *args: Any) -> int:
-    found = jax.jit(fun).lower(*args).compile().memory_analysis()
-    assert found is not None
-    return found.temp_size_in_bytes
+def peak(compiled: Any) -> int:
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def compiled(fun: Callable[..., Any], *args: Any) -> Any:
+    return jax.jit(fun).lower(*args).compile()
 
 
 def test_memory_of_writes_in_place_is_not_quadratic() -> None:
-    small, large = (peak(lw.grad(written(n)), 0.5) for n in (256, 4096))
+    small, large = (peak(compiled(lw.grad(written(n)), 0.5)) for n in (256, 4096))
     assert large < 24 * small
 
 
@@ -141,7 +143,7 @@ def test_memory_adds_over_a_nest(kind: str) -> None:
         return lambda x: fun(x).sum()
 
     x = jnp.linspace(0.0, 1.0, 16)
-    sizes = [peak(jax.grad(total(n)), x) for n in (16, 32, 64)]
+    sizes = [peak(compiled(jax.grad(total(n)), x)) for n in (16, 32, 64)]
     assert sizes[2] < 5 * sizes[0] and sizes[1] < 2.5 * sizes[0], sizes
     expected = jax.jit(jax.grad(lambda x: steps(lambda x: jnp.sin(x) * 1.01, 64)(x).sum()))(x)
     np.testing.assert_allclose(jax.jit(jax.grad(total(4)))(x), expected, rtol=1e-4)
@@ -161,10 +163,10 @@ def test_a_million_iterations_in_the_memory_of_few(kind: str) -> None:
             lambda s: s[1] < n, lambda s: (s[0] + 1e-6 * jnp.sin(s[0]), s[1] + 1), (x, 0)
         )[0]
 
-    compiled = jax.jit(lw.grad(last, checkpoints=64)).lower(0.5, n).compile()
+    run = compiled(lw.grad(last, checkpoints=64), 0.5, n)
     state = 4
-    assert compiled.memory_analysis().temp_size_in_bytes <= 10_000 * state
-    slope = float(compiled(0.5, n))
+    assert peak(run) <= 10_000 * state
+    slope = float(run(0.5, n))
     # x' = sin(x) for a time of one: the slope of its flow is sin(x(1)) / sin(x(0)).
     end = 2 * math.atan(math.tan(0.25) * math.e)
     assert slope == pytest.approx(math.sin(end) / math.sin(0.5), rel=2e-2)
@@ -200,3 +202,27 @@ def test_the_cut_saves_the_fewest_bytes_and_computes_nothing_dear_twice() -> Non
         return [jnp.sum(x), ct * lax.dynamic_index_in_dim(x, 3, keepdims=False)]
 
     assert [a.shape for a in cut(element, [x], [ct], [False]).saved] == [()]
+
+
+def test_what_decides_is_not_decided_again() -> None:
+    """Computed twice, a number may be rounded in two ways: no entry is the maximum, or the other branch is taken."""
+    x, ct = jnp.ones(8), jnp.float32(1)
+
+    def largest(x: Any, ct: Any) -> Any:
+        y = x * 2.0 + 1.0
+        most = jnp.max(y)
+        return [most, ct * (y == most)]
+
+    found = cut(largest, [x], [ct], [True])
+    assert [(a.shape, a.dtype) for a in found.saved] == [((8,), jnp.bool_)]
+
+    def branch(a: Any, ct: Any) -> Any:
+        return [a, ct * lax.cond(a * 2.0 + 1.0 > 0.3, lambda: 1.0, lambda: 2.0)]
+
+    found = cut(branch, [ct], [ct], [True])
+    assert not any(eqn.primitive.name == "gt" for eqn in found.reverse.eqns) and found.saved
+
+    def on_what_is_there(a: Any, ct: Any) -> Any:
+        return [a, ct * (a > 0.3)]
+
+    assert cut(on_what_is_there, [ct], [ct], [True]).saved == ()

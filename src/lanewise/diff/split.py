@@ -29,6 +29,7 @@ CHEAP = frozenset(
 )
 # So is a product that sums few terms: a wide array times a small matrix.
 FEW_TERMS = 32
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _ENDLESS = 2**30
 _MOST_BYTES = 2**26
 CONTROL = ("while", "scan", "cond")
@@ -88,16 +89,19 @@ def split(
         if not isinstance(a, _jax.Literal) and a in known_vars
     ]
     costly = [v for v, k, f in zip(jaxpr.invars, known, free, strict=True) if k and not f]
-    saved = _cheapest(forward_eqns, costly, list(dict.fromkeys(needed)), again)
+    rounded = {v for e in forward_eqns for v in e.outvars if _jax.has_tangent(v.aval)}
+
+    def repeats(eqn: _jax.JaxprEqn) -> bool:
+        return again(eqn) and not _silent(eqn).effects and not _decides(eqn, rounded)
+
+    saved = _cheapest(forward_eqns, costly, list(dict.fromkeys(needed)), repeats)
     available = [v for v, k, f in zip(jaxpr.invars, known, free, strict=True) if k and f]
     unknown = [v for v, k in zip(jaxpr.invars, known, strict=True) if not k]
     taken = [v for v, k in zip(jaxpr.invars, known, strict=True) if k]
     forward = _jax.new_jaxpr(taken, [*results, *saved], forward_eqns)
     # In the reverse code a saved value is an input: whatever computed it goes.
     in_reverse = set(saved)
-    repeated = [
-        _without_results(_silent(eqn), in_reverse) for eqn in forward_eqns if _repeats(eqn, again)
-    ]
+    repeated = [_without_results(_silent(eqn), in_reverse) for eqn in forward_eqns if repeats(eqn)]
     reverse = _jax.new_jaxpr([*available, *saved, *unknown], adjoints, [*repeated, *reverse_eqns])
     return Split(
         _jax.without_unused(forward),
@@ -106,8 +110,15 @@ def split(
     )
 
 
-def _repeats(eqn: _jax.JaxprEqn, again: Callable[[_jax.JaxprEqn], bool]) -> bool:
-    return again(eqn) and not _silent(eqn).effects
+def _decides(eqn: _jax.JaxprEqn, rounded: set[_jax.Var]) -> bool:
+    """Whether an equation compares numbers so that another rounding, a second time, would make a difference.
+
+    A branch must go back the way it came. And JAX's derivative of a maximum looks for the entry that equals it.
+    """
+    name = eqn.primitive.name
+    if name not in _COMPARISONS or (eqn.outvars[0].aval.shape and name not in ("eq", "ne")):
+        return False
+    return any(not isinstance(a, _jax.Literal) and a in rounded for a in eqn.invars)
 
 
 def _silent(eqn: _jax.JaxprEqn) -> _jax.JaxprEqn:
@@ -128,7 +139,7 @@ def _cheapest(
     eqns: Sequence[_jax.JaxprEqn],
     costly: Sequence[_jax.Var],
     needed: Sequence[_jax.Var],
-    again: Callable[[_jax.JaxprEqn], bool],
+    repeats: Callable[[_jax.JaxprEqn], bool],
 ) -> list[_jax.Var]:
     """The values to save, of the fewest bytes, from which all that is needed can be had."""
     # Each value is an edge, from its own node to the next, of the capacity of its bytes.
@@ -147,7 +158,7 @@ def _cheapest(
     for eqn in eqns:
         inputs = [a for a in eqn.invars if not isinstance(a, _jax.Literal)]
         for var in eqn.outvars:
-            if _repeats(eqn, again):
+            if repeats(eqn):
                 edges += [(number[a] + 1, node(var), _ENDLESS) for a in inputs if a in number]
             else:
                 edges.append((source, node(var), _ENDLESS))
