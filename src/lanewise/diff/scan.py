@@ -19,7 +19,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise.diff.activity import moving_in_scan
 from lanewise.diff.calls import calls
-from lanewise.diff.piece import piece
+from lanewise.diff.piece import Piece, piece
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
 
@@ -104,13 +104,14 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
     # What a loop inside another saves does not outlive an iteration of that.
     away = scope.checkpoints.offload and not scope.inside
     ahead = own.forward_step([(loop.num_consts + j, j) for j in range(loop.num_carry)])
+    saving = _Saving.of(own, loop)
 
     def step(carry: Any, slices: Sequence[Any]) -> Any:
         state, tapes, left = carry
         outs, left = ahead([*consts, *state, *slices, *tapes], left)
         results, rest = outs[:num_results], outs[num_results:]
         carry = (results[: loop.num_carry], rest[:num_tapes], left)
-        saved = rest[num_tapes:]
+        saved = [rest[num_tapes + i] for i in saving.own]
         if away:
             saved = [jax.device_put(x, _jax.HOST) for x in saved]
         return carry, (results[loop.num_carry :], saved)
@@ -140,23 +141,26 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         behind = own.reverse_step([(at + j, j) for j in range(num_sums + num_ct)])
 
         def back(carry: Any, slices: Any) -> Any:
-            sums, ct_carry, tapes, left = carry
-            given, saved, ct_slices = slices
+            sums, ct_carry, tapes, left, after = carry
+            given, stored, results, ct_slices = slices
             if away:
-                saved = [jax.device_put(x, _jax.DEVICE) for x in saved]
+                stored = [jax.device_put(x, _jax.DEVICE) for x in stored]
+            saved = saving.joined(stored, results, after)
             args = [*consts, *given, *saved, *tapes, *sums, *ct_carry, *ct_slices]
             found, left = behind(args, left)
             first, second = found[:num_sums], found[num_sums : num_sums + num_ct]
-            carry = (first, second, found[num_moving:], left)
+            carry = (first, second, found[num_moving:], left, saving.before(saved))
             return carry, found[num_sums + num_ct : num_moving]
 
         tapes = list(scope.tapes) if loop.threads else []
         blank: list[Any] = [None] * (at - len(consts))
         left = behind.start([*consts, *blank, *sums, *ct_carry])
-        (sums, ct_init, tapes, left), ct_xs = lax.scan(
+        after = [final[j] for j in saving.carried.values()]
+        results = [ys[i] for i in saving.results.values()]
+        (sums, ct_init, tapes, left, _), ct_xs = lax.scan(
             back,
-            (sums, ct_carry, tapes, left),
-            (xs, saved, ct_ys),
+            (sums, ct_carry, tapes, left, after),
+            (xs, saved, results, ct_ys),
             length=loop.length,
             reverse=not loop.reverse,
         )
@@ -171,6 +175,58 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         ]
 
     return Swept([*final, *ys], loop.out_moving, pull)
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """Where the reverse finds what an iteration saves.
+
+    `own`: what is stacked for it alone. `results`: what is stacked anyway, being a result, with the result's number.
+    `carried`: what is state for the next iteration, with the number of that state, whose value before that iteration is
+    saved too: it is what the reverse read one step ago, or the final state.
+    """
+
+    number: int
+    own: tuple[int, ...]
+    results: dict[int, int]
+    carried: dict[int, int]
+    # For each of `carried`, the place of the state as it was before the iteration.
+    earlier: tuple[int, ...]
+
+    @staticmethod
+    def of(own: Piece, loop: _Loop) -> _Saving:
+        code, first = own.cut.forward, len(own.constants) + loop.num_consts
+        num_results = len(loop.out_moving)
+        saved = code.outvars[num_results + own.num_tapes :]
+        state = list(code.invars[first : first + loop.num_carry])
+        results, carried, earlier = {}, {}, []
+        for at, var in enumerate(saved):
+            for j, out in enumerate(code.outvars[:num_results]):
+                if out is not var or var in state:
+                    continue
+                if j >= loop.num_carry:
+                    results[at] = j - loop.num_carry
+                elif state[j] in saved:
+                    carried[at] = j
+                    earlier.append(saved.index(state[j]))
+                else:
+                    continue
+                break
+        alone = tuple(i for i in range(len(saved)) if i not in results and i not in carried)
+        return _Saving(len(saved), alone, results, carried, tuple(earlier))
+
+    def joined(
+        self, stored: Sequence[Any], results: Sequence[Any], after: Sequence[Any]
+    ) -> list[Any]:
+        """All that an iteration saved, from where it is."""
+        found: dict[int, Any] = dict(zip(self.own, stored, strict=True))
+        found.update(zip(self.results, results, strict=True))
+        found.update(zip(self.carried, after, strict=True))
+        return [found[i] for i in range(self.number)]
+
+    def before(self, saved: Sequence[Any]) -> list[Any]:
+        """What is the next state of the iteration that the reverse comes to now."""
+        return [saved[i] for i in self.earlier]
 
 
 def _in_strips(loop: _Loop, operands: Sequence[Any], strip: int, scope: Scope) -> Swept:
