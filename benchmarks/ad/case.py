@@ -27,7 +27,8 @@ class Case:
 
     `torch` is called with PyTorch's module and gives the pair on its tensors; the arguments become tensors
     of the same types. `reference`, where there is one, is the gradient by hand, in NumPy: all three are
-    held to it, and to JAX's own where there is none. `double` runs all of it in float64.
+    held to it, and to JAX's own where there is none, in all entries but for the share that `agreement` leaves: below
+    one where rounding decides. `double` runs all of it in float64.
     """
 
     ours: Pair
@@ -38,6 +39,7 @@ class Case:
     reference: Callable[..., Any] | None = None
     rtol: float = 1e-4
     atol: float = 1e-5
+    agreement: float = 1.0
 
 
 @dataclass(frozen=True)

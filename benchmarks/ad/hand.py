@@ -107,8 +107,9 @@ def residuals(
     if corners.size < rest.shape[0]:
         weights, rest = weights[corners.ravel()], rest[corners.ravel()]
         corners = jnp.arange(corners.size).reshape(corners.shape)
-    vertices = jnp.einsum("vb,bij,vj->vi", weights, frames, rest)
-    return points - jnp.einsum("ck,cki->ci", shares, vertices[corners]) - theta[3:6]
+    mixed = (weights @ frames.reshape(BONES, 12)).reshape(-1, 3, 4)
+    vertices = jnp.sum(mixed * rest[:, None, :], axis=2)
+    return points - jnp.sum(shares[:, :, None] * vertices[corners], axis=1) - theta[3:6]
 
 
 @lw.program

@@ -58,12 +58,17 @@ def nearest(centroids: Any, points: Any) -> jax.Array:
     return least(jnp.sum(centroids**2, axis=1) - 2.0 * (points @ centroids.T))
 
 
-def cost(centroids: Any, points: Any) -> jax.Array:
-    k = centroids.shape[0]
-    own = nearest(centroids, points)
+def of_each(own: Any, points: Any, k: int) -> tuple[Any, Any]:
+    """The sum and the number of each cluster's points: by a product where clusters are few."""
+    if k <= BLOCK:
+        member = (own[None, :] == jnp.arange(k)[:, None]).astype(points.dtype)
+        return member @ points, jnp.sum(member, axis=1)
     ones = jnp.ones(points.shape[0], points.dtype)
-    sums = arrays.histogram(jnp.add, own, points, k)
-    counts = arrays.histogram(jnp.add, own, ones, k)
+    return arrays.histogram(jnp.add, own, points, k), arrays.histogram(jnp.add, own, ones, k)
+
+
+def cost(centroids: Any, points: Any) -> jax.Array:
+    sums, counts = of_each(nearest(centroids, points), points, centroids.shape[0])
     of_clusters = jnp.sum(counts[:, None] * centroids**2 - 2.0 * centroids * sums)
     return jnp.sum(points**2) + of_clusters
 
@@ -125,6 +130,8 @@ def entry(k: int, n: int, d: int) -> Entry:
             reference=by_hand,
             rtol=1e-2,
             atol=1e-3,
+            # A point between two centroids goes to either, as rounding has it.
+            agreement=0.98,
         )
 
     return Entry(f"k-means k{k}", f"n {n:,}, d {d}", case, "<= 2", fastest=True)

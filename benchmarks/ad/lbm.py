@@ -95,7 +95,8 @@ def torch_pair(torch: Any) -> Pair:
     def primal(cells: Any, flags: Any, clock: Any) -> Any:
         by = shifts(flags.shape)
         for _ in range(len(clock)):
-            rows = collided(cells, flags.reshape(-1), torch).unbind(0)
+            with torch.device(cells.device):
+                rows = collided(cells, flags.reshape(-1), torch).unbind(0)
             cells = torch.stack([row.roll(shift) for row, shift in zip(rows, by)])
         return cells.sum()
 

@@ -116,6 +116,7 @@ def case(small: bool) -> Case:
         reference=by_hand,
         rtol=1e-2,
         atol=1e-3,
+        agreement=0.98,
     )
 
 
