@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+# A comment after a print that is a number or an array is what is printed.
+PRINTED = re.compile(r"^print\((.*)\) +# ([-\d\[][^a-zA-Z\n]*)$", flags=re.MULTILINE)
 
 
 def python_blocks(text: str) -> list[str]:
@@ -43,13 +45,18 @@ def test_the_readme_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_of_the_docs_runs_as_printed(
+def test_a_page_of_the_docs_runs_and_prints_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / f"{page.stem}.py"
-    file.write_text("\n".join(python_blocks(page.read_text())))
+    file.write_text(PRINTED.sub(r"shown(\1, said='\2')", "\n".join(python_blocks(page.read_text()))))
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(file), run_name="__main__")
+    runpy.run_path(str(file), {"shown": shown}, run_name="__main__")
+
+
+def shown(*values: object, said: str) -> None:
+    """What a `print` would print, compared with the comment after it."""
+    assert " ".join(map(str, values)).split() == said.split()
 
 
 def test_the_first_example_of_the_readme_is_short() -> None:
