@@ -48,7 +48,8 @@ class Entry:
 
     `target` is the most that its overhead may be. `fastest` asks also that our gradient takes less time
     than JAX's and PyTorch's, and measures overhead against the fastest of the three functions, so that a
-    slow one of ours cannot flatter it.
+    slow one of ours cannot flatter it. `memory` is the most that our gradient may take, arguments and results
+    included, over our function.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Entry:
     make: Callable[[bool], Case]
     target: str
     fastest: bool = False
+    memory: str | None = None
     large: bool = False  # too large for the CPU of `make bench`: only where it is named
 
     @property

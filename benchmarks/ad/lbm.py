@@ -12,7 +12,6 @@ root of the number of steps and runs each strip again.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -122,25 +121,23 @@ def data(shape: tuple[int, int, int], steps: int) -> tuple[np.ndarray, ...]:
     return grid.reshape(19, -1).astype(np.float32), flags, np.arange(steps, dtype=np.int32)
 
 
-def entry(
-    name: str, shape: tuple[int, int, int], steps: int, target: str, checkpoints: Any, large: bool
-) -> Entry:
+def entry(name: str, target: str, checkpoints: str, memory: str | None) -> Entry:
     def case(small: bool) -> Case:
-        gradient = functools.partial(lw.grad, checkpoints=checkpoints)
         return Case(
-            Pair(total, gradient(total)),
+            Pair(total, lw.grad(total, checkpoints=checkpoints)),
             Pair(total_jax, jax.grad(total_jax)),
             torch_pair if checkpoints == "all" else None,
-            data((4, 5, 6), 9) if small else data(shape, steps),
+            data((4, 5, 6), 9) if small else data(CELLS, STEPS),
             rtol=1e-3,
             atol=1e-4,
         )
 
-    return Entry(name, f"{'x'.join(map(str, shape))}, {steps} steps", case, target, large=large)
+    size = f"{'x'.join(map(str, CELLS))}, {STEPS} steps"
+    return Entry(name, size, case, target, memory=memory)
 
 
-CELLS = (24, 24, 30)
+CELLS, STEPS = (24, 24, 30), 100
 ENTRIES = (
-    entry("LBM", CELLS, 100, "<= 3.4", "all", False),
-    entry("LBM strip-mined", CELLS, 100, "<= 4.5", "sqrt", False),
+    entry("LBM", "<= 3.4", "all", None),
+    entry("LBM strip-mined", "<= 4.5", "sqrt", "<= 9"),
 )

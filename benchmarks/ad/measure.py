@@ -26,6 +26,7 @@ class Measured:
     entry: Entry
     times: dict[str, tuple[float, float]]
     compiled: dict[str, float]
+    bytes_taken: tuple[int, int]  # our function and our gradient, by XLA's own account
 
     def overhead(self, who: str) -> float:
         primal, gradient = self.times[who]
@@ -44,7 +45,11 @@ class Measured:
         name = f"ad, {label}, {self.entry.name} {self.entry.size}"
         primal, gradient = self.times["ours"]
         if not self.entry.fastest:
-            return [Claim(f"{name}: overhead", gradient, primal, self.entry.target)]
+            claims = [Claim(f"{name}: overhead", gradient, primal, self.entry.target)]
+            if self.entry.memory is not None:
+                small, large = map(float, self.bytes_taken)
+                claims.append(Claim(f"{name}: bytes", large, small, self.entry.memory))
+            return claims
         least = min(times[0] for times in self.times.values())
         return [
             Claim(f"{name}: gradient over the fastest function", gradient, least, self.entry.target)
@@ -123,6 +128,12 @@ def compiled(
     return made, time.perf_counter() - start
 
 
+def bytes_of(made: Any) -> int:
+    """All that a compiled function has in memory at once."""
+    found = made.memory_analysis()
+    return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
+
+
 def measure(entry: Entry, repeats: int) -> Measured:
     """Compile, check the gradients against each other, and time all six in turns."""
     case = entry.make(False)
@@ -134,6 +145,7 @@ def measure(entry: Entry, repeats: int) -> Measured:
             contenders[f"{who} primal"], first = compiled(pair.primal, arguments)
             contenders[f"{who} gradient"], second = compiled(pair.gradient, arguments)
             took[who] = first + second
+        taken = bytes_of(contenders["ours primal"]), bytes_of(contenders["ours gradient"])
         torch = torch_pair(case)
         if torch is not None:
             contenders["PyTorch primal"] = torch.primal
@@ -149,4 +161,6 @@ def measure(entry: Entry, repeats: int) -> Measured:
         del expected
         times = medians(contenders, arguments, repeats)
     who = [name.removesuffix(" primal") for name in contenders if name.endswith("primal")]
-    return Measured(entry, {w: (times[f"{w} primal"], times[f"{w} gradient"]) for w in who}, took)
+    return Measured(
+        entry, {w: (times[f"{w} primal"], times[f"{w} gradient"]) for w in who}, took, taken
+    )
