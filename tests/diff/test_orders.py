@@ -117,6 +117,22 @@ def test_carriers(which: str, carrier: str) -> None:
     close(found, (jnp.stack(slopes) * XS, jnp.sum(jnp.stack(by_w) * XS)))
 
 
+@pytest.mark.parametrize("which", PAIRS)
+def test_a_batch_of_batches(which: str) -> None:
+    """What one batch shares and the other does not is summed over the right lanes."""
+    ours, plain = PAIRS[which]
+    ws = jnp.array([1.3, 0.8])
+
+    def total(xs: Any, ws: Any) -> Any:
+        return jnp.sum(jax.vmap(lambda w: jax.vmap(ours, (0, 0, None))(xs, NS, w))(ws) ** 2)
+
+    def plain_total(xs: Any, ws: Any) -> Any:
+        return sum(plain(x, n, w) ** 2 for x, n in zip(xs, (3, 0, 5), strict=True) for w in ws)
+
+    found = jax.jit(jax.grad(total, (0, 1)))(XS, ws)
+    close(found, jax.grad(plain_total, (0, 1))(XS, ws), 2e-3)
+
+
 def test_lanes_are_refilled() -> None:
     ours, plain = PAIRS["loop"]
     xs, ns = jnp.tile(XS, 3), jnp.tile(NS, 3)
