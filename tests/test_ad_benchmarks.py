@@ -35,7 +35,9 @@ def test_functions_are_the_same(entry: Entry) -> None:
         check(entry, case, "ours", jax.jit(case.ours.primal)(*case.arguments), expected)
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.key)
+@pytest.mark.parametrize(
+    "entry", [entry for entry in ENTRIES if entry.make(True).torch], ids=lambda entry: entry.key
+)
 def test_the_peer_differentiates_the_same(entry: Entry) -> None:
     pytest.importorskip("torch")
     case = entry.make(True)
