@@ -104,10 +104,7 @@ def test_products_with_zeros(places: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).uniform(0.8, 1.2, 45)
     x[list(places)] = 0.0
 
-    def plain(x: Any) -> Any:
-        return jnp.stack([jnp.prod(jnp.where(jnp.arange(45) <= i, x, 1.0)) for i in range(45)])
-
-    expected = jax.jit(jax.jacfwd(plain))(x)
+    expected = jax.jit(jax.jacfwd(jnp.cumprod))(x)
     np.testing.assert_allclose(jax.jit(jax.jacrev(lambda x: scan(jnp.multiply, x)))(x), expected)
 
 
@@ -140,12 +137,12 @@ def test_exclusive_needs_a_neutral_element() -> None:
         scan(lambda a, b: a + b + a * b, jnp.ones(3), exclusive=True)
 
 
-def test_four_levels_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_levels_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short blocks make many levels of a sequence that is not long, with tails and without."""
     monkeypatch.setattr(blocked, "_SHORT", 4)
     monkeypatch.setattr(blocked, "_STEP_BITS", 2)
     sample = next(sample for sample in SMOOTH if sample.name == "affine")
-    for length, neutral in ((256, (1.0, 0.0)), (251, (1.0, 0.0)), (251, None)):
+    for length, neutral in ((64, (1.0, 0.0)), (61, None)):
         check_derivatives(
             lambda x, e=neutral: scan(sample.operator, x, neutral=e),
             lambda x: in_loop(sample, x),
