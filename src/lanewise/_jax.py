@@ -139,11 +139,6 @@ def in_memory_of(aval: ShapedArray, like: ShapedArray) -> ShapedArray:
     return aval.update(memory_space=like.memory_space)
 
 
-def kept_where_it_is(value: Any) -> Any:
-    """A value in the host's memory, told so once more."""
-    return jax.device_put(value, HOST) if aval_of(value).memory_space == HOST else value
-
-
 def flat_jaxpr(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
     """The same code with its constvars as leading inputs (0.12 has one class, 0.10 two)."""
     return new_jaxpr([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)

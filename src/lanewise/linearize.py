@@ -66,9 +66,6 @@ def _linearize(
     num_answers = len(program.out_avals)
     num_values = len(forward.program.out_avals)
     answers, saved, rest = outs[:num_answers], outs[num_answers:num_values], outs[num_values:]
-    if options.offload:
-        # They are there already; JAX looks for transfers where it compiles, and does not look into programs.
-        saved = [_jax.kept_where_it_is(x) for x in saved]
     all_mapped = _with_constants(forward.constants, mapped, lanes)
     axes = answer_axes(forward.program, all_mapped, options, lanes)
     wanted = answer_axes(program, mapped, options, lanes)
@@ -418,6 +415,10 @@ def _transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> li
     gradient, lanes, options = params["gradient"], params["lanes"], params["options"]
     primals, saved, tangents = _groups(operands, params)
     reverse = gradient.reverse
+    constants = list(reverse.constants)
+    if options.offload:
+        # JAX compiles transfers only where it sees one, and it does not look into programs: here is one to see.
+        constants[0] = jax.device_put(constants[0], _jax.HOST)
     moving_as = _moving_as(params)
     out_axes = answer_axes(params["program"], moving_as, options, lanes)
     out_axes = list(itertools.compress(out_axes, gradient.out_moving))
@@ -433,7 +434,7 @@ def _transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> li
     )
     mapped = _with_constants(reverse.constants, mapped, lanes)
     outs = program_p.bind(
-        *reverse.constants,
+        *constants,
         *(primals[i] for i in gradient.reads),
         *saved,
         *cts,

@@ -77,7 +77,7 @@ def copies(size: int) -> int:
             array = array.at[i].set(jnp.sin(x[i]))
         return (array * array).sum()
 
-    text = jax.jit(jax.grad(fill)).lower(jnp.zeros(size)).compile().as_text()
+    text = jax.jit(jax.grad(fill)).lower(jnp.zeros(size)).compile().as_text() or ""
     loops = [part for part in text.split("\n\n") if "%region" in part.split("\n")[0]]
     return sum(f"f32[{size}]{{0}} copy(" in line for part in loops for line in part.split("\n"))
 

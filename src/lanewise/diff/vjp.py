@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lanewise import _jax
 from lanewise.diff import branch, loop, scan  # register their rules
 from lanewise.diff.activity import Moving, moving_outputs
@@ -69,7 +71,10 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
     constants = tuple(own.constants)
     ahead, behind = own.cut.forward, own.cut.reverse
     held, free = len(constants), len(constants) + len(avals)
+    # A number that nobody reads, in the host's memory: see `linearize.py`.
+    told = [_jax.new_var(_jax.shaped((), np.float32))] if checkpoints.offload else []
     taken = [
+        *told,
         *behind.invars[:held],
         *(behind.invars[held + i] for i in reads),
         *behind.invars[free:],
@@ -79,7 +84,7 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
         _program(
             f"reverse({program.entry})",
             _jax.new_jaxpr(taken, behind.outvars, behind.eqns),
-            constants,
+            (*(np.float32(0) for _ in told), *constants),
         ),
         reads,
         out_moving,
