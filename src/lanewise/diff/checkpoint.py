@@ -82,8 +82,9 @@ def next_kept(distance: Any, free: Any) -> Any:
     """
 
     def reaches(counts: Any) -> Any:
+        # With a slot for each iteration, as is often so, there is nothing to work out.
         reach, _, _ = counts
-        return (reach < distance) & (free > 0)
+        return (reach < distance) & (free > 0) & (free < distance)
 
     def further(counts: Any) -> Any:
         # From (free + times over times) to the same with `times` one more; as floats, for it may be large.
