@@ -55,6 +55,28 @@ def test_the_loop_means_the_same(kind: str) -> None:
         np.testing.assert_allclose(found, want, rtol=1e-6)
 
 
+def test_several_writes_wait_together() -> None:
+    """The reverse of a recurrence reads an adjoint, clears it, and adds to it and to its neighbour."""
+
+    def run(array: Any, place: Any) -> list[Any]:
+        read = array[place]
+        array = array.at[place].set(0.0)
+        for at, value in ((place, 0.5 * read), (place - 1, 2.0 * read + 1.0)):
+            old = lax.dynamic_slice(array, (at,), (1,))
+            array = lax.dynamic_update_slice(array, old + value, (at,))
+        return [array]
+
+    avals = [_jax.aval_of(x) for x in (jnp.zeros(SIZE), jnp.int32(0))]
+    code = delayed(_jax.trace(run, avals).jaxpr, [(0, 0)])
+    assert [len(writes.each) for writes in code.writes] == [3]
+    array = expected = jnp.linspace(0.0, 1.0, SIZE)
+    outs, left = [array], code.start([array, None])
+    for place in np.random.default_rng(1).integers(1, 8, 30).astype(np.int32):
+        outs, left = code.run([*outs, place], left)
+        (expected,) = run(expected, place)
+    np.testing.assert_allclose(code.finish(outs, left)[0], expected, rtol=1e-6)
+
+
 def test_what_cannot_wait_does_not() -> None:
     # An index that is clipped into range cannot be one that is dropped.
     assert not delayed(traced("clip"), [(0, 0), (1, 1)]).writes
@@ -67,20 +89,28 @@ def test_what_cannot_wait_does_not() -> None:
     assert not delayed(_jax.trace(read_for_the_write, avals).jaxpr, [(0, 0)]).writes
 
 
-def copies(size: int) -> int:
+@lw.program
+def fill(x):
+    array = jnp.zeros(x.shape)
+    for i in jnp.arange(x.shape[0]):
+        array = array.at[i].set(jnp.sin(x[i]))
+    return (array * array).sum()
+
+
+@lw.program
+def recurrence(x):
+    for i in jnp.arange(1, x.shape[0]):
+        x = x.at[i].set(jnp.sin(x[i - 1]) + x[i])
+    return (x * x).sum()
+
+
+def copies(program: lw.ProgramFunction, size: int) -> int:
     """How many arrays of this size the loops of a compiled gradient copy."""
-
-    @lw.program
-    def fill(x):
-        array = jnp.zeros(size)
-        for i in range(size):
-            array = array.at[i].set(jnp.sin(x[i]))
-        return (array * array).sum()
-
-    text = jax.jit(jax.grad(fill)).lower(jnp.zeros(size)).compile().as_text() or ""
+    text = jax.jit(jax.grad(program)).lower(jnp.zeros(size)).compile().as_text() or ""
     loops = [part for part in text.split("\n\n") if "%region" in part.split("\n")[0]]
     return sum(f"f32[{size}]{{0}} copy(" in line for part in loops for line in part.split("\n"))
 
 
-def test_the_gradient_of_writes_copies_no_array_in_its_loops() -> None:
-    assert copies(5000) == 0
+@pytest.mark.parametrize("program", [fill, recurrence])
+def test_the_gradient_of_writes_copies_no_array_in_its_loops(program: lw.ProgramFunction) -> None:
+    assert copies(program, 5000) == 0

@@ -19,35 +19,56 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
+from lanewise.diff.common import shared
 
-_WRITES = ("scatter", "scatter-add", "scatter_add", "dynamic_update_slice")
 # Arrays of so few elements are copied as fast as they are written.
 FEWEST_ELEMENTS = 32
 
 
 @dataclass(frozen=True)
 class _Write:
-    """A write that is put off: of the input `taken` to the result `given`."""
+    """One write to an array: an equation that overwrites or adds; or, with `read`, one that adds to what it reads."""
 
-    taken: int
-    given: int
     eqn: _jax.JaxprEqn
+    read: tuple[_jax.JaxprEqn, _jax.JaxprEqn] | None = None
 
     @property
-    def avals(self) -> list[_jax.ShapedArray]:
-        return [a.aval for a in self.eqn.invars[1:]]
+    def operands(self) -> list[_jax.Atom]:
+        """What it takes besides the array."""
+        if self.read is None:
+            return list(self.eqn.invars[1:])
+        taken, added = self.read
+        part = next(a for a in added.invars if a is not taken.outvars[0])
+        return [part, *taken.invars[1:], *self.eqn.invars[2:]]
+
+    @property
+    def eqns(self) -> list[_jax.JaxprEqn]:
+        return [*(self.read or ()), self.eqn]
 
     def nothing(self, array: Any) -> list[Any]:
         """Operands with which the write changes nothing."""
+        avals = [a.aval for a in self.operands]
+        # Out of range, so a scatter is dropped; a slice is moved into range, to the first element.
+        if self.read is not None:
+            return [_jax.zeros(avals[0]), *(jnp.full(a.shape, -1, a.dtype) for a in avals[1:])]
         if self.eqn.primitive.name == "dynamic_update_slice":
-            part, *starts = self.avals
-            first = [jnp.zeros(a.shape, a.dtype) for a in starts]
-            return [lax.dynamic_slice(array, first, part.shape), *first]
-        indices, updates = self.avals
-        # Out of range, so it is dropped.
+            first = lax.dynamic_slice(array, [0] * array.ndim, avals[0].shape)
+            return [first, *(jnp.full(a.shape, -1, a.dtype) for a in avals[1:])]
+        indices, updates = avals
         return [jnp.full(indices.shape, -1, indices.dtype), _jax.zeros(updates)]
 
     def made(self, array: Any, operands: Sequence[Any]) -> Any:
+        if self.read is not None:
+            taken, added = self.read
+            num_starts = len(taken.invars) - 1
+            part, starts, places = (
+                operands[0],
+                operands[1 : 1 + num_starts],
+                operands[1 + num_starts :],
+            )
+            (old,) = _jax.run_eqn(taken, [array, *starts])
+            (new,) = _jax.run_eqn(added, [old, part])
+            return _jax.run_eqn(self.eqn, [array, new, *places])[0]
         if self.eqn.primitive.name == "dynamic_update_slice":
             return _jax.run_eqn(self.eqn, [array, *operands])[0]
         params = {**self.eqn.params, "mode": lax.GatherScatterMode.FILL_OR_DROP}
@@ -55,90 +76,141 @@ class _Write:
 
 
 @dataclass(frozen=True)
+class _Writes:
+    """Writes that are put off, one after the other: of the input `taken`, giving the result `given`."""
+
+    taken: int
+    given: int
+    each: tuple[_Write, ...]
+
+    def made(self, array: Any, operands: Sequence[Sequence[Any]]) -> Any:
+        for write, own in zip(self.each, operands, strict=True):
+            array = write.made(array, own)
+        return array
+
+
+@dataclass(frozen=True)
 class Delayed:
-    """Code of a loop's iteration with some of its writes put off; `run` takes and gives what is still to be written."""
+    """Code of a loop's iteration with some of its writes put off; `run` takes and gives what is still to be written.
+
+    An index that several writes take is kept once (`places` tells where each operand is), so that XLA sees that they
+    write to the same place.
+    """
 
     jaxpr: _jax.Jaxpr
-    writes: tuple[_Write, ...]
+    writes: tuple[_Writes, ...]
+    places: tuple[int, ...]
 
-    def start(self, inputs: Sequence[Any]) -> list[list[Any]]:
+    def start(self, inputs: Sequence[Any]) -> list[Any]:
         """Nothing to be written, at the first inputs of the loop."""
-        return [w.nothing(inputs[w.taken]) for w in self.writes]
+        each = [x for ws in self.writes for w in ws.each for x in w.nothing(inputs[ws.taken])]
+        return list(dict(zip(self.places, each, strict=True)).values())
 
-    def run(
-        self, inputs: Sequence[Any], left: Sequence[Sequence[Any]]
-    ) -> tuple[list[Any], list[Any]]:
+    def _operands(self, left: Sequence[Any]) -> list[list[list[Any]]]:
+        """What is left to be written, for each write."""
+        given = iter(self.places)
+        return [[[left[next(given)] for _ in w.operands] for w in ws.each] for ws in self.writes]
+
+    def run(self, inputs: Sequence[Any], left: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         inputs = list(inputs)
-        for write, operands in zip(self.writes, left, strict=True):
-            inputs[write.taken] = write.made(inputs[write.taken], operands)
+        for writes, operands in zip(self.writes, self._operands(left), strict=True):
+            inputs[writes.taken] = writes.made(inputs[writes.taken], operands)
         outs = _jax.eval_jaxpr(self.jaxpr, *inputs)
-        counts = [len(w.avals) for w in self.writes]
-        tail = outs[len(outs) - sum(counts) :]
-        pending = []
-        for count in counts:
-            pending.append(tail[:count])
-            tail = tail[count:]
-        return outs[: len(outs) - sum(counts)], pending
+        number = len(outs) - len(left)
+        return outs[:number], outs[number:]
 
-    def finish(self, outs: Sequence[Any], left: Sequence[Sequence[Any]]) -> list[Any]:
+    def finish(self, outs: Sequence[Any], left: Sequence[Any]) -> list[Any]:
         """The results of the last iteration, with what was left to be written."""
         outs = list(outs)
-        for write, operands in zip(self.writes, left, strict=True):
-            outs[write.given] = write.made(outs[write.given], operands)
+        for writes, operands in zip(self.writes, self._operands(left), strict=True):
+            outs[writes.given] = writes.made(outs[writes.given], operands)
         return outs
 
 
 def delayed(jaxpr: _jax.Jaxpr, carried: Sequence[tuple[int, int]]) -> Delayed:
     """Put off writes to what is carried: pairs of an input and the result it is in the next iteration, by number."""
-    made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    readers: dict[_jax.Var, list[_jax.JaxprEqn | None]] = {}
-    for eqn in jaxpr.eqns:
-        for atom in eqn.invars:
-            if not isinstance(atom, _jax.Literal):
-                readers.setdefault(atom, []).append(eqn)
-    for atom in jaxpr.outvars:
-        if not isinstance(atom, _jax.Literal):
-            readers.setdefault(atom, []).append(None)
-    writes = []
+    jaxpr = shared(jaxpr)
+    uses = _Uses(jaxpr)
+    found: list[_Writes] = []
     for taken, given in carried:
-        var, out = jaxpr.invars[taken], jaxpr.outvars[given]
-        eqn = None if isinstance(out, _jax.Literal) else made.get(out)
-        if eqn is None or eqn.primitive.name not in _WRITES or eqn.invars[0] is not var:
+        var = jaxpr.invars[taken]
+        each = uses.writes_between(var, jaxpr.outvars[given])
+        if not each or math.prod(var.aval.shape) < FEWEST_ELEMENTS:
             continue
-        out = eqn.outvars[0]
-        others = [reader for reader in readers[var] if reader is not eqn]
-        once = readers[out] == [None] and readers[var].count(eqn) == 1
-        large = math.prod(var.aval.shape) >= FEWEST_ELEMENTS
-        if (
-            once
-            and large
-            and not all(_leads_to(r, eqn, readers) for r in others)
-            and _droppable(eqn)
-        ):
-            writes.append(_Write(taken, given, eqn))
+        own = {id(eqn) for write in each for eqn in write.eqns}
+        others = [reader for reader in uses.readers[var] if id(reader) not in own]
+        if not all(uses.leads_to(reader, own) for reader in others):
+            found.append(_Writes(taken, given, tuple(each)))
     outs = list(jaxpr.outvars)
-    for write in writes:
-        outs[write.given] = jaxpr.invars[write.taken]
-        outs += write.eqn.invars[1:]
-    skipped = {id(write.eqn) for write in writes}
+    skipped: set[int] = set()
+    kept: list[_jax.Atom] = []
+    places: list[int] = []
+    for writes in found:
+        outs[writes.given] = jaxpr.invars[writes.taken]
+        skipped.update(id(eqn) for write in writes.each for eqn in write.eqns)
+        for atom in (a for write in writes.each for a in write.operands):
+            index = jnp.issubdtype(atom.aval.dtype, jnp.integer)
+            at = next((i for i, other in enumerate(kept) if index and other is atom), len(kept))
+            kept += [atom] if at == len(kept) else []
+            places.append(at)
     eqns = [eqn for eqn in jaxpr.eqns if id(eqn) not in skipped]
-    return Delayed(_jax.new_jaxpr(jaxpr.invars, outs, eqns), tuple(writes))
+    code = _jax.new_jaxpr(jaxpr.invars, [*outs, *kept], eqns)
+    return Delayed(code, tuple(found), tuple(places))
 
 
-def _droppable(eqn: _jax.JaxprEqn) -> bool:
-    """Whether a write may be one that is dropped: not if its indices are clipped into range."""
-    return eqn.primitive.name == "dynamic_update_slice" or (
-        eqn.params["mode"] != lax.GatherScatterMode.CLIP and len(eqn.invars) == 3
-    )
+class _Uses:
+    """What makes and what reads the values of some code."""
 
+    def __init__(self, jaxpr: _jax.Jaxpr) -> None:
+        self.made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        self.readers: dict[_jax.Var, list[_jax.JaxprEqn | None]] = {v: [] for v in jaxpr.invars}
+        reads = [(a, eqn) for eqn in jaxpr.eqns for a in eqn.invars]
+        for atom, reader in (*reads, *((a, None) for a in jaxpr.outvars)):
+            if not isinstance(atom, _jax.Literal):
+                self.readers.setdefault(atom, []).append(reader)
 
-def _leads_to(
-    reader: _jax.JaxprEqn | None, write: _jax.JaxprEqn, readers: dict[_jax.Var, list[Any]]
-) -> bool:
-    """Whether what a reader reads is for the write alone, so that it comes before it."""
-    while reader is not None and reader is not write:
-        after = [r for v in reader.outvars for r in readers.get(v, [])]
-        if len(after) != 1:
-            return False
-        reader = after[0]
-    return reader is write
+    def writes_between(self, first: _jax.Var, last: _jax.Atom) -> list[_Write]:
+        """The writes that make one array of another, in order, if nobody sees the arrays between."""
+        found: list[_Write] = []
+        reader: _jax.JaxprEqn | None = None
+        while last is not first:
+            eqn = None if isinstance(last, _jax.Literal) else self.made.get(last)
+            write = None if eqn is None else self._write(eqn)
+            if eqn is None or write is None:
+                return []
+            # Between writes only the next one reads the array.
+            after = found[0].eqns if found else [reader]
+            if any(not any(r is e for e in after) for r in self.readers[eqn.outvars[0]]):
+                return []
+            found.insert(0, write)
+            last = eqn.invars[0]
+        return found
+
+    def _write(self, eqn: _jax.JaxprEqn) -> _Write | None:
+        name = eqn.primitive.name
+        if name in ("scatter", "scatter-add", "scatter_add"):
+            clips = eqn.params["mode"] == lax.GatherScatterMode.CLIP
+            return None if clips or len(eqn.invars) != 3 else _Write(eqn)
+        if name != "dynamic_update_slice":
+            return None
+        part = eqn.invars[1]
+        if isinstance(part, _jax.Literal):
+            return _Write(eqn)
+        added = self.made.get(part)
+        if added is not None and added.primitive.name == "add" and self.readers[part] == [eqn]:
+            for atom in added.invars:
+                taken = None if isinstance(atom, _jax.Literal) else self.made.get(atom)
+                reads = taken is not None and taken.primitive.name == "dynamic_slice"
+                if taken is not None and reads and taken.invars[0] is eqn.invars[0]:
+                    if self.readers[taken.outvars[0]] == [added]:
+                        return _Write(eqn, (taken, added))
+        return _Write(eqn)
+
+    def leads_to(self, reader: _jax.JaxprEqn | None, writes: set[int]) -> bool:
+        """Whether what a reader reads is for the writes alone, so that it comes before them."""
+        while reader is not None and id(reader) not in writes:
+            after = [r for v in reader.outvars for r in self.readers.get(v, [])]
+            if len(after) != 1:
+                return False
+            reader = after[0]
+        return reader is not None
