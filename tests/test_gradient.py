@@ -36,6 +36,26 @@ def test_grad_is_jax_grad_with_options() -> None:
     assert (float(slope), float(aux)) == (3.0, 5.0)
 
 
+def test_a_program_inside_saves_what_the_outer_one_says() -> None:
+    @lw.program
+    def inner(x):
+        for _ in range(100):
+            x = jnp.sin(x) * 1.1
+        return x
+
+    @lw.program
+    def outer(x, inner):
+        return inner(x).sum()
+
+    for setting, states in (("all", 100), ("sqrt", 10), (4, 4)):
+        run = lw.grad(lambda x: outer(x, inner), checkpoints=setting)
+        assert f"f32[{states},7]" in str(jax.make_jaxpr(run)(jnp.ones(7)))
+        own = lw.grad(
+            lambda x: outer(x, inner.with_options(checkpoints="all")), checkpoints=setting
+        )
+        assert "f32[100,7]" in str(jax.make_jaxpr(own)(jnp.ones(7)))
+
+
 def test_what_is_saved_may_lie_in_the_hosts_memory() -> None:
     x, weights = jnp.linspace(-1.0, 1.0, 8), jax.random.normal(jax.random.key(0), (8, 8))
     expected = jax.grad(chain, 1)(x, weights)

@@ -29,7 +29,7 @@ from lanewise import _jax
 from lanewise.diff.activity import moving_results
 from lanewise.diff.calls import WRAPPERS
 from lanewise.diff.checkpoint import Checkpoints
-from lanewise.program import call_p
+from lanewise.program import call_p, program_p
 
 Pull = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 """Adjoints of the results, and for each input the sum so far, to the sums with this code's part."""
@@ -223,7 +223,7 @@ def _straight(
     def run(*given: Any) -> tuple[list[Any], list[Any]]:
         values = dict(zip(piece.ins, operands, strict=True))
         values.update(zip(itertools.compress(piece.ins, moving), given, strict=True))
-        _run(piece.eqns, values)
+        _run(piece.eqns, values, scope)
         moved = [values[v] for v in piece.outs if v in moves]
         return moved, [values[v] for v in piece.outs if v not in moves]
 
@@ -243,7 +243,7 @@ def _straight(
     return Swept(outs, out_moving, pull)
 
 
-def _run(eqns: Sequence[_jax.JaxprEqn], values: dict[_jax.Var, Any]) -> None:
+def _run(eqns: Sequence[_jax.JaxprEqn], values: dict[_jax.Var, Any], scope: Scope) -> None:
     """Run equations, and those held by others in place, so that each is seen when the trace is cut."""
 
     def value(atom: _jax.Atom) -> Any:
@@ -255,11 +255,20 @@ def _run(eqns: Sequence[_jax.JaxprEqn], values: dict[_jax.Var, Any]) -> None:
             code = eqn.params[WRAPPERS[eqn.primitive.name]]
             inner = dict(zip(code.invars, args, strict=True))
             inner.update(zip(code.constvars, _jax.attached_consts(code), strict=True))
-            _run(code.eqns, inner)
+            _run(code.eqns, inner, scope)
             outs = [a.val if isinstance(a, _jax.Literal) else inner[a] for a in code.outvars]
         else:
-            outs = _jax.run_eqn(eqn, args)
+            outs = _jax.run_eqn(_as_set(eqn, scope), args)
         values.update(zip(eqn.outvars, outs, strict=True))
+
+
+def _as_set(eqn: _jax.JaxprEqn, scope: Scope) -> _jax.JaxprEqn:
+    """A program called inside another saves what the outer one says, unless it says something itself."""
+    if eqn.primitive is not program_p or eqn.params["options"].checkpoints != "auto":
+        return eqn
+    outer = scope.checkpoints
+    options = eqn.params["options"].updated(checkpoints=outer.setting, tape=outer.records)
+    return eqn.replace(params={**eqn.params, "options": options})
 
 
 def _wrapped(
