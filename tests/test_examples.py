@@ -49,7 +49,9 @@ def test_a_page_of_the_docs_runs_and_prints_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / f"{page.stem}.py"
-    file.write_text(PRINTED.sub(r"shown(\1, said='\2')", "\n".join(python_blocks(page.read_text()))))
+    file.write_text(
+        PRINTED.sub(r"shown(\1, said='\2')", "\n".join(python_blocks(page.read_text())))
+    )
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(file), {"shown": shown}, run_name="__main__")
 

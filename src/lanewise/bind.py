@@ -37,7 +37,9 @@ def _program_abstract(
 ) -> list[Any]:
     answers = [
         _jax.in_memory_of(
-            _jax.shaped((*itertools.compress(lanes, axes), *aval.shape), aval.dtype, aval.weak_type),
+            _jax.shaped(
+                (*itertools.compress(lanes, axes), *aval.shape), aval.dtype, aval.weak_type
+            ),
             aval,
         )
         for aval, axes in zip(
