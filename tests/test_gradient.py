@@ -73,9 +73,10 @@ def test_what_is_saved_may_lie_in_the_hosts_memory() -> None:
 
 
 def test_options_are_checked() -> None:
-    for wrong in ({"checkpoints": "some"}, {"checkpoints": 0}, {"tape": -1}, {"offload": "disk"}):
-        with pytest.raises(OptionError, match=next(iter(wrong))):
-            lw.grad(power, **wrong)
+    options = (("checkpoints", "some"), ("checkpoints", 0), ("tape", -1), ("offload", "disk"))
+    for name, wrong in options:
+        with pytest.raises(OptionError, match=name):
+            lw.grad(power, 0, False, **{name: wrong})
     with pytest.raises(OptionError, match="takes a function"):
         lw.grad(3)  # type: ignore[arg-type]
 
