@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -367,22 +366,3 @@ def test_jit_traces_once() -> None:
     once = count[0]
     jax.jit(jax.vmap(counted))(jnp.arange(50))
     assert count[0] == once
-
-
-@pytest.mark.parametrize(
-    "program", [functools.partial(power, n=3), lambda x: x * fib(3) * power(x, 2)]
-)
-def test_reverse_mode_names_forward_mode(program: Any) -> None:
-    with pytest.raises(TransformError, match="forward mode"):
-        jax.grad(program)(2.0)
-
-
-def test_reverse_mode_of_a_recursion_names_forward_mode() -> None:
-    @lw.program
-    def product(x, n):
-        if n == 0:
-            return jnp.ones_like(x)
-        return x * product(x, n - 1)
-
-    with pytest.raises(TransformError, match="forward mode"):
-        jax.grad(product)(2.0, 3)

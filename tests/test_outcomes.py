@@ -175,6 +175,7 @@ def test_outcomes_are_a_pytree_and_go_through_jit() -> None:
         "steps exhausted",
         "stack overflow",
         "assertion failed",
+        "tape full",
     ]
 
 
