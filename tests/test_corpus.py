@@ -30,8 +30,8 @@ from lanewise.machine.link import link
 SIZES = (1, 2, 17, 256)
 HEAVY_SIZES = (2, 17)
 LARGEST = max(SIZES)
-# Compiling is what tests spend their time on. So each program runs under `sweep` at two sizes, and at one size under one
-# of the other schedules, in turns: every size meets every schedule. LANEWISE_FULL=1 runs all.
+# Compiling is what tests spend their time on. So each program runs under `sweep` at two sizes, and at one size under
+# one of the other schedules, in turns: every size meets every schedule. LANEWISE_FULL=1 runs all.
 FULL = bool(os.environ.get("LANEWISE_FULL"))
 SCHEDULES = ("sweep", "most", "lowest", "local")
 
