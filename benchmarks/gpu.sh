@@ -28,4 +28,5 @@ if [ "$what" = all ] || [ "$what" = bench ]; then
   "$python" benchmarks/growth.py --device gpu
   "$python" benchmarks/refill.py --device gpu
   "$python" benchmarks/ticks.py
+  JAX_DEFAULT_MATMUL_PRECISION=highest "$python" benchmarks/ad.py --device gpu
 fi
