@@ -266,7 +266,7 @@ class _Function:
         for _ in range(self.draw(st.integers(1, 3))):
             self.statement(depth, scope, loops)
         if depth > 1 and self.chance(4):
-            leave = self.pick(("return", "break", "continue") if loops else ("return",))
+            leave = self.pick(("return", "break", "continue", "continue") if loops else ("return",))
             self.put(depth, self.result(scope) if leave == "return" else leave)
 
     def statement(self, depth: int, scope: dict[str, list[str]], loops: int) -> None:
