@@ -64,7 +64,7 @@ def test_pytrees_and_matrices() -> None:
 
 
 def test_what_does_not_converge_is_told() -> None:
-    with pytest.raises(LaneError, match="steps exhausted"):
+    with pytest.raises(LaneError, match="fixed_point: steps exhausted"):
         lw.fixed_point(lambda x: x + 1.0, jnp.float32(0.0), max_steps=20)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,6 +72,31 @@ def test_what_is_saved_may_lie_in_the_hosts_memory() -> None:
     np.testing.assert_allclose(found, 2 * expected, rtol=1e-3, atol=1e-4)
     with pytest.raises(OptionError, match="ways of their own"):
         jax.grad(lambda x: lw.vmap(power, offload="host")(x, jnp.arange(3)).sum())(jnp.ones(3))
+
+
+@lw.program
+def product(x, n):
+    if n == 0:
+        return x
+    return jnp.sin(x) * product(x, n - 1)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "text"),
+    [
+        (lw.grad(power, checkpoints="all", tape=4), "power: tape full"),
+        (lw.grad(product, tape=4), "product: tape full"),
+        (lw.grad(product, max_depth=4), "product: stack overflow"),
+        (lw.grad(power, max_steps=4), "power: steps exhausted"),
+    ],
+)
+def test_a_gradient_alone_raises_where_its_program_fails(gradient: Any, text: str) -> None:
+    """Inside `jit`, where nobody reads the answer and XLA would drop a check of it."""
+    with pytest.raises(Exception, match=text):
+        jax.block_until_ready(jax.jit(gradient)(1.5, 9))
+    several = jax.jit(jax.vmap(gradient, (None, 0)))
+    with pytest.raises(Exception, match=f"{text} in 1 of 3 lanes: 1"):
+        jax.block_until_ready(several(1.5, jnp.array([2, 9, 1])))
 
 
 def test_options_are_checked() -> None:

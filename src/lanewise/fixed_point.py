@@ -62,6 +62,8 @@ def fixed_point(
 
         return lax.while_loop(moved, step, (x, pure(x, *captured)))[1]
 
+    # What a lane that does not converge is told by.
+    iterate.__name__ = "fixed_point"
     solve = lift(iterate, max_steps=max_steps, **options)
     if rule == "unrolled":
         return solve(x0, *captured)

@@ -74,10 +74,11 @@ def _linearize(
     codes = rest[:2] if forward.program.gives_outcomes(options) else []
     stats = rest[len(codes) :]
     if codes:
-        code, site = _own_outcomes(codes, forward.program, program)
-        codes = [code, site]
-        if not num_rest:
-            answers = throw_p.bind(*answers, code, site, sites=(), name=program.name)
+        codes = list(_own_outcomes(codes, forward.program, program))
+        if options.throw:
+            # Who wants the gradient alone never reads the answers, and a check of them alone would be dropped.
+            checked = throw_p.bind(*answers, *saved, *codes, sites=program.sites, name=program.name)
+            answers, saved = checked[:num_answers], checked[num_answers:]
     elif num_rest:
         # As a loop a tail recursion cannot fail.
         codes = [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]

@@ -41,10 +41,12 @@ class Options:
         _positive("tape", self.tape)
         if self.offload is not None:
             _one_of("offload", self.offload, ("host",))
-        if isinstance(self.checkpoints, str) or isinstance(self.checkpoints, bool):
-            _one_of("checkpoints", self.checkpoints, CHECKPOINTS)
-        else:
-            _positive("checkpoints", self.checkpoints)
+        if self.checkpoints not in CHECKPOINTS and not _is_positive(self.checkpoints):
+            known = ", ".join(map(repr, CHECKPOINTS))
+            raise OptionError(
+                f"checkpoints={self.checkpoints!r} is not known; choose one of {known}, or a number of states, a"
+                " positive int."
+            )
         if self.lanes is not None and self.schedule in ("local", "plain"):
             raise OptionError(
                 f"lanes={self.lanes} refills the lanes of a machine, and schedule={self.schedule!r} has none;"
@@ -73,7 +75,9 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
 
 
 def _positive(name: str, value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if value is not None and not _is_positive(value):
         raise OptionError(f"{name}={value!r} must be a positive int, or None for no bound.")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
