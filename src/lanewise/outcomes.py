@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -44,24 +44,7 @@ class Outcomes:
         return describe(np.asarray(self.code), np.asarray(self.site), self.sites, name)
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "ticks",
-        "runs",
-        "advanced",
-        "offered",
-        "dear_advanced",
-        "dear_offered",
-        "work",
-        "work_offered",
-        "busy",
-        "room",
-        "steps",
-        "deepest",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Stats:
     """What the machine did, as scalars.
@@ -106,7 +89,9 @@ class Stats:
         return jax.numpy.where(self.room > 0, self.busy / self.room, jax.numpy.nan)
 
 
-NUM_STATS = 12
+NUM_STATS = len(fields(Stats))
+# What a machine counts as it goes; the rest it knows by other means.
+COUNTERS = tuple(f.name for f in fields(Stats) if f.name not in ("ticks", "steps", "deepest"))
 
 
 def counts(

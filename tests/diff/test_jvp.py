@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+from programs.small import down, up
 
 
 @lw.program
@@ -49,20 +50,6 @@ def horner(x, n):
     if n == 0:
         return jnp.ones_like(x)
     return x * horner(x, n - 1) + n
-
-
-@lw.program
-def up(x, n):
-    if n <= 0:
-        return x
-    return jnp.sin(down(x * 2.0, n - 1))
-
-
-@lw.program
-def down(y, n):
-    if n <= 0:
-        return y * y
-    return up(y + 1.0, n - 1) * y
 
 
 def slope(f: Any, x: float, *rest: Any, eps: float = 1e-3) -> float:

@@ -13,6 +13,7 @@ from jax import lax
 import lanewise as lw
 from lanewise.errors import Outcome
 from lanewise.linearize import FIRST_RECORDS
+from programs.small import up
 
 
 def close(found: Any, expected: Any) -> None:
@@ -26,20 +27,6 @@ def check(ours: lw.ProgramFunction, plain: Any, xs: Any, ns: Any, **options: Any
 
 
 XS, NS = jnp.array([0.7, 0.4, 1.1, -0.3]), jnp.array([0, 4, 1, 3])
-
-
-@lw.program
-def up(x, n):
-    if n <= 0:
-        return x
-    return jnp.sin(down(x * 2.0, n - 1))
-
-
-@lw.program
-def down(y, n):
-    if n <= 0:
-        return y * y
-    return up(y + 1.0, n - 1) * y
 
 
 def plain_up(x, n):

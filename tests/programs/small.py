@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
+
 import lanewise as lw
 
 
@@ -38,3 +40,17 @@ def positive_root(x):
     while abs(guess * guess - x) > 1e-3 * (1.0 + x):
         guess = (guess + x / guess) / 2
     return guess
+
+
+@lw.program
+def up(x, n):
+    if n <= 0:
+        return x
+    return jnp.sin(down(x * 2.0, n - 1))
+
+
+@lw.program
+def down(y, n):
+    if n <= 0:
+        return y * y
+    return up(y + 1.0, n - 1) * y

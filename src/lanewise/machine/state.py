@@ -19,18 +19,7 @@ from lanewise._jax import Var
 from lanewise.errors import Outcome
 from lanewise.machine.link import Linked
 from lanewise.one_function import as_one_function
-
-COUNTERS = (
-    "runs",
-    "advanced",
-    "offered",
-    "dear_advanced",
-    "dear_offered",
-    "work",
-    "work_offered",
-    "busy",
-    "room",
-)
+from lanewise.outcomes import COUNTERS
 
 
 @partial(

@@ -24,20 +24,10 @@ import numpy as np
 from lanewise.errors import OptionError
 from lanewise.machine.kernel import host
 from lanewise.machine.kernel.emit import Emitted
+from lanewise.machine.kernel.ffi import CALLS
 
 _ENTRY = r"""
 #include <fenv.h>
-#include <pthread.h>
-#include "xla/ffi/api/c_api.h"
-
-static long long lw_attribute(XLA_FFI_CallFrame* frame, const char* name) {
-  for (int i = 0; i < frame->attrs.size; ++i) {
-    const XLA_FFI_ByteSpan* span = frame->attrs.names[i];
-    if (strlen(name) == span->len && !strncmp(name, span->ptr, span->len))
-      return *(const long long*)((const XLA_FFI_Scalar*)frame->attrs.attrs[i])->value;
-  }
-  return 0;
-}
 
 // Outlives the call: a thread may come when all examples are taken. `working` threads have some of them; `wanted` is
 // how many more are to be called; `held` is who has a pointer to this.
@@ -111,19 +101,12 @@ static void lw_call_for_help(lw_shared_run* shared, int most) {
 }
 
 static XLA_FFI_Error* lw_no_memory(XLA_FFI_CallFrame* frame) {
-  XLA_FFI_Error_Create_Args about = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr,
-                                     "lanewise: no memory for a lane; set max_depth to fewer frames.",
-                                     XLA_FFI_Error_Code_RESOURCE_EXHAUSTED};
-  return frame->api->XLA_FFI_Error_Create(&about);
+  return lw_failed(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED,
+                   "lanewise: no memory for a lane; set max_depth to fewer frames.");
 }
 
 extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
-  if (frame->extension_start && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
-    XLA_FFI_Metadata* about = ((XLA_FFI_Metadata_Extension*)frame->extension_start)->metadata;
-    about->api_version.major_version = XLA_FFI_API_MAJOR;
-    about->api_version.minor_version = XLA_FFI_API_MINOR;
-    return nullptr;
-  }
+  if (lw_asks_version(frame)) return nullptr;
   const int given = frame->args.size, made = frame->rets.size - 1;
   const long long examples = lw_attribute(frame, "examples"), threads = lw_attribute(frame, "threads");
   long long* steps = (long long*)malloc(examples * sizeof(long long));
@@ -195,7 +178,7 @@ def _flags() -> tuple[str, ...]:
 @functools.lru_cache(maxsize=512)
 def _target(text: str) -> str:
     """Compile and register a kernel; gives the name XLA knows it by."""
-    library = host.load(text + _ENTRY, _flags())
+    library = host.load(text + CALLS + _ENTRY, _flags())
     name = "lanewise_" + hashlib.sha256(text.encode()).hexdigest()[:24]
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library.lanewise_ffi), platform="cpu")
     return name

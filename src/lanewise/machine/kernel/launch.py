@@ -22,15 +22,11 @@ import numpy as np
 
 from lanewise.errors import LanewiseError
 from lanewise.machine.kernel import host
+from lanewise.machine.kernel.ffi import CALLS
 
 TARGET = "lanewise_launch"
 
 _LAUNCHER = r"""
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-#include "xla/ffi/api/c_api.h"
-
 struct lw_kernel {
   long long key;
   void *function, *context;
@@ -74,29 +70,11 @@ static lw_kernel lw_find(long long key) {
   return found;
 }
 
-static long long lw_attribute(XLA_FFI_CallFrame* frame, const char* name) {
-  for (int i = 0; i < frame->attrs.size; ++i) {
-    const XLA_FFI_ByteSpan* span = frame->attrs.names[i];
-    if (strlen(name) == span->len && !strncmp(name, span->ptr, span->len))
-      return *(const long long*)((const XLA_FFI_Scalar*)frame->attrs.attrs[i])->value;
-  }
-  return 0;
-}
-
-static XLA_FFI_Error* lw_failed(XLA_FFI_CallFrame* frame, const char* why) {
-  XLA_FFI_Error_Create_Args about = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, why, XLA_FFI_Error_Code_INTERNAL};
-  return frame->api->XLA_FFI_Error_Create(&about);
-}
-
 extern "C" XLA_FFI_Error* lanewise_launch(XLA_FFI_CallFrame* frame) {
-  if (frame->extension_start && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
-    XLA_FFI_Metadata* about = ((XLA_FFI_Metadata_Extension*)frame->extension_start)->metadata;
-    about->api_version.major_version = XLA_FFI_API_MAJOR;
-    about->api_version.minor_version = XLA_FFI_API_MINOR;
-    return nullptr;
-  }
+  if (lw_asks_version(frame)) return nullptr;
   const lw_kernel kernel = lw_find(lw_attribute(frame, "key"));
-  if (!kernel.function) return lw_failed(frame, "lanewise: the kernel was not loaded by this process");
+  if (!kernel.function)
+    return lw_failed(frame, XLA_FFI_Error_Code_INTERNAL, "lanewise: the kernel was not loaded by this process");
   XLA_FFI_Stream_Get_Args where = {XLA_FFI_Stream_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, nullptr};
   if (XLA_FFI_Error* error = frame->api->XLA_FFI_Stream_Get(&where)) return error;
 
@@ -113,7 +91,7 @@ extern "C" XLA_FFI_Error* lanewise_launch(XLA_FFI_CallFrame* frame) {
   if (lw_set_context(kernel.context) || lw_clear(buffers[given + made - 2], 0, 2, where.stream) ||
       lw_start(kernel.function, lw_attribute(frame, "blocks"), 1, 1, lw_attribute(frame, "threads"), 1, 1, 0,
                where.stream, arguments, nullptr))
-    return lw_failed(frame, "lanewise: CUDA does not launch the kernel");
+    return lw_failed(frame, XLA_FFI_Error_Code_INTERNAL, "lanewise: CUDA does not launch the kernel");
   return nullptr;
 }
 """
@@ -123,7 +101,7 @@ extern "C" XLA_FFI_Error* lanewise_launch(XLA_FFI_CallFrame* frame) {
 def library() -> ctypes.CDLL | None:
     """The launcher, known to XLA; None where there is no compiler to make it."""
     try:
-        made = host.load(_LAUNCHER, (*host.FLAGS, f"-I{jax.ffi.include_dir()}"))
+        made = host.load(CALLS + _LAUNCHER, (*host.FLAGS, f"-I{jax.ffi.include_dir()}"))
         driver = ctypes.CDLL("libcuda.so.1")
     except (LanewiseError, OSError):
         return None
