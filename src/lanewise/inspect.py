@@ -39,11 +39,13 @@ class Inspection:
                 f"program\n{self.program.text}",
                 f"blocks\n{print_program(self.blocks, self.storage)}",
                 f"carrier {self.plan.carrier} (by {self.plan.path}), schedule {self.plan.schedule}: {self.plan.why}",
-                self._work(),
+                self.work,
             ]
         )
 
-    def _work(self) -> str:
+    @property
+    def work(self) -> str:
+        """How many lanes there are and what of their work is dear, in words."""
         lanes = "one lane" if self.lanes is None else f"{self.lanes} lanes"
         if self.plan.plain:
             return f"{lanes}, plainly vectorized"
