@@ -13,12 +13,11 @@ no example is taken before the earlier one is done.
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +37,11 @@ from lanewise.outcomes import Failure, Outcomes
 from lanewise.program import Program
 from lanewise.signature import CallStatics
 from lanewise.staging import Staged
+from lanewise.watch.progress import Bar
 
 # A source that takes longer than this, in seconds, is left alone once the device is idle.
 SLOW_SECONDS = 0.1
 MOST_HELD = 8
-SECONDS_BETWEEN_UPDATES = 0.1
 
 
 def stream(
@@ -105,7 +104,7 @@ def stream(
             " give a list, a generator or another iterable of arguments."
         ) from None
     total = len(examples) if hasattr(examples, "__len__") else None  # type: ignore[arg-type]
-    shown = _Progress(sys.stderr, total) if progress else None
+    shown = Bar(total, program.__name__) if progress else None
     return _Streaming(program, source, ordered, shown).answers()
 
 
@@ -137,7 +136,7 @@ class _Streaming:
         program: ProgramFunction,
         source: Iterator[Any],
         ordered: bool,
-        progress: _Progress | None,
+        progress: Bar | None,
     ) -> None:
         self.program = program
         self.lanes: int = program.options.lanes or 1
@@ -154,7 +153,7 @@ class _Streaming:
         self.next_in_order = 0
 
     def answers(self) -> Generator[tuple[int, Any], None, None]:
-        try:
+        with self.progress or contextlib.nullcontext():
             try:
                 self._pull(device_works=lambda: False)
                 if self.first is not None:
@@ -168,8 +167,6 @@ class _Streaming:
                 raise
             if self.error is not None:
                 raise self.error
-        finally:
-            self._show(last=True)
 
     def _turns(self, first: _First) -> Iterator[tuple[int, Any]]:
         """Run what waits, hand answers over and take examples meanwhile, and again."""
@@ -263,7 +260,8 @@ class _Streaming:
             finished[int(index)] = value
         self.finished |= finished
         self.done += len(finished)
-        self._show()
+        if self.progress is not None:
+            self.progress.update(self.done, failed=self.failed)
 
     def _hand_over(self, everything: bool = False) -> Iterator[tuple[int, Any]]:
         """Yield what has finished; in order only what follows on what was yielded before, but for `everything`."""
@@ -280,10 +278,6 @@ class _Streaming:
                 )
             yield index, value
 
-    def _show(self, last: bool = False) -> None:
-        if self.progress is not None:
-            self.progress.show(self.done, self.failed, last)
-
 
 def _fed_by(program: Program, captures: Sequence[Any], lanes: int, options: Options) -> Fed:
     """What a stream of this program feeds on this device."""
@@ -293,28 +287,6 @@ def _fed_by(program: Program, captures: Sequence[Any], lanes: int, options: Opti
     if chosen.carrier in ONE_LANE_CARRIERS:
         return InBatches(program, captures, lanes, options.updated(carrier=chosen.carrier))
     return InLanes(program, captures, lanes, options.updated(carrier="ticks"))
-
-
-class _Progress:
-    """How many examples are done, on one line that is written over, and no more often than the eye can follow."""
-
-    def __init__(self, file: TextIO, total: int | None) -> None:
-        self.file = file
-        self.total = total
-        self.began = self.shown = time.perf_counter()
-
-    def show(self, done: int, failed: int, last: bool = False) -> None:
-        """Write the line if it is time to; showing never fails a run."""
-        now = time.perf_counter()
-        if not last and now - self.shown < SECONDS_BETWEEN_UPDATES:
-            return
-        self.shown = now
-        of = "" if self.total is None else f" of {self.total}"
-        rate = done / max(now - self.began, 1e-9)
-        text = f"{done}{of} done, {failed} failed, {rate:,.0f}/s"
-        with contextlib.suppress(Exception):
-            self.file.write(f"\r{text:<60}" + ("\n" if last else ""))
-            self.file.flush()
 
 
 def _row(leaf: Any, kept: _Kept, number: int, place: int) -> np.ndarray:
