@@ -1,0 +1,267 @@
+"""`lanewise doctor`: what is installed, what is there to run on, and which carriers really run here.
+
+Each check gives findings; a finding that is not well says how to mend it. What is essential is what every user meets:
+versions in the declared range, a device, `ticks`, and the carrier that `auto` would pick on this device. A missing
+extra, or a machine without a GPU, is told and is no failure.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from packaging.requirements import Requirement
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+import lanewise as lw
+from lanewise.machine.kernel import device, foreign, host
+from lanewise.machine.kernel.kept import kept
+
+LEAST_PYTHON = (3, 11)
+# The extras that a user of the library may want; the others are for working on it.
+EXTRAS = ("cli", "watch", "mcmc", "cuda")
+EXAMPLES = 12
+
+
+class State(enum.Enum):
+    """How a thing is: the mark it is shown with, and its style."""
+
+    WELL = ("✓", "green")
+    ABSENT = ("–", "dim")
+    WORSE = ("!", "yellow")
+    BROKEN = ("✗", "bold red")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    state: State
+    detail: str
+    mend: str = ""
+
+
+@lw.program
+def fibonacci(n):
+    """A small program with all that a carrier must manage: a branch, recursion and stacks."""
+    if n < 2:
+        return n
+    return fibonacci(n - 1) + fibonacci(n - 2)
+
+
+def findings() -> Iterator[tuple[str, Callable[[], Iterable[Finding]]]]:
+    """The checks, by the heading they are shown under."""
+    yield "versions", versions
+    yield "devices", devices
+    yield "carriers", carriers
+    yield "extras", extras
+
+
+def versions() -> Iterator[Finding]:
+    """Python, Lanewise and what it needs, against the ranges that the package declares."""
+    if sys.version_info >= LEAST_PYTHON:
+        yield Finding("Python", State.WELL, platform.python_version())
+    else:
+        least = ".".join(map(str, LEAST_PYTHON))
+        yield Finding(
+            "Python", State.BROKEN, platform.python_version(), f"install Python {least} or newer."
+        )
+    needed = requirements()
+    if needed is None:
+        yield Finding(
+            "lanewise",
+            State.WORSE,
+            "not installed as a package: imported from a source tree",
+            "pip install -e . in that tree; what it needs is then checked too.",
+        )
+        needed = [Requirement(name) for name in ("jax", "numpy", "equinox")]
+    else:
+        yield Finding("lanewise", State.WELL, importlib.metadata.version("lanewise"))
+    core = [need for need in needed if need.marker is None]
+    for need in [*core, Requirement("jaxlib")]:
+        yield _version(need, State.BROKEN)
+
+
+def requirements() -> list[Requirement] | None:
+    """What the installed package says it needs; None where there is no installed package."""
+    try:
+        declared = importlib.metadata.requires("lanewise")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return [Requirement(text) for text in declared or ()]
+
+
+def _version(need: Requirement, if_not: State) -> Finding:
+    wanted = f"{need.name}{need.specifier}"
+    install = f'pip install "{wanted}"'
+    try:
+        found = importlib.metadata.version(need.name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(need.name, if_not, "not installed", install)
+    if not need.specifier.contains(found, prereleases=True):
+        return Finding(need.name, if_not, f"{found}, and {wanted} is needed", install)
+    return Finding(need.name, State.WELL, found)
+
+
+def devices() -> Iterator[Finding]:
+    """What JAX can run on."""
+    try:
+        found = jax.devices()
+    except RuntimeError as error:
+        yield Finding(
+            "JAX",
+            State.BROKEN,
+            first_line(error),
+            "unset JAX_PLATFORMS, or install the JAX that fits this machine.",
+        )
+        return
+    for one in found:
+        yield Finding(f"{one.platform} {one.id}", State.WELL, one.device_kind)
+    if not any(one.platform == "gpu" for one in found) and _has_nvidia_driver():
+        yield Finding(
+            "NVIDIA GPU",
+            State.WORSE,
+            "a driver is there, and JAX sees no GPU",
+            'pip install "lanewise[cuda]"',
+        )
+
+
+def _has_nvidia_driver() -> bool:
+    return Path("/proc/driver/nvidia/version").exists() or bool(shutil.which("nvidia-smi"))
+
+
+def carriers() -> Iterator[Finding]:
+    """Each carrier, tried on a small recursive program against plain Python."""
+    yield _tried("ticks", f"runs on {jax.default_backend()}")
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield _native()
+    yield _kernel()
+    yield _kept_kernels()
+
+
+def _tried(carrier: str, detail: str, mend: str = "") -> Finding:
+    """Run a program on a carrier; what comes out must be what Python says."""
+    numbers = np.arange(EXAMPLES, dtype=np.int32)
+    expected = [0, 1]
+    while len(expected) < EXAMPLES:
+        expected.append(expected[-1] + expected[-2])
+    try:
+        answers = np.asarray(lw.vmap(fibonacci, carrier=carrier)(numbers)).tolist()
+    except Exception as error:
+        return Finding(carrier, State.BROKEN, first_line(error), mend or _report(carrier))
+    if answers != expected:
+        return Finding(carrier, State.BROKEN, f"wrong answers: {answers}", _report(carrier))
+    return Finding(carrier, State.WELL, detail)
+
+
+def _report(carrier: str) -> str:
+    other = "ticks" if carrier != "ticks" else "native"
+    return f'report it with this output; carrier="{other}" may run meanwhile.'
+
+
+def _native() -> Finding:
+    if foreign.available():
+        return _tried("native", f"runs on the CPU, compiled by {host.compiler()}")
+    tried = _tried("native", "runs on the CPU by XLA's own code, two to four times slower")
+    if tried.state is not State.WELL:
+        return tried
+    found = [name for name in ("c++", "g++", "clang++") if shutil.which(name)]
+    why = f"{found[0]} is there and does not work" if found else "there is no C++ compiler"
+    mend = "install g++ or clang++ with its C headers, or set CXX to one that works."
+    return Finding("native", State.WORSE, f"{tried.detail}: {why}", mend)
+
+
+def _kernel() -> Finding:
+    if not any(one.platform == "gpu" for one in jax.devices()):
+        return Finding("kernel", State.ABSENT, "there is no NVIDIA GPU here")
+    if not device.available():
+        return Finding(
+            "kernel",
+            State.WORSE,
+            "there is a GPU, and NVIDIA's cuda-bindings are missing",
+            'pip install "lanewise[cuda]"',
+        )
+    mend = 'bring driver and CUDA packages to one version: pip install -U "lanewise[cuda]"'
+    return _tried("kernel", "runs on the GPU, compiled by NVRTC", mend)
+
+
+def _kept_kernels() -> Finding:
+    """Where compiled programs are kept: tried by keeping something."""
+    folder = kept(("doctor",), ".txt", lambda path: path.touch()).parent
+    if folder.name == "kernels":
+        return Finding("kept kernels", State.WELL, str(folder))
+    return Finding(
+        "kept kernels",
+        State.WORSE,
+        "the cache folder cannot be written, so programs are compiled again in each process",
+        "set XDG_CACHE_HOME to a folder of yours.",
+    )
+
+
+def extras() -> Iterator[Finding]:
+    """Which optional parts are installed."""
+    needed = requirements()
+    if needed is None:
+        yield Finding("extras", State.ABSENT, "known for an installed package only")
+        return
+    for extra in EXTRAS:
+        wanted = [
+            need
+            for need in needed
+            if need.marker is not None
+            and need.marker.evaluate({"extra": extra})
+            and not need.marker.evaluate({"extra": ""})
+        ]
+        amiss = [one for one in (_version(need, State.ABSENT) for need in wanted) if one.mend]
+        if amiss:
+            names = ", ".join(
+                f"{one.what} ({one.detail})" if "," in one.detail else one.what for one in amiss
+            )
+            yield Finding(
+                extra, State.ABSENT, f"not installed: {names}", f'pip install "lanewise[{extra}]"'
+            )
+        else:
+            yield Finding(extra, State.WELL, "installed")
+
+
+def first_line(error: BaseException) -> str:
+    """An error in a line.
+
+    >>> first_line(ValueError("no such thing\\n  more"))
+    'ValueError: no such thing'
+    """
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(": ")
+
+
+def table(title: str, found: Iterable[Finding]) -> RenderableType:
+    """Findings under a heading, with what to do about those that are not well."""
+    shown = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        show_header=False,
+        padding=(0, 2, 0, 0),
+    )
+    shown.add_column(no_wrap=True)
+    shown.add_column(no_wrap=True)
+    shown.add_column(overflow="fold")
+    for one in found:
+        told = Text(one.detail)
+        if one.mend:
+            told.append(
+                f"\n→ {one.mend}", style="yellow" if one.state is not State.ABSENT else "dim"
+            )
+        shown.add_row(Text(*one.state.value), Text(one.what), told)
+    return shown
