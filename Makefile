@@ -12,16 +12,17 @@ RUN_STAMP := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
 WORKERS ?= 2
 PYTEST_ARGS ?=
-BENCHMARKS ?= $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
+SITE ?= site
 BENCH_OUT ?= benchmarks/results.jsonl
 
-.PHONY: help demo test lint format bench test-matrix clean
+.PHONY: help demo test lint docs format bench test-matrix clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo         run a batch with Lanewise and with jax.vmap, side by side"
-	@echo "make test         lint, types, import layers and every test"
+	@echo "make test         lint, types, import layers, the docs and every test"
 	@echo "make lint         ruff, pyright and import-linter only"
+	@echo "make docs         build the documentation site in $(SITE)"
 	@echo "make format       let ruff rewrite the sources"
 	@echo "make bench        every benchmark; the claims are gathered in $(BENCH_OUT)"
 	@echo "make test-matrix  the quick tests under the other Python/JAX pairs found here"
@@ -33,7 +34,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -qq --upgrade pip
 
 $(RUN_STAMP): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install -qq -e .
+	$(BIN)/python -m pip install -qq -e '.[cli,mcmc,watch]'
 	@touch $@
 
 $(TEST_STAMP): pyproject.toml | $(BIN)/python
@@ -53,17 +54,21 @@ format: $(TEST_STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: lint
+# Strict: a link that leads nowhere, or a page that loads something from the network, is an error.
+docs: $(TEST_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir $(SITE)
+
+test: lint docs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # Every benchmark runs, also after one that failed; the exit status tells whether all did run. A claim
 # that misses its target is shown as such and is no failure.
 bench: $(TEST_STAMP)
-	$(BIN)/python benchmarks/_gather.py --out $(BENCH_OUT) $(BENCHMARKS)
+	$(BIN)/lanewise bench --all --out $(BENCH_OUT)
 
 test-matrix: | $(BIN)/python
 	$(BIN)/python tests/matrix.py
 
 clean:
-	rm -rf $(VENV) .venv-* build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis $(BENCH_OUT)
-	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) .venv-* build dist $(SITE) .pytest_cache .ruff_cache .import_linter_cache .hypothesis $(BENCH_OUT)
+	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

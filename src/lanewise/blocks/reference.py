@@ -6,7 +6,7 @@ slow on purpose. Every carrier and schedule must give what it gives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,9 @@ def interpret(
     *,
     max_steps: int | None = None,
     max_depth: int | None = None,
+    visit: Callable[[Block], None] | None = None,
 ) -> Answer:
-    """Run one lane."""
+    """Run one lane; `visit` is told of each block before it runs."""
     values: Values = dict(program.constants)
     values.update(zip(program.inputs, operands, strict=True))
     function = program.entry_function
@@ -76,6 +77,8 @@ def interpret(
         ):
             return ended(Outcome.STACK_OVERFLOW)
         steps += block.steps
+        if visit is not None:
+            visit(block)
         stored, given = _run(block, values)
         values = values | stored
         match block.terminator:
