@@ -1,0 +1,52 @@
+"""What building the site adds to MkDocs: drawings, and the check that nothing comes from the network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from mkdocs.exceptions import PluginError
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = SimpleNamespace(file=SimpleNamespace(src_path="page.md"))
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    sys.path.insert(0, str(DOCS))
+    try:
+        import _hooks  # pyright: ignore[reportMissingImports]
+    finally:
+        sys.path.remove(str(DOCS))
+    return _hooks
+
+
+@pytest.mark.parametrize(
+    "loaded",
+    [
+        '<script src="https://elsewhere.org/x.js"></script>',
+        "<img alt='' src=//elsewhere.org/x.png>",
+        '<link rel="stylesheet" href="https://elsewhere.org/x.css">',
+        '<link href="http://elsewhere.org" rel="preconnect">',
+    ],
+)
+def test_pages_load_nothing_from_the_network(hooks: ModuleType, loaded: str) -> None:
+    with pytest.raises(PluginError, match=r"page\.md loads from the network"):
+        hooks.on_post_page(f"<p>before{loaded}", page=PAGE)
+
+
+def test_links_and_own_files_are_fine(hooks: ModuleType) -> None:
+    page = (
+        '<a href="https://elsewhere.org"><img src="plots/x.png"></a><link rel="icon" href="x.png">'
+    )
+    assert hooks.on_post_page(page, page=PAGE) == page
+
+
+def test_drawings_are_put_in_whole(hooks: ModuleType) -> None:
+    drawn = hooks.on_page_markdown("before\n\n<!-- drawing: refilled -->\n\nafter", page=PAGE)
+    (figure,) = [part for part in drawn.split("\n\n") if "<svg" in part]
+    assert figure.startswith("<figure") and figure.endswith("</figure>")
+    with pytest.raises(PluginError, match="no drawing 'nothing'"):
+        hooks.on_page_markdown("<!-- drawing: nothing -->", page=PAGE)
