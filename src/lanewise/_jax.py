@@ -20,6 +20,7 @@ from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import lax as _lax
 from jax._src.lax import special as _special
@@ -276,6 +277,14 @@ def default_platform() -> str:
 
 def current_trace() -> Any:
     return _core.trace_ctx.trace
+
+
+def runs_now() -> bool:
+    """Whether what is bound here runs at once, for one value or under `vmap` for a batch: nothing is being staged."""
+    trace = current_trace()
+    while isinstance(trace, _batching.BatchTrace):
+        trace = trace.parent_trace
+    return isinstance(trace, _core.EvalTrace)
 
 
 def trace_of(tracer: Any) -> Any:

@@ -18,8 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
@@ -29,12 +27,12 @@ from lanewise.blocks.inside import tests_many
 from lanewise.errors import OptionError, Outcome, TransformError
 from lanewise.machine.execute import Mapped, answer_axes, execute, plan
 from lanewise.options import Options
+from lanewise.outcomes import FULL_TAPE
 from lanewise.program import Function, Program, program_p, throw_p
 
 # A tape of unknown length has room for so many records inside `jit`, unless told otherwise.
 RECORDS_INSIDE_JIT = 1024
 FIRST_RECORDS = 64
-MOST_RECORDS = 2**24
 
 tangents_p = _jax.Primitive("program_tangents")
 tangents_p.multiple_results = True
@@ -169,40 +167,41 @@ def _run_forward(
             f" {math.prod(lanes)} lanes take ways of their own. Leave it out, or set checkpoints to a number,"
             " which bounds what is saved."
         )
-    inside = any(isinstance(x, Tracer) for x in primals)
-    records = options.tape or (RECORDS_INSIDE_JIT if inside else FIRST_RECORDS)
-    while True:
-        setting = Checkpoints(options.checkpoints, records, options.offload == "host")
+    grows = options.tape is None and _jax.runs_now()
+    records = options.tape or (FIRST_RECORDS if grows else RECORDS_INSIDE_JIT)
+    setting = Checkpoints(options.checkpoints, records, options.offload == "host", grows)
+    found = vjp_program(program, moving, setting)
+    forward = found.forward
+    outs = program_p.bind(
+        *forward.constants,
+        *primals,
+        program=forward.program,
+        lanes=lanes,
+        mapped=_with_constants(forward.constants, mapped, lanes),
+        options=options,
+    )
+    # What was saved has the room that was needed: the gradient is the one for that.
+    while not _fits(outs, found.forward.program):
+        setting = setting.larger()
         found = vjp_program(program, moving, setting)
-        forward = found.forward
-        outs = program_p.bind(
-            *forward.constants,
-            *primals,
-            program=forward.program,
-            lanes=lanes,
-            mapped=_with_constants(forward.constants, mapped, lanes),
-            options=options,
-        )
-        if options.tape or inside or records >= MOST_RECORDS:
-            return found, outs
-        if not forward.program.gives_outcomes(options):
-            return found, outs
-        num_values = len(forward.program.out_avals)
-        code, _ = _own_outcomes(outs[num_values : num_values + 2], forward.program, program)
-        if isinstance(code, Tracer) or not np.any(np.asarray(code) == Outcome.TAPE_FULL):
-            return found, outs
-        records *= 4
+    return found, outs
+
+
+def _fits(outs: Sequence[Any], program: Program) -> bool:
+    """Whether answers have the types of a program's, lane axes in front."""
+    return all(
+        x.shape[x.ndim - len(aval.shape) :] == aval.shape
+        for x, aval in zip(outs, program.out_avals, strict=False)
+    )
 
 
 def _own_outcomes(codes: Sequence[Any], forward: Program, program: Program) -> tuple[Any, Any]:
     """Outcomes of a forward program as those of the program it is of: a full tape is an outcome of its own."""
-    from lanewise.diff.tape import FULL
-
     code, site = codes
     own = [program.sites.index(s) if s in program.sites else -1 for s in forward.sites]
     if not own:
         return code, site
-    full = [i for i, s in enumerate(forward.sites) if s == FULL]
+    full = [i for i, s in enumerate(forward.sites) if s == FULL_TAPE]
     ended_full = jnp.isin(site, jnp.array(full, jnp.int32)) & (code == Outcome.ASSERTION_FAILED)
     place = jnp.where(site >= 0, jnp.array(own, jnp.int32)[jnp.maximum(site, 0)], -1)
     return jnp.where(ended_full, jnp.int32(Outcome.TAPE_FULL), code), place

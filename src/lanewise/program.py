@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,8 @@ class Program:
     num_captures: int = 0
     # The program it is the forward derivative of, and which operands of that move.
     derivative_of: tuple[Program, tuple[bool, ...]] | None = None
+    # Of a program whose tapes may grow: the same with more room, and the constants that are its first operands.
+    larger: Callable[[], tuple[Program, tuple[Any, ...]]] | None = None
 
     @property
     def name(self) -> str:

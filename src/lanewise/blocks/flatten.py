@@ -39,7 +39,7 @@ from lanewise.blocks.form import (
 from lanewise.blocks.inside import Expand, inside, is_throw, tests_many, with_one_test
 from lanewise.check import check_p
 from lanewise.errors import Outcome, TransformError
-from lanewise.outcomes import Site
+from lanewise.outcomes import FULL_TAPE, Site
 from lanewise.program import Function, Program, call_p, program_p
 
 Env = dict[Var, Atom]
@@ -60,6 +60,7 @@ class _Flattener:
         self.expand = divergence.expand
         self.constants: list[tuple[Var, Any]] = []
         self.sites: dict[Site, int] = {}
+        self.grows = False
         self.functions: dict[str, BlockFunction] = {}
         self.frames: dict[tuple[int, str], BlockFunction] = {}
         self.captures: dict[tuple[int, int], Var] = {}
@@ -74,6 +75,7 @@ class _Flattener:
         avals = operand_avals(program)
         # Sites are numbered as the program numbers them: that is what outcomes refer to.
         self.sites = {site: i for i, site in enumerate(program.sites)}
+        self.grows = program.larger is not None
         num_captures = program.num_captures
         captured = [
             self.new_var(a, flag) for a, flag in zip(avals[:num_captures], varying, strict=False)
@@ -328,7 +330,8 @@ class _Flattener:
 
     def check(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
         site = Site(eqn.params["message"], eqn.params["location"])
-        self.fail_unless(operands[0], Fail(self.sites.setdefault(site, len(self.sites))))
+        number = self.sites.setdefault(site, len(self.sites))
+        self.fail_unless(operands[0], Fail(number, waits=self.grows and site == FULL_TAPE))
         return []
 
     def fail_unless(self, holds: Atom, fail: Fail) -> None:

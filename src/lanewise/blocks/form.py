@@ -61,10 +61,15 @@ class Return:
 
 @dataclass(frozen=True)
 class Fail:
-    """End the lane: the assertion `sites[site]` does not hold, or whatever else `outcome` says."""
+    """End the lane: the assertion `sites[site]` does not hold, or whatever else `outcome` says.
+
+    `waits`: the lane wants room on a tape. A machine whose host makes room lets it wait for that instead, and go on
+    along the other way of the branch that led here.
+    """
 
     site: int
     outcome: Outcome = Outcome.ASSERTION_FAILED
+    waits: bool = False
 
 
 Terminator = Jump | Branch | Call | TailCall | Return | Fail

@@ -17,7 +17,7 @@ each is run again about log n / log k times.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,19 +30,31 @@ AUTO_BYTES = 2**15
 FEWEST_SLOTS, MOST_SLOTS = 32, 256
 # A `scan` under "auto" whose tape is larger is cut into strips.
 MOST_TAPE_BYTES = 2**30
+# A tape that is full is made so many times as long, up to a bound.
+TAPE_GROWTH = 4
+MOST_RECORDS = 2**24
 
 
 @dataclass(frozen=True)
 class Checkpoints:
     """The setting, as rules ask for it.
 
-    `records` is how many iterations or frames a tape of unknown length holds. `offload`: what a `scan` saves lies in
-    the host's memory between the sweeps.
+    `records` is how many iterations or frames a tape of unknown length holds; `grows`: a host may make it longer.
+    `offload`: what a `scan` saves lies in the host's memory between the sweeps.
     """
 
     setting: Checkpointing = "auto"
     records: int = 1024
     offload: bool = False
+    grows: bool = False
+
+    @property
+    def can_grow(self) -> bool:
+        return self.grows and self.records < MOST_RECORDS
+
+    def larger(self) -> Checkpoints:
+        """The same with longer tapes."""
+        return replace(self, records=self.records * TAPE_GROWTH)
 
     def strip(self, length: int, tape_bytes: int) -> int:
         """How many iterations are a strip of a loop of known length; 0 to save all.

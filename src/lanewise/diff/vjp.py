@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,10 +54,25 @@ class Reverse:
 @functools.lru_cache(maxsize=512)
 def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> Reverse:
     """The gradient of a program by the operands that move."""
+    found = _vjp_program(program, moving, checkpoints)
+    if not checkpoints.can_grow:
+        return found
+    forward, constants = found.forward
+
+    def larger() -> tuple[Program, tuple[Any, ...]]:
+        more = vjp_program(program, moving, checkpoints.larger()).forward
+        assert len(more.constants) == len(constants), "the same code holds the same constants"
+        return more
+
+    grows = WithConstants(replace(forward, larger=larger), constants)
+    return replace(found, forward=grows)
+
+
+def _vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> Reverse:
     if any(calls(function.jaxpr) for function in program.functions.values()):
         loop = as_loop(program)
         if loop is not None:
-            return vjp_program(loop, moving, checkpoints)
+            return _vjp_program(loop, moving, checkpoints)
         return _recursive(program, moving, checkpoints)
     entry = program.functions[program.entry]
     code = entry.jaxpr

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,25 +25,27 @@ from lanewise.errors import OptionError
 from lanewise.machine.choose import (
     ONE_LANE_CARRIERS,
     Plan,
+    blocks_of,
     can_be_plain,
     measured_plan,
     plan_for,
 )
-from lanewise.machine.link import Linked
+from lanewise.machine.growing import FIRST_DEPTH, Growing, Phases, Whole
+from lanewise.machine.larger import flow_moved, moved
+from lanewise.machine.link import Linked, link
 from lanewise.machine.local import run_local
 from lanewise.machine.refill import Refill, flow_grown, num_dear
-from lanewise.machine.rerun import GROWTH, Rerun
+from lanewise.machine.rerun import Rerun, RerunLarger
 from lanewise.machine.sample import take_sample
 from lanewise.machine.shrink import run_shrinking, widths_for
 from lanewise.machine.state import State, grown, initial_state, storage_struct
 from lanewise.machine.ticks import answers, statistics
 from lanewise.options import DEPTH_INSIDE_JIT, Options
-from lanewise.outcomes import counts
+from lanewise.outcomes import FULL_TAPE, counts
 from lanewise.program import Program
 
 Mapped = tuple[tuple[bool, ...], ...]
 
-FIRST_DEPTH = 32
 # Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
 DEEPEST = 1 << 20
 MOST_STACK_BYTES = 4 << 30
@@ -157,10 +159,17 @@ class OnHost:
         return self._run(operands)
 
     def _made(self, operands: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-        program, lanes, mapped, options, platform = self._signature
+        program, lanes, _, options, _ = self._signature
         if math.prod(lanes) == 0:
             return lambda operands: _empty(program, lanes, options)
         chosen = self.plan(operands)
+        run = self._as_chosen(chosen)
+        if program.larger is None or FULL_TAPE not in program.sites:
+            return run
+        return self._with_larger_tapes(run, chosen).run_growing
+
+    def _as_chosen(self, chosen: Plan) -> Callable[[Sequence[Any]], list[Any]]:
+        program, lanes, mapped, options, platform = self._signature
         if chosen.schedule == "local":
 
             def run(operands: Sequence[Any]) -> list[Any]:
@@ -171,42 +180,33 @@ class OnHost:
             return run
         return _compiled(program, lanes, mapped, options, platform, chosen).run_growing
 
+    def _with_larger_tapes(
+        self, run: Callable[[Sequence[Any]], list[Any]], chosen: Plan
+    ) -> RerunLarger:
+        """The same, with lanes run again whose tapes were full in the end."""
+        program, lanes, mapped, options, platform = self._signature
+        alone = chosen.carrier in ONE_LANE_CARRIERS
+        again = options.updated(carrier=chosen.carrier) if alone else options
+        codes, full = len(program.out_avals), program.sites.index(FULL_TAPE)
+
+        def whole(operands: Sequence[Any]) -> list[Any]:
+            assert program.larger is not None
+            larger, constants = program.larger()
+            given = (*constants, *operands[len(constants) :])
+            return on_host(larger, lanes, mapped, again, platform)(given)
+
+        def part(operands: Sequence[Any], rows: np.ndarray) -> list[Any]:
+            assert program.larger is not None
+            larger, constants = program.larger()
+            given = (*constants, *operands[len(constants) :])
+            taken, axes = _of_rows(given, rows, lanes, mapped)
+            return on_host(larger, rows.shape, axes, again, platform)(taken)
+
+        apart = alone and _apart(program, lanes, mapped, options)
+        return RerunLarger(run, whole, part if apart else None, codes, full)
+
 
 on_host = functools.lru_cache(maxsize=512)(OnHost)
-
-
-class _Whole:
-    """A program compiled in one piece, which has no stacks to grow."""
-
-    def __init__(self, run: Callable[..., list[Any]]) -> None:
-        self.run = jax.jit(run)
-
-    def run_growing(self, operands: Sequence[Any]) -> list[Any]:
-        return self.run(*operands)
-
-
-class _Growing:
-    """A program compiled in three pieces, so that the host can make room between runs."""
-
-    def __init__(self, phases: _Phases, linked: Linked, most: int) -> None:
-        self.start = jax.jit(phases.start, static_argnums=0)
-        self.run = jax.jit(phases.run, donate_argnums=0)
-        self.finish = jax.jit(phases.finish)
-        self.phases = phases
-        self.linked = linked
-        self.capacity = min(FIRST_DEPTH, most)
-        self.most = most
-
-    def run_growing(self, operands: Sequence[Any]) -> list[Any]:
-        state = self.run(self.start(self.capacity, *operands), *operands)
-        while self._full(self.phases.machine(state)):
-            # Remembered for the next call, so that it starts with enough room and compiles nothing.
-            self.capacity = min(self.capacity * GROWTH, self.most)
-            state = self.run(self.phases.grown(state, self.linked, self.capacity), *operands)
-        return self.finish(state)
-
-    def _full(self, machine: State) -> bool:
-        return machine.returns.shape[0] < self.most and bool(np.any(np.asarray(machine.pc) < 0))
 
 
 def most_depth(linked: Linked, lanes: int, options: Options) -> int:
@@ -226,7 +226,7 @@ def _compiled(
     options: Options,
     platform: str,
     chosen: Plan,
-) -> _Whole | _Growing | Rerun:
+) -> Whole | Growing | Rerun:
     if chosen.carrier in ONE_LANE_CARRIERS:
         one_by_one = functools.partial(
             _one_by_one,
@@ -237,7 +237,7 @@ def _compiled(
             chosen=chosen,
         )
         if not program.recursive:
-            return _Whole(one_by_one)
+            return Whole(one_by_one)
         from lanewise.machine.kernel.carry import blocks_for
         from lanewise.machine.kernel.foreign import cores
 
@@ -250,24 +250,15 @@ def _compiled(
         first = min(most, DEEP if on_cpu else FIRST_DEPTH)
 
         def part(*operands: Any, rows: Any, capacity: int) -> list[Any]:
-            flat, flags = _lanes_first(operands, lanes, mapped)
-            taken = [x[rows] if varies else x for x, varies in zip(flat, flags, strict=True)]
-            return one_by_one(
-                *taken,
-                lanes=rows.shape,
-                mapped=tuple((varies,) for varies in flags),
-                capacity=capacity,
-            )
+            taken, axes = _of_rows(operands, rows, lanes, mapped)
+            return one_by_one(*taken, lanes=rows.shape, mapped=axes, capacity=capacity)
 
-        # Statistics are of one run, and what is the same for all lanes of an axis belongs to none of them.
-        apart = not options.stats and all(
-            all(axes) for axes in answer_axes(program, mapped, options, lanes)
-        )
+        apart = _apart(program, lanes, mapped, options)
         codes = len(program.out_avals)
         return Rerun(one_by_one, part if apart else None, codes, first, most)
     linked = chosen.linked
-    if chosen.plain or linked is None or not linked.has_calls:
-        return _Whole(
+    if chosen.plain or linked is None or not (linked.has_calls or linked.waiting):
+        return Whole(
             functools.partial(
                 execute,
                 program=program,
@@ -278,19 +269,53 @@ def _compiled(
                 chosen=chosen,
             )
         )
-    width = options.lanes if refills(lanes, options) else math.prod(lanes)
-    most = most_depth(linked, width or 1, options)
-    return _Growing(_phases(program, lanes, mapped, options, chosen, most), linked, most)
+    return _growing(program, lanes, mapped, options, chosen)
 
 
-class _Phases(NamedTuple):
-    """How a machine starts, runs and finishes, and how a host that makes room for its stacks sees its state."""
+def _apart(program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options) -> bool:
+    """Whether what some lanes give can take its place among what the others gave.
 
-    start: Callable[..., Any]
-    run: Callable[..., Any]
-    finish: Callable[[Any], list[Any]]
-    machine: Callable[[Any], State]
-    grown: Callable[[Any, Linked, int], Any]
+    Statistics are of one run, and what is the same for all lanes of an axis belongs to none of them.
+    """
+    return not options.stats and all(map(all, answer_axes(program, mapped, options, lanes)))
+
+
+def _of_rows(
+    operands: Sequence[Any], rows: Any, lanes: tuple[int, ...], mapped: Mapped
+) -> tuple[list[Any], Mapped]:
+    """The operands of some lanes, and which of them have an axis of those lanes."""
+    flat, flags = _lanes_first(operands, lanes, mapped)
+    taken = [x[rows] if varies else x for x, varies in zip(flat, flags, strict=True)]
+    return taken, tuple((varies,) for varies in flags)
+
+
+def _growing(
+    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, chosen: Plan
+) -> Growing:
+    """A machine by ticks whose host makes room."""
+    linked = chosen.linked
+    assert linked is not None
+    width = (options.lanes if refills(lanes, options) else math.prod(lanes)) or 1
+    most = most_depth(linked, width, options)
+
+    def larger() -> tuple[Growing, Callable[[Sequence[Any]], Sequence[Any]]]:
+        assert program.larger is not None
+        roomier, constants = program.larger()
+        varying = tuple(any(flags) for flags in mapped)
+        relinked = link(blocks_of(roomier, varying, options, expand), varying)
+        plan = dataclasses.replace(chosen, linked=relinked)
+        return (
+            _growing(roomier, lanes, mapped, options, plan),
+            lambda operands: (*constants, *operands[len(constants) :]),
+        )
+
+    return Growing(
+        _phases(program, lanes, mapped, options, chosen, most),
+        linked,
+        most,
+        num_dear(linked, width, chosen.schedule),
+        larger if linked.waiting else None,
+    )
 
 
 def _phases(
@@ -300,7 +325,7 @@ def _phases(
     options: Options,
     chosen: Plan,
     most: int,
-) -> _Phases:
+) -> Phases:
     """The phases of a machine whose stacks grow to `most` frames."""
     linked, width = chosen.linked, math.prod(lanes)
     assert linked is not None
@@ -308,7 +333,7 @@ def _phases(
         assert options.lanes is not None
         flags = [any(axes) for axes in mapped]
         refill = Refill(linked, options.lanes, width, flags, options, chosen.schedule, most)
-        return _Phases(
+        return Phases(
             start=lambda capacity, *operands: refill.start(
                 capacity, _lanes_first(operands, lanes, mapped)[0]
             ),
@@ -316,6 +341,7 @@ def _phases(
             finish=lambda flow: _shaped(refill.finish(flow), program, lanes, mapped, options),
             machine=lambda flow: flow.machine,
             grown=flow_grown,
+            moved=flow_moved,
         )
 
     def start(capacity: int, *operands: Any) -> State:
@@ -332,7 +358,7 @@ def _phases(
         values, code, site = answers(linked, state)
         return _shaped((values, code, site, statistics(state)), program, lanes, mapped, options)
 
-    return _Phases(start, run, finish, lambda state: state, grown)
+    return Phases(start, run, finish, lambda state: state, grown, moved)
 
 
 def _platform(operands: Sequence[Any]) -> str:

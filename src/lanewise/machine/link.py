@@ -19,6 +19,7 @@ from lanewise.blocks.form import (
     BlockProgram,
     Branch,
     Call,
+    Fail,
     Jump,
     Label,
     Return,
@@ -98,6 +99,17 @@ class Linked:
             if isinstance(block.terminator, Return)
             and not (block.eqns or block.assigns or block.steps)
         )
+
+    @cached_property
+    def waiting(self) -> dict[Label, int]:
+        """The blocks that end a lane for want of room on a tape that may grow, and their sites: no lane goes there."""
+        return {
+            item.label: item.terminator.site
+            for item in self.order
+            if isinstance(item, Block)
+            and isinstance(item.terminator, Fail)
+            and item.terminator.waits
+        }
 
     def pc_after(self, target: Label) -> int:
         """The pc of a lane that goes to `target`."""

@@ -41,9 +41,11 @@ from lanewise.machine.state import (
     State,
     grown,
     initial_state,
+    outcome_codes,
     running,
     storage_struct,
     stored,
+    waits_for_stack,
 )
 from lanewise.machine.ticks import Pause, results, run_until, statistics
 from lanewise.options import Options
@@ -169,7 +171,8 @@ class Refill:
     def _run_through(self, flow: Flow, load: Load, limit: Any, lanes: int, few: int) -> Flow:
         """Run the examples below `limit`; with none left, until no more than `few` lanes run."""
         patience = jnp.float32(lanes * refill_ticks(self.linked, lanes, self.schedule))
-        growable = flow.machine.returns.shape[0] < self.most_depth and self.linked.has_calls
+        stacks_grow = flow.machine.returns.shape[0] < self.most_depth and self.linked.has_calls
+        growable = stacks_grow or bool(self.linked.waiting)
 
         def enough(flow: Flow) -> Any:
             return jnp.where(flow.next < limit, 0, few)
@@ -186,8 +189,8 @@ class Refill:
                 self.linked, flow.machine, lanes, self.options, self.schedule, pause
             )
             ended = machine.pc == self.linked.halt
-            if not growable:
-                ended |= machine.pc < 0
+            if not stacks_grow:
+                ended |= waits_for_stack(machine)
             flow = self._put_away(flow.with_(machine=machine), ended)
             number = flow.next + jnp.cumsum(ended, dtype=jnp.int32) - 1
             flow = flow.with_(
@@ -209,7 +212,7 @@ class Refill:
             return kept.at[place].set(values, mode="drop", unique_indices=True)
 
         registers = dict(zip(self.linked.registers, machine.registers, strict=True))
-        code = jnp.where(machine.pc < 0, int(Outcome.STACK_OVERFLOW), machine.code)
+        code = outcome_codes(machine)
         return flow.with_(
             machine=machine.with_(pc=jnp.where(ended, self.linked.halt, machine.pc)),
             example=jnp.where(ended, self.examples, flow.example),

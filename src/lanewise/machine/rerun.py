@@ -1,8 +1,9 @@
-"""Growth of stacks where each lane runs by itself.
+"""Growth of stacks and tapes where each lane runs by itself.
 
-Such a lane's stack has a size that it is compiled for. A kernel's state is not kept: resuming it would cost every lane
-its registers' way to memory and back. So where stacks were full, those lanes start again with more room, and their
-answers take their places among the others', which stay as they are. The size is remembered: later calls run once.
+Such a lane's stack and tape have sizes that it is compiled for. A kernel's state is not kept: resuming it would cost
+every lane its registers' way to memory and back. So where stacks or tapes were full, those lanes start again with more
+room, and their answers take their places among the others', which stay as they are. The size is remembered: later calls
+run once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lanewise.errors import Outcome
@@ -44,12 +46,10 @@ class Rerun:
         full = self._full(out)
         while full.size and self.capacity < self.most:
             self.capacity = min(self.capacity * GROWTH, self.most)
-            lanes = np.asarray(out[self.codes]).size
-            if self.part is None or full.size > FEW * lanes:
+            if self.part is None or full.size > FEW * out[self.codes].size:
                 out = self.run(*operands, capacity=self.capacity)
             else:
-                # As many rows as the next power of two: few numbers of them, few compilations.
-                rows = np.resize(full, 1 << int(full.size - 1).bit_length())
+                rows = _padded(full)
                 again = self.part(*operands, rows=rows, capacity=self.capacity)
                 out = _put(out, rows, again, out[self.codes].ndim)
             full = self._full(out)
@@ -59,6 +59,59 @@ class Rerun:
         """The lanes whose stacks were full."""
         # Codes are read as they are, not reduced before: `throw` reads them too, and an array comes to the host once.
         return np.flatnonzero(np.asarray(out[self.codes]) == int(Outcome.STACK_OVERFLOW))
+
+
+class RerunLarger:
+    """The forward program of a gradient, which runs again with larger tapes for the lanes whose tapes were full.
+
+    `run(operands)` is the program as it is, `whole(operands)` the same with larger tapes, `part(operands, rows)` that
+    for the lanes of `rows` alone; without `part` all lanes run again. A lane is full that failed the check `site`.
+    What runs with larger tapes may make them larger still: its answers have the room that was needed in the end.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Any]], list[Any]],
+        whole: Callable[[Sequence[Any]], list[Any]],
+        part: Callable[[Sequence[Any], np.ndarray], list[Any]] | None,
+        codes: int,
+        site: int,
+    ) -> None:
+        self.run, self.whole, self.part = run, whole, part
+        self.codes, self.site = codes, site
+        self.outgrown = False
+
+    def run_growing(self, operands: Sequence[Any]) -> list[Any]:
+        if self.outgrown:
+            return self.whole(operands)
+        out = self.run(operands)
+        full = self._full(out)
+        if not full.size:
+            return out
+        self.outgrown = True
+        if self.part is None or full.size > FEW * out[self.codes].size:
+            return self.whole(operands)
+        rows = _padded(full)
+        again = self.part(operands, rows)
+        lane_axes = out[self.codes].ndim
+        larger = [_as_large(x, lane_axes, y.shape[1:]) for x, y in zip(out, again, strict=True)]
+        return _put(larger, rows, again, lane_axes)
+
+    def _full(self, out: Sequence[Any]) -> np.ndarray:
+        """The lanes whose tapes were full."""
+        code, site = (np.asarray(x) for x in out[self.codes : self.codes + 2])
+        return np.flatnonzero((code == int(Outcome.ASSERTION_FAILED)) & (site == self.site))
+
+
+def _padded(rows: np.ndarray) -> np.ndarray:
+    """As many rows as the next power of two: few numbers of them, few compilations."""
+    return np.resize(rows, 1 << int(rows.size - 1).bit_length())
+
+
+def _as_large(value: Any, lane_axes: int, shape: Sequence[int]) -> Any:
+    """Values of lanes with zeros at the ends of those axes that are to be longer."""
+    more = [(0, b - a) for a, b in zip(value.shape[lane_axes:], shape, strict=True)]
+    return jnp.pad(value, [(0, 0)] * lane_axes + more) if any(map(any, more)) else value
 
 
 def _put(out: Sequence[Any], rows: np.ndarray, again: Sequence[Any], lane_axes: int) -> list[Any]:

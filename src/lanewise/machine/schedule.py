@@ -185,9 +185,8 @@ def _sweep_all(advance: Advance, state: State) -> State:
 
 def swept_blocks(linked: Linked) -> tuple[int, ...]:
     """The blocks of a sweep: none that no lane is ever at, nor an entry that nothing comes back to (it runs before)."""
-    return tuple(
-        pc for pc in range(linked.halt) if pc != linked.entered_once and pc not in linked.bare_ends
-    )
+    never = {linked.entered_once, *linked.bare_ends, *(linked.pc_of[b] for b in linked.waiting)}
+    return tuple(pc for pc in range(linked.halt) if pc not in never)
 
 
 def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:

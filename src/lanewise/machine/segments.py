@@ -21,8 +21,9 @@ import numpy as np
 
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import Outcome
-from lanewise.machine.execute import FIRST_DEPTH, GROWTH, most_depth, plan
+from lanewise.machine.execute import most_depth, plan
 from lanewise.machine.feed import NONE_ENDED, Ended, Example, kept_row
+from lanewise.machine.growing import FIRST_DEPTH
 from lanewise.machine.refill import (
     WAITING_FOR_ROOM,
     input_registers,
@@ -30,6 +31,7 @@ from lanewise.machine.refill import (
     refill_ticks,
     restarted,
 )
+from lanewise.machine.rerun import GROWTH
 from lanewise.machine.state import State, grown, initial_state, loaded
 from lanewise.machine.ticks import Pause, run_until
 from lanewise.options import Options

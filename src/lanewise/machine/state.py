@@ -44,7 +44,10 @@ from lanewise.outcomes import COUNTERS
 )
 @dataclass(frozen=True)
 class State:
-    """A machine's state. `pc` is the block a lane is at; `-1 - pc` parks a lane whose stack is full."""
+    """A machine's state. `pc` is the block a lane is at; `-1 - pc` parks a lane whose stack, or tape, is full.
+
+    Who waits for a tape has a code that says so; who waits for a stack has none.
+    """
 
     pc: Any
     registers: tuple[Any, ...]
@@ -144,6 +147,21 @@ def any_running(state: State, linked: Linked) -> Any:
     return answer
 
 
+def waits_for_stack(state: State) -> Any:
+    """Which lanes are parked on a full stack."""
+    return (state.pc < 0) & (state.code == int(Outcome.DONE))
+
+
+def waits_for_tape(state: State) -> Any:
+    """Which lanes are parked on a full tape."""
+    return (state.pc < 0) & (state.code != int(Outcome.DONE))
+
+
+def outcome_codes(state: State) -> Any:
+    """How each lane would have ended if nothing more were done."""
+    return jnp.where(waits_for_stack(state), int(Outcome.STACK_OVERFLOW), state.code)
+
+
 def grown(state: State, linked: Linked, capacity: int) -> State:
     """The same state with room for `capacity` frames; lanes parked on a full stack go on."""
     more = capacity - state.returns.shape[0]
@@ -154,5 +172,5 @@ def grown(state: State, linked: Linked, capacity: int) -> State:
     return state.with_(
         stacks=tuple(map(pad, state.stacks)),
         returns=pad(state.returns),
-        pc=jnp.where(state.pc < 0, -1 - state.pc, state.pc),
+        pc=jnp.where(waits_for_stack(state), -1 - state.pc, state.pc),
     )

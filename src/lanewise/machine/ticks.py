@@ -22,7 +22,7 @@ from lanewise.errors import Outcome
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
 from lanewise.machine.schedule import SCHEDULES, Tick, dear_blocks
-from lanewise.machine.state import State, any_running, loaded, running
+from lanewise.machine.state import State, any_running, loaded, outcome_codes, running
 from lanewise.one_function import as_one_function
 from lanewise.options import Options
 
@@ -104,7 +104,7 @@ def begin(
 
 def answers(linked: Linked, state: State) -> tuple[list[Any], Any, Any]:
     """The results of all lanes, outcome codes and sites; a lane that failed answers NaN, or zero."""
-    code = jnp.where(state.pc < 0, int(Outcome.STACK_OVERFLOW), state.code)
+    code = outcome_codes(state)
     values = dict(zip(linked.registers, state.registers, strict=True))
     return results(linked, values, state, code), code, state.site
 
