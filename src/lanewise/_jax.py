@@ -15,6 +15,7 @@ import jax
 import jax.interpreters.ad as ad
 import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
+from jax._src import callback as _callback
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import effects as _effects
@@ -521,6 +522,31 @@ def lower_unchecked(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **p
     ctx = ctx.replace(avals_in=avals_in, avals_out=avals_out)
     with unchecked():
         return mlir.lower_fun(fun, multiple_results=True)(ctx, *args, **params)
+
+
+# What an equation that calls the host has: JAX then neither drops it nor runs it twice.
+calls_host = _callback._IOEffect
+
+
+def lower_host_call(ctx: Any, fun: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
+    """Lower a primitive as a call of Python on the host: `fun` takes NumPy arrays and gives some.
+
+    `io_callback` hands its function JAX's arrays, which it makes while XLA waits for the call: with few cores they may
+    wait for each other for ever. The arrays given here are XLA's own memory, and `fun` must not keep them.
+    """
+    sharding = _callback._callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out)
+    results, _, _ = mlir.emit_python_callback(
+        ctx,
+        lambda *given: tuple(fun(*given)),
+        None,
+        list(args),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=True,
+        returns_token=False,
+        sharding=sharding,
+    )
+    return results
 
 
 def lowering_platforms(ctx: Any) -> tuple[str, ...]:

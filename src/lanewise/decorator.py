@@ -10,7 +10,7 @@ import jax
 
 from lanewise import _jax
 from lanewise.errors import OptionError, TransformError
-from lanewise.options import Options
+from lanewise.options import Options, refuse_unknown
 from lanewise.outcomes import Outcomes, Stats
 from lanewise.program import program_p, throw_p
 from lanewise.replay import Replays
@@ -214,10 +214,5 @@ def _made(
 
 def make_options(options: dict[str, Any]) -> Options:
     """Check option names, and make `Options`."""
-    known = Options.__dataclass_fields__
-    for name in options:
-        if name not in known:
-            raise OptionError(
-                f"{name!r} is not an option of a program; options are {', '.join(known)}."
-            )
+    refuse_unknown(options)
     return Options(**options)

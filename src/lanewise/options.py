@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lanewise.errors import OptionError
@@ -31,6 +32,9 @@ class Options:
     checkpoints: Checkpointing = "auto"
     tape: int | None = None
     offload: str | None = None
+    progress: bool = False
+    # Not the caller's to set: what runs inside `lanewise.report` and `lanewise.trace` is recorded.
+    recorded: bool = False
 
     def __post_init__(self) -> None:
         _one_of("schedule", self.schedule, SCHEDULES)
@@ -39,6 +43,8 @@ class Options:
         _positive("max_depth", self.max_depth)
         _positive("lanes", self.lanes)
         _positive("tape", self.tape)
+        if not isinstance(self.progress, bool):
+            raise OptionError(f"progress={self.progress!r} must be True or False.")
         if self.offload is not None:
             _one_of("offload", self.offload, ("host",))
         if self.checkpoints not in CHECKPOINTS and not _is_positive(self.checkpoints):
@@ -59,12 +65,33 @@ class Options:
         >>> Options().updated(schedule="most").schedule
         'most'
         """
-        for name in changes:
-            if name not in self.__dataclass_fields__:
-                raise OptionError(
-                    f"{name!r} is not an option of a program; options are {', '.join(self.__dataclass_fields__)}."
-                )
+        refuse_unknown(changes)
         return replace(self, **changes)
+
+    @property
+    def watched(self) -> bool:
+        """Whether a run is to be told of."""
+        return self.progress or self.recorded
+
+    def unwatched(self) -> Options:
+        """The same for a run that nobody is told of: what is decided does not depend on it."""
+        return replace(self, progress=False, recorded=False) if self.watched else self
+
+    def as_recorded(self) -> Options:
+        """The same for a run that is recorded."""
+        return replace(self, recorded=True)
+
+
+NAMES = tuple(field.name for field in fields(Options) if field.name != "recorded")
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Raise if one of these is no option that a caller can set."""
+    for name in names:
+        if name not in NAMES:
+            raise OptionError(
+                f"{name!r} is not an option of a program; options are {', '.join(NAMES)}."
+            )
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

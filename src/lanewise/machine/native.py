@@ -30,6 +30,7 @@ from lanewise._jax import JaxprEqn
 from lanewise.blocks.cost import size_of
 from lanewise.blocks.inside import Expand
 from lanewise.errors import OptionError
+from lanewise.machine import observe
 from lanewise.machine.kernel import foreign
 from lanewise.machine.kernel.carry import (
     blocks_for,
@@ -46,6 +47,7 @@ from lanewise.machine.ticks import answers, run_ticks, statistics
 from lanewise.one_function import as_one_function
 from lanewise.options import Options
 from lanewise.program import Program
+from lanewise.watchers import Site
 
 # XLA:CPU hands float reductions over more elements than this to a library, which its one-function code cannot call.
 MOST_REDUCED = 1024
@@ -111,14 +113,17 @@ def run_native(
     expand: Expand,
     path: str,
     capacity: int,
+    site: Site | None = None,
 ) -> tuple[list[Any], Any, Any, list[Any]]:
-    """Answers, codes, sites and statistics of all lanes; a stack holds `capacity` frames."""
-    given = (program, tuple(varying), options, expand)
+    """Answers, codes, sites and statistics of all lanes; a stack holds `capacity` frames. `site` is for who watches."""
+    given = (program, tuple(varying), options.unwatched(), expand)
     if path == XLA:
-        return _by_xla(blocks_for(*given), operands, tuple(varying), lanes, options, capacity)
+        linked = blocks_for(*given)
+        return _by_xla(linked, operands, tuple(varying), lanes, options, capacity, site)
     emitted = _in_step(*given) if path == IN_STEP else kernel_for(*given)
     assert emitted is not None
-    return run_kernel(emitted, program, operands, lanes, capacity, foreign.call)
+    call = functools.partial(foreign.call, site=site)
+    return run_kernel(emitted, program, operands, lanes, capacity, call)
 
 
 def _by_xla(
@@ -128,6 +133,7 @@ def _by_xla(
     lanes: int,
     options: Options,
     capacity: int,
+    watched: Site | None,
 ) -> tuple[list[Any], Any, Any, list[Any]]:
     """A machine of one lane, run for one example after the other; stacks are handed on as they are."""
     kept = [stored(x, _jax.aval_of(x)) for x in operands]
@@ -156,6 +162,7 @@ def _by_xla(
         _, out = lax.scan(one, empty, own, length=lanes)
         return out
 
+    whole = None if watched is None else observe.Whole(watched)
     out = as_one_function(all_lanes, *kept)
     count = len(linked.program.entry_function.results)
     values = [
@@ -164,6 +171,8 @@ def _by_xla(
     ]
     code, site = (x[:, 0] for x in out[count : count + 2])
     ticks, *sums, deepest = out[count + 2 :]
+    if whole is not None:
+        whole.ended(code, code, sums[-1].astype(jnp.int32), deepest)
     sums = [x.sum(dtype=jnp.float32) for x in sums]
     return values, code, site, [ticks.sum(dtype=jnp.int32), *sums, deepest.max(initial=0)]
 

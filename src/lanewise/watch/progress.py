@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from lanewise import watchers
+
 # At most ten updates a second where the line is written over, one in ten seconds where every line stays.
 SECONDS_BETWEEN_UPDATES = 0.1
 SECONDS_BETWEEN_LINES = 10.0
@@ -287,3 +289,6 @@ def _cut(text: str, columns: int) -> str:
     'draws 1~'
     """
     return text if len(text) <= columns else text[: columns - 1] + "~"
+
+
+watchers.show_bars_with(lambda total, label: Bar(total, label).open())

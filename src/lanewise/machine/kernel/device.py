@@ -23,9 +23,11 @@ import jax.numpy as jnp
 from jax.experimental.buffer_callback import buffer_callback
 
 from lanewise.errors import InternalError, OptionError
+from lanewise.machine import observe
 from lanewise.machine.kernel import launch
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.kept import kept
+from lanewise.watchers import Site
 
 # Lanes of a block share nothing; small blocks let a multiprocessor take the next one early.
 LANES_PER_BLOCK = 128
@@ -132,9 +134,19 @@ def _compiled(text: str, options: Sequence[str]) -> bytes:
 
 
 def call(
-    emitted: Emitted, operands: Sequence[Any], examples: int, capacity: int, lanes: int | None
+    emitted: Emitted,
+    operands: Sequence[Any],
+    examples: int,
+    capacity: int,
+    lanes: int | None,
+    site: Site | None = None,
 ) -> tuple[list[Any], Any, Any, Any]:
-    """Answers, codes, sites, and (all steps, most frames), as traceable code; `lanes` bounds those in flight."""
+    """Answers, codes, sites, and (all steps, most frames), as traceable code; `lanes` bounds those in flight.
+
+    Who watches (`site`) is told of the beginning and the end. Counting examples where a host can see it would cost
+    every thread a way over the bus.
+    """
+    whole = None if site is None else observe.Whole(site)
     kernel = load(emitted.text)
     lane_bytes = emitted.scratch_bytes(capacity)
     in_flight = min(kernel.lanes, examples, lanes or examples)
@@ -168,10 +180,12 @@ def call(
             examples=examples,
             capacity=capacity,
         )
-    *answers, code, site, steps, deepest, _, _ = made
+    *answers, code, place, steps, deepest, _, _ = made
+    if whole is not None:
+        whole.ended(code, code, steps[:, 0].astype(jnp.int32), deepest)
     low, high = (steps[:, word].astype(jnp.float32).sum() for word in range(2))
     totals = jnp.stack([low + high * 2.0**32, deepest.max(initial=0).astype(jnp.float32)])
-    return answers, code, site, totals
+    return answers, code, place, totals
 
 
 def _launch(

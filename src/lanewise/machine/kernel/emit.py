@@ -400,7 +400,7 @@ def _host_entry(arguments: Sequence[str]) -> str:
 extern "C" void lanewise_work(lw_run* run) {{
   char* scratch = (char*)malloc(run->lane_bytes + 1);
   if (!scratch) return;
-  lw_share share = {{run, 0, 0, 1, 0}};
+  lw_share share = {{run, 0, 0, 1, 0, 0}};
   lanewise_kernel({given}, &share, scratch, run->examples, run->capacity);
   free(scratch);
 }}

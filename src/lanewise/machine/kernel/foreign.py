@@ -11,10 +11,12 @@ when it came. One that comes late, or not at all, has lost the run a core, but n
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,9 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise.errors import OptionError
+from lanewise.machine import observe
 from lanewise.machine.kernel import host
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.ffi import CALLS
+from lanewise.watchers import Site
 
 _ENTRY = r"""
 #include <fenv.h>
@@ -100,6 +104,39 @@ static void lw_call_for_help(lw_shared_run* shared, int most) {
   }
 }
 
+// The runs that are watched, by their numbers: a thread of Python asks how far they are.
+struct lw_watched_run {
+  int number;
+  lw_run* run;
+  lw_watched_run* after;
+};
+static lw_watched_run* lw_watched;
+static pthread_mutex_t lw_watching = PTHREAD_MUTEX_INITIALIZER;
+
+extern "C" long long lanewise_done(int number) {
+  long long done = -1;
+  pthread_mutex_lock(&lw_watching);
+  for (lw_watched_run* one = lw_watched; one; one = one->after)
+    if (one->number == number) done = __atomic_load_n(&one->run->done, __ATOMIC_RELAXED);
+  pthread_mutex_unlock(&lw_watching);
+  return done;
+}
+
+static void lw_watch(lw_watched_run* one) {
+  pthread_mutex_lock(&lw_watching);
+  one->after = lw_watched;
+  lw_watched = one;
+  pthread_mutex_unlock(&lw_watching);
+}
+
+static void lw_unwatch(lw_watched_run* one) {
+  pthread_mutex_lock(&lw_watching);
+  lw_watched_run** at = &lw_watched;
+  while (*at != one) at = &(*at)->after;
+  *at = one->after;
+  pthread_mutex_unlock(&lw_watching);
+}
+
 static XLA_FFI_Error* lw_no_memory(XLA_FFI_CallFrame* frame) {
   return lw_failed(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED,
                    "lanewise: no memory for a lane; set max_depth to fewer frames.");
@@ -107,14 +144,17 @@ static XLA_FFI_Error* lw_no_memory(XLA_FFI_CallFrame* frame) {
 
 extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   if (lw_asks_version(frame)) return nullptr;
-  const int given = frame->args.size, made = frame->rets.size - 1;
+  // Who watches gives the run's number, and may want the steps and frames of each example: then they are results.
+  const bool watched = lw_attribute(frame, "watched"), each = lw_attribute(frame, "each");
+  const int given = frame->args.size - watched, made = frame->rets.size - (each ? 3 : 1);
   const long long examples = lw_attribute(frame, "examples"), threads = lw_attribute(frame, "threads");
   long long* steps = (long long*)malloc(examples * sizeof(long long));
-  int* deepest = (int*)malloc(examples * sizeof(int));
+  int* deepest = each ? (int*)((XLA_FFI_Buffer*)frame->rets.rets[made + 2])->data
+                      : (int*)malloc(examples * sizeof(int));
   lw_shared_run* shared = (lw_shared_run*)calloc(1, sizeof(lw_shared_run));
   if (!steps || !deepest || !shared) {
     free(steps);
-    free(deepest);
+    if (!each) free(deepest);
     free(shared);
     return lw_no_memory(frame);
   }
@@ -135,6 +175,8 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   fegetenv(&shared->rounding);
   pthread_mutex_init(&shared->guard, nullptr);
   pthread_cond_init(&shared->idle, nullptr);
+  lw_watched_run seen = {watched ? *(int*)((XLA_FFI_Buffer*)frame->args.args[given])->data : 0, &shared->run, nullptr};
+  if (watched) lw_watch(&seen);
   lw_call_for_help(shared, 2);
   lw_work(shared);
   pthread_mutex_lock(&shared->guard);
@@ -143,6 +185,7 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   const float64 busy = 1e-9 * shared->busy, room = 1e-9 * (lw_now() * shared->came - shared->arrivals);
   // A thread that has no memory for a lane takes no example. If none had, examples are left.
   const bool all_taken = (long long)shared->run.next >= examples;
+  if (watched) lw_unwatch(&seen);
   lw_release(shared);
 
   float64 all = 0;
@@ -151,13 +194,17 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
     all += steps[i];
     most = deepest[i] > most ? deepest[i] : most;
   }
+  if (each) {
+    int* kept = (int*)((XLA_FFI_Buffer*)frame->rets.rets[made + 1])->data;
+    for (long long i = 0; i < examples; ++i) kept[i] = steps[i] < 0x7fffffff ? steps[i] : 0x7fffffff;
+  }
   float32* totals = (float32*)((XLA_FFI_Buffer*)frame->rets.rets[made])->data;
   totals[0] = all;
   totals[1] = most;
   totals[2] = busy;
   totals[3] = room;
   free(steps);
-  free(deepest);
+  if (!each) free(deepest);
   return all_taken ? nullptr : lw_no_memory(frame);
 }
 """
@@ -184,13 +231,24 @@ def _target(text: str) -> str:
     return name
 
 
+def _asking(text: str) -> Callable[[int], int]:
+    """What tells how many examples of a run have ended, by its number."""
+    ask = host.load(text + CALLS + _ENTRY, _flags()).lanewise_done
+    ask.restype = ctypes.c_longlong
+    return ask
+
+
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def call(
-    emitted: Emitted, operands: Sequence[Any], examples: int, capacity: int
+    emitted: Emitted,
+    operands: Sequence[Any],
+    examples: int,
+    capacity: int,
+    site: Site | None = None,
 ) -> tuple[list[Any], Any, Any, Any]:
     """Answers, codes, sites, and (all steps, most frames, busy seconds, seconds in all), as traceable code."""
     results = [
@@ -199,13 +257,25 @@ def call(
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((4,), jnp.float32),
     ]
-    run = jax.ffi.ffi_call(_target(emitted.text), results)
-    *answers, code, site, totals = run(
+    target = _target(emitted.text)
+    whole, each = None, site is not None and site.recorded
+    if site is not None:
+        whole = observe.Whole(replace(site, ask=_asking(emitted.text)))
+    if each:
+        results += [jax.ShapeDtypeStruct((examples,), jnp.int32)] * 2
+    out = jax.ffi.ffi_call(target, results)(
         *operands,
         *emitted.constants,
+        *([] if whole is None else [whole.number]),
+        watched=np.int64(whole is not None),
+        each=np.int64(each),
         examples=np.int64(examples),
         capacity=np.int64(capacity),
         lane_bytes=np.int64(emitted.scratch_bytes(capacity)),
         threads=np.int64(cores()),
     )
-    return answers, code, site, totals
+    out, (steps, deepest) = (out[:-2], out[-2:]) if each else (out, (None, None))
+    *answers, code, place, totals = out
+    if whole is not None:
+        whole.ended(code, code, steps, deepest)
+    return answers, code, place, totals

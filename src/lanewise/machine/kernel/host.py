@@ -19,6 +19,7 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lanewise import watchers
 from lanewise.errors import InternalError, LanewiseError, OptionError
 from lanewise.machine.kernel import prelude
 from lanewise.machine.kernel.emit import Emitted
@@ -83,9 +85,11 @@ def load(text: str, flags: tuple[str, ...] = FLAGS) -> ctypes.CDLL:
 @functools.lru_cache(maxsize=256)
 def _loaded(command: str, flags: tuple[str, ...], text: str) -> ctypes.CDLL:
     def make(library: Path) -> None:
+        began = time.perf_counter()
         source = library.with_suffix(".cpp")
         source.write_text(text)
         _compile([command, *flags, str(source), "-o", str(library)], text)
+        watchers.compiled(f"C++ by {command}", began)
 
     return ctypes.CDLL(str(kept((command, *flags, this_cpu() or "", text), ".so", make)))
 
@@ -118,6 +122,7 @@ class _Run(ctypes.Structure):
         ("capacity", ctypes.c_int),
         ("threads", ctypes.c_int),
         ("next", ctypes.c_ulonglong),
+        ("done", ctypes.c_ulonglong),
     )
 
 
@@ -144,7 +149,7 @@ def run(
     steps = np.zeros(examples, np.int64)
     arrays = [*given, *answers, code, site, steps, deepest]
     pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-    whole = _Run(pointers, examples, emitted.scratch_bytes(capacity), capacity, threads, 0)
+    whole = _Run(pointers, examples, emitted.scratch_bytes(capacity), capacity, threads, 0, 0)
     work = load(emitted.text, flags).lanewise_work
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(work, ctypes.byref(whole)) for _ in range(threads)]:

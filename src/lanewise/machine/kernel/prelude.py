@@ -98,14 +98,16 @@ struct lw_run {
   void** arguments;
   long long examples, lane_bytes;
   int capacity, threads;
-  unsigned long long next;
+  unsigned long long next, done;
 };
 struct lw_share {
   lw_run* run;
-  long long at, end, chunk, since;
+  long long at, end, chunk, since, held;
 };
 static void lw_take(lw_share* share) {
   lw_run* run = share->run;
+  // Who comes for more has ended what it had (lanes in step: all but the last few of it).
+  __atomic_add_fetch(&run->done, share->held, __ATOMIC_RELAXED);
   struct timespec clock;
   clock_gettime(CLOCK_MONOTONIC, &clock);
   const long long now = clock.tv_sec * 1000000000ll + clock.tv_nsec;
@@ -117,6 +119,7 @@ static void lw_take(lw_share* share) {
   share->at = __atomic_fetch_add(&run->next, share->chunk, __ATOMIC_RELAXED);
   share->end = share->at + share->chunk;
   if (share->end > run->examples) share->end = share->at < run->examples ? run->examples : share->at;
+  share->held = share->end - share->at;
 }
 static inline long long lw_next(lw_share* share) {
   if (share->at == share->end) lw_take(share);

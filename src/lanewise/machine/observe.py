@@ -1,0 +1,271 @@
+"""A machine that is watched: what it keeps and tells while it runs.
+
+A watched machine has more in its state (`Watch`), and so is other code than one that is not: to whom nobody listens it
+costs nothing. Two things are told.
+
+* *How far it is*, for a progress bar and for the clock of a recording: now and then the host is called with the tick
+  and the number of examples left. The host answers at which tick it wants to be called again, by the time the last
+  ticks took; all other ticks pay one comparison.
+* *What it did*, for a recording: how many lanes every block advanced in every tick, how many lanes ran, how deep the
+  stacks were, how many examples had been taken and had ended. A run may have any number of ticks, so they are summed in
+  `BINS` bins of equally many ticks; when the bins are full, neighbours are added up and a bin is twice as many ticks.
+  Beside that, at which tick each example (of the first `MOST_EXAMPLES`) began and ended. All of it is in the state, and
+  handed to the host when the run has ended.
+
+What was considered: calling the host at every tick is simple and tells more, and costs more than most ticks do; a ring
+of the last ticks forgets how a run began.
+
+Where lanes run by themselves (`native`, `kernel`) there are no ticks. There the host is called before and after
+(`Whole`), and given the steps of each example and the most frames it had pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lanewise import _jax, watchers
+from lanewise._jax import Primitive, mlir
+from lanewise.errors import Outcome
+from lanewise.watchers import Site
+
+# A power of two, for neighbours are added up.
+BINS = 256
+MOST_EXAMPLES = 1 << 16
+
+# -- calls of the host -------------------------------------------------------------------------------
+
+tell_p = Primitive("tell")
+tell_p.multiple_results = True
+
+
+@tell_p.def_effectful_abstract_eval
+def _tell_abstract(*args: Any, fun: Any, results: tuple[Any, ...]) -> Any:
+    del args, fun
+    return list(results), {_jax.calls_host}
+
+
+mlir.register_lowering(
+    tell_p,
+    lambda ctx, *args, fun, results: _jax.lower_host_call(ctx, fun, args),
+    cacheable=False,
+)
+
+
+def _tell(fun: Callable[..., Sequence[Any]], answers: int, *args: Any) -> list[Any]:
+    """Call the host from traced code; it answers with so many int32."""
+    results = (_jax.shaped((), jnp.int32.dtype),) * answers
+    return tell_p.bind(*args, fun=fun, results=results)
+
+
+def begin_run(site: Site) -> Any:
+    """Tell that a run begins; gives its number."""
+    (number,) = _tell(lambda: [watchers.begin(site)], 1)
+    return number
+
+
+def end_run(number: Any, **arrays: Any) -> None:
+    """Tell that a run has ended, when these arrays are there, and what they hold."""
+    names = tuple(arrays)
+
+    def told(number: Any, *values: Any) -> list[Any]:
+        # XLA's own memory, which it takes back.
+        watchers.end(number, {name: np.array(x) for name, x in zip(names, values, strict=True)})
+        return []
+
+    _tell(told, 0, number, *arrays.values())
+
+
+# -- by ticks ----------------------------------------------------------------------------------------
+
+
+class Trace(NamedTuple):
+    """What is recorded: in this tick the lanes that each block advanced; and all ticks so far, in bins.
+
+    `sums`: for each bin, for each block the lanes advanced and the ticks in which it ran, then lanes that ran, lanes
+    there were, and ticks. `peaks`: the most frames pending, examples taken, examples ended. `stride`: the ticks of a
+    bin. `lives`: the ticks at which examples began and ended, and their steps.
+    """
+
+    advanced: Any
+    sums: Any
+    peaks: Any
+    stride: Any
+    lives: Any
+
+
+class Watch(NamedTuple):
+    """What a watched machine keeps: the number of its run, when to call the host, what it records (or nothing)."""
+
+    number: Any
+    due: Any
+    examples: Any
+    trace: Any
+
+
+def first_watch(site: Site, blocks: int) -> Watch:
+    """At the beginning of a run of a machine with so many blocks."""
+    trace: Any = ()
+    if site.recorded:
+        kept = min(site.examples, MOST_EXAMPLES)
+        trace = Trace(
+            advanced=jnp.zeros((blocks,), jnp.float32),
+            sums=jnp.zeros((BINS, 2 * blocks + 3), jnp.float32),
+            peaks=jnp.zeros((BINS, 3), jnp.int32),
+            stride=jnp.int32(1),
+            lives=jnp.full((3, kept), -1, jnp.int32),
+        )
+    return Watch(begin_run(site), jnp.int32(1), jnp.int32(site.examples), trace)
+
+
+def watched(state: Any, site: Site | None, blocks: int) -> Any:
+    """The first state of a machine, if it is watched, with what it needs for that."""
+    if site is None:
+        return state
+    lanes = state.pc.shape[0]
+    # The ticks at which the examples in lanes began, and ended.
+    life = (jnp.zeros((lanes,), jnp.int32), jnp.full((lanes,), -1, jnp.int32))
+    return state.with_(watch=first_watch(site, blocks), life=life if site.recorded else ())
+
+
+def advanced(watch: Any, pc: int, lanes: Any) -> Any:
+    """A block has advanced so many lanes."""
+    if not watch or not watch.trace:
+        return watch
+    trace = watch.trace
+    return watch._replace(trace=trace._replace(advanced=trace.advanced.at[pc].add(lanes)))
+
+
+def ticked(state: Any, halt: int, busy: Any, waiting: Any) -> Any:
+    """The state after a tick that began with `busy` lanes running, `waiting` examples not in any lane."""
+    watch = state.watch
+    ended = state.pc == halt
+    left = (~ended).sum(dtype=jnp.int32) + waiting
+    if watch.trace:
+        born, died = state.life
+        died = jnp.where(ended & (died < 0), state.ticks, died)
+        counts = [state.depth.max(initial=0), watch.examples - waiting, watch.examples - left]
+        trace = _binned(watch.trace, state.ticks, busy, ended.shape[0], jnp.stack(counts))
+        watch = watch._replace(trace=trace)
+        state = state.with_(life=(born, died))
+
+    def call() -> Any:
+        (due,) = _tell(lambda *told: [watchers.reach(*told)], 1, watch.number, state.ticks, left)
+        return due
+
+    due = lax.cond(state.ticks >= watch.due, call, lambda: watch.due)
+    return state.with_(watch=watch._replace(due=due))
+
+
+def _binned(trace: Trace, ticks: Any, busy: Any, lanes: int, peaks: Any) -> Trace:
+    """A tick's counts in their bin."""
+    place = (ticks - 1) // trace.stride
+
+    def halved(carry: Any) -> Any:
+        _, sums, tops, stride = carry
+        pairs = sums.reshape(BINS // 2, 2, -1).sum(1)
+        highest = tops.reshape(BINS // 2, 2, -1).max(1)
+        return (
+            jnp.array(False),
+            jnp.concatenate([pairs, jnp.zeros_like(pairs)]),
+            jnp.concatenate([highest, jnp.zeros_like(highest)]),
+            2 * stride,
+        )
+
+    # A loop of at most one turn: XLA:CPU would copy what goes through a `cond`.
+    _, sums, tops, stride = lax.while_loop(
+        lambda carry: carry[0], halved, (place >= BINS, trace.sums, trace.peaks, trace.stride)
+    )
+    place = (ticks - 1) // stride
+    ran = (trace.advanced > 0).astype(jnp.float32)
+    whole = jnp.stack([busy.astype(jnp.float32), jnp.float32(lanes), jnp.float32(1)])
+    return trace._replace(
+        advanced=jnp.zeros_like(trace.advanced),
+        sums=sums.at[place].add(jnp.concatenate([trace.advanced, ran, whole])),
+        peaks=tops.at[place].max(peaks.astype(jnp.int32)),
+        stride=stride,
+    )
+
+
+def restarted(state: Any, takes: Any) -> Any:
+    """The lives of lanes of which some have taken another example."""
+    if not state.life:
+        return ()
+    born, died = state.life
+    return jnp.where(takes, state.ticks, born), jnp.where(takes, -1, died)
+
+
+def put_away(state: Any, places: Any) -> Any:
+    """The state after the examples in lanes have been put away under these numbers (beyond the end: none)."""
+    if not (state.watch and state.watch.trace):
+        return state.watch
+    trace = state.watch.trace
+    return state.watch._replace(trace=trace._replace(lives=_kept(trace.lives, places, state)))
+
+
+def _kept(lives: Any, places: Any, state: Any) -> Any:
+    born, died = state.life
+    rows = jnp.stack([born, died, state.steps])
+    # What comes after those that are kept goes beyond the end.
+    return lives.at[:, places].set(rows, mode="drop", unique_indices=True)
+
+
+def finished(state: Any, code: Any, *, lives_of_lanes: bool) -> None:
+    """Tell that a machine has ended. `lives_of_lanes`: lanes hold their examples still, one each."""
+    watch = state.watch
+    if not watch:
+        return
+    if not watch.trace:
+        end_run(watch.number, ticks=state.ticks)
+        return
+    trace = watch.trace
+    lives = trace.lives
+    if lives_of_lanes:
+        lives = _kept(lives, jnp.arange(state.pc.shape[0]), state)
+    end_run(
+        watch.number,
+        ticks=state.ticks,
+        sums=trace.sums,
+        peaks=trace.peaks,
+        stride=trace.stride,
+        lives=lives,
+        outcomes=_outcome_counts(code),
+    )
+
+
+def _outcome_counts(code: Any) -> Any:
+    """How many examples ended in each way."""
+    return jnp.zeros((len(Outcome),), jnp.int32).at[code.reshape(-1)].add(1, mode="drop")
+
+
+# -- each lane by itself -----------------------------------------------------------------------------
+
+
+class Whole:
+    """A run that is told of as a whole: one that begins and ends."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.number = begin_run(site)
+
+    def ended(self, answer: Any, code: Any = None, steps: Any = None, deepest: Any = None) -> None:
+        """Tell the end, when `answer` is there; of each example its steps and the most frames it had."""
+        if not self.site.recorded or code is None:
+            end_run(self.number, end=_first_word(answer))
+            return
+        known = {"outcomes": _outcome_counts(code)}
+        if steps is not None:
+            known |= {"steps": steps[:MOST_EXAMPLES], "deepest": deepest[:MOST_EXAMPLES]}
+        end_run(self.number, **known)
+
+
+def _first_word(answer: Any) -> Any:
+    """Something small that is there when the answer is."""
+    if not isinstance(answer, jax.Array) or _jax.is_key(_jax.aval_of(answer)):
+        return jnp.int32(0)
+    return answer.reshape(-1)[:1]
