@@ -29,6 +29,7 @@ from lanewise.blocks.form import (
 )
 from lanewise.blocks.update import masked_update, update_chain
 from lanewise.errors import Outcome
+from lanewise.machine import observe
 from lanewise.machine.link import Linked, ReturnPoint
 from lanewise.machine.state import State, loaded, stored
 from lanewise.machine.together import FEWEST_GROUPS, index_for, lookups, needed_for, same_value
@@ -141,7 +142,10 @@ class Advance:
         work = [(1.0 + self.linked.costs[pc].operations) * count for count in share]
         # The last two are a tick's to count.
         counted = jnp.stack([ran, *share, *of_dear, *work, *nothing])
-        return state.with_(counters=state.counters + counted)
+        return state.with_(
+            counters=state.counters + counted,
+            watch=observe.advanced(state.watch, pc, active),
+        )
 
     def execute(
         self, state: State, block: Block, mask: Any, shared: Shared | None = None

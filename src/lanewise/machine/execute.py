@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lanewise import _jax
+from lanewise import _jax, watchers
 from lanewise._jax import Jaxpr, JaxprEqn
 from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import OptionError
+from lanewise.machine import observe
 from lanewise.machine.choose import (
     ONE_LANE_CARRIERS,
     Plan,
@@ -65,6 +66,7 @@ def plan(
 
     Where operands are given, a sample of their lanes may be run to decide.
     """
+    options = options.unwatched()
     varying = tuple(any(flags) for flags in mapped)
     count = math.prod(lanes) if lanes else None
     given = (program, varying, count, options, expand, platform)
@@ -91,9 +93,11 @@ def refills(lanes: tuple[int, ...], options: Options) -> bool:
 
 
 def expand(eqn: JaxprEqn) -> Jaxpr:
-    """The code of a program under an inner `jax.vmap`: a machine of its own, as a jaxpr."""
-    run = functools.partial(execute, **eqn.params)
-    return _jax.trace(run, [atom.aval for atom in eqn.invars]).jaxpr
+    """The code of a program under an inner `jax.vmap`: a machine of its own, as a jaxpr; the outer one is watched."""
+    params = eqn.params | {"options": eqn.params["options"].unwatched()}
+    run = functools.partial(execute, **params)
+    with watchers.not_recording():
+        return _jax.trace(run, [atom.aval for atom in eqn.invars]).jaxpr
 
 
 def execute(
@@ -108,13 +112,15 @@ def execute(
     """Answers, then outcomes and statistics if they are wanted, as traceable code for a platform, or for any."""
     if math.prod(lanes) == 0:
         return _empty(program, lanes, options)
+    if watchers.recorded():
+        options = options.as_recorded()
     chosen = chosen or plan(program, lanes, mapped, options, platform)
     if chosen.schedule == "local":
         raise OptionError(
             'schedule="local" recurses on the host and runs only outside jit; use "auto", "sweep", "most" or "lowest".'
         )
     if chosen.plain:
-        return _plain(operands, program, lanes, mapped, options)
+        return _plain(operands, program, lanes, mapped, options, chosen)
     capacity = options.max_depth or DEPTH_INSIDE_JIT
     if chosen.carrier in ONE_LANE_CARRIERS:
         return _one_by_one(
@@ -134,7 +140,14 @@ def execute_on_host(
     *operands: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
 ) -> list[Any]:
     """The same outside `jit`, where stacks grow as far as `max_depth` allows."""
-    return on_host(program, lanes, mapped, options, _platform(operands))(operands)
+    if watchers.recorded():
+        options = options.as_recorded()
+    run = on_host(program, lanes, mapped, options, _platform(operands))
+    if not options.watched:
+        return run(operands)
+    with watchers.call(program.name):
+        out = run(operands)
+        return jax.block_until_ready(out) if options.recorded else out
 
 
 class OnHost:
@@ -150,7 +163,13 @@ class OnHost:
     def plan(self, operands: Sequence[Any]) -> Plan:
         """How the program runs; these operands may be sampled if none have been."""
         if self._plan is None:
-            self._plan = plan(*self._signature, operands)
+            program, lanes, mapped, options, where = self._signature
+            if options.watched:
+                # As it is without anybody looking.
+                alone = on_host(program, lanes, mapped, options.unwatched(), where)
+                self._plan = alone.plan(operands)
+            else:
+                self._plan = plan(*self._signature, operands)
         return self._plan
 
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
@@ -174,7 +193,10 @@ class OnHost:
 
             def run(operands: Sequence[Any]) -> list[Any]:
                 flat, flags = _lanes_first(operands, lanes, mapped)
+                site = _site(program, lanes, mapped, options, chosen)
+                number = None if site is None else watchers.begin(site)
                 ran = run_local(chosen.linked, flat, flags, math.prod(lanes), options)
+                watchers.end(number, {})
                 return _shaped(ran, program, lanes, mapped, options)
 
             return run
@@ -329,13 +351,18 @@ def _phases(
     """The phases of a machine whose stacks grow to `most` frames."""
     linked, width = chosen.linked, math.prod(lanes)
     assert linked is not None
+    site = _site(program, lanes, mapped, options, chosen)
+
+    def watched(flow: Any) -> Any:
+        return flow.with_(machine=observe.watched(flow.machine, site, linked.halt))
+
     if refills(lanes, options):
         assert options.lanes is not None
         flags = [any(axes) for axes in mapped]
         refill = Refill(linked, options.lanes, width, flags, options, chosen.schedule, most)
         return Phases(
-            start=lambda capacity, *operands: refill.start(
-                capacity, _lanes_first(operands, lanes, mapped)[0]
+            start=lambda capacity, *operands: watched(
+                refill.start(capacity, _lanes_first(operands, lanes, mapped)[0])
             ),
             run=lambda flow, *operands: refill.run(flow, _lanes_first(operands, lanes, mapped)[0]),
             finish=lambda flow: _shaped(refill.finish(flow), program, lanes, mapped, options),
@@ -347,7 +374,8 @@ def _phases(
     def start(capacity: int, *operands: Any) -> State:
         flat, flags = _lanes_first(operands, lanes, mapped)
         dear = num_dear(linked, width, chosen.schedule)
-        return initial_state(linked, flat, flags, width, capacity, dear)
+        state = initial_state(linked, flat, flags, width, capacity, dear)
+        return observe.watched(state, site, linked.halt)
 
     def run(state: State, *operands: Any) -> State:
         del operands
@@ -355,10 +383,28 @@ def _phases(
         return run_shrinking(linked, state, options, chosen.schedule, widths)
 
     def finish(state: State) -> list[Any]:
-        values, code, site = answers(linked, state)
-        return _shaped((values, code, site, statistics(state)), program, lanes, mapped, options)
+        values, code, places = answers(linked, state)
+        observe.finished(state, code, lives_of_lanes=True)
+        return _shaped((values, code, places, statistics(state)), program, lanes, mapped, options)
 
     return Phases(start, run, finish, lambda state: state, grown, moved)
+
+
+def _site(
+    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, chosen: Plan
+) -> watchers.Site | None:
+    """What those who watch are told of a program that runs so; None if nobody is."""
+    if not options.watched:
+        return None
+    about = {
+        "program": program,
+        "lanes": lanes,
+        "mapped": mapped,
+        "options": options,
+        "plan": chosen,
+        "operands": tuple(aval.str_short() for aval in operand_avals(program)),
+    }
+    return watchers.Site(program.name, math.prod(lanes), options.progress, options.recorded, about)
 
 
 def _platform(operands: Sequence[Any]) -> str:
@@ -381,17 +427,18 @@ def _one_by_one(
     """Each lane by itself."""
     flat, flags = _lanes_first(operands, lanes, mapped)
     width = math.prod(lanes)
+    site = _site(program, lanes, mapped, options, chosen)
     # Imported here as in choose.py: only what carries the program.
     if chosen.carrier == "native":
         from lanewise.machine.native import run_native
 
-        ran = run_native(program, flat, flags, width, options, expand, chosen.path, capacity)
+        ran = run_native(program, flat, flags, width, options, expand, chosen.path, capacity, site)
     else:
         from lanewise.machine.kernel import device
         from lanewise.machine.kernel.carry import kernel_for, run_kernel
 
-        emitted = kernel_for(program, tuple(flags), options, expand)
-        on_gpu = functools.partial(device.call, lanes=options.lanes)
+        emitted = kernel_for(program, tuple(flags), options.unwatched(), expand)
+        on_gpu = functools.partial(device.call, lanes=options.lanes, site=site)
         ran = run_kernel(emitted, program, flat, width, capacity, on_gpu)
     return _shaped(ran, program, lanes, mapped, options)
 
@@ -449,8 +496,11 @@ def _plain(
     lanes: tuple[int, ...],
     mapped: Mapped,
     options: Options,
+    chosen: Plan,
 ) -> list[Any]:
     """Structured code under `jax.vmap`, one call for each lane axis. It cannot fail."""
+    site = _site(program, lanes, mapped, options, chosen)
+    whole = None if site is None else observe.Whole(site)
     run = _one_lane(program)
     has_axes = answer_axes(program, mapped, options, lanes)
     for level in reversed(range(len(lanes))):
@@ -458,6 +508,8 @@ def _plain(
         outs = [0 if flags[level] else None for flags in has_axes]
         run = jax.vmap(run, in_axes=axes, out_axes=outs, axis_size=lanes[level])
     out = run(*operands)
+    if whole is not None:
+        whole.ended(next(iter(out), None))
     if program.gives_outcomes(options):
         out += [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]
     if options.stats:

@@ -34,6 +34,7 @@ import jax.numpy as jnp
 
 from lanewise._jax import Var
 from lanewise.errors import Outcome
+from lanewise.machine import observe
 from lanewise.machine.advance import select
 from lanewise.machine.link import Linked
 from lanewise.machine.schedule import block_operations, dear_blocks, swept_blocks
@@ -62,7 +63,7 @@ WAITING_FOR_ROOM = 4
 # What a lane's element costs to put away or bring in, by index: a handful of operations.
 MOVE_OPERATIONS = 8.0
 
-_LANES_FIRST = ("pc", "registers", "depth", "steps", "code", "site")
+_LANES_FIRST = ("pc", "registers", "depth", "steps", "code", "site", "life")
 _LANES_SECOND = ("stacks", "returns")
 
 
@@ -157,6 +158,7 @@ class Refill:
         flow = self._put_away(flow, ended=flow.example < self.examples)
         values = dict(zip(self.results, flow.answers, strict=True))
         answers = results(self.linked, values, flow.machine, flow.code)
+        observe.finished(flow.machine, flow.code, lives_of_lanes=False)
         return answers, flow.code, flow.site, statistics(flow.machine, flow.steps)
 
     # -- parts -------------------------------------------------------------------------------------
@@ -186,7 +188,13 @@ class Refill:
         def turn(flow: Flow) -> Flow:
             pause = Pause(jnp.where(flow.next < limit, patience, jnp.inf), enough(flow))
             machine, _ = run_until(
-                self.linked, flow.machine, lanes, self.options, self.schedule, pause
+                self.linked,
+                flow.machine,
+                lanes,
+                self.options,
+                self.schedule,
+                pause,
+                waiting=limit - flow.next,
             )
             ended = machine.pc == self.linked.halt
             if not stacks_grow:
@@ -214,7 +222,10 @@ class Refill:
         registers = dict(zip(self.linked.registers, machine.registers, strict=True))
         code = outcome_codes(machine)
         return flow.with_(
-            machine=machine.with_(pc=jnp.where(ended, self.linked.halt, machine.pc)),
+            machine=machine.with_(
+                pc=jnp.where(ended, self.linked.halt, machine.pc),
+                watch=observe.put_away(machine, place),
+            ),
             example=jnp.where(ended, self.examples, flow.example),
             answers=tuple(
                 put(kept, registers[var])
@@ -264,6 +275,7 @@ class Refill:
                 deepest=whole.deepest,
                 ticks=whole.ticks,
                 counters=whole.counters,
+                watch=whole.watch,
             ),
             example=jnp.where(taken, self.examples, example)
             .at[back]
@@ -307,6 +319,7 @@ def restarted(linked: Linked, state: State, takes: Any, inputs: Mapping[Var, Any
         steps=jnp.where(takes, 0, state.steps),
         code=jnp.where(takes, int(Outcome.DONE), state.code),
         site=jnp.where(takes, -1, state.site),
+        life=observe.restarted(state, takes),
     )
 
 

@@ -82,4 +82,5 @@ def _run(
         deepest=inner.deepest,
         ticks=inner.ticks,
         counters=inner.counters,
+        watch=inner.watch,
     )

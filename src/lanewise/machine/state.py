@@ -39,6 +39,8 @@ from lanewise.outcomes import COUNTERS
         "counters",
         "waited",
         "spent",
+        "life",
+        "watch",
     ],
     meta_fields=[],
 )
@@ -63,6 +65,9 @@ class State:
     counters: Any
     waited: Any
     spent: Any
+    # Of a machine that is watched (`observe.py`); empty otherwise.
+    life: Any = ()
+    watch: Any = ()
 
     def with_(self, **changes: Any) -> State:
         return replace(self, **changes)

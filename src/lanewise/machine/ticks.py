@@ -19,6 +19,7 @@ from jax import lax
 
 from lanewise._jax import Var
 from lanewise.errors import Outcome
+from lanewise.machine import observe
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
 from lanewise.machine.schedule import SCHEDULES, Tick, dear_blocks
@@ -46,10 +47,19 @@ def run_ticks(linked: Linked, state: State, lanes: int, options: Options, schedu
 
 
 def run_until(
-    linked: Linked, state: State, lanes: int, options: Options, schedule: str, pause: Pause
+    linked: Linked,
+    state: State,
+    lanes: int,
+    options: Options,
+    schedule: str,
+    pause: Pause,
+    waiting: Any = 0,
 ) -> tuple[State, Any]:
-    """Tick until no lane can go on or a pause is due; gives what idle lanes have waited, and the ticks, as well."""
-    state, tick = begin(linked, state, lanes, options, schedule)
+    """Tick until no lane can go on or a pause is due; gives what idle lanes have waited, and the ticks, as well.
+
+    `waiting`: how many examples are in no lane yet, for who watches.
+    """
+    state, tick = begin(linked, state, lanes, options, schedule, waiting=waiting)
 
     def account(pc: Any, spent: Any) -> list[Any]:
         busy = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.int32).astype(jnp.float32)
@@ -78,9 +88,11 @@ def begin(
     schedule: str,
     *,
     entered: bool = False,
+    waiting: Any = 0,
 ) -> tuple[State, Tick]:
     """The state after what comes before the first tick (unless lanes have `entered`), and what a tick does."""
-    counting = options.stats
+    counting = options.stats or options.recorded
+    watching = bool(state.watch)
     advance = Advance(
         linked,
         lanes,
@@ -91,11 +103,15 @@ def begin(
     tick = SCHEDULES[schedule](advance)
 
     def counted(state: State) -> State:
-        if not counting:
+        if not (counting or watching):
             return tick(state)
+        state = state.with_(ticks=state.ticks + 1)
         busy = running(state, linked).sum(dtype=jnp.float32)
-        room = jnp.stack([busy, jnp.float32(lanes)])
-        return tick(state.with_(ticks=state.ticks + 1, counters=state.counters.at[-2:].add(room)))
+        if counting:
+            room = jnp.stack([busy, jnp.float32(lanes)])
+            state = state.with_(counters=state.counters.at[-2:].add(room))
+        state = tick(state)
+        return observe.ticked(state, linked.halt, busy, waiting) if watching else state
 
     if schedule == "sweep" and linked.entered_once is not None and not entered:
         state = advance.run(state, linked.entered_once)
