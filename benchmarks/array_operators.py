@@ -1,6 +1,6 @@
-"""Array operators where JAX's gradients are known to be slow: products, user operators in scans, gathers in loops.
+"""Array operators where JAX's gradients are known to be slow: products, scans, gathers in loops.
 
-python benchmarks/array_operators.py [--only product scan_compile gathers] [--device cpu]
+python benchmarks/array_operators.py [--only product recurrences scan_compile gathers] [--device cpu]
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 
 from _harness import Claim, report, use_device
-from ad import gathers, product, scan_compile
+from ad import gathers, product, recurrences, scan_compile
 
 PARTS = {
     "product": product.measure,
+    "recurrences": recurrences.measure,
     "scan_compile": scan_compile.measure,
     "gathers": gathers.measure,
 }

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ad import gathers, product, scan_compile
+from ad import gathers, product, recurrences, scan_compile
 from comparing import assert_same
 
 
@@ -22,6 +22,19 @@ def test_scans() -> None:
     plain = jax.jit(jax.grad(scan_compile.loss(one_after_the_other)))(maps)
     assert_same(ours, plain, 1e-3)
     assert_same(jax.jit(scan_compile.peer)(maps), one_after_the_other(maps), 1e-3)
+
+
+@pytest.mark.parametrize(
+    "ours, peer, xs",
+    [
+        (recurrences.states, recurrences.states_jax, recurrences.coefficients(300)),
+        (recurrences.products, recurrences.products_jax, recurrences.matrices(300)),
+    ],
+    ids=["affine", "matrices"],
+)
+def test_recurrences(ours, peer, xs) -> None:
+    gradients = [jax.jit(recurrences.gradient(scan))(xs) for scan in (ours, peer)]
+    assert_same(*gradients, 1e-3)
 
 
 def one_after_the_other(maps: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

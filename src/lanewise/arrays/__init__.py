@@ -5,7 +5,8 @@ and in programs. What they have in common:
 
 * an *element* is a row of an array, or the tree of rows of a tree of arrays of one length;
 * an *operator* takes two elements and gives one of the same type. It must be associative. It may close over values;
-* operators that are known by what they compute (+, ×, min, max, logaddexp, and, or, leaf by leaf) have fast forms;
+* operators that are known by what they compute (+, ×, min, max, logaddexp, and, or, leaf by leaf; 2 × 2 products,
+  affine maps and others that are linear in each operand) have fast forms;
 * indices out of range are dropped.
 """
 

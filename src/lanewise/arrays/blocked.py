@@ -33,6 +33,8 @@ from jax import lax
 
 Leaves = list[Any]
 Combine = Callable[[Sequence[Any], Sequence[Any]], Leaves]
+# What the blocks amount to, and the elements that fill none, level by level.
+Tower = tuple[Leaves, ...]
 
 # So many elements are combined one after the other.
 _SHORT = 256
@@ -46,21 +48,32 @@ def scan_leaves(
 ) -> Leaves:
     """Inclusive prefixes along the first axes, which are not empty. A neutral element to start from saves a copy."""
     if neutral is not None:
-        return _scan_from(combine, list(neutral), list(xs), list(neutral))
-    rest = _scan_from(combine, [x[0] for x in xs], [x[1:] for x in xs], None)
+        return scan_with_totals(combine, xs, neutral)[0]
+    rest, _ = _scan_from(combine, [x[0] for x in xs], [x[1:] for x in xs], None)
     return [written(x, y, 1) for x, y in zip(xs, rest, strict=True)]
 
 
-def _scan_from(combine: Combine, start: Leaves, xs: Leaves, neutral: Leaves | None) -> Leaves:
+def scan_with_totals(
+    combine: Combine, xs: Sequence[Any], neutral: Sequence[Any]
+) -> tuple[Leaves, Tower]:
+    """Inclusive prefixes, and what the blocks of each level amount to."""
+    return _scan_from(combine, list(neutral), list(xs), list(neutral))
+
+
+def _scan_from(
+    combine: Combine, start: Leaves, xs: Leaves, neutral: Leaves | None
+) -> tuple[Leaves, Tower]:
     """`start ⊕ x[0] ⊕ ... ⊕ x[i]` for each i."""
     cut = _cut(xs)
     if cut is None:
-        return _scanned(combine, start, xs)
-    prefixes = _scan_from(combine, start, cut.totals(combine, neutral), neutral)
+        return scanned(combine, start, xs), ()
+    totals = cut.totals(combine, neutral)
+    prefixes, tower = _scan_from(combine, start, totals, neutral)
     last = cut.blocks - 1
     starts = [jnp.concatenate([x[None], p[:last]]) for x, p in zip(start, prefixes, strict=True)]
-    within = _scanned(_side_by_side(combine), starts, cut.rows)
-    return [_put_together(w, p[cut.blocks :]) for w, p in zip(within, prefixes, strict=True)]
+    within = scanned(_side_by_side(combine), starts, cut.rows)
+    found = [_put_together(w, p[cut.blocks :]) for w, p in zip(within, prefixes, strict=True)]
+    return found, (totals, *tower)
 
 
 def reduce_leaves(combine: Combine, xs: Sequence[Any]) -> Leaves:
@@ -87,37 +100,48 @@ class _Cut:
         else:
             # From the rows as they are: XLA would copy those without the first.
             start = [jnp.broadcast_to(e, (self.blocks, *e.shape)) for e in neutral]
-            found = _folded_from(side_by_side, start, self.rows)
+            found = folded_from(side_by_side, start, self.rows)
         return [jnp.concatenate([x, t]) for x, t in zip(found, self.tail, strict=True)]
 
 
 def _cut(xs: Sequence[Any]) -> _Cut | None:
     """The blocks of a sequence; None for one that is short."""
     length = xs[0].shape[0]
-    if length <= _SHORT:
+    if is_short(length):
         return None
-    steps = _steps(length)
-    blocks = length // steps
+    steps, blocks = steps_and_blocks(length)
     end = blocks * steps
     rows = [x[:end].reshape(blocks, steps, *x.shape[1:]).swapaxes(0, 1) for x in xs]
     return _Cut(rows, [x[end:] for x in xs], blocks)
 
 
-def _steps(length: int) -> int:
-    """How many elements make a block: about an equal share for each level, and no tail if that can be had near it.
+def is_short(length: int) -> bool:
+    """Whether a sequence is one loop."""
+    return length <= _SHORT
 
-    >>> _steps(10**6), _steps(1_000_003)
-    (100, 101)
+
+def steps_and_blocks(length: int) -> tuple[int, int]:
+    """How many elements make a block, and how many blocks there are.
+
+    About an equal share for each level, and no tail if that can be had near it.
+
+    >>> steps_and_blocks(10**6), steps_and_blocks(1_000_003)
+    ((100, 10000), (101, 9901))
     """
     levels = math.ceil(math.log2(length) / _STEP_BITS)
     wanted = math.ceil(round(length ** (1 / levels), 6))
     near = range(wanted - wanted // 4, wanted + wanted // 4)
-    return next((n for n in sorted(near, key=lambda n: abs(n - wanted)) if length % n == 0), wanted)
+    nearest = sorted(near, key=lambda n: abs(n - wanted))
+    steps = next((n for n in nearest if length % n == 0), wanted)
+    return steps, length // steps
 
 
 def _put_together(within: Any, tail: Any) -> Any:
     """The columns of blocks as one sequence again, and the tail."""
-    flat = within.swapaxes(0, 1).reshape(-1, *within.shape[2:])
+    return with_tail(within.swapaxes(0, 1).reshape(-1, *within.shape[2:]), tail)
+
+
+def with_tail(flat: Any, tail: Any) -> Any:
     if tail.shape[0] == 0:
         return flat
     room = [(0, tail.shape[0], 0), *[(0, 0, 0)] * (flat.ndim - 1)]
@@ -133,7 +157,9 @@ def _side_by_side(combine: Combine) -> Combine:
     return jax.vmap(lambda a, b: combine(a, b))
 
 
-def _scanned(combine: Combine, start: Leaves, xs: Leaves) -> Leaves:
+def scanned(combine: Combine, start: Leaves, xs: Leaves) -> Leaves:
+    """Prefixes by one loop."""
+
     def step(before: Leaves, x: Leaves) -> tuple[Leaves, Leaves]:
         after = combine(before, x)
         return after, after
@@ -142,10 +168,12 @@ def _scanned(combine: Combine, start: Leaves, xs: Leaves) -> Leaves:
 
 
 def _folded(combine: Combine, xs: Leaves) -> Leaves:
-    return _folded_from(combine, [x[0] for x in xs], [x[1:] for x in xs])
+    return folded_from(combine, [x[0] for x in xs], [x[1:] for x in xs])
 
 
-def _folded_from(combine: Combine, start: Leaves, xs: Leaves) -> Leaves:
+def folded_from(combine: Combine, start: Leaves, xs: Leaves) -> Leaves:
+    """All combined, by one loop."""
+
     def step(before: Leaves, x: Leaves) -> tuple[Leaves, None]:
         return combine(before, x), None
 

@@ -8,6 +8,7 @@ The operators with a fast form are known by what they compute, not by who they a
 an expression of the two operands, and compared with the expressions of the operators in `KNOWN`. So `jnp.add`,
 `operator.add`, `lambda a, b: b + a`, and each half of `lambda a, b: (a[0] + b[0], jnp.maximum(a[1], b[1]))` are all
 found. Other ways to write the same (`jnp.where(a > b, a, b)` for a maximum) are not, and take the general path.
+Operators that are linear in each operand (products of small matrices, affine maps) are found in `bilinear.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from jax import lax
 
 from lanewise import _jax
+from lanewise.arrays.bilinear import Bilinear, bilinear_of
 from lanewise.arrays.operands import Elements, shape_text
 from lanewise.errors import OperatorError
 
@@ -93,10 +95,15 @@ KNOWN: dict[str, Known] = {
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator on elements, as flat leaves. `kinds` names the known operator of each leaf, if all are known."""
+    """An operator on elements, as flat leaves.
+
+    `kinds` names the known operator of each leaf, if all are known. Otherwise `bilinear` is what it is made of, if
+    it is linear in each operand.
+    """
 
     traced: _jax.Traced
     kinds: tuple[str, ...] | None
+    bilinear: Bilinear | None
     neutral: tuple[Any, ...] | None
     neutral_given: bool
 
@@ -138,7 +145,10 @@ def operator_on(what: str, operator: Any, xs: Elements, neutral: Any) -> Operato
     traced = _jax.trace(flat, [*xs.avals, *xs.avals])
     _check_result(what, found[-1], traced, xs)
     kinds = _kinds(traced, xs.avals)
-    return Operator(traced, kinds, _neutral(what, neutral, kinds, xs), neutral is not None)
+    known = kinds is not None or bool(traced.captures)
+    bilinear = None if known else bilinear_of(traced.jaxpr, xs.avals)
+    found_neutral = _neutral(what, neutral, kinds, bilinear, xs)
+    return Operator(traced, kinds, bilinear, found_neutral, neutral is not None)
 
 
 def _check_result(what: str, out: Any, traced: _jax.Traced, xs: Elements) -> None:
@@ -157,9 +167,15 @@ def _check_result(what: str, out: Any, traced: _jax.Traced, xs: Elements) -> Non
 
 
 def _neutral(
-    what: str, neutral: Any, kinds: tuple[str, ...] | None, xs: Elements
+    what: str,
+    neutral: Any,
+    kinds: tuple[str, ...] | None,
+    bilinear: Bilinear | None,
+    xs: Elements,
 ) -> tuple[Any, ...] | None:
     if neutral is None:
+        if bilinear is not None:
+            return tuple(bilinear.neutral_leaves(xs.avals))
         if kinds is None:
             return None
         return tuple(

@@ -1,7 +1,7 @@
 """`scan`: what a sequence amounts to up to each of its elements.
 
 A sum is XLA's cumulative sum; every other operator takes the blocked path (`blocked.py`), for which a known one brings
-the form whose derivative suits it.
+the form whose derivative suits it. One that is linear in each operand brings derivatives of its own (`recurrences.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise.arrays.blocked import Combine, scan_leaves, written
+from lanewise.arrays.bilinear import Bilinear
+from lanewise.arrays.blocked import Combine, is_short, scan_leaves, written
 from lanewise.arrays.operands import elements
 from lanewise.arrays.operators import ADD, KNOWN, Operator, operator_on
+from lanewise.arrays.recurrences import scan_bilinear
 
 
 def scan(
@@ -53,6 +55,8 @@ def scan(
 
 def inclusive(op: Operator, leaves: Sequence[Any], reverse: bool) -> list[Any]:
     """Prefixes, or suffixes, of a sequence that is not empty."""
+    if op.bilinear is not None and not is_short(leaves[0].shape[0]):
+        return _by_recurrences(op.bilinear, leaves, op.neutral or (), reverse)
     if op.kinds is None:
         return _general(op, leaves, op.neutral, reverse)
     # Known leaf by leaf: none looks at another.
@@ -62,6 +66,15 @@ def inclusive(op: Operator, leaves: Sequence[Any], reverse: bool) -> list[Any]:
         else _general(lambda a, b, f=KNOWN[kind].combine: [f(a[0], b[0])], [x], [e], reverse)[0]
         for kind, x, e in zip(op.kinds, leaves, op.neutral or (), strict=True)
     ]
+
+
+def _by_recurrences(
+    op: Bilinear, leaves: Sequence[Any], neutral: Sequence[Any], reverse: bool
+) -> list[Any]:
+    if not reverse:
+        return scan_bilinear(op, leaves, neutral)
+    backwards = scan_bilinear(op.swapped, [jnp.flip(x, axis=0) for x in leaves], neutral)
+    return [jnp.flip(x, axis=0) for x in backwards]
 
 
 def _general(

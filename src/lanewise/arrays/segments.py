@@ -15,9 +15,10 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.arrays.bins import Layout, combine_bins
-from lanewise.arrays.blocked import scan_leaves
+from lanewise.arrays.blocked import is_short, scan_leaves
 from lanewise.arrays.operands import elements, indices_of
 from lanewise.arrays.operators import Operator, operator_on
+from lanewise.arrays.recurrences import scan_bilinear
 from lanewise.arrays.scan import shifted
 from lanewise.errors import OptionError
 
@@ -90,6 +91,9 @@ def scan_segments(
     op: Operator, leaves: Sequence[Any], begins: Any, neutral: Sequence[Any], flipped: bool = False
 ) -> list[Any]:
     """Inclusive prefixes since the last place where a segment begins."""
+    if op.bilinear is not None and not is_short(leaves[0].shape[0]):
+        known = op.bilinear.swapped if flipped else op.bilinear
+        return scan_bilinear(known, leaves, neutral, begins)
 
     def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         # Not the result is chosen but the operand: a derivative that is not finite there is never computed.
