@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from lanewise.cli.load import arguments_of, axes_of, function_named
 from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import OptionError
 from lanewise.inspect import Inspection, inspect
+
+MOST_TYPES = 5
 
 
 def inspected(place: str, text: str, in_axes: str, options: dict[str, Any]) -> Inspection:
@@ -86,13 +88,7 @@ def _blocks(function: BlockFunction) -> RenderableType:
     ]
     params = ", ".join(var.aval.str_short() for var in function.params)
     results = ", ".join(var.aval.str_short() for var in function.results)
-    table = Table(
-        title=f"{function.name}({params}) -> ({results})",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+    table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True, style="cyan")
     table.add_column("block", justify="right", style="bold")
     table.add_column("what")
@@ -109,7 +105,7 @@ def _blocks(function: BlockFunction) -> RenderableType:
             *(f"{number:,.0f}" for number in numbers),
             _then(block),
         )
-    return Group(table, "")
+    return Group(Text(f"{function.name}({params}) -> ({results})", style="bold"), table, "")
 
 
 def _then(block: Block) -> str:
@@ -130,10 +126,8 @@ def _then(block: Block) -> str:
 
 def _storage(found: Inspection) -> RenderableType:
     """How many variables live where, and the bytes that a lane (or all of them together) has for them."""
-    table = Table(
-        title="storage", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
-    )
-    table.add_column("what")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("what", no_wrap=True)
     table.add_column("variables", justify="right")
     table.add_column("bytes", justify="right")
     table.add_column("types", overflow="fold")
@@ -146,10 +140,18 @@ def _storage(found: Inspection) -> RenderableType:
     }
     for name, variables in (*_kept(found), ("temporaries, inside a block", [*temporaries])):
         if variables:
-            types = Counter(var.aval.str_short() for var in variables)
-            shown = ", ".join(f"{n} × {t}" if n > 1 else t for t, n in types.most_common())
-            table.add_row(name, str(len(variables)), f"{sum(map(bytes_of, variables)):,}", shown)
-    return Group(table, "")
+            size = f"{sum(map(bytes_of, variables)):,}"
+            table.add_row(name, str(len(variables)), size, _types(variables))
+    return Group(Text("storage", style="bold"), table, "")
+
+
+def _types(variables: Sequence[Var]) -> str:
+    """The types of variables, the most frequent first."""
+    counts = Counter(var.aval.str_short() for var in variables).most_common()
+    shown = [f"{number}×{name}" if number > 1 else name for name, number in counts]
+    if len(shown) > MOST_TYPES:
+        shown[MOST_TYPES:] = [f"and {len(shown) - MOST_TYPES} other types"]
+    return ", ".join(shown)
 
 
 def _kept(found: Inspection) -> Iterator[tuple[str, list[Var]]]:
