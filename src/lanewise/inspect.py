@@ -10,7 +10,7 @@ import jax
 
 from lanewise import _jax
 from lanewise.blocks.analysis import Storage, storage
-from lanewise.blocks.form import BlockProgram
+from lanewise.blocks.form import Block, BlockProgram
 from lanewise.blocks.text import print_program
 from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import OptionError
@@ -60,6 +60,18 @@ class Inspection:
             or "none"
         )
         return f"{lanes}; dear blocks: {named}"
+
+    def svg(self) -> str:
+        """The block graph, drawn: a picture to put into a page or to write to a file."""
+        from lanewise.watch.draw import graph_svg
+
+        dear: set[int] = set()
+        linked = self.plan.linked
+        if linked is not None and not self.plan.plain:
+            width = min(self.lanes or 1, self.options.lanes or self.lanes or 1)
+            order = (linked.order[pc] for pc in dear_blocks(linked, width))
+            dear = {item.label for item in order if isinstance(item, Block)}
+        return graph_svg(self.blocks, self.storage, dear=dear)
 
     __repr__ = __str__
 
