@@ -271,7 +271,8 @@ def _evaluated(jaxpr: _jax.Jaxpr, given: Sequence[Any], elementwise: bool) -> li
                 raise _Otherwise
             results = _evaluated(inner, operands, elementwise)
         elif eqn.primitive.name in rules:
-            results = [_as_objects(rules[eqn.primitive.name](eqn, *operands))]
+            found = rules[eqn.primitive.name](eqn, *operands)
+            results = [_as_objects(x) for x in (found if isinstance(found, list) else [found])]
         else:
             raise _Otherwise
         values.update(zip(eqn.outvars, results, strict=True))
@@ -319,6 +320,16 @@ def _sum(eqn: _jax.JaxprEqn, x: Any) -> Any:
     return np.sum(x, axis=tuple(eqn.params["axes"]))
 
 
+def _unstacked(eqn: _jax.JaxprEqn, x: Any) -> list[Any]:
+    return list(np.moveaxis(x, eqn.params["axis"], 0))
+
+
+def _split(eqn: _jax.JaxprEqn, x: Any) -> list[Any]:
+    ends = np.cumsum(eqn.params["sizes"])[:-1]
+    return list(np.split(x, ends, axis=eqn.params["axis"]))
+
+
+# The value of an equation's result, or a list of the values of several.
 _Rule = Callable[..., Any]
 
 _ELEMENTWISE: dict[str, _Rule] = {
@@ -341,5 +352,7 @@ _ACROSS: dict[str, _Rule] = {
     "slice": _slice,
     "concatenate": lambda eqn, *xs: np.concatenate(xs, axis=eqn.params["dimension"]),
     "stack": lambda eqn, *xs: np.stack(xs, axis=eqn.params["axis"]),
+    "unstack": _unstacked,
+    "split": _split,
     "reduce_sum": _sum,
 }
