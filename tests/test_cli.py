@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -49,6 +50,10 @@ def branchy(x):
 @lw.program
 def yields(x):
     yield x
+
+@lw.program
+def misfit(x):
+    return x + jnp.ones(2) @ jnp.ones(3)
 
 if __name__ == "__main__":
     raise SystemExit("not as a script")
@@ -107,7 +112,7 @@ def test_show_draws(file: Path, tmp_path: Path) -> None:
     ("place", "arguments", "status", "said"),
     [
         ("nowhere.py:f", "", 2, ("no file 'nowhere.py'", "fix: ")),
-        ("{file}", "", 2, ("names no function", "programs are halvings, power, yields")),
+        ("{file}", "", 2, ("names no function", "programs are halvings, power, yields, misfit")),
         ("{file}:halving", "", 2, ("has no 'halving'", "programs are halvings")),
         ("{file}:CONSTANT", "", 2, ("of type int", "programs are halvings")),
         ("{file}:halvings", "", 2, ("halvings(n) does not take", "missing a required argument")),
@@ -121,6 +126,13 @@ def test_show_draws(file: Path, tmp_path: Path) -> None:
             ("is no program", "put @lw.program above `def branchy`"),
         ),
         ("{file}:yields", "jnp.ones(2)", 1, ("programs.py:", "yield")),
+        (
+            "{file}:misfit",
+            "jnp.ones(2)",
+            1,
+            ("cannot be traced: TypeError", "return x + jnp.ones(2) @"),
+        ),
+        ("{file}:halvings", "exit(3)", 2, ("SystemExit: 3", "fix: ")),
     ],
 )
 def test_show_refuses_with_the_fix(
@@ -246,6 +258,17 @@ def test_doctor_fails_where_a_carrier_does(monkeypatch: pytest.MonkeyPatch) -> N
     assert "RuntimeError: out of order" in done.stdout and "wrong answers" in done.stdout
 
 
+def test_doctor_where_jax_finds_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise RuntimeError("no backend")
+
+    monkeypatch.setattr(jax, "devices", none)
+    monkeypatch.setenv("JAX_PLATFORMS", "quantum")
+    done = lanewise_("doctor")
+    assert done.exit_code == 1 and "Does not work: JAX, carriers." in done.stdout
+    assert "JAX_PLATFORMS='quantum' is not there: RuntimeError: no backend" in done.stdout
+
+
 def test_doctor_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign, "available", lambda: False)
     monkeypatch.setattr(doctor, "_tried", lambda name, detail, mend="": well(name, detail))
@@ -337,8 +360,13 @@ def test_without_its_extra_it_says_how_to_get_it(
 
 def test_as_a_process(file: Path) -> None:
     command = [sys.executable, "-m", "lanewise.cli", "show", f"{file}:halvings"]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
-        [*command, "--args", "jnp.arange(5)"], capture_output=True, text=True, timeout=120
+        [*command, "--args", "jnp.arange(5)"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=ascii_only,
     )
     assert done.returncode == 0 and "halvings(" in done.stdout, done.stderr
     assert not done.stderr

@@ -259,6 +259,22 @@ def test_traceback_shows_the_users_line():
     assert frames[-1].line == "x = x + [1, 2][n]"
 
 
+def test_decorators_do_not_shift_the_lines_of_a_traceback():
+    def twice(fun):
+        return fun
+
+    @twice
+    @twice
+    def f(x):
+        y = x + 1
+        return y + [1, 2][x]
+
+    with pytest.raises(TypeError) as caught:
+        jax.jit(convert(f))(1)
+    lines = [frame.line for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "return y + [1, 2][x]" in lines
+
+
 def test_equations_bear_the_users_line():
     def f(n):
         while n > 3:

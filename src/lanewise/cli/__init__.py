@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 NEEDS = ("typer", "rich", "packaging")
 HINT = 'pip install "lanewise[cli]"'
@@ -26,4 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1)
     from lanewise.cli.app import app
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, TextIOWrapper
+        ):  # a terminal without arrows shows something in their place
+            stream.reconfigure(errors="replace")
     app(args=None if arguments is None else list(arguments), prog_name="lanewise")

@@ -218,14 +218,14 @@ def doctor() -> None:
     What is not well is told with how to mend it. The exit status is 1 if something essential does not work, which a
     missing extra or GPU is not.
     """
-    from lanewise.cli import doctor as checks
+    from lanewise.cli.doctor import State, checks, looked, table
 
     console = Console(highlight=False)
     broken = []
-    for title, check in checks.findings():
-        found = list(check())
-        console.print(checks.table(title, found), "")
-        broken += [one.what for one in found if one.state is checks.State.BROKEN]
+    for title, check in checks().items():
+        found = looked(title, check)
+        console.print(table(title, found), "")
+        broken += [one.what for one in found if one.state is State.BROKEN]
     if broken:
         console.print(f"Does not work: {', '.join(broken)}.", style="bold red")
         raise typer.Exit(FAILURE)

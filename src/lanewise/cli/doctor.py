@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import importlib.metadata
+import os
 import platform
 import shutil
 import sys
@@ -60,12 +61,19 @@ def fibonacci(n):
     return fibonacci(n - 1) + fibonacci(n - 2)
 
 
-def findings() -> Iterator[tuple[str, Callable[[], Iterable[Finding]]]]:
-    """The checks, by the heading they are shown under."""
-    yield "versions", versions
-    yield "devices", devices
-    yield "carriers", carriers
-    yield "extras", extras
+def checks() -> dict[str, Callable[[], Iterator[Finding]]]:
+    """What is looked at, by the heading it is shown under."""
+    return {"versions": versions, "devices": devices, "carriers": carriers, "extras": extras}
+
+
+def looked(title: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """What a check finds, if need be that it could not be ended."""
+    found: list[Finding] = []
+    try:
+        found.extend(check())
+    except Exception as error:
+        found.append(Finding(title, State.BROKEN, first_line(error), "mend what is told above."))
+    return found
 
 
 def versions() -> Iterator[Finding]:
@@ -118,12 +126,15 @@ def devices() -> Iterator[Finding]:
     """What JAX can run on."""
     try:
         found = jax.devices()
-    except RuntimeError as error:
+    except Exception as error:
+        asked = os.environ.get("JAX_PLATFORMS")
+        why = f"JAX_PLATFORMS={asked!r} is not there" if asked else "JAX finds no device"
+        mend = "unset JAX_PLATFORMS, or " if asked else ""
         yield Finding(
             "JAX",
             State.BROKEN,
-            first_line(error),
-            "unset JAX_PLATFORMS, or install the JAX that fits this machine.",
+            f"{why}: {first_line(error)}",
+            f"{mend}install the JAX that fits this machine.",
         )
         return
     for one in found:

@@ -67,7 +67,7 @@ def _module(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise Complaint(
-            f"{path} does not run: {type(error).__name__}: {error}\n{_where(error, path)}".rstrip(),
+            f"{path} does not run: {type(error).__name__}: {error}\n{line_of(error, path)}".rstrip(),
             f"make `python {path}` run first; what only a script should do belongs under"
             ' `if __name__ == "__main__":`.',
         ) from None
@@ -76,8 +76,8 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _where(error: BaseException, path: Path) -> str:
-    """The line of the file itself that led to an error."""
+def line_of(error: BaseException, path: Path) -> str:
+    """The line of a file that led to an error, if one did."""
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -125,7 +125,7 @@ def _evaluated(text: str, names: dict[str, Any]) -> tuple[tuple[Any, ...], dict[
         return eval(f"_({text}\n)", {**names, "_": lambda *args, **kwargs: (args, kwargs)})
     except SyntaxError as error:
         raise Misuse(f"--args {text!r} is not Python: {error.msg}.", fix) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Misuse(
             f"--args {text!r} cannot be evaluated: {type(error).__name__}: {error}.", fix
         ) from None

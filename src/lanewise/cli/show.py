@@ -28,9 +28,9 @@ from lanewise.blocks.form import (
 from lanewise.blocks.text import print_program
 from lanewise.cli.arrows import gutters
 from lanewise.cli.complaints import Complaint, Misuse
-from lanewise.cli.load import arguments_of, axes_of, function_named
+from lanewise.cli.load import arguments_of, axes_of, function_named, line_of
 from lanewise.decorator import ProgramFunction, lift
-from lanewise.errors import OptionError
+from lanewise.errors import LanewiseError, OptionError
 from lanewise.inspect import Inspection, inspect
 
 MOST_TYPES = 5
@@ -50,6 +50,14 @@ def inspected(place: str, text: str, in_axes: str, options: dict[str, Any]) -> I
         raise Complaint(
             f"{place} decides in Python on a value that differs between lanes, and is no program.",
             f"put @lw.program above `def {getattr(fun, '__name__', 'it')}`, or write the branch with jax.lax.cond.",
+        ) from None
+    except LanewiseError:
+        raise
+    except Exception as error:
+        where = line_of(error, Path(place.rpartition(":")[0]))
+        raise Complaint(
+            f"{place} cannot be traced: {type(error).__name__}: {error}\n{where}".rstrip(),
+            "mend that line, or give --args of the shapes and types that it takes.",
         ) from None
 
 

@@ -122,9 +122,8 @@ def _compile(fun: types.FunctionType) -> tuple[types.CodeType, Runtime]:
     if found.class_name is not None:
         made = _descend(made, found.class_name)
     made = _descend(made, code.co_name)
-    made = _rename(made, code.co_name).replace(
-        co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno
-    )
+    # Lines are kept as distances from the first one, which is that of the `def` here, not of a decorator above it.
+    made = _rename(made, code.co_name).replace(co_name=code.co_name, co_qualname=code.co_qualname)
     _claim(made)
     return made, Runtime([site for site in unit.sites if site is not None])
 
