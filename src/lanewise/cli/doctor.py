@@ -187,7 +187,8 @@ def _native() -> Finding:
     tried = _tried("native", "runs on the CPU by XLA's own code, two to four times slower")
     if tried.state is not State.WELL:
         return tried
-    found = [name for name in ("c++", "g++", "clang++") if shutil.which(name)]
+    names = (os.environ.get("CXX"), "c++", "g++", "clang++")
+    found = [name for name in names if name and shutil.which(name)]
     why = f"{found[0]} is there and does not work" if found else "there is no C++ compiler"
     mend = "install g++ or clang++ with its C headers, or set CXX to one that works."
     return Finding("native", State.WORSE, f"{tried.detail}: {why}", mend)
