@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import itertools
 import threading
 import time
@@ -104,8 +105,10 @@ _groups: dict[Site, _Group] = {}
 _recorders: list[Recorder] = []
 _asking: list[threading.Thread] = []
 _new_bar: list[Callable[[int, str], ShownBar]] = []
-# Whether what is traced on this thread shall be recorded. JAX's caches must know too: see `recording`.
+# Whether what is traced on this thread shall be recorded. JAX's caches must know too: see `recording`. Its context is
+# made before anything is compiled, for what was compiled without it is compiled again.
 _recorded = contextvars.ContextVar("lanewise_recorded", default=False)
+_cache_context: Any = jax.make_user_context(default_value=False)
 
 
 def show_bars_with(new_bar: Callable[[int, str], ShownBar]) -> None:
@@ -124,13 +127,14 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
     A machine that is recorded is another than one that is not. `jax.jit` would not see a difference and run the one it
     has, so it is told by a context that its caches heed: inside, functions are compiled anew, once; outside, nothing
-    changes. The context is made when the first recorder is opened, for making one empties those caches.
+    changes.
     """
+    _listen()
     with _lock:
         _recorders.append(recorder)
     mark = _recorded.set(True)
     try:
-        with _cache_context()(True):
+        with _cache_context(True):
             yield
     finally:
         _recorded.reset(mark)
@@ -148,15 +152,10 @@ def not_recording() -> Iterator[None]:
         _recorded.reset(mark)
 
 
-_made_context: list[Any] = []
-
-
-def _cache_context() -> Any:
-    with _lock:
-        if not _made_context:
-            _made_context.append(jax.make_user_context(default_value=False))
-            jax.monitoring.register_event_duration_secs_listener(_jax_event)
-    return _made_context[0]
+@functools.cache
+def _listen() -> None:
+    """Have JAX tell what it compiles: from the first recorder on, for it offers no way to stop listening."""
+    jax.monitoring.register_event_duration_secs_listener(_jax_event)
 
 
 # -- what a machine calls ----------------------------------------------------------------------------

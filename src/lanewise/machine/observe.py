@@ -5,7 +5,7 @@ costs nothing. Two things are told.
 
 * *How far it is*, for a progress bar and for the clock of a recording: now and then the host is called with the tick
   and the number of examples left. The host answers at which tick it wants to be called again, by the time the last
-  ticks took; all other ticks pay one comparison.
+  ticks took; until then the machine only ticks (`watched_loop`).
 * *What it did*, for a recording: how many lanes every block advanced in every tick, how many lanes ran, how deep the
   stacks were, how many examples had been taken and had ended. A run may have any number of ticks, so they are summed in
   `BINS` bins of equally many ticks; when the bins are full, neighbours are added up and a bin is twice as many ticks.
@@ -100,10 +100,14 @@ class Trace(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """What a watched machine keeps: the number of its run, when to call the host, what it records (or nothing)."""
+    """What a watched machine keeps: the number of its run, when to call the host, what it records (or nothing).
+
+    `until` is the tick to stop at and look: when the host is to be called, or the bins are full.
+    """
 
     number: Any
     due: Any
+    until: Any
     examples: Any
     trace: Any
 
@@ -120,7 +124,8 @@ def first_watch(site: Site, blocks: int) -> Watch:
             stride=jnp.int32(1),
             lives=jnp.full((3, kept), -1, jnp.int32),
         )
-    return Watch(begin_run(site), jnp.int32(1), jnp.int32(site.examples), trace)
+    first = jnp.int32(1)
+    return Watch(begin_run(site), first, first, jnp.int32(site.examples), trace)
 
 
 def watched(state: Any, site: Site | None, blocks: int) -> Any:
@@ -141,30 +146,79 @@ def advanced(watch: Any, pc: int, lanes: Any) -> Any:
     return watch._replace(trace=trace._replace(advanced=trace.advanced.at[pc].add(lanes)))
 
 
-def ticked(state: Any, halt: int, busy: Any, waiting: Any) -> Any:
-    """The state after a tick that began with `busy` lanes running, `waiting` examples not in any lane."""
+def watched_loop(
+    goes_on: Callable[[Any], Any],
+    turn: Callable[[Any], Any],
+    carry: Any,
+    state_of: Callable[[Any], Any],
+    with_state: Callable[[Any, Any], Any],
+    halt: int,
+    waiting: Any,
+) -> Any:
+    """`lax.while_loop` over something that holds a machine's state; one that is watched is looked at now and then.
+
+    Then a loop is inside another: one that only ticks, which XLA compiles as it would if nobody watched, until it is
+    time for a look.
+    """
+    if not state_of(carry).watch:
+        return lax.while_loop(goes_on, turn, carry)
+
+    def ticks_on(carry: Any) -> Any:
+        state = state_of(carry)
+        return goes_on(carry) & (state.ticks < state.watch.until)
+
+    def stretch(carry: Any) -> Any:
+        carry = lax.while_loop(ticks_on, turn, carry)
+        return with_state(carry, _looked_at(state_of(carry), halt, waiting))
+
+    return lax.while_loop(goes_on, stretch, carry)
+
+
+def _looked_at(state: Any, halt: int, waiting: Any) -> Any:
+    """The state after the host has been called and bins have been emptied, if it was time for that."""
     watch = state.watch
-    ended = state.pc == halt
-    left = (~ended).sum(dtype=jnp.int32) + waiting
-    if watch.trace:
-        born, died = state.life
-        died = jnp.where(ended & (died < 0), state.ticks, died)
-        counts = [state.depth.max(initial=0), watch.examples - waiting, watch.examples - left]
-        trace = _binned(watch.trace, state.ticks, busy, ended.shape[0], jnp.stack(counts))
-        watch = watch._replace(trace=trace)
-        state = state.with_(life=(born, died))
+    left = (state.pc != halt).sum(dtype=jnp.int32) + waiting
 
     def call() -> Any:
         (due,) = _tell(lambda *told: [watchers.reach(*told)], 1, watch.number, state.ticks, left)
         return due
 
-    due = lax.cond(state.ticks >= watch.due, call, lambda: watch.due)
-    return state.with_(watch=watch._replace(due=due))
+    due = until = lax.cond(state.ticks >= watch.due, call, lambda: watch.due)
+    if watch.trace:
+        trace = _with_room(watch.trace, state.ticks)
+        watch = watch._replace(trace=trace)
+        until = jnp.minimum(due, BINS * trace.stride)
+    return state.with_(watch=watch._replace(due=due, until=until))
+
+
+def ticked(state: Any, halt: int, busy: Any, waiting: Any) -> Any:
+    """The state after a tick that began with `busy` lanes running, `waiting` examples not in any lane."""
+    watch = state.watch
+    if not watch.trace:
+        return state
+    born, died = state.life
+    ended = state.pc == halt
+    left = (~ended).sum(dtype=jnp.int32) + waiting
+    counts = [state.depth.max(initial=0), watch.examples - waiting, watch.examples - left]
+    trace = _binned(watch.trace, state.ticks, busy, ended.shape[0], jnp.stack(counts))
+    died = jnp.where(ended & (died < 0), state.ticks, died)
+    return state.with_(watch=watch._replace(trace=trace), life=(born, died))
 
 
 def _binned(trace: Trace, ticks: Any, busy: Any, lanes: int, peaks: Any) -> Trace:
     """A tick's counts in their bin."""
     place = (ticks - 1) // trace.stride
+    ran = (trace.advanced > 0).astype(jnp.float32)
+    whole = jnp.stack([busy, jnp.float32(lanes), jnp.float32(1)])
+    return trace._replace(
+        advanced=jnp.zeros_like(trace.advanced),
+        sums=trace.sums.at[place].add(jnp.concatenate([trace.advanced, ran, whole])),
+        peaks=trace.peaks.at[place].max(peaks.astype(jnp.int32)),
+    )
+
+
+def _with_room(trace: Trace, ticks: Any) -> Trace:
+    """The bins, with neighbours added up if all of them are full."""
 
     def halved(carry: Any) -> Any:
         _, sums, tops, stride = carry
@@ -178,18 +232,12 @@ def _binned(trace: Trace, ticks: Any, busy: Any, lanes: int, peaks: Any) -> Trac
         )
 
     # A loop of at most one turn: XLA:CPU would copy what goes through a `cond`.
-    _, sums, tops, stride = lax.while_loop(
-        lambda carry: carry[0], halved, (place >= BINS, trace.sums, trace.peaks, trace.stride)
+    _, sums, peaks, stride = lax.while_loop(
+        lambda carry: carry[0],
+        halved,
+        (ticks >= BINS * trace.stride, trace.sums, trace.peaks, trace.stride),
     )
-    place = (ticks - 1) // stride
-    ran = (trace.advanced > 0).astype(jnp.float32)
-    whole = jnp.stack([busy.astype(jnp.float32), jnp.float32(lanes), jnp.float32(1)])
-    return trace._replace(
-        advanced=jnp.zeros_like(trace.advanced),
-        sums=sums.at[place].add(jnp.concatenate([trace.advanced, ran, whole])),
-        peaks=tops.at[place].max(peaks.astype(jnp.int32)),
-        stride=stride,
-    )
+    return trace._replace(sums=sums, peaks=peaks, stride=stride)
 
 
 def restarted(state: Any, takes: Any) -> Any:

@@ -16,8 +16,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from lanewise.machine import observe
 from lanewise.machine.compact import first_lanes
 from lanewise.machine.link import Linked
 from lanewise.machine.refill import lanes_of, num_dear, put_lanes
@@ -67,7 +67,9 @@ def _run(
     def goes_on(state: State) -> Any:
         return running(state, linked).sum(dtype=jnp.int32) > few
 
-    state = lax.while_loop(goes_on, tick, state)
+    state = observe.watched_loop(
+        goes_on, tick, state, lambda state: state, lambda _, state: state, linked.halt, 0
+    )
     if not narrower:
         return state
     rows = first_lanes(running(state, linked), few)

@@ -43,7 +43,15 @@ class Pause(NamedTuple):
 def run_ticks(linked: Linked, state: State, lanes: int, options: Options, schedule: str) -> State:
     """Tick until no lane can go on: all have ended, or wait for room on their stacks."""
     state, tick = begin(linked, state, lanes, options, schedule)
-    return lax.while_loop(lambda state: any_running(state, linked), tick, state)
+    return observe.watched_loop(
+        lambda state: any_running(state, linked),
+        tick,
+        state,
+        lambda state: state,
+        lambda _, state: state,
+        linked.halt,
+        0,
+    )
 
 
 def run_until(
@@ -76,7 +84,15 @@ def run_until(
 
     nothing = jnp.zeros((2,), jnp.float32)
     _, busy = account(state.pc, nothing)
-    state, spent, _ = lax.while_loop(goes_on, turn, (state, nothing, busy))
+    state, spent, _ = observe.watched_loop(
+        goes_on,
+        turn,
+        (state, nothing, busy),
+        lambda carry: carry[0],
+        lambda carry, state: (state, *carry[1:]),
+        linked.halt,
+        waiting,
+    )
     return state, spent
 
 
