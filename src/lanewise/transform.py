@@ -30,6 +30,8 @@ def vmap(
 
     * `schedule`: which block runs next: "auto", "sweep", "most", "lowest", "local" (outside `jit`), or "plain" for
       `jax.vmap`'s own batching.
+    * `carrier`: what the machine is compiled to: "auto", "ticks" (XLA, all lanes at once), "native" (a CPU, lane by
+      lane) or "kernel" (an NVIDIA GPU, the program as one kernel).
     * `max_steps`: end a lane after this many steps (loop iterations and calls).
     * `max_depth`: how many frames a lane may have pending.
     * `throw`: raise if a lane fails (the default); False gives `Outcomes` beside the answers.
