@@ -206,7 +206,10 @@ def _call_storage(
         for var in function.params
         if not any(
             var in writes(b) or var in (v for v, _ in _arguments(b))
-            for _, b in program.all_blocks()
+            for name, other in program.functions.items()
+            # A function that cannot run while this one waits changes nothing meanwhile.
+            if name == function.name or name in reach[function.name]
+            for b in other.blocks
         )
     )
     comes_back = {

@@ -33,6 +33,7 @@ from lanewise.blocks.form import (
     successors,
     terminator_atoms,
 )
+from lanewise.blocks.inherit import inherit
 from lanewise.blocks.rewrite import (
     Pass,
     each_function,
@@ -59,7 +60,7 @@ def simplify(
     Exits are threaded until none is left before any branch becomes a select: a flag that a select reads stays. A
     carrier with real branches wants no `selects`.
     """
-    program = check(tail_calls(program))
+    program = check(tail_calls(check(inherit(program))))
     for passes in (THREADING, (*THREADING, *SELECTING)) if selects else (THREADING,):
         for _ in range(ROUNDS):
             before = _shape(program)

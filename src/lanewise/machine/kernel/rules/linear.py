@@ -1,12 +1,11 @@
-"""Rules of products, convolutions and small solves, as the plain loops they are.
+"""Rules of convolutions, factorizations and small solves, as the plain loops they are.
 
-A lane multiplies its own small matrices; nothing is tiled or shared between lanes. Products of 16-bit floats accumulate
-in `float32`. Factorizations follow LAPACK's conventions for signs and pivots.
+Convolutions of 16-bit floats accumulate in `float32`. Factorizations follow LAPACK's conventions for signs and pivots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,27 +14,12 @@ import numpy as np
 from lanewise._jax import JaxprEqn
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.rules import Unsupported, rule
-from lanewise.machine.kernel.rules.reduce import accumulator, combine
+from lanewise.machine.kernel.rules.product import cast, product_and_sum
+from lanewise.machine.kernel.rules.reduce import accumulator
 from lanewise.machine.kernel.values import Index, minus, plus, quotient, times
 from lanewise.machine.kernel.writer import Writer
 
 _INT32 = np.dtype("int32")
-
-
-def cast(element: str, dtype: Any, to: Any) -> str:
-    """An element as another number type, where that is a plain conversion."""
-    if dtype == to:
-        return element
-    if dtypes.is_complex(to):
-        return f"complex64(float32({element}))"
-    return f"{dtypes.ctype(to)}({element})"
-
-
-def product_and_sum(dtype: Any) -> tuple[Callable[[str, str], str], Callable[[str, str], str]]:
-    """How a sum of products goes in a dtype; of truth values it is "any of all"."""
-    if dtypes.is_bool(dtype):
-        return combine("and", dtype), combine("or", dtype)
-    return combine("prod", dtype), combine("sum", dtype)
 
 
 @contextmanager
@@ -45,53 +29,7 @@ def batches(w: Writer, shape: Sequence[int]) -> Iterator[tuple[Index, ...]]:
         yield batch
 
 
-# -- products --------------------------------------------------------------------------------------------
-
-
-@rule("dot_general")
-def dot_general(w: Writer, eqn: JaxprEqn) -> None:
-    left, right = map(w.value, eqn.invars)
-    (out,) = eqn.outvars
-    (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
-    left_free = [a for a in range(len(left.shape)) if a not in (*left_sum, *left_batch)]
-    right_free = [a for a in range(len(right.shape)) if a not in (*right_sum, *right_batch)]
-    wide = accumulator(out.aval.dtype)
-    multiply, add = product_and_sum(wide)
-    room = w.store(out)
-    if not room.size:
-        return
-
-    def places(rank: int, *groups: tuple[Sequence[int], Sequence[Index]]) -> list[Index]:
-        indices: list[Index] = [0] * rank
-        for axes, given in groups:
-            for axis, index in zip(axes, given):
-                indices[axis] = index
-        return indices
-
-    with w.loops(room.shape) as outer:
-        batch = outer[: len(left_batch)]
-        first = outer[len(left_batch) : len(left_batch) + len(left_free)]
-        second = outer[len(left_batch) + len(left_free) :]
-        total = w.room((), wide, "total")
-        w.put(total, (), dtypes.literal(0, wide))
-        if left.size and right.size:
-            with w.loops([left.shape[axis] for axis in left_sum]) as inner:
-                a = left.at(
-                    places(
-                        len(left.shape), (left_batch, batch), (left_free, first), (left_sum, inner)
-                    )
-                )
-                b = right.at(
-                    places(
-                        len(right.shape),
-                        (right_batch, batch),
-                        (right_free, second),
-                        (right_sum, inner),
-                    )
-                )
-                term = multiply(cast(a, left.dtype, wide), cast(b, right.dtype, wide))
-                w.put(total, (), add(total.at(()), term))
-        w.put(room, outer, cast(total.at(()), wide, out.aval.dtype))
+# -- convolutions ----------------------------------------------------------------------------------------
 
 
 @rule("conv_general_dilated")
