@@ -59,7 +59,11 @@ def test_products_of_every_dtype() -> None:
             a, b, v = (_plain(kind, *shape) for shape in ((2, 18, 21), (2, 21, 19), (21,)))
             forms = (
                 lambda a, b, v: (a @ v, v @ b[0], a[0] @ b[0], a @ b, a[1, 3] @ v),
-                lambda a, b, v: (jnp.einsum("aij,aij->a", a, a), a[0].T @ (2 * a[1]), b[1].T @ b[0]),
+                lambda a, b, v: (
+                    jnp.einsum("aij,aij->a", a, a),
+                    a[0].T @ (2 * a[1]),
+                    b[1].T @ b[0],
+                ),
                 lambda a, b, v: jnp.einsum("aij,ajk->k", a, b) + (v * v) @ b[1],
             )
             cases += [Case(f"long {kind}", form, (a, b, v), 64, True) for form in forms]

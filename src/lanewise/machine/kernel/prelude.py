@@ -56,7 +56,6 @@ HEADER = r"""
 #define LW_HEAD(number)
 #define LW_GO_TO(number) { pc = number; goto dispatch; }
 #define LW_UNROLL_SHORT _Pragma("unroll 4")
-#define LW_SUMS(...)
 #define LW_IN_STEP
 #else
 #include <math.h>
@@ -80,10 +79,8 @@ HEADER = r"""
 #define LW_PLATFORM(cuda, host) host
 #define LW_SINE_COSINE(type, s, c, both, x, sine, cosine) const type s = sine, c = cosine;
 #define LW_UNROLL_SHORT
-// The loop that follows sums into these, in any order; or has turns that do not know of each other.
-#define LW_PRAGMA(text) _Pragma(#text)
-#define LW_SUMS(...) LW_PRAGMA(omp simd reduction(+:__VA_ARGS__))
-#define LW_IN_STEP LW_PRAGMA(omp simd)
+// The turns of the loop that follows do not know of each other.
+#define LW_IN_STEP _Pragma("omp simd")
 #define LW_HEAD(number) head##number:
 #define LW_GO_TO(number) goto head##number;
 #ifdef LW_TURNS

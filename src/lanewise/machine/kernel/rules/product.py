@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lanewise._jax import JaxprEqn
@@ -24,7 +24,7 @@ from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.prelude import helpers
 from lanewise.machine.kernel.rules import rule
 from lanewise.machine.kernel.rules.reduce import accumulator, combine
-from lanewise.machine.kernel.values import Index, Place, Value, plus
+from lanewise.machine.kernel.values import Index, Part, Place, Stored, Value, plus
 from lanewise.machine.kernel.writer import Writer
 
 # From this many elements on vector code is worth its beginning and its end.
@@ -34,6 +34,51 @@ AT_ONCE = 4
 
 helpers(
     {
+        "lw_read": r"""
+#ifndef __CUDACC__
+template <class V> static inline V lw_read(const void* from) {
+  V read;
+  memcpy(&read, from, sizeof(V));
+  return read;
+}
+#endif""",
+        "lw_dots": r"""
+// Sums of products of `size` elements, several at a time: each in parts that vectors hold, which are then summed in
+// pairs. A thread of a GPU has no vectors, and adds one after the other.
+template <int count, int size, class T> LW_FUNCTION void lw_dots(const T* const* a, const T* const* b, T* totals) {
+#ifdef __CUDACC__
+  LW_UNROLL
+  for (int n = 0; n < count; ++n) {
+    T total = 0;
+    for (int k = 0; k < size; ++k) total = lw_multiply_add(a[n][k], b[n][k], total);
+    totals[n] += total;
+  }
+#else
+  typedef T v16 __attribute__((vector_size(16 * sizeof(T))));
+  typedef T v8 __attribute__((vector_size(8 * sizeof(T))));
+  typedef T v4 __attribute__((vector_size(4 * sizeof(T))));
+  v16 sixteens[count];
+  LW_UNROLL
+  for (int n = 0; n < count; ++n) sixteens[n] = v16{};
+  for (int k = 0; k + 16 <= size; k += 16) {
+    LW_UNROLL
+    for (int n = 0; n < count; ++n) sixteens[n] += lw_read<v16>(a[n] + k) * lw_read<v16>(b[n] + k);
+  }
+  LW_UNROLL
+  for (int n = 0; n < count; ++n) {
+    int k = size - size % 16;
+    const T* parts = (const T*)&sixteens[n];
+    v8 eight = lw_read<v8>(parts) + lw_read<v8>(parts + 8);
+    if (size % 16 >= 8) eight += lw_read<v8>(a[n] + k) * lw_read<v8>(b[n] + k), k += 8;
+    parts = (const T*)&eight;
+    v4 four = lw_read<v4>(parts) + lw_read<v4>(parts + 4);
+    if (size % 8 >= 4) four += lw_read<v4>(a[n] + k) * lw_read<v4>(b[n] + k), k += 4;
+    T total = (four[0] + four[1]) + (four[2] + four[3]);
+    for (; k < size; ++k) total = lw_multiply_add(a[n][k], b[n][k], total);
+    totals[n] += total;
+  }
+#endif
+}""",
         "lw_multiply_add": r"""
 // One rounding where the machine has an instruction for it; its libraries use it for products too.
 #if defined(__CUDACC__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -116,10 +161,21 @@ class _Product:
         a, b = self.factors(outer, inner)
         return f"lw_multiply_add({a}, {b}, {total})"
 
+    def in_memory(self, w: Writer) -> _Product:
+        """The same product of operands that lie in memory, in order."""
+        left, right = (
+            side
+            if isinstance(side.value, Stored | Part)
+            else replace(side, value=w.named(side.value))
+            for side in (self.left, self.right)
+        )
+        return _Product(left, right, self.wide)
+
     @property
     def sums(self) -> bool:
         return bool(self.terms) and (
             self.terms[-1] >= LONG
+            and self.left.value.dtype == self.right.value.dtype == self.wide
             and self.left.lies_along(self.left.summed[-1])
             and self.right.lies_along(self.right.summed[-1])
         )
@@ -149,9 +205,10 @@ def dot_general(w: Writer, eqn: JaxprEqn) -> None:
     if not room.size:
         return
     fuses = dtypes.ctype(product.wide) in ("float32", "float64") and left.size and right.size
+    fuses = fuses and product.wide == out.aval.dtype
     if fuses and product.sums:
         _sums(w, product, room)
-    elif fuses and product.spreads and product.wide == out.aval.dtype:
+    elif fuses and product.spreads:
         _spread(w, product, room)
     else:
         _plain(w, product, room)
@@ -176,30 +233,32 @@ def _stepping(w: Writer, size: int) -> Iterator[str]:
 
 
 def _sums(w: Writer, product: _Product, room: Place) -> None:
+    product = product.in_memory(w)
     *front, last = room.shape or (1,)
     whole = last - last % AT_ONCE
     if whole:
         with w.loops(front) as outer, _stepping(w, whole) as step:
             _sums_at(w, product, room, [(*outer, plus(step, n)) for n in range(AT_ONCE)])
-    for n in range(whole, last):
+    if whole < last:
         with w.loops(front) as outer, w.block():
-            _sums_at(w, product, room, [(*outer, n) if room.shape else ()])
+            left = range(whole, last)
+            _sums_at(w, product, room, [(*outer, n) if room.shape else () for n in left])
 
 
 def _sums_at(w: Writer, product: _Product, room: Place, places: list[tuple[Index, ...]]) -> None:
     """The answers at these places, together."""
-    totals = [w.room((), product.wide, "total") for _ in places]
-    for total in totals:
-        w.put(total, (), dtypes.literal(0, product.wide))
-    *front, last = product.terms
-    with w.loops(front) as inner:
-        k = w.fresh("k")
-        w.line(f"LW_SUMS({', '.join(total.at(()) for total in totals)})")
-        with w.block(f"for (int {k} = 0; {k} < {last}; ++{k})"):
-            for total, outer in zip(totals, places, strict=True):
-                w.put(total, (), product.fused(total.at(()), outer, (*inner, k)))
-    for total, outer in zip(totals, places, strict=True):
-        w.put(room, outer, cast(total.at(()), product.wide, room.dtype))
+    *front, size = product.terms
+    kind, count = dtypes.ctype(product.wide), len(places)
+    totals = w.fresh("totals")
+    w.line(f"{kind} {totals}[{count}] = {{}};")
+    with w.loops(front) as inner, w.block():
+        pairs = [product.factors(outer, (*inner, 0)) for outer in places]
+        for name, elements in (("a", [a for a, _ in pairs]), ("b", [b for _, b in pairs])):
+            addresses = ", ".join(f"&{element}" for element in elements)
+            w.line(f"const {kind}* const {name}[{count}] = {{{addresses}}};")
+        w.line(f"lw_dots<{count}, {size}>(a, b, {totals});")
+    for n, outer in enumerate(places):
+        w.put(room, outer, f"{totals}[{n}]")
 
 
 def _spread(w: Writer, product: _Product, room: Place) -> None:

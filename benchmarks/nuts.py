@@ -1,0 +1,322 @@
+"""Many-chain NUTS: useful gradients and effective draws a second, beside the samplers people use.
+
+    python benchmarks/nuts.py [--targets gaussian-2 ...] [--repeats 5] [--chains 256] [--device cpu] [--fsm PATH]
+
+Every sampler runs the same chains on the same density with the same fixed step size, unit masses and at most 2**10
+points a trajectory; only their ways to run a batch differ. A gradient is useful if its point belongs to the chain's own
+trajectory: what a vectorized sampler computes for lanes that wait is not counted. The limit is the batched gradient
+alone. ESS is ArviZ's bulk estimate, the least over dimensions, a second of run time.
+
+Peers: NumPyro (`chain_method="vectorized"`), BlackJAX under `jax.vmap`, and with `--fsm` a checkout of the
+finite-state-machine NUTS of Dance et al. (2025). A peer that is not installed is said to be missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+
+import lanewise as lw
+from _harness import Claim, report, use_device
+from lanewise.mcmc import NUTS
+from lanewise.mcmc.chain import drawing
+from lanewise.mcmc.space import Place
+
+MAX_DEPTH = 10
+
+
+@dataclass(frozen=True)
+class Target:
+    """A density, where chains start, the step size, and how many draws make a run of a good length."""
+
+    name: str
+    density: Callable[[jax.Array], jax.Array]
+    start: Callable[[jax.Array], jax.Array]
+    step: float
+    draws: int
+    least: float  # how many times the best peer
+    of_limit: float | None = None
+    chains: int | None = None
+
+
+def gaussian_2() -> Target:
+    covariance = np.array([[1.0, 0.5], [0.5, 1.0]])
+    precision = np.linalg.inv(covariance).astype(np.float32)
+    return Target(
+        "Gaussian, 2-d",
+        lambda x: -0.5 * x @ (precision @ x),
+        lambda key: random.normal(key, (2,)),
+        step=0.5,
+        draws=400,
+        least=4.0,
+    )
+
+
+def gaussian_100() -> Target:
+    """Correlated: the spectrum of a random covariance, condition number about 50."""
+    rng = np.random.default_rng(0)
+    basis, _ = np.linalg.qr(rng.standard_normal((100, 100)))
+    variances = np.geomspace(0.02, 1.0, 100)
+    precision = ((basis / variances) @ basis.T).astype(np.float32)
+    factor = (basis * np.sqrt(variances)).astype(np.float32)
+    return Target(
+        "Gaussian, 100-d, correlated",
+        lambda x: -0.5 * x @ (precision @ x),
+        lambda key: factor @ random.normal(key, (100,)),
+        step=0.15,
+        draws=20,
+        least=4.0,
+    )
+
+
+def logistic() -> Target:
+    rng = np.random.default_rng(1)
+    data = rng.standard_normal((10_000, 100)).astype(np.float32)
+    truth = (0.3 * rng.standard_normal(100)).astype(np.float32)
+    labels = (rng.uniform(size=10_000) < 1 / (1 + np.exp(-data @ truth))).astype(np.float32)
+
+    def density(weights: jax.Array) -> jax.Array:
+        logits = data @ weights
+        return jnp.sum(labels * logits - jax.nn.softplus(logits)) - 0.5 * weights @ weights
+
+    return Target(
+        "logistic regression, 10,000 x 100",
+        density,
+        lambda key: truth + 0.02 * random.normal(key, (100,)),
+        step=0.02,
+        draws=8,
+        least=1.15,
+        of_limit=0.93,
+    )
+
+
+def funnel() -> Target:
+    def density(x: jax.Array) -> jax.Array:
+        neck, rest = x[0], x[1:]
+        return -0.5 * (neck**2 / 9.0 + jnp.sum(rest**2) * jnp.exp(-neck) + rest.size * neck)
+
+    return Target(
+        "Neal's funnel, 10-d",
+        density,
+        lambda key: random.normal(key, (10,)),
+        step=0.2,
+        draws=40,
+        least=6.0,
+        chains=1024,
+    )
+
+
+TARGETS = {
+    "gaussian-2": gaussian_2,
+    "gaussian-100": gaussian_100,
+    "logistic": logistic,
+    "funnel": funnel,
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A sampler, ready to run: gives draws (chain, draw, dimension) and its useful gradients."""
+
+    name: str
+    run: Callable[[], tuple[Any, Any]]
+
+
+def ours(target: Target, starts: jax.Array, keys: jax.Array) -> Contender:
+    program = drawing(NUTS(MAX_DEPTH), target.density, target.draws)
+    run = jax.jit(lw.vmap(program, in_axes=(0, 0, None, None, None, None), max_depth=MAX_DEPTH + 2))
+    value, gradient = jax.jit(jax.vmap(jax.value_and_grad(target.density)))(starts)
+    place = Place(starts, value, gradient)
+
+    def go() -> tuple[Any, Any]:
+        drawn = run(keys, place, None, jnp.float32(target.step), 0, target.draws)
+        return drawn.positions, jnp.sum(drawn.told.leapfrogs)
+
+    return Contender("lanewise", go)
+
+
+def blackjax_vmap(target: Target, starts: jax.Array, keys: jax.Array) -> Contender:
+    import blackjax
+
+    kernel = blackjax.nuts.build_kernel()
+    mass = jnp.ones(starts.shape[1])
+
+    def chain(key: jax.Array, start: jax.Array) -> Any:
+        def draw(state: Any, key: jax.Array) -> Any:
+            state, info = kernel(
+                key, state, target.density, target.step, mass, max_num_doublings=MAX_DEPTH
+            )
+            return state, (state.position, info.num_integration_steps)
+
+        state = blackjax.nuts.init(start, target.density)
+        _, (positions, steps) = lax.scan(draw, state, random.split(key, target.draws))
+        return positions, jnp.sum(steps)
+
+    run = jax.jit(jax.vmap(chain))
+
+    def go() -> tuple[Any, Any]:
+        positions, steps = run(keys, starts)
+        return positions, jnp.sum(steps)
+
+    return Contender("BlackJAX", go)
+
+
+def numpyro_vectorized(target: Target, starts: jax.Array, keys: jax.Array) -> Contender:
+    from numpyro.infer import MCMC
+    from numpyro.infer import NUTS as Kernel
+
+    kernel = Kernel(
+        potential_fn=lambda x: -target.density(x),
+        step_size=target.step,
+        adapt_step_size=False,
+        adapt_mass_matrix=False,
+        max_tree_depth=MAX_DEPTH,
+    )
+    mcmc = MCMC(
+        kernel,
+        num_warmup=0,
+        num_samples=target.draws,
+        num_chains=starts.shape[0],
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+
+    def go() -> tuple[Any, Any]:
+        mcmc.run(random.PRNGKey(0), init_params=starts, extra_fields=("num_steps",))
+        fields = mcmc.get_extra_fields(group_by_chain=True)
+        return mcmc.get_samples(group_by_chain=True), jnp.sum(fields["num_steps"])
+
+    return Contender("NumPyro", go)
+
+
+def fsm(path: str) -> Callable[..., Contender]:
+    """The finite-state-machine NUTS of a checkout at `path`."""
+    spec = importlib.util.spec_from_file_location("fsm_nuts", path)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"--fsm {path}: no Python module is there")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def make(target: Target, starts: jax.Array, keys: jax.Array) -> Contender:
+        """`path` must define `sample(density, starts, keys, step, draws, max_depth)`, giving draws and gradients."""
+
+        def go() -> tuple[Any, Any]:
+            return module.sample(target.density, starts, keys, target.step, target.draws, MAX_DEPTH)
+
+        return Contender("FSM NUTS", go)
+
+    return make
+
+
+def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    out = jax.block_until_ready(run())
+    return time.perf_counter() - start, out
+
+
+def least_ess(positions: Any) -> float:
+    import arviz
+
+    return float(arviz.ess({"x": np.asarray(positions)})["x"].min())
+
+
+def measure(target: Target, chains: int, repeats: int, peers: dict[str, Any]) -> list[Claim]:
+    """Run every sampler in turns; print rates, and give the claims."""
+    chains = target.chains or chains
+    keys = random.split(random.key(2), chains)
+    starts = jax.jit(jax.vmap(target.start))(random.split(random.key(3), chains))
+    contenders = [ours(target, starts, keys)]
+    for name, make in peers.items():
+        try:
+            contenders.append(make(target, starts, keys))
+        except ImportError:
+            print(f"  {name} is not installed, and is left out", flush=True)
+    limit = jax.jit(jax.vmap(jax.value_and_grad(target.density)))
+
+    def alone() -> tuple[Any, Any]:
+        return limit(starts), chains
+
+    contenders.append(Contender("gradient alone", alone))
+    print(f"{target.name}: {chains} chains, {target.draws} draws, step {target.step}", flush=True)
+    draws: dict[str, Any] = {}
+    for one in contenders:
+        compiling, _ = seconds(one.run)
+        first, (positions, gradients) = seconds(one.run)
+        draws[one.name] = (positions, int(gradients))
+        print(f"  {one.name}: first call {compiling:.1f} s, second {first:.3f} s", flush=True)
+    times: dict[str, list[float]] = {one.name: [] for one in contenders}
+    for _ in range(repeats):
+        for one in contenders:
+            times[one.name].append(seconds(one.run)[0])
+    rates = {name: draws[name][1] / statistics.median(taken) for name, taken in times.items()}
+    for name, rate in rates.items():
+        line = f"  {name:<15} {rate / 1e3:12,.1f} thousand gradients/s"
+        if name != "gradient alone":
+            ess = least_ess(draws[name][0])
+            line += f"   {ess / statistics.median(times[name]):12,.0f} least ESS/s"
+            line += f"   {draws[name][1] / chains / target.draws:6.1f} gradients a draw"
+        print(line, flush=True)
+    others = {n: r for n, r in rates.items() if n not in ("lanewise", "gradient alone")}
+    claims = []
+    if others:
+        best = max(others, key=lambda n: others[n])
+        claims.append(
+            Claim(
+                f"NUTS, {target.name}: seconds a useful gradient, best peer {best}",
+                1 / rates["lanewise"],
+                1 / others[best],
+                f">= {target.least}",
+            )
+        )
+    if "FSM NUTS" in rates:
+        claims.append(
+            Claim(
+                f"NUTS, {target.name}: against the finite-state machine",
+                1 / rates["lanewise"],
+                1 / rates["FSM NUTS"],
+                ">= 4",
+            )
+        )
+    if target.of_limit is not None:
+        claims.append(
+            Claim(
+                f"NUTS, {target.name}: share of the batched gradient's rate",
+                rates["lanewise"],
+                rates["gradient alone"],
+                f">= {target.of_limit}",
+                share=True,
+            )
+        )
+    return claims
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--targets", nargs="*", default=list(TARGETS), choices=list(TARGETS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--chains", type=int, default=256)
+    parser.add_argument("--device", choices=("cpu", "gpu"))
+    parser.add_argument("--fsm", help="an adapter to a checkout of the finite-state-machine NUTS")
+    given = parser.parse_args()
+    use_device(given.device)
+    peers = {"NumPyro": numpyro_vectorized, "BlackJAX": blackjax_vmap}
+    if given.fsm:
+        peers["FSM NUTS"] = fsm(given.fsm)
+    claims = []
+    for name in given.targets:
+        claims += measure(TARGETS[name](), given.chains, given.repeats, peers)
+    report(claims)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Warm-up: step sizes by dual averaging, and scales of the coordinates from what has been drawn.
+
+The step size follows Nesterov's dual averaging as Hoffman and Gelman (2014) use it: each draw tells by how much its
+acceptance misses the one that is wanted. Scales are estimated in windows that double in length, after a first stretch
+in which chains only find the typical set and before a last one for the step size, as Stan has them (its reference
+manual, "HMC algorithm parameters"). An estimate is drawn towards a small multiple of the identity, the more the fewer
+draws it is from.
+
+Chains can adapt each by itself, or share: then moments of all chains are pooled at the end of a window, which with many
+chains is a good estimate after few draws, and the logarithms of their step sizes are averaged.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lanewise.mcmc.space import Space
+
+# Dual averaging: how strongly it is drawn to ten times the first step, how little the first draws count, and how fast
+# the average forgets (Hoffman and Gelman 2014, section 3.2.1).
+STRENGTH, EARLY, FORGETS = 0.05, 10.0, 0.75
+# An estimate from n draws counts n, the small multiple of the identity this many.
+PRIOR_DRAWS, PRIOR_VARIANCE = 5.0, 1e-3
+# Draws before the first window and after the last one, and the length of the first; a warm-up too short for these has
+# shares of its own length instead.
+BEFORE, AFTER, FIRST = 75, 50, 25
+SHARE_BEFORE, SHARE_AFTER = 0.15, 0.1
+LEAST_WINDOW = 10
+
+
+class StepSize(NamedTuple):
+    """The state of dual averaging."""
+
+    log_step: Float[Array, ""]
+    log_average: Float[Array, ""]
+    drawn_to: Float[Array, ""]
+    error: Float[Array, ""]
+    count: Float[Array, ""]
+
+
+def step_from(step: Float[Array, ""]) -> StepSize:
+    """Dual averaging that begins at `step`."""
+    log_step, zero = jnp.log(step), jnp.zeros_like(step)
+    return StepSize(log_step, log_step, jnp.log(10.0) + log_step, zero, zero)
+
+
+def step_after(state: StepSize, acceptance: Float[Array, ""], wanted: float) -> StepSize:
+    """The state after a draw with this acceptance."""
+    count = state.count + 1.0
+    weight = 1.0 / (count + EARLY)
+    error = (1.0 - weight) * state.error + weight * (wanted - acceptance)
+    log_step = state.drawn_to - jnp.sqrt(count) / STRENGTH * error
+    share = count**-FORGETS
+    log_average = share * log_step + (1.0 - share) * state.log_average
+    return StepSize(log_step, log_average, state.drawn_to, error, count)
+
+
+class Moments(NamedTuple):
+    """Of some draws: how many, their mean, and the sum of squared differences from it (of products if dense)."""
+
+    count: Float[Array, ""]
+    mean: Float[Array, " d"]
+    squares: Float[Array, " d"] | Float[Array, "d d"]
+
+
+def no_moments(like: Float[Array, " d"], dense: bool) -> Moments:
+    shape = (like.size, like.size) if dense else (like.size,)
+    return Moments(jnp.zeros((), like.dtype), jnp.zeros_like(like), jnp.zeros(shape, like.dtype))
+
+
+def moments_with(moments: Moments, position: Float[Array, " d"]) -> Moments:
+    """The moments of one draw more (Welford 1962)."""
+    count = moments.count + 1.0
+    before = position - moments.mean
+    mean = moments.mean + before / count
+    return Moments(count, mean, moments.squares + _product(before, position - mean, moments))
+
+
+def _product(a: Array, b: Array, moments: Moments) -> Array:
+    return a[..., :, None] * b[..., None, :] if moments.squares.ndim > a.ndim else a * b
+
+
+def pooled(chains: Moments) -> Moments:
+    """The moments of the draws of all chains, which are along the first axis."""
+    count = jnp.sum(chains.count)
+    share = chains.count[:, None] / count
+    mean = jnp.sum(share * chains.mean, axis=0)
+    apart = chains.mean - mean
+    weights = chains.count.reshape((-1,) + (1,) * (chains.squares.ndim - 1))
+    between = jnp.sum(weights * _product(apart, apart, chains), axis=0)
+    return Moments(count, mean, jnp.sum(chains.squares, axis=0) + between)
+
+
+def scale_from(moments: Moments) -> Space:
+    """The scale that makes these draws' covariance the identity, or near it."""
+    count, _, squares = moments
+    share = count / (count + PRIOR_DRAWS)
+    prior = PRIOR_VARIANCE * PRIOR_DRAWS / (count + PRIOR_DRAWS)
+    covariance = share * squares / jnp.maximum(count - 1.0, 1.0)
+    if squares.ndim == 1:
+        return jnp.sqrt(covariance + prior)
+    return jnp.linalg.cholesky(covariance + prior * jnp.eye(squares.shape[0], dtype=squares.dtype))
+
+
+class Window(NamedTuple):
+    """A stretch of the warm-up, and whether the scale is renewed at its end."""
+
+    draws: int
+    renews: bool
+
+
+def windows(warmup: int) -> tuple[Window, ...]:
+    """The stretches of a warm-up of this many draws.
+
+    >>> [window.draws for window in windows(1000)]
+    [75, 25, 50, 100, 200, 500, 50]
+    >>> windows(15)
+    (Window(draws=15, renews=False),)
+    >>> windows(0)
+    ()
+    """
+    if warmup == 0:
+        return ()
+    before, first, after = BEFORE, FIRST, AFTER
+    if before + first + after > warmup:
+        before, after = round(SHARE_BEFORE * warmup), max(LEAST_WINDOW, round(SHARE_AFTER * warmup))
+        first = LEAST_WINDOW
+    left = warmup - before - after
+    if left < first:
+        return (Window(warmup, False),)
+    lengths = []
+    while left:
+        # The last one takes what would be too short for another of twice its length.
+        taken = first if left >= 3 * first else left
+        lengths.append(taken)
+        left, first = left - taken, 2 * first
+    stretches = [Window(before, False)] if before else []
+    return (*stretches, *(Window(length, True) for length in lengths), Window(after, False))

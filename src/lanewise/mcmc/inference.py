@@ -1,0 +1,57 @@
+"""Draws as ArviZ has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from lanewise.errors import OptionError
+from lanewise.mcmc.chain import Drawn
+from lanewise.mcmc.models import Model
+from lanewise.mcmc.start import Layout
+
+
+def inference_data(
+    model: Model, layout: Layout, drawn: Drawn, step: np.ndarray, attributes: dict[str, Any]
+) -> Any:
+    """`InferenceData` of draws whose axes are chain, draw and dimension."""
+    try:
+        import arviz
+    except ImportError:
+        raise OptionError(
+            'lanewise.mcmc.sample gives ArviZ data: pip install "lanewise[mcmc]".'
+        ) from None
+    positions = layout.position(np.asarray(drawn.positions))
+    if model.shown is not None:
+        positions = jax.jit(jax.vmap(jax.vmap(model.shown)))(positions)
+    told = drawn.told
+    stats = {
+        "lp": drawn.logdensity,
+        "acceptance_rate": told.acceptance,
+        "step_size": np.broadcast_to(step[:, None], drawn.logdensity.shape),
+        "tree_depth": told.tree_depth,
+        "n_steps": told.leapfrogs,
+        "diverging": told.diverging,
+        "energy": told.energy,
+    }
+    return arviz.from_dict(
+        posterior=named(positions),
+        sample_stats={name: np.asarray(value) for name, value in stats.items()},
+        posterior_attrs=attributes,
+        sample_stats_attrs=attributes,
+    )
+
+
+def named(positions: Any) -> dict[str, np.ndarray]:
+    """Arrays by the way to them in a pytree; a lone array is `x`.
+
+    >>> sorted(named({"group": {"mean": np.zeros(2)}, "scale": np.ones(2)}))
+    ['group.mean', 'scale']
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(positions)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=".") or "x": np.asarray(leaf)
+        for path, leaf in leaves
+    }

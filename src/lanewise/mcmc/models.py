@@ -1,0 +1,102 @@
+"""What is sampled: a log density, where chains start, and what a position stands for.
+
+`Model` holds the three; `from_numpyro` and `from_pymc` make one of a model in those languages. Their own unconstrained
+coordinates and densities are used as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from lanewise.errors import OptionError
+
+Position = Any  # any pytree of arrays of floats
+
+
+@dataclass(frozen=True)
+class Model:
+    """A density to sample.
+
+    `logdensity` takes a position, any pytree of arrays, and gives a number. `init` makes a position of a key. `shown`
+    turns a position into the named quantities that are kept; None keeps the position itself.
+
+    >>> import jax
+    >>> normal = Model(lambda x: -0.5 * x @ x, init=lambda key: jax.random.normal(key, (3,)))
+    >>> normal.logdensity(normal.init(jax.random.key(0))).shape
+    ()
+    """
+
+    logdensity: Callable[[Position], Float[Array, ""]]
+    init: Callable[[Key[Array, ""]], Position] | None = None
+    shown: Callable[[Position], dict[str, Array]] | None = None
+
+
+def from_numpyro(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Model:
+    """A NumPyro model with its arguments, in its unconstrained coordinates; sites are kept constrained."""
+    try:
+        from numpyro.infer import init_to_uniform
+        from numpyro.infer.util import initialize_model
+    except ImportError:
+        raise OptionError("from_numpyro needs NumPyro: pip install numpyro.") from None
+    info = initialize_model(
+        jax.random.PRNGKey(0),
+        model,
+        init_strategy=init_to_uniform,
+        model_args=args,
+        model_kwargs=kwargs,
+        dynamic_args=False,
+    )
+    example = info.param_info.z
+
+    def logdensity(position: Position) -> Float[Array, ""]:
+        return -info.potential_fn(position)
+
+    def init(key: Key[Array, ""]) -> Position:
+        leaves, tree = jax.tree.flatten(example)
+        keys = jax.random.split(key, len(leaves))
+        starts = [
+            jax.random.uniform(k, leaf.shape, leaf.dtype, -2.0, 2.0)
+            for k, leaf in zip(keys, leaves)
+        ]
+        return jax.tree.unflatten(tree, starts)
+
+    return Model(logdensity, init, info.postprocess_fn)
+
+
+def from_pymc(model: Any) -> Model:
+    """A PyMC model, by the log density that PyMC compiles to JAX; free variables are kept by PyMC's own names."""
+    try:
+        import pymc
+        from pymc.sampling.jax import get_jaxified_graph, get_jaxified_logp
+    except ImportError:
+        raise OptionError("from_pymc needs PyMC: pip install pymc.") from None
+    if not isinstance(model, pymc.Model):
+        raise OptionError(f"from_pymc takes a pymc.Model; got {type(model).__name__}.")
+    names = [variable.name for variable in model.value_vars]
+    point = model.initial_point()
+    logp = get_jaxified_logp(model)
+    outputs = model.unobserved_value_vars
+    constrain = get_jaxified_graph(inputs=model.value_vars, outputs=outputs)
+
+    def logdensity(position: Position) -> Float[Array, ""]:
+        return jnp.asarray(logp([position[name] for name in names])).reshape(())
+
+    def init(key: Key[Array, ""]) -> Position:
+        keys = jax.random.split(key, len(names))
+        return {
+            name: jnp.asarray(point[name], float)
+            + jax.random.uniform(k, jnp.shape(point[name]), float, -1.0, 1.0)
+            for name, k in zip(names, keys)
+        }
+
+    def shown(position: Position) -> dict[str, Array]:
+        values = constrain(*[position[name] for name in names])
+        return {variable.name: value for variable, value in zip(outputs, values, strict=True)}
+
+    return Model(logdensity, init, shown)

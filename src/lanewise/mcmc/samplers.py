@@ -1,0 +1,41 @@
+"""What a sampler is: one draw of one chain, as a program, and what is told of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from lanewise.errors import OptionError
+from lanewise.mcmc.space import Density, Place, Space
+
+# An energy that is off by more than this tells that the integrator has left the level set.
+DIVERGED = 1000.0
+
+
+class Told(NamedTuple):
+    """What is told of a draw beside its place."""
+
+    acceptance: Float[Array, ""]
+    energy: Float[Array, ""]
+    tree_depth: Int[Array, ""]
+    leapfrogs: Int[Array, ""]
+    diverging: Bool[Array, ""]
+
+
+class Sampler(Protocol):
+    """A way to draw: hashable, since programs are kept for each. `wanted` is the acceptance steps are adapted to."""
+
+    @property
+    def wanted(self) -> float: ...
+
+    def draw(
+        self, density: Density, space: Space, key: Key[Array, ""], place: Place, step: Array
+    ) -> tuple[Place, Told]:
+        """The next place of a chain, and what is told of how it was found."""
+        ...
+
+
+def must_be_share(name: str, value: float) -> None:
+    if not 0.0 < value < 1.0:
+        raise OptionError(f"{name}={value} must be a number between 0 and 1.")

@@ -1,0 +1,68 @@
+"""Where a chain is, and how it moves: places, points, and one leapfrog step in whitened coordinates.
+
+A sampler with a mass matrix is the sampler without one in coordinates in which the matrix is the identity (Neal 2011,
+section 4.1). So positions here are whitened, `x = scale y`: the density is asked at `x`, its gradient comes back
+through the same scale, and every sampler reads as if masses were one. A diagonal scale is a vector and costs two
+products of vectors a step. A dense one is a lower triangle and costs two products with it, one more than a mass matrix
+would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.scipy.linalg
+from jaxtyping import Array, Float
+
+# The log density at a position, which is a vector.
+Density = Callable[[Float[Array, " d"]], Float[Array, ""]]
+# A vector: a diagonal scale. A matrix, lower triangular: a dense one. None: all ones.
+Space = Float[Array, " d"] | Float[Array, "d d"] | None
+
+
+class Place(NamedTuple):
+    """A whitened position, and the log density and its gradient there."""
+
+    position: Float[Array, " d"]
+    logdensity: Float[Array, ""]
+    gradient: Float[Array, " d"]
+
+
+class Point(NamedTuple):
+    """A place and a momentum."""
+
+    place: Place
+    momentum: Float[Array, " d"]
+
+
+def unwhitened(space: Space, position: Float[Array, " d"]) -> Float[Array, " d"]:
+    if space is None:
+        return position
+    return space * position if space.ndim == 1 else space @ position
+
+
+def whitened(space: Space, position: Float[Array, " d"]) -> Float[Array, " d"]:
+    if space is None:
+        return position
+    if space.ndim == 1:
+        return position / space
+    return jax.scipy.linalg.solve_triangular(space, position, lower=True)
+
+
+def place_at(density: Density, space: Space, position: Float[Array, " d"]) -> Place:
+    """The place at a whitened position."""
+    value, gradient = jax.value_and_grad(lambda y: density(unwhitened(space, y)))(position)
+    return Place(position, value, gradient)
+
+
+def energy(point: Point) -> Float[Array, ""]:
+    return 0.5 * point.momentum @ point.momentum - point.place.logdensity
+
+
+def leapfrog(density: Density, space: Space, point: Point, step: Float[Array, ""]) -> Point:
+    """One step of the leapfrog integrator, backwards in time if `step` is negative."""
+    momentum = point.momentum + 0.5 * step * point.place.gradient
+    place = place_at(density, space, point.place.position + step * momentum)
+    return Point(place, momentum + 0.5 * step * place.gradient)
