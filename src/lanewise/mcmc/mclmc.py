@@ -15,7 +15,6 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import random
 from jaxtyping import Array, Float, Key

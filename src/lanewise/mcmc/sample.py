@@ -33,6 +33,7 @@ from lanewise.transform import vmap
 
 MASS_MATRICES = ("diagonal", "dense", "unit")
 ADAPTATIONS = ("pooled", "chain")
+DEFAULT_SAMPLER = NUTS()
 # The structure of draws on disk.
 _DRAWN = Drawn(Place(0, 0, 0), 0, 0, Told(0, 0, 0, 0, 0))  # type: ignore[arg-type]
 # At most this many chains are named in a warning.
@@ -91,7 +92,7 @@ def sample(
     lanes: int | None = None,
     progress: bool = True,
     device: jax.Device | str | None = None,
-    sampler: Sampler = NUTS(),
+    sampler: Sampler = DEFAULT_SAMPLER,
     mass_matrix: str = "diagonal",
     adaptation: str = "pooled",
     step_size: float | None = None,

@@ -93,7 +93,7 @@ def starts(model: Model, init: Any, chains: int, key: Key[Array, ""]) -> Starts:
         for attempt in range(TRIES):
             if finite.all():
                 break
-            again = _made(init, jax.vmap(lambda k: jax.random.fold_in(k, attempt))(keys))
+            again = _made(init, jax.vmap(jax.random.fold_in, (0, None))(keys, attempt))
             renewed = jax.vmap(lambda p: ravel_pytree(p)[0])(again)
             vectors = jnp.where(finite[:, None], vectors, renewed)
             finite = is_finite(vectors)

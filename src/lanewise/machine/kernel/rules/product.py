@@ -3,8 +3,8 @@
 A sum of products has no order of its own in XLA, whose library cuts it as suits the machine. So long ones are written
 in a form that a host's vector units take, each chosen by what lies together in memory:
 
-* *sums*: along the summed axis both operands lie together (`matrix @ vector`). Several answers are summed at once, since
-  one sum alone waits for each of its additions, and each in as many parts as a vector has elements.
+* *sums*: along the summed axis both operands lie together (`matrix @ vector`). Several answers are summed at once,
+  since one sum alone waits for each of its additions, and each in as many parts as a vector has elements.
 * *spread*: along the answer's last axis an operand lies together (`vector @ matrix`). Each term is added to all of the
   answer, a few terms at a time, so that the answer is read and written less often.
 
