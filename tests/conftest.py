@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
 # Most of the time of the tests goes into compiling small programs that run once: LLVM need not try hard. What XLA makes
 # of a program is the same. Flags that are set already come last, and win.
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_parallel_codegen_split_count=1"
+    " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters=true"
+)
 os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+
+# Tracing makes many objects that live on: to look through all of them as often as Python does takes a sixth of it.
+gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture(autouse=True, scope="module")

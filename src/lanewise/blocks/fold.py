@@ -23,6 +23,14 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }
 
 
+# What can be told of an equation's results, all of its inputs known or only some.
+_FOLDED = {
+    *_PLAIN,
+    *("not", "and", "or", "select_n", "cond", "jit", "pjit"),
+    *("convert_element_type", "copy", "stop_gradient"),
+}
+
+
 def known_value(atom: Atom, eqns: Iterable[JaxprEqn]) -> Any | None:
     """The value of a scalar if the equations fix it, else None."""
     return value_of(evaluate(eqns, {}), atom)
@@ -32,7 +40,7 @@ def evaluate(eqns: Iterable[JaxprEqn], known: Known) -> Known:
     """What the equations fix, given what is known of their inputs."""
     known = dict(known)
     for eqn in eqns:
-        if all(var.aval.shape == () for var in eqn.outvars):
+        if eqn.primitive.name in _FOLDED and all(var.aval.shape == () for var in eqn.outvars):
             known.update(
                 {
                     k: v

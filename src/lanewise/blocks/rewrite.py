@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lanewise import _jax
-from lanewise._jax import Atom, Literal, Var
+from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -53,6 +53,13 @@ def reachable(blocks: Sequence[Block]) -> tuple[Block, ...]:
 
 def substitute(env: dict[Var, Atom], atom: Atom) -> Atom:
     return atom if isinstance(atom, Literal) else env.get(atom, atom)
+
+
+def substitute_inputs(env: dict[Var, Atom], eqn: JaxprEqn) -> JaxprEqn:
+    """The equation itself where nothing in it is substituted: most are left as they are by most passes."""
+    if not any(isinstance(atom, Var) and atom in env for atom in eqn.invars):
+        return eqn
+    return eqn.replace(invars=[substitute(env, atom) for atom in eqn.invars])
 
 
 def joined(first: Block, second: Block) -> Block:

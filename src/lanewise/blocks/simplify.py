@@ -40,6 +40,7 @@ from lanewise.blocks.rewrite import (
     joined,
     reachable,
     substitute,
+    substitute_inputs,
     substitute_terminator,
 )
 from lanewise.blocks.select import fold_short_circuits, select_cheap_branches
@@ -258,9 +259,7 @@ def _with_constants(block: Block, known: dict[Var, Any]) -> Block:
         if var not in inside
     }
     return block.with_(
-        eqns=tuple(
-            eqn.replace(invars=[substitute(env, a) for a in eqn.invars]) for eqn in block.eqns
-        ),
+        eqns=tuple(substitute_inputs(env, eqn) for eqn in block.eqns),
         assigns=tuple((var, substitute(env, atom)) for var, atom in block.assigns),
         terminator=substitute_terminator(block.terminator, env),
     )
