@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from ad.case import Case, Entry, Pair, one_lane
+from ad.case import Case, Entry, Pair
 
 # -- ours: one observation, with the branch that the rotation has ------------------------------------
 
@@ -67,12 +67,12 @@ def gathered(cameras: Any, points: Any, observations: Any) -> tuple[Any, Any]:
 
 def residuals(cameras: Any, points: Any, weights: Any, observations: Any, features: Any) -> Any:
     camera, point = gathered(cameras, points, observations)
-    return lw.vmap(observation_errors, carrier=one_lane())(camera, point, weights, features)
+    return lw.vmap(observation_errors)(camera, point, weights, features)
 
 
 def jacobian(cameras: Any, points: Any, weights: Any, observations: Any, features: Any) -> Any:
     camera, point = gathered(cameras, points, observations)
-    return lw.vmap(lw.lift(entries), carrier=one_lane())(camera, point, weights, features)
+    return lw.vmap(lw.lift(entries))(camera, point, weights, features)
 
 
 # -- plain JAX ---------------------------------------------------------------------------------------

@@ -71,9 +71,5 @@ class Entry:
 
 
 def one_lane() -> str:
-    """The carrier that runs each lane by itself on this device.
-
-    For code without a loop or a branch `auto` takes JAX's own batching, which writes every intermediate of every
-    lane to memory; a lane by itself keeps them in registers.
-    """
+    """The carrier that runs each lane by itself on this device, for who must say what a tape holds."""
     return "native" if jax.default_backend() == "cpu" else "kernel"

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 import lanewise as lw
-from ad.case import Case, Entry, Pair, one_lane
+from ad.case import Case, Entry, Pair
 
 BITS = 14
 
@@ -59,11 +59,6 @@ def loss(main, extra, state, sequence):
         state = jnp.stack(layers)
         total = total + score(signal * extra[1] + extra[2], wanted)
     return -total / ((sequence.shape[0] - 1) * sequence.shape[1])
-
-
-def carried() -> Any:
-    """The loss as one function of machine code where there is a CPU: a step is a few dozen numbers."""
-    return loss.with_options(carrier=one_lane()) if jax.default_backend() == "cpu" else loss
 
 
 # -- plain JAX ---------------------------------------------------------------------------------------
@@ -126,7 +121,7 @@ def data(layers: int, characters: int, bits: int = BITS) -> tuple[np.ndarray, ..
 def entry(layers: int, characters: int) -> Entry:
     def case(small: bool) -> Case:
         return Case(
-            Pair(carried(), jax.grad(carried(), argnums=(0, 1))),
+            Pair(loss, jax.grad(loss, argnums=(0, 1))),
             Pair(loss_jax, jax.grad(loss_jax, argnums=(0, 1))),
             torch_pair,
             data(2, 7, 5) if small else data(layers, characters),

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from ad.case import Case, Entry, Pair, one_lane
+from ad.case import Case, Entry, Pair
 
 BONES, FINGERS, ANGLES = 22, 5, 4
 PARENTS = (-1, *(0 if i % 4 == 0 else i for i in range(4 * FINGERS)), 0)
@@ -158,9 +158,9 @@ def jacobian(
     )
     bent = jnp.pad(bent.reshape(-1, 3, 4, ANGLES), ((1, 1), (0, 0), (0, 0), (0, 0)))
     turned = jax.jacfwd(lambda axis_angle: rotation_about(axis_angle) @ still)(theta[:3])
-    place, about, along = lw.vmap(
-        columns_of, in_axes=(0, 0, 0, None, None, None), carrier=one_lane()
-    )(weights[corners], rest[corners], shares, turn @ still, turned, bent)
+    place, about, along = lw.vmap(columns_of, in_axes=(0, 0, 0, None, None, None))(
+        weights[corners], rest[corners], shares, turn @ still, turned, bent
+    )
     count = points.shape[0]
     whole = [
         about,

@@ -20,11 +20,11 @@ INDEXED_OPERATIONS = 40.0
 
 CALLBACK_OPERATIONS = 1e7
 
-_FREE = frozenset(
+FREE = frozenset(
     "reshape squeeze expand_dims broadcast_in_dim slice copy copy_p stop_gradient optimization_barrier"
     " bitcast_convert_type pvary".split()
 )
-_TRANSCENDENTAL = frozenset(
+TRANSCENDENTAL = frozenset(
     "exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh logistic pow"
     " sqrt rsqrt cbrt erf erfc erf_inv lgamma digamma igamma igammac bessel_i0e bessel_i1e polygamma zeta".split()
 )
@@ -121,7 +121,7 @@ def eqn_cost(eqn: JaxprEqn) -> Cost:
     name = eqn.primitive.name
     written = sum(map(bytes_of, eqn.outvars))
     out_size = sum(map(size_of, eqn.outvars))
-    if name in _FREE:
+    if name in FREE:
         return Cost(0.0, 0.0)
     if name == "cond":
         branches = [cost_of(branch.eqns) for branch in eqn.params["branches"]]
@@ -160,5 +160,5 @@ def eqn_cost(eqn: JaxprEqn) -> Cost:
         return max((cost_of(j.eqns) for j in inner), key=lambda c: c.operations)
     if name.startswith(("reduce", "arg", "cum")):
         return Cost(float(sum(map(size_of, eqn.invars))), written)
-    weight = 10.0 if name in _TRANSCENDENTAL else 4.0 if name in _DIVISIONS else 1.0
+    weight = 10.0 if name in TRANSCENDENTAL else 4.0 if name in _DIVISIONS else 1.0
     return Cost(weight * out_size, written)

@@ -1,6 +1,9 @@
 """Which carrier and which schedule run a program, and why.
 
-* A program in which nothing diverges is plainly vectorized: `jax.vmap` is the right code for it.
+* A program in which nothing diverges is plainly vectorized: `jax.vmap` is the right code for it. Unless it makes so
+  many passes over memory, for a lane's few numbers each, that lanes by themselves on a CPU are clearly faster
+  (`blocks/passes.py`), and so much faster that compiling them pays. That holds for a lone call of a loop of known
+  length too, for which XLA starts each piece of each iteration by itself.
 * A program that can be carried one lane at a time (`native` on a CPU, `kernel` on a GPU) is, unless its work is matrix
   products: those want all lanes at once.
 * Any other is swept by `ticks`.
@@ -21,10 +24,11 @@ from dataclasses import dataclass, replace
 
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Var
-from lanewise.blocks.cost import Cost, holds_while
+from lanewise.blocks.cost import FREE, Cost, holds_while, size_of
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import Block, BlockProgram
 from lanewise.blocks.inside import Expand, looks_at_batch
+from lanewise.blocks.passes import PRODUCT_ALONE, PRODUCT_TOGETHER, Work, work_of
 from lanewise.blocks.simplify import simplify
 from lanewise.errors import OptionError, TransformError
 from lanewise.machine.compact import move_operations, tile_width
@@ -40,16 +44,17 @@ ONE_LANE_CARRIERS = {"native": "cpu", "kernel": "gpu"}
 PRODUCTS_TOGETHER = 12.0
 # What any other work of a lane costs more in a tick: all lanes wait for the slowest, and pay for branches not taken.
 TICKED_OPERATION = 6.0
-# With a sample: an operation of a product done for a lane alone, and one done for all lanes together, in operations
-# that are no part of a product.
-PRODUCT_ALONE = 0.45
-PRODUCT_TOGETHER = 0.11
 # What a tick of a sweep costs beside its blocks, in lane operations.
 SWEEP_OPERATIONS = 300_000
 # How full the tiles are that a sweep packs the lanes at a dear block into.
 TILE_OCCUPANCY = 0.8
 # Another way than the one the code suggests must promise to be this much better.
 CLEARLY = 0.8
+# Where nothing diverges, lanes by themselves must save so many operations of a lane in all (a quarter of a
+# millisecond): a C++ compiler takes seconds.
+WORTH_COMPILING = 2e6
+# Arrays of a lane's own that are larger are worth vector instructions and all cores, which XLA has for a lone call.
+MOST_ELEMENTS_ALONE = 1024
 # A GPU's thread that walks through a longer array by itself is slower than all threads together.
 MOST_ELEMENTS_A_THREAD = 1024
 
@@ -98,13 +103,16 @@ def make_plan(
         return Plan(None, "plain", "ticks", "asked for")
     free = options.schedule == "auto" and not options.stats
     if lanes is None and structured_ok and free:
-        return Plan(None, "plain", "ticks", "one lane, no recursion: XLA's own loops and branches")
+        found = _lone_if_better(program, varying, options, expand, platform)
+        why = "one lane, no recursion: XLA's own loops and branches"
+        return found or Plan(None, "plain", "ticks", why)
     linked = link(blocks_of(program, varying, options, expand), varying)
     # JAX's own batching would let a lane see its neighbours where code looks at the batch.
     structured_ok = structured_ok and not _looks_at_batch(program)
     if structured_ok and free and linked.straight:
+        found = _straight_if_better(program, varying, lanes, options, expand, platform, linked)
         why = "nothing diverges: no trip count varies and no branch is dear"
-        return Plan(linked, "plain", "ticks", why)
+        return found or Plan(linked, "plain", "ticks", why)
     if options.schedule != "auto":
         return Plan(linked, options.schedule, "ticks", "asked for")
     if options.carrier == "auto" and lanes is not None:
@@ -286,6 +294,75 @@ def _one_lane_if_better(
         return _one_lane(
             program, varying, options.updated(carrier=carriers[0]), expand, platform, why
         )
+    except OptionError:
+        return None
+
+
+def _straight_if_better(
+    program: Program,
+    varying: tuple[bool, ...],
+    lanes: int | None,
+    options: Options,
+    expand: Expand,
+    platform: str | None,
+    linked: Linked,
+) -> Plan | None:
+    """Each lane by itself, where nothing diverges but XLA would go over memory again and again."""
+    if lanes is None:
+        return None
+    uniform = linked.storage.uniform
+    work = sum(
+        (work_of(block.eqns, uniform.__contains__) for _, block in linked.program.all_blocks()),
+        Work(),
+    )
+    return _native_if_worth(program, varying, lanes, options, expand, platform, work)
+
+
+def _lone_if_better(
+    program: Program,
+    varying: tuple[bool, ...],
+    options: Options,
+    expand: Expand,
+    platform: str | None,
+) -> Plan | None:
+    """A lone call as one function of machine code, where it loops over what is small."""
+    loops = _any_eqn(program, lambda eqn: eqn.primitive.name == "scan")
+    if not loops or _any_eqn(program, _computes_much):
+        return None
+    work = work_of(program.functions[program.entry].jaxpr.eqns, lambda var: False)
+    return _native_if_worth(program, varying, 1, options, expand, platform, work)
+
+
+def _computes_much(eqn: JaxprEqn) -> bool:
+    """Whether an equation makes a large array, other than by looping or by reading and writing parts of one."""
+    name = eqn.primitive.name
+    if name in FREE or name.startswith(("scatter", "dynamic_update")) or list(_jax.subjaxprs(eqn)):
+        return False
+    return any(size_of(var) > MOST_ELEMENTS_ALONE for var in eqn.outvars)
+
+
+def _native_if_worth(
+    program: Program,
+    varying: tuple[bool, ...],
+    lanes: int,
+    options: Options,
+    expand: Expand,
+    platform: str | None,
+    work: Work,
+) -> Plan | None:
+    alone, together = work.for_lanes(lanes)
+    saved = (together - alone) * lanes
+    if (options.carrier, platform) != ("auto", "cpu") or alone > CLEARLY * together:
+        return None
+    if saved < WORTH_COMPILING:
+        return None
+    why = (
+        f"nothing diverges, but XLA would make {work.passes:,.0f} passes over memory, for a lane the cost of"
+        f" {together:,.0f} operations, against {alone:,.0f} by itself"
+    )
+    try:
+        native = options.updated(carrier="native")
+        return _one_lane(program, varying, native, expand, platform, why)
     except OptionError:
         return None
 

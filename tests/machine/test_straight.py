@@ -1,0 +1,112 @@
+"""Where nothing diverges: all lanes by XLA, or each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import lanewise as lw
+from comparing import assert_same
+from lanewise.machine.kernel import foreign
+
+pytestmark = [
+    pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler"),
+    pytest.mark.skipif(jax.default_backend() != "cpu", reason="these are choices for a CPU"),
+]
+
+MANY, FEW = 30_000, 64
+
+
+def rotated(r: Any, x: Any) -> Any:
+    angle = jnp.sqrt(jnp.sum(r * r) + 1e-9)
+    axis = r / angle
+    along = axis * jnp.sum(axis * x) * (1 - jnp.cos(angle))
+    return x * jnp.cos(angle) + jnp.cross(axis, x) * jnp.sin(angle) + along
+
+
+def slopes(r: Any, x: Any) -> Any:
+    return jax.jacrev(rotated)(r, x)
+
+
+def polynomial(x: Any) -> Any:
+    y = x
+    for _ in range(30):
+        y = y * x + 0.5
+    return y
+
+
+def softmax(x: Any) -> Any:
+    return jax.nn.softmax(x)
+
+
+def layers(x: Any) -> Any:
+    w = jnp.ones((16, 64))
+    return jnp.tanh(jnp.tanh(x @ w) @ w.T)
+
+
+def rows(lanes: int, *shapes: tuple[int, ...]) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=(lanes, *shape)), jnp.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    "function, lanes, shapes, carrier",
+    [
+        (slopes, MANY, [(3,), (3,)], "native"),
+        (slopes, FEW, [(3,), (3,)], "ticks"),
+        (polynomial, MANY, [()], "ticks"),
+        (softmax, MANY, [(32,)], "ticks"),
+        (layers, MANY, [(16,)], "ticks"),
+    ],
+    ids=["slopes", "too_few_lanes", "elementwise", "softmax", "layers"],
+)
+def test_passes_over_memory_decide(
+    function: Callable[..., Any], lanes: int, shapes: list[tuple[int, ...]], carrier: str
+) -> None:
+    plan = lw.inspect(lw.lift(function), *rows(lanes, *shapes)).plan
+    assert plan.carrier == carrier
+    assert ("passes over memory" in plan.why) == (carrier == "native")
+
+
+def test_a_choice_of_the_user_stands() -> None:
+    asked = lw.lift(slopes).with_options(carrier="ticks")
+    plan = lw.inspect(asked, *rows(MANY, (3,), (3,))).plan
+    assert plan.carrier == "ticks" and plan.plain
+
+
+def test_answers_are_the_same() -> None:
+    given = rows(MANY, (3,), (3,))
+    expected = jax.jit(jax.vmap(slopes))(*given)
+    assert_same(jax.jit(lw.vmap(lw.lift(slopes)))(*given), expected, 1e-4)
+
+
+def cells(x: Any, length: int) -> Any:
+    """A loop over a few numbers, each step of which sums and puts together."""
+
+    def step(state: Any, _: Any) -> Any:
+        for _ in range(4):
+            state = jnp.concatenate([state[1:], state[:1]]) * 0.5 + jnp.tanh(jnp.sum(state))
+        return state, jnp.sum(state)
+
+    return lax.scan(step, x, None, length=length)[1]
+
+
+def lone_carrier(function: Callable[..., Any], *args: Any) -> str:
+    return lw.inspect(lw.lift(function), *args, in_axes=None).plan.carrier
+
+
+def test_lone_loops_over_little() -> None:
+    small, large = jnp.ones(8), jnp.ones(2000)
+    assert lone_carrier(lambda x: cells(x, 1000), small) == "native"
+    assert lone_carrier(lambda x: cells(x, 4), small) == "ticks"
+    assert lone_carrier(lambda x: cells(x, 1000), large) == "ticks"
+    assert lone_carrier(lambda x: jnp.sum(jnp.tanh(x)), small) == "ticks"
+    expected = jax.grad(lambda x: jnp.sum(cells(x, 1000)))(small)
+    found = jax.grad(lambda x: jnp.sum(lw.lift(lambda x: cells(x, 1000))(x)))(small)
+    assert_same(found, expected, 1e-4)
