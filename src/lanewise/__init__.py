@@ -14,6 +14,8 @@ from lanewise.outcomes import Failure, Outcomes, Stats
 from lanewise.program import Program
 from lanewise.stream import stream
 from lanewise.transform import vmap
+from lanewise.watch.report import report
+from lanewise.watch.trace import trace
 
 if TYPE_CHECKING:
     from lanewise import arrays
@@ -40,7 +42,9 @@ __all__ = [
     "lift",
     "program",
     "recomputed",
+    "report",
     "stream",
+    "trace",
     "value_and_grad",
     "vmap",
 ]

@@ -193,10 +193,10 @@ def lines(
     *,
     height: float = 210.0,
     thin: bool = False,
-    width: float = WIDTH,
+    marks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """Several lines, named above the chart."""
-    frame = Frame(x, y, height, width=width)
+    """Several lines; `marks` are places along the floor, with what they say."""
+    frame = Frame(x, y, height)
     parts = []
     for i, line in enumerate(given):
         places = [(frame.across(float(a)), frame.up(float(b))) for a, b in zip(line.x, line.y)]
@@ -205,6 +205,19 @@ def lines(
             path += f"H{number(a)}V{number(b)}" if line.stepped else f"L{number(a)} {number(b)}"
         kind = f"line series-{i % SERIES}" + (" thin" if thin else "")
         parts.append(tag("path", title(line.name), d=path, class_=kind))
+    for at, words in marks:
+        left = frame.across(at)
+        parts.append(
+            tag(
+                "rect",
+                title(words),
+                x=left - 1,
+                y=frame.up(y.low) - 9,
+                width=2,
+                height=9,
+                class_="mark",
+            )
+        )
     return frame.drawn(parts, label, "line-chart")
 
 
@@ -215,12 +228,13 @@ def heat_map(
     x: Axis,
     label: str,
     keys: Sequence[str] = (),
+    kind: str = "heat-chart",
+    row_height: float = 22.0,
 ) -> str:
     """A row for each name, coloured by its values (0 to 1) between the edges; nothing is drawn for 0.
 
     `keys` name rows for the page's script. Parts of the same colour are one path: there are thousands of them.
     """
-    row_height = 22.0
     height = TOP + row_height * len(rows) + BOTTOM
     left = min(max(LEFT, max(len(name) for name in rows) * LETTER * SMALL + 14), 200)
     frame = Frame(x, Axis(0, 1, ""), height, left)
@@ -235,7 +249,7 @@ def heat_map(
         shown = name if len(name) <= letters else name[: letters - 1] + "…"
         end = frame.width - RIGHT
         cells = [
-            text(left - 8, y + 15, shown, text_anchor="end", class_="row-name"),
+            text(left - 8, y + row_height / 2 + 4, shown, text_anchor="end", class_="row-name"),
             tag("rect", x=left, y=y + 1, width=end - left, height=row_height - 2, class_="empty"),
         ]
         for level in range(1, INTENSITIES + 1):
@@ -247,7 +261,7 @@ def heat_map(
             if boxes:
                 cells.append(tag("path", d=boxes, class_=f"heat-{level}"))
         parts.append(tag("g", cells, class_="row", data_block=keys[i] if keys else None))
-    return frame.drawn(parts, label, "heat-chart", y_axis=False)
+    return frame.drawn(parts, label, kind, y_axis=False)
 
 
 def spans(

@@ -6,6 +6,7 @@ by bin; the time of a bin's edges is interpolated between readings of the clock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -53,9 +54,19 @@ class TickFigures:
 
     @cached_property
     def seconds(self) -> np.ndarray:
-        """The same in seconds since the run began."""
-        known = [(reading.tick, reading.time - self.run.began) for reading in self.run.readings]
-        ticks, times = np.array([(0, 0.0), *known, (self.ticks, self.run.seconds or 0.0)]).T
+        """The same in seconds that the run had gone on."""
+        known = [(reading.tick, self.run.clock(reading.time)) for reading in self.run.readings]
+        return self._at_edges([(0, 0.0), *known, (self.ticks, self.run.seconds or 0.0)])
+
+    @cached_property
+    def times(self) -> np.ndarray:
+        """The same in seconds since the recording was opened."""
+        known = [(reading.tick, reading.time) for reading in self.run.readings]
+        start, end = self.run.machine_span
+        return self._at_edges([(0, start), *known, (self.ticks, end)])
+
+    def _at_edges(self, known: Sequence[tuple[int, float]]) -> np.ndarray:
+        ticks, times = np.array(known).T
         return np.interp(self.edges, ticks, np.maximum.accumulate(times))
 
     @property
@@ -167,8 +178,8 @@ def outcomes_of(run: Run) -> dict[str, int]:
 
 def ended_over_time(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
     """Seconds since the run began, and how many examples had ended then, where that was asked or told."""
-    if run.seconds is None or not run.readings:
+    if run.ended is None or not run.readings:
         return None
-    told = [(r.time - run.began, run.site.examples - r.left) for r in run.readings]
-    seconds, ended = np.array([(0.0, 0), *told, (run.seconds, run.site.examples)]).T
+    told = [(run.clock(r.time), run.site.examples - r.left) for r in run.readings]
+    seconds, ended = np.array([(0.0, 0), *told, (run.clock(run.ended), run.site.examples)]).T
     return seconds, np.maximum.accumulate(ended)

@@ -15,7 +15,7 @@ import jax
 
 from lanewise.watch.charts import count, percent, seconds
 from lanewise.watch.markup import escaped, facts_list, heads, table, whole_table
-from lanewise.watch.recording import Recording, Run, Span, covered
+from lanewise.watch.recording import Recording, Run, covered
 from lanewise.watch.run_section import carried, lanes_of, mean_occupancy, site_section
 from lanewise.watchers import Site
 
@@ -66,11 +66,11 @@ def page(recording: Recording, title: str, sampling: Sequence[str], error: str |
 
 def _summary(recording: Recording) -> str:
     whole = recording.closed or 0.0
-    runs = [Span("", run.began, run.ended) for run in recording.runs if run.ended is not None]
+    running = sum(run.seconds or 0.0 for run in recording.runs)
     facts = {
         "wall clock": seconds(whole),
         "compiling": seconds(covered(recording.compilations, 0.0, whole)),
-        "running": seconds(covered(runs, 0.0, whole)),
+        "running": seconds(running),
         "runs": count(len(recording.runs) + recording.more_runs),
         "examples": count(sum(run.site.examples for run in recording.runs)),
     }

@@ -37,33 +37,6 @@ class Reading:
     left: int
 
 
-@dataclass(eq=False)
-class Run:
-    """One execution of a compiled machine. `ended` is None for one that was not heard of again."""
-
-    site: Site
-    began: float
-    ended: float | None = None
-    readings: list[Reading] = field(default_factory=list)
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-    # Readings are thinned out as they become many: every `stride`-th is kept.
-    stride: int = 1
-    heard: int = 0
-
-    @property
-    def seconds(self) -> float | None:
-        return None if self.ended is None else self.ended - self.began
-
-    def hear(self, reading: Reading) -> None:
-        self.heard += 1
-        if self.heard % self.stride:
-            return
-        self.readings.append(reading)
-        if len(self.readings) >= MOST_READINGS:
-            self.readings = self.readings[1::2]
-            self.stride *= 2
-
-
 @dataclass(frozen=True)
 class Span:
     """A stretch of time, and what it was spent on."""
@@ -75,6 +48,50 @@ class Span:
     @property
     def seconds(self) -> float:
         return self.ended - self.began
+
+
+@dataclass(eq=False)
+class Run:
+    """One execution of a compiled machine. `ended` is None for one that was not heard of again.
+
+    `compilations`: what was compiled in between, where the host makes a machine's parts as it comes to them.
+    """
+
+    site: Site
+    began: float
+    ended: float | None = None
+    readings: list[Reading] = field(default_factory=list)
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    # Readings are thinned out as they become many: every `stride`-th is kept.
+    stride: int = 1
+    heard: int = 0
+    compilations: tuple[Span, ...] = ()
+
+    def clock(self, at: float) -> float:
+        """How long it had run at this time, compiling left out."""
+        return at - self.began - covered(self.compilations, self.began, at)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it ran."""
+        return None if self.ended is None else self.clock(self.ended)
+
+    @property
+    def machine_span(self) -> tuple[float, float]:
+        """From when to when the machine ran: without what was compiled before its first reading and after its last."""
+        end = self.began if self.ended is None else self.ended
+        times = [reading.time for reading in self.readings] or [end]
+        before = covered(self.compilations, self.began, times[0])
+        return self.began + before, end - covered(self.compilations, times[-1], end)
+
+    def hear(self, reading: Reading) -> None:
+        self.heard += 1
+        if self.heard % self.stride:
+            return
+        self.readings.append(reading)
+        if len(self.readings) >= MOST_READINGS:
+            self.readings = self.readings[1::2]
+            self.stride *= 2
 
 
 class Recording:
@@ -123,6 +140,12 @@ class Recording:
         while self._going_on and watchers.running() and time.perf_counter() < until:
             time.sleep(0.005)
         self.closed = time.perf_counter() - self.opened
+        for run in self.runs:
+            if run.ended is not None:
+                during = (
+                    s for s in self.compilations if s.ended > run.began and s.began < run.ended
+                )
+                run.compilations = tuple(during)
 
     def call_of(self, run: Run) -> Span | None:
         """The call from the host that a run was part of; None for one inside somebody's `jit`."""
