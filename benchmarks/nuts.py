@@ -172,7 +172,7 @@ def blackjax_vmap(target: Target, starts: jax.Array, keys: jax.Array) -> Contend
 
 
 def numpyro_vectorized(target: Target, starts: jax.Array, keys: jax.Array) -> Contender:
-    from numpyro.infer import MCMC
+    """What `chain_method="vectorized"` runs; `MCMC.run` itself compiles its loop over draws anew at every call."""
     from numpyro.infer import NUTS as Kernel
 
     kernel = Kernel(
@@ -182,21 +182,18 @@ def numpyro_vectorized(target: Target, starts: jax.Array, keys: jax.Array) -> Co
         adapt_mass_matrix=False,
         max_tree_depth=MAX_DEPTH,
     )
-    mcmc = MCMC(
-        kernel,
-        num_warmup=0,
-        num_samples=target.draws,
-        num_chains=starts.shape[0],
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    state = kernel.init(random.key_data(keys), 0, starts, (), {})
 
-    def go() -> tuple[Any, Any]:
-        mcmc.run(random.PRNGKey(0), init_params=starts, extra_fields=("num_steps",))
-        fields = mcmc.get_extra_fields(group_by_chain=True)
-        return mcmc.get_samples(group_by_chain=True), jnp.sum(fields["num_steps"])
+    @jax.jit
+    def run(state: Any) -> tuple[Any, Any]:
+        def draw(state: Any, _: None) -> tuple[Any, Any]:
+            state = kernel.sample(state, (), {})
+            return state, (state.z, state.num_steps)
 
-    return Contender("NumPyro", go)
+        _, (positions, steps) = lax.scan(draw, state, length=target.draws)
+        return jnp.swapaxes(positions, 0, 1), jnp.sum(steps)
+
+    return Contender("NumPyro", lambda: run(state))
 
 
 def fsm(path: str) -> Callable[..., Contender]:

@@ -88,8 +88,8 @@ def warming(sampler: Sampler, density: Density, dense: bool, alone: bool) -> Pro
     """
 
     @program
-    def warm(key, position, space, step, number, lengths, renews):
-        leapfrogs = diverged = 0
+    def warm_up(key, position, space, step, number, lengths, renews):
+        leapfrogs = diverged = jnp.int32(0)
         moments = no_moments(position, dense)
         for window in range(lengths.shape[0]):
             place = place_at(density, space, whitened(space, position))
@@ -115,7 +115,7 @@ def warming(sampler: Sampler, density: Density, dense: bool, alone: bool) -> Pro
                 space = scale_from(moments)
         return Warmed(position, space, step, moments, leapfrogs, diverged)
 
-    return warm
+    return warm_up
 
 
 @functools.lru_cache(KEPT)
@@ -123,7 +123,7 @@ def drawing(sampler: Sampler, density: Density, capacity: int) -> ProgramFunctio
     """The program of a chain's draws, `draws` of them and no more than `capacity`, from `number` on."""
 
     @program
-    def draw(key, place, space, step, number, draws):
+    def draws_of(key, place, space, step, number, draws):
         dtype = place.position.dtype
         positions = jnp.zeros((capacity, place.position.size), dtype)
         logdensity = jnp.zeros(capacity, dtype)
@@ -145,4 +145,4 @@ def drawing(sampler: Sampler, density: Density, capacity: int) -> ProgramFunctio
             i += 1
         return Drawn(place, positions, logdensity, told)
 
-    return draw
+    return draws_of

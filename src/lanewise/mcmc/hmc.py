@@ -50,7 +50,7 @@ def draw(density, space, key, place, step, steps):
     before = energy(point)
     gain = jnp.zeros_like(before)
     length = random.randint(length_key, (), 1, 2 * steps)
-    taken = 0
+    taken = jnp.int32(0)
     while taken < length and gain >= -DIVERGED:
         point = leapfrog(density, space, point, step)
         gain = before - energy(point)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -17,13 +18,8 @@ def inference_data(
     model: Model, layout: Layout, drawn: Drawn, step: np.ndarray, attributes: dict[str, Any]
 ) -> Any:
     """`InferenceData` of draws whose axes are chain, draw and dimension."""
-    try:
-        import arviz
-    except ImportError:
-        raise OptionError(
-            'lanewise.mcmc.sample gives ArviZ data: pip install "lanewise[mcmc]".'
-        ) from None
-    positions = layout.position(np.asarray(drawn.positions))
+    arviz = the_library()
+    positions = layout.position(drawn.positions)
     if model.shown is not None:
         positions = jax.jit(jax.vmap(jax.vmap(model.shown)))(positions)
     told = drawn.told
@@ -36,12 +32,28 @@ def inference_data(
         "diverging": told.diverging,
         "energy": told.energy,
     }
-    return arviz.from_dict(
-        posterior=named(positions),
-        sample_stats={name: np.asarray(value) for name, value in stats.items()},
-        posterior_attrs=attributes,
-        sample_stats_attrs=attributes,
-    )
+    with warnings.catch_warnings():
+        # More chains than draws is no mistake here.
+        warnings.simplefilter("ignore", UserWarning)
+        return arviz.from_dict(
+            posterior=named(positions),
+            sample_stats={name: np.asarray(value) for name, value in stats.items()},
+            posterior_attrs=attributes,
+            sample_stats_attrs=attributes,
+        )
+
+
+def the_library() -> Any:
+    """ArviZ, without the announcement of its next version."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            import arviz
+    except ImportError:
+        raise OptionError(
+            'lanewise.mcmc.sample gives ArviZ data: pip install "lanewise[mcmc]".'
+        ) from None
+    return arviz
 
 
 def named(positions: Any) -> dict[str, np.ndarray]:

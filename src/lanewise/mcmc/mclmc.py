@@ -101,7 +101,7 @@ def draw(density, space, key, place, step, length, max_steps, wanted):
     flight = Flight(place, normalized(random.normal(direction_key, shape, dtype)))
     spread = jnp.sqrt(jnp.expm1(2 * step / length) / dimensions)
     steps = jnp.clip(jnp.ceil(length / step), 1, max_steps).astype(jnp.int32)
-    taken = 0
+    taken = jnp.int32(0)
     squares = jnp.zeros_like(place.logdensity)
     fails = jnp.array(False)
     while taken < steps and not fails:

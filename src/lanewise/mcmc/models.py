@@ -82,7 +82,7 @@ def from_pymc(model: Any) -> Model:
     point = model.initial_point()
     logp = get_jaxified_logp(model)
     outputs = model.unobserved_value_vars
-    constrain = get_jaxified_graph(inputs=model.value_vars, outputs=outputs)
+    constrain: Any = get_jaxified_graph(inputs=model.value_vars, outputs=outputs)
 
     def logdensity(position: Position) -> Float[Array, ""]:
         return jnp.asarray(logp([position[name] for name in names])).reshape(())

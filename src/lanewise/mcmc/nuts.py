@@ -163,7 +163,7 @@ def draw(density, space, key, place, step, max_depth):
     tail = Point(place, momentum)
     before = energy(tail)
     tree = begun(tail)
-    depth = 0
+    depth = jnp.int32(0)
     while depth < max_depth and not (tree.turning or tree.diverging):
         if chance(tree_key, depth) < 0.5:  # turn round, to grow at the other end
             tree, tail, step = tree._replace(first=tree.last.momentum, last=tail), tree.last, -step

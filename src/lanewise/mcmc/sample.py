@@ -30,6 +30,7 @@ from lanewise.mcmc.saved import Saved, opened
 from lanewise.mcmc.space import Place, Space, place_at, whitened
 from lanewise.mcmc.start import Starts, starts
 from lanewise.transform import vmap
+from lanewise.watch.report import add_sampling
 
 MASS_MATRICES = ("diagonal", "dense", "unit")
 ADAPTATIONS = ("pooled", "chain")
@@ -91,7 +92,7 @@ def sample(
     init: Any = None,
     lanes: int | None = None,
     progress: bool = True,
-    device: jax.Device | str | None = None,
+    device: Any = None,
     sampler: Sampler = DEFAULT_SAMPLER,
     mass_matrix: str = "diagonal",
     adaptation: str = "pooled",
@@ -106,6 +107,7 @@ def sample(
       `Model` (`from_numpyro`, `from_pymc`).
     * `init`: positions with an axis of chains in front, or a function that makes one position of a key. Starts with no
       finite density are drawn anew; a model has its own.
+    * `progress`: show how many chains have ended each stretch.
     * `lanes`: run so many chains at once; a lane that has ended one takes the next.
     * `device`: a JAX device, or "cpu" or "gpu".
     * `sampler`: `NUTS(...)`, `HMC(...)` or `MCLMC(...)`.
@@ -144,13 +146,15 @@ def sample(
         start_key, chain_key = jax.random.split(key)
         begin = starts(model, init, chains, start_key)
         saved = opened(resume, _described(settings, key, begin, save_every))
-        options = {"lanes": lanes, "carrier": carrier, "throw": False}
+        options = {"lanes": lanes, "carrier": carrier, "progress": progress, "throw": False}
         run = _Run(settings, begin, jax.random.split(chain_key, chains), options, saved)
         warmed = run.warm_up()
         drawn, step = run.draw(warmed, draws, draws if resume is None else save_every)
     _tell(begin, drawn, run.failed)
     attributes = {"inference_library": "lanewise", "sampler": repr(sampler)}
-    return inference_data(model, begin.density.layout, drawn, np.asarray(step), attributes)
+    data = inference_data(model, begin.density.layout, drawn, np.asarray(step), attributes)
+    add_sampling(data, title=f"{chains} chains by {sampler}")
+    return data
 
 
 @dataclass(eq=False)
@@ -262,7 +266,7 @@ def _typed(key: Any) -> Key[Array, ""]:
 
 
 @contextlib.contextmanager
-def _on(device: jax.Device | str | None) -> Iterator[None]:
+def _on(device: Any) -> Iterator[None]:
     if device is None:
         yield
         return

@@ -40,7 +40,7 @@ class Saved:
         leaves = {f"a{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(arrays))}
         beside = self.directory / f"{stage}.unfinished"
         with open(beside, "wb") as file:
-            np.savez(file, **leaves)
+            np.savez(file, allow_pickle=False, **leaves)
         os.replace(beside, self._path(stage))
 
     def _path(self, stage: str) -> Path:
