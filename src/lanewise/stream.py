@@ -91,7 +91,8 @@ def stream(
             f"lanewise.stream takes a function or a program; got {type(fun).__name__}: {fun!r}"
         )
     program = fun if isinstance(fun, ProgramFunction) else lift(fun)
-    program = program.with_options(**options, lanes=lanes, throw=throw)
+    progress = progress or program.options.progress
+    program = program.with_options(**options, lanes=lanes, throw=throw, progress=False)
     if program.options.lanes is None:
         raise OptionError("lanes=None is no number of lanes; a stream runs with a fixed number.")
     if program.options.stats:
@@ -165,6 +166,11 @@ class _Streaming:
                         self._keep(self.first, self.first.fed.so_far())
                 yield from self._hand_over(everything=True)
                 raise
+            finally:
+                # A state that an interrupt has lost cannot be told of.
+                with contextlib.suppress(Exception):
+                    if self.first is not None:
+                        self.first.fed.close()
             if self.error is not None:
                 raise self.error
 

@@ -106,6 +106,9 @@ class InBatches:
         self.out = []
         return Ended(self.index, columns, np.asarray(code)[:count], np.asarray(site)[:count])
 
+    def close(self) -> None:
+        """No more examples will come; every batch has told of itself."""
+
     def _adapt(self, seconds: float) -> None:
         """Change the size of batches by what the last took. One that nobody waited for says nothing."""
         if len(self.index) < self.wanted:

@@ -193,7 +193,7 @@ class OnHost:
 
             def run(operands: Sequence[Any]) -> list[Any]:
                 flat, flags = _lanes_first(operands, lanes, mapped)
-                site = _site(program, lanes, mapped, options, chosen)
+                site = observe.site_of(program, lanes, mapped, options, chosen)
                 number = None if site is None else watchers.begin(site)
                 ran = run_local(chosen.linked, flat, flags, math.prod(lanes), options)
                 watchers.end(number, {})
@@ -351,7 +351,7 @@ def _phases(
     """The phases of a machine whose stacks grow to `most` frames."""
     linked, width = chosen.linked, math.prod(lanes)
     assert linked is not None
-    site = _site(program, lanes, mapped, options, chosen)
+    site = observe.site_of(program, lanes, mapped, options, chosen)
 
     def watched(flow: Any) -> Any:
         return flow.with_(machine=observe.watched(flow.machine, site, linked.halt))
@@ -390,23 +390,6 @@ def _phases(
     return Phases(start, run, finish, lambda state: state, grown, moved)
 
 
-def _site(
-    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, chosen: Plan
-) -> watchers.Site | None:
-    """What those who watch are told of a program that runs so; None if nobody is."""
-    if not options.watched:
-        return None
-    about = {
-        "program": program,
-        "lanes": lanes,
-        "mapped": mapped,
-        "options": options,
-        "plan": chosen,
-        "operands": tuple(aval.str_short() for aval in operand_avals(program)),
-    }
-    return watchers.Site(program.name, math.prod(lanes), options.progress, options.recorded, about)
-
-
 def _platform(operands: Sequence[Any]) -> str:
     """Where operands lie."""
     for value in operands:
@@ -427,7 +410,7 @@ def _one_by_one(
     """Each lane by itself."""
     flat, flags = _lanes_first(operands, lanes, mapped)
     width = math.prod(lanes)
-    site = _site(program, lanes, mapped, options, chosen)
+    site = observe.site_of(program, lanes, mapped, options, chosen)
     # Imported here as in choose.py: only what carries the program.
     if chosen.carrier == "native":
         from lanewise.machine.native import run_native
@@ -499,7 +482,7 @@ def _plain(
     chosen: Plan,
 ) -> list[Any]:
     """Structured code under `jax.vmap`, one call for each lane axis. It cannot fail."""
-    site = _site(program, lanes, mapped, options, chosen)
+    site = observe.site_of(program, lanes, mapped, options, chosen)
     whole = None if site is None else observe.Whole(site)
     run = _one_lane(program)
     has_axes = answer_axes(program, mapped, options, lanes)

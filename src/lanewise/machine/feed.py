@@ -57,6 +57,10 @@ class Fed(Protocol):
         """What has ended, after an interrupt."""
         ...
 
+    def close(self) -> None:
+        """No more examples will come."""
+        ...
+
 
 def kept_row(aval: Any) -> Any:
     """The shape and type of one example's part of an operand, as it is kept."""

@@ -21,6 +21,7 @@ Where lanes run by themselves (`native`, `kernel`) there are no ticks. There the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,7 +32,10 @@ from jax import lax
 
 from lanewise import _jax, watchers
 from lanewise._jax import Primitive, mlir
+from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import Outcome
+from lanewise.options import Options
+from lanewise.program import Program
 from lanewise.watchers import Site
 
 # A power of two, for neighbours are added up.
@@ -81,6 +85,34 @@ def end_run(number: Any, **arrays: Any) -> None:
     _tell(told, 0, number, *arrays.values())
 
 
+def site_of(
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Sequence[Sequence[bool]],
+    options: Options,
+    plan: Any,
+    *,
+    streamed: bool = False,
+) -> Site | None:
+    """What those who watch are told of a program that runs as planned; None if nobody is to be told.
+
+    `streamed`: examples come from the host, and nobody knows how many.
+    """
+    if not options.watched:
+        return None
+    about = {
+        "program": program,
+        "lanes": lanes,
+        "mapped": mapped,
+        "options": options,
+        "plan": plan,
+        "operands": tuple(aval.str_short() for aval in operand_avals(program)),
+        "streamed": streamed,
+    }
+    examples = 0 if streamed else math.prod(lanes)
+    return Site(program.name, examples, options.progress, options.recorded, about)
+
+
 # -- by ticks ----------------------------------------------------------------------------------------
 
 
@@ -124,7 +156,8 @@ def first_watch(site: Site, blocks: int) -> Watch:
             stride=jnp.int32(1),
             lives=jnp.full((3, kept), -1, jnp.int32),
         )
-    first = jnp.int32(1)
+    # A recording's clock begins with the first tick, not with what comes before it.
+    first = jnp.int32(0 if site.recorded else 1)
     return Watch(begin_run(site), first, first, jnp.int32(site.examples), trace)
 
 
@@ -240,6 +273,14 @@ def _with_room(trace: Trace, ticks: Any) -> Trace:
     return trace._replace(sums=sums, peaks=peaks, stride=stride)
 
 
+def given_more(state: Any, takes: Any) -> Any:
+    """The state of a machine whose host has given these lanes an example."""
+    if not state.watch:
+        return state
+    more = takes.sum(dtype=jnp.int32)
+    return state.with_(watch=state.watch._replace(examples=state.watch.examples + more))
+
+
 def restarted(state: Any, takes: Any) -> Any:
     """The lives of lanes of which some have taken another example."""
     if not state.life:
@@ -278,6 +319,7 @@ def finished(state: Any, code: Any, *, lives_of_lanes: bool) -> None:
     end_run(
         watch.number,
         ticks=state.ticks,
+        examples=watch.examples,
         sums=trace.sums,
         peaks=trace.peaks,
         stride=trace.stride,

@@ -19,8 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lanewise import watchers
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import Outcome
+from lanewise.machine import observe
 from lanewise.machine.execute import most_depth, plan
 from lanewise.machine.feed import NONE_ENDED, Ended, Example, kept_row
 from lanewise.machine.growing import FIRST_DEPTH
@@ -48,6 +50,7 @@ class InLanes:
     def __init__(
         self, program: Program, captures: Sequence[Any], lanes: int, options: Options
     ) -> None:
+        options = options.as_recorded() if watchers.recorded() else options
         self.segments = segments_of(program, lanes, options)
         self.captures = tuple(captures)
         self.avals = self.segments.avals[len(self.captures) :]
@@ -112,6 +115,10 @@ class InLanes:
         self.index[lanes] = -1
         return found
 
+    def close(self) -> None:
+        """No more examples will come: tell who watches."""
+        self.segments.finish(self.state)
+
 
 class Segments:
     """What is compiled for a program and a number of lanes; the state is the caller's."""
@@ -132,6 +139,10 @@ class Segments:
         self.patience = lanes * refill_ticks(self.linked, lanes, self.schedule)
         self._start = jax.jit(self._empty, static_argnums=0)
         self._run = jax.jit(self._segment, donate_argnums=0)
+        self.site = observe.site_of(program, (lanes,), mapped, options, chosen, streamed=True)
+        self._finish = jax.jit(
+            lambda state: observe.finished(state, state.code, lives_of_lanes=False)
+        )
 
     def empty(self, captures: Sequence[Any]) -> State:
         """A state without examples."""
@@ -147,7 +158,13 @@ class Segments:
         state = initial_state(
             self.linked, [*captures, *rows], self.mapped, self.lanes, capacity, dear
         )
-        return state.with_(pc=jnp.full((self.lanes,), self.linked.halt, jnp.int32))
+        state = state.with_(pc=jnp.full((self.lanes,), self.linked.halt, jnp.int32))
+        return observe.watched(state, self.site, self.linked.halt)
+
+    def finish(self, state: State) -> None:
+        """Tell who watches that this state is the last."""
+        if self.site is not None:
+            self._finish(state)
 
     def run(
         self,
@@ -168,7 +185,7 @@ class Segments:
         held = input_registers(self.linked, [*captures, *given])
         varies = dict(zip(self.linked.program.inputs, self.mapped, strict=True))
         inputs = {var: x if varies.get(var) else x[None] for var, x in held.items()}
-        state = restarted(self.linked, state, takes, inputs)
+        state = observe.given_more(restarted(self.linked, state, takes, inputs), takes)
         pause = Pause(idle, 0, ticks)
         state, spent = run_until(self.linked, state, self.lanes, self.options, self.schedule, pause)
         return state, spent[1]

@@ -180,6 +180,6 @@ def ended_over_time(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
     """Seconds since the run began, and how many examples had ended then, where that was asked or told."""
     if run.ended is None or not run.readings:
         return None
-    told = [(run.clock(r.time), run.site.examples - r.left) for r in run.readings]
-    seconds, ended = np.array([(0.0, 0), *told, (run.clock(run.ended), run.site.examples)]).T
+    told = [(run.clock(r.time), run.examples - r.left) for r in run.readings]
+    seconds, ended = np.array([(0.0, 0), *told, (run.clock(run.ended), run.examples)]).T
     return seconds, np.maximum.accumulate(ended)

@@ -72,7 +72,7 @@ def _summary(recording: Recording) -> str:
         "compiling": seconds(covered(recording.compilations, 0.0, whole)),
         "running": seconds(running),
         "runs": count(len(recording.runs) + recording.more_runs),
-        "examples": count(sum(run.site.examples for run in recording.runs)),
+        "examples": count(sum(run.examples for run in recording.runs)),
     }
     unheard = sum(run.ended is None for run in recording.runs)
     if unheard:
@@ -98,7 +98,7 @@ def _table(recording: Recording, sites: Sequence[tuple[Site, list[Run]]]) -> str
             f'<td><button type="button" class="link" aria-pressed="{"true" if i == 0 else "false"}">'
             f"{escaped(site.name)}</button></td>",
             f"<td>{escaped(carried(site))}</td>",
-            f'<td class="n">{count(site.examples)}</td>',
+            f'<td class="n">{count(max(run.examples for run in runs))}</td>',
             f'<td class="n">{lanes_of(site)}</td>',
             f'<td class="n">{count(len(runs))}</td>',
             f'<td class="n">{seconds(taken)}</td>',

@@ -84,6 +84,11 @@ class Run:
         before = covered(self.compilations, self.began, times[0])
         return self.began + before, end - covered(self.compilations, times[-1], end)
 
+    @property
+    def examples(self) -> int:
+        """How many there were; of a stream that is known in the end."""
+        return int(self.arrays.get("examples", self.site.examples))
+
     def hear(self, reading: Reading) -> None:
         self.heard += 1
         if self.heard % self.stride:
@@ -116,7 +121,12 @@ class Recording:
             self.more_runs += 1
 
     def reached(self, run: int, now: float, tick: int, left: int) -> None:
-        self._going_on[run].hear(Reading(now - self.opened, tick, left))
+        record = self._going_on[run]
+        if tick == 0:
+            # The machine is about to tick; what came before was making it.
+            record.began = now - self.opened
+        else:
+            record.hear(Reading(now - self.opened, tick, left))
 
     def ended(self, run: int, now: float, arrays: Mapping[str, np.ndarray]) -> None:
         record = self._going_on.pop(run)

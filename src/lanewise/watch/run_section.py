@@ -6,6 +6,7 @@ What is known differs by carrier, and the section says what is not.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -63,9 +64,12 @@ def site_section(recording: Recording, i: int, site: Site, runs: Sequence[Run]) 
 
 def _about(site: Site) -> str:
     plan = site.about["plan"]
+    why = plan.why
+    if site.about["streamed"]:
+        why = f"a stream of examples through {count(math.prod(site.about['lanes']))} lanes, refilled as they end"
     options = ", ".join(f"{k}={v!r}" for k, v in plain_options(site).items()) or "none"
     return (
-        f"<p>Carried by <b>{escaped(carried(site))}</b>: {escaped(plan.why)}.<br>"
+        f"<p>Carried by <b>{escaped(carried(site))}</b>: {escaped(why)}.<br>"
         f'<span class="faint">Arguments: {escaped(_arguments(site))}.'
         f" Options: <code>{escaped(options)}</code>.</span></p>"
     )
@@ -91,7 +95,7 @@ def lanes_of(site: Site) -> str:
     plan, options = site.about["plan"], site.about["options"]
     if plan.carrier in ONE_LANE_CARRIERS:
         return "–"
-    return count(min(options.lanes or site.examples, site.examples))
+    return count(min(options.lanes or site.examples, site.examples or options.lanes))
 
 
 def mean_occupancy(runs: Sequence[Run]) -> float | None:
@@ -123,7 +127,7 @@ def _facts(recording: Recording, run: Run, figures: TickFigures | None) -> dict[
     if call is not None:
         facts["its call took"] = seconds(call.seconds)
         facts["of it compiling"] = seconds(recording.compiling_within(call))
-    facts["examples"] = count(run.site.examples)
+    facts["examples"] = count(run.examples)
     if figures is not None:
         facts["ticks"] = count(figures.ticks)
         facts["a tick"] = seconds((run.seconds or 0.0) / figures.ticks)
@@ -243,7 +247,7 @@ def _figures_json(figures: TickFigures) -> str:
 
 
 def _flow(figures: TickFigures) -> str:
-    examples = figures.run.site.examples
+    examples = figures.run.examples
     refilled = (
         bool((figures.taken > figures.widths.max() + 0.5).any()) or figures.taken[0] < examples
     )
@@ -282,7 +286,7 @@ def _progress(run: Run) -> str:
     x = Axis(0, float(clock[-1]), "time since the run began", seconds)
     line = Line(clock, ended, "ended")
     picture = charts.lines(
-        [line], x, Axis(0, float(run.site.examples), "examples"), "Examples over time"
+        [line], x, Axis(0, float(run.examples), "examples"), "Examples over time"
     )
     return figure("Examples", "How many examples had ended, as asked now and then.", picture)
 
@@ -305,9 +309,7 @@ def _lifetimes(run: Run, figures: TickFigures | None) -> str:
         told,
     )
     which = (
-        "Each example"
-        if len(few.number) == run.site.examples
-        else f"{len(few.number)} of the examples"
+        "Each example" if len(few.number) == run.examples else f"{len(few.number)} of the examples"
     )
     return figure(
         "Lane lifetimes",
@@ -328,7 +330,7 @@ def _steps(run: Run) -> str:
         picture = charts.histogram(
             steps, "steps (loop iterations and calls)", "steps", "Steps of examples"
         )
-        some = f" (the first {count(len(steps))})" if len(steps) < run.site.examples else ""
+        some = f" (the first {count(len(steps))})" if len(steps) < run.examples else ""
         parts.append(figure("Steps", f"How many steps each example took{some}.", picture))
     if depths is not None:
         picture = charts.histogram(depths, "frames", "frames", "Stack depth of examples")
@@ -342,7 +344,7 @@ def _graph(site: Site, figures: TickFigures | None) -> str:
     blocks, linked = _blocks_of(site)
     dear: set[int] = set()
     if linked is not None:
-        lanes = min(site.about["options"].lanes or site.examples, site.examples)
+        lanes = min(site.about["options"].lanes or site.examples, math.prod(site.about["lanes"]))
         items = (linked.order[pc] for pc in dear_blocks(linked, lanes))
         dear = {item.label for item in items if isinstance(item, Block)}
     storage = None if linked is None else linked.storage

@@ -88,7 +88,7 @@ def _run(run: Run, process: int) -> Iterator[Event]:
     if run.ended is None:
         return
     about = {
-        "examples": run.site.examples,
+        "examples": run.examples,
         "why": run.site.about["plan"].why,
         **plain_options(run.site),
         **outcomes_of(run),
