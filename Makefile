@@ -19,7 +19,7 @@ BENCH_OUT ?= benchmarks/results.jsonl
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo         run a batch with Lanewise and with jax.vmap, side by side"
+	@echo "make demo         sample a hierarchical model with a thousand chains, and write a report"
 	@echo "make test         lint, types, import layers, the docs and every test"
 	@echo "make lint         ruff, pyright and import-linter only"
 	@echo "make docs         build the documentation site in $(SITE)"
@@ -42,7 +42,7 @@ $(TEST_STAMP): pyproject.toml | $(BIN)/python
 	@touch $@ $(RUN_STAMP)
 
 demo: $(RUN_STAMP)
-	$(BIN)/python examples/demo.py
+	$(BIN)/lanewise demo
 
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check .

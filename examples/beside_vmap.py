@@ -1,4 +1,4 @@
-"""A batch in plain Python control flow, beside what `jax.vmap` makes of it (`make demo`).
+"""A batch in plain Python control flow, beside what `jax.vmap` makes of it.
 
 Three programs, each written for one example:
 
