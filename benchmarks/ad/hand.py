@@ -113,25 +113,28 @@ def residuals(
 
 
 @lw.program
-def columns_of(weights, rest, shares, frames, turned, bent):
-    """Where a point's corners are, and its columns: (3, 3) by the rotation, (5, 3, 4) by the fingers' angles.
+def columns_of(weights, rest, shares, frames, bent, turn, turning):
+    """A point's rows of the Jacobian: (3, columns), its own two coordinates first where it has them, then theta's.
 
-    `turned` and `bent` are the frames' derivatives, by the rotation and by the angles of a bone's own finger.
+    `frames` move the hand before it is turned, `bent` are their derivatives by the angles of a bone's own finger,
+    turned already; `turning` is the derivative of `turn`. A bone's derivatives are applied once, to what all corners of
+    the point have in it, and the rotation's once for all bones.
     """
     place = jnp.zeros((shares.shape[0], 3), rest.dtype)
-    about = jnp.zeros((3, 3), rest.dtype)
+    # The wrist and the forearm, which no angle moves, have the row before all fingers.
     along = jnp.zeros((FINGERS + 1, 3, ANGLES), rest.dtype)
-    for corner in jnp.arange(shares.shape[0]):
-        for bone in jnp.arange(BONES):
-            if weights[corner, bone] != 0.0:
-                moved = weights[corner, bone] * rest[corner]
-                place = place.at[corner].add(frames[bone] @ moved)
-                moved = shares[corner] * moved
-                about = about + jnp.einsum("ija,j->ia", turned[bone], moved)
-                # The wrist and the forearm, which no angle moves, have the row before all fingers.
-                finger = jnp.where(bone <= 4 * FINGERS, (bone + 3) // 4, 0)
-                along = along.at[finger].add(jnp.einsum("ija,j->ia", bent[bone], moved))
-    return place, about, along[1:]
+    for bone in jnp.arange(BONES):
+        pulls = weights[:, bone]
+        if jnp.any(pulls != 0.0):
+            moved = pulls[:, None] * rest
+            place = place + moved @ frames[bone].T
+            finger = jnp.where(bone <= 4 * FINGERS, (bone + 3) // 4, 0)
+            along = along.at[finger].add(jnp.einsum("ija,j->ia", bent[bone], shares @ moved))
+    angles = along[1:].transpose(1, 0, 2).reshape(3, FINGERS * ANGLES)
+    about = jnp.einsum("ija,j->ia", turning, shares @ place)
+    theta = [about, jnp.eye(3, dtype=rest.dtype), angles]
+    own = [turn @ (place[:2] - place[2]).T] if shares.shape[0] > 1 else []
+    return -jnp.concatenate([*own, *theta], axis=1)
 
 
 def jacobian(
@@ -157,19 +160,10 @@ def jacobian(
         theta[6:].reshape(FINGERS, ANGLES), by_finger(relative), by_finger(inverse)
     )
     bent = jnp.pad(bent.reshape(-1, 3, 4, ANGLES), ((1, 1), (0, 0), (0, 0), (0, 0)))
-    turned = jax.jacfwd(lambda axis_angle: rotation_about(axis_angle) @ still)(theta[:3])
-    place, about, along = lw.vmap(columns_of, in_axes=(0, 0, 0, None, None, None))(
-        weights[corners], rest[corners], shares, turn @ still, turned, bent
+    turning = jax.jacfwd(rotation_about)(theta[:3])
+    return lw.vmap(columns_of, in_axes=(0, 0, 0, None, None, None, None))(
+        weights[corners], rest[corners], shares, still, bent, turn, turning
     )
-    count = points.shape[0]
-    whole = [
-        about,
-        jnp.broadcast_to(jnp.eye(3, dtype=theta.dtype), (count, 3, 3)),
-        along.transpose(0, 2, 1, 3).reshape(count, 3, FINGERS * ANGLES),
-    ]
-    if us.shape[0]:
-        whole = [jnp.stack([place[:, k] - place[:, 2] for k in range(2)], axis=-1), *whole]
-    return -jnp.concatenate(whole, axis=-1)
 
 
 # -- plain JAX ---------------------------------------------------------------------------------------
