@@ -94,8 +94,12 @@ class _Group:
     total: int = 0
     ended: int = 0
 
+    @property
+    def done(self) -> int:
+        return self.ended + sum(run.done for run in self.runs.values())
+
     def show(self) -> None:
-        self.bar.update(self.ended + sum(run.done for run in self.runs.values()), total=self.total)
+        self.bar.update(self.done, total=self.total)
 
 
 _lock = threading.RLock()
@@ -224,6 +228,9 @@ def _show(run: _Run, done: int) -> None:
     group = _groups.get(run.site)
     if group is not None:
         group.show()
+        if group.done == group.total:
+            del _groups[run.site]
+            group.bar.close()
 
 
 def end(number: Any, arrays: Mapping[str, Any]) -> None:

@@ -353,8 +353,8 @@ def _phases(
     assert linked is not None
     site = observe.site_of(program, lanes, mapped, options, chosen)
 
-    def watched(flow: Any) -> Any:
-        return flow.with_(machine=observe.watched(flow.machine, site, linked.halt))
+    def watched(flow: Any, operands: Sequence[Any]) -> Any:
+        return flow.with_(machine=observe.watched(flow.machine, site, linked.halt, operands))
 
     if refills(lanes, options):
         assert options.lanes is not None
@@ -362,7 +362,7 @@ def _phases(
         refill = Refill(linked, options.lanes, width, flags, options, chosen.schedule, most)
         return Phases(
             start=lambda capacity, *operands: watched(
-                refill.start(capacity, _lanes_first(operands, lanes, mapped)[0])
+                refill.start(capacity, _lanes_first(operands, lanes, mapped)[0]), operands
             ),
             run=lambda flow, *operands: refill.run(flow, _lanes_first(operands, lanes, mapped)[0]),
             finish=lambda flow: _shaped(refill.finish(flow), program, lanes, mapped, options),
@@ -375,7 +375,7 @@ def _phases(
         flat, flags = _lanes_first(operands, lanes, mapped)
         dear = num_dear(linked, width, chosen.schedule)
         state = initial_state(linked, flat, flags, width, capacity, dear)
-        return observe.watched(state, site, linked.halt)
+        return observe.watched(state, site, linked.halt, operands)
 
     def run(state: State, *operands: Any) -> State:
         del operands
@@ -483,7 +483,7 @@ def _plain(
 ) -> list[Any]:
     """Structured code under `jax.vmap`, one call for each lane axis. It cannot fail."""
     site = observe.site_of(program, lanes, mapped, options, chosen)
-    whole = None if site is None else observe.Whole(site)
+    whole = None if site is None else observe.Whole(site, operands)
     run = _one_lane(program)
     has_axes = answer_axes(program, mapped, options, lanes)
     for level in reversed(range(len(lanes))):

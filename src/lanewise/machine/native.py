@@ -162,7 +162,7 @@ def _by_xla(
         _, out = lax.scan(one, empty, own, length=lanes)
         return out
 
-    whole = None if watched is None else observe.Whole(watched)
+    whole = None if watched is None else observe.Whole(watched, kept)
     out = as_one_function(all_lanes, *kept)
     count = len(linked.program.entry_function.results)
     values = [

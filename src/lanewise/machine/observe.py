@@ -34,6 +34,7 @@ from lanewise import _jax, watchers
 from lanewise._jax import Primitive, mlir
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import Outcome
+from lanewise.machine.state import State, stored
 from lanewise.options import Options
 from lanewise.program import Program
 from lanewise.watchers import Site
@@ -67,9 +68,9 @@ def _tell(fun: Callable[..., Sequence[Any]], answers: int, *args: Any) -> list[A
     return tell_p.bind(*args, fun=fun, results=results)
 
 
-def begin_run(site: Site) -> Any:
-    """Tell that a run begins; gives its number."""
-    (number,) = _tell(lambda: [watchers.begin(site)], 1)
+def begin_run(site: Site, operands: Sequence[Any]) -> Any:
+    """Tell that a run begins, when its operands are there; gives its number."""
+    (number,) = _tell(lambda *_: [watchers.begin(site)], 1, *map(_first_word, operands))
     return number
 
 
@@ -144,7 +145,7 @@ class Watch(NamedTuple):
     trace: Any
 
 
-def first_watch(site: Site, blocks: int) -> Watch:
+def _first_watch(site: Site, blocks: int, operands: Sequence[Any]) -> Watch:
     """At the beginning of a run of a machine with so many blocks."""
     trace: Any = ()
     if site.recorded:
@@ -158,17 +159,19 @@ def first_watch(site: Site, blocks: int) -> Watch:
         )
     # A recording's clock begins with the first tick, not with what comes before it.
     first = jnp.int32(0 if site.recorded else 1)
-    return Watch(begin_run(site), first, first, jnp.int32(site.examples), trace)
+    return Watch(begin_run(site, operands), first, first, jnp.int32(site.examples), trace)
 
 
-def watched(state: Any, site: Site | None, blocks: int) -> Any:
+def watched(state: State, site: Site | None, blocks: int, operands: Sequence[Any]) -> State:
     """The first state of a machine, if it is watched, with what it needs for that."""
     if site is None:
         return state
     lanes = state.pc.shape[0]
     # The ticks at which the examples in lanes began, and ended.
     life = (jnp.zeros((lanes,), jnp.int32), jnp.full((lanes,), -1, jnp.int32))
-    return state.with_(watch=first_watch(site, blocks), life=life if site.recorded else ())
+    return state.with_(
+        watch=_first_watch(site, blocks, operands), life=life if site.recorded else ()
+    )
 
 
 def advanced(watch: Any, pc: int, lanes: Any) -> Any:
@@ -207,7 +210,7 @@ def watched_loop(
     return lax.while_loop(goes_on, stretch, carry)
 
 
-def _looked_at(state: Any, halt: int, waiting: Any) -> Any:
+def _looked_at(state: State, halt: int, waiting: Any) -> State:
     """The state after the host has been called and bins have been emptied, if it was time for that."""
     watch = state.watch
     left = (state.pc != halt).sum(dtype=jnp.int32) + waiting
@@ -216,7 +219,8 @@ def _looked_at(state: Any, halt: int, waiting: Any) -> Any:
         (due,) = _tell(lambda *told: [watchers.reach(*told)], 1, watch.number, state.ticks, left)
         return due
 
-    due = until = lax.cond(state.ticks >= watch.due, call, lambda: watch.due)
+    # The end is told here, in its place; the call that ends a run XLA may put off until other work is done.
+    due = until = lax.cond((state.ticks >= watch.due) | (left == 0), call, lambda: watch.due)
     if watch.trace:
         trace = _with_room(watch.trace, state.ticks)
         watch = watch._replace(trace=trace)
@@ -224,7 +228,7 @@ def _looked_at(state: Any, halt: int, waiting: Any) -> Any:
     return state.with_(watch=watch._replace(due=due, until=until))
 
 
-def ticked(state: Any, halt: int, busy: Any, waiting: Any) -> Any:
+def ticked(state: State, halt: int, busy: Any, waiting: Any) -> State:
     """The state after a tick that began with `busy` lanes running, `waiting` examples not in any lane."""
     watch = state.watch
     if not watch.trace:
@@ -273,7 +277,7 @@ def _with_room(trace: Trace, ticks: Any) -> Trace:
     return trace._replace(sums=sums, peaks=peaks, stride=stride)
 
 
-def given_more(state: Any, takes: Any) -> Any:
+def given_more(state: State, takes: Any) -> State:
     """The state of a machine whose host has given these lanes an example."""
     if not state.watch:
         return state
@@ -281,7 +285,7 @@ def given_more(state: Any, takes: Any) -> Any:
     return state.with_(watch=state.watch._replace(examples=state.watch.examples + more))
 
 
-def restarted(state: Any, takes: Any) -> Any:
+def restarted(state: State, takes: Any) -> Any:
     """The lives of lanes of which some have taken another example."""
     if not state.life:
         return ()
@@ -289,7 +293,7 @@ def restarted(state: Any, takes: Any) -> Any:
     return jnp.where(takes, state.ticks, born), jnp.where(takes, -1, died)
 
 
-def put_away(state: Any, places: Any) -> Any:
+def put_away(state: State, places: Any) -> Any:
     """The state after the examples in lanes have been put away under these numbers (beyond the end: none)."""
     if not (state.watch and state.watch.trace):
         return state.watch
@@ -297,14 +301,14 @@ def put_away(state: Any, places: Any) -> Any:
     return state.watch._replace(trace=trace._replace(lives=_kept(trace.lives, places, state)))
 
 
-def _kept(lives: Any, places: Any, state: Any) -> Any:
+def _kept(lives: Any, places: Any, state: State) -> Any:
     born, died = state.life
     rows = jnp.stack([born, died, state.steps])
     # What comes after those that are kept goes beyond the end.
     return lives.at[:, places].set(rows, mode="drop", unique_indices=True)
 
 
-def finished(state: Any, code: Any, *, lives_of_lanes: bool) -> None:
+def finished(state: State, code: Any, *, lives_of_lanes: bool) -> None:
     """Tell that a machine has ended. `lives_of_lanes`: lanes hold their examples still, one each."""
     watch = state.watch
     if not watch:
@@ -339,9 +343,9 @@ def _outcome_counts(code: Any) -> Any:
 class Whole:
     """A run that is told of as a whole: one that begins and ends."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, operands: Sequence[Any]) -> None:
         self.site = site
-        self.number = begin_run(site)
+        self.number = begin_run(site, operands)
 
     def ended(self, answer: Any, code: Any = None, steps: Any = None, deepest: Any = None) -> None:
         """Tell the end, when `answer` is there; of each example its steps and the most frames it had."""
@@ -354,8 +358,8 @@ class Whole:
         end_run(self.number, **known)
 
 
-def _first_word(answer: Any) -> Any:
-    """Something small that is there when the answer is."""
-    if not isinstance(answer, jax.Array) or _jax.is_key(_jax.aval_of(answer)):
+def _first_word(value: Any) -> Any:
+    """Something small that is there when a value is."""
+    if not isinstance(value, jax.Array):
         return jnp.int32(0)
-    return answer.reshape(-1)[:1]
+    return jnp.ravel(stored(value, _jax.aval_of(value)))[:1]

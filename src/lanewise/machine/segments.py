@@ -159,7 +159,7 @@ class Segments:
             self.linked, [*captures, *rows], self.mapped, self.lanes, capacity, dear
         )
         state = state.with_(pc=jnp.full((self.lanes,), self.linked.halt, jnp.int32))
-        return observe.watched(state, self.site, self.linked.halt)
+        return observe.watched(state, self.site, self.linked.halt, captures)
 
     def finish(self, state: State) -> None:
         """Tell who watches that this state is the last."""

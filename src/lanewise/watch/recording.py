@@ -91,7 +91,7 @@ class Run:
 
     def hear(self, reading: Reading) -> None:
         self.heard += 1
-        if self.heard % self.stride:
+        if self.heard % self.stride and reading.left:
             return
         self.readings.append(reading)
         if len(self.readings) >= MOST_READINGS:
@@ -131,6 +131,9 @@ class Recording:
     def ended(self, run: int, now: float, arrays: Mapping[str, np.ndarray]) -> None:
         record = self._going_on.pop(run)
         record.ended = now - self.opened
+        if record.readings and record.readings[-1].left == 0 and not record.site.about["streamed"]:
+            # XLA may put off telling the end.
+            record.ended = record.readings[-1].time
         detailed = [kept for kept in self.runs if kept.arrays]
         alike = sum(kept.site is record.site for kept in detailed)
         if len(detailed) < MOST_DETAILED and alike < MOST_DETAILED_EACH:

@@ -146,7 +146,7 @@ def call(
     Who watches (`site`) is told of the beginning and the end. Counting examples where a host can see it would cost
     every thread a way over the bus.
     """
-    whole = None if site is None else observe.Whole(site)
+    whole = None if site is None else observe.Whole(site, operands)
     kernel = load(emitted.text)
     lane_bytes = emitted.scratch_bytes(capacity)
     in_flight = min(kernel.lanes, examples, lanes or examples)

@@ -260,7 +260,7 @@ def call(
     target = _target(emitted.text)
     whole, each = None, site is not None and site.recorded
     if site is not None:
-        whole = observe.Whole(replace(site, ask=_asking(emitted.text)))
+        whole = observe.Whole(replace(site, ask=_asking(emitted.text)), operands)
     if each:
         results += [jax.ShapeDtypeStruct((examples,), jnp.int32)] * 2
     out = jax.ffi.ffi_call(target, results)(
