@@ -71,11 +71,10 @@ def check_derivatives(
 
     Compiling is the cost: of second orders and batches every second test meets one, in turns. LANEWISE_FULL=1 runs all.
     """
-    assert_same(jax.jit(fun)(*args), jax.jit(plain)(*args), rtol)
     ours, smooth = of_smooth(to_scalar(fun), args)
     theirs, _ = of_smooth(to_scalar(plain), args)
     direction = random_like(smooth, 1)
-    two = jax.tree.map(lambda a, b: jnp.stack([a, 0.9 * a + 0.01 * b]), smooth, direction)
+    two = [np.stack([a, 0.9 * np.asarray(a) + 0.01 * b]) for a, b in zip(smooth, direction)]
 
     def in_a_batch(fun: Any, two: Any) -> Any:
         return jax.lax.map(jax.grad(fun), two)
@@ -111,10 +110,14 @@ def check_derivatives(
     }
     turn = zlib.crc32(os.environ.get("PYTEST_CURRENT_TEST", "").encode()) % (2 * len(more))
     chosen = first | (more if FULL else dict(list(more.items())[turn : turn + 1]))
-    given = (smooth, direction, two)
-    found = jax.jit(lambda *given: [mine(*given) for mine, _ in chosen.values()])(*given)
-    expected = jax.jit(lambda *given: [wanted(*given) for _, wanted in chosen.values()])(*given)
-    for name, mine, wanted in zip(chosen, found, expected, strict=True):
+
+    @jax.jit
+    def every(args: Any, *given: Any) -> list[tuple[Any, Any]]:
+        values = fun(*args), plain(*args)
+        return [values, *((mine(*given), wanted(*given)) for mine, wanted in chosen.values())]
+
+    pairs = every(args, smooth, direction, two)
+    for name, (mine, wanted) in zip(("value", *chosen), pairs, strict=True):
         try:
             assert_same(mine, wanted, rtol)
         except AssertionError as error:

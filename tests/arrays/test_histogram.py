@@ -34,21 +34,33 @@ def in_loop(sample: Sample, index: np.ndarray, xs: Any, start: list[Any]) -> Any
 
 
 @pytest.mark.parametrize("sample", EVERY, ids=repr)
-@pytest.mark.parametrize("length", [0, 1, 50])
-def test_meaning(sample: Sample, length: int) -> None:
-    index, xs = some_indices(length), sequence(sample, length)
-    found = jax.jit(lambda i, x: histogram(sample.operator, i, x, BINS, neutral=sample.neutral))(
-        index, xs
-    )
-    assert_same(found, in_loop(sample, index, xs, [neutral_of(sample, xs)] * BINS), 1e-9)
+def test_meaning(sample: Sample) -> None:
+    indices = [some_indices(length) for length in (0, 1, 50)]
+
+    @jax.jit
+    def pairs(given: list[Any], many: list[Any]) -> Any:
+        return [
+            (
+                histogram(sample.operator, i, xs, BINS, neutral=sample.neutral),
+                in_loop(sample, index, xs, [neutral_of(sample, xs)] * BINS),
+            )
+            for i, index, xs in zip(given, indices, many)
+        ]
+
+    for found, expected in pairs(indices, [sequence(sample, len(index)) for index in indices]):
+        assert_same(found, expected, 1e-9)
 
 
 @pytest.mark.parametrize("sample", EVERY, ids=repr)
 def test_into(sample: Sample) -> None:
-    index, xs, into = some_indices(20), sequence(sample, 20), sequence(sample, BINS, seed=1)
-    found = histogram(sample.operator, index, xs, into=into, neutral=sample.neutral)
-    expected = in_loop(sample, index, xs, [row(into, i) for i in range(BINS)])
-    assert_same(found, expected, 1e-9)
+    index = some_indices(20)
+
+    @jax.jit
+    def both(xs: Any, into: Any) -> Any:
+        found = histogram(sample.operator, index, xs, into=into, neutral=sample.neutral)
+        return found, in_loop(sample, index, xs, [row(into, i) for i in range(BINS)])
+
+    assert_same(*both(sequence(sample, 20), sequence(sample, BINS, seed=1)), 1e-9)
 
 
 @pytest.mark.parametrize("sample", SMOOTH, ids=repr)
@@ -90,10 +102,12 @@ def test_products_with_zeros_in_some_bins() -> None:
                 bins[b] = bins[b] * x[i]
         return jnp.sum(weights * jnp.stack(bins))
 
-    np.testing.assert_allclose(jax.grad(ours)(x), jax.grad(plain)(x))
-    np.testing.assert_allclose(jax.jit(jax.hessian(ours))(x), jax.jit(jax.hessian(plain))(x))
-    third = jax.jit(jax.jacfwd(jax.hessian(ours)))(x)
-    np.testing.assert_allclose(third, jax.jit(jax.jacfwd(jax.hessian(plain)))(x))
+    def orders(fun: Any) -> Any:
+        return jax.jit(lambda x: [jax.grad(fun)(x), jax.hessian(fun)(x), third(fun)(x)])(x)
+
+    third = lambda fun: jax.jacfwd(jax.hessian(fun))  # noqa: E731
+    for found, expected in zip(orders(ours), orders(plain)):
+        np.testing.assert_allclose(found, expected)
 
 
 def test_the_first_of_equals_has_the_derivative() -> None:
@@ -127,10 +141,19 @@ def test_the_adjoint_of_a_sum_is_a_gather() -> None:
 def test_batches_of_indices() -> None:
     index = jnp.asarray(np.stack([some_indices(8, seed) for seed in range(3)]))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 8)))
-    for operator in (jnp.add, jnp.multiply, jnp.maximum, jnp.logaddexp):
-        found = jax.vmap(lambda i, x, o=operator: histogram(o, i, x, BINS))(index, x)
-        expected = [histogram(operator, index[k], x[k], BINS) for k in range(3)]
-        assert_same(found, jnp.stack(expected), 1e-12)
+
+    @jax.jit
+    def pairs(index: Any, x: Any) -> Any:
+        return [
+            (
+                jax.vmap(lambda i, x, o=operator: histogram(o, i, x, BINS))(index, x),
+                jnp.stack([histogram(operator, index[k], x[k], BINS) for k in range(3)]),
+            )
+            for operator in (jnp.add, jnp.multiply, jnp.maximum, jnp.logaddexp)
+        ]
+
+    for found, expected in pairs(index, x):
+        assert_same(found, expected, 1e-12)
 
 
 ERRORS = [

@@ -25,30 +25,39 @@ def in_loop_backwards(sample: Sample, xs: Any) -> Any:
 
 
 @pytest.mark.parametrize("sample", EVERY, ids=repr)
-@pytest.mark.parametrize("length", [1, 33, 1103])
-def test_meaning(sample: Sample, length: int) -> None:
-    xs = sequence(sample, length)
-    forwards, backwards = jax.jit(
-        lambda x: (scan(sample.operator, x), scan(sample.operator, x, reverse=True))
-    )(xs)
-    assert_same(forwards, in_loop(sample, xs), 1e-9)
-    assert_same(backwards, in_loop_backwards(sample, xs), 1e-9)
+def test_meaning(sample: Sample) -> None:
+    @jax.jit
+    def pairs(many: list[Any]) -> Any:
+        return [
+            pair
+            for xs in many
+            for pair in (
+                (scan(sample.operator, xs), in_loop(sample, xs)),
+                (scan(sample.operator, xs, reverse=True), in_loop_backwards(sample, xs)),
+            )
+        ]
+
+    for found, expected in pairs([sequence(sample, length) for length in (1, 33, 1103)]):
+        assert_same(found, expected, 1e-9)
 
 
 @pytest.mark.parametrize("sample", EVERY, ids=repr)
 def test_exclusive(sample: Sample) -> None:
-    xs = sequence(sample, 5)
-    first = neutral_of(sample, xs)
-    found = scan(sample.operator, xs, neutral=sample.neutral, exclusive=True)
-    back = scan(sample.operator, xs, neutral=sample.neutral, exclusive=True, reverse=True)
-    joined = jax.tree.map(
-        lambda e, x: jnp.concatenate([e[None], x[:-1]]), first, in_loop(sample, xs)
-    )
-    joined_back = jax.tree.map(
-        lambda e, x: jnp.concatenate([x[1:], e[None]]), first, in_loop_backwards(sample, xs)
-    )
-    assert_same(found, joined, 1e-9)
-    assert_same(back, joined_back, 1e-9)
+    @jax.jit
+    def pairs(xs: Any) -> Any:
+        first = neutral_of(sample, xs)
+        found = scan(sample.operator, xs, neutral=sample.neutral, exclusive=True)
+        back = scan(sample.operator, xs, neutral=sample.neutral, exclusive=True, reverse=True)
+        joined = jax.tree.map(
+            lambda e, x: jnp.concatenate([e[None], x[:-1]]), first, in_loop(sample, xs)
+        )
+        joined_back = jax.tree.map(
+            lambda e, x: jnp.concatenate([x[1:], e[None]]), first, in_loop_backwards(sample, xs)
+        )
+        return (found, joined), (back, joined_back)
+
+    for found, expected in pairs(sequence(sample, 5)):
+        assert_same(found, expected, 1e-9)
 
 
 @pytest.mark.parametrize("sample", EVERY, ids=repr)

@@ -44,29 +44,29 @@ def scanned(sample: Sample, xs: Any, sizes: Any) -> Any:
 
 @pytest.mark.parametrize("sample", EVERY, ids=repr)
 def test_meaning(sample: Sample) -> None:
-    xs = sequence(sample, SIZES.sum())
-
-    @jax.jit
-    def found(xs: Any, sizes: Any) -> Any:
-        given = (sample.operator, xs, sizes)
-        return (
-            segmented_reduce(*given, neutral=sample.neutral),
-            segmented_scan(*given, neutral=sample.neutral),
-            segmented_scan(*given, neutral=sample.neutral, reverse=True),
-            segmented_scan(*given, neutral=sample.neutral, exclusive=True),
-            segmented_scan(*given, neutral=sample.neutral, exclusive=True, reverse=True),
-        )
-
-    whole, forwards, backwards, before, after = found(xs, SIZES)
-    assert_same(whole, reduced(sample, xs, SIZES), 1e-9)
-    assert_same(forwards, scanned(sample, xs, SIZES), 1e-9)
     swapped = Sample("", lambda a, b: sample.operator(b, a), sample.neutral, sample.make)
     flip = lambda tree: jax.tree.map(lambda x: x[::-1], tree)  # noqa: E731
-    assert_same(backwards, flip(scanned(swapped, flip(xs), SIZES[::-1])), 1e-9)
-    # What comes before, the element, and what comes after make up the segment.
     owner = np.repeat(np.arange(len(SIZES)), SIZES)
-    again = jax.vmap(lambda a, x, b: sample.operator(sample.operator(a, x), b))(before, xs, after)
-    assert_same(again, row(whole, owner), 1e-9)
+
+    @jax.jit
+    def pairs(xs: Any, sizes: Any) -> Any:
+        given = (sample.operator, xs, sizes)
+        whole = segmented_reduce(*given, neutral=sample.neutral)
+        forwards = segmented_scan(*given, neutral=sample.neutral)
+        backwards = segmented_scan(*given, neutral=sample.neutral, reverse=True)
+        before = segmented_scan(*given, neutral=sample.neutral, exclusive=True)
+        after = segmented_scan(*given, neutral=sample.neutral, exclusive=True, reverse=True)
+        again = lambda a, x, b: sample.operator(sample.operator(a, x), b)  # noqa: E731
+        return (
+            (whole, reduced(sample, xs, SIZES)),
+            (forwards, scanned(sample, xs, SIZES)),
+            (backwards, flip(scanned(swapped, flip(xs), SIZES[::-1]))),
+            # What comes before, the element, and what comes after make up the segment.
+            (jax.vmap(again)(before, xs, after), row(whole, owner)),
+        )
+
+    for found, expected in pairs(sequence(sample, SIZES.sum()), SIZES):
+        assert_same(found, expected, 1e-9)
 
 
 @pytest.mark.parametrize("sample", SMOOTH, ids=repr)
