@@ -80,8 +80,9 @@ def gaussian_100() -> Target:
 
 
 def logistic() -> Target:
+    """Features of different sizes, so that trajectories differ in length."""
     rng = np.random.default_rng(1)
-    data = rng.standard_normal((10_000, 100)).astype(np.float32)
+    data = (rng.standard_normal((10_000, 100)) * np.geomspace(0.5, 1.0, 100)).astype(np.float32)
     truth = (0.3 * rng.standard_normal(100)).astype(np.float32)
     labels = (rng.uniform(size=10_000) < 1 / (1 + np.exp(-data @ truth))).astype(np.float32)
 
@@ -93,7 +94,7 @@ def logistic() -> Target:
         "logistic regression, 10,000 x 100",
         density,
         lambda key: truth + 0.02 * random.normal(key, (100,)),
-        step=0.02,
+        step=0.0175,
         draws=8,
         least=1.15,
         of_limit=0.93,

@@ -62,6 +62,23 @@ class Linked:
         )
 
     @cached_property
+    def moves(self) -> tuple[int, ...]:
+        """How many elements of a lane each block writes to registers, or moves to or from stacks, at its end."""
+        return tuple(self._moves(item) for item in self.order)
+
+    def _moves(self, item: Block | ReturnPoint) -> int:
+        if isinstance(item, ReturnPoint):
+            return sum(var.aval.size for var in item.moves.pop)
+        written = {var for var, _ in item.assigns} | {var for e in item.eqns for var in e.outvars}
+        written &= self.storage.live_out[item.label]
+        if isinstance(item.terminator, Call | TailCall):
+            written |= {var for var, atom in item.terminator.arguments if var is not atom}
+        moved = [var for var in written if var not in self.storage.uniform]
+        if isinstance(item.terminator, Call):
+            moved += self.storage.calls[item.label].push
+        return sum(var.aval.size for var in moved)
+
+    @cached_property
     def has_calls(self) -> bool:
         return bool(self.storage.calls)
 

@@ -130,7 +130,7 @@ def sweep(advance: Advance) -> Tick:
         )
         for pc in swept_blocks(linked):
             if pc not in dear:
-                state = advance.run(state, pc)
+                state = _run_cheap(advance, state, pc)
                 continue
             place = dear.index(pc)
             if tiles[place] < lanes:
@@ -177,9 +177,17 @@ def guards_are_dear() -> bool:
     return jax.default_backend() != "cpu"
 
 
+def _run_cheap(advance: Advance, state: State, pc: int) -> State:
+    """Run a block for whoever is there; one that moves much, if anyone is."""
+    run = functools.partial(advance.run, pc=pc)
+    if guards_are_dear() or advance.lanes * advance.linked.moves[pc] < _here(GUARD_OPERATIONS):
+        return run(state)
+    return _when((state.pc == pc).any(), run, state)
+
+
 def _sweep_all(advance: Advance, state: State) -> State:
     for pc in swept_blocks(advance.linked):
-        state = advance.run(state, pc)
+        state = _run_cheap(advance, state, pc)
     return state
 
 
