@@ -362,9 +362,11 @@ def _native_if_worth(
     )
     try:
         native = options.updated(carrier="native")
-        return _one_lane(program, varying, native, expand, platform, why)
+        found = _one_lane(program, varying, native, expand, platform, why)
     except OptionError:
         return None
+    # By XLA, a lane by itself is no better than XLA's own batching.
+    return None if found.path == "XLA" else found
 
 
 def _largest_of_a_lane(linked: Linked) -> int:
