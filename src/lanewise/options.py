@@ -77,6 +77,10 @@ class Options:
         """The same for a run that nobody is told of: what is decided does not depend on it."""
         return replace(self, progress=False, recorded=False) if self.watched else self
 
+    def of_kernel(self) -> Options:
+        """What a kernel's text depends on: one that is recorded counts the steps of its lanes."""
+        return replace(self.unwatched(), stats=self.stats or self.recorded)
+
     def as_recorded(self) -> Options:
         """The same for a run that is recorded."""
         return replace(self, recorded=True)

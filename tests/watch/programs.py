@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -45,4 +47,4 @@ def collatz_steps(n: int) -> int:
 
 NUMBERS = jnp.arange(1, 41)
 STEPS = np.array([collatz_steps(n) for n in range(1, 41)])
-SWEPT = {"carrier": "ticks", "schedule": "sweep"}
+SWEPT: dict[str, Any] = {"carrier": "ticks", "schedule": "sweep"}

@@ -133,7 +133,8 @@ def test_a_bar_that_breaks_breaks_no_run(monkeypatch: pytest.MonkeyPatch) -> Non
             raise OSError("the terminal is gone")
 
     monkeypatch.setattr(watchers, "_new_bar", [Breaks])
-    for options in (SWEPT, {"carrier": "native"}):
+    ways: list[dict[str, Any]] = [SWEPT, {"carrier": "native"}]
+    for options in ways:
         run = lw.vmap(collatz, progress=True, **options)
         np.testing.assert_array_equal(run(NUMBERS), STEPS)
     # What that left behind does not keep the next from being shown.
@@ -147,7 +148,8 @@ def test_a_bar_that_breaks_breaks_no_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_nothing_is_told_unless_asked() -> None:
-    for options in (SWEPT, {"carrier": "ticks", "lanes": 8}, {"carrier": "native"}):
+    ways: list[dict[str, Any]] = [SWEPT, {"carrier": "ticks", "lanes": 8}, {"carrier": "native"}]
+    for options in ways:
         quiet, told = (
             jax.jit(lw.vmap(collatz, progress=progress, **options)).lower(NUMBERS).as_text()
             for progress in (False, True)

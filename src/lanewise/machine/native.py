@@ -116,13 +116,16 @@ def run_native(
     site: Site | None = None,
 ) -> tuple[list[Any], Any, Any, list[Any]]:
     """Answers, codes, sites and statistics of all lanes; a stack holds `capacity` frames. `site` is for who watches."""
-    given = (program, tuple(varying), options.unwatched(), expand)
+    varying = tuple(varying)
     if path == XLA:
-        linked = blocks_for(*given)
-        return _by_xla(linked, operands, tuple(varying), lanes, options, capacity, site)
-    emitted = _in_step(*given) if path == IN_STEP else kernel_for(*given)
+        linked = blocks_for(program, varying, options.unwatched(), expand)
+        return _by_xla(linked, operands, varying, lanes, options, capacity, site)
+    if path == IN_STEP:
+        emitted = _in_step(program, varying, options.unwatched(), expand)
+    else:
+        emitted = kernel_for(program, varying, options.of_kernel(), expand)
     assert emitted is not None
-    call = functools.partial(foreign.call, site=site)
+    call = functools.partial(foreign.call, site=site, counts=path != IN_STEP)
     return run_kernel(emitted, program, operands, lanes, capacity, call)
 
 

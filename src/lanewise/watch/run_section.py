@@ -156,8 +156,12 @@ def _unknown(site: Site, run: Run) -> str:
     if plan.carrier in ONE_LANE_CARRIERS:
         told = (
             f"<code>{plan.carrier}</code> runs each lane by itself, from its first block to its last: there are no"
-            " ticks, and which block ran when is not recorded. Known are the steps of each example and how it ended."
+            " ticks, and which block ran when is not recorded. "
         )
+        if steps_of(run) is not None:
+            told += "Known are the steps of each example and how it ended."
+        else:
+            told += "Lanes in step are not counted either: known is how each example ended."
     elif plan.plain:
         told = "This is <code>jax.vmap</code>'s own code: there is no machine to look into, and only its time is known."
     elif plan.schedule == "local":

@@ -249,8 +249,12 @@ def call(
     examples: int,
     capacity: int,
     site: Site | None = None,
+    counts: bool = True,
 ) -> tuple[list[Any], Any, Any, Any]:
-    """Answers, codes, sites, and (all steps, most frames, busy seconds, seconds in all), as traceable code."""
+    """Answers, codes, sites, and (all steps, most frames, busy seconds, seconds in all), as traceable code.
+
+    `site` is for who watches; `counts`: the kernel counts the steps of its lanes.
+    """
     results = [
         *(jax.ShapeDtypeStruct((examples, *out.shape), out.dtype) for out in emitted.outputs),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
@@ -258,7 +262,7 @@ def call(
         jax.ShapeDtypeStruct((4,), jnp.float32),
     ]
     target = _target(emitted.text)
-    whole, each = None, site is not None and site.recorded
+    whole, each = None, site is not None and site.recorded and counts
     if site is not None:
         whole = observe.Whole(replace(site, ask=_asking(emitted.text)), operands)
     if each:

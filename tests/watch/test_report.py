@@ -1,0 +1,153 @@
+"""The report's page and the trace: they hold what was recorded, stand alone, and are written whatever happens."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lanewise as lw
+from lanewise.errors import OptionError
+from lanewise.watch.report import add_sampling
+from watch.programs import NUMBERS, STEPS, SWEPT, collatz, fib
+
+
+def pictures(page: str) -> list[ElementTree.Element]:
+    """Every picture, which must be well-formed by itself."""
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+
+
+def named(page: str) -> set[str]:
+    return {picture.get("aria-label") or "" for picture in pictures(page)}
+
+
+def test_a_page_about_ticks(tmp_path: Path) -> None:
+    file = tmp_path / "run.html"
+    with lw.report(file, title="Collatz & co"):
+        lw.vmap(collatz, **SWEPT)(NUMBERS)
+        lw.vmap(fib, carrier="ticks")(jnp.arange(6))
+    page = file.read_text()
+    assert "<title>Collatz &amp; co</title>" in page
+    assert named(page) >= {
+        "Occupancy over time",
+        "Which block ran when, for how many lanes",
+        "Examples over time",
+        "Stack depth over time",
+        "Lifetimes of examples",
+        "Steps of examples",
+    }
+    assert any("blocks of collatz" in name for name in named(page))
+    for figures in re.findall(r'class="figures">(.*?)</script>', page):
+        known = json.loads(figures)
+        assert len(known["ticks"]) == len(known["seconds"]) == len(known["lanes"][0]) + 1
+    # Nothing comes from elsewhere.
+    assert not re.search(r"""(src|href)=["'](?!data:)""", page)
+    assert "@import" not in page and "url(" not in page
+
+
+def test_a_page_says_what_is_not_known(tmp_path: Path) -> None:
+    file = tmp_path / "run.html"
+    with lw.report(file):
+        lw.vmap(fib, carrier="native")(jnp.arange(6))
+        lw.vmap(collatz, carrier="native")(NUMBERS)
+        lw.vmap(collatz, schedule="plain")(NUMBERS)
+    page = file.read_text()
+    assert "there are no ticks, and which block ran when is not recorded" in page
+    assert "only its time is known" in page
+    assert "Which block ran when, for how many lanes" not in named(page)
+    assert "Steps of examples" in named(page)
+
+
+def test_failed_examples_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "run.html"
+    with lw.report(file):
+        lw.vmap(collatz, max_steps=5, throw=False, carrier="native")(NUMBERS)
+    failed = int((STEPS > 4).sum())
+    assert f"{failed} steps exhausted" in file.read_text()
+
+
+def test_an_exception_still_writes_the_page_and_the_trace(tmp_path: Path) -> None:
+    page, events = tmp_path / "run.html", tmp_path / "run.json"
+    with pytest.raises(ZeroDivisionError), lw.report(page), lw.trace(events):
+        raise ZeroDivisionError("by chance")
+    assert "Ended by ZeroDivisionError: by chance" in page.read_text()
+    assert "Nothing that Lanewise ran" in page.read_text()
+    assert json.loads(events.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("opened", [lw.report, lw.trace])
+def test_a_file_that_cannot_be_written_is_told_at_once(opened: Any, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="a folder that exists"), opened(tmp_path / "no" / "run"):
+        raise AssertionError("not reached")
+
+
+def test_a_trace_for_perfetto(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    with lw.trace(file):
+        lw.vmap(collatz, max_steps=200, **SWEPT)(NUMBERS)
+    events = json.loads(file.read_text())["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert {"host", "compilation", "collatz (ticks, sweep)", "runs"} <= names
+    spans = [e for e in events if e["ph"] == "X"]
+    assert all(e["ts"] >= 0 and e["dur"] >= 0 for e in spans)
+    run = next(e for e in spans if e["name"] == "collatz" and e["pid"] > 1)
+    assert run["args"]["examples"] == 40
+    body = [e for e in spans if "body" in e["name"]]
+    assert len(body) == STEPS.max()
+    assert round(sum(e["args"]["lanes"] for e in body)) == STEPS.sum()
+    for event in body:
+        assert event["ts"] >= run["ts"] - 1
+        assert event["ts"] + event["dur"] <= run["ts"] + run["dur"] + 1
+    occupancy = [e for e in events if e["ph"] == "C" and e["name"] == "occupancy"]
+    assert all(0 <= e["args"]["busy"] <= 1 for e in occupancy)
+    assert any(e["name"].startswith("compile") for e in spans if e["pid"] == 1)
+
+
+def test_a_report_and_a_trace_at_once_see_the_same(tmp_path: Path) -> None:
+    with lw.report(tmp_path / "run.html") as report, lw.trace(tmp_path / "run.json"):
+        lw.vmap(collatz, **SWEPT)(NUMBERS)
+        lw.vmap(collatz, **SWEPT)(NUMBERS)
+    assert len(report.recording.runs) == 2
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    assert sum(e["ph"] == "X" and e["tid"] == 1 and e["pid"] > 1 for e in events) == 2
+
+
+# -- sampling ------------------------------------------------------------------------------------------
+
+
+def posterior(shift: float) -> Any:
+    arviz = pytest.importorskip("arviz", reason="ArviZ is in the extra `mcmc`")
+    random = np.random.default_rng(0)
+    draws = random.normal(size=(4, 50, 2))
+    draws[0] += shift
+    diverging = np.zeros((4, 50), bool)
+    diverging[1, 7] = shift != 0
+    return arviz.from_dict(
+        posterior={"mu": draws[..., 0], "theta": draws},
+        sample_stats={"diverging": diverging, "tree_depth": np.full((4, 50), 3)},
+    )
+
+
+def test_sampling_goes_nowhere_without_a_report() -> None:
+    add_sampling(object())
+
+
+def test_a_page_about_sampling(tmp_path: Path) -> None:
+    data = posterior(shift=5.0)
+    with lw.report(tmp_path / "run.html"):
+        add_sampling(data, title="Two normals")
+        add_sampling(posterior(shift=0.0), title="Two normals")
+    page = (tmp_path / "run.html").read_text()
+    assert page.count("<h2>Two normals</h2>") == 2
+    assert named(page) >= {"Trace of mu", "Ranks of mu", "Trace of theta[1]", "Ranks of theta[1]"}
+    assert "R-hat is above 1.01 for mu, theta[0], theta[1]: chains do not agree yet." in page
+    assert "1 divergent draws (0.50%) in 1 chains" in page
+    assert "chain 1 diverged at draw 7" in page
+    keys = re.findall(r' id="([^"]+)"', page)
+    assert len(keys) == len(set(keys))
