@@ -1,0 +1,92 @@
+"""The only package that touches JAX internals; what differs between 0.10 and 0.12 is here.
+
+What `jax.extend.core` offers is taken from where it takes it: importing `jax.extend` imports Pallas, which costs as
+much as a third of Lanewise.
+"""
+
+from __future__ import annotations
+
+import os
+
+import jax.interpreters.ad as ad
+import jax.interpreters.batching as batching
+import jax.interpreters.mlir as mlir
+from jax._src import source_info_util as _source_info_util
+from jax.core import ShapedArray, Tracer
+
+from lanewise._jax.avals import (
+    DEVICE,
+    HOST,
+    aval_of,
+    convert_to_aval,
+    has_tangent,
+    in_memory_of,
+    is_extended,
+    is_key,
+    key_implementation,
+    shape_dtype_struct,
+    shaped,
+    strong,
+    tangent_aval,
+    wrap_key,
+    zero_tangent,
+    zeros,
+)
+from lanewise._jax.jaxprs import (
+    Atom,
+    ClosedJaxpr,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    ScanParts,
+    Var,
+    attached_consts,
+    close_jaxpr,
+    eval_closed,
+    eval_jaxpr,
+    flat_jaxpr,
+    new_eqn,
+    new_jaxpr,
+    new_var,
+    no_effects,
+    run_eqn,
+    scan_parts,
+    select_n_p,
+    subjaxprs,
+    threefry_partitionable,
+    used_inputs,
+    user_line,
+    without_effects,
+    without_unused,
+)
+from lanewise._jax.rules import (
+    Effect,
+    allow_effect,
+    calls_host,
+    lower_host_call,
+    lower_unchecked,
+    lowering_platforms,
+    on_linearize,
+    on_partial_evaluation,
+)
+from lanewise._jax.tracing import (
+    Traced,
+    batched_outputs,
+    broadcast_axes,
+    current_trace,
+    default_platform,
+    definition,
+    jit_disabled,
+    outside_traces,
+    runs_now,
+    trace,
+    trace_at,
+    trace_context,
+    trace_of,
+)
+from lanewise._jax.varying import unchecked, varying_alike, varying_as, varying_untold
+
+# To JAX too, the line that made an equation is the user's, not one of ours.
+_source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)))

@@ -1,0 +1,205 @@
+"""Code: jaxprs and what they are made of, how they are changed and run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info_util
+from jax._src.interpreters import partial_eval as _pe
+from jax.core import ShapedArray
+
+# To JAX's annotations a variable's type may be any abstract value; in a program's code all are arrays.
+if TYPE_CHECKING:
+
+    class Var:
+        aval: ShapedArray
+
+        def __init__(self, aval: ShapedArray) -> None: ...
+
+    class DropVar(Var): ...
+
+    class Literal:
+        val: Any
+        aval: ShapedArray
+
+        def __init__(self, val: Any, aval: ShapedArray) -> None: ...
+
+    class JaxprEqn:
+        invars: list[Var | Literal]
+        outvars: list[Var]
+        primitive: _core.Primitive
+        params: dict[str, Any]
+        effects: Set[Any]
+        source_info: Any
+        ctx: Any
+
+        def replace(self, **changes: Any) -> JaxprEqn: ...
+
+    class Jaxpr:
+        constvars: list[Var]
+        invars: list[Var]
+        outvars: list[Var | Literal]
+        eqns: list[JaxprEqn]
+        effects: Set[Any]
+
+        def __init__(self, *parts: Any) -> None: ...
+
+    class ClosedJaxpr(Jaxpr):
+        jaxpr: Jaxpr
+        consts: list[Any]
+else:
+    Jaxpr = _core.Jaxpr
+    ClosedJaxpr = getattr(_core, "ClosedJaxpr", _core.Jaxpr)  # 0.12 has one class for both
+    JaxprEqn = _core.JaxprEqn
+    Var = _core.Var
+    Literal = _core.Literal
+    DropVar = _core.DropVar
+
+
+Atom = Var | Literal
+
+
+Primitive = _core.Primitive
+
+
+no_effects = _core.no_effects
+
+
+select_n_p = jax.lax.select_n_p
+
+
+def new_var(aval: ShapedArray) -> Var:
+    return Var(aval)
+
+
+def new_eqn(
+    invars: Sequence[Atom], outvars: Sequence[Var], primitive: Primitive, params: dict[str, Any]
+) -> JaxprEqn:
+    eqn = _core.new_jaxpr_eqn(
+        list(invars),
+        list(outvars),
+        primitive,
+        params,
+        no_effects,
+        _source_info_util.new_source_info(),
+    )
+    return cast(JaxprEqn, eqn)
+
+
+def new_jaxpr(invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]) -> Jaxpr:
+    joined = frozenset(effect for eqn in eqns for effect in eqn.effects)
+    names = tuple(f"x{i}" for i in range(len(invars)))
+    debug_info = _core.DebugInfo("lanewise", "block", names, tuple("" for _ in outvars))
+    return Jaxpr([], list(invars), list(outvars), list(eqns), joined, debug_info)
+
+
+def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> ClosedJaxpr:
+    return ClosedJaxpr(jaxpr, list(consts))
+
+
+def flat_jaxpr(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
+    """The same code with its constvars as leading inputs (0.12 has one class, 0.10 two)."""
+    return new_jaxpr([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+
+
+def attached_consts(jaxpr: ClosedJaxpr | Jaxpr) -> tuple[Any, ...]:
+    """The values a jaxpr holds for its constvars."""
+    return tuple(getattr(jaxpr, "consts", ()))
+
+
+def eval_jaxpr(jaxpr: Jaxpr, *args: Any) -> list[Any]:
+    return _core.eval_jaxpr(cast(Any, jaxpr), [], *args)
+
+
+def eval_closed(jaxpr: ClosedJaxpr | Jaxpr, *args: Any) -> list[Any]:
+    """Run code with the constants it holds."""
+    return eval_jaxpr(flat_jaxpr(jaxpr), *attached_consts(jaxpr), *args)
+
+
+def run_eqn(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+    """Bind one equation's primitive to values, keeping the user's source line."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    name_stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with (
+        _source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
+        eqn.ctx.manager,
+    ):
+        out = eqn.primitive.bind(*args, **params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def without_unused(jaxpr: Jaxpr) -> Jaxpr:
+    """The same code without what no result needs, inside loops and branches too; inputs stay."""
+    used = [True] * len(jaxpr.outvars)
+    found, _ = _pe.dce_jaxpr(cast(Any, jaxpr), used, instantiate=True)
+    return cast(Jaxpr, found)
+
+
+def used_inputs(jaxpr: Jaxpr) -> list[bool]:
+    """Which inputs the results depend on."""
+    _, used = _pe.dce_jaxpr(cast(Any, jaxpr), [True] * len(jaxpr.outvars), instantiate=False)
+    return list(used)
+
+
+def without_effects(jaxpr: Jaxpr) -> Jaxpr:
+    """The same code without equations that are there for their effects alone, inside loops and branches too."""
+
+    def inner(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(inner(each) for each in value)
+        if isinstance(value, ClosedJaxpr) and value.effects:
+            return close_jaxpr(
+                without_effects(getattr(value, "jaxpr", value)), attached_consts(value)
+            )
+        return value
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if eqn.effects and not eqn.outvars:
+            continue
+        if eqn.effects:
+            params = {name: inner(value) for name, value in eqn.params.items()}
+            left = frozenset(e for code in _core.jaxprs_in_params(params) for e in code.effects)
+            eqn = eqn.replace(params=params, effects=left)
+        eqns.append(eqn)
+    effects = frozenset(effect for eqn in eqns for effect in eqn.effects)
+    return cast(Jaxpr, cast(Any, jaxpr).replace(eqns=eqns, effects=effects))
+
+
+def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """The jaxprs an equation holds in its parameters."""
+    yield from cast(Iterator[Jaxpr], _core.jaxprs_in_params(eqn.params))
+
+
+def user_line(eqn: JaxprEqn) -> str:
+    """`file:line (function)` of the user code that made an equation."""
+    return _source_info_util.summarize(eqn.source_info)
+
+
+@dataclass(frozen=True)
+class ScanParts:
+    """How a `scan` equation divides its operands."""
+
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+
+
+def scan_parts(eqn: JaxprEqn) -> ScanParts:
+    """From `num_consts` and `num_carry` on 0.10, from the flattened trees `ft_in` since."""
+    params = eqn.params
+    if "num_consts" in params:
+        consts, carry = params["num_consts"], params["num_carry"]
+    else:
+        consts, carry, _ = (len(list(part.vals)) for part in params["ft_in"].unpack())
+    return ScanParts(consts, carry, params["length"], params["reverse"])
+
+
+def threefry_partitionable(eqn: JaxprEqn) -> bool:
+    """Which of JAX's two layouts of random bits was set where an equation was traced."""
+    return bool(eqn.ctx.threefry_partitionable)
