@@ -36,6 +36,7 @@ def vmap(
     * `max_depth`: how many frames a lane may have pending.
     * `throw`: raise if a lane fails (the default); False gives `Outcomes` beside the answers.
     * `stats`: give `Stats` of the machine, last.
+    * `progress`: show on stderr how many examples are done, from inside the run.
     * `lanes`: run with this many lanes, each of which takes the next example when it has ended one. Answers are the
       same; a batch of no more examples than that runs as it would without.
 
