@@ -14,7 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from lanewise.arrays.bins import Layout, combine_bins
-from lanewise.arrays.operands import Elements, elements, indices_of, same_length, shape_text, within
+from lanewise.arrays.operands import (
+    Elements,
+    elements,
+    indices_of,
+    same_elements,
+    same_length,
+    within,
+)
 from lanewise.arrays.operators import Operator, operator_on
 from lanewise.arrays.segments import reduce_segments
 from lanewise.errors import OptionError
@@ -77,14 +84,5 @@ def _start(given: Elements, size: Any, into: Any) -> tuple[tuple[Any, ...] | Non
             )
         return None, count
     start = elements("histogram", "into", into)
-    if start.tree != given.tree:
-        raise OptionError(
-            f"`histogram`: `into` has structure {start.tree}, `values` have {given.tree}. Give one array for each."
-        )
-    for place, mine, theirs in zip(given.places, start.avals, given.avals, strict=True):
-        if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
-            raise OptionError(
-                f"`histogram`: elements of `into`{place} are {shape_text(mine)}, those of `values`"
-                f" {shape_text(theirs)}. Give both one type."
-            )
+    same_elements("histogram", start, given)
     return start.leaves, start.length

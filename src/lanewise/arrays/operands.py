@@ -67,6 +67,20 @@ def same_length(what: str, named: dict[str, int]) -> int:
     return next(iter(named.values()))
 
 
+def same_elements(what: str, into: Elements, values: Elements) -> None:
+    """What is written to must be of the structure and the types of what is written."""
+    if into.tree != values.tree:
+        raise OptionError(
+            f"`{what}`: `into` has structure {into.tree}, `values` have {values.tree}. Give one array for each."
+        )
+    for place, mine, theirs in zip(values.places, into.avals, values.avals, strict=True):
+        if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+            raise OptionError(
+                f"`{what}`: elements of `into`{place} are {shape_text(mine)}, those of `values` {shape_text(theirs)}."
+                " Give both one type."
+            )
+
+
 def indices_of(what: str, argument: str, indices: Any) -> Any:
     """A one-dimensional array of integers."""
     found = _array(what, argument, indices)

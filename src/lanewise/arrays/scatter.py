@@ -12,8 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lanewise.arrays.operands import elements, indices_of, same_length, shape_text, within
-from lanewise.errors import OptionError
+from lanewise.arrays.operands import elements, indices_of, same_elements, same_length, within
 
 # Up to so many writes are compared with each other; beyond, a table as long as the array finds the last of each place.
 _COMPARED = 64
@@ -33,16 +32,7 @@ def scatter(into: Any, indices: Any, values: Any, *, unique: bool = False) -> An
     target, given = elements(what, "into", into), elements(what, "values", values)
     index = indices_of(what, "indices", indices)
     count = same_length(what, {"indices": index.shape[0], "values": given.length})
-    if target.tree != given.tree:
-        raise OptionError(
-            f"`scatter`: `into` has structure {target.tree}, `values` have {given.tree}. Give one array for each."
-        )
-    for place, mine, theirs in zip(given.places, target.avals, given.avals, strict=True):
-        if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
-            raise OptionError(
-                f"`scatter`: elements of `into`{place} are {shape_text(mine)}, those of `values` {shape_text(theirs)}."
-                " Give both one type."
-            )
+    same_elements(what, target, given)
     index = within(index, target.length)
     if not unique and count > 1:
         index = jnp.where(_is_last(index, target.length), index, target.length)

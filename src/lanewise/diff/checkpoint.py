@@ -98,13 +98,8 @@ def next_kept(distance: Any, free: Any) -> Any:
         reach, _, _ = counts
         return (reach < distance) & (free > 0) & (free < distance)
 
-    def further(counts: Any) -> Any:
-        # From (free + times over times) to the same with `times` one more; as floats, for it may be large.
-        reach, _, times = counts
-        return reach * (free + times + 1) / (times + 1), reach, times + 1
-
     start = (jnp.float32(1), jnp.float32(1), jnp.int32(0))
-    _, before, _ = lax.while_loop(reaches, further, start)
+    _, before, _ = lax.while_loop(reaches, lambda counts: _further(free, counts), start)
     return jnp.where(free > 0, jnp.clip(before.astype(jnp.int32), 1, distance), distance)
 
 
@@ -141,10 +136,16 @@ def _next_kept(distance: int, free: int) -> int:
     """`next_kept`, of plain numbers."""
     if not free:
         return distance
-    reach, before, times = 1.0, 1.0, 0
-    while reach < distance:
-        reach, before, times = reach * (free + times + 1) / (times + 1), reach, times + 1
-    return min(max(int(before), 1), distance)
+    counts = (1.0, 1.0, 0)
+    while counts[0] < distance:
+        counts = _further(free, counts)
+    return min(max(int(counts[1]), 1), distance)
+
+
+def _further(free: Any, counts: Any) -> Any:
+    """From (free + times over times) to the same with `times` one more; as floats, for it may be large."""
+    reach, _, times = counts
+    return reach * (free + times + 1) / (times + 1), reach, times + 1
 
 
 def write(buffer: Any, value: Any, place: Any) -> Any:

@@ -28,6 +28,7 @@ from lanewise.diff.piece import piece
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
 from lanewise.diff.tape import check_room
+from lanewise.errors import InternalError
 from lanewise.program import Program, call_p
 
 Key = tuple[str, Moving]
@@ -145,7 +146,7 @@ def settled(
         if pushed == layout:
             return adjoints, made
         layout = pushed
-    raise AssertionError("what a recursion pushes never settles")
+    raise InternalError("what a recursion pushes never settles.")
 
 
 @dataclass(frozen=True)
