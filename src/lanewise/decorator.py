@@ -149,9 +149,9 @@ def program(
 ) -> Any:
     """Make a program of a Python function: its `if`, `while`, `for` and recursion work on traced values.
 
-    Options are those of `lanewise.vmap` (`schedule`, `max_steps`, `max_depth`, `throw`, `stats`, `progress`). A program called
-    inside another becomes part of it: the options of the outer one count. Bounds of an inner one that the outer one
-    does not have, and `throw=False` on an inner one, raise `OptionError`.
+    Options are those of `lanewise.vmap` (`schedule`, `max_steps`, `max_depth`, `throw`, `stats`, `progress`). A program
+    called inside another becomes part of it: the options of the outer one count. Bounds of an inner one that the outer
+    one does not have, and `throw=False` on an inner one, raise `OptionError`.
 
     >>> import jax, jax.numpy as jnp
     >>> @program
