@@ -14,6 +14,7 @@ other.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
@@ -73,6 +74,15 @@ def compile_seconds(fun: Callable[..., Any], arguments: Sequence[Any]) -> tuple[
     start = time.perf_counter()
     compiled = jax.jit(fun).lower(*arguments).compile()
     return compiled, time.perf_counter() - start
+
+
+def usual_arguments(doc: str | None, repeats: int = 5) -> argparse.ArgumentParser:
+    """The arguments that most benchmarks take, described by the first line of a benchmark's docstring."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--device", choices=("cpu", "gpu"))
+    parser.add_argument("--plot", action="store_true", help="write PNGs under docs/plots/")
+    return parser
 
 
 def use_device(kind: str | None) -> None:

@@ -142,17 +142,19 @@ def funnel_nuts(lanes: int, dimensions: int = 10, draws: int = 25) -> Subject:
     return Subject("BlackJAX NUTS, Neal's funnel", fun, (keys, start), (0, 0), agreement=0.5)
 
 
+def van_der_pol(t: Any, y: jax.Array, mu: jax.Array) -> jax.Array:
+    """An oscillator's field: the larger `mu`, the stiffer."""
+    del t
+    return jnp.stack([y[1], mu * (1.0 - y[0] ** 2) * y[1] - y[0]])
+
+
 def stiff_solve(lanes: int) -> Subject:
     """Diffrax with an adaptive controller on van der Pol oscillators of mixed stiffness."""
     import diffrax
 
-    def field(t: Any, y: jax.Array, mu: jax.Array) -> jax.Array:
-        del t
-        return jnp.stack([y[1], mu * (1.0 - y[0] ** 2) * y[1] - y[0]])
-
     def fun(mu: jax.Array) -> Any:
         solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(field),
+            diffrax.ODETerm(van_der_pol),
             diffrax.Tsit5(),
             t0=0.0,
             t1=4.0,

@@ -9,13 +9,12 @@ large run only where they are named, or on a GPU. The benchmarks are in the pack
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 import jax
 
 import _plot
-from _harness import Claim, report, use_device
+from _harness import Claim, report, use_device, usual_arguments
 from ad import SUITE, Entry
 from ad.measure import Disagree, Measured, measure
 from lanewise.errors import LanewiseError
@@ -33,11 +32,8 @@ def chosen(programs: Sequence[str]) -> list[Entry]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = usual_arguments(__doc__)
     parser.add_argument("--programs", nargs="*", default=[], help="names as ba or hand_simple")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", choices=("cpu", "gpu"))
-    parser.add_argument("--plot", action="store_true", help="write a PNG under docs/plots/")
     options = parser.parse_args()
     use_device(options.device)
 

@@ -9,7 +9,6 @@ work.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 import _plot
 import lanewise as lw
-from _harness import Claim, medians, report, use_device
+from _harness import Claim, medians, report, use_device, usual_arguments
 from control import SUITE
 from control.measure import ours
 from control.recursion import fibonacci
@@ -82,12 +81,9 @@ def worst_step(took: dict[int, float]) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = usual_arguments(__doc__)
     parser.add_argument("--most", type=int, help="2^16 examples on a CPU, 2^20 on a GPU")
     parser.add_argument("--carrier", default="auto")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", choices=("cpu", "gpu"))
-    parser.add_argument("--plot", action="store_true", help="write PNGs under docs/plots/")
     options = parser.parse_args()
     use_device(options.device)
     backend = jax.default_backend()

@@ -13,7 +13,6 @@ and on a machine that others use the medians tell how often that happened and no
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ import numpy as np
 
 import _plot
 import lanewise as lw
-from _harness import Claim, report, use_device
+from _harness import Claim, report, use_device, usual_arguments
 from control.iteration import collatz, collatz_lax
 from lanewise import options as lanewise_options
 from lanewise.errors import LanewiseError
@@ -60,11 +59,8 @@ def call_microseconds(fun: Callable[..., Any], argument: Any) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = usual_arguments(__doc__, repeats=7)
     parser.add_argument("--carriers", nargs="*", help="all, if none is named")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--device", choices=("cpu", "gpu"))
-    parser.add_argument("--plot", action="store_true", help="write PNGs under docs/plots/")
     options = parser.parse_args()
     use_device(options.device)
 

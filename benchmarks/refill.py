@@ -16,7 +16,6 @@ run. These are nearly all of their work, so it is the occupancy by work that is 
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import math
 import statistics
@@ -27,7 +26,7 @@ import jax
 import numpy as np
 
 import _plot
-from _harness import Claim, geometric_mean, medians, report, use_device
+from _harness import Claim, geometric_mean, medians, report, use_device, usual_arguments
 from control import SUITE
 from control.case import Entry
 from control.measure import Disagree, check, lanes_for, ours
@@ -119,13 +118,10 @@ def dear_claims(programs: Sequence[str]) -> list[Claim]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = usual_arguments(__doc__)
     parser.add_argument("--lanes", type=int, help="by device and carrier unless told")
     parser.add_argument("--carriers", nargs="*", help="those of this device unless told")
     parser.add_argument("--programs", nargs="*", default=[*WORK, *MATRIX_PROGRAMS])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", choices=("cpu", "gpu"))
-    parser.add_argument("--plot", action="store_true", help="write PNGs under docs/plots/")
     options = parser.parse_args()
     use_device(options.device)
     carriers = options.carriers or [c for c in lanewise_options.CARRIERS if c != "auto"]

@@ -10,7 +10,6 @@ gradient of 65,536 writes takes no more than 16 times that of 4,096, and half as
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from jax import lax
 
 import _plot
 import lanewise as lw
-from _harness import Claim, medians, report, use_device
+from _harness import Claim, medians, report, use_device, usual_arguments
 
 TARGET = "<= 5"
 # JAX takes minutes beyond this.
@@ -70,11 +69,8 @@ def measure(size: int, repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = usual_arguments(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[4096, 16_384, 65_536])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", choices=("cpu", "gpu"))
-    parser.add_argument("--plot", action="store_true", help="write a PNG under docs/plots/")
     options = parser.parse_args()
     use_device(options.device)
 

@@ -18,6 +18,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+from _programs import van_der_pol
 from lanewise.errors import OptionError
 
 SCHEDULES = ("sweep", "lowest", "most")
@@ -129,13 +130,9 @@ def numpyro_nuts(numpyro_infer: Any) -> Callable[..., Any]:
 def diffrax_solve(diffrax: Any, *, throw: bool) -> Callable[..., Any]:
     """Van der Pol's oscillator: the larger `mu`, the stiffer, the more steps."""
 
-    def field(t: Any, y: jax.Array, mu: jax.Array) -> jax.Array:
-        del t
-        return jnp.stack([y[1], mu * (1.0 - y[0] ** 2) * y[1] - y[0]])
-
     def solve(mu: jax.Array) -> tuple[Any, jax.Array]:
         solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(field),
+            diffrax.ODETerm(van_der_pol),
             diffrax.Tsit5(),
             t0=0.0,
             t1=2.0,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,11 @@ class Pair:
 
     primal: Callable[..., Any]
     gradient: Callable[..., Any]
+
+
+def gradient_of_sum(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """By the first argument, of all that a function gives."""
+    return jax.grad(lambda *args: jnp.sum(fun(*args)))
 
 
 @dataclass(frozen=True)

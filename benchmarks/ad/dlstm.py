@@ -32,6 +32,17 @@ def cell(weights: Any, bias: Any, hidden: Any, memory: Any, given: Any) -> tuple
     return leave * jnp.tanh(memory), memory
 
 
+def layers_after(main: Any, extra: Any, state: Any, given: Any) -> tuple[Any, Any]:
+    """All layers' step for one character: their new states, and what is predicted."""
+    signal = given * extra[0]
+    layers = []
+    for i in range(main.shape[0]):
+        hidden, memory = cell(main[i, 0], main[i, 1], state[i, 0], state[i, 1], signal)
+        layers.append(jnp.stack([hidden, memory]))
+        signal = hidden
+    return jnp.stack(layers), signal * extra[1] + extra[2]
+
+
 def score(predicted: Any, wanted: Any) -> Any:
     """ADBench's: two is added to the sum of exponentials."""
     return jnp.sum(wanted * (predicted - jnp.log(jnp.sum(jnp.exp(predicted)) + 2.0)))
@@ -50,14 +61,8 @@ def loss(main, extra, state, sequence):
     total = jnp.zeros((), sequence.dtype)
     given_of, wanted_of = sequence[:-1], sequence[1:]
     for given, wanted in zip(given_of, wanted_of):
-        signal = given * extra[0]
-        layers = []
-        for i in range(main.shape[0]):
-            hidden, memory = cell(main[i, 0], main[i, 1], state[i, 0], state[i, 1], signal)
-            layers.append(jnp.stack([hidden, memory]))
-            signal = hidden
-        state = jnp.stack(layers)
-        total = total + score(signal * extra[1] + extra[2], wanted)
+        state, predicted = layers_after(main, extra, state, given)
+        total = total + score(predicted, wanted)
     return -total / ((sequence.shape[0] - 1) * sequence.shape[1])
 
 
@@ -67,13 +72,8 @@ def loss(main, extra, state, sequence):
 def loss_jax(main: Any, extra: Any, state: Any, sequence: Any) -> jax.Array:
     def step(state: Any, characters: Any) -> Any:
         given, wanted = characters
-        signal = given * extra[0]
-        layers = []
-        for i in range(main.shape[0]):
-            hidden, memory = cell(main[i, 0], main[i, 1], state[i, 0], state[i, 1], signal)
-            layers.append(jnp.stack([hidden, memory]))
-            signal = hidden
-        return jnp.stack(layers), score(signal * extra[1] + extra[2], wanted)
+        state, predicted = layers_after(main, extra, state, given)
+        return state, score(predicted, wanted)
 
     _, scores = lax.scan(step, state, (sequence[:-1], sequence[1:]))
     return -jnp.sum(scores) / ((sequence.shape[0] - 1) * sequence.shape[1])

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from ad.case import Case, Entry, Pair
+from ad.case import Case, Entry, Pair, gradient_of_sum
 from ad.reactor import NUCLIDES, draw
 from lanewise import arrays
 
@@ -136,10 +136,6 @@ def lookups_jax(
     return base + jax.ops.segment_sum(each, lookup, energies.shape[0], indices_are_sorted=True)
 
 
-def total(fun: Any) -> Any:
-    return jax.grad(lambda poles, *rest: jnp.sum(fun(poles, *rest)))
-
-
 # -- PyTorch -----------------------------------------------------------------------------------------
 
 
@@ -218,8 +214,8 @@ def data(mean_poles: int, mean_windows: int, count: int) -> tuple[np.ndarray, ..
 
 def case(small: bool) -> Case:
     return Case(
-        Pair(lookups, total(lookups)),
-        Pair(lookups_jax, total(lookups_jax)),
+        Pair(lookups, gradient_of_sum(lookups)),
+        Pair(lookups_jax, gradient_of_sum(lookups_jax)),
         torch_pair,
         data(12, 3, 8) if small else data(POLES, WINDOWS, 10_000),
         double=True,

@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 import lanewise as lw
-from ad.case import Case, Entry, Pair
+from ad.case import Case, Entry, Pair, gradient_of_sum
 from ad.reactor import NUCLIDES, draw
 from lanewise import arrays
 
@@ -85,10 +85,6 @@ def lookups_jax(
     )
 
 
-def total(fun: Any) -> Any:
-    return jax.grad(lambda table, *rest: jnp.sum(fun(table, *rest)))
-
-
 # -- PyTorch -----------------------------------------------------------------------------------------
 
 
@@ -134,8 +130,8 @@ def data(points: int, count: int) -> tuple[np.ndarray, ...]:
 
 def case(small: bool) -> Case:
     return Case(
-        Pair(lookups, total(lookups)),
-        Pair(lookups_jax, total(lookups_jax)),
+        Pair(lookups, gradient_of_sum(lookups)),
+        Pair(lookups_jax, gradient_of_sum(lookups_jax)),
         torch_pair,
         data(17, 50) if small else data(11_303, 100_000),
         double=True,

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+from _programs import van_der_pol
 
 
 def close(found: Any, expected: Any, rtol: float = 1e-3) -> None:
@@ -22,13 +23,9 @@ def test_a_diffrax_solve() -> None:
     """`ForwardMode` runs the solve by a plain `lax.while_loop`; Diffrax's checkpointed adjoint tells what is right."""
     diffrax = pytest.importorskip("diffrax")
 
-    def field(t: Any, y: Any, mu: Any) -> Any:
-        del t
-        return jnp.stack([y[1], mu * (1.0 - y[0] ** 2) * y[1] - y[0]])
-
     def solve(mu: Any, adjoint: Any) -> Any:
         solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(field),
+            diffrax.ODETerm(van_der_pol),
             diffrax.Heun(),
             t0=0.0,
             t1=1.0,
