@@ -8,7 +8,7 @@ All of a block's writes happen at its end, after all its reads, so variables can
 
 A function that takes a state and gives it on (a buffer it writes to, say) takes it in a parameter and gives it in a
 result. Where neither is in the other's way these two share a place as well, in the whole program, and so a recursion
-hands its state from call to call without a copy.
+hands its state from call to call without a copy. What the first call gives back in the end is left where it is.
 """
 
 from __future__ import annotations
@@ -24,8 +24,18 @@ from lanewise._jax import Atom, Literal, Var
 from lanewise.blocks.analysis import live_in, live_out, uniform_variables
 from lanewise.blocks.cost import bytes_of
 from lanewise.blocks.fold import identical
-from lanewise.blocks.form import Block, BlockFunction, BlockProgram, Call, TailCall, defined
+from lanewise.blocks.form import (
+    Block,
+    BlockFunction,
+    BlockProgram,
+    Call,
+    Return,
+    TailCall,
+    defined,
+    reads,
+)
 from lanewise.blocks.rewrite import substitute, substitute_terminator
+from lanewise.blocks.update import UPDATES
 
 
 def coalesce(program: BlockProgram, varying_inputs: Iterable[bool]) -> BlockProgram:
@@ -33,17 +43,47 @@ def coalesce(program: BlockProgram, varying_inputs: Iterable[bool]) -> BlockProg
     varying_inputs = tuple(varying_inputs)
     program = _within_functions(program, varying_inputs)
     place = _results_in_parameters(program, uniform_variables(program, varying_inputs))
-    if not place:
+    if place:
+        functions = {}
+        for name, function in program.functions.items():
+            alive = live_out(program, function)
+            functions[name] = replace(
+                function,
+                results=tuple(place.get(var, var) for var in function.results),
+                blocks=tuple(_renamed(b, alive[b.label], place) for b in function.blocks),
+            )
+        program = _within_functions(replace(program, functions=functions), varying_inputs)
+    return _answers_as_called_functions_give_them(program)
+
+
+def _answers_as_called_functions_give_them(program: BlockProgram) -> BlockProgram:
+    """An answer that is what a call gave, copied where the lane ends, is left in that function's result variable."""
+    entry = program.entry_function
+    if _is_called(program, entry.name):
         return program
-    functions = {}
-    for name, function in program.functions.items():
-        alive = live_out(program, function)
-        functions[name] = replace(
-            function,
-            results=tuple(place.get(var, var) for var in function.results),
-            blocks=tuple(_renamed(b, alive[b.label], place) for b in function.blocks),
-        )
-    return _within_functions(replace(program, functions=functions), varying_inputs)
+    given = {var for f in program.functions.values() if f is not entry for var in f.results}
+    stays: dict[Var, Var] = {}
+    for result in entry.results:
+        ends = [(b, src) for b in entry.blocks for dst, src in b.assigns if dst is result]
+        sources = {src for _, src in ends if isinstance(src, Var)}
+        if len(sources) == 1 and all(
+            isinstance(block.terminator, Return)
+            and isinstance(src, Var)
+            and src in given
+            and src not in _written(block)
+            and (src.aval.shape, src.aval.dtype) == (result.aval.shape, result.aval.dtype)
+            for block, src in ends
+        ):
+            stays[result] = sources.pop()
+    read = {var for b in entry.blocks for var in reads(b)}
+    stays = {var: src for var, src in stays.items() if var not in read}
+    blocks = tuple(
+        b.with_(assigns=tuple((dst, src) for dst, src in b.assigns if dst not in stays))
+        for b in entry.blocks
+    )
+    results = tuple(stays.get(var, var) for var in entry.results)
+    changed = replace(entry, results=results, blocks=blocks)
+    return replace(program, functions={**program.functions, entry.name: changed})
 
 
 def _within_functions(program: BlockProgram, varying_inputs: Iterable[bool]) -> BlockProgram:
@@ -55,7 +95,7 @@ def _within_functions(program: BlockProgram, varying_inputs: Iterable[bool]) -> 
 def _results_in_parameters(program: BlockProgram, uniform: frozenset[Var]) -> dict[Var, Var]:
     """Results of functions that may have the place of one of their parameters, with that parameter."""
     copies = {
-        frozenset((dst, src))
+        frozenset((dst, _updated(block, src)))
         for _, block in program.all_blocks()
         for dst, src in block.assigns
         if isinstance(src, Var)
@@ -78,6 +118,17 @@ def _results_in_parameters(program: BlockProgram, uniform: frozenset[Var]) -> di
                     place[result] = param
                     break
     return place
+
+
+def _updated(block: Block, var: Var) -> Var:
+    """The variable that a value is, but for what the block writes into it by index."""
+    made = {out: eqn for eqn in block.eqns for out in eqn.outvars}
+    while var in made and made[var].primitive.name in UPDATES:
+        into = made[var].invars[0]
+        if isinstance(into, Literal):
+            break
+        var = into
+    return var
 
 
 def _coalesced(

@@ -10,34 +10,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from lanewise import _jax
-from lanewise.program import call_p
 
 Moving = tuple[bool, ...]
 
 
-def moving_outputs(jaxpr: _jax.Jaxpr, moving: Sequence[bool], captures_move: bool) -> Moving:
-    """Which results move when these inputs do; `captures_move`: what called functions close over may move."""
+def moving_outputs(jaxpr: _jax.Jaxpr, moving: Sequence[bool]) -> Moving:
+    """Which results move when these inputs do."""
     moves: set[_jax.Var] = {v for v, flag in zip(jaxpr.invars, moving, strict=True) if flag}
     for eqn in jaxpr.eqns:
         flags = [not isinstance(a, _jax.Literal) and a in moves for a in eqn.invars]
-        for var, flag in zip(eqn.outvars, moving_results(eqn, flags, captures_move), strict=True):
+        for var, flag in zip(eqn.outvars, moving_results(eqn, flags), strict=True):
             if flag:
                 moves.add(var)
     return tuple(not isinstance(a, _jax.Literal) and a in moves for a in jaxpr.outvars)
 
 
-def moving_results(eqn: _jax.JaxprEqn, moving: Sequence[bool], captures_move: bool) -> Moving:
+def moving_results(eqn: _jax.JaxprEqn, moving: Sequence[bool]) -> Moving:
     """Which results of an equation move."""
     name = eqn.primitive.name
-    if eqn.primitive is call_p:
-        found = (any(moving) or captures_move,) * len(eqn.outvars)
-    elif name == "cond":
-        sides = [moving_outputs(code, moving[1:], captures_move) for code in eqn.params["branches"]]
+    if name == "cond":
+        sides = [moving_outputs(code, moving[1:]) for code in eqn.params["branches"]]
         found = tuple(map(any, zip(*sides, strict=True)))
     elif name == "while":
-        found = moving_carry(eqn, moving, captures_move)
+        found = moving_carry(eqn, moving)
     elif name == "scan":
-        found = moving_in_scan(eqn, moving, captures_move)[1]
+        found = moving_in_scan(eqn, moving)[1]
     else:
         found = (any(moving),) * len(eqn.outvars)
     return tuple(
@@ -45,30 +42,28 @@ def moving_results(eqn: _jax.JaxprEqn, moving: Sequence[bool], captures_move: bo
     )
 
 
-def moving_carry(eqn: _jax.JaxprEqn, moving: Sequence[bool], captures_move: bool) -> Moving:
+def moving_carry(eqn: _jax.JaxprEqn, moving: Sequence[bool]) -> Moving:
     """Which of the state of a `while` moves, in any iteration."""
     first = eqn.params["cond_nconsts"]
     consts = tuple(moving[first : first + eqn.params["body_nconsts"]])
     carry = tuple(moving[first + len(consts) :])
     body = eqn.params["body_jaxpr"]
     while True:
-        after = moving_outputs(body, (*consts, *carry), captures_move)
+        after = moving_outputs(body, (*consts, *carry))
         joined = _joined(carry, after)
         if joined == carry:
             return carry
         carry = joined
 
 
-def moving_in_scan(
-    eqn: _jax.JaxprEqn, moving: Sequence[bool], captures_move: bool
-) -> tuple[Moving, Moving]:
+def moving_in_scan(eqn: _jax.JaxprEqn, moving: Sequence[bool]) -> tuple[Moving, Moving]:
     """Which inputs of a `scan`'s body move in any iteration, and which of its results."""
     parts, body = _jax.scan_parts(eqn), eqn.params["jaxpr"]
     consts = tuple(moving[: parts.num_consts])
     carry = tuple(moving[parts.num_consts : parts.num_consts + parts.num_carry])
     xs = tuple(moving[parts.num_consts + parts.num_carry :])
     while True:
-        outs = moving_outputs(body, (*consts, *carry, *xs), captures_move)
+        outs = moving_outputs(body, (*consts, *carry, *xs))
         joined = _joined(carry, outs[: parts.num_carry])
         if joined == carry:
             return (*consts, *carry, *xs), (*carry, *outs[parts.num_carry :])

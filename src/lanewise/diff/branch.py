@@ -26,7 +26,7 @@ def _cond(
     index, *args = operands
     branches = eqn.params["branches"]
     threads = scope.adjoints is not None and any(calls(code) for code in branches)
-    out_moving = moving_results(eqn, moving, scope.captures_move)
+    out_moving = moving_results(eqn, moving)
     if not any(out_moving) and not threads:
         return Swept(_jax.run_eqn(eqn, operands), out_moving, lambda cts, start: list(start))
     inputs = moving[1:]

@@ -98,10 +98,11 @@ def _cond(
 ) -> Sequence[Any]:
     del of_values
     index, *args = operands
-    sides = [functools.partial(inner, code) for code in eqn.params["branches"]]
+    # Closed over, so that what a call takes besides is not another operand if it is one of these.
+    sides = [functools.partial(inner, code, *args) for code in eqn.params["branches"]]
     if len(sides) == 2:
-        return lax.cond(index == 1, sides[1], sides[0], *args)
-    return lax.switch(index, sides, *args)
+        return lax.cond(index == 1, sides[1], sides[0])
+    return lax.switch(index, sides)
 
 
 def _while(

@@ -68,7 +68,7 @@ def _while(
     if tests_many(eqn):
         return _as_one_test(eqn, operands, moving, scope)
     loop = _parts(eqn, operands)
-    carry_moving = moving_carry(eqn, moving, scope.captures_move)
+    carry_moving = moving_carry(eqn, moving)
     threads = scope.adjoints is not None and bool(calls(loop.body))
     if not any(carry_moving) and not threads:
         return Swept(_jax.run_eqn(eqn, operands), carry_moving, lambda cts, start: list(start))

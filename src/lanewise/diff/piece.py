@@ -112,12 +112,11 @@ def piece(
     avals = [v.aval for v in code.invars]
     out_avals = [a.aval for a in code.outvars]
     tapes = [getattr(x, "aval", x) for x in scope.tapes] if threads else []
-    back = scope.back if threads else ()
     summed = [a and b for a, b in zip(added_up, moving, strict=True)]
     adjoint_avals = [_jax.tangent_aval(a) for a in itertools.compress(out_avals, out_moving)]
     start_avals = [_jax.tangent_aval(a) for a in itertools.compress(avals, summed)]
     num_args, num_tapes, num_start = len(avals), len(tapes), len(start_avals)
-    num_ahead = num_tapes + len(back)
+    num_ahead = 2 * num_tapes
 
     def both(*values: Any) -> list[Any]:
         args, rest = values[:num_args], values[num_args:]
@@ -130,10 +129,10 @@ def piece(
         cts = swept.pull(cts, start)
         return [*results, *zeros_for(cts, avals, moving), *inner.tapes]
 
-    traced = _jax.trace(both, [*avals, *tapes, *back, *start_avals, *adjoint_avals])
+    traced = _jax.trace(both, [*avals, *tapes, *tapes, *start_avals, *adjoint_avals])
     num_constants = len(traced.captures)
     known = [True] * (num_constants + num_args + num_tapes)
-    unknown = [False] * (len(back) + num_start + len(adjoint_avals))
+    unknown = [False] * (num_tapes + num_start + len(adjoint_avals))
     is_free = [True] * num_constants + [*free] + [False] * num_tapes
     cut = split(
         folded(traced.jaxpr),

@@ -7,9 +7,10 @@ and goes through the frame backwards; where the frame made a call it calls that 
 the topmost. No call is made twice. A loop that makes calls pushes a record an iteration the same way; a loop that makes
 none is run again, as everywhere.
 
-The stacks are values that both kinds of functions take and give on, and so are the sums of the adjoints of what the
-functions close over. A record's type is known only when its function has been gone through, and that function calls
-others, so all are gone through once with stacks of nothing, to see what they push, and again with those.
+The stacks are values that both kinds of functions take and give on. A record's type is known only when its function has
+been gone through, and that function calls others, so all are gone through once with stacks of nothing, to see what they
+push, and again with those. Sums of adjoints that all calls add to go into a call's reverse and come back with its part
+(`lift.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise.diff.activity import Moving, moving_results
 from lanewise.diff.checkpoint import Checkpoints, read, write
+from lanewise.diff.lift import Lifted, lifted
 from lanewise.diff.piece import piece
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
@@ -41,11 +43,12 @@ MAX_ROUNDS = 8
 class Adjoints:
     """The forward and reverse functions of a program's functions, as they come to be wanted.
 
-    `layout`: the stacks, by the site that pushes there, with the types of a record; `pushed`: what was seen to be
-    pushed with this layout.
+    `functions`: those of the program, lifted; `captured`: which captured values move. `layout`: the stacks, by the site
+    that pushes there, with the types of a record; `pushed`: what was seen to be pushed with this layout.
     """
 
     program: Program
+    functions: dict[str, Lifted]
     captured: Moving
     checkpoints: Checkpoints
     layout: dict[str, tuple[_jax.ShapedArray, ...]]
@@ -62,11 +65,27 @@ class Adjoints:
             found.append(_jax.shaped((), jnp.int32.dtype))
         return found
 
-    @property
-    def sum_avals(self) -> list[_jax.ShapedArray]:
-        """The types of the sums of adjoints of what is closed over."""
-        moved = itertools.compress(self.program.capture_avals, self.captured)
-        return [_jax.tangent_aval(a) for a in moved]
+    def held(self, name: str) -> list[int]:
+        """The captured values that move and that a function closes over, itself or by what it calls."""
+        return [i for i in self.functions[name].captures if self.captured[i]]
+
+    def summed(self, key: Key) -> Moving:
+        """Of these, then of the parameters: whose adjoint is a sum that goes from call to call."""
+        name, moving = key
+        handed_on = self.functions[name].handed_on
+        return (*[True] * len(self.held(name)), *(a and b for a, b in zip(handed_on, moving)))
+
+    def adjoint_avals(self, key: Key) -> tuple[list[Any], list[Any]]:
+        """The types of those sums, and of the adjoints of the other parameters that move."""
+        name, moving = key
+        captures = [self.program.capture_avals[i] for i in self.held(name)]
+        avals = [*captures, *(v.aval for v in self.functions[name].params)]
+        sums, own = [], []
+        moves = (*[True] * len(captures), *moving)
+        for aval, summed, moved in zip(avals, self.summed(key), moves, strict=True):
+            if moved:
+                (sums if summed else own).append(_jax.tangent_aval(aval))
+        return sums, own
 
     def want(self, name: str, moving: Moving) -> Key:
         key = (name, moving)
@@ -76,7 +95,7 @@ class Adjoints:
 
     def out_moving(self, key: Key) -> Moving:
         name, moving = key
-        moves = any(moving) or any(self.captured)
+        moves = any(moving) or bool(self.held(name))
         outs = self.program.functions[name].jaxpr.outvars
         return tuple(moves and _jax.has_tangent(a.aval) for a in outs)
 
@@ -134,9 +153,10 @@ def settled(
 ) -> tuple[Adjoints, list[Any]]:
     """The functions of both sweeps of a program, traced with stacks that hold what they push."""
     captured = moving[: program.num_captures]
+    functions = lifted(program, captured)
     layout: dict[str, tuple[_jax.ShapedArray, ...]] = {}
     for _ in range(MAX_ROUNDS):
-        adjoints = Adjoints(program, captured, checkpoints, layout)
+        adjoints = Adjoints(program, functions, captured, checkpoints, layout)
         adjoints.want(program.entry, moving[program.num_captures :])
         made: list[Any] = []
         # The list grows while functions are gone through.
@@ -160,55 +180,51 @@ class Derived:
 
 def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
     name, moving = key
-    function = adjoints.program.functions[name]
-    num_own = len(function.captures)
+    function = adjoints.functions[name]
+    constants = function.constants
+    num_held = function.num_held
     held = tuple(adjoints.captured[i] for i in function.captures)
-    avals = [v.aval for v in function.jaxpr.invars]
+    avals = [v.aval for v in function.code.invars[len(constants) :]]
     out_moving = adjoints.out_moving(key)
-    stacks, sums = adjoints.stack_avals, adjoints.sum_avals
-    scope = Scope(
-        adjoints.checkpoints,
-        captures_move=any(adjoints.captured),
-        adjoints=adjoints,
-        tapes=stacks,
-        back=(*stacks, *sums),
-        site=forward_name(key),
-    )
+    stacks = adjoints.stack_avals
+    sums, _ = adjoints.adjoint_avals(key)
+    scope = Scope(adjoints.checkpoints, adjoints=adjoints, tapes=stacks, site=forward_name(key))
     own = piece(
-        function.jaxpr,
-        (*held, *moving),
+        function.code,
+        (*[False] * len(constants), *held, *moving),
         out_moving,
         scope,
-        free=[True] * num_own + [False] * len(moving),
-        added_up=[False] * len(avals),
+        free=[True] * num_held + [False] * len(moving),
+        added_up=[*[True] * num_held, *function.handed_on],
         threads=True,
         again=run_again_in_frame,
     )
-    # Where the sum of each moving capture of this function stands among all sums.
-    places = [sum(adjoints.captured[:i]) for i in function.captures if adjoints.captured[i]]
+    # For each input that moves, as the piece gives their adjoints.
+    handed_on = itertools.compress(function.handed_on, moving)
+    summed = [*[True] * sum(held), *handed_on]
+    others = [not flag for flag in summed]
 
     def forward(*values: Any) -> list[Any]:
         args, tapes = values[: len(avals)], values[len(avals) :]
-        outs, tapes, saved = own.forward(args, tapes)
+        outs, tapes, saved = own.forward([*constants, *args], tapes)
         return [*outs, *adjoints.push(scope.site, saved, tapes)]
 
     def reverse(*values: Any) -> list[Any]:
-        captures, rest = values[:num_own], values[num_own:]
-        tapes, cts = list(rest[: len(scope.back)]), rest[len(scope.back) :]
+        captures, rest = values[: len(held)], values[len(held) :]
+        tapes, rest = list(rest[: len(stacks)]), rest[len(stacks) :]
         saved, tapes = adjoints.pop(scope.site, own.saved, tapes)
-        found, tapes = own.reverse(captures, saved, tapes, (), cts)
-        for at, ct in zip(places, found, strict=False):
-            tapes[len(stacks) + at] = tapes[len(stacks) + at] + ct
-        return [*found[len(places) :], *tapes]
+        start, cts = rest[: len(sums)], rest[len(sums) :]
+        found, tapes = own.reverse([*constants, *captures], saved, tapes, start, cts)
+        return [*itertools.compress(found, others), *tapes, *itertools.compress(found, summed)]
 
     ct_avals = [
-        _jax.tangent_aval(a.aval) for a in itertools.compress(function.jaxpr.outvars, out_moving)
+        _jax.tangent_aval(a.aval) for a in itertools.compress(function.code.outvars, out_moving)
     ]
     return [
         Derived(forward_name(key), _jax.trace(forward, [*avals, *stacks]), function.captures),
         Derived(
             reverse_name(key),
-            _jax.trace(reverse, [*avals[:num_own], *scope.back, *ct_avals]),
+            _jax.trace(reverse, [*avals[: len(held)], *stacks, *sums, *ct_avals]),
             function.captures,
         ),
     ]
@@ -219,32 +235,43 @@ def _call(
     eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
 ) -> Swept:
     adjoints: Adjoints = scope.adjoints
-    out_moving = moving_results(eqn, moving, scope.captures_move)
+    name = eqn.params["name"]
+    out_moving = moving_results(eqn, moving)
+    num_held = len(adjoints.held(name))
+    args = operands[num_held:]
     if not any(out_moving):
-        return Swept(_jax.run_eqn(eqn, operands), out_moving, lambda cts, start: list(start))
-    key = adjoints.want(eqn.params["name"], tuple(moving))
+        outs = call_p.bind(*args, **eqn.params)
+        return Swept(outs, out_moving, lambda cts, start: list(start))
+    key = adjoints.want(name, tuple(moving[num_held:]))
     avals = [v.aval for v in eqn.outvars]
+    stacks = adjoints.stack_avals
     outs = call_p.bind(
-        *operands,
+        *args,
         *scope.tapes,
         name=forward_name(key),
-        out_avals=(*eqn.params["out_avals"], *adjoints.stack_avals),
+        out_avals=(*eqn.params["out_avals"], *stacks),
         jvp_of=None,
     )
     scope.tapes = list(outs[len(avals) :])
-    moved = [_jax.tangent_aval(_jax.aval_of(x)) for x in itertools.compress(operands, moving)]
+    operand_avals = [_jax.aval_of(x) for x in operands]
+    summed = adjoints.summed(key)
+    sums, rest = adjoints.adjoint_avals(key)
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
-        given = zeros_for(cts, avals, out_moving)
         found = call_p.bind(
             *scope.tapes,
-            *given,
+            *zeros_for(start, operand_avals, summed),
+            *zeros_for(cts, avals, out_moving),
             name=reverse_name(key),
-            out_avals=(*moved, *scope.back),
+            out_avals=(*rest, *stacks, *sums),
             jvp_of=None,
         )
-        scope.tapes = list(found[len(moved) :])
-        own = spread(found[: len(moved)], moving)
-        return [plus(*each) for each in zip(start, own, strict=True)]
+        scope.tapes = list(found[len(rest) : len(rest) + len(stacks)])
+        whole = spread(found[len(rest) + len(stacks) :], summed)
+        own = spread(found[: len(rest)], [a and not b for a, b in zip(moving, summed, strict=True)])
+        return [
+            total if flag else plus(so_far, ct)
+            for total, so_far, ct, flag in zip(whole, start, own, summed, strict=True)
+        ]
 
     return Swept(outs[: len(avals)], out_moving, pull, threads=True)

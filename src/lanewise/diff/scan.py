@@ -28,7 +28,7 @@ from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
 def _scan(
     eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
 ) -> Swept:
-    inputs, outputs = moving_in_scan(eqn, moving, scope.captures_move)
+    inputs, outputs = moving_in_scan(eqn, moving)
     body = eqn.params["jaxpr"]
     threads = scope.adjoints is not None and bool(calls(body))
     if not any(outputs) and not threads:
@@ -137,7 +137,7 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         num_sums, num_ct = len(sums), len(ct_carry)
         num_moving = num_sums + num_ct + sum(xs_moving)
         # After constants, what is mapped over, what is saved and the tapes, sums and then adjoints of the state.
-        at = len(consts) + len(xs) + len(own.saved) + len(scope.back if loop.threads else ())
+        at = len(consts) + len(xs) + len(own.saved) + own.num_tapes
         behind = own.reverse_step([(at + j, j) for j in range(num_sums + num_ct)])
 
         def back(carry: Any, slices: Any) -> Any:

@@ -50,17 +50,14 @@ class Scope:
     """What is around the code of a sweep.
 
     `checkpoints`: what loops save. `inside`: whether the code is run again in the reverse sweep of a loop around it.
-    Inside recursion (`recursion.py`), `captures_move`: whether functions called here may close over what moves;
-    `adjoints`: their forward and reverse functions; `tapes`: the stacks as they stand at this point of either sweep;
-    `back`: the types of those of the reverse sweep; `site`: the name of the stack of this code.
+    Inside recursion (`recursion.py`), `adjoints`: the forward and reverse functions of those called here; `tapes`: the
+    stacks as they stand at this point of either sweep; `site`: the name of the stack of this code.
     """
 
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     inside: bool = False
-    captures_move: bool = False
     adjoints: Any = None
     tapes: list[Any] = field(default_factory=list)
-    back: tuple[_jax.ShapedArray, ...] = ()
     site: str = ""
     loops: Iterator[int] = field(default_factory=itertools.count)
 
@@ -216,7 +213,7 @@ def _straight(
 ) -> Swept:
     moves = {v for v, flag in zip(piece.ins, moving, strict=True) if flag}
     for eqn in piece.eqns:
-        flags = moving_results(eqn, _flags(eqn.invars, moves), scope.captures_move)
+        flags = moving_results(eqn, _flags(eqn.invars, moves))
         moves.update(v for v, flag in zip(eqn.outvars, flags, strict=True) if flag)
     out_moving = _flags(piece.outs, moves)
 

@@ -77,7 +77,7 @@ def _vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> 
     entry = program.functions[program.entry]
     code = entry.jaxpr
     assert entry.captures == tuple(range(program.num_captures)), "captures of an entry are in order"
-    out_moving = moving_outputs(code, moving, False)
+    out_moving = moving_outputs(code, moving)
     everything = [True] * len(code.invars)
     nothing = [False] * len(code.invars)
     own = piece(code, moving, out_moving, Scope(checkpoints), free=everything, added_up=nothing)
@@ -117,11 +117,11 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
     key = adjoints.wanted[0]
     entry = program.functions[program.entry]
     captures, params = program.capture_avals, [v.aval for v in entry.params]
-    stacks, sums = adjoints.stack_avals, adjoints.sum_avals
+    stacks = adjoints.stack_avals
+    sums, others = adjoints.adjoint_avals(key)
     out_avals = [a.aval for a in entry.jaxpr.outvars]
     out_moving = adjoints.out_moving(key)
     ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(out_avals, out_moving)]
-    ct_params = [_jax.tangent_aval(a) for a in itertools.compress(params, key[1])]
 
     def forward(*values: Any) -> Sequence[Any]:
         empty = [_jax.zeros(a) for a in stacks]
@@ -137,10 +137,19 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
             *zeros,
             *cts,
             name=reverse_name(key),
-            out_avals=(*ct_params, *stacks, *sums),
+            out_avals=(*others, *stacks, *sums),
             jvp_of=None,
         )
-        return [*found[len(ct_params) + len(stacks) :], *found[: len(ct_params)]]
+        own, whole = iter(found[: len(others)]), iter(found[len(others) + len(stacks) :])
+        held = {i: next(whole) for i in adjoints.held(program.entry)}
+        ct_captures = [
+            held[i] if i in held else _jax.zeros(_jax.tangent_aval(aval))
+            for i, aval in enumerate(captures)
+            if moving[i]
+        ]
+        flags = zip(adjoints.summed(key)[len(held) :], key[1], strict=True)
+        ct_params = [next(whole if summed else own) for summed, moved in flags if moved]
+        return [*ct_captures, *ct_params]
 
     def table(name: str, fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> WithConstants:
         """A program of a function and all that it calls; it takes every capture, read or not."""

@@ -167,7 +167,8 @@ class Advance:
         }
         given = terminator_atoms(block.terminator)
         once = [var in self.uniform_place for var in (*kept, *self._parameters(block))]
-        updates = [eqn for chain in chains.values() for eqn in chain]
+        handed = [update_chain(block.eqns, *pair) for pair in _arguments(block)]
+        updates = [eqn for chain in (*chains.values(), *handed) for eqn in chain]
         values = self._compute(state, block, [*atoms, *given], once, updates, mask, shared or {})
         registers, uniforms = list(state.registers), list(state.uniforms)
         for var, value in zip(kept, values, strict=False):
@@ -189,7 +190,7 @@ class Advance:
     def _parameters(block: Block) -> list[Any]:
         """Where what the terminator reads goes: parameters of a callee, or nowhere."""
         if isinstance(block.terminator, Call | TailCall):
-            return [var for var, _ in block.terminator.arguments]
+            return [var for var, _ in _arguments(block)]
         return [None for _ in terminator_atoms(block.terminator)]
 
     def _compute(
@@ -258,11 +259,10 @@ class Advance:
                 else:
                     chosen = jnp.asarray(following, jnp.int32)[index.astype(jnp.int32)]
                 return state.with_(pc=jnp.where(mask, chosen, state.pc))
-            case Call(callee, arguments):
-                state = self._push(state, block, mask)
-                return self.enter(state, callee, arguments, given, mask)
-            case TailCall(callee, arguments):
-                return self.enter(state, callee, arguments, given, mask)
+            case Call():
+                return self.enter(self._push(state, block, mask), block, given, mask)
+            case TailCall():
+                return self.enter(state, block, given, mask)
             case Return():
                 return self._return(state, mask)
             case Fail(site, outcome):
@@ -278,17 +278,20 @@ class Advance:
             site=jnp.where(waits, site, state.site),
         )
 
-    def enter(
-        self, state: State, callee: str, arguments: Any, given: Sequence[Any], mask: Any
-    ) -> State:
+    def enter(self, state: State, block: Block, given: Sequence[Any], mask: Any) -> State:
+        """Give the function that a block calls its parameters, and go there."""
+        assert isinstance(block.terminator, Call | TailCall)
         registers, uniforms = list(state.registers), list(state.uniforms)
-        for (var, _), value in zip(arguments, given, strict=True):
+        for (var, atom), value in zip(_arguments(block), given, strict=True):
             value = stored(value, var.aval)
             if var in self.uniform_place:
                 uniforms[self.uniform_place[var]] = value
+            elif var in self.place and update_chain(block.eqns, var, atom):
+                registers[self.place[var]] = value  # masked where it was written
             elif var in self.place:
                 registers[self.place[var]] = select(mask, value, registers[self.place[var]])
-        entry = self.linked.pc_of[self.linked.program.functions[callee].entry]
+        callee = self.linked.program.functions[block.terminator.callee]
+        entry = self.linked.pc_of[callee.entry]
         return state.with_(
             registers=tuple(registers),
             uniforms=tuple(uniforms),
@@ -343,3 +346,8 @@ class Advance:
 def select(mask: Any, new: Any, old: Any) -> Any:
     """`new` for the lanes of the mask, `old` for the others."""
     return jnp.where(lax.expand_dims(mask, range(1, new.ndim)), new, old)
+
+
+def _arguments(block: Block) -> Sequence[tuple[Var, Any]]:
+    """The parameters that a block gives the function it calls, and what it gives them."""
+    return block.terminator.arguments if isinstance(block.terminator, Call | TailCall) else ()

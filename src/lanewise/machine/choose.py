@@ -248,12 +248,15 @@ def _cuda_path(
 ) -> tuple[str, str]:
     from lanewise.machine.kernel import device
     from lanewise.machine.kernel.carry import kernel_for
+    from lanewise.machine.kernel.support import size_obstacle
 
     if not device.available():
         raise OptionError(
             'carrier="kernel" needs an NVIDIA GPU and NVIDIA\'s cuda-bindings (lanewise[cuda]).'
         )
-    kernel_for(program, varying, options, expand)
+    obstacle = size_obstacle(kernel_for(program, varying, options, expand), "gpu")
+    if obstacle is not None:
+        raise OptionError(f'carrier="kernel" cannot carry {obstacle}. Use carrier="ticks".')
     return "NVRTC", ""
 
 

@@ -111,11 +111,11 @@ class _Local:
                 case Branch(targets=targets):
                     chosen = np.asarray(targets)[np.asarray(given[0]).astype(np.int32)]
                     at = np.where(here, chosen, at)
-                case Call(callee, arguments, target):
-                    state, back = self.enter(state, callee, arguments, given, here, depth)
+                case Call(target=target):
+                    state, back = self.enter(state, block, given, here, depth)
                     at = np.where(here, np.where(back, target, nowhere), at)
-                case TailCall(callee, arguments):
-                    state = self.advance.enter(state, callee, arguments, given, jnp.asarray(here))
+                case TailCall(callee=callee):
+                    state = self.advance.enter(state, block, given, jnp.asarray(here))
                     at[here] = self.linked.program.functions[callee].entry
                 case Return():
                     at[here] = nowhere
@@ -127,8 +127,7 @@ class _Local:
     def enter(
         self,
         state: Any,
-        callee: str,
-        arguments: Any,
+        block: Block,
         given: Sequence[Any],
         here: np.ndarray,
         depth: int,
@@ -137,9 +136,10 @@ class _Local:
         if depth >= self.max_depth:
             self.fail(here, Outcome.STACK_OVERFLOW)
             return state, np.zeros_like(here)
-        function = self.linked.program.functions[callee]
+        assert isinstance(block.terminator, Call)
+        function = self.linked.program.functions[block.terminator.callee]
         kept = state.registers
-        inner = self.advance.enter(state, callee, arguments, given, jnp.asarray(here))
+        inner = self.advance.enter(state, block, given, jnp.asarray(here))
         after = self.call(inner, function, here, depth + 1)
         registers = list(kept)
         for var in function.results:

@@ -20,8 +20,9 @@ from lanewise.machine.kernel.rules import RULES, Unsupported
 from lanewise.machine.link import Linked
 from lanewise.options import Options
 
-# The most scratch memory a lane may take beside its stacks.
-MOST_LANE_BYTES = 1 << 18
+# The most scratch memory a lane may take beside its stacks. A GPU has very many in flight; a host has one on each core,
+# where tapes and adjoints of large arrays may lie.
+MOST_LANE_BYTES = {"gpu": 1 << 18, "cpu": 1 << 28}
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,17 @@ def written(
         )
     except Unsupported as refusal:
         return (Obstacle(refusal.operation, refusal.line, refusal.why),)
-    if emitted.fixed_bytes > MOST_LANE_BYTES:
-        why = f"a lane would take {emitted.fixed_bytes:,} bytes; at most {MOST_LANE_BYTES:,} are sensible"
-        return (Obstacle("the state of a lane", "", why),)
-    return emitted
+    too_large = size_obstacle(emitted, "cpu")
+    return emitted if too_large is None else (too_large,)
+
+
+def size_obstacle(emitted: Emitted, platform: str) -> Obstacle | None:
+    """What keeps a kernel from running on a platform, if its lanes take too much memory for that."""
+    most = MOST_LANE_BYTES[platform]
+    if emitted.fixed_bytes <= most:
+        return None
+    why = f"a lane would take {emitted.fixed_bytes:,} bytes; at most {most:,} are sensible"
+    return Obstacle("the state of a lane", "", why)
 
 
 def _in_equations(eqns: Iterable[JaxprEqn], expand: Expand, around: str = "") -> Iterator[Obstacle]:

@@ -1,0 +1,105 @@
+"""Calls that say what their functions read: before a recursion is differentiated.
+
+What functions close over is no argument of their calls, yet its adjoint is a sum over all calls. Lifted, a call takes
+what its function closes over and moves as its first operands, like any code that reads a value. The sum of its adjoint
+so far then goes into the call's reverse, which gives it on with its own part: a read by index adds to one element of
+it, in whichever frame. The same serves for an array that a function takes and every call hands on as it is.
+
+Only the rules see lifted calls. The functions that run find what they close over where all frames share it; the sums
+alone are handed from call to call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lanewise import _jax
+from lanewise.diff.activity import Moving
+from lanewise.diff.calls import calls, rebind
+from lanewise.program import Function, Program, call_p
+
+
+@dataclass(frozen=True, eq=False)
+class Lifted:
+    """A function whose calls are lifted.
+
+    The inputs of its code are `constants`, values of the captures numbered `captures` (its own and those of what it
+    calls), and its parameters; `handed_on`: which parameters are arrays that every call of it has from its caller as it
+    had them.
+    """
+
+    code: _jax.Jaxpr
+    constants: tuple[Any, ...]
+    captures: tuple[int, ...]
+    handed_on: Moving
+
+    @property
+    def num_held(self) -> int:
+        """How many inputs come before the parameters."""
+        return len(self.constants) + len(self.captures)
+
+    @property
+    def params(self) -> list[_jax.Var]:
+        return list(self.code.invars[self.num_held :])
+
+
+def lifted(program: Program, captured: Moving) -> dict[str, Lifted]:
+    """The functions of a program, lifted; `captured`: which captured values move.
+
+    Calls in the tests of loops stay as they are: they are not differentiated.
+    """
+    needs = _needed(program, captured)
+    handed_on = {
+        name: [math.prod(v.aval.shape) > 1 for v in function.params]
+        for name, function in program.functions.items()
+    }
+
+    def of_function(function: Function) -> tuple[_jax.Traced, tuple[int, ...]]:
+        more = (i for i in needs[function.name] if i not in function.captures)
+        captures = (*function.captures, *more)
+
+        def run(*values: Any) -> list[Any]:
+            held = dict(zip(captures, values, strict=False))
+
+            def on_call(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+                callee = eqn.params["name"]
+                for i, operand in enumerate(operands):
+                    if not any(operand is value for value in values):
+                        handed_on[callee][i] = False
+                taken = [held[i] for i in needs[callee]]
+                return call_p.bind(*taken, *operands, **eqn.params)
+
+            args = (*values[: len(function.captures)], *values[len(captures) :])
+            return rebind(function.jaxpr, args, on_call, of_values=True)
+
+        avals = [program.capture_avals[i] for i in captures]
+        return _jax.trace(run, [*avals, *(v.aval for v in function.params)]), captures
+
+    traced = {name: of_function(function) for name, function in program.functions.items()}
+    return {
+        name: Lifted(code.jaxpr, code.captures, captures, tuple(handed_on[name]))
+        for name, (code, captures) in traced.items()
+    }
+
+
+def _needed(program: Program, captured: Moving) -> dict[str, list[int]]:
+    """The captured values that move and that a function reads, itself or by what it calls."""
+    needs = {
+        name: [i for i in function.captures if captured[i]]
+        for name, function in program.functions.items()
+    }
+    called = {
+        name: [eqn.params["name"] for eqn in calls(function.jaxpr, of_values=True)]
+        for name, function in program.functions.items()
+    }
+    changed = True
+    while changed:
+        changed = False
+        for name, needed in needs.items():
+            more = {i for callee in called[name] for i in needs[callee]}.difference(needed)
+            needed += sorted(more)
+            changed = changed or bool(more)
+    return needs

@@ -1,0 +1,137 @@
+"""What functions of a recursion close over: its adjoint is one sum, handed from call to call and added to in place."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lanewise as lw
+from lanewise.blocks.flatten import operand_avals
+from lanewise.blocks.form import Block, Call, TailCall
+from lanewise.blocks.update import update_chain
+from lanewise.diff.checkpoint import Checkpoints
+from lanewise.diff.vjp import vjp_program
+from lanewise.machine.choose import blocks_of
+from lanewise.machine.execute import expand
+from lanewise.machine.link import Linked, link
+from lanewise.options import Options
+
+SIZE = 1009
+TABLE = jnp.sin(jnp.arange(SIZE, dtype=jnp.float32))
+XS, LENGTHS = jnp.array([0.7, 0.4, 1.1]), (4, 0, 2)
+
+
+def walked(table: Any, x: Any, n: Any, **options: Any) -> Any:
+    """Reads before, between and after calls, and where there are none."""
+
+    @lw.program
+    def walk(i, depth):
+        if depth <= 0:
+            return table[i % SIZE] * x
+        left = walk(i * 2 + 1, depth - 1)
+        here = jnp.sin(left) * table[(i * 7) % SIZE]
+        return here + walk(i * 2 + 2, depth - 1) * table[i % SIZE]
+
+    return walk.with_options(**options)(3, n)
+
+
+def plain_walk(table: Any, x: Any, n: int, i: int = 3) -> Any:
+    if n <= 0:
+        return table[i % SIZE] * x
+    here = jnp.sin(plain_walk(table, x, n - 1, 2 * i + 1)) * table[(i * 7) % SIZE]
+    return here + plain_walk(table, x, n - 1, 2 * i + 2) * table[i % SIZE]
+
+
+def looped(table: Any, x: Any, n: Any, **options: Any) -> Any:
+    """Two functions, one of which reads nothing itself; calls in a loop, whose test calls, too."""
+
+    @lw.program
+    def small(k):
+        if k <= 0:
+            return table[0] > -9.0
+        return small(k - 1)
+
+    @lw.program
+    def outer(i, depth):
+        total = x * 0.5
+        k = 0
+        while small(1) & (k < 2):
+            total = total + inner(i + k, depth - 1) * total
+            k += 1
+        return total
+
+    @lw.program
+    def inner(i, depth):
+        if depth <= 0:
+            return table[i % SIZE]
+        return outer(i * 3, depth) * 0.5
+
+    return outer.with_options(**options)(2, n)
+
+
+def plain_loop(table: Any, x: Any, n: int, i: int = 2) -> Any:
+    total = x * 0.5
+    for k in range(2):
+        below = table[(i + k) % SIZE] if n <= 1 else plain_loop(table, x, n - 1, (i + k) * 3) * 0.5
+        total = total + below * total
+    return total
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain", "carrier"),
+    [(walked, plain_walk, "ticks"), (walked, plain_walk, "native"), (looped, plain_loop, "native")],
+)
+def test_sums_are_those_of_all_calls(ours: Any, plain: Any, carrier: str) -> None:
+    def total(table: Any, xs: Any) -> Any:
+        run = jax.vmap(lambda x, n: ours(table, x, n, carrier=carrier))
+        return jnp.sum(run(xs, jnp.array(LENGTHS)) * jnp.array([1.0, 2.0, 3.0]))
+
+    def plainly(table: Any, xs: Any) -> Any:
+        return sum(
+            w * plain(table, x, n) for w, x, n in zip((1.0, 2.0, 3.0), xs, LENGTHS, strict=True)
+        )
+
+    found = jax.jit(jax.grad(total, (0, 1)))(TABLE, XS)
+    for a, b in zip(found, jax.jit(jax.grad(plainly, (0, 1)))(TABLE, XS), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def reverse_blocks(fun: Any) -> Linked:
+    """The reverse program of a function of a table, a number and a length."""
+    (eqn,) = (
+        eqn
+        for eqn in jax.make_jaxpr(fun)(TABLE, 0.5, 3).jaxpr.eqns
+        if eqn.primitive.name == "program"
+    )
+    program = eqn.params["program"]
+    moving = tuple(jnp.issubdtype(a.dtype, jnp.inexact) for a in operand_avals(program))
+    reverse = vjp_program(program, moving, Checkpoints()).reverse.program
+    varying = tuple(i >= reverse.num_captures for i in range(reverse.num_operands))
+    return link(blocks_of(reverse, varying, Options(), expand), varying)
+
+
+def test_a_call_touches_one_element_of_the_sum() -> None:
+    """Beside the entry, which makes the zeros, no block makes, adds or copies an array of the table's size."""
+    linked = reverse_blocks(walked)
+    first = linked.entered_once
+    assert first is not None
+    rest = [(pc, b) for pc, b in enumerate(linked.order) if isinstance(b, Block) and pc != first]
+    written = 0
+    for pc, block in rest:
+        assert linked.costs[pc].operations < SIZE
+        end = block.terminator
+        given = end.arguments if isinstance(end, Call | TailCall) else ()
+        for var, atom in (*block.assigns, *given):
+            if math.prod(var.aval.shape) == SIZE and var is not atom:
+                assert update_chain(block.eqns, var, atom), (
+                    f"{var} is copied in block {block.label}"
+                )
+                written += 1
+    assert written >= 3  # once for each place that reads
+    stacked = [math.prod(var.aval.shape) for var in linked.storage.stacks]
+    assert SIZE not in stacked
