@@ -44,16 +44,9 @@ template <class V> static inline V lw_read(const void* from) {
 #endif""",
         "lw_dots": r"""
 // Sums of products of `size` elements, several at a time: each in parts that vectors hold, which are then summed in
-// pairs. A thread of a GPU has no vectors, and adds one after the other.
+// pairs.
+#ifndef __CUDACC__
 template <int count, int size, class T> LW_FUNCTION void lw_dots(const T* const* a, const T* const* b, T* totals) {
-#ifdef __CUDACC__
-  LW_UNROLL
-  for (int n = 0; n < count; ++n) {
-    T total = 0;
-    for (int k = 0; k < size; ++k) total = lw_multiply_add(a[n][k], b[n][k], total);
-    totals[n] += total;
-  }
-#else
   typedef T v16 __attribute__((vector_size(16 * sizeof(T))));
   typedef T v8 __attribute__((vector_size(8 * sizeof(T))));
   typedef T v4 __attribute__((vector_size(4 * sizeof(T))));
@@ -77,8 +70,8 @@ template <int count, int size, class T> LW_FUNCTION void lw_dots(const T* const*
     for (; k < size; ++k) total = lw_multiply_add(a[n][k], b[n][k], total);
     totals[n] += total;
   }
-#endif
-}""",
+}
+#endif""",
         "lw_multiply_add": r"""
 // One rounding where the machine has an instruction for it; its libraries use it for products too.
 #if defined(__CUDACC__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -252,11 +245,21 @@ def _sums_at(w: Writer, product: _Product, room: Place, places: list[tuple[Index
     totals = w.fresh("totals")
     w.line(f"{kind} {totals}[{count}] = {{}};")
     with w.loops(front) as inner, w.block():
+        # A thread of a GPU has no vectors, nor its arrays in one piece: it adds one term after the other to each sum.
+        w.line("#ifdef __CUDACC__")
+        k = w.fresh("k")
+        w.line("LW_UNROLL_FOUR")
+        with w.block(f"for (int {k} = 0; {k} < {size}; ++{k})"):
+            for n, outer in enumerate(places):
+                total = f"{totals}[{n}]"
+                w.line(f"{total} = {product.fused(total, outer, (*inner, k))};")
+        w.line("#else")
         pairs = [product.factors(outer, (*inner, 0)) for outer in places]
         for name, elements in (("a", [a for a, _ in pairs]), ("b", [b for _, b in pairs])):
             addresses = ", ".join(f"&{element}" for element in elements)
             w.line(f"const {kind}* const {name}[{count}] = {{{addresses}}};")
         w.line(f"lw_dots<{count}, {size}>(a, b, {totals});")
+        w.line("#endif")
     for n, outer in enumerate(places):
         w.put(room, outer, f"{totals}[{n}]")
 
