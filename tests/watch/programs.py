@@ -11,25 +11,6 @@ import lanewise as lw
 
 
 @lw.program
-def collatz(n):
-    steps = 0
-    while n != 1:
-        if n % 2 == 0:
-            n = n // 2
-        else:
-            n = 3 * n + 1
-        steps += 1
-    return steps
-
-
-@lw.program
-def fib(n):
-    if n < 2:
-        return n
-    return fib(n - 1) + fib(n - 2)
-
-
-@lw.program
 def decay(x, n):
     i = 0
     while i < n:

@@ -12,8 +12,9 @@ import pytest
 
 import lanewise as lw
 from lanewise.watch.report import add_sampling
+from programs.small import collatz, fib
 from watch import browser
-from watch.programs import NUMBERS, SWEPT, collatz, fib
+from watch.programs import NUMBERS, SWEPT
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,8 @@ from lanewise.watch.figures import (
     tick_figures,
 )
 from lanewise.watch.recording import Recording, Run
-from watch.programs import NUMBERS, STEPS, SWEPT, collatz, decay, fib
+from programs.small import collatz, fib
+from watch.programs import NUMBERS, STEPS, SWEPT, decay
 
 
 @contextmanager

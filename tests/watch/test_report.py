@@ -15,7 +15,8 @@ import pytest
 import lanewise as lw
 from lanewise.errors import OptionError
 from lanewise.watch.report import add_sampling
-from watch.programs import NUMBERS, STEPS, SWEPT, collatz, fib
+from programs.small import collatz, fib
+from watch.programs import NUMBERS, STEPS, SWEPT
 
 
 def pictures(page: str) -> list[ElementTree.Element]:

@@ -14,7 +14,8 @@ from jax.sharding import Mesh, PartitionSpec
 import lanewise as lw
 from lanewise import watchers
 from lanewise.errors import OptionError
-from watch.programs import NUMBERS, STEPS, SWEPT, collatz, decay, fib
+from programs.small import collatz, fib
+from watch.programs import NUMBERS, STEPS, SWEPT, decay
 
 
 class Seen:
