@@ -65,6 +65,7 @@ class Axis:
     high: float
     name: str
     write: Format = count
+    whole: bool = False
 
     def ticks(self, most: int) -> list[float]:
         """A few round numbers.
@@ -75,7 +76,7 @@ class Axis:
         span = self.high - self.low
         if span <= 0:
             return [self.low]
-        rough = span / most
+        rough = max(span / most, 1.0) if self.whole else span / most
         size = 10.0 ** math.floor(math.log10(rough))
         step = next(size * m for m in (1, 2, 5, 10) if size * m >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
@@ -91,11 +92,10 @@ class Frame:
     y: Axis
     height: float = 210.0
     left: float = LEFT
-    width: float = WIDTH
 
     def across(self, value: float) -> float:
         span = (self.x.high - self.x.low) or 1.0
-        return self.left + (value - self.x.low) / span * (self.width - self.left - RIGHT)
+        return self.left + (value - self.x.low) / span * (WIDTH - self.left - RIGHT)
 
     def up(self, value: float) -> float:
         span = (self.y.high - self.y.low) or 1.0
@@ -104,20 +104,18 @@ class Frame:
     def drawn(self, parts: Sequence[str], label: str, kind: str, *, y_axis: bool = True) -> str:
         """The whole chart, axes behind what is in it."""
         behind = self._x_axis() + (self._y_axis() if y_axis else [])
-        return picture([*behind, *parts], self.width, self.height, label, f"lw-chart {kind}")
+        return picture([*behind, *parts], WIDTH, self.height, label, f"lw-chart {kind}")
 
     def _x_axis(self) -> list[str]:
         floor = self.height - BOTTOM
-        parts = [
-            tag("line", x1=self.left, x2=self.width - RIGHT, y1=floor, y2=floor, class_="axis")
-        ]
+        parts = [tag("line", x1=self.left, x2=WIDTH - RIGHT, y1=floor, y2=floor, class_="axis")]
         for value in self.x.ticks(7):
             x = self.across(value)
             parts.append(tag("line", x1=x, x2=x, y1=floor, y2=floor + 4, class_="axis"))
             parts.append(
                 text(x, floor + 16, self.x.write(value), text_anchor="middle", class_="figure")
             )
-        middle = (self.left + self.width - RIGHT) / 2
+        middle = (self.left + WIDTH - RIGHT) / 2
         parts.append(
             text(middle, self.height - 4, self.x.name, text_anchor="middle", class_="axis-name")
         )
@@ -127,9 +125,7 @@ class Frame:
         parts = []
         for value in self.y.ticks(4):
             y = self.up(value)
-            parts.append(
-                tag("line", x1=self.left, x2=self.width - RIGHT, y1=y, y2=y, class_="grid")
-            )
+            parts.append(tag("line", x1=self.left, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
             parts.append(
                 text(self.left - 6, y + 4, self.y.write(value), text_anchor="end", class_="figure")
             )
@@ -191,12 +187,11 @@ def lines(
     y: Axis,
     label: str,
     *,
-    height: float = 210.0,
     thin: bool = False,
     marks: Sequence[tuple[float, str]] = (),
 ) -> str:
     """Several lines; `marks` are places along the floor, with what they say."""
-    frame = Frame(x, y, height)
+    frame = Frame(x, y)
     parts = []
     for i, line in enumerate(given):
         places = [(frame.across(float(a)), frame.up(float(b))) for a, b in zip(line.x, line.y)]
@@ -247,7 +242,7 @@ def heat_map(
     for i, name in enumerate(rows):
         y = TOP + i * row_height
         shown = name if len(name) <= letters else name[: letters - 1] + "…"
-        end = frame.width - RIGHT
+        end = WIDTH - RIGHT
         cells = [
             text(left - 8, y + row_height / 2 + 4, shown, text_anchor="end", class_="row-name"),
             tag("rect", x=left, y=y + 1, width=end - left, height=row_height - 2, class_="empty"),
@@ -304,6 +299,7 @@ def histogram(values: np.ndarray, name: str, unit: str, label: str, bins: int = 
     low, high = float(values.min()), float(values.max())
     width = max(1, math.ceil((high - low + 1) / bins))
     edges = np.arange(low, high + width + 1, width, dtype=float)
+    edges = edges[: int(np.searchsorted(edges, high, side="right")) + 1]
     counts, edges = np.histogram(values, edges)
     told = [
         f"{count(a)} to {count(b - 1)} {unit}: {count(n)}"
@@ -311,7 +307,10 @@ def histogram(values: np.ndarray, name: str, unit: str, label: str, bins: int = 
         else f"{count(a)} {unit}: {count(n)}"
         for a, b, n in zip(edges, edges[1:], counts)
     ]
-    return bars(edges, counts, Axis(edges[0], edges[-1], name), "examples", label, told)
+    # The figure of a bar that stands for one number is below its middle.
+    places = edges - 0.5 if width == 1 else edges
+    x = Axis(places[0], places[-1], name, whole=True)
+    return bars(places, counts, x, "examples", label, told)
 
 
 def bars(
@@ -321,13 +320,10 @@ def bars(
     y_name: str,
     label: str,
     told: Sequence[str],
-    *,
-    width: float = WIDTH,
-    height: float = 190.0,
-    series: int = 0,
 ) -> str:
     """Bars between edges."""
-    frame = Frame(x, Axis(0, float(max(heights.max(), 1)) * 1.05, y_name), height, width=width)
+    y = Axis(0, float(max(heights.max(), 1)) * 1.05, y_name, whole=True)
+    frame = Frame(x, y, 190.0)
     parts = []
     for start, end, value, words in zip(edges, edges[1:], heights, told):
         if not value:
@@ -341,7 +337,7 @@ def bars(
                 y=top,
                 width=max(right - left - 1, 0.6),
                 height=max(frame.up(0) - top, 0.6),
-                class_=f"bar series-{series % SERIES}",
+                class_="bar series-0",
             )
         )
     return frame.drawn(parts, label, "bar-chart")

@@ -66,12 +66,16 @@ svg.lw-graph:root {{ color: #1f2933; background: #ffffff; }}
 
 @dataclass(frozen=True)
 class _Column:
-    """Where a function's blocks are: its left edge, the width of its boxes, and the top of each block."""
+    """Where a function's blocks are: its left edge, the width of its boxes, and the top of each block.
+
+    `outer`: how far the ways round its blocks go, to the left and to the right.
+    """
 
     function: BlockFunction
     left: float
     width: float
     top: dict[Label, float]
+    outer: tuple[float, float]
 
     @property
     def right(self) -> float:
@@ -109,13 +113,15 @@ def graph_svg(
         backward = _levels([e for e in edges if e.target <= e.source])
         forward = _levels([e for e in edges if e.target > e.source + 1])
         width = _width(function)
+        outside = left
         left += ARC * max(backward.values(), default=0)
+        end = left + width + ARC * max(forward.values(), default=0)
         top = MARGIN + TITLE
         tops = {block.label: top + i * (HEIGHT + GAP) for i, block in enumerate(function.blocks)}
-        column = _Column(function, left, width, tops)
+        column = _Column(function, left, width, tops, (outside, end))
         columns.append(column)
         parts += _drawn_edges(column, edges, backward | forward)
-        left += width + ARC * max(forward.values(), default=0) + BETWEEN
+        left = end + BETWEEN
     by_name = {column.function.name: column for column in columns}
     for column in columns:
         parts += _drawn_calls(column, by_name)
@@ -253,6 +259,16 @@ def _round(x: float, y: float, turn: float, end: float, to: float, radius: float
     )
 
 
+def _up_and_on(x: float, y: float, turn: float, end: float, to: float, radius: float = 6.0) -> str:
+    """From (x, y) sideways to `turn`, up to the height `end`, and on in the same direction to `to`."""
+    side = 1 if to > x else -1
+    return (
+        f"M{number(x)} {number(y)}H{number(turn - side * radius)}"
+        f"Q{number(turn)} {number(y)} {number(turn)} {number(y - radius)}V{number(end + radius)}"
+        f"Q{number(turn)} {number(end)} {number(turn + side * radius)} {number(end)}H{number(to)}"
+    )
+
+
 def _drawn_calls(column: _Column, columns: Mapping[str, _Column]) -> list[str]:
     """Calls of other functions: to the head of their column."""
     parts = []
@@ -267,14 +283,10 @@ def _drawn_calls(column: _Column, columns: Mapping[str, _Column]) -> list[str]:
         x = column.right if to_right else column.left
         to = callee.middle - half if to_right else callee.middle + half
         head = MARGIN + 9
-        bend = (to - x) * 0.5
-        parts.append(
-            _line(
-                f"M{number(x)} {number(y)}C{number(x + bend)} {number(y)} {number(to - bend)} {number(head)}"
-                f" {number(to)} {number(head)}",
-                "lw-call",
-            )
-        )
+        # Up between the columns, where no block is.
+        out = BETWEEN / 3
+        turn = column.outer[1] + out if to_right else column.outer[0] - out
+        parts.append(_line(_up_and_on(x, y, turn, head, to), "lw-call"))
         parts.append(arrow_head(to, head, "right" if to_right else "left"))
     return parts
 

@@ -41,7 +41,7 @@ def sampling_section(inference_data: Any, title: str) -> str:
     posterior = inference_data.posterior
     chains, draws = posterior.sizes["chain"], posterior.sizes["draw"]
     stats = _sample_stats(inference_data)
-    summary: Any = arviz.summary(inference_data)  # type: ignore[call-arg]
+    summary: Any = arviz.summary(inference_data, round_to="none")  # type: ignore[call-arg]
     facts = {"chains": count(chains), "draws of each": count(draws)} | _stat_facts(stats)
     for column, name, worst in (("r_hat", "greatest R-hat", max), ("ess_bulk", "least ESS", min)):
         if column in summary:
