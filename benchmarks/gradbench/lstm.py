@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ad.dlstm import carried
+from ad.dlstm import loss
 from gradbench.protocol import Function, flat, listed
 
 
@@ -21,9 +21,9 @@ def arguments(given: Any) -> tuple[np.ndarray, ...]:
 
 
 FUNCTIONS = {
-    "objective": Function(lambda given: (carried(), arguments(given)), listed),
+    "objective": Function(lambda given: (loss, arguments(given)), listed),
     "jacobian": Function(
-        lambda given: (jax.grad(carried(), argnums=(0, 1)), arguments(given)),
+        lambda given: (jax.grad(loss, argnums=(0, 1)), arguments(given)),
         lambda result: flat(*result),
     ),
 }
