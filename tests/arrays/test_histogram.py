@@ -181,4 +181,4 @@ def test_what_does_not_fit_is_told(call: Any, message: str) -> None:
 
 def test_other_operators_need_a_neutral_element() -> None:
     with pytest.raises(lw.errors.OperatorError, match="bins without values"):
-        histogram(lambda a, b: a + b + a * b, jnp.zeros(3, int), jnp.ones(3), 2)
+        histogram(lambda a, b: a + b + jnp.sin(a * b), jnp.zeros(3, int), jnp.ones(3), 2)

@@ -140,4 +140,4 @@ def test_what_does_not_fit_is_told(call: Any, message: str) -> None:
 
 def test_other_operators_need_a_neutral_element() -> None:
     with pytest.raises(lw.errors.OperatorError, match="empty segments"):
-        segmented_reduce(lambda a, b: a + b + a * b, jnp.ones(2), jnp.array([2]))
+        segmented_reduce(lambda a, b: a + b + jnp.sin(a * b), jnp.ones(2), jnp.array([2]))
