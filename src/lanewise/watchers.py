@@ -31,6 +31,8 @@ BAR_SECONDS = 0.05
 CLOCK_SECONDS = 0.002
 # And how much longer than the last the time to the next call may be: the first ticks are no measure of the others.
 LONGER = 4
+# A run that can be asked about is there at once, if it is there at all, in seconds.
+LATE = 5.0
 NEVER = np.int32(2**31 - 1)
 
 
@@ -83,6 +85,8 @@ class _Run:
     time: float
     tick: int = 0
     done: int = 0
+    # Whether a thread asks how far it is.
+    asked: bool = False
 
 
 @dataclass(eq=False)
@@ -180,7 +184,7 @@ def _begin(site: Site) -> np.int32:
         if not (recorders or (site.progress and _new_bar)):
             return np.int32(0)
         number = next(_numbers) % int(NEVER)
-        run = _runs[number] = _Run(site, recorders, now)
+        run = _runs[number] = _Run(site, recorders, now, asked=site.ask is not None)
         for recorder in recorders:
             recorder.began(number, site, now)
         if site.progress and _new_bar:
@@ -330,7 +334,7 @@ def _ask() -> None:
     while True:
         time.sleep(BAR_SECONDS)
         with _lock:
-            asked = [(number, run) for number, run in _runs.items() if run.site.ask is not None]
+            asked = [(number, run) for number, run in _runs.items() if run.asked]
             if not asked:
                 _asking.clear()
                 return
@@ -340,3 +344,5 @@ def _ask() -> None:
                     done = run.site.ask(number)
                     if done >= 0:
                         _reach(run, number, -1, run.site.examples - done)
+                    # It has ended, or was given up by XLA; the call that tells which may never come.
+                    run.asked = done >= 0 or time.perf_counter() - run.time < LATE

@@ -141,6 +141,16 @@ def test_a_bar_inside_another_is_silent() -> None:
     assert inner.getvalue()
 
 
+def test_a_bar_that_was_left_open_silences_no_other_for_long() -> None:
+    clock, left, other = Clock(), Terminal(), Terminal()
+    abandoned = Bar(2, file=left, clock=clock).open()
+    clock.now = 61.0
+    with Bar(10, file=other, clock=clock) as bar:
+        bar.update(10)
+    abandoned.close()
+    assert "10/10" in shown(other)[-1]
+
+
 def test_a_notebook_updates_one_output(monkeypatch: pytest.MonkeyPatch) -> None:
     class ZMQInteractiveShell:
         pass

@@ -5,7 +5,7 @@ log file, a pipe) as a plain line now and then. Whatever becomes of the place it
 print a character), a run goes on: drawing never raises.
 
 A bar that is opened while another is open stays silent: one line cannot show two, and the outer one says how far the
-whole is.
+whole is. Unless nothing has been heard of that one for a minute: its run may have died and left it open.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lanewise import watchers
 # At most ten updates a second where the line is written over, one in ten seconds where every line stays.
 SECONDS_BETWEEN_UPDATES = 0.1
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_UNHEARD = 60.0
 BAR_WIDTH = 24
 FALLBACK_COLUMNS = 100
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -60,7 +61,7 @@ class Bar:
         self.done = 0
         self.figures: dict[str, Any] = {}
         self._clock = clock
-        self._began = clock()
+        self._began = self._heard = clock()
         self._file = sys.stderr if file is None else file
         self._place: _Place | None = None
         self._next = self._began
@@ -74,9 +75,9 @@ class Bar:
 
     def open(self) -> Bar:
         """Begin; the same as `with`."""
-        self._began = self._next = self._clock()
+        self._began = self._next = self._heard = self._clock()
         with _lock:
-            first = not _open
+            first = all(self._began - bar._heard > SECONDS_UNHEARD for bar in _open)
             _open.append(self)
         if first:
             self._place = _never_raising(lambda: _place_for(self._file))
@@ -88,6 +89,7 @@ class Bar:
 
     def update(self, done: int | None = None, *, total: int | None = None, **figures: Any) -> None:
         """Say how much is done, in all; figures stay until they are given anew."""
+        self._heard = self._clock()
         if done is not None:
             self.done = done
         if total is not None:
