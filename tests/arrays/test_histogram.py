@@ -60,7 +60,8 @@ def test_into(sample: Sample) -> None:
         found = histogram(sample.operator, index, xs, into=into, neutral=sample.neutral)
         return found, in_loop(sample, index, xs, [row(into, i) for i in range(BINS)])
 
-    assert_same(*both(sequence(sample, 20), sequence(sample, BINS, seed=1)), 1e-9)
+    found, expected = both(sequence(sample, 20), sequence(sample, BINS, seed=1))
+    assert_same(found, expected, 1e-9)
 
 
 @pytest.mark.parametrize("sample", SMOOTH, ids=repr)
