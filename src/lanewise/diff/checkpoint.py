@@ -148,11 +148,22 @@ def _further(free: Any, counts: Any) -> Any:
     return reach * (free + times + 1) / (times + 1), reach, times + 1
 
 
+# As plain slices: JAX's own functions for this come wrapped in `jit`, where a machine by ticks does not see that one
+# entry is written, and writes all of them.
+
+
 def write(buffer: Any, value: Any, place: Any) -> Any:
     """A buffer with one entry written."""
-    return lax.dynamic_update_index_in_dim(buffer, value, place, 0)
+    entry = lax.expand_dims(value, (0,))
+    return lax.dynamic_update_slice(buffer, entry, _at(buffer, place), allow_negative_indices=False)
 
 
 def read(buffer: Any, place: Any) -> Any:
     """One entry of a buffer."""
-    return lax.dynamic_index_in_dim(buffer, place, 0, keepdims=False)
+    sizes = (1, *buffer.shape[1:])
+    entry = lax.dynamic_slice(buffer, _at(buffer, place), sizes, allow_negative_indices=False)
+    return lax.squeeze(entry, (0,))
+
+
+def _at(buffer: Any, place: Any) -> list[Any]:
+    return [place, *[jnp.int32(0)] * (buffer.ndim - 1)]
