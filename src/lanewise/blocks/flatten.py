@@ -37,6 +37,7 @@ from lanewise.blocks.form import (
     Terminator,
 )
 from lanewise.blocks.inside import Expand, inside, is_throw, tests_many, with_one_test
+from lanewise.blocks.update import UPDATES
 from lanewise.check import check_p
 from lanewise.errors import Outcome, TransformError
 from lanewise.outcomes import FULL_TAPE, Site
@@ -416,8 +417,13 @@ def _calls_in(jaxpr: Jaxpr) -> list[JaxprEqn]:
 
 
 def _keeps_batching_rule(eqn: JaxprEqn) -> bool:
-    """Whether JAX's own batching of the equation is what we want (a `jit` or `custom_jvp` is)."""
-    return eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call")
+    """Whether JAX's own batching of the equation is what we want.
+
+    A `jit` or `custom_jvp` is, unless it hides a write by index, as JAX's own functions for that do: see `update.py`.
+    """
+    if eqn.primitive.name not in ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call"):
+        return False
+    return not any(e.primitive.name in UPDATES for code in _jax.subjaxprs(eqn) for e in code.eqns)
 
 
 def _lane_params(eqn: JaxprEqn) -> dict[str, Any]:
