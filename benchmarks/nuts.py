@@ -76,7 +76,7 @@ def gaussian_100() -> Target:
         lambda x: -0.5 * x @ (precision @ x),
         lambda key: factor @ random.normal(key, (100,)),
         step=0.15,
-        draws=20,
+        draws=50,
         least=4.0,
     )
 
@@ -97,7 +97,7 @@ def logistic() -> Target:
         density,
         lambda key: truth + 0.02 * random.normal(key, (100,)),
         step=0.0175,
-        draws=8,
+        draws=24,
         least=1.15,
         of_limit=0.93,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from lanewise.errors import OptionError
 
-SCHEDULES = ("auto", "lowest", "most", "sweep", "local", "plain")
+SCHEDULES = ("auto", "lowest", "most", "sweep", "meet", "local", "plain")
 Checkpointing = str | int  # "auto", "all", "sqrt", or how many states
 CARRIERS = ("auto", "ticks", "native", "kernel")
 
@@ -56,7 +56,7 @@ class Options:
         if self.lanes is not None and self.schedule in ("local", "plain"):
             raise OptionError(
                 f"lanes={self.lanes} refills the lanes of a machine, and schedule={self.schedule!r} has none;"
-                ' use schedule="auto", "sweep", "most" or "lowest", or leave lanes out.'
+                ' use schedule="auto", "sweep", "meet", "most" or "lowest", or leave lanes out.'
             )
 
     def updated(self, **changes: Any) -> Options:

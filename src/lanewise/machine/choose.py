@@ -34,7 +34,7 @@ from lanewise.errors import OptionError, TransformError
 from lanewise.machine.compact import move_operations, tile_width
 from lanewise.machine.link import Linked, link
 from lanewise.machine.sample import Sample
-from lanewise.machine.schedule import dear_blocks
+from lanewise.machine.schedule import dear_blocks, kernel_between, meeting_blocks
 from lanewise.options import Options
 from lanewise.program import Program, program_p
 
@@ -115,10 +115,16 @@ def make_plan(
         return found or Plan(linked, "plain", "ticks", why)
     if options.schedule != "auto":
         return Plan(linked, options.schedule, "ticks", "asked for")
-    if options.carrier == "auto" and lanes is not None:
+    meets = lanes is not None and _would_meet(linked, options, platform)
+    together = (
+        "lanes meet at blocks with matrix work, and between them run each by itself, in one kernel"
+    )
+    if options.carrier == "auto" and lanes is not None and not (meets and platform == "gpu"):
         found = _one_lane_if_better(program, varying, options, expand, platform, linked)
         if found is not None:
             return found
+    if meets:
+        return Plan(linked, "meet", "ticks", f"a recursion around matrix products: {together}")
     dear = dear_blocks(linked, lanes or 1)
     if (
         structured_ok
@@ -136,6 +142,13 @@ def make_plan(
     return Plan(linked, "sweep", "ticks", why)
 
 
+def _would_meet(linked: Linked, options: Options, platform: str | None) -> bool:
+    """Whether lanes should run together only at dear blocks: a recursion takes many ticks from one to the next."""
+    if not (linked.has_calls and platform in ("cpu", "gpu") and meeting_blocks(linked)):
+        return False
+    return not isinstance(kernel_between(linked, options.max_steps, options.stats), str)
+
+
 def measured_plan(
     program: Program,
     varying: tuple[bool, ...],
@@ -148,7 +161,7 @@ def measured_plan(
     """The plan where lanes can be looked at: that of `plan_for`, unless a sample promises another to be better."""
     suggested = plan_for(program, varying, lanes, options, expand, platform)
     asked_for = (options.carrier, options.schedule) != ("auto", "auto") or options.stats
-    if platform != "cpu" or lanes is None or asked_for:
+    if platform != "cpu" or lanes is None or asked_for or suggested.schedule == "meet":
         return suggested
     linked = suggested.linked or link(blocks_of(program, varying, options, expand), varying)
     if linked.straight or not _may_depend_on_divergence(linked):

@@ -37,7 +37,7 @@ from lanewise.errors import Outcome
 from lanewise.machine import observe
 from lanewise.machine.advance import select
 from lanewise.machine.link import Linked
-from lanewise.machine.schedule import block_operations, dear_blocks, swept_blocks
+from lanewise.machine.schedule import block_operations, dear_for, swept_blocks
 from lanewise.machine.state import (
     State,
     grown,
@@ -325,7 +325,7 @@ def restarted(linked: Linked, state: State, takes: Any, inputs: Mapping[Var, Any
 
 def num_dear(linked: Linked, lanes: int, schedule: str) -> int:
     """How many blocks the schedule keeps an account of."""
-    return len(dear_blocks(linked, lanes)) if schedule == "sweep" else 0
+    return len(dear_for(linked, lanes, schedule))
 
 
 def refill_ticks(linked: Linked, lanes: int, schedule: str) -> float:

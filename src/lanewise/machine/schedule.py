@@ -4,6 +4,7 @@
 * `most`: the block most lanes are at.
 * `sweep`: all cheap blocks in program order, each for the lanes that are at it when its turn comes, so that a lane
   goes through a whole loop iteration in one tick; dear blocks run behind a guard, and only when it pays.
+* `meet`: each lane runs by itself, in one kernel, up to a block with matrix work, where lanes run together.
 
 When a dear block pays (sweep). Lanes gather at a dear block while the others run on. A lane that waits loses a tick,
 and a tick is worth what the machine spends in it, shared by the live lanes; a run costs the same for one lane as for
@@ -27,9 +28,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise.blocks.cost import holds_while
+from lanewise.errors import OptionError
 from lanewise.machine.advance import Advance
 from lanewise.machine.around import around
 from lanewise.machine.compact import can_be_packed, run_one_tile, run_tiles, tile_width
+from lanewise.machine.kernel.between import available, emit_between, run_between
+from lanewise.machine.kernel.emit import Emitted
+from lanewise.machine.kernel.rules import Unsupported
 from lanewise.machine.link import Linked
 from lanewise.machine.state import State, running
 from lanewise.one_function import as_one_function
@@ -41,6 +46,8 @@ Tick = Callable[[State], State]
 GUARD_OPERATIONS = {"cpu": 100_000, "gpu": 300_000_000}
 # The fixed cost of any block, in the same unit.
 BLOCK_OPERATIONS = {"cpu": 2_000, "gpu": 100_000_000}
+# A block is worth meeting at if a lane's products in it take this many operations.
+MEETING_PRODUCTS = 10_000
 # The lanes that gather at the fullest of several alternatives, over those at each if all were as full.
 CROWDED = 1.0
 # Alternatives that together cost no more than so many ticks all run in each: lanes then need fewer ticks.
@@ -80,6 +87,55 @@ def lanes_at(state: State, linked: Linked) -> Any:
     return (state.pc[:, None] == jnp.arange(linked.halt)).sum(0, dtype=jnp.int32)
 
 
+def meet(advance: Advance) -> Tick:
+    """One tick of lanes that meet: each by itself to the next dear block, then those for the lanes that are there."""
+    linked, lanes = advance.linked, advance.lanes
+    dear = meeting_blocks(linked)
+    between = kernel_between(linked, advance.max_steps, advance.counting)
+    if isinstance(between, str):
+        raise OptionError(f'schedule="meet" cannot run this program: {between}. Use "auto".')
+    run_dear = _running_dear(advance, dear, _here(TICK_OPERATIONS), lambda state, pc: state)
+
+    def tick(state: State) -> State:
+        state = run_between(between, state, lanes, advance.counting)
+        if len(dear) == 1 and tile_width(linked, dear[0], lanes) is None:
+            return advance.run(state, dear[0])
+        return run_dear(state)
+
+    return tick
+
+
+def meeting_blocks(linked: Linked) -> tuple[int, ...]:
+    """The blocks at which lanes meet: those whose work together is another than the work of each by itself."""
+    return tuple(
+        pc
+        for pc, cost in enumerate(linked.costs)
+        if pc != linked.entered_once and cost.products >= MEETING_PRODUCTS
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def kernel_between(linked: Linked, max_steps: int | None, counting: bool) -> Emitted | str:
+    """The kernel that runs lanes between meetings, or why there is none."""
+    # A program under an inner `jax.vmap` is expanded by what runs programs, which stands above.
+    from lanewise.machine.execute import expand
+
+    if not meeting_blocks(linked):
+        return "it has no block with enough matrix work for lanes to meet at"
+    if not available():
+        return "kernels cannot be made here"
+    try:
+        return emit_between(
+            linked,
+            meeting_blocks(linked),
+            expand=expand,
+            max_steps=max_steps,
+            counting=counting,
+        )
+    except Unsupported as refusal:
+        return f"{refusal.operation or 'its state'}: {refusal.why}"
+
+
 def sweep(advance: Advance) -> Tick:
     """One tick of the sweep."""
     linked, lanes = advance.linked, advance.lanes
@@ -100,6 +156,17 @@ def sweep(advance: Advance) -> Tick:
             return lambda state: _sweep_alternatives(advance, state, sorted(one_of))
         if not dear:
             return lambda state: _sweep_all(advance, state)
+    return _running_dear(advance, dear, cheap_cost, functools.partial(_run_cheap, advance))
+
+
+def _running_dear(
+    advance: Advance,
+    dear: tuple[int, ...],
+    cheap_cost: float,
+    run_cheap: Callable[[State, int], State],
+) -> Tick:
+    """One tick that runs dear blocks when it pays, and `run_cheap` in the places of the others, for `cheap_cost`."""
+    linked, lanes = advance.linked, advance.lanes
     places = jnp.asarray(dear, jnp.int32)
     tiles = [tile_width(linked, pc, lanes) or lanes for pc in dear]
     widths = jnp.asarray(tiles, jnp.int32)
@@ -130,7 +197,7 @@ def sweep(advance: Advance) -> Tick:
         )
         for pc in swept_blocks(linked):
             if pc not in dear:
-                state = _run_cheap(advance, state, pc)
+                state = run_cheap(state, pc)
                 continue
             place = dear.index(pc)
             if tiles[place] < lanes:
@@ -224,4 +291,16 @@ def _here(cost: dict[str, int]) -> int:
     return cost.get(jax.default_backend(), cost["gpu"])
 
 
-SCHEDULES: dict[str, Callable[[Advance], Tick]] = {"lowest": lowest, "most": most, "sweep": sweep}
+def dear_for(linked: Linked, lanes: int, schedule: str) -> tuple[int, ...]:
+    """The blocks that a schedule runs only when it pays."""
+    if schedule == "meet":
+        return meeting_blocks(linked)
+    return dear_blocks(linked, lanes) if schedule == "sweep" else ()
+
+
+SCHEDULES: dict[str, Callable[[Advance], Tick]] = {
+    "lowest": lowest,
+    "most": most,
+    "sweep": sweep,
+    "meet": meet,
+}

@@ -21,7 +21,7 @@ from lanewise.machine import observe
 from lanewise.machine.compact import first_lanes
 from lanewise.machine.link import Linked
 from lanewise.machine.refill import lanes_of, num_dear, put_lanes
-from lanewise.machine.schedule import dear_blocks
+from lanewise.machine.schedule import dear_for
 from lanewise.machine.state import State, running
 from lanewise.machine.ticks import begin, run_ticks
 from lanewise.options import Options
@@ -36,7 +36,7 @@ FEWEST_LANES = 2048
 
 def widths_for(linked: Linked, lanes: int, schedule: str) -> tuple[int, ...]:
     """The widths of the machines, the first as wide as there are lanes; only that one where narrowing does not pay."""
-    if schedule != "sweep" or jax.default_backend() == "cpu" or not dear_blocks(linked, lanes):
+    if jax.default_backend() == "cpu" or not dear_for(linked, lanes, schedule):
         return (lanes,)
     found = [lanes]
     while len(found) < MOST_WIDTHS:

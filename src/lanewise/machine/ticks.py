@@ -22,7 +22,7 @@ from lanewise.errors import Outcome
 from lanewise.machine import observe
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
-from lanewise.machine.schedule import SCHEDULES, Tick, dear_blocks
+from lanewise.machine.schedule import SCHEDULES, Tick, dear_for
 from lanewise.machine.state import State, any_running, loaded, outcome_codes, running
 from lanewise.one_function import as_one_function
 from lanewise.options import Options
@@ -114,7 +114,7 @@ def begin(
         lanes,
         max_steps=options.max_steps,
         counting=counting,
-        dear=dear_blocks(linked, lanes) if schedule == "sweep" else (),
+        dear=dear_for(linked, lanes, schedule),
     )
     tick = SCHEDULES[schedule](advance)
 
@@ -129,7 +129,7 @@ def begin(
         state = tick(state)
         return observe.ticked(state, linked.halt, busy, waiting) if watching else state
 
-    if schedule == "sweep" and linked.entered_once is not None and not entered:
+    if schedule in ("sweep", "meet") and linked.entered_once is not None and not entered:
         state = advance.run(state, linked.entered_once)
     return state, counted
 

@@ -31,6 +31,10 @@ from lanewise.watchers import Site
 
 # Lanes of a block share nothing; small blocks let a multiprocessor take the next one early.
 LANES_PER_BLOCK = 128
+# The threads that run a lane together.
+WARP = 32
+# How many blocks a multiprocessor holds, however small they are.
+BLOCKS_PER_PROCESSOR = 32
 # The most memory that lanes in flight may have for their stacks and arrays; beyond it fewer are in flight.
 MOST_SCRATCH_BYTES = 4 << 30
 # No contraction, as XLA has it; the floating-point defaults of NVRTC (exact division and roots) are kept.
@@ -67,10 +71,11 @@ def _checked(answer: tuple[Any, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A kernel on a device: its function, and the lanes that the device holds at once."""
+    """A kernel on a device: its function, the lanes that the device holds at once, and its multiprocessors."""
 
     function: Any
     lanes: int
+    processors: int
 
 
 def _context(ordinal: int) -> tuple[Any, Any]:
@@ -104,7 +109,7 @@ def load(text: str, ordinal: int = 0) -> Loaded:
         driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, LANES_PER_BLOCK, 0)
     )
     launch.keep(text, int(function), int(context))
-    return Loaded(function, processors * max(blocks, 1) * LANES_PER_BLOCK)
+    return Loaded(function, processors * max(blocks, 1) * LANES_PER_BLOCK, processors)
 
 
 def machine_code(text: str, architecture: str) -> bytes:
@@ -133,6 +138,58 @@ def _compiled(text: str, options: Sequence[str]) -> bytes:
     return code
 
 
+def run(
+    emitted: Emitted,
+    answers: Sequence[Any],
+    arguments: Sequence[Any],
+    examples: int,
+    capacity: int,
+    *,
+    lanes: int | None = None,
+    spread: bool = False,
+    aliases: dict[int, int] | None = None,
+) -> Sequence[Any]:
+    """The kernel as traceable code: `answers`, steps and frames of each example, and what nobody reads.
+
+    `lanes` bounds those in flight. `spread`: lanes have far to go to memory and go different ways; as few as possible
+    run in step. Of `aliases`, arguments are written over.
+    """
+    kernel = load(emitted.text)
+    lane_bytes = emitted.scratch_bytes(capacity)
+    in_flight = min(kernel.lanes, examples, lanes or examples)
+    if lane_bytes:
+        in_flight = min(in_flight, max(MOST_SCRATCH_BYTES // lane_bytes, 1))
+    threads = LANES_PER_BLOCK
+    if emitted.together:
+        threads, in_flight = WARP, WARP * examples
+    elif spread:
+        threads = min(threads, -(-in_flight // (kernel.processors * BLOCKS_PER_PROCESSOR)))
+    blocks = -(-in_flight // threads)
+    results = [
+        *answers,
+        jax.ShapeDtypeStruct((examples, 2), jnp.uint32),
+        jax.ShapeDtypeStruct((examples,), jnp.int32),
+        jax.ShapeDtypeStruct((2,), jnp.uint32),
+        jax.ShapeDtypeStruct((blocks * threads * lane_bytes + 16,), jnp.uint8),
+    ]
+
+    def by_python(context: Any, out: Sequence[Any], *given: Any) -> None:
+        _launch(kernel, context.stream, blocks, threads, [*given, *out], examples, capacity)
+
+    if launch.library() is None:
+        return buffer_callback(by_python, results, input_output_aliases=aliases)(*arguments)
+    return launch.call(
+        emitted.text,
+        results,
+        arguments,
+        blocks=blocks,
+        threads=threads,
+        examples=examples,
+        capacity=capacity,
+        aliases=aliases,
+    )
+
+
 def call(
     emitted: Emitted,
     operands: Sequence[Any],
@@ -147,39 +204,13 @@ def call(
     every thread a way over the bus.
     """
     whole = None if site is None else observe.Whole(site, operands)
-    kernel = load(emitted.text)
-    lane_bytes = emitted.scratch_bytes(capacity)
-    in_flight = min(kernel.lanes, examples, lanes or examples)
-    if lane_bytes:
-        in_flight = min(in_flight, max(MOST_SCRATCH_BYTES // lane_bytes, 1))
-    blocks = -(-in_flight // LANES_PER_BLOCK)
-    scratch = blocks * LANES_PER_BLOCK * lane_bytes + 16
-    results = [
+    answers = [
         *(jax.ShapeDtypeStruct((examples, *out.shape), out.dtype) for out in emitted.outputs),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
-        jax.ShapeDtypeStruct((examples, 2), jnp.uint32),
-        jax.ShapeDtypeStruct((examples,), jnp.int32),
-        jax.ShapeDtypeStruct((2,), jnp.uint32),
-        jax.ShapeDtypeStruct((scratch,), jnp.uint8),
     ]
-
-    def by_python(context: Any, out: Sequence[Any], *given: Any) -> None:
-        _launch(kernel, context.stream, blocks, [*given, *out], examples, capacity)
-
     arguments = (*operands, *emitted.constants)
-    if launch.library() is None:
-        made = buffer_callback(by_python, results)(*arguments)
-    else:
-        made = launch.call(
-            emitted.text,
-            results,
-            arguments,
-            blocks=blocks,
-            threads=LANES_PER_BLOCK,
-            examples=examples,
-            capacity=capacity,
-        )
+    made = run(emitted, answers, arguments, examples, capacity, lanes=lanes)
     *answers, code, place, steps, deepest, _, _ = made
     if whole is not None:
         whole.ended(code, code, steps[:, 0].astype(jnp.int32), deepest)
@@ -189,7 +220,13 @@ def call(
 
 
 def _launch(
-    kernel: Loaded, stream: int, blocks: int, buffers: Sequence[Any], examples: int, capacity: int
+    kernel: Loaded,
+    stream: int,
+    blocks: int,
+    threads: int,
+    buffers: Sequence[Any],
+    examples: int,
+    capacity: int,
 ) -> None:
     driver, _ = _bindings()
     pointers = [buffer.__cuda_array_interface__["data"][0] for buffer in buffers]
@@ -199,6 +236,6 @@ def _launch(
     kinds = (*[ctypes.c_void_p] * len(pointers), ctypes.c_longlong, ctypes.c_int)
     _checked(
         driver.cuLaunchKernel(
-            kernel.function, blocks, 1, 1, LANES_PER_BLOCK, 1, 1, 0, stream, (values, kinds), 0
+            kernel.function, blocks, 1, 1, threads, 1, 1, 0, stream, (values, kinds), 0
         )
     )

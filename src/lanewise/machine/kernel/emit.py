@@ -73,6 +73,8 @@ class Emitted:
     constants: tuple[np.ndarray, ...]
     fixed_bytes: int
     frame_bytes: int
+    # Whether a GPU runs a lane by the threads of a warp, together.
+    together: bool = False
 
     name = "lanewise_kernel"
 
@@ -93,7 +95,8 @@ def emit(
     return Emitter(Bodies(linked, tuple(varying), Writer(expand), max_steps, counting)).kernel()
 
 
-def _operand(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
+def operand_of(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
+    """An argument that holds arrays of this shape and type."""
     kind = dtypes.ctype(dtype)
     if kind == "key2":
         return Operand((*shape, 2), np.dtype(np.uint32), varies, kind)
@@ -152,17 +155,17 @@ class Emitter:
     def kernel(self) -> Emitted:
         w, linked = self.writer, self.linked
         operands = [
-            _operand(var.aval.shape, var.aval.dtype, flag)
+            operand_of(var.aval.shape, var.aval.dtype, flag)
             for var, flag in zip(linked.program.inputs, self.varying, strict=True)
         ]
         results = linked.program.entry_function.results
-        outputs = [_operand(var.aval.shape, var.aval.dtype, True) for var in results]
+        outputs = [operand_of(var.aval.shape, var.aval.dtype, True) for var in results]
         w.depth = 1
         w.line("const long long lane = LW_LANE, lanes = LW_LANES;")
         self.bodies.declare_stacks()
         self.lanes(results)
-        operands += [_operand(c.shape, c.dtype, False) for c in w.constants]
-        text = self._text(operands, outputs, len(w.constants))
+        operands += [operand_of(c.shape, c.dtype, False) for c in w.constants]
+        text = self.text(operands, outputs, len(w.constants))
         return Emitted(
             text,
             tuple(operands),
@@ -342,7 +345,7 @@ class Emitter:
                 for room in rooms:
                     w.copy(room, Scalar((), room.dtype, _blank(room.dtype)))
 
-    def _text(
+    def text(
         self, operands: Sequence[Operand], outputs: Sequence[Operand], num_constants: int
     ) -> str:
         num_inputs = len(operands) - num_constants

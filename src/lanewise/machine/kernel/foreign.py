@@ -243,6 +243,30 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def run(
+    emitted: Emitted,
+    results: Sequence[Any],
+    arguments: Sequence[Any],
+    examples: int,
+    capacity: int,
+    *,
+    watched: bool = False,
+    each: bool = False,
+    aliases: dict[int, int] | None = None,
+) -> Sequence[Any]:
+    """The kernel as traceable code: `results` after the run. Of `aliases`, arguments are written over."""
+    made = jax.ffi.ffi_call(_target(emitted.text), results, input_output_aliases=aliases)
+    return made(
+        *arguments,
+        watched=np.int64(watched),
+        each=np.int64(each),
+        examples=np.int64(examples),
+        capacity=np.int64(capacity),
+        lane_bytes=np.int64(emitted.scratch_bytes(capacity)),
+        threads=np.int64(cores()),
+    )
+
+
 def call(
     emitted: Emitted,
     operands: Sequence[Any],
@@ -261,23 +285,13 @@ def call(
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((4,), jnp.float32),
     ]
-    target = _target(emitted.text)
     whole, each = None, site is not None and site.recorded and counts
     if site is not None:
         whole = observe.Whole(replace(site, ask=_asking(emitted.text)), operands)
     if each:
         results += [jax.ShapeDtypeStruct((examples,), jnp.int32)] * 2
-    out = jax.ffi.ffi_call(target, results)(
-        *operands,
-        *emitted.constants,
-        *([] if whole is None else [whole.number]),
-        watched=np.int64(whole is not None),
-        each=np.int64(each),
-        examples=np.int64(examples),
-        capacity=np.int64(capacity),
-        lane_bytes=np.int64(emitted.scratch_bytes(capacity)),
-        threads=np.int64(cores()),
-    )
+    arguments = [*operands, *emitted.constants, *([] if whole is None else [whole.number])]
+    out = run(emitted, results, arguments, examples, capacity, watched=whole is not None, each=each)
     out, (steps, deepest) = (out[:-2], out[-2:]) if each else (out, (None, None))
     *answers, code, place, totals = out
     if whole is not None:

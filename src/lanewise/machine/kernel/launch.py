@@ -134,9 +134,10 @@ def call(
     threads: int,
     examples: int,
     capacity: int,
+    aliases: dict[int, int] | None = None,
 ) -> Sequence[Any]:
-    """The launch as traceable code: a kernel's buffers after the run, answers first."""
-    run = jax.ffi.ffi_call(TARGET, results)
+    """The launch as traceable code: a kernel's buffers after the run. Of `aliases`, arguments are written over."""
+    run = jax.ffi.ffi_call(TARGET, results, input_output_aliases=aliases)
     numbers = {"blocks": blocks, "threads": threads, "examples": examples, "capacity": capacity}
     return run(
         *arguments,

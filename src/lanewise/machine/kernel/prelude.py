@@ -57,6 +57,11 @@ HEADER = r"""
 #define LW_GO_TO(number) { pc = number; goto dispatch; }
 #define LW_UNROLL_SHORT _Pragma("unroll 4")
 #define LW_IN_STEP
+// The threads of a block that run one lane together: each does a part of the work on long arrays.
+#define LW_PART ((int)threadIdx.x)
+#define LW_PARTS ((int)blockDim.x)
+#define LW_SHARED __shared__
+#define LW_MEET __syncwarp();
 #else
 #include <math.h>
 #include <stdlib.h>
@@ -81,6 +86,10 @@ HEADER = r"""
 #define LW_UNROLL_SHORT
 // The turns of the loop that follows do not know of each other.
 #define LW_IN_STEP _Pragma("omp simd")
+#define LW_PART 0
+#define LW_PARTS 1
+#define LW_SHARED
+#define LW_MEET
 #define LW_HEAD(number) head##number:
 #define LW_GO_TO(number) goto head##number;
 #ifdef LW_TURNS

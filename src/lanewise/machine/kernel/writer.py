@@ -44,6 +44,8 @@ UNROLLED = 16
 UNROLLED_ON_GPU = 8
 # Those of more iterations than this are many.
 MANY = 48
+# Arrays of at least this many elements are the work of all threads that run a lane together.
+LONG = 32
 # Operands of at most this many elements are brought to the lane when it takes its example.
 NEAR = 64
 # Loops inside unrolled loops are unrolled only if that makes at most this many copies in all.
@@ -85,6 +87,9 @@ class Writer:
         self.scopes: list[Scope] = []
         self.constants: list[np.ndarray] = []
         self.tables: list[str] = []
+        # Whether the threads of a warp run one lane together. Long arrays are then shared by them.
+        self.together = False
+        self.shared_bytes = 0
         self._next_name = 0
         self._unrolling = 1
         self._known_constants: dict[int, tuple[Any, Value]] = {}
@@ -291,7 +296,7 @@ class Writer:
             self.scope.uses.start(eqn)
             self.scope.current = eqn
             if not self._folds(eqn):
-                self._write(eqn)
+                self._write_together(eqn) if self.together else self._write(eqn)
             self.scope.made_by.update((var, eqn) for var in eqn.outvars)
 
     def take(self, name: str, atom: Atom) -> Var | None:
@@ -318,6 +323,15 @@ class Writer:
         for var in eqn.outvars:
             self.define(var, self.constant(known[var], var.aval.dtype))
         return True
+
+    def _write_together(self, eqn: JaxprEqn) -> None:
+        """An equation of a lane that several threads run: none is ahead of what another has yet to read or write."""
+        long = any(math.prod(atom.aval.shape) >= LONG for atom in (*eqn.invars, *eqn.outvars))
+        if long:
+            self.line("LW_MEET")
+        self._write(eqn)
+        if long:
+            self.line("LW_MEET")
 
     def _write(self, eqn: JaxprEqn) -> None:
         name = eqn.primitive.name
@@ -351,7 +365,11 @@ class Writer:
             self.line(f"{kind} {name};")
             return Scalar((), dtype, name, place=True)
         size = math.prod(shape)
-        self.line(self.layout.declare(kind, name, size))
+        if self.together and size >= LONG:
+            self.shared_bytes += size * dtypes.SIZES[kind]
+            self.line(f"LW_SHARED {kind} {name}[{size}];")
+        else:
+            self.line(self.layout.declare(kind, name, size))
         return Stored(tuple(shape), dtype, name)
 
     def local(self, dtype: Any, size: int) -> str:
@@ -380,7 +398,15 @@ class Writer:
         """Write all elements of a value of the same shape."""
         if room == value:
             return
-        if value.linear:
+        if self.together and room.size >= LONG:
+            self.line("LW_MEET")
+            index = self.fresh("i")
+            with self.block(
+                f"for (int {index} = LW_PART; {index} < {room.size}; {index} += LW_PARTS)"
+            ):
+                self.put_flat(room, index, value.flat(index))
+            self.line("LW_MEET")
+        elif value.linear:
             with self.loops((room.size,) if room.shape else ()) as index:
                 self.put_flat(room, index[0] if index else 0, value.flat(index[0] if index else 0))
         else:

@@ -72,6 +72,13 @@ template <int count, int size, class T> LW_FUNCTION void lw_dots(const T* const*
   }
 }
 #endif""",
+        "lw_sum_of_parts": r"""
+#ifdef __CUDACC__
+template <class T> LW_FUNCTION T lw_sum_of_parts(T part) {
+  for (int apart = 16; apart; apart /= 2) part += __shfl_xor_sync(0xffffffffu, part, apart);
+  return part;
+}
+#endif""",
         "lw_multiply_add": r"""
 // One rounding where the machine has an instruction for it; its libraries use it for products too.
 #if defined(__CUDACC__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -201,7 +208,7 @@ def dot_general(w: Writer, eqn: JaxprEqn) -> None:
     fuses = fuses and product.wide == out.aval.dtype
     if fuses and product.sums:
         _sums(w, product, room)
-    elif fuses and product.spreads:
+    elif fuses and product.spreads and not w.together:
         _spread(w, product, room)
     else:
         _plain(w, product, room)
@@ -246,13 +253,18 @@ def _sums_at(w: Writer, product: _Product, room: Place, places: list[tuple[Index
     w.line(f"{kind} {totals}[{count}] = {{}};")
     with w.loops(front) as inner, w.block():
         # A thread of a GPU has no vectors, nor its arrays in one piece: it adds one term after the other to each sum.
+        # Of a lane that several threads run, each adds its part.
         w.line("#ifdef __CUDACC__")
         k = w.fresh("k")
+        first, step = ("LW_PART", "LW_PARTS") if w.together else ("0", "1")
         w.line("LW_UNROLL_FOUR")
-        with w.block(f"for (int {k} = 0; {k} < {size}; ++{k})"):
+        with w.block(f"for (int {k} = {first}; {k} < {size}; {k} += {step})"):
             for n, outer in enumerate(places):
                 total = f"{totals}[{n}]"
                 w.line(f"{total} = {product.fused(total, outer, (*inner, k))};")
+        if w.together:
+            for n in range(count):
+                w.line(f"{totals}[{n}] = lw_sum_of_parts({totals}[{n}]);")
         w.line("#else")
         pairs = [product.factors(outer, (*inner, 0)) for outer in places]
         for name, elements in (("a", [a for a, _ in pairs]), ("b", [b for _, b in pairs])):

@@ -1,0 +1,134 @@
+"""Lanes that run each by itself between the blocks at which they meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lanewise as lw
+from lanewise.errors import OptionError
+from lanewise.machine.choose import blocks_of
+from lanewise.machine.execute import expand
+from lanewise.machine.link import link
+from lanewise.machine.schedule import kernel_between, meeting_blocks
+from lanewise.options import Options
+
+WIDTH = 80
+WEIGHTS = np.random.default_rng(0).standard_normal((WIDTH, WIDTH)).astype(np.float32) / 9.0
+
+
+@lw.program
+def walk(key, x, depth, step):
+    """A recursion whose leaves multiply by shared weights; draws, writes by index and scalars of several types."""
+    if depth == 0:
+        return jnp.tanh(WEIGHTS @ x) + step * x, 1
+    near, first = walk(jax.random.fold_in(key, depth), x, depth - 1, step)
+    if jax.random.uniform(key) < 0.25:
+        return near, first
+    far, second = walk(jax.random.fold_in(key, -depth), near, depth - 1, -step)
+    merged = jnp.where(near @ far > 0.0, near, far)
+    return merged.at[depth].set(jnp.sum(far)), first + second
+
+
+@lw.program
+def walks(key, x, rounds):
+    history = jnp.zeros((4, WIDTH))
+    leaves = 0
+    for i in range(rounds):
+        x, more = walk(jax.random.fold_in(key, i), x, 1 + i % 3, jnp.float32(0.1))
+        x = x / (1.0 + jnp.max(jnp.abs(x)))
+        history = history.at[i % 4].set(x)
+        leaves += more
+    return x, leaves, history
+
+
+def arguments(lanes: int) -> tuple[Any, ...]:
+    keys = jax.random.split(jax.random.key(1), lanes)
+    xs = jax.random.normal(jax.random.key(2), (lanes, WIDTH))
+    return keys, xs, jnp.arange(lanes) % 5
+
+
+def assert_alike(found: Any, expected: Any) -> None:
+    for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def expected() -> Any:
+    return lw.vmap(walks, carrier="native")(*arguments(12))
+
+
+@pytest.mark.parametrize("options", [{}, {"lanes": 3}, {"max_depth": 6}], ids=str)
+def test_answers(expected: Any, options: dict[str, Any]) -> None:
+    found = lw.vmap(walks, carrier="ticks", schedule="meet", **options)(*arguments(12))
+    assert_alike(found, expected)
+
+
+def test_inside_jit_and_lanes_are_full_at_meetings(expected: Any) -> None:
+    run = jax.jit(lw.vmap(walks, carrier="ticks", schedule="meet", stats=True, max_depth=8))
+    found, stats = run(*arguments(12))
+    assert_alike(found, expected)
+    # Every lane that is not done meets the others at each tick.
+    assert float(stats.dear_advanced) == int(found[1].sum())
+    assert int(stats.ticks) <= int(found[1].max()) + 1
+    assert int(stats.deepest) == 4
+
+
+def test_stacks_and_steps_that_end() -> None:
+    keys, xs, rounds = arguments(6)
+    run = lw.vmap(walks, carrier="ticks", schedule="meet", max_depth=3, throw=False)
+    (_, leaves, _), outcomes = run(keys, xs, rounds)
+    # Three frames hold `walk` two levels deep: the third round asks for one more.
+    np.testing.assert_array_equal(outcomes.ok(), rounds < 3)
+    assert (leaves[rounds >= 3] == 0).all()
+    steps = lw.vmap(walks, carrier="ticks", schedule="meet", max_steps=8, throw=False)
+    swept = lw.vmap(walks, carrier="ticks", schedule="sweep", max_steps=8, throw=False)
+    assert_alike(steps(keys, xs, rounds)[1].code, swept(keys, xs, rounds)[1].code)
+
+
+def test_auto_lets_recursion_around_matrix_products_meet() -> None:
+    keys, xs, rounds = arguments(12)
+    large = jnp.concatenate([xs] * 40, axis=1)
+    weights = jnp.zeros((4000, large.shape[1]))
+
+    @lw.program
+    def deep(x, depth):
+        if depth == 0:
+            return x + jnp.tanh(x @ weights.T) @ weights
+        return deep(deep(x, depth - 1), depth - 1)
+
+    assert lw.inspect(deep, large, rounds).plan.schedule == "meet"
+    assert lw.inspect(walks.with_options(carrier="ticks"), keys, xs, rounds).plan.schedule == "meet"
+
+
+def test_what_cannot_meet_is_refused_by_name() -> None:
+    @lw.program
+    def plain(n):
+        return 1 if n < 2 else plain(n - 1) + plain(n - 2)
+
+    with pytest.raises(OptionError, match="no block with enough matrix work"):
+        lw.vmap(plain, carrier="ticks", schedule="meet")(jnp.arange(4))
+
+
+def test_a_gpu_runs_a_lane_by_many_threads_only_where_twice_is_as_good_as_once() -> None:
+    @lw.program
+    def running(x, depth):
+        if depth == 0:
+            return WEIGHTS @ x
+        return jnp.cumsum(running(x, depth - 1))
+
+    for program, together in ((walks, True), (running, False)):
+        args = arguments(1) if program is walks else (jnp.zeros(WIDTH), jnp.int32(2))
+        one = jax.tree.map(lambda a: a[0], args) if program is walks else args
+        staged, operands = program.stage(*one)
+        varying = [False] * staged.program.num_captures + [True] * (
+            len(operands) - staged.program.num_captures
+        )
+        linked = link(blocks_of(staged.program, varying, Options(), expand), varying)
+        assert meeting_blocks(linked)
+        found = kernel_between(linked, None, False)
+        assert not isinstance(found, str) and found.together is together
