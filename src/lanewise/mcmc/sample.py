@@ -7,6 +7,7 @@ has ended. Only where chains share what they have learnt, at the ends of the win
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,13 +20,13 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from lanewise import _jax
-from lanewise.errors import OptionError
+from lanewise.errors import LaneError, OptionError
 from lanewise.mcmc.adapt import Window, pooled, scale_from, windows
 from lanewise.mcmc.chain import Drawn, Warmed, drawing, warming
 from lanewise.mcmc.inference import inference_data
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
-from lanewise.mcmc.samplers import Sampler, Told
+from lanewise.mcmc.samplers import Sampler, Told, must_be_count
 from lanewise.mcmc.saved import Saved, opened
 from lanewise.mcmc.space import Place, Space, place_at, whitened
 from lanewise.mcmc.start import Starts, starts
@@ -57,10 +58,8 @@ class Settings:
     step_size: float | None
 
     def __post_init__(self) -> None:
-        if self.chains < 1:
-            raise OptionError(f"chains={self.chains} must be a positive int.")
-        if self.warmup < 0:
-            raise OptionError(f"warmup={self.warmup} must not be negative.")
+        must_be_count("chains", self.chains, 1)
+        must_be_count("warmup", self.warmup, 0)
         for name, value, allowed in (
             ("mass_matrix", self.mass_matrix, MASS_MATRICES),
             ("adaptation", self.adaptation, ADAPTATIONS),
@@ -137,9 +136,8 @@ def sample(
     model = logdensity if isinstance(logdensity, Model) else Model(logdensity)
     if not callable(model.logdensity):
         raise OptionError(f"logdensity must be a function or a Model; got {model.logdensity!r}.")
-    for name, value, least in (("draws", draws, 1), ("save_every", save_every, 1)):
-        if value < least:
-            raise OptionError(f"{name}={value} must be a positive int.")
+    must_be_count("draws", draws, 1)
+    must_be_count("save_every", save_every, 1)
     settings = Settings(chains, warmup, sampler, mass_matrix, adaptation, step_size)
     key = _typed(key)
     with _on(device):
@@ -188,11 +186,11 @@ class _Run:
         number = 0
         for count, stretch in enumerate(stretches):
             name = f"warmup-{count:02}"
-            found = self.saved.load(name, state)
+            found = self.saved.load(name, (state, self.failed))
             if found is None:
-                found = self._stretch(state, number, stretch)
+                found = self._stretch(state, number, stretch), self.failed
                 self.saved.save(name, found)
-            state = jax.tree.map(jnp.asarray, found)
+            state, self.failed = jax.tree.map(jnp.asarray, found[0]), found[1]
             number += sum(window.draws for window in stretch)
         return state
 
@@ -223,7 +221,7 @@ class _Run:
         return position, space, jnp.full_like(warmed.step, step)
 
     def draw(self, warmed: Any, draws: int, capacity: int) -> tuple[Drawn, Array]:
-        """All draws, in calls of at most `capacity`."""
+        """All draws, in calls of at most `capacity`; a chain that failed has NaN from that call on."""
         positions, space, step = warmed
         settings, density = self.settings, self.begin.density
         space_axis = 0 if settings.alone and space is not None else None
@@ -235,34 +233,48 @@ class _Run:
         program = drawing(settings.sampler, density, capacity)
         run = vmap(program, in_axes=(0, 0, space_axis, 0, None, None), **self.options)
         parts: list[Drawn] = []
-        for first in range(0, draws, capacity):
-            name, count = f"draws-{first:08}", min(capacity, draws - first)
-            arguments = (self.keys, place, space, step)
-            part = self.saved.load(name, _DRAWN)
-            if part is None or part.positions.shape[1] < count:
-                numbers = (jnp.int32(settings.warmup + first), jnp.int32(count))
-                part, outcomes = run(*arguments, *numbers)
+        done = 0
+        while done < draws:
+            name = f"draws-{done:08}"
+            found = self.saved.load(name, (_DRAWN, self.failed))
+            if found is None:
+                count = min(capacity, draws - done)
+                numbers = (jnp.int32(settings.warmup + done), jnp.int32(count))
+                part, outcomes = run(self.keys, place, space, step, *numbers)
                 self._note(outcomes)
                 part = jax.tree.map(np.asarray, part)
-                self.saved.save(name, part)
+                histories = _first(count, part._replace(place=()))
+                found = histories._replace(place=part.place), self.failed
+                self.saved.save(name, found)
+            part, self.failed = found
             place = jax.tree.map(jnp.asarray, part.place)
-            parts.append(jax.tree.map(lambda leaf, n=count: leaf[:, :n], part._replace(place=())))
+            positions = np.where(self.failed[:, None, None], np.nan, part.positions)
+            parts.append(_first(draws - done, part._replace(place=(), positions=positions)))
+            done += part.positions.shape[1]
         drawn = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
         return drawn, step
 
     def _note(self, outcomes: Any) -> None:
-        self.failed |= ~np.asarray(outcomes.ok())
+        self.failed = self.failed | ~np.asarray(outcomes.ok())
+        if self.failed.all():
+            raise LaneError(outcomes.describe("every chain failed"), outcomes)
+
+
+def _first(count: int, histories: Drawn) -> Drawn:
+    """The first draws of each chain."""
+    return jax.tree.map(lambda leaf: leaf[:, :count], histories)
 
 
 def _typed(key: Any) -> Key[Array, ""]:
-    if _jax.is_key(jax.typeof(key)) if isinstance(key, jax.Array) else False:
-        return key
+    """One typed key; old ones, two numbers, are taken too."""
     try:
-        return jax.random.wrap_key_data(jnp.asarray(key, jnp.uint32))
-    except (TypeError, ValueError):
-        raise OptionError(
-            f"key={key!r} is no random key; make one with jax.random.key(0)."
-        ) from None
+        typed = isinstance(key, jax.Array) and _jax.is_key(jax.typeof(key))
+        key = key if typed else jax.random.wrap_key_data(jnp.asarray(key, jnp.uint32))
+        if key.shape == ():
+            return key
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise OptionError(f"key={key!r} is not one random key; make one with jax.random.key(0).")
 
 
 @contextlib.contextmanager
@@ -272,12 +284,14 @@ def _on(device: Any) -> Iterator[None]:
         return
     if isinstance(device, str):
         try:
-            device = jax.devices(device)[0]
+            device = jax.local_devices(backend=device)[0]
         except RuntimeError as error:
             known = ", ".join(sorted({d.platform for d in jax.devices()}))
             raise OptionError(
                 f"device={device!r} is not there: {error}. Here are: {known}."
             ) from None
+    if not isinstance(device, jax.Device):
+        raise OptionError(f'device={device!r} must be a JAX device, or "cpu" or "gpu".')
     with jax.default_device(device):
         yield
 
@@ -286,9 +300,11 @@ def _described(settings: Settings, key: Any, begin: Starts, save_every: int) -> 
     """What tells a run from another."""
     described = asdict(settings) | {"sampler": repr(settings.sampler)}
     value = begin.density(begin.positions[0])
+    positions = np.asarray(begin.positions)
     return described | {
         "key": np.asarray(jax.random.key_data(key)).tolist(),
-        "positions": [str(begin.density.layout.shapes), str(begin.positions.dtype)],
+        "positions": [str(begin.density.layout.shapes), str(positions.dtype)],
+        "starts": hashlib.sha256(positions.tobytes()).hexdigest(),
         "logdensity at the first start": float(value).hex(),
         "save_every": save_every,
     }
@@ -297,11 +313,11 @@ def _described(settings: Settings, key: Any, begin: Starts, save_every: int) -> 
 def _tell(begin: Starts, drawn: Drawn, failed: np.ndarray) -> None:
     """Warn of what went wrong in which chains."""
     positions, diverging = np.asarray(drawn.positions), np.asarray(drawn.told.diverging)
-    stuck = (positions == positions[:, :1]).all(axis=(1, 2)) & ~failed
-    if positions.shape[1] < 2:
-        stuck = ~begin.finite
+    starts = np.asarray(begin.positions)[:, None]
+    stays = (positions == positions[:, :1]) if positions.shape[1] > 1 else (positions == starts)
+    stuck = (stays | np.isnan(positions)).all(axis=(1, 2)) & ~failed
     told = [
-        (failed, "failed, and their draws are not to be used"),
+        (failed, "failed: their draws are NaN from there on"),
         (stuck, "never moved (see init= and the density at their starts)"),
     ]
     for which, what in told:

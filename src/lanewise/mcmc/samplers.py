@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import NamedTuple, Protocol
 
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -39,3 +40,8 @@ class Sampler(Protocol):
 def must_be_share(name: str, value: float) -> None:
     if not 0.0 < value < 1.0:
         raise OptionError(f"{name}={value} must be a number between 0 and 1.")
+
+
+def must_be_count(name: str, value: int, least: int) -> None:
+    if not isinstance(value, numbers.Integral) or value < least:
+        raise OptionError(f"{name}={value!r} must be an int, {least} or more.")

@@ -1,16 +1,18 @@
 """A run's state on disk: a directory to which stages are added as they end.
 
-`stage.npz` files are written beside and then moved into place, so that a run that is killed leaves whole stages only.
+Files are written beside and then moved into place, so that a run that is killed leaves whole stages only.
 `run.json` says which run it is; another one is not mixed with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -38,14 +40,21 @@ class Saved:
         if self.directory is None:
             return
         leaves = {f"a{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(arrays))}
-        beside = self.directory / f"{stage}.unfinished"
-        with open(beside, "wb") as file:
+        with _whole(self._path(stage)) as file:
             np.savez(file, allow_pickle=False, **leaves)
-        os.replace(beside, self._path(stage))
 
     def _path(self, stage: str) -> Path:
         assert self.directory is not None
         return self.directory / f"{stage}.npz"
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is there when all of it is written, and not before."""
+    beside = path.with_suffix(".unfinished")
+    with open(beside, "wb") as file:
+        yield file
+    os.replace(beside, path)
 
 
 def opened(directory: str | os.PathLike[str] | None, run: dict[str, Any]) -> Saved:
@@ -56,7 +65,8 @@ def opened(directory: str | os.PathLike[str] | None, run: dict[str, Any]) -> Sav
     path.mkdir(parents=True, exist_ok=True)
     described = path / _RUN
     if not described.exists():
-        described.write_text(json.dumps(run, indent=1))
+        with _whole(described) as file:
+            file.write(json.dumps(run, indent=1, default=float).encode())
         return Saved(path)
     before = json.loads(described.read_text())
     differing = [name for name in run if before.get(name) != run[name]]

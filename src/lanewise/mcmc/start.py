@@ -79,7 +79,7 @@ def starts(model: Model, init: Any, chains: int, key: Key[Array, ""]) -> Starts:
     else:
         positions = _given(init, chains)
     example = jax.tree.map(lambda leaf: leaf[0], positions)
-    density = FlatDensity(model.logdensity, Layout.of(example))
+    density = FlatDensity(_hashable(model.logdensity), Layout.of(example))
     _check_density(model.logdensity, example)
     vectors = jax.vmap(lambda p: ravel_pytree(p)[0])(positions)
     ask = jax.jit(jax.vmap(jax.value_and_grad(density)))
@@ -104,6 +104,15 @@ def starts(model: Model, init: Any, chains: int, key: Key[Array, ""]) -> Starts:
             " check the density, or start elsewhere with init=."
         )
     return Starts(density, vectors, finite)
+
+
+def _hashable(logdensity: Callable[[Position], Any]) -> Callable[[Position], Any]:
+    """The density itself if programs can be kept for it; an object that holds arrays has no hash."""
+    try:
+        hash(logdensity)
+    except TypeError:
+        return lambda position: logdensity(position)
+    return logdensity
 
 
 def _made(init: Callable[..., Position], keys: Any) -> Position:

@@ -1,0 +1,103 @@
+"""Make `references.json` anew: means and standard deviations by long runs of NumPyro.
+
+    PYTHONPATH=tests python tests/mcmc/references.py
+
+NumPyro's sampler asks the densities of `posteriors.py`, in double precision. Kept with each figure is its Monte Carlo
+standard error, by ArviZ; the least effective sample sizes and divergences are printed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mcmc.posteriors import REFERENCED, Posterior
+
+KEPT = Path(__file__).with_name("references.json")
+CHAINS, WARMUP, DRAWS = 32, 1000, 4000
+WANTED = 0.9
+
+
+def long_run(posterior: Posterior) -> Any:
+    """Draws of what is compared, as `InferenceData`."""
+    import arviz
+    from numpyro.infer import MCMC, NUTS
+
+    kernel = NUTS(
+        potential_fn=lambda position: -posterior.logdensity(position),
+        target_accept_prob=WANTED,
+    )
+    run = MCMC(
+        kernel,
+        num_warmup=WARMUP,
+        num_samples=DRAWS,
+        num_chains=CHAINS,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    starts = jax.vmap(posterior.init)(jax.random.split(jax.random.key(0), CHAINS))
+    run.run(jax.random.PRNGKey(1), init_params=starts, extra_fields=("diverging",))
+    draws = run.get_samples(group_by_chain=True)
+    if posterior.shown is not None:
+        draws = jax.vmap(jax.vmap(posterior.shown))(draws)
+    diverging = run.get_extra_fields(group_by_chain=True)["diverging"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return arviz.from_dict(
+            posterior={name: np.asarray(value) for name, value in draws.items()},
+            sample_stats={"diverging": np.asarray(diverging)},
+        )
+
+
+def figures(data: Any) -> dict[str, dict[str, Any]]:
+    """Of each quantity: its mean, standard deviation, and the Monte Carlo standard errors of both.
+
+    The standard deviation's is that of the mean of squares, by way of the square root's derivative.
+    """
+    import arviz
+
+    draws, over = data.posterior, ("chain", "draw")
+    mean, sd = draws.mean(over), draws.std(over)
+    squares = (draws - mean) ** 2
+    measured = {
+        "mean": mean,
+        "sd": sd,
+        "mean_mcse": sd / np.sqrt(arviz.ess(draws, method="mean")),
+        "sd_mcse": squares.std(over) / np.sqrt(arviz.ess(squares, method="mean")) / (2.0 * sd),
+    }
+    return {
+        quantity: {
+            name: np.round(value[quantity].values, 7).tolist() for name, value in measured.items()
+        }
+        for quantity in draws.data_vars
+    }
+
+
+def main() -> None:
+    import arviz
+
+    found = {}
+    for make in REFERENCED:
+        posterior = make()
+        began = time.perf_counter()
+        with jax.enable_x64(True):
+            data = long_run(posterior)
+        found[posterior.name] = figures(data)
+        least = min(float(ess.min()) for ess in arviz.ess(data).data_vars.values())
+        worst = max(float(rhat.max()) for rhat in arviz.rhat(data).data_vars.values())
+        print(
+            f"{posterior.name}: least ESS {least:,.0f}, worst R-hat {worst:.4f}, {int(data.sample_stats.diverging.sum())}"
+            f" divergences, {time.perf_counter() - began:.0f} s",
+            flush=True,
+        )
+    KEPT.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Simulation-based calibration (Talts et al. 2018): a lane is one simulated data set with a chain of its own.
+
+Parameters are drawn from the prior, data from the parameters, and the posterior of these data is sampled. The rank of
+the parameters among draws from the posterior is uniform if and only if the sampler is right on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.stats import norm
+from scipy.stats import chisquare
+
+import lanewise as lw
+from lanewise.mcmc import NUTS
+from lanewise.mcmc.chain import drawing
+from lanewise.mcmc.space import place_at
+
+SIMULATIONS = 640
+# Ranks are among this many draws, which are so many apart; the first ones find the posterior.
+KEPT, APART, FIRST = 15, 3, 30
+LEAST_P = 1e-3
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A model: its prior, its data given parameters, and the log density of both, up to a constant."""
+
+    parameters: int
+    data: Callable[[jax.Array, jax.Array], jax.Array]
+    logdensity: Callable[[jax.Array, jax.Array], jax.Array]
+    step: float
+
+
+def normal() -> Simulated:
+    """Ten numbers of unknown mean and spread; one step size fits all spreads that the prior has."""
+
+    def data(key: jax.Array, x: jax.Array) -> jax.Array:
+        return x[0] + jnp.exp(0.3 * x[1]) * jax.random.normal(key, (10,))
+
+    def logdensity(x: jax.Array, data: jax.Array) -> jax.Array:
+        return jnp.sum(norm.logpdf(data, x[0], jnp.exp(0.3 * x[1]))) - 0.5 * x @ x
+
+    return Simulated(2, data, logdensity, step=0.2)
+
+
+def poisson_regression() -> Simulated:
+    """Counts whose log rate is a line."""
+    where = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
+
+    def data(key: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.random.poisson(key, jnp.exp(x[0] + x[1] * where)).astype(jnp.float32)
+
+    def logdensity(x: jax.Array, data: jax.Array) -> jax.Array:
+        log_rate = x[0] + x[1] * where
+        return jnp.sum(data * log_rate - jnp.exp(log_rate)) - 0.5 * x @ x
+
+    return Simulated(2, data, logdensity, step=0.25)
+
+
+def ranks(model: Simulated) -> np.ndarray:
+    """Of each simulation's parameters."""
+    draws = FIRST + KEPT * APART
+
+    def rank(key: jax.Array, truth: jax.Array, data: jax.Array) -> jax.Array:
+        def density(x: jax.Array) -> jax.Array:
+            return model.logdensity(x, data)
+
+        place = place_at(density, None, jnp.zeros_like(truth))
+        chain = drawing(NUTS(max_depth=6), density, draws)
+        drawn = chain(key, place, None, jnp.float32(model.step), 0, draws)
+        return jnp.sum(drawn.positions[FIRST::APART] < truth, axis=0)
+
+    keys = jax.random.split(jax.random.key(0), (3, SIMULATIONS))
+    truths = jax.vmap(lambda key: jax.random.normal(key, (model.parameters,)))(keys[0])
+    data = jax.vmap(model.data)(keys[1], truths)
+    return np.asarray(lw.vmap(rank)(keys[2], truths, data))
+
+
+@pytest.mark.parametrize("make", [normal, poisson_regression], ids=lambda make: make.__name__)
+def test_ranks_are_uniform(make: Callable[[], Any]) -> None:
+    found = ranks(make())
+    for parameter in found.T:
+        assert chisquare(np.bincount(parameter, minlength=KEPT + 1)).pvalue > LEAST_P
