@@ -18,7 +18,7 @@ if [ "$what" = all ] || [ "$what" = tests ]; then
   # Answers are compared lane by lane: matrix products at full precision.
   export JAX_DEFAULT_MATMUL_PRECISION=highest
   run() { "$python" -m pytest -q -n "$workers" -p no:cacheprovider --durations=5 "$@"; }
-  run tests/machine/kernel/test_device.py tests/machine/test_shrink.py
+  run tests/machine/kernel/test_device.py tests/machine/test_shrink.py tests/machine/test_meet.py
   run tests/test_corpus.py -k "sweep or lax_form"
   run tests/test_tfp_programs.py -k "sweep or most"
   unset JAX_DEFAULT_MATMUL_PRECISION
@@ -28,5 +28,8 @@ if [ "$what" = all ] || [ "$what" = bench ]; then
   "$python" benchmarks/growth.py --device gpu
   "$python" benchmarks/refill.py --device gpu
   "$python" benchmarks/ticks.py
+  for chains in 1024 4096 16384 65536; do
+    "$python" -W ignore benchmarks/nuts.py --device gpu --chains "$chains" --repeats 3
+  done
   JAX_DEFAULT_MATMUL_PRECISION=highest "$python" benchmarks/ad.py --device gpu
 fi

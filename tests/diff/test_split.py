@@ -120,7 +120,10 @@ def compiled(fun: Callable[..., Any], *args: Any) -> Any:
 
 
 def test_memory_of_writes_in_place_is_not_quadratic() -> None:
-    small, large = (peak(compiled(lw.grad(written(n)), 0.5)) for n in (256, 4096))
+    # By XLA's own account, and so of what XLA runs.
+    small, large = (
+        peak(compiled(lw.grad(lw.lift(written(n), carrier="ticks")), 0.5)) for n in (256, 4096)
+    )
     assert large < 24 * small
 
 

@@ -15,6 +15,7 @@ from corpus import CORPUS, Case
 from derivatives import of_smooth, to_scalar
 from lanewise.errors import OptionError
 from lanewise.machine.kernel import device
+from machine.test_meet import arguments, walks
 from programs.small import collatz, depth, fib
 from test_corpus import batch, one_at_a_time
 
@@ -93,3 +94,14 @@ def test_stacks_grow_outside_jit() -> None:
 def test_without_a_gpu_it_is_told() -> None:
     with pytest.raises(OptionError, match="carrier='kernel' runs on a GPU"):
         lw.vmap(collatz, carrier="kernel")(jnp.arange(1, 5))
+
+
+@on_gpu
+def test_lanes_that_meet_are_run_by_warps() -> None:
+    with jax.default_device(jax.devices("cpu")[0]):
+        args = arguments(40)
+        expected = lw.vmap(walks, carrier="native")(*args)
+    args = jax.device_put(args, jax.devices("gpu")[0])
+    for how in ({}, {"lanes": 16}):
+        found = lw.vmap(walks, carrier="ticks", schedule="meet", **how)(*args)
+        assert_same(found, expected, 1e-3)
