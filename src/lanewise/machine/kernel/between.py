@@ -7,7 +7,7 @@ they are.
 
 On a GPU the threads of a warp run a lane together where its code allows it: all of them go the same way, scalars are
 computed by each, and long arrays, which lie in memory that they share, are cut into parts. With a thread a lane, a
-recursion over vectors of 100 elements took 1.26 ms from meeting to meeting of 16,384 lanes; together it takes 0.43.
+recursion over vectors of 100 elements took 1.26 ms from meeting to meeting of 16,384 lanes; together it takes 0.24.
 
 A lane comes in with a pc, and goes out with one: that of the dear block it waits at, that of a lane that has ended, or
 `-1 - pc` of a call for which its stack has no room, as everywhere in the machine.

@@ -245,13 +245,12 @@ class Bodies:
 
     def _push(self, block: Block) -> None:
         w = self.writer
-        for var in self.linked.storage.calls[block.label].push:
-            w.copy(self._slot(var), self.places[var])
+        saved = self.linked.storage.calls[block.label].push
+        w.copy_all([(self._slot(var), self.places[var]) for var in saved])
         w.line(f"returns[depth] = {self.linked.return_pc[block.label]};")
         w.line("depth += 1;")
         if self.deepens:
             w.line("if (depth > most) most = depth;")
 
     def _pop(self, point: ReturnPoint) -> None:
-        for var in point.moves.pop:
-            self.writer.copy(self.places[var], self._slot(var))
+        self.writer.copy_all([(self.places[var], self._slot(var)) for var in point.moves.pop])

@@ -23,12 +23,13 @@ def assign(w: Writer, pairs: Sequence[Pair]) -> None:
         if place != value
     ]
     while pending:
-        for i, (place, value) in enumerate(pending):
-            others = [other for j, (_, other) in enumerate(pending) if j != i]
-            if not any(place.roots & other.roots for other in others):
-                w.copy(place, value)
-                del pending[i]
-                break
+        free = [
+            not any(place.roots & other.roots for j, (_, other) in enumerate(pending) if j != i)
+            for i, (place, _) in enumerate(pending)
+        ]
+        if any(free):
+            w.copy_all([pair for pair, now in zip(pending, free, strict=True) if now])
+            pending = [pair for pair, now in zip(pending, free, strict=True) if not now]
         else:
             place, value = pending[0]
             pending[0] = (place, copied(w, value))

@@ -413,6 +413,24 @@ class Writer:
             with self.loops(room.shape) as indices:
                 self.put(room, indices, value.at(indices))
 
+    def copy_all(self, pairs: Sequence[tuple[Place, Value]]) -> None:
+        """Write several values, none of which reads what another goes to."""
+        long: dict[int, list[tuple[Place, Value]]] = {}
+        for room, value in pairs:
+            if self.together and room.size >= LONG and room != value:
+                long.setdefault(room.size, []).append((room, value))
+            else:
+                self.copy(room, value)
+        for size, alike in long.items():
+            # In one loop: a thread waits for memory once, not once for each.
+            self.line("LW_MEET")
+            index = self.fresh("i")
+            with self.block(f"for (int {index} = LW_PART; {index} < {size}; {index} += LW_PARTS)"):
+                read = [self.let(value.flat(index), value.dtype).text for _, value in alike]
+                for (room, _), text in zip(alike, read, strict=True):
+                    self.put_flat(room, index, text)
+            self.line("LW_MEET")
+
     def editable(self, atom: Atom) -> Scalar | Stored:
         """Memory that holds the value of `atom` and may be written over: its own if nothing else wants that, or a copy.
 
