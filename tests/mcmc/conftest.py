@@ -9,8 +9,12 @@ import pytest
 from lanewise.machine.kernel import host
 
 
+def quick_compiler(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(host, "FLAGS", tuple("-O1" if f == "-O3" else f for f in host.FLAGS))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _quick_compiler() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "FLAGS", tuple("-O1" if f == "-O3" else f for f in host.FLAGS))
+        quick_compiler(patch)
         yield

@@ -59,7 +59,7 @@ def schools_centered(p: Position) -> Array:
 
 
 def schools_draws(count: int) -> dict[str, np.ndarray]:
-    """Draws from the posterior of eight schools: the spread from its marginal on a grid, the rest is normal given it."""
+    """Draws from the posterior of eight schools: the spread from its marginal on a grid; the rest is normal then."""
     rng = np.random.default_rng(0)
     grid = np.linspace(-16.0, 7.0, 20_000)
     variances = ERRORS**2 + np.exp(2.0 * grid)[:, None]

@@ -84,14 +84,6 @@ def test_schedules_and_refill_change_nothing(
         jax.tree.map(np.testing.assert_array_equal, found, ticked)
 
 
-def test_the_draws_are_those_of_one_lane_alone(alone: Drawn) -> None:
-    """The machine adds nothing: a chain in a call of its own has the same draws."""
-    keys, places = jax.tree.map(lambda leaf: leaf[2], beginnings())
-    program = drawing(NUTS(MAX_DEPTH), density, DRAWS)
-    found = program(keys, places, None, jnp.float32(STEP), 0, DRAWS)
-    np.testing.assert_allclose(found.positions, alone.positions[2], rtol=2e-4, atol=2e-5)
-
-
 def test_short_steps_go_to_the_greatest_depth() -> None:
     told = drawn(CHAINS, step=1e-3, carrier="native").told
     assert (told.tree_depth == MAX_DEPTH).all() and (told.leapfrogs == 2**MAX_DEPTH - 1).all()

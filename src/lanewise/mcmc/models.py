@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key
 
 from lanewise.errors import OptionError
@@ -70,7 +71,10 @@ def from_numpyro(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Model:
 
 
 def from_pymc(model: Any) -> Model:
-    """A PyMC model, by the log density that PyMC compiles to JAX; free variables are kept by PyMC's own names."""
+    """A PyMC model, by the log density that PyMC compiles to JAX; free variables are kept by PyMC's own names.
+
+    PyMC's JAX backend turns on double precision for the whole process when it is imported, which is here.
+    """
     try:
         import pymc
         from pymc.sampling.jax import get_jaxified_graph, get_jaxified_logp
@@ -78,6 +82,12 @@ def from_pymc(model: Any) -> Model:
         raise OptionError("from_pymc needs PyMC: pip install pymc.") from None
     if not isinstance(model, pymc.Model):
         raise OptionError(f"from_pymc takes a pymc.Model; got {type(model).__name__}.")
+    for variable in model.value_vars:
+        if not np.issubdtype(variable.dtype, np.floating):
+            raise OptionError(
+                f"{variable.name} is of type {variable.dtype}; samplers move along gradients, so sum such variables out"
+                " of the model."
+            )
     names = [variable.name for variable in model.value_vars]
     point = model.initial_point()
     logp = get_jaxified_logp(model)

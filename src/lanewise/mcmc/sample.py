@@ -60,6 +60,10 @@ class Settings:
     def __post_init__(self) -> None:
         must_be_count("chains", self.chains, 1)
         must_be_count("warmup", self.warmup, 0)
+        if not callable(getattr(self.sampler, "draw", None)):
+            raise OptionError(
+                f"sampler={self.sampler!r} must be NUTS(...), HMC(...), MCLMC(...) or a Sampler."
+            )
         for name, value, allowed in (
             ("mass_matrix", self.mass_matrix, MASS_MATRICES),
             ("adaptation", self.adaptation, ADAPTATIONS),

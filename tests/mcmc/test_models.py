@@ -1,0 +1,124 @@
+"""Models of other libraries are the densities that they say they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.stats import norm
+
+from lanewise import mcmc
+from lanewise.errors import OptionError
+
+OBSERVED = np.array([0.5, -1.2, 2.2, 0.9, 1.7], np.float32)
+
+needs_numpyro = pytest.mark.skipif(
+    importlib.util.find_spec("numpyro") is None, reason="NumPyro is not installed"
+)
+needs_pymc = pytest.mark.skipif(
+    importlib.util.find_spec("pymc") is None, reason="PyMC is not installed (pip install pymc)"
+)
+
+
+@pytest.fixture
+def precision() -> Iterator[None]:
+    """PyMC's JAX backend turns on double precision for the whole process when it is imported."""
+    before = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+def direct(mean: jax.Array, log_spread: jax.Array) -> jax.Array:
+    """Numbers of unknown mean and spread, a half normal by its logarithm."""
+    spread = jnp.exp(log_spread)
+    prior = norm.logpdf(mean, 0.0, 2.0) + jnp.log(2.0) + norm.logpdf(spread) + log_spread
+    return prior + jnp.sum(norm.logpdf(OBSERVED, mean, spread))
+
+
+def numpyro_model(observed: Any, *, scale: float) -> None:
+    import numpyro
+    from numpyro.distributions import HalfNormal, Normal
+
+    mean = numpyro.sample("mean", Normal(0.0, scale))
+    spread = numpyro.sample("spread", HalfNormal(1.0))
+    numpyro.deterministic("ratio", mean / spread)
+    numpyro.sample("observed", Normal(mean, spread), obs=observed)
+
+
+def assert_direct(model: mcmc.Model, mean: str, log_spread: str) -> None:
+    assert model.init is not None
+    positions = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 16))
+    found = jax.vmap(model.logdensity)(positions)
+    wanted = jax.vmap(direct)(positions[mean], positions[log_spread])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
+    assert len(np.unique(positions[mean])) == 16, "starts differ"
+
+
+def assert_sampled(model: mcmc.Model) -> None:
+    """Draws are kept in the model's own quantities."""
+    data = mcmc.sample(
+        model,
+        jax.random.key(1),
+        chains=8,
+        draws=20,
+        warmup=0,
+        step_size=0.05,
+        progress=False,
+    )
+    draws = data.posterior
+    assert (draws["spread"] > 0.0).all()
+    assert "observed" not in draws
+    np.testing.assert_allclose(draws["ratio"], draws["mean"] / draws["spread"], rtol=1e-4)
+    values = direct(jnp.asarray(draws["mean"].values[3, 7]), jnp.log(draws["spread"].values[3, 7]))
+    np.testing.assert_allclose(data.sample_stats["lp"][3, 7], values, rtol=1e-4)
+
+
+@needs_numpyro
+def test_a_numpyro_model_is_its_density() -> None:
+    model = mcmc.from_numpyro(numpyro_model, OBSERVED, scale=2.0)
+    assert_direct(model, "mean", "spread")
+    assert_sampled(model)
+
+
+@needs_pymc
+def test_a_pymc_model_is_its_density(precision: None) -> None:
+    import pymc
+
+    with pymc.Model() as theirs:
+        mean = pymc.Normal("mean", 0.0, 2.0)
+        spread = pymc.HalfNormal("spread", 1.0)
+        pymc.Deterministic("ratio", mean / spread)
+        pymc.Normal("observed", mean, spread, observed=OBSERVED)
+    model = mcmc.from_pymc(theirs)
+    assert_direct(model, "mean", "spread_log__")
+    assert_sampled(model)
+
+
+@needs_pymc
+def test_a_pymc_model_of_whole_numbers_is_refused(precision: None) -> None:
+    import pymc
+
+    with pymc.Model() as theirs:
+        count = pymc.Poisson("count", 3.0)
+        pymc.Normal("observed", count, 1.0, observed=OBSERVED)
+    with pytest.raises(OptionError, match="count is of type int64"):
+        mcmc.from_pymc(theirs)
+    with pytest.raises(OptionError, match=r"from_pymc takes a pymc.Model; got int"):
+        mcmc.from_pymc(3)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "library"), [("from_numpyro", "numpyro.infer"), ("from_pymc", "pymc")]
+)
+def test_a_missing_library_is_named(
+    adapter: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(OptionError, match=f"{adapter} needs .*: pip install"):
+        getattr(mcmc, adapter)(lambda: None)
