@@ -46,8 +46,11 @@ class Target:
     start: Callable[[jax.Array], jax.Array]
     step: float
     draws: int
-    least: float  # how many times the best peer
+    # How many times the best peer's rate, and NumPyro's on a GPU; which share of the limit on each.
+    least: float
+    least_on_gpu: float = 20.0
     of_limit: float | None = None
+    of_limit_on_gpu: float = 0.85
     chains: int = 256
 
 
@@ -99,6 +102,7 @@ def logistic() -> Target:
         step=0.0175,
         draws=24,
         least=1.15,
+        least_on_gpu=1.5,
         of_limit=0.93,
     )
 
@@ -270,14 +274,17 @@ def measure(target: Target, chains: int, repeats: int, peers: dict[str, Any]) ->
         print(line, flush=True)
     others = {n: r for n, r in rates.items() if n not in ("lanewise", "gradient alone")}
     claims = []
+    on_gpu = jax.default_backend() == "gpu"
+    if on_gpu:
+        others = {name: rate for name, rate in others.items() if name == "NumPyro"}
     if others:
         best = max(others, key=lambda n: others[n])
         claims.append(
             Claim(
-                f"NUTS, {target.name}: seconds a useful gradient, best peer {best}",
+                f"NUTS, {target.name}: seconds a useful gradient, beside {best}",
                 1 / rates["lanewise"],
                 1 / others[best],
-                f">= {target.least}",
+                f">= {target.least_on_gpu if on_gpu else target.least}",
             )
         )
     if "FSM NUTS" in rates:
@@ -295,7 +302,7 @@ def measure(target: Target, chains: int, repeats: int, peers: dict[str, Any]) ->
                 f"NUTS, {target.name}: share of the batched gradient's rate",
                 rates["lanewise"],
                 rates["gradient alone"],
-                f">= {target.of_limit}",
+                f">= {target.of_limit_on_gpu if on_gpu else target.of_limit}",
                 share=True,
             )
         )

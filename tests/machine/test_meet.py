@@ -59,7 +59,7 @@ def assert_alike(found: Any, expected: Any) -> None:
 
 @pytest.fixture(scope="module")
 def expected() -> Any:
-    return lw.vmap(walks, carrier="native")(*arguments(12))
+    return lw.vmap(walks, carrier="ticks", schedule="sweep")(*arguments(12))
 
 
 @pytest.mark.parametrize("options", [{}, {"lanes": 3}, {"max_depth": 6}], ids=str)
