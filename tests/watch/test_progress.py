@@ -114,7 +114,9 @@ def closed() -> io.StringIO:
     return file
 
 
-@pytest.mark.parametrize("file", [Broken(), closed(), SimpleNamespace()], ids=str)
+@pytest.mark.parametrize(
+    "file", [Broken(), closed(), SimpleNamespace()], ids=str, ids=lambda file: type(file).__name__
+)
 def test_nothing_that_happens_to_the_terminal_raises(file: Any) -> None:
     with Bar(10, file=file) as bar:
         bar.update(5, odd=object(), none=None)
