@@ -115,7 +115,7 @@ def closed() -> io.StringIO:
 
 
 @pytest.mark.parametrize(
-    "file", [Broken(), closed(), SimpleNamespace()], ids=str, ids=lambda file: type(file).__name__
+    "file", [Broken(), closed(), SimpleNamespace()], ids=lambda file: type(file).__name__
 )
 def test_nothing_that_happens_to_the_terminal_raises(file: Any) -> None:
     with Bar(10, file=file) as bar:
