@@ -57,10 +57,10 @@ RUNS = {
     "funnel_not_centered": Run(
         posteriors.funnel_not_centered, warmup=0, options={"step_size": 0.7, "mass_matrix": "unit"}
     ),
-    "logistic": Run(posteriors.logistic),
+    "logistic": Run(posteriors.logistic, chains=16),
     "poisson": Run(posteriors.poisson, draws=800),
     "volatility": Run(
-        posteriors.volatility, draws=1000, options={"sampler": mcmc.NUTS(wanted=0.9)}
+        posteriors.volatility, chains=16, draws=800, options={"sampler": mcmc.NUTS(wanted=0.9)}
     ),
 }
 
