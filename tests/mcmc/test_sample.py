@@ -252,6 +252,12 @@ def test_what_is_wrong_is_named_with_the_fix(case: str) -> None:
         mcmc.sample(*positional, progress=False, **arguments)
 
 
+def test_without_arviz_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    with pytest.raises(OptionError, match=re.escape('pip install "lanewise[mcmc]"')):
+        go(None)
+
+
 def test_when_every_chain_fails_that_is_an_error() -> None:
     @lw.program
     def only_here(x):

@@ -23,7 +23,7 @@ from lanewise import _jax
 from lanewise.errors import LaneError, OptionError
 from lanewise.mcmc.adapt import Window, pooled, scale_from, windows
 from lanewise.mcmc.chain import Drawn, Warmed, drawing, warming
-from lanewise.mcmc.inference import inference_data
+from lanewise.mcmc.inference import inference_data, the_library
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
 from lanewise.mcmc.samplers import Sampler, Told, must_be_count
@@ -144,6 +144,7 @@ def sample(
     must_be_count("save_every", save_every, 1)
     settings = Settings(chains, warmup, sampler, mass_matrix, adaptation, step_size)
     key = _typed(key)
+    the_library()  # better missed before a run of an hour than after
     with _on(device):
         start_key, chain_key = jax.random.split(key)
         begin = starts(model, init, chains, start_key)
