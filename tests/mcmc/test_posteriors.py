@@ -48,10 +48,9 @@ RUNS = {
     "gaussian_2": Run(lambda: posteriors.gaussian(2), draws=600, options={"adaptation": "chain"}),
     "gaussian_100": Run(
         lambda: posteriors.gaussian(100),
-        16,
-        200,
-        100,
-        {"mass_matrix": "dense", "carrier": "native"},
+        chains=16,
+        draws=800,
+        options={"mass_matrix": "dense", "carrier": "native"},
     ),
     "schools_not_centered": Run(posteriors.schools_not_centered),
     "funnel_not_centered": Run(
