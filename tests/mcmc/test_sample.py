@@ -146,6 +146,7 @@ def test_failing_chains_are_named_and_have_no_draws(tmp_path: Path) -> None:
         assert lost.tolist() == [False, False, True, False]
 
 
+@pytest.mark.filterwarnings("ignore:.* draws diverged")
 def test_starts_without_a_density_are_named() -> None:
     starts = jnp.zeros((CHAINS, 2)).at[1, 0].set(jnp.nan).at[4].set(-3.0)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import random
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from lanewise.decorator import ProgramFunction, program
 from lanewise.mcmc.adapt import (
@@ -48,8 +48,6 @@ class Warmed(NamedTuple):
     space: Space
     step: Float[Array, ""]
     moments: Moments
-    leapfrogs: Int[Array, ""]
-    diverged: Int[Array, ""]
 
 
 class Drawn(NamedTuple):
@@ -89,7 +87,6 @@ def warming(sampler: Sampler, density: Density, dense: bool, alone: bool) -> Pro
 
     @program
     def warm_up(key, position, space, step, number, lengths, renews):
-        leapfrogs = diverged = jnp.int32(0)
         moments = no_moments(position, dense)
         for window in range(lengths.shape[0]):
             place = place_at(density, space, whitened(space, position))
@@ -106,14 +103,12 @@ def warming(sampler: Sampler, density: Density, dense: bool, alone: bool) -> Pro
                 )
                 adapting = step_after(adapting, told.acceptance, sampler.wanted)
                 moments = moments_with(moments, unwhitened(space, place.position))
-                leapfrogs += told.leapfrogs
-                diverged += told.diverging
                 number += 1
             position = unwhitened(space, place.position)
             step = jnp.exp(adapting.log_average)
             if alone and renews[window]:
                 space = scale_from(moments)
-        return Warmed(position, space, step, moments, leapfrogs, diverged)
+        return Warmed(position, space, step, moments)
 
     return warm_up
 
