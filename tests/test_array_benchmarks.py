@@ -33,8 +33,8 @@ def test_scans() -> None:
     ids=["affine", "matrices"],
 )
 def test_recurrences(ours, peer, xs) -> None:
-    gradients = [jax.jit(recurrences.gradient(scan))(xs) for scan in (ours, peer)]
-    assert_same(*gradients, 1e-3)
+    mine, theirs = (jax.jit(recurrences.gradient(scan))(xs) for scan in (ours, peer))
+    assert_same(mine, theirs, 1e-3)
 
 
 def one_after_the_other(maps: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

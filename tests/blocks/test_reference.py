@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -42,7 +44,7 @@ def test_answers_steps_and_depth() -> None:
         ({"max_depth": 5}, Outcome.STACK_OVERFLOW),
     ],
 )
-def test_limits_are_exact(limits: dict[str, int], outcome: Outcome) -> None:
+def test_limits_are_exact(limits: dict[str, Any], outcome: Outcome) -> None:
     found = interpret(blocks_of(fib, jnp.int32(0)), [jnp.int32(7)], **limits)
     assert found.outcome is outcome
     assert (found.values is None) == (outcome is not Outcome.DONE)
