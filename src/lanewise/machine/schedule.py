@@ -94,7 +94,8 @@ def meet(advance: Advance) -> Tick:
     between = kernel_between(linked, advance.max_steps, advance.counting)
     if isinstance(between, str):
         raise OptionError(f'schedule="meet" cannot run this program: {between}. Use "auto".')
-    run_dear = _running_dear(advance, dear, _here(TICK_OPERATIONS), lambda state, pc: state)
+    tick_cost = float(_here(TICK_OPERATIONS))
+    run_dear = _running_dear(advance, dear, tick_cost, lambda state, pc: state)
 
     def tick(state: State) -> State:
         state = run_between(between, state, lanes, advance.counting)
