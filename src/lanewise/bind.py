@@ -25,7 +25,8 @@ from jax.experimental import io_callback
 
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
-from lanewise.machine.execute import Mapped, answer_axes, execute, execute_on_host
+from lanewise.machine.axes import Mapped
+from lanewise.machine.execute import answer_axes, execute, execute_on_host
 from lanewise.options import Options
 from lanewise.outcomes import NUM_STATS, Site, raise_if_failed
 from lanewise.program import Program, program_p, throw_p

@@ -25,7 +25,8 @@ from lanewise.bind import push_forward, with_axes
 from lanewise.blocks.flatten import operand_avals
 from lanewise.blocks.inside import tests_many
 from lanewise.errors import OptionError, Outcome, TransformError
-from lanewise.machine.execute import Mapped, answer_axes, execute, plan
+from lanewise.machine.axes import Mapped
+from lanewise.machine.execute import answer_axes, execute, plan
 from lanewise.options import Options
 from lanewise.outcomes import FULL_TAPE
 from lanewise.program import Function, Program, program_p, throw_p

@@ -23,6 +23,7 @@ from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import OptionError
 from lanewise.machine import observe
+from lanewise.machine.axes import Mapped, lanes_first, no_lanes, one_lane
 from lanewise.machine.choose import (
     ONE_LANE_CARRIERS,
     Plan,
@@ -44,8 +45,6 @@ from lanewise.machine.ticks import answers, statistics
 from lanewise.options import DEPTH_INSIDE_JIT, Options
 from lanewise.outcomes import FULL_TAPE, counts
 from lanewise.program import Program
-
-Mapped = tuple[tuple[bool, ...], ...]
 
 # Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
 DEEPEST = 1 << 20
@@ -111,7 +110,7 @@ def execute(
 ) -> list[Any]:
     """Answers, then outcomes and statistics if they are wanted, as traceable code for a platform, or for any."""
     if math.prod(lanes) == 0:
-        return _empty(program, lanes, options)
+        return no_lanes(program, lanes, options)
     if watchers.recorded():
         options = options.as_recorded()
     chosen = chosen or plan(program, lanes, mapped, options, platform)
@@ -180,7 +179,7 @@ class OnHost:
     def _made(self, operands: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
         program, lanes, _, options, _ = self._signature
         if math.prod(lanes) == 0:
-            return lambda operands: _empty(program, lanes, options)
+            return lambda operands: no_lanes(program, lanes, options)
         chosen = self.plan(operands)
         run = self._as_chosen(chosen)
         if program.larger is None or FULL_TAPE not in program.sites:
@@ -192,7 +191,7 @@ class OnHost:
         if chosen.schedule == "local":
 
             def run(operands: Sequence[Any]) -> list[Any]:
-                flat, flags = _lanes_first(operands, lanes, mapped)
+                flat, flags = lanes_first(operands, lanes, mapped)
                 site = observe.site_of(program, lanes, mapped, options, chosen)
                 number = None if site is None else watchers.begin(site)
                 ran = run_local(chosen.linked, flat, flags, math.prod(lanes), options)
@@ -306,7 +305,7 @@ def _of_rows(
     operands: Sequence[Any], rows: Any, lanes: tuple[int, ...], mapped: Mapped
 ) -> tuple[list[Any], Mapped]:
     """The operands of some lanes, and which of them have an axis of those lanes."""
-    flat, flags = _lanes_first(operands, lanes, mapped)
+    flat, flags = lanes_first(operands, lanes, mapped)
     taken = [x[rows] if varies else x for x, varies in zip(flat, flags, strict=True)]
     return taken, tuple((varies,) for varies in flags)
 
@@ -362,9 +361,9 @@ def _phases(
         refill = Refill(linked, options.lanes, width, flags, options, chosen.schedule, most)
         return Phases(
             start=lambda capacity, *operands: watched(
-                refill.start(capacity, _lanes_first(operands, lanes, mapped)[0]), operands
+                refill.start(capacity, lanes_first(operands, lanes, mapped)[0]), operands
             ),
-            run=lambda flow, *operands: refill.run(flow, _lanes_first(operands, lanes, mapped)[0]),
+            run=lambda flow, *operands: refill.run(flow, lanes_first(operands, lanes, mapped)[0]),
             finish=lambda flow: _shaped(refill.finish(flow), program, lanes, mapped, options),
             machine=lambda flow: flow.machine,
             grown=flow_grown,
@@ -372,7 +371,7 @@ def _phases(
         )
 
     def start(capacity: int, *operands: Any) -> State:
-        flat, flags = _lanes_first(operands, lanes, mapped)
+        flat, flags = lanes_first(operands, lanes, mapped)
         dear = num_dear(linked, width, chosen.schedule)
         state = initial_state(linked, flat, flags, width, capacity, dear)
         return observe.watched(state, site, linked.halt, operands)
@@ -408,7 +407,7 @@ def _one_by_one(
     capacity: int = 1,
 ) -> list[Any]:
     """Each lane by itself."""
-    flat, flags = _lanes_first(operands, lanes, mapped)
+    flat, flags = lanes_first(operands, lanes, mapped)
     width = math.prod(lanes)
     site = observe.site_of(program, lanes, mapped, options, chosen)
     # Imported here as in choose.py: only what carries the program.
@@ -424,23 +423,6 @@ def _one_by_one(
         on_gpu = functools.partial(device.call, lanes=options.lanes, site=site)
         ran = run_kernel(emitted, program, flat, width, capacity, on_gpu)
     return _shaped(ran, program, lanes, mapped, options)
-
-
-def _lanes_first(
-    operands: Sequence[Any], lanes: tuple[int, ...], mapped: Mapped
-) -> tuple[list[Any], list[bool]]:
-    """Operands with all their lane axes flattened into one; those that do not vary stay as they are."""
-    flat, flags = [], []
-    for value, axes in zip(operands, mapped, strict=True):
-        varies = any(axes)
-        if varies:
-            inner = value.shape[sum(axes) :]
-            spread = tuple(size if has else 1 for size, has in zip(lanes, axes, strict=True))
-            value = jnp.broadcast_to(value.reshape(*spread, *inner), (*lanes, *inner))
-            value = value.reshape(math.prod(lanes), *inner)
-        flat.append(value)
-        flags.append(varies)
-    return flat, flags
 
 
 def _shaped(
@@ -462,17 +444,6 @@ def _shaped(
     return out + (list(stats) if options.stats else [])
 
 
-def _one_lane(program: Program) -> Callable[..., list[Any]]:
-    """A program without recursion as an ordinary function."""
-    entry = program.functions[program.entry]
-
-    def run(*values: Any) -> list[Any]:
-        captured = [values[i] for i in entry.captures]
-        return _jax.eval_jaxpr(entry.jaxpr, *captured, *values[program.num_captures :])
-
-    return run
-
-
 def _plain(
     operands: Sequence[Any],
     program: Program,
@@ -484,7 +455,7 @@ def _plain(
     """Structured code under `jax.vmap`, one call for each lane axis. It cannot fail."""
     site = observe.site_of(program, lanes, mapped, options, chosen)
     whole = None if site is None else observe.Whole(site, operands)
-    run = _one_lane(program)
+    run = one_lane(program)
     has_axes = answer_axes(program, mapped, options, lanes)
     for level in reversed(range(len(lanes))):
         axes = tuple(0 if flags[level] else None for flags in mapped)
@@ -518,20 +489,9 @@ def answer_axes(
         blanked = control_depends and not options.throw and program.can_fail(options)
         # The same for every carrier, so it is all that any of them finds to vary.
         plainly = (
-            _jax.batched_outputs(_one_lane(program), structs, flags)
+            _jax.batched_outputs(one_lane(program), structs, flags)
             if plain_ok
             else (False,) * len(depends)
         )
         by_axis.append(tuple(blanked or a or b for a, b in zip(depends, plainly, strict=True)))
     return tuple(tuple(flags[i] for flags in by_axis) for i in range(len(program.out_avals)))
-
-
-def _empty(program: Program, lanes: tuple[int, ...], options: Options) -> list[Any]:
-    """No lanes: nothing runs."""
-    out = [
-        jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*lanes, *leaf.shape)), _jax.zeros(aval))
-        for aval in program.out_avals
-    ]
-    if program.gives_outcomes(options):
-        out += [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]
-    return out + (counts(0, 0, 0, 0, steps=0, deepest=0) if options.stats else [])
