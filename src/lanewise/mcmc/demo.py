@@ -1,7 +1,7 @@
 """The demonstration: how well do eighteen baseball players bat? (`lanewise demo`, `make demo`)
 
 Each batted 45 times early in the season of 1970 (Efron and Morris 1975, table 1). The model pools them in part: each
-player's log odds of a hit come from one normal distribution, whose mean and spread are found with them. A thousand
+player's log odds of a hit come from one normal distribution, whose mean and spread are found with them. Many
 chains sample it with the recursive No-U-Turn sampler, each at its own depth of its own tree.
 """
 
