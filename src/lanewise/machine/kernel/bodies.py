@@ -15,10 +15,11 @@ from lanewise.blocks.analysis import constant_variables, shared_by_frames, write
 from lanewise.blocks.form import Block, Branch, Call, Fail, Return, TailCall, terminator_atoms
 from lanewise.errors import Outcome
 from lanewise.machine.kernel import dtypes
+from lanewise.machine.kernel.scope import Scope
 from lanewise.machine.kernel.stores import apart, assign
 from lanewise.machine.kernel.uses import uses_of
 from lanewise.machine.kernel.values import Part, Place, Scalar, Stored, Value
-from lanewise.machine.kernel.writer import NEAR, Scope, Writer
+from lanewise.machine.kernel.writer import NEAR, Writer
 from lanewise.machine.link import Linked, ReturnPoint
 
 

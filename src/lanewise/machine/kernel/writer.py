@@ -13,19 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.fold import Known, evaluate, value_of
+from lanewise.blocks.fold import evaluate, value_of
 from lanewise.blocks.inside import Expand, implementation
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.layout import Layout
 from lanewise.machine.kernel.rules import RULES, Unsupported
-from lanewise.machine.kernel.uses import Uses, uses_of
+from lanewise.machine.kernel.scope import Scope
+from lanewise.machine.kernel.uses import uses_of
 from lanewise.machine.kernel.values import (
     Index,
     Mapped,
@@ -54,26 +54,6 @@ MOST_UNROLLED = 256
 FUSED = 24
 # Constants of at most this many elements are written into the text; larger ones become operands.
 INLINE_CONSTANT = 64
-
-
-@dataclass
-class Scope:
-    """The values of one piece of code while it is written.
-
-    `owned`: variables whose memory this code may write over once nothing wants it any more. `destinations`: where a
-    variable's value goes in the end, so that it may be computed there. `current`: the equation being written, with
-    those `ahead` of it, the last one first; `made_by` tells which of those before it made a variable. `known`: the
-    numbers among the scalars, which need no code.
-    """
-
-    uses: Uses
-    values: dict[Var, Value] = field(default_factory=dict)
-    owned: set[Var] = field(default_factory=set)
-    destinations: dict[Var, Stored] = field(default_factory=dict)
-    current: JaxprEqn | None = None
-    known: Known = field(default_factory=dict)
-    ahead: list[JaxprEqn] = field(default_factory=list)
-    made_by: dict[Var, JaxprEqn] = field(default_factory=dict)
 
 
 class Writer:
@@ -149,6 +129,18 @@ class Writer:
         for _ in range(opened):
             self.depth -= 1
             self.line("}")
+
+    @contextmanager
+    def turns(self, header: str, number: int, *, short: bool) -> Iterator[None]:
+        """A loop of a rule's own, of so many turns; a `short` one is unrolled as far as loops around it leave room."""
+        unrolled = short and number <= UNROLLED and number * self._unrolling <= MOST_UNROLLED
+        if unrolled:
+            self.unroll(number)
+        before = self._unrolling
+        self._unrolling *= number if unrolled else 1
+        with self.block(header):
+            yield
+        self._unrolling = before
 
     # -- values ----------------------------------------------------------------------------------------
 

@@ -126,13 +126,14 @@ def _scan(w: Writer, eqn: JaxprEqn) -> None:
     arrays = [w.value(atom) for atom in eqn.invars[num_consts + num_carry :]]
     rooms = [w.room(var.aval.shape, var.aval.dtype) for var in eqn.outvars[num_carry:]]
     turn = w.fresh("i")
-    if parts.length * len(body.eqns) <= UNROLLED_EQUATIONS:
-        w.unroll(parts.length)
+    # Loops inside would be written again for each turn.
+    innermost = not any(_holds_loop(inner) for inner in body.eqns)
+    short = innermost and parts.length * len(body.eqns) <= UNROLLED_EQUATIONS
     if parts.reverse:
         header = f"for (int {turn} = {parts.length - 1}; {turn} >= 0; --{turn})"
     else:
         header = f"for (int {turn} = 0; {turn} < {parts.length}; ++{turn})"
-    with w.block(header):
+    with w.turns(header, parts.length, short=short):
         slices = [_slice(w, array, turn) for array in arrays]
         outs = w.run(
             body,
@@ -204,3 +205,9 @@ def _bind(w: Writer, var: _jax.Var, value: Value, own: bool) -> None:
         w.give(var, value)  # type: ignore[arg-type]
     else:
         w.define(var, value)
+
+
+def _holds_loop(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in ("scan", "while") or any(
+        _holds_loop(inner) for jaxpr in _jax.subjaxprs(eqn) for inner in jaxpr.eqns
+    )
