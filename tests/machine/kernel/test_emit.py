@@ -229,3 +229,22 @@ def test_a_compiler_that_knows_no_such_cpu_and_a_library_for_another(
     assert libraries() == libraries() == 1
     monkeypatch.setattr(host, "this_cpu", lambda: "another")
     assert libraries() == 2
+
+
+def test_a_nest_of_short_loops_is_not_unrolled_whole() -> None:
+    def nest(x):
+        def repeated(step):
+            return lambda c: lax.scan(lambda c, _: (step(c), None), c, length=16)[0]
+
+        return repeated(repeated(repeated(jnp.sin)))(x)
+
+    copies, most, unrolled = [], 1, False
+    for line in body(kernel(nest, jnp.zeros(16))).splitlines():
+        depth = len(line) - len(line.lstrip())
+        while copies and copies[-1][0] >= depth:
+            copies.pop()
+        if "for (int" in line and unrolled:
+            copies.append((depth, 16))
+            most = max(most, int(np.prod([n for _, n in copies])))
+        unrolled = "LW_UNROLL" in line
+    assert 16 <= most <= 256
