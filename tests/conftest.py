@@ -18,8 +18,22 @@ os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from lanewise.machine.kernel import host  # noqa: E402
+
 # Tracing makes many objects that live on: to look through all of them as often as Python does takes a sixth of it.
 gc.set_threshold(100_000, 20, 100)
+
+
+def quick_compiler(patch: pytest.MonkeyPatch) -> None:
+    """Let the C++ compiler not try hard, either; the answers are the same bits."""
+    patch.setattr(host, "FLAGS", tuple("-O1" if f == "-O3" else f for f in host.FLAGS))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_compiler() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        quick_compiler(patch)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

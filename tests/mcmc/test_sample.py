@@ -318,7 +318,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(
 KILLED = """
 import os, pytest, signal, sys
 from pathlib import Path
-from mcmc.conftest import quick_compiler
+from conftest import quick_compiler
 from mcmc.test_sample import die_after, go
 with pytest.MonkeyPatch.context() as patch:
     quick_compiler(patch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 
 import jax.numpy as jnp
@@ -58,7 +59,9 @@ def test_a_loop_leads_back() -> None:
 def test_calls_lead_to_the_head_of_a_function() -> None:
     assert sum("lw-call" in kind for kind in classes(drawn(fib, jnp.arange(5)))) == 2
     both = drawn(even, jnp.arange(5))
-    assert {"even", "odd"} <= {text.text for text in both.iter(f"{SVG}text")}
+    # A name that other tests have traced before has a number.
+    named = {re.sub(r"\.\d+$", "", text.text or "") for text in both.iter(f"{SVG}text")}
+    assert {"even", "odd"} <= named
     assert any("lw-call" in kind for kind in classes(both))
 
 

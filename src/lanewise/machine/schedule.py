@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +32,12 @@ from lanewise.errors import OptionError
 from lanewise.machine.advance import Advance
 from lanewise.machine.around import around
 from lanewise.machine.compact import can_be_packed, run_one_tile, run_tiles, tile_width
-from lanewise.machine.kernel.between import available, emit_between, run_between
-from lanewise.machine.kernel.emit import Emitted
-from lanewise.machine.kernel.rules import Unsupported
 from lanewise.machine.link import Linked
 from lanewise.machine.state import State, running
 from lanewise.one_function import as_one_function
+
+if TYPE_CHECKING:
+    from lanewise.machine.kernel.emit import Emitted
 
 Tick = Callable[[State], State]
 
@@ -89,6 +89,9 @@ def lanes_at(state: State, linked: Linked) -> Any:
 
 def meet(advance: Advance) -> Tick:
     """One tick of lanes that meet: each by itself to the next dear block, then those for the lanes that are there."""
+    # Kernels are dear to import: only for who writes one.
+    from lanewise.machine.kernel.between import run_between
+
     linked, lanes = advance.linked, advance.lanes
     dear = meeting_blocks(linked)
     between = kernel_between(linked, advance.max_steps, advance.counting)
@@ -118,11 +121,13 @@ def meeting_blocks(linked: Linked) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=64)
 def kernel_between(linked: Linked, max_steps: int | None, counting: bool) -> Emitted | str:
     """The kernel that runs lanes between meetings, or why there is none."""
-    # A program under an inner `jax.vmap` is expanded by what runs programs, which stands above.
-    from lanewise.machine.execute import expand
-
     if not meeting_blocks(linked):
         return "it has no block with enough matrix work for lanes to meet at"
+    # A program under an inner `jax.vmap` is expanded by what runs programs, which stands above.
+    from lanewise.machine.execute import expand
+    from lanewise.machine.kernel.between import available, emit_between
+    from lanewise.machine.kernel.rules import Unsupported
+
     if not available():
         return "kernels cannot be made here"
     try:
