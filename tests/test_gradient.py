@@ -62,7 +62,7 @@ def test_what_is_saved_may_lie_in_the_hosts_memory() -> None:
     x, weights = jnp.linspace(-1.0, 1.0, 8), jax.random.normal(jax.random.key(0), (8, 8))
     expected = jax.grad(chain, 1)(x, weights)
     away = lw.grad(chain, 1, offload="host")
-    np.testing.assert_allclose(away(x, weights), expected, rtol=1e-6)
+    np.testing.assert_allclose(away(x, weights), expected, rtol=1e-5, atol=1e-6)
     text = str(jax.make_jaxpr(away)(x, weights))
     assert "<host>[40,8]" in text
     lowered = jax.jit(away).trace(x, weights).lower(lowering_platforms=("cuda",)).as_text()
