@@ -10,22 +10,29 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
+PEERS_STAMP := $(VENV)/.installed-peers
 WORKERS ?= 2
 PYTEST_ARGS ?=
 SITE ?= site
 BENCH_OUT ?= benchmarks/results.jsonl
+SOAK_PROGRAMS ?= 5000
+MATRIX_ARGS ?=
 
-.PHONY: help demo test lint docs format bench test-matrix clean
+.PHONY: help demo test test-full soak peers browser lint docs format bench test-matrix clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo         sample a hierarchical model with a thousand chains, and write a report"
-	@echo "make test         lint, types, import layers, the docs and every test"
+	@echo "make test         lint, types, import layers, the docs and the tests"
+	@echo "make test-full    the same with every test: each schedule at each size, more random programs"
+	@echo "make soak         fresh random programs until one fails or SOAK_PROGRAMS=$(SOAK_PROGRAMS) have passed"
+	@echo "make peers        install the benchmarks' peers (PyTorch, Numba), which some tests compare with"
+	@echo "make browser      install Chromium, which the tests of the report use (Debian, as root)"
 	@echo "make lint         ruff, pyright and import-linter only"
 	@echo "make docs         build the documentation site in $(SITE)"
 	@echo "make format       let ruff rewrite the sources"
 	@echo "make bench        every benchmark; the claims are gathered in $(BENCH_OUT)"
-	@echo "make test-matrix  the quick tests under the other Python/JAX pairs found here"
+	@echo "make test-matrix  the tests under the other Python/JAX pairs found here"
 	@echo "make clean        remove what these commands made"
 
 $(BIN)/python:
@@ -40,6 +47,10 @@ $(RUN_STAMP): pyproject.toml | $(BIN)/python
 $(TEST_STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -qq -e '.[test]'
 	@touch $@ $(RUN_STAMP)
+
+$(PEERS_STAMP): pyproject.toml | $(TEST_STAMP)
+	$(BIN)/python -m pip install -qq -e '.[test,bench]'
+	@touch $@
 
 demo: $(RUN_STAMP)
 	$(BIN)/lanewise demo
@@ -61,13 +72,27 @@ docs: $(TEST_STAMP)
 test: lint docs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+test-full: peers
+	LANEWISE_FULL=1 $(MAKE) test
+
+soak: $(TEST_STAMP)
+	LANEWISE_RANDOM=1 LANEWISE_PROGRAMS=$(SOAK_PROGRAMS) LANEWISE_FULL=1 \
+		$(BIN)/python -m pytest -n $(WORKERS) -x tests/test_generated.py $(PYTEST_ARGS)
+
+peers: $(PEERS_STAMP)
+
+# Debian's packages; elsewhere install Chromium and chromedriver by hand.
+browser:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
+
 # Every benchmark runs, also after one that failed; the exit status tells whether all did run. A claim
 # that misses its target is shown as such and is no failure.
 bench: $(TEST_STAMP)
 	$(BIN)/lanewise bench --all --out $(BENCH_OUT)
 
 test-matrix: | $(BIN)/python
-	$(BIN)/python tests/matrix.py
+	$(BIN)/python tests/matrix.py $(MATRIX_ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-* build dist $(SITE) .pytest_cache .ruff_cache .import_linter_cache .hypothesis $(BENCH_OUT)

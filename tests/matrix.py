@@ -1,16 +1,21 @@
-"""Run the quick tests under the other Python/JAX pairs found on this machine (`make test-matrix`).
+"""Run the tests under the other Python/JAX pairs found on this machine (`make test-matrix`).
 
 A pair is a Python version and a JAX series. Each pair gets a virtual environment of its own,
 `.venv-PYTHON-jaxSERIES`, with the newest JAX of the series that the package index offers. What runs
-is every test that is not marked `slow`, with fewer generated programs; linters and types run in
-`make test` only. A pair whose interpreter is absent, or whose JAX does not exist for that
-interpreter, is named as absent and is no failure.
+is every test of `make test`, with fewer generated programs; linters and types run in `make test`
+only. A pair whose interpreter is absent, or whose JAX does not exist for that interpreter, is named
+as absent and is no failure.
+
+`--pair 3.13/0.12` (more than once if need be) runs these pairs alone. `--short` runs the files that a
+new Python or JAX is most likely to break: JAX's own interfaces, the front end, one file a carrier,
+derivatives. Other arguments are pytest's.
 
 Interpreters are looked for on the path and, where pyenv is installed, among its versions.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -20,6 +25,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = "60"
+# What `--short` runs.
+SHORT = (
+    *(
+        "tests/test_bind.py",
+        "tests/test_program.py",
+        "tests/test_replay.py",
+        "tests/test_outcomes.py",
+    ),
+    *("tests/test_gradient.py", "tests/diff/test_recursion.py", "tests/diff/test_vjp.py"),
+    *(
+        "tests/frontend",
+        "tests/blocks",
+        "tests/machine/test_native.py",
+        "tests/machine/test_ticks.py",
+    ),
+    *("tests/machine/test_meet.py", "tests/arrays/test_scan.py", "tests/mcmc/test_nuts.py"),
+    "tests/test_third_party.py",
+)
 
 
 @dataclass(frozen=True)
@@ -100,8 +123,32 @@ def prepare(pair: Pair, python: Path) -> str | None:
     return None if done.returncode == 0 else "the test tools cannot be installed beside it"
 
 
+def parsed(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Our own arguments, and pytest's.
+
+    >>> ours, others = parsed(["--short", "--pair", "3.13/0.12", "-x"])
+    >>> ours.pair, ours.short, others
+    ([Pair(python='3.13', jax='0.12')], True, ['-x'])
+    """
+    parser = argparse.ArgumentParser(description="Run the tests under other Python/JAX pairs.")
+    parser.add_argument("--pair", action="append", metavar="PYTHON/JAX", type=named_pair)
+    parser.add_argument("--short", action="store_true", help="a few files only")
+    return parser.parse_known_args(arguments)
+
+
+def named_pair(text: str) -> Pair:
+    """The pair of a name such as `3.13/0.12`."""
+    python, slash, series = text.partition("/")
+    if not slash or Pair(python, series) not in PAIRS:
+        known = ", ".join(f"{pair.python}/{pair.jax}" for pair in PAIRS)
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {known}")
+    return Pair(python, series)
+
+
 def main(arguments: list[str]) -> int:
-    wanted = [pair for pair in PAIRS if pair != present_pair()]
+    ours, others = parsed(arguments)
+    wanted = ours.pair or [pair for pair in PAIRS if pair != present_pair()]
+    what = SHORT if ours.short else ()
     passed, failed, absent = [], [], []
     for pair in wanted:
         python = find_python(pair.python)
@@ -110,11 +157,10 @@ def main(arguments: list[str]) -> int:
             print(f"== {pair}: absent ({reason})", flush=True)
             absent.append(pair)
             continue
-        print(f"== {pair}: every test not marked slow, {PROGRAMS} generated programs", flush=True)
+        print(f"== {pair}: {'a few files' if what else 'the tests of `make test`'}", flush=True)
         tests = [pair.venv / "bin" / "python", "-m", "pytest", "-n2", "--dist=worksteal", "-q"]
-        tests += ["-m", "not slow"]
         environment = {**os.environ, "LANEWISE_PROGRAMS": PROGRAMS}
-        done = subprocess.run([*tests, *arguments], cwd=ROOT, env=environment)
+        done = subprocess.run([*tests, *what, *others], cwd=ROOT, env=environment)
         (passed if done.returncode == 0 else failed).append(pair)
     for word, pairs in (("passed", passed), ("failed", failed), ("absent", absent)):
         print(f"{word}: {', '.join(map(str, pairs)) or 'none'}")

@@ -11,6 +11,7 @@ import re
 import jax
 import pytest
 
+import needs
 from ad import SUITE, Entry
 from ad.measure import check, expected_gradient, precision, torch_pair
 
@@ -39,7 +40,7 @@ def test_functions_are_the_same(entry: Entry) -> None:
     "entry", [entry for entry in ENTRIES if entry.make(True).torch], ids=lambda entry: entry.key
 )
 def test_the_peer_differentiates_the_same(entry: Entry) -> None:
-    pytest.importorskip("torch")
+    needs.library("torch")
     case = entry.make(True)
     pair = torch_pair(case)
     assert pair is not None

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+import needs
 from control import SUITE, Entry
 from control.cuda_limits import LIMITS as CUDA_LIMITS
 from control.measure import check, on_host, ours
@@ -45,7 +46,7 @@ def by_key(key: str) -> Entry:
 @pytest.mark.parametrize("entry", SUITE, ids=lambda entry: entry.key)
 def test_ours_equals_the_twin(entry: Entry) -> None:
     if entry.needs is not None:
-        pytest.importorskip(entry.needs)
+        needs.library(entry.needs)
     case = entry.make(LANES, True)
     twin = jax.jit(jax.vmap(case.twin, in_axes=case.in_axes))
     check(entry, case, ours(case)(*case.arguments), twin(*case.arguments), "ours")
@@ -61,7 +62,7 @@ def test_every_program_has_its_tags() -> None:
 
 @pytest.mark.slow
 def test_the_limits_in_numba_agree() -> None:
-    pytest.importorskip("numba")
+    needs.library("numba")
     from control.numba_limits import LIMITS
 
     for key, limit in LIMITS.items():
@@ -75,7 +76,7 @@ def test_the_limits_in_numba_agree() -> None:
 def test_the_limits_in_cuda_agree(key: str, tmp_path: Path) -> None:
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
-        pytest.skip("no C++ compiler here")
+        pytest.skip(needs.COMPILER_REASON)
     limit, entry = CUDA_LIMITS[key], by_key(key)
     source, library = tmp_path / "limit.cpp", tmp_path / "limit.so"
     source.write_text(CUDA_WORDS + limit.source)

@@ -8,7 +8,6 @@ as must `jax.vmap` of the form in `jax.lax` where the corpus has one.
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from comparing import assert_same, lane_axes, lanes_of, take
 from corpus import CORPUS, Case
 from lanewise.blocks.flatten import flatten, operand_avals
@@ -30,20 +30,22 @@ from lanewise.machine.link import link
 SIZES = (1, 2, 17, 256)
 HEAVY_SIZES = (2, 17)
 LARGEST = max(SIZES)
-# Compiling is what tests spend their time on. So each program runs under each schedule, but at one size, or two for
-# `sweep`, in turns: every size meets every schedule on a quarter of the corpus or more. LANEWISE_FULL=1 runs all.
-FULL = bool(os.environ.get("LANEWISE_FULL"))
 SCHEDULES = ("sweep", "most", "lowest", "local")
+# Compiling is what tests spend their time on. So each program runs under `sweep` and one more schedule, each at one
+# size, in turns: every size meets every schedule. `make test-full` runs every program under all, at every size.
+TURNS = [
+    (case, schedule)
+    for at, case in enumerate(CORPUS)
+    for schedule in ("sweep", SCHEDULES[1 + at % (len(SCHEDULES) - 1)])
+]
 
 
 def sizes_of(case: Case, schedule: str) -> tuple[int, ...]:
-    if FULL:
+    if needs.FULL:
         return HEAVY_SIZES if case.heavy else SIZES
     if case.heavy:
         return HEAVY_SIZES[-1:]
-    turn = CORPUS.index(case) + SCHEDULES.index(schedule)
-    own = SIZES[turn % len(SIZES)]
-    return (own, SIZES[(turn + 2) % len(SIZES)]) if schedule == "sweep" else (own,)
+    return (SIZES[(CORPUS.index(case) + SCHEDULES.index(schedule)) % len(SIZES)],)
 
 
 every_case = pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
@@ -96,9 +98,18 @@ def test_reference_is_plain_python(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "schedule", [SCHEDULES[0], *(pytest.param(s, marks=pytest.mark.slow) for s in SCHEDULES[1:])]
+    ("case", "schedule"),
+    [
+        pytest.param(
+            case,
+            schedule,
+            id=f"{case.name}-{schedule}",
+            marks=() if (case, schedule) in TURNS else pytest.mark.slow,
+        )
+        for case in CORPUS
+        for schedule in SCHEDULES
+    ],
 )
-@every_case
 def test_schedules(case: Case, schedule: str) -> None:
     expected = one_at_a_time(case.name)
     for size in sizes_of(case, schedule):
@@ -118,7 +129,7 @@ def test_jax_vmap_of_the_lax_form(case: Case) -> None:
 
 
 def test_every_size_meets_every_schedule() -> None:
-    met = {(size, name) for case in CORPUS for name in SCHEDULES for size in sizes_of(case, name)}
+    met = {(size, name) for case, name in TURNS for size in sizes_of(case, name)}
     assert met == {(size, name) for size in SIZES for name in SCHEDULES}
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
+import needs
 from lanewise.one_function import as_one_function
-
-on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is plain code elsewhere")
 
 
 def wander(x, n):
@@ -31,7 +29,7 @@ def test_it_is_the_same_code() -> None:
     np.testing.assert_allclose(eager, found, rtol=1e-6)
 
 
-@on_cpu
+@needs.on_cpu
 def test_the_outermost_call_is_marked() -> None:
     x, n = jnp.ones((8, 3)), jnp.arange(8)
     lowered = jax.jit(lambda *args: as_one_function(wander, *args)).lower(x, n)

@@ -18,6 +18,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+import needs
 from _programs import van_der_pol
 from lanewise.errors import OptionError
 
@@ -272,7 +273,7 @@ def assert_same(got: Any, want: Any, case: Lifted) -> None:
 
 @pytest.mark.parametrize(("case", "schedule"), RUNS)
 def test_lifted_equals_vmap(case: Lifted, schedule: str) -> None:
-    library = pytest.importorskip(case.needs)
+    library = needs.library(case.needs)
     fun, arguments = case.make(library), case.arguments()
 
     want, work = jax.jit(jax.vmap(fun))(*arguments)
@@ -289,7 +290,7 @@ CARRIERS: tuple[dict[str, Any], ...] = ({"carrier": "native"}, {"carrier": "auto
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_lanes_by_themselves_equal_vmap(case: Lifted) -> None:
     """In compiled loops, and as `auto` has it through fewer lanes than examples, outside `jit` too."""
-    library = pytest.importorskip(case.needs)
+    library = needs.library(case.needs)
     fun, arguments = case.make(library), case.arguments()
     want, work = jax.jit(jax.vmap(fun))(*arguments)
     for options in CARRIERS:
@@ -305,7 +306,7 @@ def test_lanes_by_themselves_equal_vmap(case: Lifted) -> None:
 @pytest.mark.parametrize("case", CASES[:4:3], ids=lambda case: case.name)
 def test_a_lifted_function_is_an_ordinary_jax_function(case: Lifted) -> None:
     """`lw.lift` once, then plain `jax.vmap` outside `jit`, and a lone call."""
-    library = pytest.importorskip(case.needs)
+    library = needs.library(case.needs)
     fun, arguments = case.make(library), case.arguments()
     lifted = lw.lift(fun)
 
@@ -319,7 +320,7 @@ def test_a_lifted_function_is_an_ordinary_jax_function(case: Lifted) -> None:
 @pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=lambda case: case.name)
 def test_a_lane_does_not_depend_on_its_neighbours(case: Lifted) -> None:
     """The hardest lane alone, with easy ones, and with itself: bit for bit the same."""
-    library = pytest.importorskip(case.needs)
+    library = needs.library(case.needs)
     run = jax.jit(lw.vmap(case.make(library), schedule="sweep"))
     arguments = case.arguments()
     whole = run(*arguments)

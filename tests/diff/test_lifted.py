@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+import needs
 from _programs import van_der_pol
 
 
@@ -21,7 +22,7 @@ def close(found: Any, expected: Any, rtol: float = 1e-3) -> None:
 @pytest.mark.slow
 def test_a_diffrax_solve() -> None:
     """`ForwardMode` runs the solve by a plain `lax.while_loop`; Diffrax's checkpointed adjoint tells what is right."""
-    diffrax = pytest.importorskip("diffrax")
+    diffrax = needs.library("diffrax")
 
     def solve(mu: Any, adjoint: Any) -> Any:
         solution = diffrax.diffeqsolve(
@@ -49,7 +50,7 @@ def test_a_diffrax_solve() -> None:
 @pytest.mark.slow
 def test_the_energy_of_a_nuts_proposal() -> None:
     """BlackJAX's NUTS, by its step size: loops in loops, of lengths that the trajectory decides."""
-    blackjax = pytest.importorskip("blackjax")
+    blackjax = needs.library("blackjax")
     kernel = blackjax.nuts.build_kernel()
 
     def density(x: Any) -> Any:
@@ -69,8 +70,8 @@ def test_the_energy_of_a_nuts_proposal() -> None:
 
 def test_optimistix() -> None:
     """A root by its own implicit rule, and through the iterations of its solver under a plain loop."""
-    optimistix = pytest.importorskip("optimistix")
-    equinox = pytest.importorskip("equinox")
+    optimistix = needs.library("optimistix")
+    equinox = needs.library("equinox")
     solver = optimistix.Newton(rtol=1e-6, atol=1e-6)
 
     def cubic(y: Any, offset: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+import needs
 from comparing import lanes_of
 from corpus import Case, case_named
 from lanewise.blocks.form import verify
@@ -27,7 +28,7 @@ from test_corpus import batch
 LANES = 512
 WIDTH = 128
 
-needs_compiler = pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
+needs_compiler = pytest.mark.skipif(not foreign.available(), reason=needs.COMPILER_REASON)
 
 
 def network(x: jax.Array, weights: jax.Array, turns: jax.Array) -> jax.Array:

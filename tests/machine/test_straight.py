@@ -12,12 +12,13 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+import needs
 from comparing import assert_same
 from lanewise.machine.kernel import foreign
 
 pytestmark = [
-    pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler"),
-    pytest.mark.skipif(jax.default_backend() != "cpu", reason="these are choices for a CPU"),
+    pytest.mark.skipif(not foreign.available(), reason=needs.COMPILER_REASON),
+    needs.on_cpu,
 ]
 
 MANY, FEW = 30_000, 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,17 +12,14 @@ import numpy as np
 import pytest
 from jax.scipy.stats import norm
 
+import needs
 from lanewise import mcmc
 from lanewise.errors import OptionError
 
 OBSERVED = np.array([0.5, -1.2, 2.2, 0.9, 1.7], np.float32)
 
-needs_numpyro = pytest.mark.skipif(
-    importlib.util.find_spec("numpyro") is None, reason="NumPyro is not installed"
-)
-needs_pymc = pytest.mark.skipif(
-    importlib.util.find_spec("pymc") is None, reason="PyMC is not installed (pip install pymc)"
-)
+needs_numpyro = needs.installed("numpyro")
+needs_pymc = needs.installed("pymc")
 
 
 @pytest.fixture

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
+import needs
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+# The second row keeps a browser that is alone on its machine from looking for its maker's servers.
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--no-first-run", "--disable-quic"),
+)
 
 
 def found(names: tuple[str, ...], variable: str) -> str | None:
@@ -26,7 +33,7 @@ def found(names: tuple[str, ...], variable: str) -> str | None:
 
 def start() -> Any:
     """A browser, or a skip that says what is missing."""
-    pytest.importorskip("selenium", reason="Selenium is not installed; it is in the extra `test`")
+    needs.library("selenium")
     from selenium import webdriver
     from selenium.common.exceptions import WebDriverException
     from selenium.webdriver.chrome.options import Options
@@ -35,8 +42,7 @@ def start() -> Any:
     browser = found(BROWSERS, "CHROME")
     driver = found(("chromedriver",), "CHROMEDRIVER")
     if browser is None or driver is None:
-        missing = "no Chromium or Chrome" if browser is None else "no chromedriver"
-        pytest.skip(f"{missing} was found on this machine (set CHROME, CHROMEDRIVER)")
+        pytest.skip(needs.BROWSER_REASON)
     options = Options()
     options.binary_location = browser
     for flag in FLAGS:

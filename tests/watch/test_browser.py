@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from lanewise.watch.report import add_sampling
 from programs.small import collatz, fib
 from watch import browser
@@ -19,7 +20,7 @@ from watch.programs import NUMBERS, SWEPT
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    arviz = pytest.importorskip("arviz", reason="ArviZ is in the extra `mcmc`")
+    arviz = needs.library("arviz")
     draws = np.random.default_rng(0).normal(size=(4, 50, 2))
     data = arviz.from_dict(posterior={"mu": draws[..., 0], "theta": draws})
     file = tmp_path_factory.mktemp("report") / "run.html"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from lanewise.errors import OptionError
 from lanewise.watch.report import add_sampling
 from programs.small import collatz, fib
@@ -123,7 +124,7 @@ def test_a_report_and_a_trace_at_once_see_the_same(tmp_path: Path) -> None:
 
 
 def posterior(shift: float) -> Any:
-    arviz = pytest.importorskip("arviz", reason="ArviZ is in the extra `mcmc`")
+    arviz = needs.library("arviz")
     random = np.random.default_rng(0)
     draws = random.normal(size=(4, 50, 2))
     draws[0] += shift

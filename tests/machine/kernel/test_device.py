@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from comparing import assert_same, take
 from corpus import CORPUS, Case
 from derivatives import of_smooth, to_scalar
@@ -20,7 +21,7 @@ from programs.small import collatz, depth, fib
 from test_corpus import batch, one_at_a_time
 
 on_gpu = pytest.mark.skipif(
-    jax.default_backend() != "gpu" or not device.available(), reason="there is no NVIDIA GPU"
+    jax.default_backend() != "gpu" or not device.available(), reason=needs.GPU_REASON
 )
 
 
