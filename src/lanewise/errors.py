@@ -101,13 +101,14 @@ class ResultUnknown(Exception):
 
 
 class Outcome(enum.IntEnum):
-    """How a lane ended."""
+    """How a lane ended. `LOST` is a bug in Lanewise: the lane came to a place where the program has no code."""
 
     DONE = 0
     STEPS_EXHAUSTED = 1
     STACK_OVERFLOW = 2
     ASSERTION_FAILED = 3
     TAPE_FULL = 4
+    LOST = 5
 
     @property
     def phrase(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lanewise.errors import LaneError, Location, Outcome
+from lanewise.errors import InternalError, LaneError, Location, Outcome
 
 MOST_LANES_NAMED = 8
 
@@ -156,6 +156,7 @@ _ADVICE = {
     Outcome.STACK_OVERFLOW: "Raise max_depth, or pass throw=False for the other answers.",
     Outcome.ASSERTION_FAILED: "Pass throw=False for the other answers.",
     Outcome.TAPE_FULL: "Raise tape, or pass throw=False for the other answers.",
+    Outcome.LOST: "This is a bug in Lanewise: please report it with the text of the program.",
 }
 
 
@@ -175,4 +176,6 @@ def raise_if_failed(code: Any, site: Any, sites: Sequence[Site], name: str) -> N
     code = np.asarray(code)
     if code.any():  # done is 0
         site = np.asarray(site)
+        if (code == int(Outcome.LOST)).any():
+            raise InternalError(describe(code, site, sites, name))
         raise LaneError(describe(code, site, sites, name), Outcomes(code, site, tuple(sites)))

@@ -26,7 +26,7 @@ from jax.core import Tracer
 
 from lanewise import _jax
 from lanewise.decorator import ProgramFunction, lift
-from lanewise.errors import LaneError, OptionError, Outcome, TransformError
+from lanewise.errors import InternalError, LaneError, OptionError, Outcome, TransformError
 from lanewise.machine.batches import InBatches
 from lanewise.machine.choose import ONE_LANE_CARRIERS
 from lanewise.machine.execute import plan
@@ -259,6 +259,8 @@ class _Streaming:
                 value = jax.tree.unflatten(result.tree, result.static.join(leaves))
             else:
                 outcome = Outcome(int(code))
+                if outcome is Outcome.LOST:
+                    raise InternalError(f"{self.program.__name__}: lost in example {index}")
                 known = outcome is Outcome.ASSERTION_FAILED
                 site = staged.program.sites[ended.site[place]] if known else None
                 value = Failure(outcome, site)

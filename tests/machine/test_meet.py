@@ -10,12 +10,20 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from lanewise.errors import OptionError
+from corpus import case_named
+from lanewise.errors import InternalError, OptionError
 from lanewise.machine.choose import blocks_of
 from lanewise.machine.execute import expand
+from lanewise.machine.kernel import between
 from lanewise.machine.link import link
-from lanewise.machine.schedule import kernel_between, meeting_blocks
+from lanewise.machine.schedule import (
+    kernel_between,
+    meeting_blocks,
+    refuse_lost_lanes,
+    swept_blocks,
+)
 from lanewise.options import Options
+from programs.recursion import mixed_tree, mixed_tree_vector
 
 WIDTH = 80
 WEIGHTS = np.random.default_rng(0).standard_normal((WIDTH, WIDTH)).astype(np.float32) / 9.0
@@ -66,6 +74,60 @@ def expected() -> Any:
 def test_answers(expected: Any, options: dict[str, Any]) -> None:
     found = lw.vmap(walks, carrier="ticks", schedule="meet", **options)(*arguments(12))
     assert_alike(found, expected)
+
+
+@pytest.mark.parametrize("name", ["mixed_tree_vector", "mix_down", "mix_twice"])
+def test_a_wrapper_around_a_recursion(name: str) -> None:
+    """What the first block calls comes back to a bare end, which is no block of the kernel between meetings."""
+    case = case_named(name)
+    given = case.examples(np.random.default_rng(2), 5)
+    swept = lw.vmap(case.program, schedule="sweep")(*given)
+    for options in ({}, {"lanes": 2}):
+        run = lw.vmap(case.program, carrier="ticks", schedule="meet", **options)
+        assert_alike(run(*given), swept)
+
+
+def test_auto_meets_under_a_wrapper() -> None:
+    values, left, right = case_named("mixed_tree_vector").examples(np.random.default_rng(3), 2)
+    ticked = mixed_tree_vector.with_options(carrier="ticks")
+    assert lw.inspect(ticked, values, left, right).plan.schedule == "meet"
+    run = lw.vmap(lambda *a: mixed_tree(*a, jnp.int32(0))[0], carrier="ticks")
+    alone = lw.vmap(mixed_tree_vector, schedule="sweep")(values, left, right)
+    assert_alike(run(values, left, right), alone)
+
+
+def test_a_lane_that_comes_where_no_code_is_ends_in_the_third_voice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heads = between._Between.heads
+
+    def without_tail_calls(self: Any) -> Any:
+        entry = self.linked.pc_of[self.linked.program.functions[self.callee].entry]
+        return [head for head in heads(self) if head != entry]
+
+    @lw.program
+    def down(x, steps):
+        return x if steps <= 0 else 2.0 * up(jnp.tanh(WEIGHTS @ jnp.tanh(WEIGHTS @ x)), steps - 1)
+
+    @lw.program
+    def up(x, steps):
+        return -x if steps <= 0 else 3.0 * down(x + 0.2, steps - 2)
+
+    monkeypatch.setattr(between._Between, "callee", "up", raising=False)
+    monkeypatch.setattr(between._Between, "heads", without_tail_calls)
+    with pytest.raises(InternalError, match=r"This is a bug in Lanewise: .*down: lost in 2 of 3"):
+        lw.vmap(down, schedule="meet")(jnp.ones((3, WIDTH)), jnp.arange(3))
+
+
+def test_a_block_that_no_tick_runs_is_found_before_lanes_wait_there() -> None:
+    staged, operands = mixed_tree.stage(
+        jnp.zeros((9, 100)), jnp.zeros(9, jnp.int32), jnp.zeros(9, jnp.int32), jnp.int32(0)
+    )
+    varying = [True] * len(operands)
+    linked = link(blocks_of(staged.program, varying, Options(), expand), varying)
+    refuse_lost_lanes(linked, swept_blocks(linked))
+    with pytest.raises(InternalError, match=r"lanes come to pc .*, which no tick runs"):
+        refuse_lost_lanes(linked, swept_blocks(linked)[:-1])
 
 
 def test_inside_jit_and_lanes_are_full_at_meetings(expected: Any) -> None:

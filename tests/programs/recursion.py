@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 import lanewise as lw
-from programs.case import Case, floats, inputs, ints
+from programs.case import Case, floats, inputs, ints, normals
 
 
 @lw.program
@@ -289,6 +289,63 @@ def tree_walk(values, left, right):
     return total
 
 
+# So large that a block with this product is worth meeting at (`machine/schedule.py`).
+MIXING = np.linalg.qr(np.random.default_rng(0).normal(size=(100, 100)))[0].astype(np.float32)
+
+
+@lw.program
+def mixed_tree(values, left, right, node):
+    """A recursion around a matrix product: the vector of a node, and how many leaves are below it."""
+    if left[node] < 0 or right[node] < 0:
+        return jnp.tanh(values[node]), jnp.int32(1)
+    a, leaves = mixed_tree(values, left, right, left[node])
+    b, more = mixed_tree(values, left, right, right[node])
+    return jnp.tanh(MIXING @ (a + b)), leaves + more
+
+
+@lw.program
+def mixed_tree_vector(values, left, right):
+    """What calls the recursion does nothing with what comes back but to hand on a part of it."""
+    return mixed_tree(values, left, right, jnp.int32(0))[0]
+
+
+@lw.program
+def mix_down(x, steps):
+    """Tail calls, from a block with a matrix product to a function that is called in no other way."""
+    if steps <= 0:
+        return x
+    return mix_up(jnp.tanh(MIXING @ x), steps - 1)
+
+
+@lw.program
+def mix_up(x, steps):
+    if steps <= 0:
+        return -x
+    if x[0] > 0.1:
+        return mix_down(1.5 * x, steps - 2)
+    return mix_up(x + 0.2, steps - 1)
+
+
+@lw.program
+def mix_twice(x, steps):
+    """Two calls of a recursion that calls another, and it the first."""
+    return mix_out(x, steps) - mix_out(0.5 * x, steps - 1)
+
+
+@lw.program
+def mix_out(x, steps):
+    if steps <= 0:
+        return x
+    return x + mix_back(jnp.tanh(MIXING @ x), steps - 1)
+
+
+@lw.program
+def mix_back(x, steps):
+    if steps <= 0:
+        return -x
+    return MIXING @ mix_out(0.5 * x, steps - 2)
+
+
 def random_trees(rng: np.random.Generator, n: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Binary trees of uneven depth as child tables; nodes beyond a tree's own size hang loose."""
     left = np.full((n, size), -1, np.int32)
@@ -309,6 +366,11 @@ def _folds(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     left, right = random_trees(rng, n, 12)
     values = rng.uniform(1.0, 2.0, (n, 12)).astype(np.float32)
     return values, left, right, np.zeros(n, np.int32)
+
+
+def _mixed_trees(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
+    left, right = random_trees(rng, n, 9)
+    return rng.normal(size=(n, 9, 100)).astype(np.float32), left, right
 
 
 def _paths(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
@@ -343,6 +405,9 @@ def _hanois(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
 
 
 CASES = (
+    Case("mixed_tree_vector", mixed_tree_vector, _mixed_trees, recursive=True, heavy=True),
+    Case("mix_down", mix_down, inputs(normals(100), ints(0, 7)), recursive=True, heavy=True),
+    Case("mix_twice", mix_twice, inputs(normals(100), ints(0, 6)), recursive=True, heavy=True),
     Case("fibonacci", fibonacci, inputs(ints(0, 9)), recursive=True),
     Case("ackermann", ackermann, _ackermanns, recursive=True),
     Case("hanoi", hanoi, _hanois, recursive=True),

@@ -139,6 +139,22 @@ class Linked:
         return self.halt if pc in self.bare_ends else pc
 
     @cached_property
+    def destinations(self) -> frozenset[int]:
+        """The pcs of all places that a block, a call or a return leaves a lane at."""
+        functions = self.program.functions
+        found: set[int] = set()
+        for item in self.order:
+            if isinstance(item, ReturnPoint):
+                found.add(self.pc_after(item.target))
+                continue
+            found.update(self.pc_after(t) for t in successors(item) if t not in self.waiting)
+            if isinstance(item.terminator, Call | TailCall):
+                found.add(self.pc_of[functions[item.terminator.callee].entry])
+            if isinstance(item.terminator, Call):
+                found.add(self.pc_after_call(item.label))
+        return frozenset(found)
+
+    @cached_property
     def one_loop(self) -> bool:
         """Whether all there is to diverge is one loop of one block: lanes cannot get ahead of each other in it."""
         back = [

@@ -20,7 +20,7 @@ On a GPU a guard costs more, and dear blocks that lanes cannot go round without 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -28,7 +28,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise.blocks.cost import holds_while
-from lanewise.errors import OptionError
+from lanewise.blocks.text import print_program
+from lanewise.errors import InternalError, OptionError
 from lanewise.machine.advance import Advance
 from lanewise.machine.around import around
 from lanewise.machine.compact import can_be_packed, run_one_tile, run_tiles, tile_width
@@ -145,6 +146,7 @@ def kernel_between(linked: Linked, max_steps: int | None, counting: bool) -> Emi
 def sweep(advance: Advance) -> Tick:
     """One tick of the sweep."""
     linked, lanes = advance.linked, advance.lanes
+    refuse_lost_lanes(linked, swept_blocks(linked))
     dear = dear_blocks(linked, lanes)
     cheap_cost = _here(TICK_OPERATIONS) + sum(
         _run_cost(linked, pc, lanes) for pc in range(linked.halt) if pc not in dear
@@ -262,6 +264,16 @@ def _sweep_all(advance: Advance, state: State) -> State:
     for pc in swept_blocks(advance.linked):
         state = _run_cheap(advance, state, pc)
     return state
+
+
+def refuse_lost_lanes(linked: Linked, run: Collection[int]) -> None:
+    """Raise if a lane can come to a block that a tick never runs: the machine would tick for ever."""
+    lost = linked.destinations - {*run, linked.halt}
+    if lost:
+        places = ", ".join(map(str, sorted(lost)))
+        raise InternalError(
+            f"lanes come to pc {places}, which no tick runs", print_program(linked.program)
+        )
 
 
 def swept_blocks(linked: Linked) -> tuple[int, ...]:

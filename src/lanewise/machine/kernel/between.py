@@ -284,9 +284,20 @@ class _Between(Emitter):
             after_xla = pc in self.bodies.dear or pc == linked.entered_once
             if after_xla and isinstance(item.terminator, Jump | Branch):
                 heads += [linked.pc_of[target] for target in successors(item)]
+            if after_xla and isinstance(item.terminator, TailCall):
+                heads.append(linked.pc_of[linked.program.functions[item.terminator.callee].entry])
             if isinstance(item.terminator, Call):
                 heads.append(pc)
         return [head for head in dict.fromkeys(heads) if head not in self.bodies.dear]
+
+    def elsewhere(self) -> None:
+        """A call that XLA ran may come back to a dear block, or, from a bare end, to none: XLA goes on there."""
+        w = self.writer
+        waits = "".join(f" || pc == {dear}" for dear in sorted(self.bodies.dear))
+        with w.block(f"if (pc == {self.linked.halt}{waits})"):
+            w.line("stop = pc;")
+            w.line("goto finished;")
+        super().elsewhere()
 
     def kernel(self) -> Emitted:
         w, linked = self.writer, self.linked

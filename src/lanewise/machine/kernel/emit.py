@@ -24,6 +24,7 @@ import numpy as np
 from lanewise._jax import Var
 from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
 from lanewise.blocks.inside import Expand
+from lanewise.errors import Outcome
 from lanewise.machine.kernel import dtypes, prelude
 from lanewise.machine.kernel.bodies import Bodies
 from lanewise.machine.kernel.graph import Node
@@ -236,6 +237,14 @@ class Emitter:
                     self._code(found.code[head])
                     if not leaves(found.code[head]):
                         w.line("continue;")
+            if self.linked.has_calls:
+                with w.block("default:"):
+                    self.elsewhere()
+
+    def elsewhere(self) -> None:
+        """Where a return leads to no case: without this the dispatch would go round for ever."""
+        self.writer.line(f"outcome = {int(Outcome.LOST)};")
+        self.writer.line("goto finished;")
 
     def _named(self, head: Node) -> str:
         """The label of a case that calls go to: all of a recursion's, for which it is known where they lead."""
