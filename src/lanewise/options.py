@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
+
+import numpy as np
 
 from lanewise.errors import OptionError
 
@@ -39,25 +42,30 @@ class Options:
     def __post_init__(self) -> None:
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("carrier", self.carrier, CARRIERS)
-        _positive("max_steps", self.max_steps)
-        _positive("max_depth", self.max_depth)
-        _positive("lanes", self.lanes)
-        _positive("tape", self.tape)
-        if not isinstance(self.progress, bool):
-            raise OptionError(f"progress={self.progress!r} must be True or False.")
+        for name in ("max_steps", "max_depth", "lanes", "tape"):
+            self._set(name, _positive(name, getattr(self, name)))
+        for name in ("throw", "stats", "progress"):
+            self._set(name, flag(name, getattr(self, name)))
         if self.offload is not None:
-            _one_of("offload", self.offload, ("host",))
-        if self.checkpoints not in CHECKPOINTS and not _is_positive(self.checkpoints):
-            known = ", ".join(map(repr, CHECKPOINTS))
-            raise OptionError(
-                f"checkpoints={self.checkpoints!r} is not known; choose one of {known}, or a number of states, a"
-                " positive int."
-            )
+            _one_of("offload", self.offload, ("host",), or_none=True)
+        if not (isinstance(self.checkpoints, str) and self.checkpoints in CHECKPOINTS):
+            number = _as_positive(self.checkpoints)
+            if number is None:
+                known = ", ".join(map(repr, CHECKPOINTS))
+                raise OptionError(
+                    f"checkpoints={self.checkpoints!r} is not known; choose one of {known}, or a number of states, a"
+                    " positive int."
+                )
+            self._set("checkpoints", number)
         if self.lanes is not None and self.schedule in ("local", "plain"):
             raise OptionError(
                 f"lanes={self.lanes} refills the lanes of a machine, and schedule={self.schedule!r} has none;"
                 ' use schedule="auto", "sweep", "meet", "most" or "lowest", or leave lanes out.'
             )
+
+    def _set(self, name: str, value: Any) -> None:
+        """Keep the plain Python value of a NumPy one: options are looked up by what they equal."""
+        object.__setattr__(self, name, value)
 
     def updated(self, **changes: Any) -> Options:
         """A copy with `changes`.
@@ -93,22 +101,38 @@ def refuse_unknown(names: Iterable[str]) -> None:
     """Raise if one of these is no option that a caller can set."""
     for name in names:
         if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else "."
             raise OptionError(
-                f"{name!r} is not an option of a program; options are {', '.join(NAMES)}."
+                f"{name!r} is not an option of a program; options are {', '.join(NAMES)}{meant}"
             )
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise OptionError(
-            f"{name}={value!r} is not known; choose one of {', '.join(map(repr, allowed))}."
-        )
+def _one_of(name: str, value: object, allowed: tuple[str, ...], or_none: bool = False) -> None:
+    if not (isinstance(value, str) and value in allowed):
+        known = ", ".join([*map(repr, allowed), *(["None"] if or_none else [])])
+        raise OptionError(f"{name}={value!r} is not known; choose one of {known}.")
 
 
-def _positive(name: str, value: object) -> None:
-    if value is not None and not _is_positive(value):
+def flag(name: str, value: object) -> bool:
+    """A setting that is on or off; NumPy's bools count.
+
+    >>> flag("throw", np.bool_(False))
+    False
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise OptionError(f"{name}={value!r} must be True or False.")
+    return bool(value)
+
+
+def _positive(name: str, value: object) -> int | None:
+    number = _as_positive(value)
+    if value is not None and number is None:
         raise OptionError(f"{name}={value!r} must be a positive int, or None for no bound.")
+    return number
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _as_positive(value: object) -> int | None:
+    """A positive whole number as an int, NumPy's among them; None for anything else."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return int(value) if whole and value >= 1 else None  # type: ignore[operator,arg-type]
