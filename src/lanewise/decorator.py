@@ -7,11 +7,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
-from lanewise import _jax
+from lanewise import _jax, copies
 from lanewise.errors import OptionError, TransformError
-from lanewise.options import Options, refuse_unknown
-from lanewise.outcomes import Outcomes, Stats
+from lanewise.options import NAMES, Options, refuse_unknown
+from lanewise.outcomes import Outcomes, Stats, counts
+from lanewise.plain import call_plainly, has_values
 from lanewise.program import program_p, throw_p
 from lanewise.replay import Replays
 from lanewise.signature import DYNAMIC, CallStatics, Signature
@@ -24,7 +26,8 @@ class ProgramFunction:
     """A function that is a program: call it, or give it to `jax.jit`, `jax.vmap`, `jax.jvp`.
 
     Made by `lanewise.program` and `lanewise.lift`. Under `jax.disable_jit()` a call runs the original
-    function as plain Python.
+    function as plain Python, each example of a batch by itself. `copy.deepcopy` gives the program itself; `pickle`
+    keeps one that its module holds by name, `cloudpickle` any.
     """
 
     def __init__(
@@ -54,6 +57,34 @@ class ProgramFunction:
     def __repr__(self) -> str:
         return f"<lanewise program {getattr(self.python, '__qualname__', self.python)!r}>"
 
+    def __deepcopy__(self, memo: Any) -> ProgramFunction:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if not copies.by_value(self.__module__):
+            if copies.by_name(self, lambda found: found is self):
+                return self.__qualname__
+            twin = copies.by_name(self, lambda found: getattr(found, "python", None) is self.python)
+            if twin is not None:
+                return _with_options, (twin, self.options)
+        return _nothing_yet, (), self.__getstate__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        source = self._source
+        return {
+            "fun": self.python,
+            "from_source": source.from_source,
+            "options": self.options,
+            "signature": self._signature,
+            "file": copies.file_of(self.python) if source.from_source else None,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        signature = state.pop("signature")
+        copies.remember_file(state.pop("file"))
+        self.__init__(**state)
+        self._signature = signature
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
@@ -67,9 +98,23 @@ class ProgramFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _jax.outside_traces():
             return self.replays(self._traced)(args, kwargs)
-        if _jax.jit_disabled():
-            return self.python(*args, **kwargs)
-        return self._traced(*args, **kwargs)
+        if not _jax.jit_disabled():
+            return self._traced(*args, **kwargs)
+        dynamic, statics = self._signature.split(args, kwargs)
+        if has_values(dynamic):
+            return self._with_extras(call_plainly(self.python, statics, dynamic))
+        # Nobody looks at values here (`jax.eval_shape`, the gradient of each example): compiled, as ever.
+        with jax.disable_jit(False):
+            return self._traced(*args, **kwargs)
+
+    def _with_extras(self, value: Any) -> Any:
+        """What plain Python gave, and as much of outcomes and statistics as there is: it would have raised."""
+        outputs = [value]
+        if not self.options.throw:
+            outputs.append(Outcomes(jnp.int32(0), jnp.int32(-1), ()))
+        if self.options.stats:
+            outputs.append(Stats(*counts(0, 0, 0, 0, 0, 0)))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def replays(self, fun: Callable[..., Any], how: Hashable = None) -> Replays:
         """Calls of `fun`, which is this program transformed in the way that `how` tells, kept with the program."""
@@ -138,6 +183,15 @@ class ProgramFunction:
         if options.stats:
             outputs.append(Stats(*stats))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _nothing_yet() -> ProgramFunction:
+    """A program whose state is to come: its function may refer to it."""
+    return object.__new__(ProgramFunction)
+
+
+def _with_options(program: ProgramFunction, options: Options) -> ProgramFunction:
+    return program.with_options(**{name: getattr(options, name) for name in NAMES})
 
 
 def program(

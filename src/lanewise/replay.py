@@ -42,6 +42,9 @@ class Replays:
         self._signature = signature
         self._kept: dict[Hashable, _Replay] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Replays, (self._fun, self._signature)
+
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not _jax.outside_traces():
             return self._fun(*args, **kwargs)

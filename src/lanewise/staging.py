@@ -87,6 +87,9 @@ class Source:
     from_source: bool
     cache: dict[Key, Staged] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Source, (self.name, self.python, self.from_source)
+
     @functools.cached_property
     def traceable(self) -> Callable[..., Any]:
         if not self.from_source:

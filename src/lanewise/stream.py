@@ -32,7 +32,7 @@ from lanewise.machine.choose import ONE_LANE_CARRIERS
 from lanewise.machine.execute import plan
 from lanewise.machine.feed import Ended, Example, Fed, kept_row
 from lanewise.machine.segments import InLanes
-from lanewise.options import Options
+from lanewise.options import Options, flag
 from lanewise.outcomes import Failure, Outcomes
 from lanewise.program import Program
 from lanewise.signature import CallStatics
@@ -91,6 +91,7 @@ def stream(
             f"lanewise.stream takes a function or a program; got {type(fun).__name__}: {fun!r}"
         )
     program = fun if isinstance(fun, ProgramFunction) else lift(fun)
+    ordered, progress = flag("ordered", ordered), flag("progress", progress)
     progress = progress or program.options.progress
     program = program.with_options(**options, lanes=lanes, throw=throw, progress=False)
     if program.options.lanes is None:
@@ -104,9 +105,20 @@ def stream(
             f"examples is of type {type(examples).__name__} and cannot be iterated over;"
             " give a list, a generator or another iterable of arguments."
         ) from None
+    if _jax.jit_disabled():
+        return _plainly(program.with_options(throw=True), source)
     total = len(examples) if hasattr(examples, "__len__") else None  # type: ignore[arg-type]
     shown = Bar(total, program.__name__) if progress else None
     return _Streaming(program, source, ordered, shown).answers()
+
+
+def _plainly(
+    program: ProgramFunction, source: Iterator[Any]
+) -> Generator[tuple[int, Any], None, None]:
+    """Under `jax.disable_jit()`: plain Python, an example after the other."""
+    for index, example in enumerate(source):
+        args = example if type(example) is tuple else (example,)
+        yield index, program(*args)
 
 
 class _Kept(NamedTuple):

@@ -78,6 +78,8 @@ from lanewise._jax.tracing import (
     current_trace,
     default_platform,
     definition,
+    has_value,
+    is_batched,
     jit_disabled,
     outside_traces,
     runs_now,

@@ -84,6 +84,22 @@ def runs_now() -> bool:
     return isinstance(trace, _core.EvalTrace)
 
 
+def is_batched(value: Any) -> bool:
+    """Whether a value is a batch under `vmap`, of real values or of other batches."""
+    return isinstance(value, _batching.BatchTracer) and (
+        has_value(value.val) or is_batched(value.val)
+    )
+
+
+def has_value(value: Any) -> bool:
+    """Whether a value is there, if only with a derivative to be taken."""
+    while isinstance(value, Tracer):
+        if isinstance(value, _batching.BatchTracer) or not hasattr(value, "primal"):
+            return False
+        value = value.primal
+    return True
+
+
 def trace_of(tracer: Any) -> Any:
     return tracer._trace
 
