@@ -384,3 +384,18 @@ def test_progress(monkeypatch: pytest.MonkeyPatch, carrier: str) -> None:
     assert len(list(lw.stream(positive_root, xs, lanes=2, carrier=carrier, progress=True))) == 3
     last = written.getvalue().splitlines()[-1]
     assert last.startswith("positive_root: 3 of 3 examples") and last.endswith("failed 1")
+
+
+def test_no_gradient_goes_through_a_stream() -> None:
+    def closed_over(w: Any) -> Any:
+        return sum(value for _, value in lw.stream(lambda x: x * w, [1.0, 2.0]))
+
+    def given(w: Any) -> Any:
+        return sum(value for _, value in lw.stream(lambda x: x * 2.0, [w, w]))
+
+    for fun, who in ((closed_over, "closes over"), (given, "example 0 holds")):
+        for transformed in (jax.grad(fun), jax.jit(fun)):
+            with pytest.raises(
+                TransformError, match=rf"{who} a traced value.*no gradient.*lanewise\.vmap"
+            ):
+                transformed(2.0)

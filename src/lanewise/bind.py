@@ -25,6 +25,7 @@ from jax.experimental import io_callback
 
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
+from lanewise.errors import OptionError, TransformError
 from lanewise.machine.axes import Mapped
 from lanewise.machine.execute import answer_axes, execute, execute_on_host
 from lanewise.options import Options
@@ -59,8 +60,26 @@ program_p.def_impl(execute_on_host)
 
 def _lower_program(ctx: Any, *operands: Any, **params: Any) -> Any:
     platforms = _jax.lowering_platforms(ctx)
-    run = functools.partial(execute, platform=platforms[0] if len(platforms) == 1 else None)
+    anywhere = len(platforms) > 1
+    if _jax.lowers_for_export(ctx):
+        params["options"] = _exported(params["program"].name, params["options"])
+        anywhere = True
+    run = functools.partial(execute, platform=None if anywhere else platforms[0])
     return _jax.lower_unchecked(ctx, run, *operands, **params)
+
+
+def _exported(name: str, options: Options) -> Options:
+    """The options of a program that `jax.export` writes down: what it holds must be XLA's own."""
+    if options.carrier in ("native", "kernel"):
+        raise OptionError(
+            f"jax.export cannot serialize `{name}` with carrier={options.carrier!r}: its code is a library made for this"
+            ' machine. Use carrier="ticks", which is XLA\'s own code; "auto" becomes "ticks" here.'
+        )
+    if options.progress:
+        raise OptionError(
+            f"jax.export cannot serialize `{name}` with progress=True, which calls Python. Leave it out."
+        )
+    return options.updated(carrier="ticks")
 
 
 mlir.register_lowering(program_p, _lower_program)
@@ -76,6 +95,11 @@ def _batch_program(
     mapped: Mapped,
     options: Options,
 ) -> tuple[list[Any], list[int | None]]:
+    if _jax.is_symbolic(axis_data.size):
+        raise TransformError(
+            f"`{program.name}` is batched with the symbolic size {axis_data.size}: a machine has a known number of"
+            " lanes. Export it for a fixed size, and pad batches to that or call it several times."
+        )
     if all(dim is None for dim in dims):
         outs = program_p.bind(
             *operands, program=program, lanes=lanes, mapped=mapped, options=options
@@ -204,6 +228,11 @@ def _throw_inside_jit(*args: Any, sites: tuple[Site, ...], name: str) -> list[An
 
 
 def _lower_throw(ctx: Any, *args: Any, **params: Any) -> Any:
+    if _jax.lowers_for_export(ctx):
+        raise OptionError(
+            f"jax.export cannot serialize `{params['name']}`, which raises if a lane fails: that calls Python. Use"
+            " throw=False, and look at the outcomes where the exported function is called."
+        )
     return _jax.lower_unchecked(ctx, _throw_inside_jit, *args, **params)
 
 

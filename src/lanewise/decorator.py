@@ -63,7 +63,7 @@ class ProgramFunction:
     def __reduce_ex__(self, protocol: Any) -> Any:
         if not copies.by_value(self.__module__):
             if copies.by_name(self, lambda found: found is self):
-                return self.__qualname__
+                return getattr(self, "__qualname__", self.__name__)
             twin = copies.by_name(self, lambda found: getattr(found, "python", None) is self.python)
             if twin is not None:
                 return _with_options, (twin, self.options)

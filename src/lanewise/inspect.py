@@ -115,7 +115,7 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
             f"arguments have different sizes along in_axes={in_axes!r}: {sorted(size)}."
         )
     examples = [
-        leaf if axis is None else jax.numpy.take(leaf, 0, axis=axis)
+        leaf if axis is None else jax.lax.index_in_dim(leaf, 0, axis, keepdims=False)
         for leaf, axis in zip(leaves, axes, strict=True)
     ]
     one_args, one_kwargs = jax.tree.unflatten(tree, examples)

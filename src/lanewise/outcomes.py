@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lanewise import _jax
 from lanewise.errors import InternalError, LaneError, Location, Outcome
 
 MOST_LANES_NAMED = 8
@@ -46,7 +47,7 @@ class Outcomes:
 
     def describe(self, name: str = "program") -> str:
         """The failed lanes in words, a line a way of failing."""
-        return describe(np.asarray(self.code), np.asarray(self.site), self.sites, name)
+        return describe(_jax.to_host(self.code), _jax.to_host(self.site), self.sites, name)
 
 
 @jax.tree_util.register_dataclass
@@ -173,9 +174,9 @@ def _which(failed: np.ndarray) -> str:
 
 def raise_if_failed(code: Any, site: Any, sites: Sequence[Site], name: str) -> None:
     """Raise `LaneError` naming the lanes, if any lane did not end well."""
-    code = np.asarray(code)
+    code = _jax.to_host(code)
     if code.any():  # done is 0
-        site = np.asarray(site)
+        site = _jax.to_host(site)
         if (code == int(Outcome.LOST)).any():
             raise InternalError(describe(code, site, sites, name))
         raise LaneError(describe(code, site, sites, name), Outcomes(code, site, tuple(sites)))

@@ -124,8 +124,9 @@ def _record(fun: Callable[..., Any], statics: CallStatics, values: Sequence[Any]
         *(var for step in steps for var in step.gives),
     ]
     place = {id(atom): i for i, atom in enumerate(in_order)}
+    constants = (*traced.captures, *(literal.val for literal in literals))
     return _Replay(
-        constants=(*traced.captures, *(literal.val for literal in literals)),
+        constants=tuple(map(_jax.to_device, constants)),
         steps=tuple((step.run, tuple(place[id(a)] for a in step.takes)) for step in steps),
         answers=tuple(place[id(atom)] for atom in code.outvars),
         tree=tree,

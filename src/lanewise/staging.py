@@ -22,7 +22,13 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from lanewise import _jax, promotion
-from lanewise.errors import Location, ProgramError, ResultTypeError, ResultUnknown
+from lanewise.errors import (
+    Location,
+    ProgramError,
+    ResultTypeError,
+    ResultUnknown,
+    TransformError,
+)
 from lanewise.frontend.branch import progress, tracing_program
 from lanewise.program import Function, Program, call_p
 from lanewise.signature import CallStatics, StaticLeaves, split_leaves
@@ -179,6 +185,13 @@ def call_in_progress(entry: Entry, operands: Sequence[Any]) -> Any:
 
 def _settle(source: Source, key: Key) -> Staged | Entry:
     """Trace to a fixed point. Gives a `Staged`, or the entry if it belongs to an outer recursion."""
+    for aval in key.avals:
+        if _jax.is_symbolic(*aval.shape):
+            raise TransformError(
+                f"`{source.name}` takes an array of the symbolic shape {aval.shape}: a lane's arrays have known sizes."
+                " Export it for fixed shapes.",
+                source.location,
+            )
     depth = len(_build.stack)
     entry_key = (id(source), key)
     last = _build.remembered.get(entry_key)
@@ -331,7 +344,7 @@ def _assemble(members: Sequence[Entry]) -> tuple[Program, tuple[Any, ...]]:
                 )
             if id(value) not in index:
                 index[id(value)] = len(captures)
-                captures.append(value)
+                captures.append(_jax.to_device(value))
         ids = tuple(index[id(value)] for value in member.traced.captures)
         functions[member.name] = Function(member.name, member.traced.jaxpr, ids)
     return Program(functions, members[0].name, len(captures)), tuple(captures)

@@ -13,6 +13,7 @@ no example is taken before the earlier one is done.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -121,6 +122,17 @@ def _plainly(
         yield index, program(*args)
 
 
+def _moving(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Examples come from the host and answers go there: that is no accident for `jax.transfer_guard` to report."""
+
+    @functools.wraps(fun)
+    def allowed(*args: Any, **kwargs: Any) -> Any:
+        with _jax.our_transfers():
+            return fun(*args, **kwargs)
+
+    return allowed
+
+
 class _Kept(NamedTuple):
     """The type of an array of an example, and the type it is kept in."""
 
@@ -190,10 +202,10 @@ class _Streaming:
         """Run what waits, hand answers over and take examples meanwhile, and again."""
         fed = first.fed
         while True:
-            if fed.start(self.waiting):
+            if _moving(fed.start)(self.waiting):
                 yield from self._hand_over()
                 self._pull(device_works=lambda: not fed.ready())
-                self._keep(first, fed.ended())
+                self._keep(first, _moving(fed.ended)())
                 continue
             yield from self._hand_over()
             self._pull(device_works=lambda: False)
@@ -227,11 +239,7 @@ class _Streaming:
         """An example's arrays, as they are kept; the first decides what the others must be."""
         args = example if type(example) is tuple else (example,)
         leaves, statics = self.program.split(*args)
-        if any(isinstance(leaf, Tracer) for leaf in leaves):
-            raise TransformError(
-                "lanewise.stream runs on the host and takes no traced values; inside jit, use lanewise.vmap with"
-                " lanes=."
-            )
+        _refuse_traced(leaves, f"example {self.taken} holds")
         if self.first is None:
             self.first = self._begun(args, statics)
         if statics != self.first.statics:
@@ -244,8 +252,10 @@ class _Streaming:
             for place, (leaf, kept) in enumerate(zip(leaves, self.first.arguments, strict=True))
         ]
 
+    @_moving
     def _begun(self, args: tuple[Any, ...], statics: CallStatics) -> _First:
         staged, _ = self.program.stage(*args)
+        _refuse_traced(staged.captures, f"`{self.program.__name__}` closes over")
         fed = _fed_by(staged.program, staged.captures, self.lanes, self.program.options)
         arguments = [_Kept(aval, _jax.is_key(aval), kept_row(aval)) for aval in fed.avals]
         return _First(
@@ -307,6 +317,16 @@ def _fed_by(program: Program, captures: Sequence[Any], lanes: int, options: Opti
     if chosen.carrier in ONE_LANE_CARRIERS:
         return InBatches(program, captures, lanes, options.updated(carrier=chosen.carrier))
     return InLanes(program, captures, lanes, options.updated(carrier="ticks"))
+
+
+def _refuse_traced(values: Sequence[Any], who: str) -> None:
+    """A stream runs now: what is traced has no value yet, and a derivative would end at the host."""
+    if any(isinstance(value, Tracer) for value in values):
+        raise TransformError(
+            f"lanewise.stream runs on the host, and {who} a traced value: inside jit there is no value yet, and no"
+            " gradient goes through a stream. Use lanewise.vmap(fun, lanes=...) on the stacked examples, which works"
+            " inside jit and under jax.grad."
+        )
 
 
 def _row(leaf: Any, kept: _Kept, number: int, place: int) -> np.ndarray:

@@ -254,3 +254,18 @@ def test_weak_types_stay(carrier: str) -> None:
         for ours, theirs in zip(run(numbers), expected, strict=True):
             np.testing.assert_array_equal(ours, theirs)
             assert (ours.dtype, ours.weak_type) == (theirs.dtype, theirs.weak_type)
+
+
+def test_a_batch_inside_a_batch_is_carried_in_the_lane() -> None:
+    @lw.program
+    def fibonacci(n: Any) -> Any:
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+    ns = jnp.arange(8).reshape(2, 4)
+    wanted = [[0, 1, 1, 2], [3, 5, 8, 13]]
+    for inner in ("native", "ticks"):
+        row = lw.vmap(fibonacci, carrier=inner)
+        assert lw.vmap(row, carrier="native")(ns).tolist() == wanted
+    summed = lw.vmap(lambda xs: lw.vmap(fibonacci, carrier="native")(xs).sum(), carrier="native")
+    assert summed(ns).tolist() == [4, 29]
+    assert lw.vmap(row, carrier="ticks")(ns).tolist() == wanted

@@ -23,6 +23,7 @@ from lanewise._jax.avals import (
     in_memory_of,
     is_extended,
     is_key,
+    is_symbolic,
     key_implementation,
     shape_dtype_struct,
     shaped,
@@ -68,6 +69,7 @@ from lanewise._jax.rules import (
     lower_host_call,
     lower_unchecked,
     lowering_platforms,
+    lowers_for_export,
     on_linearize,
     on_partial_evaluation,
 )
@@ -88,6 +90,7 @@ from lanewise._jax.tracing import (
     trace_context,
     trace_of,
 )
+from lanewise._jax.transfers import our_transfers, to_device, to_host
 from lanewise._jax.varying import unchecked, varying_alike, varying_as, varying_untold
 
 # To JAX too, the line that made an equation is the user's, not one of ours.

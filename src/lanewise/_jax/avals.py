@@ -78,3 +78,12 @@ def tangent_aval(aval: ShapedArray) -> ShapedArray:
 def zero_tangent(value: Any) -> Any:
     """The symbolic zero that stands for the tangent of a value."""
     return ad.Zero(jax.typeof(value).to_tangent_aval())
+
+
+def is_symbolic(*sizes: Any) -> bool:
+    """Whether one of these sizes is a variable of `jax.export.symbolic_shape`.
+
+    >>> is_symbolic(3, *jax.export.symbolic_shape("n"))
+    True
+    """
+    return any(_core.is_symbolic_dim(size) for size in sizes)

@@ -131,3 +131,8 @@ def lowering_platforms(ctx: Any) -> tuple[str, ...]:
     """What a lowering rule lowers for: "cpu", "gpu", ... ("cuda" and "rocm" are both GPUs)."""
     names = ctx.platforms or ctx.module_context.platforms
     return tuple("gpu" if name in ("cuda", "rocm") else name for name in names)
+
+
+def lowers_for_export(ctx: Any) -> bool:
+    """Whether what is lowered is to be written down by `jax.export`."""
+    return bool(ctx.module_context.lowering_parameters.for_export)

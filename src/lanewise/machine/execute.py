@@ -92,8 +92,12 @@ def refills(lanes: tuple[int, ...], options: Options) -> bool:
 
 
 def expand(eqn: JaxprEqn) -> Jaxpr:
-    """The code of a program under an inner `jax.vmap`: a machine of its own, as a jaxpr; the outer one is watched."""
-    params = eqn.params | {"options": eqn.params["options"].unwatched()}
+    """The code of a program under an inner `jax.vmap`: a machine of its own, as a jaxpr; the outer one is watched.
+
+    It is carried by what carries the whole, as code of one lane: no library is called from inside another.
+    """
+    options = eqn.params["options"].unwatched().updated(carrier="auto")
+    params = eqn.params | {"options": options}
     run = functools.partial(execute, **params)
     with watchers.not_recording():
         return _jax.trace(run, [atom.aval for atom in eqn.invars]).jaxpr
@@ -194,7 +198,8 @@ class OnHost:
                 flat, flags = lanes_first(operands, lanes, mapped)
                 site = observe.site_of(program, lanes, mapped, options, chosen)
                 number = None if site is None else watchers.begin(site)
-                ran = run_local(chosen.linked, flat, flags, math.prod(lanes), options)
+                with _jax.our_transfers():
+                    ran = run_local(chosen.linked, flat, flags, math.prod(lanes), options)
                 watchers.end(number, {})
                 return _shaped(ran, program, lanes, mapped, options)
 

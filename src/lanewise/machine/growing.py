@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from lanewise import _jax
 from lanewise.machine.larger import Counterparts, counterparts
 from lanewise.machine.link import Linked
 from lanewise.machine.rerun import GROWTH
@@ -83,6 +84,12 @@ class Growing:
 
     def _go_on(self, state: Any, operands: Sequence[Any]) -> list[Any]:
         """Make room until all lanes have ended, or those that wait will have none."""
+        if not np.any(_jax.to_host(self.phases.machine(state).pc) < 0):
+            return self.finish(state)
+        with _jax.our_transfers():
+            return self._with_room(state, operands)
+
+    def _with_room(self, state: Any, operands: Sequence[Any]) -> list[Any]:
         while True:
             machine = self.phases.machine(state)
             if not np.any(np.asarray(machine.pc) < 0):

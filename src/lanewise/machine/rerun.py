@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lanewise import _jax
 from lanewise.errors import Outcome
 
 GROWTH = 4
@@ -50,15 +51,16 @@ class Rerun:
                 out = self.run(*operands, capacity=self.capacity)
             else:
                 rows = _padded(full)
-                again = self.part(*operands, rows=rows, capacity=self.capacity)
-                out = _put(out, rows, again, out[self.codes].ndim)
+                with _jax.our_transfers():
+                    again = self.part(*operands, rows=rows, capacity=self.capacity)
+                    out = _put(out, rows, again, out[self.codes].ndim)
             full = self._full(out)
         return out
 
     def _full(self, out: Sequence[Any]) -> np.ndarray:
         """The lanes whose stacks were full."""
         # Codes are read as they are, not reduced before: `throw` reads them too, and an array comes to the host once.
-        return np.flatnonzero(np.asarray(out[self.codes]) == int(Outcome.STACK_OVERFLOW))
+        return np.flatnonzero(_jax.to_host(out[self.codes]) == int(Outcome.STACK_OVERFLOW))
 
 
 class RerunLarger:
@@ -92,14 +94,15 @@ class RerunLarger:
         if self.part is None or full.size > FEW * out[self.codes].size:
             return self.whole(operands)
         rows = _padded(full)
-        again = self.part(operands, rows)
         lane_axes = out[self.codes].ndim
-        larger = [_as_large(x, lane_axes, y.shape[1:]) for x, y in zip(out, again, strict=True)]
-        return _put(larger, rows, again, lane_axes)
+        with _jax.our_transfers():
+            again = self.part(operands, rows)
+            larger = [_as_large(x, lane_axes, y.shape[1:]) for x, y in zip(out, again, strict=True)]
+            return _put(larger, rows, again, lane_axes)
 
     def _full(self, out: Sequence[Any]) -> np.ndarray:
         """The lanes whose tapes were full."""
-        code, site = (np.asarray(x) for x in out[self.codes : self.codes + 2])
+        code, site = (_jax.to_host(x) for x in out[self.codes : self.codes + 2])
         return np.flatnonzero((code == int(Outcome.ASSERTION_FAILED)) & (site == self.site))
 
 

@@ -196,5 +196,5 @@ def _rows(
     for value, axes in zip(operands, mapped, strict=True):
         index = tuple(place for place, has in zip(places, axes, strict=True) if has)
         kept = stored(value, _jax.aval_of(value))
-        rows.append(np.asarray(kept[index] if index else kept))
+        rows.append(_jax.to_host(kept[index] if index else kept))
     return rows
