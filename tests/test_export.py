@@ -40,7 +40,7 @@ def test_ticks_are_exported(carrier: str) -> None:
 
 
 def test_lanes_that_may_fail_are_exported_with_their_outcomes() -> None:
-    with pytest.raises(OptionError, match="jax.export cannot serialize `depth`.*throw=False"):
+    with pytest.raises(OptionError, match=r"jax\.export cannot serialize `depth`.*throw=False"):
         export.export(jax.jit(lw.vmap(depth)))(NS)
     answers, outcomes = export.export(jax.jit(lw.vmap(depth, throw=False)))(NS).call(NS)
     assert answers.tolist() == [0, 3, 9] and outcomes.ok().all()

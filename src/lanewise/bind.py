@@ -72,7 +72,7 @@ def _exported(name: str, options: Options) -> Options:
     """The options of a program that `jax.export` writes down: what it holds must be XLA's own."""
     if options.carrier in ("native", "kernel"):
         raise OptionError(
-            f"jax.export cannot serialize `{name}` with carrier={options.carrier!r}: its code is a library made for this"
+            f"jax.export cannot serialize `{name}` with carrier={options.carrier!r}: its code is a library for this"
             ' machine. Use carrier="ticks", which is XLA\'s own code; "auto" becomes "ticks" here.'
         )
     if options.progress:
