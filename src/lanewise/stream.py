@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,9 @@ from lanewise.program import Program
 from lanewise.signature import CallStatics
 from lanewise.staging import Staged
 from lanewise.watch.progress import Bar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # A source that takes longer than this, in seconds, is left alone once the device is idle.
 SLOW_SECONDS = 0.1
@@ -122,11 +125,11 @@ def _plainly(
         yield index, program(*args)
 
 
-def _moving(fun: Callable[..., Any]) -> Callable[..., Any]:
+def _moving(fun: Callable[P, T]) -> Callable[P, T]:
     """Examples come from the host and answers go there: that is no accident for `jax.transfer_guard` to report."""
 
     @functools.wraps(fun)
-    def allowed(*args: Any, **kwargs: Any) -> Any:
+    def allowed(*args: P.args, **kwargs: P.kwargs) -> T:
         with _jax.our_transfers():
             return fun(*args, **kwargs)
 
