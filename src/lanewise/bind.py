@@ -28,6 +28,7 @@ from lanewise._jax import ad, batching, mlir
 from lanewise.errors import OptionError, TransformError
 from lanewise.machine.axes import Mapped
 from lanewise.machine.execute import answer_axes, execute, execute_on_host
+from lanewise.machine.split import Split
 from lanewise.options import Options
 from lanewise.outcomes import NUM_STATS, Site, raise_if_failed
 from lanewise.program import Program, program_p, throw_p
@@ -64,7 +65,9 @@ def _lower_program(ctx: Any, *operands: Any, **params: Any) -> Any:
     if _jax.lowers_for_export(ctx):
         params["options"] = _exported(params["program"].name, params["options"])
         anywhere = True
-    run = functools.partial(execute, platform=None if anywhere else platforms[0])
+    run = functools.partial(
+        execute, platform=None if anywhere else platforms[0], split=Split.of_lowering(ctx)
+    )
     return _jax.lower_unchecked(ctx, run, *operands, **params)
 
 

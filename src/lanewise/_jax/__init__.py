@@ -33,6 +33,7 @@ from lanewise._jax.avals import (
     zero_tangent,
     zeros,
 )
+from lanewise._jax.devices import devices_of, devices_of_lowering, explicit_axes
 from lanewise._jax.jaxprs import (
     Atom,
     ClosedJaxpr,

@@ -32,23 +32,21 @@ from lanewise.machine.choose import (
     measured_plan,
     plan_for,
 )
-from lanewise.machine.growing import FIRST_DEPTH, Growing, Phases, Whole
+from lanewise.machine.growing import FIRST_DEPTH, Growing, Phases, Whole, most_depth
 from lanewise.machine.larger import flow_moved, moved
-from lanewise.machine.link import Linked, link
+from lanewise.machine.link import link
 from lanewise.machine.local import run_local
 from lanewise.machine.refill import Refill, flow_grown, num_dear
 from lanewise.machine.rerun import Rerun, RerunLarger
 from lanewise.machine.sample import take_sample
 from lanewise.machine.shrink import run_shrinking, widths_for
-from lanewise.machine.state import State, grown, initial_state, storage_struct
+from lanewise.machine.split import Split
+from lanewise.machine.state import State, grown, initial_state
 from lanewise.machine.ticks import answers, statistics
 from lanewise.options import DEPTH_INSIDE_JIT, Options
 from lanewise.outcomes import FULL_TAPE, counts
 from lanewise.program import Program
 
-# Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
-DEEPEST = 1 << 20
-MOST_STACK_BYTES = 4 << 30
 # The frames a stack holds where only a few lanes are in flight and memory is not touched before it is used.
 DEEP = 1 << 16
 
@@ -111,13 +109,19 @@ def execute(
     options: Options,
     platform: str | None = None,
     chosen: Plan | None = None,
+    split: Split | None = None,
 ) -> list[Any]:
-    """Answers, then outcomes and statistics if they are wanted, as traceable code for a platform, or for any."""
+    """Answers, then outcomes and statistics if they are wanted, as traceable code for a platform, or for any.
+
+    `split`: how XLA may split what is traced over devices.
+    """
     if math.prod(lanes) == 0:
         return no_lanes(program, lanes, options)
     if watchers.recorded():
         options = options.as_recorded()
     chosen = chosen or plan(program, lanes, mapped, options, platform)
+    if split is not None:
+        split.refuse(program.name, chosen)
     if chosen.schedule == "local":
         raise OptionError(
             'schedule="local" recurses on the host and runs only outside jit; use "auto", "sweep", "most" or "lowest".'
@@ -146,6 +150,9 @@ def execute_on_host(
     if watchers.recorded():
         options = options.as_recorded()
     run = on_host(program, lanes, mapped, options, _platform(operands))
+    split = Split.of_values(operands)
+    if split is not None and math.prod(lanes):
+        split.refuse(program.name, run.plan(operands))
     if not options.watched:
         return run(operands)
     with watchers.call(program.name):
@@ -233,16 +240,6 @@ class OnHost:
 
 
 on_host = functools.lru_cache(maxsize=512)(OnHost)
-
-
-def most_depth(linked: Linked, lanes: int, options: Options) -> int:
-    """How deep stacks may grow outside `jit`."""
-    if options.max_depth is not None:
-        return options.max_depth
-    frame = sum(
-        math.prod(s.shape) * s.dtype.itemsize for s in map(storage_struct, linked.storage.stacks)
-    )
-    return max(FIRST_DEPTH, min(DEEPEST, MOST_STACK_BYTES // max((frame + 4) * lanes, 1)))
 
 
 def _compiled(

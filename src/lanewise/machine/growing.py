@@ -7,6 +7,7 @@ is lost and nothing is run again. Both sizes are remembered, so that the next ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,9 +18,13 @@ from lanewise import _jax
 from lanewise.machine.larger import Counterparts, counterparts
 from lanewise.machine.link import Linked
 from lanewise.machine.rerun import GROWTH
-from lanewise.machine.state import State, waits_for_stack, waits_for_tape
+from lanewise.machine.state import State, storage_struct, waits_for_stack, waits_for_tape
+from lanewise.options import Options
 
 FIRST_DEPTH = 32
+# Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
+DEEPEST = 1 << 20
+MOST_STACK_BYTES = 4 << 30
 
 
 class Phases(NamedTuple):
@@ -118,3 +123,13 @@ class Growing:
             self._larger = None if pairs is None else Larger(machine, operands, pairs)
             self._make_larger = None
         return self._larger is not None
+
+
+def most_depth(linked: Linked, lanes: int, options: Options) -> int:
+    """How deep stacks may grow outside `jit`."""
+    if options.max_depth is not None:
+        return options.max_depth
+    frame = sum(
+        math.prod(s.shape) * s.dtype.itemsize for s in map(storage_struct, linked.storage.stacks)
+    )
+    return max(FIRST_DEPTH, min(DEEPEST, MOST_STACK_BYTES // max((frame + 4) * lanes, 1)))

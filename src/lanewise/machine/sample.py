@@ -196,5 +196,7 @@ def _rows(
     for value, axes in zip(operands, mapped, strict=True):
         index = tuple(place for place, has in zip(places, axes, strict=True) if has)
         kept = stored(value, _jax.aval_of(value))
+        if _jax.devices_of(kept) > 1:
+            kept = _jax.to_host(kept)
         rows.append(_jax.to_host(kept[index] if index else kept))
     return rows

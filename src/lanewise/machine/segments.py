@@ -23,9 +23,9 @@ from lanewise import watchers
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import Outcome
 from lanewise.machine import observe
-from lanewise.machine.execute import most_depth, plan
+from lanewise.machine.execute import plan
 from lanewise.machine.feed import NONE_ENDED, Ended, Example, kept_row
-from lanewise.machine.growing import FIRST_DEPTH
+from lanewise.machine.growing import FIRST_DEPTH, most_depth
 from lanewise.machine.refill import (
     WAITING_FOR_ROOM,
     input_registers,
