@@ -2,6 +2,7 @@
 
 import functools
 import traceback
+import types
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +106,50 @@ def test_recursive_nested_function(same):
 def test_program_from_a_lambda():
     f = convert(lambda x: x if x > 0 else -x)
     assert jax.jit(f)(-3) == 3
+
+
+def test_lambdas_inside_each_other_on_one_line():
+    # fmt: off
+    outer = lambda f, g=(lambda x: 9 if x > 0 else 8): (f(lambda x: f(lambda y: y if y > x else -x)), f(lambda x: 0 if x > 0 else 1), g)  # noqa: E501, E731
+    # fmt: on
+    for forget in (lambda f: f, _without_columns):
+        middle, beside, default = outer(lambda f: f)
+        inner = middle(3)
+        for made, at, expected in ((inner, 5, 5), (inner, 2, -3), (beside, 2, 0), (default, 2, 9)):
+            assert jax.jit(convert(forget(made)))(at) == expected
+        again = convert(forget(outer))(lambda f: f)[0](3)
+        assert again(5) == 5 and again(2) == -3
+        assert convert(forget(middle))(4)(1) == -4
+
+
+AT_TOP = (lambda x: x if x > 0 else -x), (lambda x: 1 if x > 0 else 0)
+
+
+def test_lambdas_outside_functions_on_one_line():
+    for forget in (lambda f: f, _without_columns):
+        f, g = map(convert, map(forget, AT_TOP))
+        assert f(-2) == 2 and g(-2) == 0
+
+
+def test_lambdas_alike_on_one_line():
+    # Which of the two it is cannot be seen without columns, and makes no difference.
+    f, g = (lambda x: x if x > 0 else -x), (lambda x: x if x > 0 else -x)
+    for made in (f, g, _without_columns(f), _without_columns(g)):
+        assert jax.jit(convert(made))(-2) == 2
+
+
+def test_constants_that_are_equal_and_not_the_same():
+    f, g = (lambda x: x if x > 0 else 0.0), (lambda x: x if x > 0 else -0.0)
+    for forget in (lambda f: f, _without_columns):
+        assert not np.signbit(convert(forget(f))(-1.0)) and np.signbit(convert(forget(g))(-1.0))
+
+
+def _without_columns(f):
+    """The function as Python makes it under `-X no_debug_ranges`."""
+    code = f.__code__
+    bare = code.replace(co_linetable=b"", co_firstlineno=code.co_firstlineno)
+    assert not any(column for _, _, column, _ in bare.co_positions())
+    return types.FunctionType(bare, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
 
 
 def test_two_lambdas_on_one_line():

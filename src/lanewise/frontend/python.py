@@ -12,7 +12,6 @@ late binding, recursion and tracebacks are as they were. Called under a JAX trac
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
 import inspect
@@ -23,12 +22,9 @@ from typing import Any
 from lanewise.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend import source
 from lanewise.frontend.control import Runtime
-from lanewise.frontend.expressions import Expressions, Unit, locate, no_arguments, store
-from lanewise.frontend.statements import convert_function, function
-
-_FUTURE = 0
-for _name in __future__.all_feature_names:
-    _FUTURE |= getattr(__future__, _name).compiler_flag
+from lanewise.frontend.expressions import Expressions, Unit, locate
+from lanewise.frontend.statements import convert_function
+from lanewise.frontend.within import compile_within, strip
 
 _Key = tuple[str, types.CodeType]
 _converted: dict[_Key, tuple[types.CodeType, Runtime]] = {}
@@ -96,32 +92,13 @@ def _compile(fun: types.FunctionType) -> tuple[types.CodeType, Runtime]:
         inner: ast.stmt = _convert_lambda(node, unit)
     else:
         node.decorator_list = []
-        _strip(node.args)
+        strip(node.args)
         node.returns = None
         if getattr(node, "type_params", None):
             node.type_params = []  # type: ignore[attr-defined]
         inner = convert_function(node, unit, frozenset(), "__class__" in code.co_freevars)
-    if found.class_name is not None:
-        owner = ast.ClassDef(found.class_name, [], [], [inner], [])
-        if "type_params" in ast.ClassDef._fields:
-            owner.type_params = []  # type: ignore[attr-defined]
-        inner = owner
-    names = sorted({*code.co_freevars, "_lw"})
-    # What is defined in the factory must not hide a global of that name.
-    outermost = code.co_name if found.class_name is None else found.class_name
-    body: list[ast.stmt] = []
-    if outermost.isidentifier() and outermost not in names:
-        body.append(ast.Global([outermost]))
-    body += [ast.Assign([store(name) for name in names], ast.Constant(None)), inner]
-    factory = locate(function("_lw_factory", no_arguments(), body), node)
-    module = ast.fix_missing_locations(ast.Module([factory], []))
-    compiled = compile(
-        module, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True
-    )
-    made = _descend(compiled, "_lw_factory")
-    if found.class_name is not None:
-        made = _descend(made, found.class_name)
-    made = _descend(made, code.co_name)
+    names = {*code.co_freevars, "_lw"}
+    made = compile_within(inner, found.class_name, names, code)
     # Lines are kept as distances from the first one, which is that of the `def` here, not of a decorator above it.
     made = _rename(made, code.co_name).replace(co_name=code.co_name, co_qualname=code.co_qualname)
     _claim(made)
@@ -129,27 +106,8 @@ def _compile(fun: types.FunctionType) -> tuple[types.CodeType, Runtime]:
 
 
 def _convert_lambda(node: ast.Lambda, unit: Unit) -> ast.stmt:
-    _strip(node.args)
+    strip(node.args)
     return locate(ast.Expr(Expressions(unit, "<lambda>").visit(node)), node)
-
-
-def _strip(arguments: ast.arguments) -> None:
-    """Defaults and annotations were evaluated when the user's function was made."""
-    arguments.defaults = [locate(ast.Constant(None), d) for d in arguments.defaults]
-    arguments.kw_defaults = [
-        None if d is None else locate(ast.Constant(None), d) for d in arguments.kw_defaults
-    ]
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    for argument in (*every, arguments.vararg, arguments.kwarg):
-        if argument is not None:
-            argument.annotation = None
-
-
-def _descend(code: types.CodeType, name: str) -> types.CodeType:
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType) and constant.co_name == name:
-            return constant
-    raise AssertionError(f"{name} was not compiled")
 
 
 def _rename(code: types.CodeType, name: str) -> types.CodeType:

@@ -2,17 +2,25 @@
 
 The whole file is parsed (once) and the function found by its line, so that lines and columns are the
 user's own, whatever the indentation, and a lambda in the middle of a call is found as well.
+
+Several lambdas may begin on one line, beside or inside each other. Code knows the columns of the text it was compiled
+from, and of the lambdas that hold all of these the narrowest is its own: the code of one that holds another has the
+making of the other in it, which lies outside the other's body. Where Python keeps no columns (`-X no_debug_ranges`), or
+code without any text, each lambda is compiled and compared; two that are compiled to the same mean the same.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import linecache
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 
 from lanewise.errors import Location, UnsupportedSyntaxError
+from lanewise.frontend.within import compile_within, strip
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -56,19 +64,14 @@ def find(fun: FunctionType) -> Source:
         for node, owner in file.found.get(code.co_firstlineno, [])
         if _name_of(node) == code.co_name
     ]
+    if len(candidates) > 1 and list(_texts(code)):
+        candidates = _narrowest([pair for pair in candidates if _holds(pair[0], code)])
     if len(candidates) > 1:
-        candidates = [pair for pair in candidates if _holds(pair[0], code)]
-        widest = [p for p in candidates if not any(_within(p[0], q[0]) for q in candidates)]
-        candidates = _by_arguments(candidates, code) if len(widest) != 1 else widest
+        candidates = [pair for pair in candidates if _compiles_to(*pair, code)][:1]
     if len(candidates) != 1:
         raise UnsupportedSyntaxError(
-            f"the source of `{code.co_name}` "
-            + (
-                "is not at its line any more"
-                if not candidates
-                else "cannot be told apart on its line"
-            )
-            + ". Give the function a line of its own, or use `lanewise.lift`",
+            f"the source of `{code.co_name}` is not at its line any more, or cannot be told from others there. Give"
+            " the function a line of its own, or use `lanewise.lift`",
             here,
         )
     node, owner = candidates[0]
@@ -106,34 +109,57 @@ def _span(node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
     )
 
 
-def _holds(node: FunctionNode, code: CodeType) -> bool:
-    """Whether all of the code's positions lie inside the node."""
-    start, end = _span(node)
+def _texts(code: CodeType) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where the text of each instruction begins and ends, of those that have one."""
     for line, end_line, column, end_column in code.co_positions():
         if line is None or column is None or end_line is None or end_column is None:
             continue
-        if (end_line, end_column) == (line, column):  # no text of its own
-            continue
-        if not (start <= (line, column) and (end_line, end_column) <= end):
-            return False
-    return True
+        if (line, column) != (end_line, end_column):
+            yield (line, column), (end_line, end_column)
 
 
-def _within(inner: FunctionNode, outer: FunctionNode) -> bool:
-    a, b = _span(inner), _span(outer)
-    return inner is not outer and b[0] <= a[0] and a[1] <= b[1]
+def _holds(node: FunctionNode, code: CodeType) -> bool:
+    """Whether all of the code's text lies inside the node."""
+    start, end = _span(node)
+    return all(start <= first and last <= end for first, last in _texts(code))
 
 
-def _by_arguments(
-    candidates: list[tuple[FunctionNode, str | None]], code: CodeType
+def _narrowest(
+    candidates: list[tuple[FunctionNode, str | None]],
 ) -> list[tuple[FunctionNode, str | None]]:
-    wanted = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return [
-        pair
-        for pair in candidates
-        if tuple(
-            arg.arg
-            for arg in (*pair[0].args.posonlyargs, *pair[0].args.args, *pair[0].args.kwonlyargs)
-        )
-        == wanted
-    ]
+    """Those in which no other one lies."""
+
+    def within(inner: FunctionNode, outer: FunctionNode) -> bool:
+        a, b = _span(inner), _span(outer)
+        return inner is not outer and b[0] <= a[0] and a[1] <= b[1]
+
+    return [p for p in candidates if not any(within(q[0], p[0]) for q in candidates)]
+
+
+def _compiles_to(node: FunctionNode, owner: str | None, code: CodeType) -> bool:
+    """Whether the node is compiled to this code, wherever it stands."""
+    node = copy.deepcopy(node)
+    strip(node.args)
+    if isinstance(node, ast.Lambda):
+        statement: ast.stmt = ast.copy_location(ast.Expr(node), node)
+    else:
+        node.decorator_list, node.returns = [], None
+        statement = node
+    return _same(code, compile_within(statement, owner, code.co_freevars, code))
+
+
+def _same(a: CodeType, b: CodeType) -> bool:
+    """Whether two codes do the same, lines and columns aside."""
+    facts = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount")
+    if any(getattr(a, fact) != getattr(b, fact) for fact in facts):
+        return False
+    if (a.co_flags ^ b.co_flags) & ~inspect.CO_NESTED:
+        return False
+    return len(a.co_consts) == len(b.co_consts) and all(map(_alike, a.co_consts, b.co_consts))
+
+
+def _alike(a: object, b: object) -> bool:
+    if isinstance(a, CodeType) and isinstance(b, CodeType):
+        return _same(a, b)
+    # -0.0 and 0.0, 1 and True are equal, and not the same.
+    return type(a) is type(b) and a == b and (isinstance(a, frozenset) or repr(a) == repr(b))
