@@ -36,16 +36,17 @@ def iteration(kind: str) -> Any:
     return run
 
 
-def traced(kind: str) -> _jax.Jaxpr:
-    avals = [jnp.zeros(SIZE), jnp.float32(0), jnp.int32(0)]
+def traced(kind: str, dtype: Any = jnp.int32, size: int = SIZE) -> _jax.Jaxpr:
+    avals = [jnp.zeros(size), jnp.float32(0), jnp.zeros((), dtype)]
     return _jax.trace(iteration(kind), [_jax.aval_of(x) for x in avals]).jaxpr
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "uint8", "int8"])
 @pytest.mark.parametrize("kind", ["slice", "scatter", "add"])
-def test_the_loop_means_the_same(kind: str) -> None:
-    code = delayed(traced(kind), [(0, 0), (1, 1)])
+def test_the_loop_means_the_same(kind: str, dtype: str) -> None:
+    code = delayed(traced(kind, dtype), [(0, 0), (1, 1)])
     assert len(code.writes) == 1
-    places = np.random.default_rng(0).integers(0, 8, 40).astype(np.int32)
+    places = np.random.default_rng(0).integers(0, 8, 6).astype(dtype)
     array, total = jnp.linspace(0.0, 1.0, SIZE), jnp.float32(0.5)
     outs, left = [array, total], code.start([array, total, None])
     expected = [array, total]
@@ -54,6 +55,19 @@ def test_the_loop_means_the_same(kind: str) -> None:
         expected = iteration(kind)(*expected, place)
     for found, want in zip(code.finish(outs, left), expected, strict=True):
         np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+def test_a_write_waits_only_if_its_index_can_be_outside() -> None:
+    """The first iteration has nothing to write, which is told by an index that is out of range."""
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+
+    def run(array: Any, place: Any) -> list[Any]:
+        read = lax.dynamic_slice(array, (place,), (1,))[0]
+        return [lax.scatter(array, place[None], 2.0 * read, numbers, mode="drop"), read]
+
+    for dtype, size, waits in (("uint8", 300, 0), ("uint8", 200, 1), ("int8", 300, 1)):
+        avals = [_jax.aval_of(jnp.zeros(size)), _jax.aval_of(jnp.zeros((), dtype))]
+        assert len(delayed(_jax.trace(run, avals).jaxpr, [(0, 0)]).writes) == waits
 
 
 def test_several_writes_wait_together() -> None:

@@ -41,9 +41,15 @@ def not_zeros(total: Any, i: Any, x: Any) -> list[Any]:
     return [total + jnp.ones_like(total).at[i].add(x)]
 
 
-@pytest.mark.parametrize("fun", [adding, kept, not_zeros])
+def clipped(total: Any, i: Any, x: Any) -> list[Any]:
+    """A start that is negative to XLA is out of range: it does not count from the end."""
+    own: Any = {"allow_negative_indices": False}
+    return [total + lax.dynamic_update_slice(jnp.zeros_like(total), x[None], (i,), **own)]
+
+
+@pytest.mark.parametrize("fun", [adding, kept, not_zeros, clipped])
 def test_folding_keeps_the_meaning(fun: Any) -> None:
-    for i in (0, 3, 6):
+    for i in (0, 3, 6, -2, -9, 20):
         args = (jnp.linspace(0.0, 1.0, 8), jnp.int32(i), jnp.float32(0.5))
         code = folded(traced(fun, *args))
         for ours, plain in zip(_jax.eval_jaxpr(code, *args), fun(*args), strict=True):

@@ -313,6 +313,39 @@ def _whole_rows(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     return x, np.zeros(n, np.int32), np.full(n, x.shape[1] - 1, np.int32)
 
 
+@lw.program
+def beyond_the_ends(x, places):
+    """Reads and writes at indices of several types, in range, counted from the end, and out of range on both sides."""
+    total = 0.0
+    for place in places:
+        unsigned = place.astype(jnp.uint32)
+        read = lax.dynamic_slice(x, (place,), (1,))[0]
+        x = lax.dynamic_update_slice(x, jnp.sin(read + total)[None], (unsigned,))
+        x = x.at[place.astype(jnp.int16)].add(0.5 * read, mode="drop")
+        total = 0.9 * total + read * x.at[unsigned].get(mode="fill", fill_value=0.25)
+    return total + x.sum()
+
+
+def beyond_the_ends_lax(x, places):
+    """By NumPy's indices: what is written where is worked out first."""
+    size = x.shape[0]
+
+    def step(state, place):
+        x, total = state
+        counted = jnp.where(place < 0, place + size, place)
+        clipped = jnp.where(place < 0, size - 1, jnp.minimum(place, size - 1))
+        read = x[jnp.clip(counted, 0, size - 1)]
+        here = jnp.arange(size)
+        x = jnp.where(here == clipped, jnp.sin(read + total), x)
+        x = x + jnp.where(here == counted, 0.5 * read, 0.0)
+        inside = (place >= 0) & (place < size)
+        total = 0.9 * total + read * jnp.where(inside, x[jnp.clip(place, 0, size - 1)], 0.25)
+        return (x, total), None
+
+    (x, total), _ = lax.scan(step, (x, 0.0), places)
+    return total + x.sum()
+
+
 CASES = (
     Case("insertion_sort", insertion_sort, _nearly_sorted, lax_form=insertion_sort_lax),
     Case("bubble_sort", bubble_sort, _nearly_sorted, lax_form=bubble_sort_lax),
@@ -356,6 +389,14 @@ CASES = (
         inputs(floats(0.5, 2.0), floats(0.0, 1.0), ints(0, 14)),
         lax_form=damped_history_lax,
         differentiable=(0, 1),
+    ),
+    Case(
+        "beyond_the_ends",
+        beyond_the_ends,
+        # At 32 elements and more the reverse of a write is made in place.
+        inputs(floats(-1.0, 1.0, 40), ints(-90, 90, 9)),
+        lax_form=beyond_the_ends_lax,
+        differentiable=(0,),
     ),
     Case("running_records", running_records, inputs(floats(-1.0, 4.0, 5, 2))),
     Case(

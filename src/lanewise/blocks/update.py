@@ -40,13 +40,14 @@ def masked_update(eqn: JaxprEqn, args: Sequence[Any], mask: Any) -> Any:
     if eqn.primitive.name == "dynamic_update_slice":
         operand, update, *starts = args
         limits = [size - width for size, width in zip(operand.shape, update.shape, strict=True)]
-        kind = jnp.result_type(*starts) if starts else jnp.int32
         if not starts:
             return jnp.where(mask, update, operand)
+        # Each in its own type, which may hold numbers that no other does; once inside, all fit the same.
         clamped = [
-            jnp.clip(s, 0, limit).astype(kind) for s, limit in zip(starts, limits, strict=True)
+            jnp.clip(s, 0, min(limit, int(jnp.iinfo(s.dtype).max))).astype(jnp.int32)
+            for s, limit in zip(starts, limits, strict=True)
         ]
-        indices = jnp.where(mask, jnp.stack(clamped), jnp.iinfo(kind).max)
+        indices = jnp.where(mask, jnp.stack(clamped), jnp.iinfo(jnp.int32).max)
         numbers = lax.ScatterDimensionNumbers(
             update_window_dims=tuple(range(operand.ndim)),
             inserted_window_dims=(),
@@ -64,9 +65,13 @@ def masked_update(eqn: JaxprEqn, args: Sequence[Any], mask: Any) -> Any:
     operand, indices, update = args
     params = dict(eqn.params)
     numbers, mode = params["dimension_numbers"], lax.GatherScatterMode.from_any(params["mode"])
+    if indices.dtype.itemsize < 4:
+        # The largest number of the type must be outside of any array.
+        indices = indices.astype(jnp.int32)
     if mode == lax.GatherScatterMode.CLIP:
         indices = _clipped(operand, indices, update, numbers)
-    indices = jnp.where(mask, indices, jnp.iinfo(indices.dtype).max)
+    outside = jnp.asarray(jnp.iinfo(indices.dtype).max, indices.dtype)
+    indices = jnp.where(mask, indices, outside)
     params["mode"] = lax.GatherScatterMode.FILL_OR_DROP
     return eqn.primitive.bind(operand, indices, update, **params)
 

@@ -48,14 +48,17 @@ class _Write:
     def nothing(self, array: Any) -> list[Any]:
         """Operands with which the write changes nothing."""
         avals = [a.aval for a in self.operands]
-        # Out of range, so a scatter is dropped; a slice is moved into range, to the first element.
-        if self.read is not None:
-            return [_jax.zeros(avals[0]), *(jnp.full(a.shape, -1, a.dtype) for a in avals[1:])]
         if self.eqn.primitive.name == "dynamic_update_slice":
-            first = lax.dynamic_slice(array, [0] * array.ndim, avals[0].shape)
-            return [first, *(jnp.full(a.shape, -1, a.dtype) for a in avals[1:])]
+            # What is at the first place, or nothing added to it.
+            at_first = [_jax.zeros(a) for a in avals[1:]]
+            if self.read is not None:
+                return [_neutral(avals[0]), *at_first]
+            return [lax.slice(array, [0] * array.ndim, avals[0].shape), *at_first]
         indices, updates = avals
-        return [jnp.full(indices.shape, -1, indices.dtype), _jax.zeros(updates)]
+        return [
+            jnp.full(indices.shape, _outside(indices.dtype), indices.dtype),
+            _jax.zeros(updates),
+        ]
 
     def made(self, array: Any, operands: Sequence[Any]) -> Any:
         if self.read is not None:
@@ -158,6 +161,23 @@ def delayed(jaxpr: _jax.Jaxpr, carried: Sequence[tuple[int, int]]) -> Delayed:
     return Delayed(code, tuple(found), tuple(places))
 
 
+def _outside(dtype: Any) -> int:
+    """An index that is out of range of any array; see `_has_outside`."""
+    return -1 if jnp.issubdtype(dtype, jnp.signedinteger) else int(jnp.iinfo(dtype).max)
+
+
+def _has_outside(scatter: _jax.JaxprEqn) -> bool:
+    """Whether the indices' type holds one that is out of range: `uint8` does not, for an array of 300 elements."""
+    array, indices = scatter.invars[0].aval, scatter.invars[1].aval
+    return _outside(indices.dtype) not in range(max(array.shape, default=0))
+
+
+def _neutral(aval: _jax.ShapedArray) -> Any:
+    """What changes nothing if added to it: not 0, which makes 0 of -0."""
+    zeros = _jax.zeros(aval)
+    return lax.neg(zeros) if jnp.issubdtype(aval.dtype, jnp.inexact) else zeros
+
+
 class _Uses:
     """What makes and what reads the values of some code."""
 
@@ -190,7 +210,7 @@ class _Uses:
         name = eqn.primitive.name
         if name in ("scatter", "scatter-add", "scatter_add"):
             clips = eqn.params["mode"] == lax.GatherScatterMode.CLIP
-            return None if clips or len(eqn.invars) != 3 else _Write(eqn)
+            return None if clips or len(eqn.invars) != 3 or not _has_outside(eqn) else _Write(eqn)
         if name != "dynamic_update_slice":
             return None
         part = eqn.invars[1]

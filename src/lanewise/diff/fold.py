@@ -89,8 +89,10 @@ def _updated(eqn: _jax.JaxprEqn, total: Any, rest: list[Any]) -> Any:
     """The update of an equation, added to a sum in place of zeros."""
     if eqn.primitive.name == "dynamic_update_slice":
         part, *starts = rest
-        old = lax.dynamic_slice(total, starts, part.shape)
-        return lax.dynamic_update_slice(total, lax.add(old, part), starts)
+        # The equation's own starts: a negative one is out of range by now, and clipped, not counted from the end.
+        old = lax.dynamic_slice(total, starts, part.shape, allow_negative_indices=False)
+        new = lax.add(old, part)
+        return lax.dynamic_update_slice(total, new, starts, allow_negative_indices=False)
     return _jax.run_eqn(eqn, [total, *rest])[0]
 
 
