@@ -14,6 +14,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 import lanewise as lw
 from lanewise.errors import TransformError
+from lanewise.machine import native
+from lanewise.machine.kernel import foreign
 from programs.small import fib
 
 TRACES = {"power": 0}
@@ -366,3 +368,36 @@ def test_jit_traces_once() -> None:
     once = count[0]
     jax.jit(jax.vmap(counted))(jnp.arange(50))
     assert count[0] == once
+
+
+def test_options_of_the_outermost_call_hold_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program inside another, which JAX's own batching runs, is not `native` where the outer one is `ticks`."""
+
+    @lw.program
+    def steady(x, w):
+        for _ in range(40):
+            x = jnp.sin(x * w) + 1
+        return x
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("it was asked to run by ticks")
+
+    many, w = jnp.linspace(0.1, 5.0, 100_000), jnp.float32(0.3)
+    if foreign.available():
+        assert lw.inspect(steady, many, w, in_axes=(0, None)).plan.carrier == "native"
+    monkeypatch.setattr(native, "run_native", refuse)
+    inside = lw.vmap(lambda x, w: steady(x, w), in_axes=(0, None), carrier="ticks")
+    expected = jax.vmap(lambda x: lax.fori_loop(0, 40, lambda _, x: jnp.sin(x * w) + 1, x))(many)
+    np.testing.assert_allclose(inside(many, w), expected, rtol=1e-5)
+
+    def total(w: Any) -> Any:
+        return inside(many, w).mean()
+
+    slope = jax.grad(total)(w)
+    for found in (
+        jax.jit(jax.grad(total))(w),
+        jax.jvp(total, (w,), (jnp.float32(1.0),))[1],
+        jax.linearize(total, w)[1](jnp.float32(1.0)),
+        lw.grad(lambda w: jax.vmap(steady, (0, None))(many, w).mean(), carrier="ticks")(w),
+    ):
+        np.testing.assert_allclose(found, slope, rtol=1e-3)

@@ -76,6 +76,32 @@ class Options:
         refuse_unknown(changes)
         return replace(self, **changes)
 
+    def inside(self, inner: Options, machine: bool) -> Options:
+        """Options of a program called inside one with these: a part of it, or for a batch a `machine` of its own.
+
+        What is set here holds there; a machine of its own keeps what it sets itself. A carrier that runs each lane by
+        itself runs all that is inside the lane, so it is not passed on; nor is "local", which is for the host alone.
+        What a gradient saves is passed on where it is taken (`diff/sweep.py`). What decides what a program gives beside
+        its answers (`throw`, `stats`, `max_steps`) is counted and told for the whole.
+
+        >>> outer = Options(carrier="ticks", schedule="most")
+        >>> inner = outer.inside(Options(schedule="sweep"), machine=True)
+        >>> inner.carrier, inner.schedule
+        ('ticks', 'sweep')
+        """
+        changes: dict[str, Any] = {}
+        for name in ("schedule", "carrier", "max_depth"):
+            value, own = getattr(self, name), getattr(inner, name)
+            kept = machine and own != getattr(_DEFAULT, name)
+            if (
+                value not in (getattr(_DEFAULT, name), own, "local", "native", "kernel")
+                and not kept
+            ):
+                changes[name] = value
+        if inner.lanes is not None and changes.get("schedule") == "plain":
+            del changes["schedule"]
+        return replace(inner, **changes) if changes else inner
+
     @property
     def watched(self) -> bool:
         """Whether a run is to be told of."""
@@ -136,3 +162,6 @@ def _as_positive(value: object) -> int | None:
     """A positive whole number as an int, NumPy's among them; None for anything else."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     return int(value) if whole and value >= 1 else None  # type: ignore[operator,arg-type]
+
+
+_DEFAULT = Options()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lanewise import _jax
@@ -135,6 +135,40 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<program {self.entry}: {', '.join(self.functions)}>"
+
+
+@functools.lru_cache(maxsize=1024)
+def with_options_inside(program: Program, options: Options) -> Program:
+    """The same program, with programs called inside it run as its own options say; itself if that changes nothing.
+
+    Most calls inside become part of the whole. Those that do not are a call under JAX's own batching
+    (`schedule="plain"`) and one for a batch, which is a machine of its own.
+    """
+
+    def change(eqn: _jax.JaxprEqn) -> _jax.JaxprEqn:
+        if eqn.primitive is not program_p:
+            return eqn
+        inner, own = eqn.params["program"], eqn.params["options"]
+        wanted = options.inside(own, bool(eqn.params["lanes"]) or own.stats)
+        told = with_options_inside(inner, wanted)
+        if wanted is own and told is inner:
+            return eqn
+        return eqn.replace(params={**eqn.params, "program": told, "options": wanted})
+
+    functions = {
+        name: replace(function, jaxpr=_jax.with_eqns(function.jaxpr, change))
+        for name, function in program.functions.items()
+    }
+    if all(functions[n].jaxpr is program.functions[n].jaxpr for n in functions):
+        return program
+    larger = program.larger
+
+    def larger_too() -> tuple[Program, tuple[Any, ...]]:
+        assert larger is not None
+        more, constants = larger()
+        return with_options_inside(more, options), constants
+
+    return replace(program, functions=functions, larger=larger and larger_too)
 
 
 @call_p.def_abstract_eval

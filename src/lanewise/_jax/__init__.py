@@ -60,6 +60,7 @@ from lanewise._jax.jaxprs import (
     threefry_partitionable,
     used_inputs,
     user_line,
+    with_eqns,
     without_effects,
     without_unused,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -168,6 +168,34 @@ def without_effects(jaxpr: Jaxpr) -> Jaxpr:
         eqns.append(eqn)
     effects = frozenset(effect for eqn in eqns for effect in eqn.effects)
     return cast(Jaxpr, cast(Any, jaxpr).replace(eqns=eqns, effects=effects))
+
+
+def with_eqns(jaxpr: Jaxpr, change: Callable[[JaxprEqn], JaxprEqn]) -> Jaxpr:
+    """The same code with each equation changed, inside loops and branches too; itself where none changes."""
+
+    def inner(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            found = [inner(each) for each in value]
+            same = all(a is b for a, b in zip(found, value, strict=True))
+            return value if same or hasattr(value, "_fields") else type(value)(found)
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            code = cast(Jaxpr, getattr(value, "jaxpr", value))
+            found = with_eqns(code, change)
+            if found is code:
+                return value
+            return found if code is value else close_jaxpr(found, attached_consts(value))
+        return value
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if any(True for _ in subjaxprs(eqn)):
+            params = {name: inner(value) for name, value in eqn.params.items()}
+            if any(params[name] is not eqn.params[name] for name in params):
+                eqn = eqn.replace(params=params)
+        eqns.append(change(eqn))
+    if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+        return jaxpr
+    return cast(Jaxpr, cast(Any, jaxpr).replace(eqns=eqns))
 
 
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:

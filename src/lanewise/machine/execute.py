@@ -45,7 +45,7 @@ from lanewise.machine.state import State, grown, initial_state
 from lanewise.machine.ticks import answers, statistics
 from lanewise.options import DEPTH_INSIDE_JIT, Options
 from lanewise.outcomes import FULL_TAPE, counts
-from lanewise.program import Program
+from lanewise.program import Program, with_options_inside
 
 # The frames a stack holds where only a few lanes are in flight and memory is not touched before it is used.
 DEEP = 1 << 16
@@ -119,6 +119,7 @@ def execute(
         return no_lanes(program, lanes, options)
     if watchers.recorded():
         options = options.as_recorded()
+    program = with_options_inside(program, options.unwatched())
     chosen = chosen or plan(program, lanes, mapped, options, platform)
     if split is not None:
         split.refuse(program.name, chosen)
@@ -149,6 +150,7 @@ def execute_on_host(
     """The same outside `jit`, where stacks grow as far as `max_depth` allows."""
     if watchers.recorded():
         options = options.as_recorded()
+    program = with_options_inside(program, options.unwatched())
     run = on_host(program, lanes, mapped, options, _platform(operands))
     split = Split.of_values(operands)
     if split is not None and math.prod(lanes):
