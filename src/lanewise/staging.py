@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from lanewise import _jax, promotion
+from lanewise.blame import name_the_line
 from lanewise.errors import (
     Location,
     ProgramError,
@@ -299,6 +300,10 @@ def _trace_once(source: Source, entry: Entry, key: Key) -> ResultType:
             else f"Lanewise: `{entry.name}` was lifted, so its Python `if` and `while` run while tracing: use"
             " @lanewise.program to convert its source."
         )
+        name_the_line(error)
+        raise
+    except Exception as error:
+        name_the_line(error)
         raise
     tree, static_out = trees[-1]
     # Shape, dtype and weak type only: under a mesh, types carry shardings that rounds need not agree on.
