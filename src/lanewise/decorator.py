@@ -121,7 +121,7 @@ class ProgramFunction:
         key = (self.options, how)
         found = self._replays.get(key)
         if found is None:
-            found = self._replays[key] = Replays(fun, self._signature)
+            found = self._replays[key] = Replays(fun, self._signature, self._source.places)
         return found
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:

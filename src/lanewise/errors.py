@@ -93,6 +93,10 @@ class InternalError(LanewiseError, AssertionError):
         )
 
 
+class CapturedValueWarning(UserWarning):
+    """A value that a program read from outside when it was traced has changed since."""
+
+
 class ResultUnknown(Exception):
     """Signal, never shown: a recursive call was met before its result type is known.
 

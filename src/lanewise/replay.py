@@ -28,6 +28,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from lanewise.captured import Captured, Places
 from lanewise.program import program_p, throw_p
 from lanewise.signature import CallStatics, Signature, StaticLeaves, split_leaves
 
@@ -37,13 +38,14 @@ _PYTHON_SCALARS = frozenset({bool, int, float, complex})
 class Replays:
     """A function whose calls outside `jit` are traced once for each signature."""
 
-    def __init__(self, fun: Callable[..., Any], signature: Signature) -> None:
+    def __init__(self, fun: Callable[..., Any], signature: Signature, places: Places) -> None:
         self._fun = fun
         self._signature = signature
+        self._places = places
         self._kept: dict[Hashable, _Replay] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Replays, (self._fun, self._signature)
+        return Replays, (self._fun, self._signature, self._places)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not _jax.outside_traces():
@@ -59,7 +61,9 @@ class Replays:
         key = (statics.tree, statics.leaves.leaves, tuple(types), _jax.trace_context())
         kept = self._kept.get(key)
         if kept is None:
-            kept = self._kept[key] = _record(self._fun, statics, values)
+            kept = self._kept[key] = _record(self._fun, statics, values, self._places)
+        else:
+            kept.captured.check()
         return kept(values)
 
 
@@ -92,6 +96,7 @@ class _Replay:
     answers: tuple[int, ...]
     tree: Any
     static: StaticLeaves
+    captured: Captured
 
     def __call__(self, arguments: Sequence[Any]) -> Any:
         values = [*self.constants, *arguments]
@@ -101,7 +106,9 @@ class _Replay:
         return jax.tree.unflatten(self.tree, self.static.join(answers))
 
 
-def _record(fun: Callable[..., Any], statics: CallStatics, values: Sequence[Any]) -> _Replay:
+def _record(
+    fun: Callable[..., Any], statics: CallStatics, values: Sequence[Any], places: Places
+) -> _Replay:
     """Trace a call, and number what its steps take and give."""
     results: list[tuple[Any, StaticLeaves]] = []
 
@@ -131,6 +138,7 @@ def _record(fun: Callable[..., Any], statics: CallStatics, values: Sequence[Any]
         answers=tuple(place[id(atom)] for atom in code.outvars),
         tree=tree,
         static=static,
+        captured=places.now(),
     )
 
 

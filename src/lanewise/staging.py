@@ -23,6 +23,7 @@ from jax.core import Tracer
 
 from lanewise import _jax, promotion
 from lanewise.blame import name_the_line
+from lanewise.captured import Captured, Places
 from lanewise.errors import (
     Location,
     ProgramError,
@@ -75,6 +76,7 @@ class Staged:
     program: Program
     captures: tuple[Any, ...]
     result: ResultType
+    captured: Captured
 
 
 class Key(NamedTuple):
@@ -105,6 +107,11 @@ class Source:
         from lanewise.frontend.python import convert
 
         return convert(self.python)
+
+    @functools.cached_property
+    def places(self) -> Places:
+        """What its code reads from outside."""
+        return Places(self.python, self.name)
 
     @property
     def location(self) -> Location | None:
@@ -162,6 +169,8 @@ def stage(
     key = Key(statics, tuple(_jax.aval_of(leaf) for leaf in operands), _jax.trace_context())
     found = _build.entries.get((id(source), key)) or source.cache.get(key)
     if found is not None:
+        if isinstance(found, Staged):
+            found.captured.check()
         return found, operands
     for (owner, other), entry in _build.entries.items():
         # A recursive call with Python scalars takes the types of the recursion it is part of.
@@ -241,7 +250,7 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
             _note_call(entry.lowest_called)
             return entry
         members = [entry] + [_build.entries[k] for k in inner_keys]
-        staged = Staged(*_assemble(members), entry.result)
+        staged = Staged(*_assemble(members), entry.result, source.places.now())
         _discard([entry_key, *inner_keys])
         # What this one did not know at first it knows now: the trace around it is as whole as it was.
         _build.unknowns, progress.provisional = unknown_outside, half_open_outside
