@@ -65,7 +65,7 @@ class Places:
         return tuple(_places(_function(self._fun), set()))
 
     def now(self) -> Captured:
-        """What is there now, asked after a trace: it may have changed something itself, as one that counts traces does."""
+        """What is there now, asked after a trace: it may itself have changed something."""
         globals_, cells, copies = [], [], []
         for place in self._found:
             value = place.read()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -311,6 +313,57 @@ def _small_floats(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     return x.astype(jnp.bfloat16), rng.integers(0, 4, n).astype(np.float16)
 
 
+@lw.program
+def little_machine(code, x):
+    """A machine whose instructions are matched with the state they meet."""
+    a, b, pc = x, 0, 0
+    while pc < code.shape[0]:
+        match (code[pc], a % 2):
+            case (0, _):
+                a += 1
+            case (1, 0) | (0, 1):
+                a = a // 2
+            case (1, odd):
+                a = 3 * a + odd
+            case (2 as op, odd) if odd == 1 and pc > 2:
+                b += a * op
+                pc += 1
+            case (op, _) if op > 5:
+                return a, -b
+            case [op, *rest]:
+                b += op + rest[0]
+        pc += 1
+    return a, b
+
+
+class Shape(NamedTuple):
+    kind: str
+    size: Any
+    inner: Any = None
+
+
+@lw.program
+def areas(size, other, n):
+    """Structure is plain, sizes are not."""
+    shape: Any = Shape("disc", size, {"hole": other})
+    total = 0.0
+    while n > 0:
+        for part in (shape, Shape("square", other), (size, other)):
+            match part:
+                case Shape("disc", r, {"hole": h}) if h < r:
+                    total += 3.0 * (r * r - h * h)
+                case Shape(kind="disc", size=r):
+                    total += 3.0 * r * r
+                case Shape("square", s, None):
+                    total += s * s
+                case (a, b) if a > b:
+                    total -= a
+        n -= 1
+        size = size * 0.5
+        shape = Shape("disc", size, {"hole": other})
+    return total
+
+
 def _complex(rng: np.random.Generator, n: int) -> np.ndarray:
     return (rng.uniform(1, 2, n) + 1j * rng.uniform(-2, -1, n)).astype(np.complex64)
 
@@ -355,6 +408,13 @@ CASES = (
     ),
     Case("python_branches", python_branches, inputs(ints(-3, 9))),
     Case("checked", checked, inputs(ints(1, 3000))),
+    Case("little_machine", little_machine, inputs(ints(0, 6, 9), ints(-9, 30))),
+    Case(
+        "areas",
+        areas,
+        inputs(floats(0.5, 3.0), floats(0.1, 2.0), ints(0, 6)),
+        differentiable=(0, 1),
+    ),
     Case("nested_choice", nested_choice, inputs(ints(-40, 40), ints(-5, 5))),
     Case("falls_through", falls_through, inputs(ints(-30, 30))),
     Case("deep_break", deep_break, inputs(ints(0, 8))),

@@ -30,6 +30,7 @@ from lanewise.errors import (
 from lanewise.frontend import iterate, values
 from lanewise.frontend.branch import Side, progress, stage_branch, trace_side, truth
 from lanewise.frontend.loop import LoopSpec, stage_loop
+from lanewise.frontend.matching import Matching
 from lanewise.frontend.mutation import Mutation
 from lanewise.frontend.site import Variables
 from lanewise.frontend.values import Undefined, is_traced
@@ -45,7 +46,7 @@ _Block = Callable[[], None]
 _Test = Callable[[], Any]
 
 
-class Runtime(Mutation):
+class Runtime(Matching, Mutation):
     """What a converted function and the functions nested in it call."""
 
     # -- variables ---------------------------------------------------------------------------

@@ -110,8 +110,6 @@ def blocks_of(node: ast.stmt) -> Iterator[list[ast.stmt]]:
             yield block
     for handler in getattr(node, "handlers", []):
         yield handler.body
-    for case in getattr(node, "cases", []):
-        yield case.body
 
 
 def may_exit(node: ast.stmt, in_loop: bool = False) -> bool:
@@ -205,18 +203,15 @@ class Exits:
         return out, whole
 
     def reachable(self, block: list[ast.stmt]) -> list[ast.stmt]:
-        """The statements that some path comes to; a `match` is written as an `if` where it can be."""
+        """The statements that some path comes to; a `match` is written as `if`."""
         out: list[ast.stmt] = []
         for node in block:
-            chain = None
             if isinstance(node, ast.Match):
                 self.count += 1
-                chain = match_as_if(node, f"_lw_subject{self.count}")
-            elif isinstance(node, ast.While) and is_true(node.test):
-                node.orelse = []
-            if chain is not None:
-                out += self.reachable(chain)
+                out += self.reachable(match_as_if(node, f"_lw_subject{self.count}"))
             else:
+                if isinstance(node, ast.While) and is_true(node.test):
+                    node.orelse = []
                 for inner in blocks_of(node):
                     inner[:] = self.reachable(inner)
                 out.append(node)
@@ -275,9 +270,6 @@ class Exits:
             node.body = self.block(node.body)
         elif isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
             self.try_(node)  # type: ignore[arg-type]
-        elif isinstance(node, ast.Match):
-            for case in node.cases:
-                case.body = self.block(case.body)
         return node
 
     def try_(self, node: ast.Try) -> None:

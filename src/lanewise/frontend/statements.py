@@ -252,7 +252,11 @@ class Statements(Expressions):
         k = self.unit.reserve()
         test = self.test(node.test)
         names = self.describe(
-            k, node, "`if`", [*node.body, *node.orelse], self.analysis.found[id(node)]
+            k,
+            node,
+            getattr(node, "lw_what", "`if`"),
+            [*node.body, *node.orelse],
+            self.analysis.found[id(node)],
         )
         outside, self.around = self.around, (*self.around, k)
         before = self.definite
@@ -464,17 +468,6 @@ class Statements(Expressions):
         return [node]
 
     emit_TryStar = emit_Try
-
-    def emit_Match(self, node: ast.Match) -> list[ast.stmt]:
-        node.subject = self.expression(node.subject)
-        before = self.definite
-        for case in node.cases:
-            self.definite = before | bound_names([case.pattern])
-            if case.guard is not None:
-                case.guard = self.expression(case.guard)
-            case.body = self.block(case.body)
-        self.definite = before
-        return [node]
 
 
 def _raises(block: Sequence[ast.stmt]) -> bool:
