@@ -97,7 +97,8 @@ def test_closures_containers_and_what_is_equal() -> None:
     def outer(x: Any) -> Any:
         return inside(x) + 1.0
 
-    closed(1.0), outer(1.0)
+    closed(1.0)
+    outer(1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rate = float("2.0")  # another object, the same value

@@ -192,7 +192,7 @@ def test_the_python_type_of_a_traced_number_is_refused_at_its_line() -> None:
 def test_a_class_with_too_many_parts_is_told_as_python_does() -> None:
     def f(x):
         match x:
-            case Point(a, b, c):
+            case Point(a, b, c):  # type: ignore[misc]
                 return a + b + c
         return 0.0
 
