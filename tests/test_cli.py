@@ -273,7 +273,7 @@ def test_doctor_where_jax_finds_no_device(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_doctor_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "available", lambda: False)
+    monkeypatch.setattr(foreign, "obstacle", lambda: "there is none")
     monkeypatch.setattr(doctor, "_tried", lambda name, detail, mend="": well(name, detail))
     native = states(doctor.carriers)["native"]
     assert native.state is doctor.State.WORSE and "install g++ or clang++" in native.mend

@@ -75,6 +75,10 @@ class OptionError(LanewiseError, ValueError):
     """An option or argument of a Lanewise function is wrong."""
 
 
+class CompilerError(LanewiseError, RuntimeError):
+    """The compiler that makes kernels failed for what is no mistake in a program: memory, disk, time."""
+
+
 class OperatorError(LanewiseError, TypeError):
     """What an array operator was given to combine elements with does not fit the elements."""
 

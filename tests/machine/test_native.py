@@ -27,14 +27,14 @@ SIZE = 17
 
 
 def forget_plans() -> None:
-    choose.plan_for.cache_clear()
+    choose._planned.cache_clear()
     execute.on_host.cache_clear()
 
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine without a C++ compiler."""
-    monkeypatch.setattr(foreign, "available", lambda: False)
+    monkeypatch.setattr(foreign, "obstacle", lambda: "there is none")
     forget_plans()
     yield
     forget_plans()
@@ -216,11 +216,11 @@ def test_inspect_tells_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert lw.inspect(fib.with_options(carrier="native"), jnp.arange(3)).plan.path == CPP
     assert lw.inspect(collatz.with_options(max_steps=9), *args).plan.path == CPP
-    monkeypatch.setattr(foreign, "available", lambda: False)
+    monkeypatch.setattr(foreign, "obstacle", lambda: "there is none")
     forget_plans()
     found = lw.inspect(collatz, *args).plan
     forget_plans()
-    assert found.path == XLA and "install g++ or clang++, or set CXX" in found.why
+    assert found.path == XLA and "by a C++ compiler it cannot be: there is none" in found.why
 
 
 @lw.program

@@ -25,8 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 import lanewise as lw
-from lanewise.machine.kernel import device, foreign, host
-from lanewise.machine.kernel.kept import kept
+from lanewise.machine.kernel import compiler, device, foreign, kept
 
 LEAST_PYTHON = (3, 11)
 # The extras that a user of the library may want; the others are for working on it.
@@ -183,13 +182,11 @@ def _report(carrier: str) -> str:
 
 def _native() -> Finding:
     if foreign.available():
-        return _tried("native", f"runs on the CPU, compiled by {host.compiler()}")
+        return _tried("native", f"runs on the CPU, compiled by {' '.join(compiler.command())}")
     tried = _tried("native", "runs on the CPU by XLA's own code, two to four times slower")
     if tried.state is not State.WELL:
         return tried
-    names = (os.environ.get("CXX"), "c++", "g++", "clang++")
-    found = [name for name in names if name and shutil.which(name)]
-    why = f"{found[0]} is there and does not work" if found else "there is no C++ compiler"
+    why = f"by a C++ compiler it cannot be: {foreign.obstacle()}"
     mend = "install g++ or clang++ with its C headers, or set CXX to one that works."
     return Finding("native", State.WORSE, f"{tried.detail}: {why}", mend)
 
@@ -210,13 +207,13 @@ def _kernel() -> Finding:
 
 def _kept_kernels() -> Finding:
     """Where compiled programs are kept: tried by keeping something."""
-    folder = kept(("doctor",), ".txt", lambda path: path.touch()).parent
-    if folder.name == "kernels":
-        return Finding("kept kernels", State.WELL, str(folder))
+    problem = kept.problem()
+    if problem is None:
+        return Finding("kept kernels", State.WELL, str(kept.wanted()))
     return Finding(
         "kept kernels",
         State.WORSE,
-        "the cache folder cannot be written, so programs are compiled again in each process",
+        f"the cache folder cannot be used, so programs are compiled again in each process: {problem}",
         "set XDG_CACHE_HOME to a folder of yours.",
     )
 

@@ -21,6 +21,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Var
@@ -31,6 +32,7 @@ from lanewise.blocks.inside import Expand, looks_at_batch
 from lanewise.blocks.passes import PRODUCT_ALONE, PRODUCT_TOGETHER, Work, work_of
 from lanewise.blocks.simplify import simplify
 from lanewise.errors import OptionError, TransformError
+from lanewise.machine import given_up
 from lanewise.machine.compact import move_operations, tile_width
 from lanewise.machine.link import Linked, link
 from lanewise.machine.sample import Sample
@@ -91,6 +93,11 @@ def make_plan(
     platform: str | None,
 ) -> Plan:
     """Decide; `lanes` is None for a call that is not batched, `platform` where only ticks can run."""
+    failed = given_up.reason(program)
+    if failed is not None and options.carrier == "auto":
+        by_ticks = options.updated(carrier="ticks")
+        found = make_plan(program, varying, lanes, by_ticks, expand, platform)
+        return replace(found, why=f"{found.why}; not each lane by itself: {failed}")
     structured_ok = can_be_plain(program, options)
     if options.carrier in ONE_LANE_CARRIERS:
         return _one_lane(program, varying, options, expand, platform, "asked for")
@@ -115,7 +122,7 @@ def make_plan(
         return found or Plan(linked, "plain", "ticks", why)
     if options.schedule != "auto":
         return Plan(linked, options.schedule, "ticks", "asked for")
-    meets = lanes is not None and _would_meet(linked, options, platform)
+    meets = lanes is not None and failed is None and _would_meet(linked, options, platform)
     together = (
         "lanes meet at blocks with matrix work, and between them run each by itself, in one kernel"
     )
@@ -161,7 +168,8 @@ def measured_plan(
     """The plan where lanes can be looked at: that of `plan_for`, unless a sample promises another to be better."""
     suggested = plan_for(program, varying, lanes, options, expand, platform)
     asked_for = (options.carrier, options.schedule) != ("auto", "auto") or options.stats
-    if platform != "cpu" or lanes is None or asked_for or suggested.schedule == "meet":
+    settled = asked_for or suggested.schedule == "meet" or given_up.reason(program)
+    if platform != "cpu" or lanes is None or settled:
         return suggested
     linked = suggested.linked or link(blocks_of(program, varying, options, expand), varying)
     if linked.straight or not _may_depend_on_divergence(linked):
@@ -407,7 +415,6 @@ def blocks_of(
     )
 
 
-@functools.lru_cache(maxsize=512)
 def plan_for(
     program: Program,
     varying: tuple[bool, ...],
@@ -417,8 +424,15 @@ def plan_for(
     platform: str | None,
 ) -> Plan:
     """`make_plan`, remembered."""
+    given = (program, varying, lanes, options, expand, platform)
+    return _planned(*given, failed=given_up.reason(program))
+
+
+@functools.lru_cache(maxsize=512)
+def _planned(program: Program, *given: Any, failed: str | None) -> Plan:
+    del failed
     _refuse_collectives(program)
-    return make_plan(program, varying, lanes, options, expand, platform)
+    return make_plan(program, *given)
 
 
 def _any_eqn(program: Program, test: Callable[[JaxprEqn], bool]) -> bool:

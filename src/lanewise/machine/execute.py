@@ -22,7 +22,7 @@ from lanewise._jax import Jaxpr, JaxprEqn
 from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import OptionError
-from lanewise.machine import observe
+from lanewise.machine import given_up, observe
 from lanewise.machine.axes import Mapped, lanes_first, no_lanes, one_lane
 from lanewise.machine.choose import (
     ONE_LANE_CARRIERS,
@@ -32,6 +32,7 @@ from lanewise.machine.choose import (
     measured_plan,
     plan_for,
 )
+from lanewise.machine.given_up import or_given_up
 from lanewise.machine.growing import FIRST_DEPTH, Growing, Phases, Whole, most_depth
 from lanewise.machine.larger import flow_moved, moved
 from lanewise.machine.link import link
@@ -101,7 +102,16 @@ def expand(eqn: JaxprEqn) -> Jaxpr:
         return _jax.trace(run, [atom.aval for atom in eqn.invars]).jaxpr
 
 
-def execute(
+def execute(*operands: Any, program: Program, options: Options, **how: Any) -> list[Any]:
+    """Answers, then outcomes and statistics if they are wanted, as traceable code for a platform, or for any.
+
+    `split`: how XLA may split what is traced over devices.
+    """
+    run = functools.partial(_execute, *operands, program=program, options=options, **how)
+    return or_given_up(program, options, run)
+
+
+def _execute(
     *operands: Any,
     program: Program,
     lanes: tuple[int, ...],
@@ -111,10 +121,6 @@ def execute(
     chosen: Plan | None = None,
     split: Split | None = None,
 ) -> list[Any]:
-    """Answers, then outcomes and statistics if they are wanted, as traceable code for a platform, or for any.
-
-    `split`: how XLA may split what is traced over devices.
-    """
     if math.prod(lanes) == 0:
         return no_lanes(program, lanes, options)
     if watchers.recorded():
@@ -170,12 +176,13 @@ class OnHost:
     ) -> None:
         self._signature = (program, lanes, mapped, options, where)
         self._plan: Plan | None = None
+        self._failed: str | None = None
         self._run: Callable[[Sequence[Any]], list[Any]] | None = None
 
     def plan(self, operands: Sequence[Any]) -> Plan:
         """How the program runs; these operands may be sampled if none have been."""
-        if self._plan is None:
-            program, lanes, mapped, options, where = self._signature
+        program, lanes, mapped, options, where = self._signature
+        if self._plan is None or given_up.reason(program):
             if options.watched:
                 # As it is without anybody looking.
                 alone = on_host(program, lanes, mapped, options.unwatched(), where)
@@ -185,9 +192,14 @@ class OnHost:
         return self._plan
 
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
-        if self._run is None:
-            self._run = self._made(operands)
-        return self._run(operands)
+        program, _, _, options, _ = self._signature
+        return or_given_up(program, options, lambda: self._latest(operands)(operands))
+
+    def _latest(self, operands: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        failed = given_up.reason(self._signature[0])
+        if self._run is None or failed != self._failed:
+            self._run, self._failed = self._made(operands), failed
+        return self._run
 
     def _made(self, operands: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
         program, lanes, _, options, _ = self._signature

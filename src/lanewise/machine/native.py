@@ -71,8 +71,9 @@ def native_path(
 ) -> tuple[str, str]:
     """What compiles the program for one lane at a time, and why that; an error if nothing can."""
     varying = tuple(varying)
-    if not foreign.available():
-        obstacle = "none was found (install g++ or clang++, or set CXX)"
+    obstacle = foreign.obstacle()
+    if obstacle is not None:
+        pass
     elif _in_step(program, varying, options, expand) is not None:
         return IN_STEP, "one loop of scalar arithmetic, which vector instructions run"
     else:

@@ -13,7 +13,7 @@ from jax import lax
 
 import lanewise as lw
 from lanewise.machine.execute import expand
-from lanewise.machine.kernel import host
+from lanewise.machine.kernel import compiler, host
 from lanewise.machine.kernel.carry import kernel_for
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.lower import kernel_blocks
@@ -208,9 +208,9 @@ def test_obstacles_name_the_operation_and_its_line() -> None:
 
 
 def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match="C\\+\\+"):
-        host.compiler()
+        compiler.command()
 
 
 def test_a_compiler_that_knows_no_such_cpu_and_a_library_for_another(
@@ -225,9 +225,9 @@ def test_a_compiler_that_knows_no_such_cpu_and_a_library_for_another(
         np.testing.assert_array_equal(host.run(emitted, [n], len(n)).answers[0], n * 3 + 7)
         return len(list(tmp_path.glob("**/*.so")))
 
-    monkeypatch.setattr(host, "FOR_THIS_CPU", "-march=of-no-maker")
+    monkeypatch.setattr(compiler, "FOR_THIS_CPU", "-march=of-no-maker")
     assert libraries() == libraries() == 1
-    monkeypatch.setattr(host, "this_cpu", lambda: "another")
+    monkeypatch.setattr(compiler, "this_cpu", lambda: "another")
     assert libraries() == 2
 
 

@@ -15,18 +15,17 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.buffer_callback import buffer_callback
 
+from lanewise import watchers
 from lanewise.errors import InternalError, OptionError
 from lanewise.machine import observe
-from lanewise.machine.kernel import launch
+from lanewise.machine.kernel import kept, launch
 from lanewise.machine.kernel.emit import Emitted
-from lanewise.machine.kernel.kept import kept
 from lanewise.watchers import Site
 
 # Lanes of a block share nothing; small blocks let a multiprocessor take the next one early.
@@ -117,11 +116,13 @@ def machine_code(text: str, architecture: str) -> bytes:
     _, nvrtc = _bindings()
     version = _checked(nvrtc.nvrtcVersion())
     options = (*COMPILE_OPTIONS, f"--gpu-architecture={architecture}")
-
-    def make(path: Path) -> None:
-        path.write_bytes(_compiled(text, options))
-
-    return kept((text, *options, str(version)), ".cubin", make).read_bytes()
+    name = kept.name_of((text, *options, str(version)), ".cubin")
+    code = kept.read(name)
+    if code is None:
+        with watchers.compiling("CUDA by NVRTC"):
+            code = _compiled(text, options)
+        kept.keep(name, code)
+    return code
 
 
 def _compiled(text: str, options: Sequence[str]) -> bytes:

@@ -15,31 +15,26 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import platform
-import shutil
-import subprocess
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from lanewise import watchers
-from lanewise.errors import InternalError, LanewiseError, OptionError
-from lanewise.machine.kernel import prelude
+from lanewise.errors import CompilerError, InternalError, LanewiseError, OptionError
+from lanewise.machine.kernel import compiler, kept, prelude
 from lanewise.machine.kernel.emit import Emitted
-from lanewise.machine.kernel.kept import kept
 
+BEST = "-O3"
 # What is asked for keeps XLA's floating point: no products fused into sums, no sums in another order. That nobody
 # reads `errno` or traps on a NaN only tells the compiler that it may use vector instructions.
 FLAGS = (
-    *("-O3", "-std=c++17", "-nostdinc++", "-fPIC", "-shared", "-pthread", "-fopenmp-simd", "-w"),
+    *(BEST, "-std=c++17", "-nostdinc++", "-fPIC", "-shared", "-pthread", "-fopenmp-simd", "-w"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
-FOR_THIS_CPU = "-march=native"
+# What makes a kernel a third as fast to compile as to run.
+QUICK = ("-O1", "-ftree-loop-vectorize")
 # The least that shows a compiler to work: the headers that every kernel includes.
 PROBE = f'{prelude.HEADER}\nextern "C" int lanewise_probe() {{ return 1; }}\n'
 
@@ -55,61 +50,59 @@ class Ran:
     deepest: np.ndarray
 
 
-def compiler() -> str:
-    """The host's C++ compiler."""
-    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        if name and shutil.which(name):
-            return name
-    raise OptionError(
-        "No C++ compiler was found to compile a kernel for the host; install g++ or clang++, or set CXX."
-    )
-
-
-@functools.cache
-def this_cpu() -> str | None:
-    """What tells this CPU from one that lacks some of its instructions; None where it is not known."""
-    try:
-        first, *_ = Path("/proc/cpuinfo").read_text().split("\n\n")
-    except OSError:
-        return platform.processor() or None
-    # What changes from one moment or core to the next says nothing about the instructions.
-    varies = ("processor", "cpu mhz", "bogomips", "core id", "apicid", "initial apicid")
-    return "\n".join(line for line in first.splitlines() if not line.lower().startswith(varies))
-
-
-def load(text: str, flags: tuple[str, ...] = FLAGS) -> ctypes.CDLL:
+def load(text: str, flags: tuple[str, ...] | None = None) -> ctypes.CDLL:
     """Compile a kernel's text, or find it compiled."""
-    return _loaded(compiler(), flags, text)
+    return _loaded(compiler.command(), FLAGS if flags is None else flags, text)
 
 
 @functools.lru_cache(maxsize=256)
-def _loaded(command: str, flags: tuple[str, ...], text: str) -> ctypes.CDLL:
-    def make(library: Path) -> None:
-        began = time.perf_counter()
-        source = library.with_suffix(".cpp")
-        source.write_text(text)
-        _compile([command, *flags, str(source), "-o", str(library)], text)
-        watchers.compiled(f"C++ by {command}", began)
+def _loaded(command: tuple[str, ...], flags: tuple[str, ...], text: str) -> ctypes.CDLL:
+    return loaded_if_found(command, flags, text) or made(command, flags, text)
 
-    return ctypes.CDLL(str(kept((command, *flags, this_cpu() or "", text), ".so", make)))
+
+def quick(flags: Sequence[str]) -> tuple[str, ...]:
+    """Flags for what shall be there soon and runs for a short time."""
+    return tuple(each for flag in flags for each in (QUICK if flag == BEST else (flag,)))
+
+
+def _name(command: Sequence[str], flags: Sequence[str], text: str) -> str:
+    return kept.name_of((*command, *flags, compiler.this_cpu() or "", text), ".so")
+
+
+def loaded_if_found(command: Sequence[str], flags: Sequence[str], text: str) -> ctypes.CDLL | None:
+    """A library that was compiled before."""
+    path = kept.found(_name(command, flags, text))
+    try:
+        return None if path is None else ctypes.CDLL(str(path))
+    except OSError:
+        return None
+
+
+def made(
+    command: Sequence[str], flags: Sequence[str], text: str, *, beside: bool = False
+) -> ctypes.CDLL:
+    """Compile a library, keep it and load it; `beside` other work if that is to go on meanwhile."""
+    aside = " beside the run" if beside else ""
+    with watchers.compiling(f"C++ by {command[0]}{aside}"):
+        content = compiler.compiled((*command, *flags), text, beside=beside)
+    try:
+        return kept.loaded(
+            _name(command, flags, text), content, lambda path: ctypes.CDLL(str(path))
+        )
+    except OSError as error:
+        raise CompilerError(f"no folder can hold a compiled library: {error.strerror}") from error
 
 
 @functools.cache
-def works(command: str, flags: tuple[str, ...]) -> bool:
-    """Whether a compiler makes what can be loaded here: one that is found may lack headers, or a linker."""
+def obstacle(command: tuple[str, ...], flags: tuple[str, ...]) -> str | None:
+    """Why a compiler makes nothing that can be loaded here: one that is found may lack headers, or a linker."""
     try:
-        return _loaded(command, flags, PROBE).lanewise_probe() == 1
-    except (LanewiseError, OSError):
-        return False
-
-
-def _compile(command: Sequence[str], text: str) -> None:
-    """Compile for this very CPU, or, by a compiler that cannot, for any of its kind."""
-    for target in ((FOR_THIS_CPU,) if this_cpu() else (), ()):
-        done = subprocess.run([*command, *target], capture_output=True, text=True)
-        if not done.returncode:
-            return
-    raise InternalError(f"{command[0]} does not compile the kernel:\n{done.stderr}\n{text}")
+        _loaded(command, flags, PROBE).lanewise_probe()
+    except InternalError:
+        return f"{' '.join(command)} does not compile the least of programs; set CXX to a compiler that does"
+    except (LanewiseError, OSError) as error:
+        return str(error)
+    return None
 
 
 class _Run(ctypes.Structure):
@@ -133,7 +126,7 @@ def run(
     *,
     capacity: int = 0,
     threads: int = 2,
-    flags: tuple[str, ...] = FLAGS,
+    flags: tuple[str, ...] | None = None,
 ) -> Ran:
     """Run a kernel over all examples; operands are as the emitted text takes them, keys as their `uint32` words."""
     given = [np.asarray(x, order="C") for x in (*operands, *emitted.constants)]

@@ -1,47 +1,186 @@
 """Compiled kernels, kept on disk for later processes under the hash of all that they depend on.
 
-In the user's own cache folder (`XDG_CACHE_HOME`, or `~/.cache`): what is loaded from there runs, so nobody else may
-write there. Where that folder cannot be written, kernels are kept for this process alone.
+They lie in the user's own cache folder (`XDG_CACHE_HOME`, or `~/.cache`). What is loaded from there runs, so the folder
+is used only if it belongs to this user and nobody else may write there. And a library whose end is missing kills the
+process that touches it, so each file ends with a seal (the length and the hash of what is before it), which is checked
+before anything is loaded. (Loaders of machine code look at no more than its headers name, and do not mind.) A file
+without its seal is as none: what it held is made again.
+
+Where the cache folder cannot be written, files are kept for this process alone, in a folder for temporary files or in
+memory.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import errno
 import hashlib
 import os
+import stat
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+Loaded = TypeVar("Loaded")
+
+MARK = b"lanewise"
+SEAL_BYTES = 8 + 32 + len(MARK)
+# A file system that lies in memory, where there is one.
+IN_MEMORY = Path("/dev/shm")
 
 
-def kept(made_of: Sequence[str], suffix: str, make: Callable[[Path], None]) -> Path:
-    """The file that `make` makes at a path, from these strings; made once."""
-    key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
-    path = _folder(_wanted()) / f"{key}{suffix}"
-    if not path.exists():
-        # Made beside its place and moved there whole: another process never finds half of it.
-        with tempfile.TemporaryDirectory(dir=path.parent) as work:
-            made = Path(work) / f"made{suffix}"
-            make(made)
-            os.replace(made, path)
-    return path
+def name_of(made_of: Sequence[str], suffix: str) -> str:
+    """The name of the file that is made from these strings."""
+    return hashlib.sha256("\0".join(made_of).encode()).hexdigest() + suffix
 
 
-def _wanted() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lanewise" / "kernels"
+def found(name: str) -> Path | None:
+    """The whole file of this name, made by this process or an earlier one."""
+    for folder in (_cache(), *(Path(own.name) for own in _private.values())):
+        if folder is not None and _content(folder / name) is not None:
+            return folder / name
+    return None
 
 
-@functools.cache
-def _folder(wanted: Path) -> Path:
+def read(name: str) -> bytes | None:
+    """What is kept under this name."""
+    path = found(name)
+    return None if path is None else _content(path)
+
+
+def keep(name: str, content: bytes) -> None:
+    """Keep what can do without: where it cannot be kept, it is made again by the next process."""
+    with contextlib.suppress(OSError):
+        write(_made(wanted()) / name, content)
+
+
+def loaded(name: str, content: bytes, load: Callable[[Path], Loaded]) -> Loaded:
+    """Keep `content` in the first folder that holds it and that it can be loaded from, and load it."""
+    obstacles: list[str] = []
+    for folder in folders(obstacles):
+        try:
+            write(folder / name, content)
+            return load(folder / name)
+        except OSError as error:
+            obstacles.append(told(error, folder))
+    raise OSError(errno.ENOSPC, "; ".join(obstacles) or "there is no folder for temporary files")
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a sealed file, whole or not at all, whatever else goes on and whenever the machine stops."""
+    handle, beside = tempfile.mkstemp(dir=path.parent)
     try:
-        wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(wanted, os.W_OK):
-            return wanted
+        with open(handle, "wb") as file:
+            file.write(content + _seal(content))
+            file.flush()
+            os.fsync(handle)
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+    with contextlib.suppress(OSError):
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def folders(obstacles: list[str]) -> Iterator[Path]:
+    """Folders to write to, the best first; why there is none of a kind is added to `obstacles`."""
+    try:
+        yield _made(wanted())
+    except OSError as error:
+        obstacles.append(told(error))
+    for place in (None, IN_MEMORY):
+        if place is None or place.is_dir():
+            try:
+                yield _for_this_process(place)
+            except OSError as error:
+                obstacles.append(told(error))
+
+
+def problem() -> str | None:
+    """Why nothing can be kept for later processes; None if it can."""
+    try:
+        write(_made(wanted()) / name_of(("tried",), ".txt"), b"")
+    except OSError as error:
+        return told(error)
+    return None
+
+
+def told(error: OSError, folder: Path | None = None) -> str:
+    """What an operation on files has met, and where."""
+    where = folder or error.filename
+    said = error.strerror or str(error)
+    return f"{said} ({where})" if where else said
+
+
+def wanted() -> Path:
+    """The folder for what is kept for later processes; an `OSError` where the user has none."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(given or Path.home() / ".cache") / "lanewise" / "kernels"
+    except RuntimeError as error:
+        raise FileNotFoundError(
+            errno.ENOENT, "the home folder is not known; set HOME or XDG_CACHE_HOME"
+        ) from error
+
+
+def _made(folder: Path) -> Path:
+    """A folder, made if need be, that nobody else can put anything into."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = folder.stat()
+    if not _is_ours(about) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(
+            errno.EPERM, "others may write there; make it yours alone (chmod 700)", str(folder)
+        )
+    return folder
+
+
+def _is_ours(about: os.stat_result) -> bool:
+    return not hasattr(os, "geteuid") or about.st_uid == os.geteuid()
+
+
+def _cache() -> Path | None:
+    try:
+        return _made(wanted())
     except OSError:
-        pass
-    return Path(_for_this_process().name)
+        return None
 
 
-@functools.cache
-def _for_this_process() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="lanewise-")
+# The folders of this process alone, by where they lie.
+_private: dict[Path | None, tempfile.TemporaryDirectory[str]] = {}
+
+
+def _for_this_process(place: Path | None) -> Path:
+    made = _private.get(place)
+    # Somebody may have cleaned up, or a forked child that has ended.
+    if made is not None and not Path(made.name).is_dir():
+        made.cleanup()
+        made = None
+    if made is None:
+        made = tempfile.TemporaryDirectory(
+            prefix="lanewise-", dir=place, ignore_cleanup_errors=True
+        )
+        _private[place] = made
+    return Path(made.name)
+
+
+def _seal(content: bytes) -> bytes:
+    return len(content).to_bytes(8, "big") + hashlib.sha256(content).digest() + MARK
+
+
+def _content(path: Path) -> bytes | None:
+    """What a sealed file of ours holds; None if it is not whole, or not there."""
+    try:
+        with open(path, "rb") as file:
+            if not _is_ours(os.fstat(file.fileno())):
+                return None
+            content = file.read()
+    except OSError:
+        return None
+    content, seal = content[:-SEAL_BYTES], content[-SEAL_BYTES:]
+    return content if seal == _seal(content) else None

@@ -112,6 +112,8 @@ struct lw_run {
   int capacity, threads;
   unsigned long long next, done;
 };
+// Set when better code has taken over from this: threads take no more examples here.
+static int lw_superseded;
 struct lw_share {
   lw_run* run;
   long long at, end, chunk, since, held;
@@ -120,6 +122,8 @@ static void lw_take(lw_share* share) {
   lw_run* run = share->run;
   // Who comes for more has ended what it had (lanes in step: all but the last few of it).
   __atomic_add_fetch(&run->done, share->held, __ATOMIC_RELAXED);
+  share->held = 0;
+  if (__atomic_load_n(&lw_superseded, __ATOMIC_RELAXED)) return;
   struct timespec clock;
   clock_gettime(CLOCK_MONOTONIC, &clock);
   const long long now = clock.tv_sec * 1000000000ll + clock.tv_nsec;
