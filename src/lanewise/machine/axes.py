@@ -55,3 +55,12 @@ def no_lanes(program: Program, lanes: tuple[int, ...], options: Options) -> list
     if program.gives_outcomes(options):
         out += [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]
     return out + (counts(0, 0, 0, 0, steps=0, deepest=0) if options.stats else [])
+
+
+def of_rows(
+    operands: Sequence[Any], rows: Any, lanes: tuple[int, ...], mapped: Mapped
+) -> tuple[list[Any], Mapped]:
+    """The operands of some lanes, and which of them have an axis of those lanes."""
+    flat, flags = lanes_first(operands, lanes, mapped)
+    taken = [x[rows] if varies else x for x, varies in zip(flat, flags, strict=True)]
+    return taken, tuple((varies,) for varies in flags)

@@ -23,7 +23,7 @@ from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import OptionError
 from lanewise.machine import given_up, observe
-from lanewise.machine.axes import Mapped, lanes_first, no_lanes, one_lane
+from lanewise.machine.axes import Mapped, lanes_first, no_lanes, of_rows, one_lane
 from lanewise.machine.choose import (
     ONE_LANE_CARRIERS,
     Plan,
@@ -246,7 +246,7 @@ class OnHost:
             assert program.larger is not None
             larger, constants = program.larger()
             given = (*constants, *operands[len(constants) :])
-            taken, axes = _of_rows(given, rows, lanes, mapped)
+            taken, axes = of_rows(given, rows, lanes, mapped)
             return on_host(larger, rows.shape, axes, again, platform)(taken)
 
         apart = alone and _apart(program, lanes, mapped, options)
@@ -287,7 +287,7 @@ def _compiled(
         first = min(most, DEEP if on_cpu else FIRST_DEPTH)
 
         def part(*operands: Any, rows: Any, capacity: int) -> list[Any]:
-            taken, axes = _of_rows(operands, rows, lanes, mapped)
+            taken, axes = of_rows(operands, rows, lanes, mapped)
             return one_by_one(*taken, lanes=rows.shape, mapped=axes, capacity=capacity)
 
         apart = _apart(program, lanes, mapped, options)
@@ -315,15 +315,6 @@ def _apart(program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Op
     Statistics are of one run, and what is the same for all lanes of an axis belongs to none of them.
     """
     return not options.stats and all(map(all, answer_axes(program, mapped, options, lanes)))
-
-
-def _of_rows(
-    operands: Sequence[Any], rows: Any, lanes: tuple[int, ...], mapped: Mapped
-) -> tuple[list[Any], Mapped]:
-    """The operands of some lanes, and which of them have an axis of those lanes."""
-    flat, flags = lanes_first(operands, lanes, mapped)
-    taken = [x[rows] if varies else x for x, varies in zip(flat, flags, strict=True)]
-    return taken, tuple((varies,) for varies in flags)
 
 
 def _growing(
