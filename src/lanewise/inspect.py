@@ -15,10 +15,10 @@ from lanewise.blocks.text import print_program
 from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import OptionError
 from lanewise.machine.choose import Plan, blocks_of
-from lanewise.machine.execute import expand, on_host
+from lanewise.machine.execute import as_it_runs, expand, on_host
 from lanewise.machine.schedule import dear_blocks
 from lanewise.options import Options
-from lanewise.program import Program, with_options_inside
+from lanewise.program import Program
 from lanewise.signature import is_array_like
 
 
@@ -130,7 +130,7 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
     operands = [*one[:captures], *program.dynamic(lanes_first, one_args, one_kwargs)]
     lanes = tuple(size)
     mapped = tuple((flag,) if lanes else () for flag in varying)
-    whole = with_options_inside(staged.program, program.options)
+    whole = as_it_runs(staged.program, program.options)
     host = on_host(whole, lanes, mapped, program.options, jax.default_backend())
     found = host.plan(operands)
     blocks = (

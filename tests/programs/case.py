@@ -88,6 +88,7 @@ def constant(value: Any) -> Spec:
     return lambda rng, n: value
 
 
-def keys() -> Spec:
+def keys(impl: str | None = None) -> Spec:
     """A typed random key for each lane."""
-    return lambda rng, n: jax.random.split(jax.random.key(int(rng.integers(2**31))), n)
+    seed = 2**31
+    return lambda rng, n: jax.random.split(jax.random.key(int(rng.integers(seed)), impl=impl), n)

@@ -332,7 +332,21 @@ def iterative_nuts(key, x, step):
     return tree.draw, depth
 
 
+@lw.program
+def hardware_walk(key, n):
+    """A walk by XLA's own generator: JAX draws for a batch of such keys from the first of them."""
+    place = 0.0
+    while n > 0 and abs(place) < 3.0:
+        key, step = jax.random.split(key)
+        place += jax.random.normal(step)
+        if jax.random.bernoulli(jax.random.fold_in(step, n)):
+            place -= jax.random.uniform(key)
+        n -= 1
+    return place
+
+
 CASES = (
+    Case("hardware_walk", hardware_walk, inputs(keys("unsafe_rbg"), ints(0, 12))),
     Case("point_in_disk", point_in_disk, inputs(keys()), lax_form=point_in_disk_lax),
     Case("truncated_normal", truncated_normal, inputs(keys(), floats(-2.0, 4.0)), rtol=1e-4),
     Case("poisson", poisson, inputs(keys(), floats(0.1, 8.0)), lax_form=poisson_lax),

@@ -32,6 +32,7 @@ from lanewise.machine.choose import (
     measured_plan,
     plan_for,
 )
+from lanewise.machine.draws import drawing_by_lane
 from lanewise.machine.given_up import or_given_up
 from lanewise.machine.growing import FIRST_DEPTH, Growing, Phases, Whole, most_depth
 from lanewise.machine.larger import flow_moved, moved
@@ -102,6 +103,11 @@ def expand(eqn: JaxprEqn) -> Jaxpr:
         return _jax.trace(run, [atom.aval for atom in eqn.invars]).jaxpr
 
 
+def as_it_runs(program: Program, options: Options) -> Program:
+    """The program with all that is inside it told what these options say, and random numbers drawn lane by lane."""
+    return drawing_by_lane(with_options_inside(program, options.unwatched()))
+
+
 def execute(*operands: Any, program: Program, options: Options, **how: Any) -> list[Any]:
     """Answers, then outcomes and statistics if they are wanted, as traceable code for a platform, or for any.
 
@@ -125,7 +131,7 @@ def _execute(
         return no_lanes(program, lanes, options)
     if watchers.recorded():
         options = options.as_recorded()
-    program = with_options_inside(program, options.unwatched())
+    program = as_it_runs(program, options)
     chosen = chosen or plan(program, lanes, mapped, options, platform)
     if split is not None:
         split.refuse(program.name, chosen)
@@ -156,7 +162,7 @@ def execute_on_host(
     """The same outside `jit`, where stacks grow as far as `max_depth` allows."""
     if watchers.recorded():
         options = options.as_recorded()
-    program = with_options_inside(program, options.unwatched())
+    program = as_it_runs(program, options)
     run = on_host(program, lanes, mapped, options, _platform(operands))
     split = Split.of_values(operands)
     if split is not None and math.prod(lanes):
