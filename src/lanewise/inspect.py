@@ -15,7 +15,8 @@ from lanewise.blocks.text import print_program
 from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import OptionError
 from lanewise.machine.choose import Plan, blocks_of
-from lanewise.machine.execute import as_it_runs, expand, on_host
+from lanewise.machine.draws import as_it_runs
+from lanewise.machine.execute import expand, on_host
 from lanewise.machine.schedule import dear_blocks
 from lanewise.options import Options
 from lanewise.program import Program

@@ -21,7 +21,8 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import JaxprEqn, batching, mlir
-from lanewise.program import Program, program_p
+from lanewise.options import Options
+from lanewise.program import Program, program_p, with_options_inside
 
 # What draws from a key that is its first operand.
 _DRAWS = frozenset(("random_bits", "random_split", "random_fold_in", "random_gamma"))
@@ -36,6 +37,11 @@ class Draw:
 
 draw_p = _jax.Primitive("draw")
 draw_p.multiple_results = True
+
+
+def as_it_runs(program: Program, options: Options) -> Program:
+    """The program with all that is inside it told what these options say, and random numbers drawn lane by lane."""
+    return drawing_by_lane(with_options_inside(program, options.unwatched()))
 
 
 @functools.lru_cache(maxsize=512)
@@ -115,10 +121,11 @@ def _jvp_draw(primals: Sequence[Any], tangents: Sequence[Any], *, draw: Draw) ->
         values = [next(given) if flag else x for x, flag in zip(primals, moves, strict=True)]
         return _drawn(*values, draw=draw)
 
-    given = [
-        [x for x, flag in zip(each, moves, strict=True) if flag] for each in (primals, tangents)
-    ]
-    return jax.jvp(of_moved, *map(tuple, given))
+    own, pushed = (
+        tuple(x for x, flag in zip(each, moves, strict=True) if flag)
+        for each in (primals, tangents)
+    )
+    return jax.jvp(of_moved, own, pushed)
 
 
 _jax.ad.primitive_jvps[draw_p] = _jvp_draw

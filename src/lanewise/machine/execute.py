@@ -32,7 +32,7 @@ from lanewise.machine.choose import (
     measured_plan,
     plan_for,
 )
-from lanewise.machine.draws import drawing_by_lane
+from lanewise.machine.draws import as_it_runs
 from lanewise.machine.given_up import or_given_up
 from lanewise.machine.growing import FIRST_DEPTH, Growing, Phases, Whole, most_depth
 from lanewise.machine.larger import flow_moved, moved
@@ -47,7 +47,7 @@ from lanewise.machine.state import State, grown, initial_state
 from lanewise.machine.ticks import answers, statistics
 from lanewise.options import DEPTH_INSIDE_JIT, Options
 from lanewise.outcomes import FULL_TAPE, counts
-from lanewise.program import Program, with_options_inside
+from lanewise.program import Program
 
 # The frames a stack holds where only a few lanes are in flight and memory is not touched before it is used.
 DEEP = 1 << 16
@@ -101,11 +101,6 @@ def expand(eqn: JaxprEqn) -> Jaxpr:
     run = functools.partial(execute, **params)
     with watchers.not_recording():
         return _jax.trace(run, [atom.aval for atom in eqn.invars]).jaxpr
-
-
-def as_it_runs(program: Program, options: Options) -> Program:
-    """The program with all that is inside it told what these options say, and random numbers drawn lane by lane."""
-    return drawing_by_lane(with_options_inside(program, options.unwatched()))
 
 
 def execute(*operands: Any, program: Program, options: Options, **how: Any) -> list[Any]:
