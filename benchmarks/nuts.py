@@ -30,7 +30,7 @@ import lanewise as lw
 from _harness import Claim, report, use_device
 from lanewise.machine.kernel import tiers
 from lanewise.mcmc import NUTS
-from lanewise.mcmc.chain import drawing
+from lanewise.mcmc.chain import chain_of, keeping
 from lanewise.mcmc.space import Place
 
 MAX_DEPTH = 10
@@ -141,13 +141,14 @@ class Contender:
 
 
 def ours(target: Target, starts: jax.Array, keys: jax.Array) -> Contender:
-    program = drawing(NUTS(MAX_DEPTH), target.density, target.draws)
-    run = jax.jit(lw.vmap(program, in_axes=(0, 0, None, None, None, None), max_depth=MAX_DEPTH + 2))
+    program = chain_of(NUTS(MAX_DEPTH), target.density, target.draws)
+    run = jax.jit(lw.vmap(program, in_axes=(0, 0, *(None,) * 5), max_depth=MAX_DEPTH + 2))
+    wanted = keeping(target.draws)
     value, gradient = jax.jit(jax.vmap(jax.value_and_grad(target.density)))(starts)
     place = Place(starts, value, gradient)
 
     def go() -> tuple[Any, Any]:
-        drawn = run(keys, place, None, jnp.float32(target.step), 0, target.draws)
+        drawn = run(keys, place, False, None, jnp.float32(target.step), 0, wanted)
         return drawn.positions, jnp.sum(drawn.told.leapfrogs)
 
     return Contender("lanewise", go)

@@ -23,7 +23,7 @@ from jax import random
 import lanewise as lw
 from _harness import Claim, report
 from lanewise.mcmc import NUTS
-from lanewise.mcmc.chain import drawing
+from lanewise.mcmc.chain import chain_of, keeping
 from lanewise.mcmc.space import Place
 
 ROWS, FEATURES, STEP = 2_000, 50, 0.03
@@ -51,16 +51,17 @@ def occupancy(density: Any, schedule: str, chains: int, draws: int, lanes: int |
     keys = random.split(random.key(2), chains)
     starts = 0.05 * random.normal(random.key(3), (chains, FEATURES))
     value, gradient = jax.jit(jax.vmap(jax.value_and_grad(density)))(starts)
-    program = drawing(NUTS(), density, draws)
+    program = chain_of(NUTS(), density, draws)
     run = lw.vmap(
         program,
-        in_axes=(0, 0, None, None, None, None),
+        in_axes=(0, 0, *(None,) * 5),
         carrier="ticks",
         schedule=schedule,
         stats=True,
         lanes=lanes,
     )
-    _, stats = run(keys, Place(starts, value, gradient), None, jnp.float32(STEP), 0, draws)
+    place = Place(starts, value, gradient)
+    _, stats = run(keys, place, False, None, jnp.float32(STEP), 0, keeping(draws))
     return float(stats.work) / float(stats.work_offered)
 
 

@@ -113,6 +113,7 @@ _groups: dict[Site, _Group] = {}
 _recorders: list[Recorder] = []
 _asking: list[threading.Thread] = []
 _new_bar: list[Callable[[int, str], ShownBar]] = []
+_labels: list[str] = []
 # Whether what is traced on this thread shall be recorded. JAX's caches must know too: see `recording`. Its context is
 # made before anything is compiled, for what was compiled without it is compiled again.
 _recorded = contextvars.ContextVar("lanewise_recorded", default=False)
@@ -122,6 +123,16 @@ _cache_context: Any = jax.make_user_context(default_value=False)
 def show_bars_with(new_bar: Callable[[int, str], ShownBar]) -> None:
     """Say what makes a bar, given a total and a label."""
     _new_bar[:] = [new_bar]
+
+
+@contextlib.contextmanager
+def labelled(label: str) -> Iterator[None]:
+    """Runs that begin inside have bars with this label, not with the name of their program."""
+    _labels.append(label)
+    try:
+        yield
+    finally:
+        _labels.remove(label)
 
 
 def recorded() -> bool:
@@ -194,7 +205,8 @@ def _begin(site: Site) -> np.int32:
                 _give_up(next(iter(group.runs)))
                 group = _groups.get(site)
             if group is None:
-                group = _groups[site] = _Group(_new_bar[0](site.examples, site.name))
+                label = _labels[-1] if _labels else site.name
+                group = _groups[site] = _Group(_new_bar[0](site.examples, label))
             group.runs[number] = run
             group.total += site.examples
             group.show()

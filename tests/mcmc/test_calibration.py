@@ -19,7 +19,7 @@ from scipy.stats import chisquare
 
 import lanewise as lw
 from lanewise.mcmc import NUTS
-from lanewise.mcmc.chain import drawing
+from lanewise.mcmc.chain import chain_of, keeping
 from lanewise.mcmc.space import place_at
 
 SIMULATIONS = 640
@@ -73,8 +73,9 @@ def ranks(model: Simulated) -> np.ndarray:
             return model.logdensity(x, data)
 
         place = place_at(density, None, jnp.zeros_like(truth))
-        chain = drawing(NUTS(max_depth=6), density, draws)
-        drawn = chain(key, place, None, jnp.float32(model.step), 0, draws)
+        chain = chain_of(NUTS(max_depth=6), density, draws)
+        step = jnp.float32(model.step)
+        drawn = chain(key, place, False, None, step, 0, keeping(draws))
         return jnp.sum(drawn.positions[FIRST::APART] < truth, axis=0)
 
     keys = jax.random.split(jax.random.key(0), (3, SIMULATIONS))

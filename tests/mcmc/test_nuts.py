@@ -19,13 +19,13 @@ import lanewise as lw
 from lanewise import mcmc
 from lanewise.errors import OptionError
 from lanewise.mcmc import NUTS
-from lanewise.mcmc.chain import Drawn, drawing
+from lanewise.mcmc.chain import Ran, chain_of, keeping
 from lanewise.mcmc.nuts import begun, joined, turns
 from lanewise.mcmc.space import Place, Point, place_at
 
 CHAINS, MORE_CHAINS, DRAWS, STEP = 8, 20, 4, 0.4
 MAX_DEPTH = 6
-AXES = (0, 0, None, None, None, None)
+AXES = (0, 0, *(None,) * 5)
 
 
 def density(x: jax.Array) -> jax.Array:
@@ -41,14 +41,15 @@ def beginnings() -> tuple[jax.Array, Place]:
     return jax.random.split(jax.random.key(1), MORE_CHAINS), places
 
 
-def drawn(chains: int, step: float = STEP, **options: Any) -> Drawn:
+def drawn(chains: int, step: float = STEP, **options: Any) -> Ran:
     keys, places = jax.tree.map(lambda leaf: leaf[:chains], beginnings())
-    run = lw.vmap(drawing(NUTS(MAX_DEPTH), density, DRAWS), in_axes=AXES, **options)
-    return jax.tree.map(np.asarray, run(keys, places, None, jnp.float32(step), 0, DRAWS))
+    run = lw.vmap(chain_of(NUTS(MAX_DEPTH), density, DRAWS), in_axes=AXES, **options)
+    ran = run(keys, places, False, None, jnp.float32(step), 0, keeping(DRAWS))
+    return jax.tree.map(np.asarray, ran)
 
 
 @pytest.fixture(scope="module")
-def alone() -> Drawn:
+def alone() -> Ran:
     found = drawn(CHAINS, carrier="native")
     assert len(np.unique(found.told.leapfrogs)) > 3, "the trees are all alike"
     return found
@@ -57,13 +58,13 @@ def alone() -> Drawn:
 @pytest.mark.parametrize(
     ("chains", "lanes"), [(CHAINS, 3), (CHAINS, 5), (MORE_CHAINS, None), (MORE_CHAINS, 7)]
 )
-def test_neighbours_and_lanes_change_no_bit(alone: Drawn, chains: int, lanes: int | None) -> None:
+def test_neighbours_and_lanes_change_no_bit(alone: Ran, chains: int, lanes: int | None) -> None:
     found = drawn(chains, carrier="native", lanes=lanes)
     jax.tree.map(np.testing.assert_array_equal, alone, jax.tree.map(lambda x: x[:CHAINS], found))
 
 
 @pytest.fixture(scope="module")
-def ticked() -> Drawn:
+def ticked() -> Ran:
     return drawn(CHAINS, carrier="ticks", schedule="lowest")
 
 
@@ -71,7 +72,7 @@ def ticked() -> Drawn:
     ("schedule", "lanes"), [("lowest", None), ("lowest", 3), ("most", None), ("sweep", None)]
 )
 def test_schedules_and_refill_change_nothing(
-    alone: Drawn, ticked: Drawn, schedule: str, lanes: int | None
+    alone: Ran, ticked: Ran, schedule: str, lanes: int | None
 ) -> None:
     found = ticked
     if (schedule, lanes) != ("lowest", None):
@@ -90,7 +91,7 @@ def test_short_steps_go_to_the_greatest_depth() -> None:
     assert (told.acceptance > 0.999).all() and not told.diverging.any()
 
 
-def test_long_steps_turn_early(alone: Drawn) -> None:
+def test_long_steps_turn_early(alone: Ran) -> None:
     assert (alone.told.leapfrogs < 2**MAX_DEPTH - 1).mean() > 0.8
     assert (alone.told.leapfrogs < 2**alone.told.tree_depth).all()
 

@@ -12,9 +12,10 @@ chains is a good estimate after few draws, and the logarithms of their step size
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from lanewise.mcmc.space import Space
@@ -76,33 +77,34 @@ def moments_with(moments: Moments, position: Float[Array, " d"]) -> Moments:
     count = moments.count + 1.0
     before = position - moments.mean
     mean = moments.mean + before / count
-    return Moments(count, mean, moments.squares + _product(before, position - mean, moments))
-
-
-def _product(a: Array, b: Array, moments: Moments) -> Array:
-    return a[..., :, None] * b[..., None, :] if moments.squares.ndim > a.ndim else a * b
+    after = position - mean
+    dense = moments.squares.ndim > 1
+    product = before[:, None] * after[None, :] if dense else before * after
+    return Moments(count, mean, moments.squares + product)
 
 
 def pooled(chains: Moments) -> Moments:
-    """The moments of the draws of all chains, which are along the first axis."""
-    count = jnp.sum(chains.count)
-    share = chains.count[:, None] / count
-    mean = jnp.sum(share * chains.mean, axis=0)
-    apart = chains.mean - mean
-    weights = chains.count.reshape((-1,) + (1,) * (chains.squares.ndim - 1))
-    between = jnp.sum(weights * _product(apart, apart, chains), axis=0)
-    return Moments(count, mean, jnp.sum(chains.squares, axis=0) + between)
+    """The moments of the draws of all chains, which are along the first axis: on the host, by NumPy."""
+    counts, means, squares = (np.asarray(leaf) for leaf in chains)
+    count = counts.sum()
+    mean = (counts[:, None] / count * means).sum(axis=0)
+    apart = means - mean
+    weighted = counts[:, None] * apart
+    dense = squares.ndim > means.ndim
+    between = weighted.T @ apart if dense else (weighted * apart).sum(axis=0)
+    return Moments(count, mean, squares.sum(axis=0) + between)
 
 
-def scale_from(moments: Moments) -> Space:
-    """The scale that makes these draws' covariance the identity, or near it."""
+def scale_from(moments: Moments, numpy: Any = jnp) -> Space:
+    """The scale that makes these draws' covariance the identity, or near it; on the host if `numpy` is NumPy."""
     count, _, squares = moments
     share = count / (count + PRIOR_DRAWS)
     prior = PRIOR_VARIANCE * PRIOR_DRAWS / (count + PRIOR_DRAWS)
-    covariance = share * squares / jnp.maximum(count - 1.0, 1.0)
+    covariance = share * squares / numpy.maximum(count - 1.0, 1.0)
     if squares.ndim == 1:
-        return jnp.sqrt(covariance + prior)
-    return jnp.linalg.cholesky(covariance + prior * jnp.eye(squares.shape[0], dtype=squares.dtype))
+        return numpy.sqrt(covariance + prior)
+    identity = numpy.eye(squares.shape[0], dtype=squares.dtype)
+    return numpy.linalg.cholesky(covariance + prior * identity)
 
 
 class Window(NamedTuple):

@@ -1,21 +1,29 @@
-"""The programs of one chain: its warm-up, and its draws.
+"""The program of one chain: stretches of draws, some to adapt by and some to keep.
 
-They are loops over draws, so that a chain that has a draw goes on to the next whatever the others do. The key of a draw
-is made of the chain's key and the draw's number: it is the same draw however many are asked for at once.
+One program does the warm-up and the draws. What differs is data (`Stretches`): how many draws, whether the step size and
+the moments follow them, whether the scale is renewed at their end. So the density and its gradient are compiled for one
+program, however many windows a warm-up has. The density is asked at two places of it: in a sampler's step, and where a
+stretch begins (`settled`).
+
+It is a loop over draws, so that a chain that has a draw goes on to the next whatever the others do. The key of a draw is
+made of the chain's key and the draw's number: it is the same draw however many are asked for at once.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import random
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from lanewise.decorator import ProgramFunction, program
 from lanewise.mcmc.adapt import (
     Moments,
+    Window,
     moments_with,
     no_moments,
     scale_from,
@@ -30,7 +38,7 @@ from lanewise.mcmc.space import (
     Space,
     energy,
     leapfrog,
-    place_at,
+    unknown,
     unwhitened,
     whitened,
 )
@@ -41,84 +49,87 @@ KEPT = 32
 MOST_HALVINGS = 50
 
 
-class Warmed(NamedTuple):
-    """A chain after a stretch of warm-up. `moments` are those of the last window's draws."""
+class Stretches(NamedTuple):
+    """What a chain does, one stretch after another; the arrays may be longer than `count`.
 
-    position: Float[Array, " d"]
+    Draws of a stretch that `tunes` are adapted by, those of one that does not are kept.
+    """
+
+    count: Int[Array, ""]
+    draws: Int[Array, " stretches"]
+    tunes: Bool[Array, " stretches"]
+    renews: Bool[Array, " stretches"]
+
+
+def tuning(windows: Sequence[Window], room: int = 1) -> Stretches:
+    """The windows of a warm-up; `room` is how many the arrays have room for."""
+    draws, renews = np.zeros(room, np.int32), np.zeros(room, bool)
+    for i, window in enumerate(windows):
+        draws[i], renews[i] = window
+    return Stretches(np.int32(len(windows)), draws, np.ones(room, bool), renews)  # type: ignore[arg-type]
+
+
+def keeping(draws: int, room: int = 1) -> Stretches:
+    """One stretch of draws that are kept; of no draws, it asks for the density where a chain is."""
+    none = np.zeros(room, bool)
+    return Stretches(np.int32(1), np.full(room, draws, np.int32), none, none)  # type: ignore[arg-type]
+
+
+class Ran(NamedTuple):
+    """A chain after its stretches.
+
+    Draws that were kept are along the first axis, with what is told of each; `moments` are those of the last stretch;
+    `space` is the scale of a chain that adapts alone, else None.
+    """
+
+    place: Place
     space: Space
     step: Float[Array, ""]
     moments: Moments
-
-
-class Drawn(NamedTuple):
-    """Draws of one chain, along the first axis, and what is told of each; `place` is where it goes on."""
-
-    place: Place
     positions: Float[Array, "draws d"]
     logdensity: Float[Array, " draws"]
     told: Told
 
 
 @program(static_argnames=("density", "wanted"))
-def first_step(density, space, key, place, step, wanted):
-    """A step size of about the right magnitude: one at which a single step's acceptance crosses `wanted`."""
-    momentum = random.normal(key, place.position.shape, place.position.dtype)
-    start = Point(place, momentum)
-    before = energy(start)
-    gain = before - energy(leapfrog(density, space, start, step))
-    grows = gain > jnp.log(wanted)
-    factor = jnp.where(grows, 2.0, 0.5)
-    goes_on = grows
-    tries = 0
-    while goes_on == grows and tries < MOST_HALVINGS:
-        step = step * factor
-        gain = before - energy(leapfrog(density, space, start, step))
-        goes_on = gain > jnp.log(wanted)
-        tries += 1
-    return step
+def settled(density, space, key, place, fresh, step, tunes, wanted):
+    """The place with its density, which is asked for if it is `fresh`; and if the chain `tunes` a step size.
 
-
-@functools.lru_cache(KEPT)
-def warming(sampler: Sampler, density: Density, dense: bool, alone: bool) -> ProgramFunction:
-    """The program of a chain's warm-up, through windows of `lengths` draws from the draw with this `number` on.
-
-    A chain that adapts `alone` renews its scale at the end of each window that `renews`.
+    The step size is of about the right magnitude: one at which a single step's acceptance crosses `wanted`. Both are
+    one loop, in which the density is asked at one place: a fresh place is where a step of length zero leads.
     """
-
-    @program
-    def warm_up(key, position, space, step, number, lengths, renews):
-        moments = no_moments(position, dense)
-        for window in range(lengths.shape[0]):
-            place = place_at(density, space, whitened(space, position))
-            step = first_step(
-                density, space, random.fold_in(key, -1 - number), place, step, sampler.wanted
-            )
-            adapting = step_from(step)
-            moments = no_moments(position, dense)
-            last = number + lengths[window]
-            while number < last:
-                draw_key = random.fold_in(key, number)
-                place, told = sampler.draw(
-                    density, space, draw_key, place, jnp.exp(adapting.log_step)
-                )
-                adapting = step_after(adapting, told.acceptance, sampler.wanted)
-                moments = moments_with(moments, unwhitened(space, place.position))
-                number += 1
-            position = unwhitened(space, place.position)
-            step = jnp.exp(adapting.log_average)
-            if alone and renews[window]:
-                space = scale_from(moments)
-        return Warmed(position, space, step, moments)
-
-    return warm_up
+    momentum = random.normal(key, place.position.shape, place.position.dtype)
+    before = energy(Point(place, momentum))
+    asks, goes_on, grows = fresh, fresh | tunes, jnp.array(False)
+    tries = jnp.int32(0)
+    while goes_on:
+        point = leapfrog(density, space, Point(place, momentum), jnp.where(asks, 0.0, step))
+        if asks:
+            place = point.place
+            before = energy(Point(place, momentum))
+            asks, goes_on = jnp.array(False), tunes
+        else:
+            accepts = before - energy(point) > jnp.log(wanted)
+            grows = jnp.where(tries == 0, accepts, grows)
+            goes_on = (accepts == grows) & (tries < MOST_HALVINGS)
+            step = jnp.where(goes_on, step * jnp.where(grows, 2.0, 0.5), step)
+            tries += 1
+    return place, step
 
 
 @functools.lru_cache(KEPT)
-def drawing(sampler: Sampler, density: Density, capacity: int) -> ProgramFunction:
-    """The program of a chain's draws, `draws` of them and no more than `capacity`, from `number` on."""
+def chain_of(
+    sampler: Sampler, density: Density, capacity: int, dense: bool = False, alone: bool = False
+) -> ProgramFunction:
+    """The program of a chain from the draw with this `number` on; it keeps at most `capacity` draws.
+
+    The density at a `fresh` place is not known yet. A chain that adapts `alone` renews its scale at the end of each
+    stretch that `renews`.
+    """
+    wanted = sampler.wanted
 
     @program
-    def draws_of(key, place, space, step, number, draws):
+    def chain(key, place, fresh, space, step, number, stretches):
         dtype = place.position.dtype
         positions = jnp.zeros((capacity, place.position.size), dtype)
         logdensity = jnp.zeros(capacity, dtype)
@@ -129,15 +140,36 @@ def drawing(sampler: Sampler, density: Density, capacity: int) -> ProgramFunctio
             leapfrogs=jnp.zeros(capacity, jnp.int32),
             diverging=jnp.zeros(capacity, bool),
         )
-        i = 0
-        while i < draws:
-            place, latest = sampler.draw(
-                density, space, random.fold_in(key, number + i), place, step
-            )
-            positions = positions.at[i].set(unwhitened(space, place.position))
-            logdensity = logdensity.at[i].set(place.logdensity)
-            told = Told(*(history.at[i].set(value) for history, value in zip(told, latest)))
-            i += 1
-        return Drawn(place, positions, logdensity, told)
+        moments = no_moments(place.position, dense)
+        stretch = jnp.int32(0)
+        while stretch < stretches.count:
+            tunes = stretches.tunes[stretch]
+            begin_key = random.fold_in(key, -1 - number)
+            place, step = settled(density, space, begin_key, place, fresh, step, tunes, wanted)
+            fresh = jnp.array(False)
+            adapting = step_from(step)
+            moments = no_moments(place.position, dense)
+            first = number
+            while number < first + stretches.draws[stretch]:
+                tried = jnp.where(tunes, jnp.exp(adapting.log_step), step)
+                draw_key = random.fold_in(key, number)
+                place, latest = sampler.draw(density, space, draw_key, place, tried)
+                position = unwhitened(space, place.position)
+                if tunes:
+                    adapting = step_after(adapting, latest.acceptance, wanted)
+                    moments = moments_with(moments, position)
+                # What is written beyond the end is dropped.
+                row = jnp.where(tunes, capacity, number - first)
+                positions = positions.at[row].set(position)
+                logdensity = logdensity.at[row].set(place.logdensity)
+                told = Told(*(history.at[row].set(value) for history, value in zip(told, latest)))
+                number += 1
+            step = jnp.where(tunes, jnp.exp(adapting.log_average), step)
+            if alone and stretches.renews[stretch]:
+                position = unwhitened(space, place.position)
+                space = scale_from(moments)
+                place, fresh = unknown(whitened(space, position)), jnp.array(True)
+            stretch += 1
+        return Ran(place, space if alone else None, step, moments, positions, logdensity, told)
 
-    return draws_of
+    return chain

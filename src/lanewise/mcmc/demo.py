@@ -17,7 +17,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from lanewise.mcmc.chain import drawing
+from lanewise.mcmc.chain import chain_of, keeping
 from lanewise.mcmc.inference import the_library
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
@@ -122,14 +122,14 @@ def _rate(go: Callable[[], Any]) -> float:
 def _ours(density: FlatDensity, starts: Position, step: float) -> Callable[[], Any]:
     vectors = jax.vmap(lambda position: ravel_pytree(position)[0])(starts)
     value, gradient = jax.jit(jax.vmap(jax.value_and_grad(density)))(vectors)
-    program = drawing(NUTS(), density, TIMED_DRAWS)
-    many = jax.jit(vmap(program, in_axes=(0, 0, None, None, None, None)))
+    program = chain_of(NUTS(), density, TIMED_DRAWS)
+    many = jax.jit(vmap(program, in_axes=(0, 0, *(None,) * 5)))
     keys = jax.random.split(jax.random.key(2), vectors.shape[0])
     place = Place(vectors, value, gradient)
 
     def go() -> Any:
-        drawn = many(keys, place, None, jnp.float32(step), 0, TIMED_DRAWS)
-        return jnp.sum(drawn.told.leapfrogs)
+        ran = many(keys, place, False, None, jnp.float32(step), 0, keeping(TIMED_DRAWS))
+        return jnp.sum(ran.told.leapfrogs)
 
     return go
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from lanewise.errors import OptionError
-from lanewise.mcmc.chain import Drawn
 from lanewise.mcmc.models import Model
+from lanewise.mcmc.samplers import Told
 from lanewise.mcmc.start import Layout
+
+
+class Drawn(NamedTuple):
+    """Draws on the host, along the axes of chains and draws, and what is told of each."""
+
+    positions: np.ndarray
+    logdensity: np.ndarray
+    told: Told
 
 
 def inference_data(
@@ -43,16 +52,18 @@ def inference_data(
         )
 
 
+def must_have_library() -> None:
+    """Raise if ArviZ is not installed. It is imported when there are draws: that takes seconds."""
+    if importlib.util.find_spec("arviz") is None:
+        raise OptionError('lanewise.mcmc.sample gives ArviZ data: pip install "lanewise[mcmc]".')
+
+
 def the_library() -> Any:
     """ArviZ, without the announcement of its next version."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            import arviz
-    except ImportError:
-        raise OptionError(
-            'lanewise.mcmc.sample gives ArviZ data: pip install "lanewise[mcmc]".'
-        ) from None
+    must_have_library()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
     return arviz
 
 

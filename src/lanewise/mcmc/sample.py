@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,24 +20,28 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from lanewise import _jax
-from lanewise.errors import LaneError, OptionError
+from lanewise.errors import LaneError, OptionError, Outcome
 from lanewise.mcmc.adapt import Window, pooled, scale_from, windows
-from lanewise.mcmc.chain import Drawn, Warmed, drawing, warming
-from lanewise.mcmc.inference import inference_data, the_library
+from lanewise.mcmc.chain import Ran, Stretches, chain_of, keeping, tuning
+from lanewise.mcmc.inference import Drawn, inference_data, must_have_library
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
 from lanewise.mcmc.samplers import Sampler, Told, must_be_count
 from lanewise.mcmc.saved import Saved, opened
-from lanewise.mcmc.space import Place, Space, place_at, whitened
+from lanewise.mcmc.space import Place, Space, rewhitened
 from lanewise.mcmc.start import Starts, starts
+from lanewise.outcomes import Outcomes
 from lanewise.transform import vmap
 from lanewise.watch.report import add_sampling
+from lanewise.watchers import labelled
 
 MASS_MATRICES = ("diagonal", "dense", "unit")
 ADAPTATIONS = ("pooled", "chain")
 DEFAULT_SAMPLER = NUTS()
 # The structure of draws on disk.
-_DRAWN = Drawn(Place(0, 0, 0), 0, 0, Told(0, 0, 0, 0, 0))  # type: ignore[arg-type]
+_DRAWN = Drawn(0, 0, Told(0, 0, 0, 0, 0))  # type: ignore[arg-type]
+# How often a start with no finite density is drawn anew.
+TRIES = 100
 # At most this many chains are named in a warning.
 NAMED = 8
 
@@ -144,20 +148,33 @@ def sample(
     must_be_count("save_every", save_every, 1)
     settings = Settings(chains, warmup, sampler, mass_matrix, adaptation, step_size)
     key = _typed(key)
-    the_library()  # better missed before a run of an hour than after
+    must_have_library()  # better missed before a run of an hour than after
     with _on(device):
-        start_key, chain_key = jax.random.split(key)
-        begin = starts(model, init, chains, start_key)
-        saved = opened(resume, _described(settings, key, begin, save_every))
+        begin = starts(model, init, chains, key)
+        saved = Saved(None)
+        if resume is not None:
+            saved = opened(resume, _described(settings, key, begin, save_every))
         options = {"lanes": lanes, "carrier": carrier, "progress": progress, "throw": False}
-        run = _Run(settings, begin, jax.random.split(chain_key, chains), options, saved)
-        warmed = run.warm_up()
-        drawn, step = run.draw(warmed, draws, draws if resume is None else save_every)
+        capacity = draws if resume is None else save_every
+        run = _Run(settings, begin, capacity, options, saved)
+        drawn, step = run.draw(run.warm_up(run.started()), draws)
     _tell(begin, drawn, run.failed)
     attributes = {"inference_library": "lanewise", "sampler": repr(sampler)}
-    data = inference_data(model, begin.density.layout, drawn, np.asarray(step), attributes)
+    data = inference_data(model, begin.density.layout, drawn, step, attributes)
     add_sampling(data, title=f"{chains} chains by {sampler}")
     return data
+
+
+class State(NamedTuple):
+    """Where chains are between stretches, the scale of their coordinates (of each if alone) and their step sizes.
+
+    `fresh`: the density at their places is not known.
+    """
+
+    place: Place
+    fresh: np.ndarray
+    space: Space
+    step: np.ndarray
 
 
 @dataclass(eq=False)
@@ -166,103 +183,133 @@ class _Run:
 
     settings: Settings
     begin: Starts
-    keys: Key[Array, " chains"]
+    capacity: int
     options: dict[str, Any]
     saved: Saved
 
     def __post_init__(self) -> None:
-        self.failed = np.zeros(self.settings.chains, bool)
+        settings = self.settings
+        self.failed = np.zeros(settings.chains, bool)
+        self.finite = np.ones(settings.chains, bool)
+        self.windows = windows(settings.warmup)
+        # Chains that adapt alone go through all windows at once.
+        self.room = max(len(self.windows), 1) if settings.alone else 1
+        self.alone = settings.alone and settings.mass_matrix != "unit"
+        self.program = chain_of(
+            settings.sampler, self.begin.density, self.capacity, settings.dense, self.alone
+        )
+        space_axis = 0 if self.alone else None
+        axes = (0, 0, None, space_axis, 0, None, None)
+        self.vmapped = vmap(self.program, in_axes=axes, **self.options)
 
-    def warm_up(self) -> tuple[Array, Space, Array]:
-        """Where chains are after the warm-up, the scale of their coordinates (of each if alone) and step sizes."""
-        settings, positions = self.settings, self.begin.positions
-        chains, dimensions = positions.shape
-        dtype = positions.dtype
-        step = jnp.full(chains, settings.step_size or 1.0, dtype)
-        space: Space = None
+    def started(self) -> State:
+        """Chains at their starts; those with no finite density are drawn anew, where they are drawn."""
+        again, chains = self.begin.again, self.settings.chains
+        state = self._first(self.begin.positions)
+        last = TRIES if again is not None else 0
+        for attempt in range(last + 1):
+            ran, outcomes = self._run("starts", state, 0, keeping(0, self.room))
+            place = jax.tree.map(np.asarray, ran.place)
+            self.finite = np.asarray(outcomes.code) == int(Outcome.DONE)
+            self.finite &= np.isfinite(place.logdensity) & np.isfinite(place.gradient).all(axis=1)
+            if again is None or attempt == last or self.finite.all():
+                break
+            renewed = np.where(self.finite[:, None], state.place.position, again(attempt))
+            state = self._first(renewed)
+        if self.finite.any():
+            return state
+        tried = f" in {TRIES} tries each" if again is not None else ""
+        raise OptionError(
+            f"logdensity or its gradient is not a finite number at the start of any of the {chains} chains{tried}:"
+            " check the density, or start elsewhere with init=."
+        )
+
+    def _first(self, positions: np.ndarray) -> State:
+        settings, (chains, dimensions), dtype = self.settings, positions.shape, positions.dtype
+        space: Any = None
         if settings.mass_matrix != "unit":
-            one = (
-                jnp.eye(dimensions, dtype=dtype) if settings.dense else jnp.ones(dimensions, dtype)
-            )
-            space = jnp.broadcast_to(one, (chains, *one.shape)) if settings.alone else one
-        state = (positions, space, step)
-        every = windows(settings.warmup)
-        stretches = (every,) if settings.alone and every else tuple((window,) for window in every)
+            one = np.eye(dimensions, dtype=dtype) if settings.dense else np.ones(dimensions, dtype)
+            space = np.broadcast_to(one, (chains, *one.shape)) if self.alone else one
+        place: Any = Place(positions, np.zeros(chains, dtype), np.zeros_like(positions))
+        step = np.full(chains, settings.step_size or 1.0, dtype)
+        return State(place, np.array(True), space, step)
+
+    def _run(
+        self, label: str, state: State, number: int, stretches: Stretches
+    ) -> tuple[Ran, Outcomes]:
+        """One call of the program, the same one for everything."""
+        with labelled(label):
+            return self.vmapped(self.begin.keys, *state, np.int32(number), stretches)
+
+    def warm_up(self, state: State) -> State:
+        """Chains after the warm-up."""
+        parts = (self.windows,) if self.settings.alone and self.windows else ()
+        parts = parts or tuple((window,) for window in self.windows)
         number = 0
-        for count, stretch in enumerate(stretches):
+        for count, part in enumerate(parts):
             name = f"warmup-{count:02}"
             found = self.saved.load(name, (state, self.failed))
             if found is None:
-                found = self._stretch(state, number, stretch), self.failed
+                label = f"warm-up {count + 1}/{len(parts)}"
+                found = self._stretch(label, state, number, part), self.failed
                 self.saved.save(name, found)
-            state, self.failed = jax.tree.map(jnp.asarray, found[0]), found[1]
-            number += sum(window.draws for window in stretch)
+            state, self.failed = found
+            number += sum(window.draws for window in part)
         return state
 
-    def _stretch(self, state: Any, number: int, stretch: tuple[Window, ...]) -> Any:
-        settings = self.settings
-        positions, space, step = state
-        alone = settings.alone and space is not None
-        program = warming(settings.sampler, self.begin.density, settings.dense, alone)
-        space_axis = 0 if alone else None
-        run = vmap(program, in_axes=(0, 0, space_axis, 0, None, None, None), **self.options)
-        lengths = jnp.array([window.draws for window in stretch], jnp.int32)
-        renews = jnp.array([window.renews for window in stretch])
-        warmed: Warmed
-        warmed, outcomes = run(
-            self.keys, positions, space, step, jnp.int32(number), lengths, renews
-        )
+    def _stretch(self, label: str, state: State, number: int, part: tuple[Window, ...]) -> State:
+        ran, outcomes = self._run(label, state, number, tuning(part, self.room))
         self._note(outcomes)
-        fine = jnp.asarray(~self.failed)
-        position = jnp.where(fine[:, None], warmed.position, positions)
-        step = jnp.where(fine, warmed.step, step)
-        if settings.alone:
-            return position, warmed.space if alone else None, step
-        well = fine & jnp.asarray(self.begin.finite)
-        step = jnp.exp(jnp.sum(jnp.where(well, jnp.log(step), 0.0)) / jnp.sum(well))
-        if space is not None and stretch[-1].renews:
-            moments = jax.tree.map(lambda leaf: leaf[well], warmed.moments)
-            space = scale_from(pooled(moments))
-        return position, space, jnp.full_like(warmed.step, step)
+        fine = ~self.failed
+        taken = (ran.place, ran.space, ran.step) if self.alone else (ran.place, None, ran.step)
+        before = (state.place, state.space if self.alone else None, state.step)
+        place, space, step = jax.tree.map(lambda new, old: _where(fine, new, old), taken, before)
+        if self.settings.alone:
+            return State(place, np.array(False), space, step)
+        well = fine & self.finite
+        step = np.full_like(step, np.exp(np.log(step[well]).mean()))
+        space = state.space
+        renews = space is not None and part[-1].renews
+        if renews:
+            moments = jax.tree.map(lambda leaf: np.asarray(leaf)[well], ran.moments)
+            space = scale_from(pooled(moments), np)
+            place = place._replace(position=rewhitened(state.space, space, place.position))
+        return State(place, np.array(renews), space, step)
 
-    def draw(self, warmed: Any, draws: int, capacity: int) -> tuple[Drawn, Array]:
+    def draw(self, state: State, draws: int) -> tuple[Drawn, np.ndarray]:
         """All draws, in calls of at most `capacity`; a chain that failed has NaN from that call on."""
-        positions, space, step = warmed
-        settings, density = self.settings, self.begin.density
-        space_axis = 0 if settings.alone and space is not None else None
-
-        def placed(space: Space, position: Array) -> Place:
-            return place_at(density, space, whitened(space, position))
-
-        place = jax.jit(jax.vmap(placed, in_axes=(space_axis, 0)))(space, positions)
-        program = drawing(settings.sampler, density, capacity)
-        run = vmap(program, in_axes=(0, 0, space_axis, 0, None, None), **self.options)
         parts: list[Drawn] = []
         done = 0
         while done < draws:
             name = f"draws-{done:08}"
-            found = self.saved.load(name, (_DRAWN, self.failed))
+            found = self.saved.load(name, (_DRAWN, state.place, self.failed))
             if found is None:
-                count = min(capacity, draws - done)
-                numbers = (jnp.int32(settings.warmup + done), jnp.int32(count))
-                part, outcomes = run(self.keys, place, space, step, *numbers)
+                count = min(self.capacity, draws - done)
+                number = self.settings.warmup + done
+                ran, outcomes = self._run("draws", state, number, keeping(count, self.room))
                 self._note(outcomes)
-                part = jax.tree.map(np.asarray, part)
-                histories = _first(count, part._replace(place=()))
-                found = histories._replace(place=part.place), self.failed
+                kept = jax.tree.map(np.asarray, Drawn(ran.positions, ran.logdensity, ran.told))
+                place = jax.tree.map(np.asarray, ran.place)
+                found = _first(count, kept), place, self.failed
                 self.saved.save(name, found)
-            part, self.failed = found
-            place = jax.tree.map(jnp.asarray, part.place)
+            part, place, self.failed = found
+            state = state._replace(place=place, fresh=np.array(False))
             positions = np.where(self.failed[:, None, None], np.nan, part.positions)
-            parts.append(_first(draws - done, part._replace(place=(), positions=positions)))
+            parts.append(_first(draws - done, part._replace(positions=positions)))
             done += part.positions.shape[1]
         drawn = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
-        return drawn, step
+        return drawn, state.step
 
     def _note(self, outcomes: Any) -> None:
-        self.failed = self.failed | ~np.asarray(outcomes.ok())
+        self.failed = self.failed | (np.asarray(outcomes.code) != int(Outcome.DONE))
         if self.failed.all():
             raise LaneError(outcomes.describe("every chain failed"), outcomes)
+
+
+def _where(fine: np.ndarray, new: Any, old: Any) -> np.ndarray:
+    """The new values of chains that are fine, on the host."""
+    new = np.asarray(new)
+    return np.where(fine.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
 
 def _first(count: int, histories: Drawn) -> Drawn:
@@ -304,8 +351,8 @@ def _on(device: Any) -> Iterator[None]:
 def _described(settings: Settings, key: Any, begin: Starts, save_every: int) -> dict[str, Any]:
     """What tells a run from another."""
     described = asdict(settings) | {"sampler": repr(settings.sampler)}
-    value = begin.density(begin.positions[0])
-    positions = np.asarray(begin.positions)
+    positions = begin.positions
+    value = jax.jit(begin.density)(positions[0])
     return described | {
         "key": np.asarray(jax.random.key_data(key)).tolist(),
         "positions": [str(begin.density.layout.shapes), str(positions.dtype)],
@@ -318,7 +365,7 @@ def _described(settings: Settings, key: Any, begin: Starts, save_every: int) -> 
 def _tell(begin: Starts, drawn: Drawn, failed: np.ndarray) -> None:
     """Warn of what went wrong in which chains."""
     positions, diverging = np.asarray(drawn.positions), np.asarray(drawn.told.diverging)
-    starts = np.asarray(begin.positions)[:, None]
+    starts = begin.positions[:, None]
     stays = (positions == positions[:, :1]) if positions.shape[1] > 1 else (positions == starts)
     stuck = (stays | np.isnan(positions)).all(axis=(1, 2)) & ~failed
     told = [

@@ -9,17 +9,22 @@ would.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jax.scipy.linalg
+import numpy as np
 from jaxtyping import Array, Float
 
 # The log density at a position, which is a vector.
 Density = Callable[[Float[Array, " d"]], Float[Array, ""]]
 # A vector: a diagonal scale. A matrix, lower triangular: a dense one. None: all ones.
 Space = Float[Array, " d"] | Float[Array, "d d"] | None
+# How many densities are kept with their gradients.
+KEPT = 32
 
 
 class Place(NamedTuple):
@@ -51,10 +56,33 @@ def whitened(space: Space, position: Float[Array, " d"]) -> Float[Array, " d"]:
     return jax.scipy.linalg.solve_triangular(space, position, lower=True)
 
 
+def rewhitened(old: Space, new: Space, positions: np.ndarray) -> np.ndarray:
+    """Whitened positions of chains, in the coordinates of another scale: on the host, by NumPy."""
+    old, new = (None if space is None else np.asarray(space) for space in (old, new))
+    if old is not None:
+        positions = positions * old if old.ndim == 1 else positions @ old.T
+    if new is not None:
+        positions = positions / new if new.ndim == 1 else np.linalg.solve(new, positions.T).T
+    return positions
+
+
+@functools.lru_cache(KEPT)
+def with_gradient(density: Density) -> Callable[[Array], tuple[Array, Array]]:
+    """The density and its gradient as one function, traced once: the same code wherever it is called."""
+    return jax.jit(jax.value_and_grad(density))
+
+
 def place_at(density: Density, space: Space, position: Float[Array, " d"]) -> Place:
     """The place at a whitened position."""
-    value, gradient = jax.value_and_grad(lambda y: density(unwhitened(space, y)))(position)
+    value, gradient = with_gradient(density)(unwhitened(space, position))
+    if space is not None:
+        gradient = space * gradient if space.ndim == 1 else space.T @ gradient
     return Place(position, value, gradient)
+
+
+def unknown(position: Float[Array, " d"]) -> Place:
+    """The place at a whitened position at which the density has not been asked for yet."""
+    return Place(position, jnp.zeros((), position.dtype), jnp.zeros_like(position))
 
 
 def energy(point: Point) -> Float[Array, ""]:

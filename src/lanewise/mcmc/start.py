@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key
 
 from lanewise.errors import OptionError
 from lanewise.mcmc.models import Model, Position
-
-# How often a start with no finite density is drawn anew.
-TRIES = 100
 
 
 @dataclass(frozen=True)
@@ -34,11 +32,26 @@ class Layout:
             tree, tuple(leaf.shape for leaf in leaves), tuple(str(leaf.dtype) for leaf in leaves)
         )
 
+    @property
+    def size(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def dtype(self) -> Any:
+        """That of the vectors, which holds that of every array."""
+        return functools.reduce(jnp.promote_types, map(np.dtype, self.dtypes))
+
+    def vectors(self, positions: Position) -> np.ndarray:
+        """The vectors of positions with an axis of chains in front."""
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(positions)]
+        flat = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
+        return np.concatenate(flat, axis=1, dtype=self.dtype)
+
     def position(self, vector: Float[Array, " d"]) -> Position:
         """The position that a vector stands for; leading axes of the vector lead in every array."""
         leaves, at = [], 0
         for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
-            size = int(np.prod(shape))
+            size = math.prod(shape)
             part = vector[..., at : at + size]
             leaves.append(part.reshape(*vector.shape[:-1], *shape).astype(dtype))
             at += size
@@ -58,52 +71,56 @@ class FlatDensity:
 
 @dataclass(frozen=True, eq=False)
 class Starts:
-    """The density of vectors, and a vector to start from for each chain."""
+    """The density of vectors, a vector to start from for each chain, and how to draw them anew.
+
+    `again(attempt)` is None where positions were given.
+    """
 
     density: FlatDensity
-    positions: Float[Array, "chains d"]
-    finite: np.ndarray  # of each chain's start
+    positions: np.ndarray
+    keys: Key[Array, " chains"]
+    again: Callable[[int], np.ndarray] | None
 
 
 def starts(model: Model, init: Any, chains: int, key: Key[Array, ""]) -> Starts:
-    """Make and check where chains start."""
+    """Make and check where chains start, and their keys: all that JAX computes for it in one function."""
     init = model.init if init is None else init
     if init is None:
         raise OptionError(
             "init is missing: give positions with an axis of chains in front, or a function of a key that makes one."
         )
     drawn = callable(init)
-    if drawn:
-        keys = jax.random.split(key, chains)
-        positions = _made(init, keys)
-    else:
-        positions = _given(init, chains)
-    example = jax.tree.map(lambda leaf: leaf[0], positions)
-    density = FlatDensity(_hashable(model.logdensity), Layout.of(example))
-    _check_density(model.logdensity, example)
-    vectors = jax.vmap(lambda p: ravel_pytree(p)[0])(positions)
-    ask = jax.jit(jax.vmap(jax.value_and_grad(density)))
 
-    def is_finite(vectors: Any) -> np.ndarray:
-        value, gradient = ask(vectors)
-        return np.asarray(jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient), axis=1))
+    def begin(key: Key[Array, ""], attempt: Any) -> tuple[Any, Position]:
+        start_key, chain_key = jax.random.split(key)
+        keys = jax.random.split(start_key, chains)
+        anew = jax.vmap(jax.random.fold_in, (0, None))(keys, attempt)
+        positions = jax.vmap(init)(jnp.where(attempt < 0, keys, anew)) if drawn else None
+        return jax.random.split(chain_key, chains), positions
 
-    finite = is_finite(vectors)
-    if drawn:
-        for attempt in range(TRIES):
-            if finite.all():
-                break
-            again = _made(init, jax.vmap(jax.random.fold_in, (0, None))(keys, attempt))
-            renewed = jax.vmap(lambda p: ravel_pytree(p)[0])(again)
-            vectors = jnp.where(finite[:, None], vectors, renewed)
-            finite = is_finite(vectors)
-    if not finite.any():
-        tried = f" in {TRIES} tries each" if drawn else ""
-        raise OptionError(
-            f"logdensity or its gradient is not a finite number at the start of any of the {chains} chains{tried}:"
-            " check the density, or start elsewhere with init=."
-        )
-    return Starts(density, vectors, finite)
+    # It runs once: what XLA would win by optimizing it is less than that takes.
+    begin = jax.jit(begin, compiler_options={"xla_backend_optimization_level": 0})
+    try:
+        _, shapes = begin.eval_shape(key, np.int32(-1))
+    except TypeError as error:
+        raise OptionError(f"init must take a key and give a position: {error}") from error
+    given = None if drawn else _given(init, chains)
+    structs = _floats(shapes if drawn else given)
+    layout = Layout.of(jax.tree.map(lambda leaf: _one_of(leaf), structs))
+    density = FlatDensity(_hashable(model.logdensity), layout)
+    _check_density(density, layout)
+    keys, positions = begin(key, np.int32(-1))
+
+    def again(attempt: int) -> np.ndarray:
+        return layout.vectors(begin(key, np.int32(attempt))[1])
+
+    vectors = layout.vectors(positions if drawn else given)
+    return Starts(density, vectors, keys, again if drawn else None)
+
+
+def _one_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    """What one chain has of an array with an axis of chains."""
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
 
 def _hashable(logdensity: Callable[[Position], Any]) -> Callable[[Position], Any]:
@@ -115,16 +132,8 @@ def _hashable(logdensity: Callable[[Position], Any]) -> Callable[[Position], Any
     return logdensity
 
 
-def _made(init: Callable[..., Position], keys: Any) -> Position:
-    try:
-        positions = jax.vmap(init)(keys)
-    except TypeError as error:
-        raise OptionError(f"init must take a key and give a position: {error}") from error
-    return _floats(positions)
-
-
 def _given(init: Any, chains: int) -> Position:
-    positions = _floats(init)
+    positions = _floats(jax.tree.map(_array, init))
     for path, leaf in jax.tree_util.tree_flatten_with_path(positions)[0]:
         if leaf.ndim == 0 or leaf.shape[0] != chains:
             raise OptionError(
@@ -134,11 +143,18 @@ def _given(init: Any, chains: int) -> Position:
     return positions
 
 
+def _array(leaf: Any) -> Any:
+    """As JAX has it: double precision where that is turned on."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    array = np.asarray(leaf)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+
+
 def _floats(positions: Any) -> Position:
     leaves = jax.tree.leaves(positions)
     if not leaves:
         raise OptionError("init gives a position without any array.")
-    positions = jax.tree.map(jnp.asarray, positions)
     for path, leaf in jax.tree_util.tree_flatten_with_path(positions)[0]:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise OptionError(
@@ -148,11 +164,11 @@ def _floats(positions: Any) -> Position:
     return positions
 
 
-def _check_density(logdensity: Callable[..., Any], example: Position) -> None:
+def _check_density(density: FlatDensity, layout: Layout) -> None:
     try:
-        out = jax.eval_shape(logdensity, example)
+        out = jax.eval_shape(density, jax.ShapeDtypeStruct((layout.size,), layout.dtype))
     except (TypeError, ValueError) as error:
-        shapes = jax.tree.map(lambda leaf: leaf.shape, example)
+        shapes = jax.tree.unflatten(layout.tree, layout.shapes)
         raise OptionError(
             f"logdensity does not take a position of shapes {shapes}, as init gives it: {error}"
         ) from error
