@@ -248,7 +248,9 @@ def gaussian_process() -> Posterior:
 
         return model
 
-    return Posterior("Gaussian process", logdensity, dict.fromkeys(("height", "length", "noise"), ()), peer)
+    return Posterior(
+        "Gaussian process", logdensity, dict.fromkeys(("height", "length", "noise"), ()), peer
+    )
 
 
 def volatility() -> Posterior:

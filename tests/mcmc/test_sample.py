@@ -19,6 +19,7 @@ import pytest
 import lanewise as lw
 from lanewise import mcmc
 from lanewise.errors import LaneError, OptionError
+from lanewise.machine.kernel import foreign
 from lanewise.mcmc.saved import Saved
 
 CHAINS, DRAWS, WARMUP, EVERY = 6, 12, 40, 5
@@ -167,6 +168,40 @@ def test_starts_without_a_density_are_named() -> None:
     assert np.isfinite(others.posterior["x"]).all()
     assert not others.sample_stats["diverging"].all()
     assert float(data.sample_stats["step_size"][0, 0]) > 0.1, "stuck chains decide the step size"
+
+
+@pytest.mark.parametrize("adaptation", ["pooled", "chain"])
+def test_a_chain_is_compiled_once(
+    adaptation: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One kernel for all windows and the draws, and no XLA compilation of what the host computes by itself."""
+    key = jax.random.key(0)
+    kernels = []
+    load = foreign.tiers.load
+
+    def counted(text: str, flags: tuple[str, ...]) -> Any:
+        kernels.append(text)
+        return load(text, flags)
+
+    monkeypatch.setattr(foreign.tiers, "load", counted)
+    with jax.log_compiles(), caplog.at_level("DEBUG", "jax"):
+        data = mcmc.sample(
+            lambda x: -0.5 * jnp.sum(x**2),
+            key,
+            chains=3,
+            draws=2,
+            warmup=150,
+            init=np.zeros((3, 2), np.float32),
+            adaptation=adaptation,
+            carrier="native",
+            progress=False,
+        )
+    assert data.posterior.sizes["draw"] == 2
+    assert len(set(kernels)) == 1
+    said = [record.getMessage() for record in caplog.records]
+    compiled = [text.split()[1] for text in said if text.startswith("Compiling ")]
+    # The keys, the call of the kernel, and at most what makes a kernel's text.
+    assert 2 <= len(compiled) <= 4, compiled
 
 
 # -- what it refuses ----------------------------------------------------------------------------------

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lanewise.mcmc.space import Point, energy, leapfrog, place_at, unwhitened, whitened
+from lanewise.mcmc.space import (
+    Point,
+    energy,
+    leapfrog,
+    place_at,
+    rewhitened,
+    unwhitened,
+    whitened,
+)
 
 PRECISION = np.array([[2.0, 0.5], [0.5, 1.0]], np.float32)
 SPACES = {
@@ -46,3 +54,14 @@ def test_steps_keep_the_energy_and_can_be_taken_back(space: Any) -> None:
     assert float(jnp.max(jnp.abs(there.place.position - start.place.position))) > 0.3
     assert abs(energy(there) - energy(start)) < 0.02
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), start, back)
+
+
+@pytest.mark.parametrize("scales", [("diagonal", "diagonal"), ("dense", "dense")], ids="-".join)
+def test_chains_change_their_coordinates_on_the_host(scales: tuple[str, str]) -> None:
+    old, new = (np.asarray(SPACES[name], np.float64) for name in scales)
+    new = 3.0 * new
+    positions = np.array([[0.3, -1.2], [2.0, 0.1], [-0.4, 0.9]])
+    found = rewhitened(old, new, positions)
+    for before, after in zip(positions, found, strict=True):
+        expected = whitened(jnp.asarray(new), unwhitened(jnp.asarray(old), jnp.asarray(before)))
+        np.testing.assert_allclose(after, expected, rtol=1e-5)

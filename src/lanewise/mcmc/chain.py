@@ -1,12 +1,12 @@
 """The program of one chain: stretches of draws, some to adapt by and some to keep.
 
-One program does the warm-up and the draws. What differs is data (`Stretches`): how many draws, whether the step size and
-the moments follow them, whether the scale is renewed at their end. So the density and its gradient are compiled for one
-program, however many windows a warm-up has. The density is asked at two places of it: in a sampler's step, and where a
-stretch begins (`settled`).
+One program does the warm-up and the draws. What differs is data (`Stretches`): how many draws, whether the step size
+and the moments follow them, whether the scale is renewed at their end. So the density and its gradient are compiled for
+one program, however many windows a warm-up has. The density is asked at two places of it: in a sampler's step, and
+where a stretch begins (`settled`).
 
-It is a loop over draws, so that a chain that has a draw goes on to the next whatever the others do. The key of a draw is
-made of the chain's key and the draw's number: it is the same draw however many are asked for at once.
+It is a loop over draws, so that a chain that has a draw goes on to the next whatever the others do. The key of a draw
+is made of the chain's key and the draw's number: it is the same draw however many are asked for at once.
 """
 
 from __future__ import annotations

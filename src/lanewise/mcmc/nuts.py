@@ -127,10 +127,11 @@ def grow(density, space, key, start, step, before, number, depth):
     if near.turning or near.diverging:
         return near
     far = grow(density, space, key, near.last, step, before, number + near.points, depth - 1)
-    if far.turning or far.diverging:
-        return joined(near, far, jnp.array(False))
-    share = jnp.exp(far.log_weight - jnp.logaddexp(near.log_weight, far.log_weight))
-    return joined(near, far, chance(key, 32 * number + depth) < share)
+    prefers_far = jnp.array(False)
+    if not (far.turning or far.diverging):
+        share = jnp.exp(far.log_weight - jnp.logaddexp(near.log_weight, far.log_weight))
+        prefers_far = chance(key, 32 * number + depth) < share
+    return joined(near, far, prefers_far)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
 from lanewise.mcmc.samplers import Sampler, Told, must_be_count
 from lanewise.mcmc.saved import Saved, opened
-from lanewise.mcmc.space import Place, Space, rewhitened
+from lanewise.mcmc.space import Place, rewhitened
 from lanewise.mcmc.start import Starts, starts
 from lanewise.outcomes import Outcomes
 from lanewise.transform import vmap
@@ -173,7 +173,7 @@ class State(NamedTuple):
 
     place: Place
     fresh: np.ndarray
-    space: Space
+    space: Any
     step: np.ndarray
 
 
@@ -230,9 +230,9 @@ class _Run:
         if settings.mass_matrix != "unit":
             one = np.eye(dimensions, dtype=dtype) if settings.dense else np.ones(dimensions, dtype)
             space = np.broadcast_to(one, (chains, *one.shape)) if self.alone else one
-        place: Any = Place(positions, np.zeros(chains, dtype), np.zeros_like(positions))
+        arrays: Any = positions, np.zeros(chains, dtype), np.zeros_like(positions)
         step = np.full(chains, settings.step_size or 1.0, dtype)
-        return State(place, np.array(True), space, step)
+        return State(Place(*arrays), np.array(True), space, step)
 
     def _run(
         self, label: str, state: State, number: int, stretches: Stretches
@@ -268,13 +268,12 @@ class _Run:
             return State(place, np.array(False), space, step)
         well = fine & self.finite
         step = np.full_like(step, np.exp(np.log(step[well]).mean()))
-        space = state.space
-        renews = space is not None and part[-1].renews
-        if renews:
-            moments = jax.tree.map(lambda leaf: np.asarray(leaf)[well], ran.moments)
-            space = scale_from(pooled(moments), np)
-            place = place._replace(position=rewhitened(state.space, space, place.position))
-        return State(place, np.array(renews), space, step)
+        if state.space is None or not part[-1].renews:
+            return State(place, np.array(False), state.space, step)
+        moments = jax.tree.map(lambda leaf: np.asarray(leaf)[well], ran.moments)
+        space = np.asarray(scale_from(pooled(moments), np))
+        moved = rewhitened(np.asarray(state.space), space, place.position)
+        return State(place._replace(position=moved), np.array(True), space, step)
 
     def draw(self, state: State, draws: int) -> tuple[Drawn, np.ndarray]:
         """All draws, in calls of at most `capacity`; a chain that failed has NaN from that call on."""
@@ -288,7 +287,7 @@ class _Run:
                 number = self.settings.warmup + done
                 ran, outcomes = self._run("draws", state, number, keeping(count, self.room))
                 self._note(outcomes)
-                kept = jax.tree.map(np.asarray, Drawn(ran.positions, ran.logdensity, ran.told))
+                kept = Drawn(*jax.tree.map(np.asarray, (ran.positions, ran.logdensity, ran.told)))
                 place = jax.tree.map(np.asarray, ran.place)
                 found = _first(count, kept), place, self.failed
                 self.saved.save(name, found)

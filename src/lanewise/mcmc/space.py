@@ -56,14 +56,10 @@ def whitened(space: Space, position: Float[Array, " d"]) -> Float[Array, " d"]:
     return jax.scipy.linalg.solve_triangular(space, position, lower=True)
 
 
-def rewhitened(old: Space, new: Space, positions: np.ndarray) -> np.ndarray:
+def rewhitened(old: np.ndarray, new: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Whitened positions of chains, in the coordinates of another scale: on the host, by NumPy."""
-    old, new = (None if space is None else np.asarray(space) for space in (old, new))
-    if old is not None:
-        positions = positions * old if old.ndim == 1 else positions @ old.T
-    if new is not None:
-        positions = positions / new if new.ndim == 1 else np.linalg.solve(new, positions.T).T
-    return positions
+    positions = positions * old if old.ndim == 1 else positions @ old.T
+    return positions / new if new.ndim == 1 else np.linalg.solve(new, positions.T).T
 
 
 @functools.lru_cache(KEPT)

@@ -47,7 +47,7 @@ class Layout:
         flat = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
         return np.concatenate(flat, axis=1, dtype=self.dtype)
 
-    def position(self, vector: Float[Array, " d"]) -> Position:
+    def position(self, vector: Any) -> Position:
         """The position that a vector stands for; leading axes of the vector lead in every array."""
         leaves, at = [], 0
         for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
