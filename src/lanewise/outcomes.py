@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,10 @@ from lanewise.errors import InternalError, LaneError, Location, Outcome
 
 MOST_LANES_NAMED = 8
 
+# What failed assertions say, by lane, and what finds that out from codes and sites.
+Messages = Mapping[tuple[int, ...], str]
+Explain = Callable[[np.ndarray, np.ndarray], Messages]
+
 
 @dataclass(frozen=True)
 class Site:
@@ -22,6 +27,8 @@ class Site:
 
     message: str
     location: Location
+    # Whether the message has holes, for values that are known when a lane has failed.
+    formatted: bool = False
 
     def __str__(self) -> str:
         return f"{self.message} ({self.location})" if self.message else str(self.location)
@@ -47,7 +54,8 @@ class Outcomes:
 
     def describe(self, name: str = "program") -> str:
         """The failed lanes in words, a line a way of failing."""
-        return describe(_jax.to_host(self.code), _jax.to_host(self.site), self.sites, name)
+        code, site = _jax.to_host(self.code), _jax.to_host(self.site)
+        return describe(code, site, self.sites, name, _explained(self.code, code, site))
 
 
 @jax.tree_util.register_dataclass
@@ -132,7 +140,28 @@ class Failure:
         return phrase if self.site is None else f"{phrase}: {self.site}"
 
 
-def describe(code: np.ndarray, site: np.ndarray, sites: Sequence[Site], name: str) -> str:
+# What can say more about failed lanes, by the array of their codes; it goes when the array does.
+_explanations: dict[int, tuple[Any, Explain]] = {}
+
+
+def explain_with(code: Any, explain: Explain) -> None:
+    """Have failures among these codes told with the values that their messages format, should they be told at all."""
+    key = id(code)
+    _explanations[key] = (weakref.ref(code, lambda _: _explanations.pop(key, None)), explain)
+
+
+def _explained(given: Any, code: np.ndarray, site: np.ndarray) -> Messages | None:
+    found = _explanations.get(id(given))
+    return found[1](code, site) if found is not None and found[0]() is given else None
+
+
+def describe(
+    code: np.ndarray,
+    site: np.ndarray,
+    sites: Sequence[Site],
+    name: str,
+    messages: Messages | None = None,
+) -> str:
     """Failed lanes by way of failing.
 
     >>> describe(np.array([0, 1, 1]), np.array([-1, -1, -1]), (), "f")
@@ -147,8 +176,21 @@ def describe(code: np.ndarray, site: np.ndarray, sites: Sequence[Site], name: st
             failed = (code == outcome) if place is None else (code == outcome) & (site == place)
             if not np.any(failed):
                 continue
-            what = outcome.phrase if place is None else f"{outcome.phrase}: {sites[place]}"
-            lines.append(f"{name}: {what} in {_which(failed)}. {_ADVICE[outcome]}")
+            where = None if place is None else sites[place]
+            what, advice = outcome.phrase, _ADVICE[outcome]
+            said = {lane: text for lane, text in (messages or {}).items() if failed[lane]}
+            if where is not None:
+                if () in said:
+                    where = replace(where, message=said.pop(()))
+                elif where.formatted and not said:
+                    why = (
+                        "Values are shown by a call outside jit and without a gradient."
+                        if messages is None
+                        else "Values are not shown: to fail again takes too long, or does not happen."
+                    )
+                    advice = f"{why} {advice}"
+                what = f"{what}: {where}"
+            lines.append(f"{name}: {what} in {_which(failed, said)}. {advice}")
     return "\n".join(lines)
 
 
@@ -161,22 +203,26 @@ _ADVICE = {
 }
 
 
-def _which(failed: np.ndarray) -> str:
+def _which(failed: np.ndarray, said: Messages) -> str:
     if failed.ndim == 0:
         return "the call"
-    lanes = [
-        index[0] if len(index) == 1 else index for index in map(tuple, np.argwhere(failed).tolist())
-    ]
-    named = ", ".join(map(str, lanes[:MOST_LANES_NAMED]))
+    lanes = list(map(tuple, np.argwhere(failed).tolist()))
+
+    def one(lane: tuple[int, ...]) -> str:
+        number = str(lane[0] if len(lane) == 1 else lane)
+        return f"{number} ({said[lane]})" if lane in said else number
+
+    named = ", ".join(map(one, lanes[:MOST_LANES_NAMED]))
     more = f" and {len(lanes) - MOST_LANES_NAMED} more" if len(lanes) > MOST_LANES_NAMED else ""
     return f"{len(lanes)} of {failed.size} lanes: {named}{more}"
 
 
 def raise_if_failed(code: Any, site: Any, sites: Sequence[Site], name: str) -> None:
     """Raise `LaneError` naming the lanes, if any lane did not end well."""
-    code = _jax.to_host(code)
+    given, code = code, _jax.to_host(code)
     if code.any():  # done is 0
         site = _jax.to_host(site)
         if (code == int(Outcome.LOST)).any():
             raise InternalError(describe(code, site, sites, name))
-        raise LaneError(describe(code, site, sites, name), Outcomes(code, site, tuple(sites)))
+        text = describe(code, site, sites, name, _explained(given, code, site))
+        raise LaneError(text, Outcomes(code, site, tuple(sites)))

@@ -86,6 +86,11 @@ class Program:
         return tuple(found)
 
     @functools.cached_property
+    def formats(self) -> bool:
+        """Whether an assertion's message formats values."""
+        return any(site.formatted for site in self.sites)
+
+    @functools.cached_property
     def recursive(self) -> bool:
         """Whether any function, of this program or one called inside, calls back into itself."""
         return any(_recurses(function.jaxpr) for function in self.functions.values())
@@ -190,11 +195,17 @@ _jax.batching.fancy_primitive_batchers[call_p] = _call_under_vmap
 def _sites_in(jaxpr: _jax.Jaxpr) -> Iterator[Site]:
     for eqn in jaxpr.eqns:
         if eqn.primitive is check_p:
-            yield Site(eqn.params["message"], eqn.params["location"])
+            yield site_of(eqn)
         elif eqn.primitive is program_p:
             yield from eqn.params["program"].sites
         for inner in _jax.subjaxprs(eqn):
             yield from _sites_in(inner)
+
+
+def site_of(check: _jax.JaxprEqn) -> Site:
+    """The place of a check; its message has holes if it is written when the lane has failed."""
+    params = check.params
+    return Site(params["message"], params["location"], params["writes"] is not None)
 
 
 def _parts_in(jaxpr: _jax.Jaxpr) -> Iterator[_jax.JaxprEqn]:

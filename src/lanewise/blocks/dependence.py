@@ -84,7 +84,7 @@ class _Dependence:
         if is_throw(eqn):
             return tuple(depends[: len(eqn.outvars)])
         if eqn.primitive is check_p:
-            self.control |= any(depends)
+            self.control |= depends[0]
             return ()
         found = inside(eqn, self.expand)
         if found is not None:

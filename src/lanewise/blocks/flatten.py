@@ -41,23 +41,32 @@ from lanewise.blocks.update import UPDATES
 from lanewise.check import check_p
 from lanewise.errors import Outcome, TransformError
 from lanewise.outcomes import FULL_TAPE, Site
-from lanewise.program import Function, Program, call_p, program_p
+from lanewise.program import Function, Program, call_p, program_p, site_of
 
 Env = dict[Var, Atom]
 
 
 def flatten(
-    program: Program, varying: Sequence[bool], *, expand: Expand, every_loop: bool = False
+    program: Program,
+    varying: Sequence[bool],
+    *,
+    expand: Expand,
+    every_loop: bool = False,
+    explains: bool = False,
 ) -> BlockProgram:
-    """The blocks of `program` when these of its operands vary between lanes."""
-    return _Flattener(Divergence(expand, every_loop)).program(program, varying)
+    """The blocks of `program` when these of its operands vary between lanes.
+
+    Assertions keep what their messages format only if the blocks are there to explain a failure.
+    """
+    return _Flattener(Divergence(expand, every_loop), explains).program(program, varying)
 
 
 class _Flattener:
     """The walk's state: the blocks made so far, and the block being written."""
 
-    def __init__(self, divergence: Divergence) -> None:
+    def __init__(self, divergence: Divergence, explains: bool) -> None:
         self.divergence = divergence
+        self.explains = explains
         self.expand = divergence.expand
         self.constants: list[tuple[Var, Any]] = []
         self.sites: dict[Site, int] = {}
@@ -330,9 +339,12 @@ class _Flattener:
         return self.walk(traced.jaxpr, [*captured, *operands])
 
     def check(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
-        site = Site(eqn.params["message"], eqn.params["location"])
+        site = site_of(eqn)
         number = self.sites.setdefault(site, len(self.sites))
-        self.fail_unless(operands[0], Fail(number, waits=self.grows and site == FULL_TAPE))
+        fail = Fail(number, waits=self.grows and site == FULL_TAPE)
+        if self.explains:
+            fail = replace(fail, message=eqn.params["writes"], values=tuple(operands[1:]))
+        self.fail_unless(operands[0], fail)
         return []
 
     def fail_unless(self, holds: Atom, fail: Fail) -> None:

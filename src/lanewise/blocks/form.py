@@ -11,7 +11,7 @@ Every program has one verifier, `verify`, which tests run after each pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,12 +64,15 @@ class Fail:
     """End the lane: the assertion `sites[site]` does not hold, or whatever else `outcome` says.
 
     `waits`: the lane wants room on a tape. A machine whose host makes room lets it wait for that instead, and go on
-    along the other way of the branch that led here.
+    along the other way of the branch that led here. `message`: what writes the assertion's message of `values`; only
+    where the program was flattened to tell (`machine/explain.py`).
     """
 
     site: int
     outcome: Outcome = Outcome.ASSERTION_FAILED
     waits: bool = False
+    message: Callable[[Sequence[Any]], str] | None = None
+    values: tuple[Atom, ...] = ()
 
 
 Terminator = Jump | Branch | Call | TailCall | Return | Fail
@@ -170,6 +173,8 @@ def terminator_atoms(terminator: Terminator) -> tuple[Atom, ...]:
             return (index,)
         case Call(arguments=arguments) | TailCall(arguments=arguments):
             return tuple(atom for _, atom in arguments)
+        case Fail(values=values):
+            return values
         case _:
             return ()
 

@@ -39,6 +39,8 @@ class Answer:
     site: int
     steps: int
     deepest: int
+    # What the assertion says that it failed, where the program was flattened to tell.
+    message: str | None = None
 
 
 def interpret(
@@ -48,8 +50,10 @@ def interpret(
     max_steps: int | None = None,
     max_depth: int | None = None,
     visit: Callable[[Block], None] | None = None,
+    run: Callable[[Block, Values], tuple[Values, list[Any]]] | None = None,
 ) -> Answer:
-    """Run one lane; `visit` is told of each block before it runs."""
+    """Run one lane; `visit` is told of each block before it runs, and `run` may run it in another way."""
+    run = run or _run
     values: Values = dict(program.constants)
     values.update(zip(program.inputs, operands, strict=True))
     function = program.entry_function
@@ -58,13 +62,13 @@ def interpret(
     frames: list[tuple[Values, int]] = []
     steps = deepest = 0
 
-    def ended(outcome: Outcome, site: int = -1) -> Answer:
+    def ended(outcome: Outcome, site: int = -1, message: str | None = None) -> Answer:
         found = (
             [values[var] for var in program.entry_function.results]
             if outcome is Outcome.DONE
             else None
         )
-        return Answer(found, outcome, site, steps, deepest)
+        return Answer(found, outcome, site, steps, deepest, message)
 
     while True:
         function, block = blocks[label]
@@ -79,7 +83,7 @@ def interpret(
         steps += block.steps
         if visit is not None:
             visit(block)
-        stored, given = _run(block, values)
+        stored, given = run(block, values)
         values = values | stored
         match block.terminator:
             case Jump(target):
@@ -103,19 +107,26 @@ def interpret(
                     return ended(Outcome.DONE)
                 saved, label = frames.pop()
                 values = saved | {var: values[var] for var in function.results}
-            case Fail(site, outcome):
-                return ended(outcome, site)
+            case Fail(site, outcome, message=message):
+                return ended(outcome, site, None if message is None else message(given))
 
 
 def _run(block: Block, values: Values) -> tuple[Values, list[Any]]:
     """The variables a block changes, and the values its terminator reads."""
-    inside = defined(block)
-    assigned = [var for var, _ in block.assigns]
-    given = terminator_atoms(block.terminator)
-    atoms = [*inside, *(atom for _, atom in block.assigns), *given]
-    inputs = list(reads(block))
-    outs = _jax.eval_jaxpr(
-        _jax.new_jaxpr(inputs, atoms, block.eqns), *(values[var] for var in inputs)
-    )
-    names = [*inside, *assigned]
+    names, inputs, code = block_code(block)
+    outs = _jax.eval_jaxpr(code, *(values[var] for var in inputs))
     return dict(zip(names, outs, strict=False)), outs[len(names) :]
+
+
+def block_code(block: Block) -> tuple[list[Var], list[Var], _jax.Jaxpr]:
+    """A block as a function: the variables it changes, those it reads, and code that gives the first, then what its
+    terminator reads."""
+    inside = defined(block)
+    names = [*inside, *(var for var, _ in block.assigns)]
+    atoms = [
+        *inside,
+        *(atom for _, atom in block.assigns),
+        *terminator_atoms(block.terminator),
+    ]
+    inputs = list(reads(block))
+    return names, inputs, _jax.new_jaxpr(inputs, atoms, block.eqns)

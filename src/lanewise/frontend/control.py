@@ -31,6 +31,7 @@ from lanewise.frontend import iterate, values
 from lanewise.frontend.branch import Side, progress, stage_branch, trace_side, truth
 from lanewise.frontend.loop import LoopSpec, stage_loop
 from lanewise.frontend.matching import Matching
+from lanewise.frontend.messages import text_of
 from lanewise.frontend.mutation import Mutation
 from lanewise.frontend.site import Variables
 from lanewise.frontend.values import Undefined, is_traced
@@ -140,15 +141,19 @@ class Runtime(Matching, Mutation):
             self.end()
         variables.write(results)
 
-    def assert_(self, k: int, test: Any, message: Callable[[], Any] | None) -> None:
+    def assert_(
+        self, k: int, test: Any, message: Callable[[], Any] | None, source: str | None
+    ) -> None:
         site = self.sites[k]
         if not is_traced(test):
             if not test:
                 raise AssertionError(*(() if message is None else (message(),)))
             return
         site.forbid_staging()
-        text = "assertion failed" if message is None else str(message())
-        check(truth(test, site), text, site.location)
+        text, writes, given = "assertion failed", None, []
+        if message is not None:
+            text, writes, given = text_of(message, source or "")
+        check(truth(test, site), text, site.location, writes, given)
 
     def raising(self, k: int, around: int) -> None:
         """A `raise` is about to happen; under a traced condition it must not."""

@@ -420,8 +420,9 @@ class Statements(Expressions):
 
     def emit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
         k = self.site(node, "`assert`")
+        source = ast.Constant(None if node.msg is None else ast.unparse(node.msg))
         message = ast.Constant(None) if node.msg is None else self.thunk(node.msg)
-        return [self.call("assert_", k, self.test(node.test), message, origin=node)]
+        return [self.call("assert_", k, self.test(node.test), message, source, origin=node)]
 
     def emit_Raise(self, node: ast.Raise) -> list[ast.stmt]:
         out = self.generic_visit(node)

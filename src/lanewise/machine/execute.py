@@ -33,6 +33,7 @@ from lanewise.machine.choose import (
     plan_for,
 )
 from lanewise.machine.draws import as_it_runs
+from lanewise.machine.explain import explainable
 from lanewise.machine.given_up import or_given_up
 from lanewise.machine.growing import FIRST_DEPTH, Growing, Phases, Whole, most_depth
 from lanewise.machine.larger import flow_moved, moved
@@ -162,6 +163,14 @@ def execute_on_host(
     split = Split.of_values(operands)
     if split is not None and math.prod(lanes):
         split.refuse(program.name, run.plan(operands))
+    out = _told(run, operands, program, options)
+    if program.formats:
+        explainable(out[len(program.out_avals)], program, operands, mapped, expand)
+    return out
+
+
+def _told(run: OnHost, operands: Sequence[Any], program: Program, options: Options) -> list[Any]:
+    """Run, with watchers told of it if there are any."""
     if not options.watched:
         return run(operands)
     with watchers.call(program.name):
