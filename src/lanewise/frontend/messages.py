@@ -41,9 +41,10 @@ class _Hole:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """How to write a message: the lambda, its variables taken apart, and which leaves are given later."""
+    """How to write a message: the lambda and its globals, its variables taken apart, which leaves are given later."""
 
-    write: types.FunctionType
+    code: types.CodeType
+    names: dict[str, Any]
     variables: tuple[tuple[str, tuple[Any, ...], Any], ...]
     late: tuple[tuple[int, int], ...]
 
@@ -56,9 +57,8 @@ class Message:
         for i, (_, leaves, tree) in enumerate(self.variables):
             filled = [given.get((i, j), leaf) for j, leaf in enumerate(leaves)]
             cells.append(types.CellType(jax.tree.unflatten(tree, filled)))
-        fun = types.FunctionType(
-            self.write.__code__, self.write.__globals__, "message", None, tuple(cells)
-        )
+        code, names = self.code, self.names
+        fun = types.FunctionType(code, names, "message", None, tuple(cells))
         return str(fun())
 
 
@@ -80,7 +80,7 @@ def text_of(write: Callable[[], Any], source: str) -> tuple[str, Message | None,
     }
     if not holes:
         return str(write()), None, []
-    shown = Message(write, variables, ())
+    shown = Message(write.__code__, write.__globals__, variables, ())
     read = list(holes)
     try:
         text = shown.with_leaves({place: hole for place, (hole, _) in holes.items()})
@@ -95,7 +95,11 @@ def text_of(write: Callable[[], Any], source: str) -> tuple[str, Message | None,
         (name, tuple(nothing.get((i, j), leaf) for j, leaf in enumerate(leaves)), tree)
         for i, (name, leaves, tree) in enumerate(variables)
     )
-    return text, Message(write, kept, tuple(read)), [holes[place][1] for place in read]
+    return (
+        text,
+        Message(write.__code__, write.__globals__, kept, tuple(read)),
+        [holes[place][1] for place in read],
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -38,7 +38,7 @@ def explainable(
     code: Any, program: Program, operands: Sequence[Any], mapped: Mapped, expand: Expand
 ) -> None:
     """Have failures of a run be told with the values that assertions format, if they are told."""
-    if program.formats and not any(isinstance(x, jax.core.Tracer) for x in (code, *operands)):
+    if program.formats and not any(isinstance(x, _jax.Tracer) for x in (code, *operands)):
         explain_with(code, functools.partial(explain, program, operands, mapped, expand))
 
 
