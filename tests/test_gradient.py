@@ -127,3 +127,22 @@ def test_check_grads() -> None:
         lw.check_grads(power, (1, 3))
     with pytest.raises(OptionError, match="fwd"):
         lw.check_grads(power, (1.5, 3), modes=("back",))
+
+
+def test_gradients_of_complex_and_whole_numbers() -> None:
+    """`holomorphic` and `allow_int` are JAX's."""
+
+    @lw.program
+    def cubes(z, n):
+        total = 0.0 * z
+        while n > 0:
+            total += z * z * z
+            n -= 1
+        return total
+
+    z = jnp.complex64(1 + 2j)
+    np.testing.assert_allclose(lw.grad(cubes, holomorphic=True)(z, 2), 6 * z * z, rtol=1e-5)
+    value, slope = lw.value_and_grad(cubes, holomorphic=True)(z, 2)
+    np.testing.assert_allclose((value, slope), (2 * z**3, 6 * z * z), rtol=1e-5)
+    by_both = lw.grad(cubes, argnums=(0, 1), allow_int=True)(2.0, 3)
+    assert float(by_both[0]) == 36.0 and by_both[1].dtype == jax.dtypes.float0

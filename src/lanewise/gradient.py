@@ -16,6 +16,8 @@ def grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
     **options: Any,
 ) -> Callable[..., Any]:
     """The gradient of a program, as `jax.grad` gives it; a plain function is lifted first.
@@ -40,13 +42,15 @@ def grad(
     >>> float(lw.grad(power, checkpoints=8)(3.0, 4))
     108.0
     """
-    return jax.grad(_program(fun, "grad", options), argnums, has_aux)
+    return jax.grad(_program(fun, "grad", options), argnums, has_aux, holomorphic, allow_int)
 
 
 def value_and_grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
     **options: Any,
 ) -> Callable[..., Any]:
     """The value and the gradient of a program: see `grad`.
@@ -56,7 +60,8 @@ def value_and_grad(
     >>> [float(x) for x in value_and_grad(halve)(6.0)]
     [0.75, 0.125]
     """
-    return jax.value_and_grad(_program(fun, "value_and_grad", options), argnums, has_aux)
+    program = _program(fun, "value_and_grad", options)
+    return jax.value_and_grad(program, argnums, has_aux, holomorphic, allow_int)
 
 
 def recomputed(length: int, checkpoints: int) -> int:

@@ -26,7 +26,7 @@ DYNAMIC = _Dynamic()
 
 
 @dataclass(frozen=True)
-class _Identity:
+class Identity:
     """Stands for an unhashable static leaf: the same object is the same leaf."""
 
     value: Any
@@ -35,7 +35,7 @@ class _Identity:
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and self.value is other.value
+        return isinstance(other, Identity) and self.value is other.value
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class StaticLeaves:
 
 
 def _unwrap(leaf: Any) -> Any:
-    return leaf.value if isinstance(leaf, _Identity | _Declared) else leaf
+    return leaf.value if isinstance(leaf, Identity | _Declared) else leaf
 
 
 # As tuples, not as unions: a union is made anew each time it is written down, and this is asked of every leaf.
@@ -108,7 +108,7 @@ def _hashable(leaf: Any) -> Any:
     try:
         hash(leaf)
     except TypeError:
-        return _Identity(leaf)
+        return Identity(leaf)
     return leaf
 
 
