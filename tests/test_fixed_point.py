@@ -131,8 +131,8 @@ def test_inside_a_program() -> None:
     alone = lambda e: lw.fixed_point(lambda x: 1.0 + e * jnp.sin(x), 1.0)  # noqa: E731
     value, slope = jax.value_and_grad(alone)(0.3)
     turns = jnp.array([2, 0, 1])
-    for options in ({"carrier": "ticks"}, {}):
-        found = lw.vmap(kepler, in_axes=(None, None, 0), **options)(1.0, 0.3, turns)
+    for carrier in ("ticks", "auto"):
+        found = lw.vmap(kepler, in_axes=(None, None, 0), carrier=carrier)(1.0, 0.3, turns)
         np.testing.assert_allclose(found, value * turns, rtol=1e-5)
     slopes = jax.vmap(lambda n: jax.grad(kepler, 1)(1.0, 0.3, n))(turns)
     np.testing.assert_allclose(slopes, slope * turns, rtol=1e-4)

@@ -102,10 +102,11 @@ def test_a_gradient_alone_raises_where_its_program_fails(gradient: Any, text: st
 
 
 def test_options_are_checked() -> None:
-    options = (("checkpoints", "some"), ("checkpoints", 0), ("tape", -1), ("offload", "disk"))
-    for name, wrong in options:
+    names = (("checkpoints", "some"), ("checkpoints", 0), ("tape", -1), ("offload", "disk"))
+    for name, wrong in names:
+        options: dict[str, Any] = {name: wrong}
         with pytest.raises(OptionError, match=name):
-            lw.grad(power, 0, False, **{name: wrong})
+            lw.grad(power, **options)
     with pytest.raises(OptionError, match="takes a function"):
         lw.grad(3)  # type: ignore[arg-type]
 
