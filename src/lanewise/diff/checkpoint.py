@@ -7,7 +7,8 @@ saves under "all" has room for `tape` iterations; under "sqrt" it has slots for 
 
 A `scan` knows its length, so strips are cut ahead, and strips of strips where `k` states do not do (`strip`). A `while`
 does not. Its forward sweep keeps states at even distances; when the slots are full, every second one is dropped and the
-distance doubles. Its reverse sweep goes from the last iteration to the first; the state it needs is reached from the
+distance doubles. No state is moved for that: a list says which slot holds the first, the second and so on, and the slots
+of those dropped come next in it. Of an odd number of slots the forward sweep leaves one free. Its reverse sweep goes from the last iteration to the first; the state it needs is reached from the
 nearest kept state before it, and on the way there states are kept in the slots that have become free, at the distances
 of binomial checkpointing (Griewank 1992, *Achieving logarithmic growth of temporal and spatial complexity in reverse
 automatic differentiation*; Stumm and Walther 2010 for lengths that are not known). With `k` slots and `n` iterations
@@ -33,6 +34,8 @@ MOST_TAPE_BYTES = 2**30
 # A tape that is full is made so many times as long, up to a bound.
 TAPE_GROWTH = 4
 MOST_RECORDS = 2**24
+# Of iterations, as a power of two: farther apart than any two.
+FARTHEST = 30
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,10 @@ class Checkpoints:
         return math.ceil(length / max(int(setting), 2)) if length > int(setting) else 0
 
     def slots(self, state_bytes: int) -> int:
-        """How many states of a loop of unknown length are kept at a time: an even number.
+        """How many states of a loop of unknown length are kept at a time, beside the one that runs.
 
         >>> Checkpoints(1).slots(4), Checkpoints(7).slots(4), Checkpoints("auto").slots(4)
-        (2, 6, 256)
+        (1, 7, 256)
         """
         if isinstance(self.setting, int):
             number = self.setting
@@ -83,7 +86,7 @@ class Checkpoints:
             number = 2 * math.isqrt(self.records)
         else:
             number = min(max(AUTO_BYTES // max(state_bytes, 1), FEWEST_SLOTS), MOST_SLOTS)
-        return max(number - number % 2, 2)
+        return max(number, 1)
 
 
 def next_kept(distance: Any, free: Any) -> Any:
@@ -113,10 +116,11 @@ def recomputed(length: int, checkpoints: int) -> int:
     (0, 1083, 4805789)
     """
     number = Checkpoints(checkpoints).slots(1)
-    distance = 1
-    while length > number * distance:
+    ahead = number - number % 2
+    distance = 1 if ahead else length
+    while length > ahead * distance and ahead:
         distance *= 2
-    places = list(range(0, length, distance))
+    places = list(range(0, length, max(distance, 1)))
     count = 0
     for wanted in range(length - 1, -1, -1):
         if places[-1] > wanted:
@@ -163,6 +167,15 @@ def read(buffer: Any, place: Any) -> Any:
     sizes = (1, *buffer.shape[1:])
     entry = lax.dynamic_slice(buffer, _at(buffer, place), sizes, allow_negative_indices=False)
     return lax.squeeze(entry, (0,))
+
+
+def write_if(wanted: Any, buffer: Any, value: Any, place: Any) -> Any:
+    """A buffer with one entry written, or as it was."""
+    return write(buffer, lax.select(_like(wanted, value), value, read(buffer, place)), place)
+
+
+def _like(flag: Any, value: Any) -> Any:
+    return lax.broadcast(flag, value.shape)
 
 
 def _at(buffer: Any, place: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from lanewise import _jax
 from lanewise.blocks.inside import tests_many, with_one_test
 from lanewise.diff.activity import moving_carry
 from lanewise.diff.calls import calls
-from lanewise.diff.checkpoint import next_kept, read, write
+from lanewise.diff.checkpoint import FARTHEST, next_kept, read, write, write_if
 from lanewise.diff.delay import delayed
 from lanewise.diff.fold import folded
 from lanewise.diff.piece import Step, piece
@@ -159,19 +159,22 @@ def _keep_states(
             state[i] = x
         return state
 
-    # One slot more than are kept: what finds no free slot goes there, so that keeping needs no branch.
-    slots = [_jax.zeros(_jax.shaped((number + 1, *a.shape), a.dtype)) for a in avals]
+    slots = [_jax.zeros(_jax.shaped((number, *a.shape), a.dtype)) for a in avals]
+    # The sweep ahead spreads states over an even number of slots; with one slot it keeps the first state alone.
+    spread_over = number - number % 2 or 1
+    order = jnp.arange(number, dtype=jnp.int32)  # the slot of the first state kept, of the second, ...
 
     def going(carry: Any) -> Any:
         return loop.holds(carry[-1])
 
     def has_room(carry: Any) -> Any:
-        at, shift, _, state = carry
-        return (at < (jnp.int32(number) << shift)) & loop.holds(state)
+        at, shift, _, _, state = carry
+        return (at < (jnp.int32(spread_over) << shift)) & loop.holds(state)
 
     def keep_one(carry: Any) -> Any:
-        at, shift, slots, state = carry
-        slots = [write(s, x, at >> shift) for s, x in zip(slots, select(state), strict=True)]
+        at, shift, order, slots, state = carry
+        slot = read(order, at >> shift)
+        slots = [write(s, x, slot) for s, x in zip(slots, select(state), strict=True)]
         until = at + (jnp.int32(1) << shift)
 
         def on(carry: Any) -> Any:
@@ -183,32 +186,33 @@ def _keep_states(
             return at + 1, loop.after(state)
 
         at, state = lax.while_loop(on, run, run((at, state)))
-        return at, shift, slots, state
+        return at, shift, order, slots, state
 
     def until_full(carry: Any) -> Any:
-        at, shift, slots, state = lax.while_loop(has_room, keep_one, carry)
-        slots, shift = lax.cond(
+        at, shift, order, slots, state = lax.while_loop(has_room, keep_one, carry)
+        order, shift = lax.cond(
             loop.holds(state),
-            lambda slots, shift: (_thinned(slots, number), shift + 1),
-            lambda slots, shift: (slots, shift),
-            slots,
+            lambda order, shift: (_thinned(order), shift + 1),
+            lambda order, shift: (order, shift),
+            order,
             shift,
         )
-        return at, shift, slots, state
+        return at, shift, order, slots, state
 
-    start = (jnp.int32(0), jnp.int32(0), slots, list(loop.init))
-    length, shift, slots, final = lax.while_loop(going, until_full, start)
+    first_shift = jnp.int32(0 if spread_over > 1 else FARTHEST)
+    start = (jnp.int32(0), first_shift, order, slots, list(loop.init))
+    length, shift, order, slots, final = lax.while_loop(going, until_full, start)
 
     def back(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
         used = (length + (jnp.int32(1) << shift) - 1) >> shift
-        places = jnp.arange(number + 1, dtype=jnp.int32) << shift
+        places = jnp.arange(number, dtype=jnp.int32) << shift
 
         def reverse_one(carry: Any) -> Any:
             to_go, used, places, slots, adjoints, left = carry
             wanted = to_go - 1
             used = used - (read(places, used - 1) > wanted).astype(jnp.int32)
-            at = read(places, used - 1)
-            selected = [read(s, used - 1) for s in slots]
+            at, slot = read(places, used - 1), read(order, used - 1)
+            selected = [read(s, slot) for s in slots]
 
             def short_of(carry: Any) -> Any:
                 return carry[0] < wanted
@@ -223,9 +227,12 @@ def _keep_states(
                     return at + 1, select(after)
 
                 at, selected = lax.while_loop(lambda c: c[0] < target, step, (at, selected))
-                place = jnp.minimum(used, number)
-                slots = [write(s, x, place) for s, x in zip(slots, selected, strict=True)]
-                return at, jnp.minimum(used + 1, number), write(places, at, place), slots, selected
+                # Where no slot is free the last one is written as it was.
+                free, place = used < number, jnp.minimum(used, number - 1)
+                slot = read(order, place)
+                slots = [write_if(free, s, x, slot) for s, x in zip(slots, selected, strict=True)]
+                places = write_if(free, places, at, place)
+                return at, jnp.minimum(used + 1, number), places, slots, selected
 
             at, used, places, slots, selected = lax.while_loop(
                 short_of, further, (at, used, places, slots, selected)
@@ -243,9 +250,13 @@ def _keep_states(
     return final, back
 
 
-def _thinned(slots: Sequence[Any], number: int) -> list[Any]:
-    """Every second state."""
-    return [lax.dynamic_update_slice_in_dim(s, s[:number:2], 0, 0) for s in slots]
+def _thinned(order: Any) -> Any:
+    """Every second state is kept where it is; the slots of the others are next."""
+    number = order.shape[0]
+    if number < 2:
+        return order
+    every_second = [lax.slice(order, (first,), (number,), (2,)) for first in range(2)]
+    return lax.concatenate(every_second, 0)
 
 
 @dataclass(frozen=True)
