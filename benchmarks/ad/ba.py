@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from ad.case import Case, Entry, Pair
+from ad.case import Case, Entry, Pair, Torch
 
 # -- ours: one observation, with the branch that the rotation has ------------------------------------
 
@@ -113,7 +113,7 @@ def jacobian_jax(cameras: Any, points: Any, weights: Any, observations: Any, fea
 # -- PyTorch -----------------------------------------------------------------------------------------
 
 
-def torch_pair(torch: Any) -> Pair:
+def torch_pair(torch: Any, compile: Any) -> Torch:
     def errors(camera: Any, point: Any, weight: Any, feature: Any) -> tuple[Any, Any]:
         rotation, offset = camera[:, :3], point - camera[:, 3:6]
         squared = (rotation**2).sum(1, keepdim=True)
@@ -132,6 +132,8 @@ def torch_pair(torch: Any) -> Pair:
         error = weight[:, None] * (distorted * camera[:, 6:7] + camera[:, 7:9] - feature)
         return error, 1.0 - weight**2
 
+    errors = compile(errors)
+
     def primal(cameras: Any, points: Any, weights: Any, observations: Any, features: Any) -> Any:
         return errors(cameras[observations[:, 0]], points[observations[:, 1]], weights, features)
 
@@ -139,18 +141,18 @@ def torch_pair(torch: Any) -> Pair:
         # Observations do not touch each other: the sum of all first errors has all first rows as its gradient.
         camera = cameras[observations[:, 0]].requires_grad_()
         point = points[observations[:, 1]].requires_grad_()
-        weight = weights.clone().requires_grad_()
-        error, own = errors(camera, point, weight, features)
+        inputs = camera, point, weights
+        error, own = errors(*inputs, features)
         rows = []
         for i in range(2):
-            parts = torch.autograd.grad(
-                error[:, i].sum(), (camera, point, weight), retain_graph=True
-            )
+            seed = torch.zeros_like(error)
+            seed[:, i] = 1.0
+            parts = torch.autograd.grad(error, inputs, seed, retain_graph=True)
             rows.append(torch.cat([parts[0], parts[1], parts[2][:, None]], 1))
-        (last,) = torch.autograd.grad(own.sum(), (weight,))
+        (last,) = torch.autograd.grad(own, (weights,), torch.ones_like(own))
         return torch.stack(rows, 1), last
 
-    return Pair(primal, gradient)
+    return Torch(primal, gradient, (2,))
 
 
 # -- data --------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ The gates of a layer that look at its input and those that look at its own state
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ import numpy as np
 from jax import lax
 
 import lanewise as lw
-from ad.case import Case, Entry, Pair
+from ad.case import Case, Entry, Pair, Torch, by_autograd
 
 BITS = 14
 
@@ -82,30 +83,34 @@ def loss_jax(main: Any, extra: Any, state: Any, sequence: Any) -> jax.Array:
 # -- PyTorch -----------------------------------------------------------------------------------------
 
 
-def torch_pair(torch: Any) -> Pair:
+def torch_pair(torch: Any, compile: Any) -> Torch:
+    def step(main: Any, extra: Any, state: Any, given: Any, wanted: Any) -> tuple[Any, Any]:
+        """All layers for one character; the state is a list of hidden and memory in turn."""
+        signal, after = given * extra[0], []
+        for i in range(main.shape[0]):
+            weights, bias = main[i].unbind(0)
+            hidden, memory = state[2 * i], state[2 * i + 1]
+            looks_in = (signal * weights[0::2] + bias[0::2]).sigmoid()
+            enter = (hidden * weights[1] + bias[1]).sigmoid()
+            change = (hidden * weights[3] + bias[3]).tanh()
+            memory = memory * looks_in[0] + enter * change
+            signal = looks_in[1] * memory.tanh()
+            after += [signal, memory]
+        predicted = signal * extra[1] + extra[2]
+        norm = (predicted.exp().sum() + 2.0).log()
+        return after, (wanted * (predicted - norm)).sum()
+
+    step = compile(step)
+
     def primal(main: Any, extra: Any, state: Any, sequence: Any) -> Any:
-        layers = [(state[i, 0], state[i, 1]) for i in range(main.shape[0])]
-        total = 0.0
-        for t in range(sequence.shape[0] - 1):
-            signal = sequence[t] * extra[0]
-            for i, (hidden, memory) in enumerate(layers):
-                weights, bias = main[i]
-                looks_in = (signal * weights[0::2] + bias[0::2]).sigmoid()
-                enter = (hidden * weights[1] + bias[1]).sigmoid()
-                change = (hidden * weights[3] + bias[3]).tanh()
-                memory = memory * looks_in[0] + enter * change
-                signal = looks_in[1] * memory.tanh()
-                layers[i] = (signal, memory)
-            predicted = signal * extra[1] + extra[2]
-            norm = (predicted.exp().sum() + 2.0).log()
-            total = total + (sequence[t + 1] * (predicted - norm)).sum()
+        now, total = list(state.reshape(-1, state.shape[-1]).unbind(0)), 0.0
+        characters = sequence.unbind(0)
+        for given, wanted in itertools.pairwise(characters):
+            now, score = step(main, extra, now, given, wanted)
+            total = total + score
         return -total / ((sequence.shape[0] - 1) * sequence.shape[1])
 
-    def gradient(main: Any, extra: Any, state: Any, sequence: Any) -> Any:
-        wanted = [main.clone().requires_grad_(), extra.clone().requires_grad_()]
-        return torch.autograd.grad(primal(*wanted, state, sequence), wanted)
-
-    return Pair(primal, gradient)
+    return by_autograd(torch, primal, (0, 1))
 
 
 # -- data --------------------------------------------------------------------------------------------

@@ -6,11 +6,10 @@ place in a triangle with two coordinates of its own ("complicated", which makes 
 hand is made up: bones in ADBench's order with random rigid frames, up to four bones a vertex; ADBench's big
 model has 10,000 vertices and 1,084 triangles. float64.
 
-Ours skins only the vertices that points belong to where they are fewer than all. A finger's angles move its own four
-bones: the derivatives of frames are taken finger by finger, by forward mode through four angles. A point is linear in
-the frames, so its columns are the same mixture of their derivatives: a program of one point goes through the
-bones, skips those that have no weight, and adds to the columns of the finger a bone belongs to. Forward mode through
-the whole hand would take each of the 26 columns through all bones of all vertices.
+A point is linear in the frames of the bones: its vertex is (weights x rest position) of 88 numbers, times the frames.
+So written, in all systems, the 26 columns of forward mode are one matrix product, where mixing frames first and
+applying them to vertices afterwards makes 26 mixtures of each vertex. Only the vertices that points belong to are
+moved where they are fewer than all; ADBench's own form moves all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from ad.case import Case, Entry, Pair
+from ad.case import Case, Entry, Pair, Torch
 
 BONES, FINGERS, ANGLES = 22, 5, 4
 PARENTS = (-1, *(0 if i % 4 == 0 else i for i in range(4 * FINGERS)), 0)
@@ -73,25 +72,18 @@ def by_finger(bones: Any) -> Any:
 
 
 def all_frames(theta: Any, relative: Any, inverse: Any) -> jax.Array:
-    """What each bone does to a point at rest, before the hand is turned."""
+    """What each bone does to a point at rest: (bones, 3, 4)."""
     wrist = relative[0]
     angles = theta[6:].reshape(FINGERS, ANGLES)
     fingers = jax.vmap(finger_frames, (0, None, 0, 0))(
         angles, wrist, by_finger(relative), by_finger(inverse)
     )
     own, forearm = (wrist @ inverse[0])[:3], (wrist @ relative[-1] @ inverse[-1])[:3]
-    return jnp.concatenate([own[None], fingers.reshape(-1, 3, 4), forearm[None]])
+    still = jnp.concatenate([own[None], fingers.reshape(-1, 3, 4), forearm[None]])
+    return rotation_about(theta[:3]) @ still
 
 
-def corners_of(us: Any, triangles: Any, owners: Any) -> tuple[Any, Any]:
-    """The vertices that each point belongs to, and the share that it has in each."""
-    if us.shape[0] == 0:
-        return owners[:, None], jnp.ones((owners.shape[0], 1), us.dtype)
-    shares = jnp.concatenate([us, 1.0 - jnp.sum(us, axis=1, keepdims=True)], axis=1)
-    return triangles[owners], shares
-
-
-def residuals(
+def placed(
     theta: Any,
     us: Any,
     relative: Any,
@@ -102,123 +94,51 @@ def residuals(
     owners: Any,
     points: Any,
 ) -> jax.Array:
-    corners, shares = corners_of(us, triangles, owners)
-    frames = rotation_about(theta[:3]) @ all_frames(theta, relative, inverse)
+    """What each measured point is off, written as all systems have it."""
+    corners = owners[:, None] if us.shape[0] == 0 else triangles[owners]
     if corners.size < rest.shape[0]:
         weights, rest = weights[corners.ravel()], rest[corners.ravel()]
         corners = jnp.arange(corners.size).reshape(corners.shape)
-    mixed = (weights @ frames.reshape(BONES, 12)).reshape(-1, 3, 4)
-    vertices = jnp.sum(mixed * rest[:, None, :], axis=2)
-    return points - jnp.sum(shares[:, :, None] * vertices[corners], axis=1) - theta[3:6]
-
-
-@lw.program
-def columns_of(weights, rest, shares, frames, bent, turn, turning):
-    """A point's rows of the Jacobian: (3, columns), its own two coordinates first where it has them, then theta's.
-
-    `frames` move the hand before it is turned, `bent` are their derivatives by the angles of a bone's own finger,
-    turned already; `turning` is the derivative of `turn`. A bone's derivatives are applied once, to what all corners of
-    the point have in it, and the rotation's once for all bones.
-    """
-    place = jnp.zeros((shares.shape[0], 3), rest.dtype)
-    # The wrist and the forearm, which no angle moves, have the row before all fingers.
-    along = jnp.zeros((FINGERS + 1, 3, ANGLES), rest.dtype)
-    for bone in jnp.arange(BONES):
-        pulls = weights[:, bone]
-        if jnp.any(pulls != 0.0):
-            moved = pulls[:, None] * rest
-            place = place + moved @ frames[bone].T
-            finger = jnp.where(bone <= 4 * FINGERS, (bone + 3) // 4, 0)
-            along = along.at[finger].add(jnp.einsum("ija,j->ia", bent[bone], shares @ moved))
-    angles = along[1:].transpose(1, 0, 2).reshape(3, FINGERS * ANGLES)
-    about = jnp.einsum("ija,j->ia", turning, shares @ place)
-    theta = [about, jnp.eye(3, dtype=rest.dtype), angles]
-    own = [turn @ (place[:2] - place[2]).T] if shares.shape[0] > 1 else []
-    return -jnp.concatenate([*own, *theta], axis=1)
-
-
-def jacobian(
-    theta: Any,
-    us: Any,
-    relative: Any,
-    inverse: Any,
-    rest: Any,
-    weights: Any,
-    triangles: Any,
-    owners: Any,
-    points: Any,
-) -> jax.Array:
-    """(points, 3, columns): the point's own two coordinates first where it has them, then theta's."""
-    corners, shares = corners_of(us, triangles, owners)
-    still = all_frames(theta, relative, inverse)
-    turn = rotation_about(theta[:3])
-
-    def moved(angles: Any, relative_of: Any, inverse_of: Any) -> jax.Array:
-        return turn @ finger_frames(angles, relative[0], relative_of, inverse_of)
-
-    bent = jax.vmap(jax.jacfwd(moved))(
-        theta[6:].reshape(FINGERS, ANGLES), by_finger(relative), by_finger(inverse)
-    )
-    bent = jnp.pad(bent.reshape(-1, 3, 4, ANGLES), ((1, 1), (0, 0), (0, 0), (0, 0)))
-    turning = jax.jacfwd(rotation_about)(theta[:3])
-    return lw.vmap(columns_of, in_axes=(0, 0, 0, None, None, None, None))(
-        weights[corners], rest[corners], shares, still, bent, turn, turning
-    )
-
-
-# -- plain JAX ---------------------------------------------------------------------------------------
-
-
-def residuals_jax(
-    theta: Any,
-    us: Any,
-    relative: Any,
-    inverse: Any,
-    rest: Any,
-    weights: Any,
-    triangles: Any,
-    owners: Any,
-    points: Any,
-) -> jax.Array:
-    """As ADBench has it: bones, then all vertices, then those that points belong to."""
-    pose = jnp.zeros((BONES, 2), theta.dtype)
-    angles = theta[6:].reshape(FINGERS, ANGLES)
-    for f in range(FINGERS):
-        pose = pose.at[2 + 4 * f].set(angles[f, :2])
-        pose = pose.at[3 + 4 * f, 0].set(angles[f, 2]).at[4 + 4 * f, 0].set(angles[f, 3])
-    local = relative @ jax.vmap(bend)(pose[:, 0], pose[:, 1])
-    absolute: list[Any] = []
-    for i, parent in enumerate(PARENTS):
-        absolute.append(local[i] if parent < 0 else absolute[parent] @ local[i])
-    transforms = jnp.stack(absolute) @ inverse
-    vertices = jnp.einsum("vb,bij,vj->vi", weights, transforms[:, :3], rest)
-    vertices = vertices @ rotation_about(theta[:3]).T + theta[3:6]
+    features = (weights[:, :, None] * rest[:, None, :]).reshape(-1, BONES * 4)
+    frames = all_frames(theta, relative, inverse)
+    vertices = features @ frames.transpose(0, 2, 1).reshape(BONES * 4, 3) + theta[3:6]
     if us.shape[0] == 0:
-        return points - vertices[owners]
-    corners = vertices[triangles[owners]]
+        return points - vertices[corners[:, 0]]
     shares = jnp.concatenate([us, 1.0 - jnp.sum(us, axis=1, keepdims=True)], axis=1)
-    return points - jnp.einsum("ck,cki->ci", shares, corners)
+    return points - jnp.sum(shares[:, :, None] * vertices[corners], axis=1)
 
 
-def jacobian_jax(theta: Any, us: Any, *model: Any) -> jax.Array:
-    by_theta = jax.jacfwd(residuals_jax)(theta, us, *model)
-    if us.shape[0] == 0:
-        return by_theta
-    across = [
-        jax.jvp(
-            lambda us: residuals_jax(theta, us, *model),
-            (us,),
-            (jnp.broadcast_to(jnp.eye(2, dtype=us.dtype)[k], us.shape),),
-        )[1]
-        for k in range(2)
-    ]
-    return jnp.concatenate([jnp.stack(across, axis=-1), by_theta], axis=-1)
+residuals = lw.lift(placed)
+
+
+def forward(residuals: Any) -> Any:
+    """(points, 3, columns) by forward mode: a point's own two coordinates first where it has them, then theta's."""
+
+    def jacobian(theta: Any, us: Any, *model: Any) -> jax.Array:
+        by_theta = jax.jacfwd(residuals)(theta, us, *model)
+        if us.shape[0] == 0:
+            return by_theta
+        # A point's coordinates are its own: one direction is the same coordinate of all points.
+        across = [
+            jax.jvp(
+                lambda us: residuals(theta, us, *model),
+                (us,),
+                (jnp.broadcast_to(jnp.eye(2, dtype=us.dtype)[k], us.shape),),
+            )[1]
+            for k in range(2)
+        ]
+        return jnp.concatenate([jnp.stack(across, axis=-1), by_theta], axis=-1)
+
+    return jacobian
+
+
+jacobian = forward(residuals)
 
 
 # -- PyTorch -----------------------------------------------------------------------------------------
 
 
-def torch_pair(torch: Any) -> Pair:
+def torch_pair(torch: Any, compile: Any) -> Torch:
     def turn(v: Any) -> Any:
         angle = (v**2).sum().sqrt()
         x, y, z = (v / angle).unbind()
@@ -233,28 +153,36 @@ def torch_pair(torch: Any) -> Pair:
         rows = [cz, -sz * c, sz * s, o, sz, cz * c, -cz * s, o, o, s, c, o, o, o, o, one]
         return torch.stack(rows, -1).reshape(*c.shape, 4, 4)
 
+    def all_frames(theta: Any, relative: Any, inverse: Any) -> Any:
+        """All fingers at once, a joint after the other."""
+        angles = theta[6:].reshape(FINGERS, ANGLES)
+        o = torch.zeros_like(angles[:, 0])
+        first = torch.stack([o, angles[:, 0], angles[:, 2], angles[:, 3]], 1)
+        second = torch.stack([o, angles[:, 1], o, o], 1)
+        local = by_finger(relative) @ joints(first, second)
+        frame, fingers = relative[0], []
+        for j in range(4):
+            frame = frame @ local[:, j]
+            fingers.append(frame)
+        moved = torch.stack(fingers, 1).reshape(4 * FINGERS, 4, 4)
+        absolute = torch.cat([relative[:1], moved, (relative[0] @ relative[-1])[None]])
+        return turn(theta[:3]) @ (absolute @ inverse)[:, :3]
+
     def primal(
         theta: Any, us: Any, relative: Any, inverse: Any, rest: Any, weights: Any, *where: Any
     ) -> Any:
         triangles, owners, points = where
-        angles = theta[6:].reshape(FINGERS, ANGLES)
-        o = torch.zeros_like(angles[:, 0])
-        first = torch.stack([o, angles[:, 0], angles[:, 2], angles[:, 3]], 1).reshape(-1)
-        second = torch.stack([o, angles[:, 1], o, o], 1).reshape(-1)
-        still = torch.zeros_like(theta[:1])
-        local = relative @ joints(
-            torch.cat([still, first, still]), torch.cat([still, second, still])
-        )
-        absolute: list[Any] = []
-        for i, parent in enumerate(PARENTS):
-            absolute.append(local[i] if parent < 0 else absolute[parent] @ local[i])
-        transforms = torch.stack(absolute) @ inverse
-        vertices = torch.einsum("vb,bij,vj->vi", weights, transforms[:, :3], rest)
-        vertices = vertices @ turn(theta[:3]).T + theta[3:6]
+        corners = owners[:, None] if us.shape[0] == 0 else triangles[owners]
+        if corners.numel() < rest.shape[0]:
+            weights, rest = weights[corners.reshape(-1)], rest[corners.reshape(-1)]
+            corners = torch.arange(corners.numel(), device=theta.device).reshape(corners.shape)
+        features = (weights[:, :, None] * rest[:, None, :]).reshape(-1, BONES * 4)
+        frames = all_frames(theta, relative, inverse).transpose(1, 2).reshape(BONES * 4, 3)
+        vertices = features @ frames + theta[3:6]
         if us.shape[0] == 0:
-            return points - vertices[owners]
+            return points - vertices[corners[:, 0]]
         shares = torch.cat([us, 1.0 - us.sum(1, keepdim=True)], 1)
-        return points - torch.einsum("ck,cki->ci", shares, vertices[triangles[owners]])
+        return points - (shares[:, :, None] * vertices[corners]).sum(1)
 
     def gradient(theta: Any, us: Any, *model: Any) -> Any:
         by_theta = torch.func.jacfwd(lambda theta: primal(theta, us, *model))(theta)
@@ -267,7 +195,7 @@ def torch_pair(torch: Any) -> Pair:
             across.append(torch.func.jvp(lambda us: primal(theta, us, *model), (us,), (seed,))[1])
         return torch.cat([torch.stack(across, -1), by_theta], -1)
 
-    return Pair(primal, gradient)
+    return Torch(compile(primal), compile(gradient))
 
 
 # -- data --------------------------------------------------------------------------------------------
@@ -308,7 +236,7 @@ def entry(kind: str, points: int) -> Entry:
     def case(small: bool) -> Case:
         return Case(
             Pair(residuals, jacobian),
-            Pair(residuals_jax, jacobian_jax),
+            Pair(placed, forward(placed)),
             torch_pair,
             data(20, 12, 9, complicated) if small else data(10_000, 1084, points, complicated),
             double=True,

@@ -34,32 +34,37 @@ class Measured:
         primal, gradient = self.times[who]
         return gradient / primal
 
+    @property
+    def fastest(self) -> float:
+        """The time of the fastest function among the systems."""
+        return min(primal for primal, _ in self.times.values())
+
     def line(self) -> str:
         parts = [
-            f"{who} {1e3 * gradient:10.3f} / {1e3 * primal:9.3f} ms = {gradient / primal:6.2f}"
+            f"{who} {1e3 * gradient:.3f} / {1e3 * primal:.3f} ms = {gradient / primal:.2f}"
+            f" ({gradient / self.fastest:.2f})"
             for who, (primal, gradient) in self.times.items()
         ]
         compiled = ", ".join(f"{who} {took:.1f} s" for who, took in self.compiled.items())
         return f"{self.entry.name:<22} {self.entry.size:<24} {'   '.join(parts)}   (compiled: {compiled})"
 
     def claims(self, label: str) -> list[Claim]:
-        """The overhead and, where the entry asks for it, the gradient's time beside the peers'."""
+        """The overheads, the gradient's time beside the peers', and memory where the entry asks for it."""
         name = f"ad, {label}, {self.entry.name} {self.entry.size}"
         primal, gradient = self.times["ours"]
-        if not self.entry.fastest:
-            claims = [Claim(f"{name}: overhead", gradient, primal, self.entry.target)]
-            if self.entry.memory is not None:
-                small, large = map(float, self.bytes_taken)
-                claims.append(Claim(f"{name}: bytes", large, small, self.entry.memory))
-            return claims
-        least = min(times[0] for times in self.times.values())
-        return [
-            Claim(f"{name}: gradient over the fastest function", gradient, least, self.entry.target)
-        ] + [
-            Claim(f"{name}: gradient, against {who}", gradient, self.times[who][1], ">= 1")
-            for who in self.times
+        claims = [
+            Claim(f"{name}: overhead", gradient, primal, self.entry.target),
+            Claim(f"{name}: over the fastest function", gradient, self.fastest, self.entry.target),
+        ]
+        claims += [
+            Claim(f"{name}: gradient, against {who}", gradient, theirs, ">= 1")
+            for who, (_, theirs) in self.times.items()
             if who != "ours"
         ]
+        if self.entry.memory is not None:
+            small, large = map(float, self.bytes_taken)
+            claims.append(Claim(f"{name}: bytes", large, small, self.entry.memory))
+        return claims
 
 
 def precision(double: bool) -> Any:
@@ -67,35 +72,86 @@ def precision(double: bool) -> Any:
     return jax.enable_x64(True) if double else contextlib.nullcontext()
 
 
-def torch_pair(case: Case) -> Pair | None:
-    """PyTorch's pair on the case's own arguments, run to its end; None where there is no PyTorch."""
-    if case.torch is None:
-        return None
+# What `torch.compile` is called in the results, and what is told of a machine without PyTorch.
+EAGER, COMPILED = "PyTorch", "torch.compile"
+HOW_TO_GET_TORCH = "PyTorch is not installed; `pip install '.[bench]'` brings it (torch==2.13.0)"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """PyTorch's pair on tensors of its own, each run to its end; `finish` is for a gradient, and not timed."""
+
+    pair: Pair
+    finish: Callable[[Any], Any]
+
+
+def torch_module() -> Any:
+    """PyTorch, where it is installed and has this device."""
     # Threads that have done their part wait for more by spinning, and take the cores from who comes next.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import torch
     except ImportError:
-        print("PyTorch is not installed: left out")
+        print(f"left out: {HOW_TO_GET_TORCH}")
         return None
+    if jax.default_backend() == "gpu" and not torch.cuda.is_available():
+        print("left out: PyTorch has no GPU here")
+        return None
+    return torch
+
+
+def prepared(case: Case, torch: Any, compiled: bool) -> Prepared:
+    """PyTorch's pair on the case's arguments; conversions are done here, once."""
+    assert case.torch is not None
     gpu = jax.default_backend() == "gpu"
-    if gpu and not torch.cuda.is_available():
-        print("PyTorch has no GPU here: left out")
-        return None
     device = torch.device("cuda" if gpu else "cpu")
-    tensors = [torch.tensor(np.asarray(x), device=device) for x in case.arguments]
-    pair = case.torch(torch)
+    made = case.torch(torch, torch.compile if compiled else lambda fun: fun)
+    tensors = [torch.tensor(widened(x), device=device) for x in case.arguments]
+    if made.prepare is not None:
+        tensors = list(made.prepare(*tensors))
+    wanted = [
+        x.detach().clone().requires_grad_() if i in made.leaves else x
+        for i, x in enumerate(tensors)
+    ]
 
-    def finished(fun: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*_: Any) -> Any:
-            result = fun(*tensors)
-            if gpu:
-                torch.cuda.synchronize()
-            return result
+    def primal(*_: Any) -> Any:
+        with torch.no_grad():
+            result = made.primal(*tensors)
+        if gpu:
+            torch.cuda.synchronize()
+        return result
 
-        return run
+    def gradient(*_: Any) -> Any:
+        result = made.gradient(*wanted)
+        if gpu:
+            torch.cuda.synchronize()
+        return result
 
-    return Pair(finished(pair.primal), finished(pair.gradient))
+    return Prepared(Pair(primal, gradient), made.finish or (lambda result: result))
+
+
+def widened(x: Any) -> np.ndarray:
+    """Integers as PyTorch wants its indices."""
+    x = np.asarray(x)
+    return x.astype(np.int64) if np.issubdtype(x.dtype, np.integer) else x
+
+
+def torch_systems(case: Case) -> dict[str, Prepared]:
+    """PyTorch as it is and compiled, as far as either works here."""
+    torch = torch_module() if case.torch is not None else None
+    if torch is None:
+        return {}
+    systems = {EAGER: prepared(case, torch, False)}
+    if case.compiles:
+        try:
+            found = prepared(case, torch, True)
+            found.pair.primal(), found.pair.gradient()
+            systems[COMPILED] = found
+        except (
+            Exception
+        ) as refused:  # whatever its compiler raises: the benchmark goes on without it
+            print(f"left out: torch.compile, {type(refused).__name__}: {str(refused)[:200]}")
+    return systems
 
 
 def leaves(tree: Any) -> list[np.ndarray]:
@@ -167,23 +223,25 @@ def measure(entry: Entry, repeats: int) -> Measured:
             contenders[f"{who} gradient"], second = compiled(pair.gradient, arguments)
             took[who] = first + second
         taken = bytes_of(contenders["ours primal"]), bytes_of(contenders["ours gradient"])
-        torch = torch_pair(case)
-        peers: dict[str, Callable[..., Any]] = {}
-        if torch is not None:
-            peers = {"PyTorch primal": torch.primal, "PyTorch gradient": torch.gradient}
+        start = time.perf_counter()
+        torch = torch_systems(case)
+        if COMPILED in torch:
+            took[COMPILED] = time.perf_counter() - start
         if case.reference is not None:
             expected = case.reference(*case.arguments)
         else:
             expected = contenders["JAX gradient"](*arguments)
-        for name, fun in (contenders | peers).items():
-            if name.endswith("gradient"):
-                check(entry, case, name, fun(*arguments), expected)
+        for who in ("ours", "JAX"):
+            check(entry, case, who, contenders[f"{who} gradient"](*arguments), expected)
+        peers: dict[str, Callable[..., Any]] = {}
+        for who, made in torch.items():
+            check(entry, case, who, made.finish(made.pair.gradient()), expected)
+            peers |= {f"{who} primal": made.pair.primal, f"{who} gradient": made.pair.gradient}
         del expected
         # PyTorch has its turns after the others: what its threads do when they are done is not theirs to pay for.
         times = medians(contenders, arguments, repeats)
         times |= medians(peers, arguments, repeats) if peers else {}
-    contenders |= peers
-    who = [name.removesuffix(" primal") for name in contenders if name.endswith("primal")]
+    who = [name.removesuffix(" primal") for name in times if name.endswith("primal")]
     return Measured(
         entry, {w: (times[f"{w} primal"], times[f"{w} gradient"]) for w in who}, took, taken
     )

@@ -1,11 +1,11 @@
 """RSBench: cross sections from poles of resonances, differentiated in the poles.
 
-A nuclide's energy range is divided into windows of about ten poles each; a lookup sums a complex function of
-its distance to each pole of its window over the poles of all nuclides of its material. Far from a pole, which is
-nearly always, the function is a short rational one; within six units it is a long sum (the originals' fast forms
-of the Faddeeva function, Tramm et al., https://github.com/ANL-CESAR/RSBench, with temperature). The
-derivative is that of the sum of all answers in the poles, as Schenck et al. 2022 take it (10.2 million lookups on a
-GPU; here 10,000, 1,000 poles and 100 windows a nuclide on average). float64.
+A nuclide's energy range is divided into windows of about ten poles each; a lookup sums a complex function of its
+distance to each pole of its window over the poles of all nuclides of its material. Far from a pole, which is nearly
+always, the function is a short rational one; within six units it is a long sum (the originals' fast forms of the
+Faddeeva function, Tramm et al., https://github.com/ANL-CESAR/RSBench, with temperature). The derivative is that of a
+sum of all answers, with random weights, in the poles, as Schenck et al. 2022 take it (10.2 million lookups on a GPU;
+here 10,000, 1,000 poles and 100 windows a nuclide on average). float64.
 
 Ours is a program of one pole's contribution with a real branch, whose lanes are all poles that any lookup sums.
 """
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from ad.case import Case, Entry, Pair, gradient_of_sum
+from ad.case import Case, Entry, Pair, Torch, cotangent, weighted_sum
 from ad.reactor import NUCLIDES, draw
 from lanewise import arrays
 
@@ -139,25 +139,31 @@ def lookups_jax(
 # -- PyTorch -----------------------------------------------------------------------------------------
 
 
-def torch_pair(torch: Any) -> Pair:
+def torch_pair(torch: Any, compile: Any) -> Torch:
     def primal(
         poles: Any, energies: Any, which: Any, lookup: Any, factors: Any, share: Any, base: Any
     ) -> Any:
-        pole, factor = poles[which.long()].unbind(1), factors.unbind(1)
-        z = 0.5 * (energies[lookup.long()] - pole[0]), -0.5 * pole[1]
+        pole, factor = poles[which].unbind(1), factors.unbind(1)
+        z = 0.5 * (energies[lookup] - pole[0]), -0.5 * pole[1]
         close = z[0] * z[0] + z[1] * z[1] < NEAR * NEAR
         inside = tuple(torch.where(close, part, 1.0) for part in z)
         outside = tuple(torch.where(close, NEAR, part) for part in z)
         chosen = [torch.where(close, a, b) for a, b in zip(near(inside, torch), far(outside))]
         parts = contribution(pole, factor, (chosen[0], chosen[1]))
         each = share[:, None] * torch.stack([*parts, parts[0] - parts[1]], 1)
-        return base.index_add(0, lookup.long(), each)
+        return base.index_add(0, lookup, each)
+
+    primal = compile(primal)
 
     def gradient(poles: Any, *rest: Any) -> Any:
-        wanted = poles.clone().requires_grad_()
-        return torch.autograd.grad(primal(wanted, *rest).sum(), wanted)[0]
+        answers = primal(poles, *rest[:-1])
+        return torch.autograd.grad(answers, poles, rest[-1])
 
-    return Pair(primal, gradient)
+    def prepare(*arguments: Any) -> list[Any]:
+        seed = cotangent((len(arguments[1]), 4))
+        return [*arguments, torch.as_tensor(seed, device=arguments[0].device)]
+
+    return Torch(lambda *arguments: primal(*arguments[:-1]), gradient, (0,), prepare)
 
 
 # -- data --------------------------------------------------------------------------------------------
@@ -214,8 +220,8 @@ def data(mean_poles: int, mean_windows: int, count: int) -> tuple[np.ndarray, ..
 
 def case(small: bool) -> Case:
     return Case(
-        Pair(lookups, gradient_of_sum(lookups)),
-        Pair(lookups_jax, gradient_of_sum(lookups_jax)),
+        Pair(lookups, jax.grad(weighted_sum(lookups))),
+        Pair(lookups_jax, jax.grad(weighted_sum(lookups_jax))),
         torch_pair,
         data(12, 3, 8) if small else data(POLES, WINDOWS, 10_000),
         double=True,

@@ -1,10 +1,10 @@
 """XSBench: macroscopic cross sections by lookups in tables, differentiated in the tables.
 
-The unionized grid of the original: a lookup's energy is found among all grid points of all nuclides by bisection,
-an index says where it lies on each nuclide's own grid, five cross sections are interpolated there and summed over
-the nuclides of the material, weighted by concentration. The derivative is that of the sum of all answers in the
-nuclides' grids, as Schenck et al. 2022 take it (17 million lookups on a GPU; here 100,000 on 11,303 grid points a
-nuclide). float64. Which grid points a lookup reads is an integer and has no derivative.
+The unionized grid of the original: a lookup's energy is found among all grid points of all nuclides by bisection, an
+index says where it lies on each nuclide's own grid, five cross sections are interpolated there and summed over the
+nuclides of the material, weighted by concentration. The derivative is that of a sum of all answers, with random
+weights, in the nuclides' grids, as Schenck et al. 2022 take it (17 million lookups on a GPU; here 100,000 on 11,303
+grid points a nuclide). float64. Which grid points a lookup reads is an integer and has no derivative.
 
 Ours finds the place by a program of one lookup with a real loop. A pair reads the two grid points it lies
 between as one window of the table, so that the adjoint is one histogram of windows.
@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 import lanewise as lw
-from ad.case import Case, Entry, Pair, gradient_of_sum
+from ad.case import Case, Entry, Pair, Torch, cotangent, weighted_sum
 from ad.reactor import NUCLIDES, draw
 from lanewise import arrays
 
@@ -88,22 +88,27 @@ def lookups_jax(
 # -- PyTorch -----------------------------------------------------------------------------------------
 
 
-def torch_pair(torch: Any) -> Pair:
+def torch_pair(torch: Any, compile: Any) -> Torch:
     def primal(
         table: Any, energies: Any, union: Any, index: Any, lookup: Any, nuclide: Any, share: Any
     ) -> Any:
         place = (torch.searchsorted(union, energies, right=True) - 1).clamp(0, len(union) - 2)
-        lookup, nuclide = lookup.long(), nuclide.long()
-        low = index[place[lookup], nuclide].long()
+        low = index[place[lookup], nuclide]
         micro = interpolated(table[nuclide, low], table[nuclide, low + 1], energies[lookup])
         answers = torch.zeros(len(energies), 5, dtype=table.dtype, device=table.device)
         return answers.index_add(0, lookup, micro * share[:, None])
 
-    def gradient(table: Any, *rest: Any) -> Any:
-        wanted = table.clone().requires_grad_()
-        return torch.autograd.grad(primal(wanted, *rest).sum(), wanted)[0]
+    primal = compile(primal)
 
-    return Pair(primal, gradient)
+    def gradient(table: Any, *rest: Any) -> Any:
+        answers = primal(table, *rest[:-1])
+        return torch.autograd.grad(answers, table, rest[-1])
+
+    def prepare(*arguments: Any) -> list[Any]:
+        seed = cotangent((len(arguments[1]), 5))
+        return [*arguments, torch.as_tensor(seed, device=arguments[0].device)]
+
+    return Torch(lambda *arguments: primal(*arguments[:-1]), gradient, (0,), prepare)
 
 
 # -- data --------------------------------------------------------------------------------------------
@@ -130,8 +135,8 @@ def data(points: int, count: int) -> tuple[np.ndarray, ...]:
 
 def case(small: bool) -> Case:
     return Case(
-        Pair(lookups, gradient_of_sum(lookups)),
-        Pair(lookups_jax, gradient_of_sum(lookups_jax)),
+        Pair(lookups, jax.grad(weighted_sum(lookups))),
+        Pair(lookups_jax, jax.grad(weighted_sum(lookups_jax))),
         torch_pair,
         data(17, 50) if small else data(11_303, 100_000),
         double=True,
