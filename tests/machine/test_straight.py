@@ -111,3 +111,26 @@ def test_lone_loops_over_little() -> None:
     expected = jax.grad(lambda x: jnp.sum(cells(x, 1000)))(small)
     found = jax.grad(lambda x: jnp.sum(lw.lift(lambda x: cells(x, 1000))(x)))(small)
     assert_same(found, expected, 1e-4)
+
+
+def test_lone_nests_of_while() -> None:
+    """XLA starts each piece of each iteration by itself; the gradient of a `while` is a nest of them."""
+
+    def halved(x: Any, turns: Any) -> Any:
+        def turn(i: Any, x: Any) -> Any:
+            return 0.5 * x + jnp.sum(jnp.sin(x)) / (i + 1.0) + jnp.max(x) * jnp.min(x)
+
+        return lax.fori_loop(0, turns, turn, x)
+
+    def nested(x: Any, turns: Any) -> Any:
+        return lax.fori_loop(0, turns, lambda i, x: jnp.cos(halved(x, i)), x)
+
+    x, turns = jnp.ones(3), 7
+    slope = jax.grad(lambda x, turns: jnp.sum(lw.lift(halved)(x, turns)))
+    assert lone_carrier(halved, x, turns) == "ticks"
+    assert lone_carrier(nested, x, turns) == "native"
+    # Programs inside a program count with what they do.
+    assert lone_carrier(lambda x, n: lw.lift(nested)(x, n) + 1.0, x, turns) == "native"
+    assert lone_carrier(slope, x, turns) == "native"
+    expected = jax.grad(lambda x: jnp.sum(halved(x, 7)))(x)
+    assert_same(jax.jit(lw.lift(slope))(x, turns), expected, 1e-4)

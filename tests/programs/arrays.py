@@ -195,6 +195,23 @@ def damped_history_lax(x, drag, steps):
 
 
 @lw.program
+def rewound(rows, turns):
+    """A row of an array is read, and an inner loop that changes it writes into the array it came from."""
+    while turns > 0:
+        at = turns % 3
+        row, same = rows[at], rows[at]
+        left = turns % 4
+        while left > 0:
+            row = 0.5 * row + 0.1 * same[::-1]
+            same = same + 0.25
+            rows = rows.at[left % 3].set(row)
+            left -= 1
+        rows = rows.at[at].add(same)
+        turns -= 1
+    return rows
+
+
+@lw.program
 def running_records(matrix):
     """`for` over the rows of a matrix, then over the entries of a row."""
     best = jnp.full(matrix.shape[1], -jnp.inf, matrix.dtype)
@@ -396,6 +413,12 @@ CASES = (
         # At 32 elements and more the reverse of a write is made in place.
         inputs(floats(-1.0, 1.0, 40), ints(-90, 90, 9)),
         lax_form=beyond_the_ends_lax,
+        differentiable=(0,),
+    ),
+    Case(
+        "rewound",
+        rewound,
+        inputs(floats(-1.0, 1.0, 3, 2), ints(0, 9)),
         differentiable=(0,),
     ),
     Case("running_records", running_records, inputs(floats(-1.0, 4.0, 5, 2))),

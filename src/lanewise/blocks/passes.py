@@ -11,12 +11,14 @@ programs from one operation to the Hessian of a rotation, at 256 to 16,384 lanes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.cost import ASSUMED_TRIPS, FREE, TRANSCENDENTAL, eqn_cost, size_of
+from lanewise.program import program_p
 
 # An operation of a product, done for a lane alone and for all lanes together.
 PRODUCT_ALONE = 0.45
@@ -102,6 +104,11 @@ def _work(eqn: JaxprEqn) -> Work:
         return (once + Work(passes=1)) * ASSUMED_TRIPS
     if name == "scan":
         return (_all(eqn.params["jaxpr"].eqns) + Work(passes=1)) * eqn.params["length"]
+    if eqn.primitive is program_p:
+        called = eqn.params["program"]
+        once = _all(called.functions[called.entry].jaxpr.eqns)
+        lanes = math.prod(eqn.params["lanes"])
+        return Work(once.alone * lanes, once.together * lanes, once.passes)
     cost = eqn_cost(eqn)
     if cost.products:
         rest = cost.operations - cost.products

@@ -5,14 +5,15 @@ run again, saving all, when its turn comes. A number `k`: at most so many states
 `"auto"`: all for a loop of known length (a `scan`) unless that is very much, a number for a `while`. What a `while`
 saves under "all" has room for `tape` iterations; under "sqrt" it has slots for twice the root of that.
 
-A `scan` knows its length, so strips are cut ahead, and strips of strips where `k` states do not do (`strip`). A `while`
-does not. Its forward sweep keeps states at even distances; when the slots are full, every second one is dropped and the
-distance doubles. No state is moved for that: a list says which slot holds the first, the second and so on, and the slots
-of those dropped come next in it. Of an odd number of slots the forward sweep leaves one free. Its reverse sweep goes from the last iteration to the first; the state it needs is reached from the
-nearest kept state before it, and on the way there states are kept in the slots that have become free, at the distances
-of binomial checkpointing (Griewank 1992, *Achieving logarithmic growth of temporal and spatial complexity in reverse
-automatic differentiation*; Stumm and Walther 2010 for lengths that are not known). With `k` slots and `n` iterations
-each is run again about log n / log k times.
+A `scan` knows its length, so strips are cut ahead, and strips of strips where `k` states do not do (`strip`). A
+`while` does not. Its forward sweep keeps states at even distances; when the slots are full, every second one is
+dropped and the distance doubles. No state is moved for that: a list says which slot holds the first, the second and
+so on, and the slots of those dropped come next in it. Of an odd number of slots the forward sweep leaves one free.
+Its reverse sweep goes from the last iteration to the first; the state it needs is reached from the nearest kept state
+before it, and on the way there states are kept in the slots that have become free, at the distances of binomial
+checkpointing (Griewank 1992, *Achieving logarithmic growth of temporal and spatial complexity in reverse automatic
+differentiation*; Stumm and Walther 2010 for lengths that are not known). With `k` slots and `n` iterations each is
+run again about log n / log k times.
 """
 
 from __future__ import annotations

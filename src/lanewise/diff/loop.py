@@ -162,7 +162,9 @@ def _keep_states(
     slots = [_jax.zeros(_jax.shaped((number, *a.shape), a.dtype)) for a in avals]
     # The sweep ahead spreads states over an even number of slots; with one slot it keeps the first state alone.
     spread_over = number - number % 2 or 1
-    order = jnp.arange(number, dtype=jnp.int32)  # the slot of the first state kept, of the second, ...
+    order = jnp.arange(
+        number, dtype=jnp.int32
+    )  # the slot of the first state kept, of the second, ...
 
     def going(carry: Any) -> Any:
         return loop.holds(carry[-1])

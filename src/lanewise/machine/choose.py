@@ -2,8 +2,8 @@
 
 * A program in which nothing diverges is plainly vectorized: `jax.vmap` is the right code for it. Unless it makes so
   many passes over memory, for a lane's few numbers each, that lanes by themselves on a CPU are clearly faster
-  (`blocks/passes.py`), and so much faster that compiling them pays. That holds for a lone call of a loop of known
-  length too, for which XLA starts each piece of each iteration by itself.
+  (`blocks/passes.py`), and so much faster that compiling them pays. That holds for a lone call of loops too, of
+  known length or nested, as those of the gradient of a `while` are: XLA starts each piece of each iteration by itself.
 * A program that can be carried one lane at a time (`native` on a CPU, `kernel` on a GPU) is, unless its work is matrix
   products: those want all lanes at once.
 * Any other is swept by `ticks`.
@@ -350,7 +350,7 @@ def _lone_if_better(
     platform: str | None,
 ) -> Plan | None:
     """A lone call as one function of machine code, where it loops over what is small."""
-    loops = _any_eqn(program, lambda eqn: eqn.primitive.name == "scan")
+    loops = _any_eqn(program, lambda eqn: eqn.primitive.name in ("scan", "while"))
     if not loops or _any_eqn(program, _computes_much):
         return None
     work = work_of(program.functions[program.entry].jaxpr.eqns, lambda var: False)

@@ -248,3 +248,28 @@ def test_a_nest_of_short_loops_is_not_unrolled_whole() -> None:
             most = max(most, int(np.prod([n for _, n in copies])))
         unrolled = "LW_UNROLL" in line
     assert 16 <= most <= 256
+
+
+def test_a_buffer_and_its_entry_carried_into_a_loop_are_not_copied() -> None:
+    """As the reverse of a `while` does with its checkpoints: nothing goes over all of the buffer in a turn."""
+
+    def rewound(buffer, turns):
+        def turn(state):
+            i, buffer = state
+
+            def further(state):
+                j, buffer, entry = state
+                entry = jnp.sin(entry)
+                return j + 1, lax.dynamic_update_slice(buffer, entry[None], (j, 0)), entry
+
+            entry = lax.dynamic_slice(buffer, (i, 0), (1, 2))[0]
+            _, buffer, _ = lax.while_loop(lambda s: s[0] < turns, further, (i, buffer, entry))
+            return i + 1, buffer
+
+        return lax.while_loop(lambda s: s[0] < turns, turn, (jnp.int32(0), buffer))[1]
+
+    buffer = jnp.arange(200.0, dtype=jnp.float32).reshape(100, 2)
+    text = body(kernel(rewound, buffer, jnp.int32(5)))
+    # Once in, and once out.
+    assert len(re.findall(r"< 200;", text)) <= 2
+    check(rewound, np.stack([buffer, 0.5 * buffer]), np.array([5, 3], np.int32), rtol=1e-5)

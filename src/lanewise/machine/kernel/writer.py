@@ -435,6 +435,16 @@ class Writer:
         self.copy(room, value)
         return room
 
+    def settle(self, atom: Atom) -> None:
+        """Store what only this equation reads, of other memory: a loop that carries that too need not copy it then."""
+        if not isinstance(atom, Var) or self.scope.uses.remaining(atom):
+            return
+        value = self.value(atom)
+        if value.shape and value.roots and not isinstance(value, Stored):
+            room = self.room(value.shape, value.dtype)
+            self.copy(room, value)
+            self.give(atom, room)
+
     def give(self, var: Var, room: Scalar | Stored) -> None:
         """Bind an outvar to memory that is its own from here on."""
         self.define(var, room)

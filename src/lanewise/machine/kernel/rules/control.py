@@ -164,6 +164,9 @@ def changed_carry_of_scan(body: Jaxpr, num_consts: int, num_carry: int) -> list[
 
 def _carried(w: Writer, atoms: Sequence[Atom], changed: Sequence[bool]) -> list[Value]:
     """Memory for what a loop changes, filled; what it hands on as it is stays where it is."""
+    for atom, change in zip(atoms, changed, strict=True):
+        if change:
+            w.settle(atom)
     return [
         w.editable(atom) if change else w.value(atom)
         for atom, change in zip(atoms, changed, strict=True)
