@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from ad import hand
+from gradbench.evaluations import compare
 from gradbench.protocol import MODULES, answer, functions_of
 
 TOOL = Path(__file__).resolve().parent.parent / "benchmarks" / "gradbench" / "run.py"
@@ -94,6 +95,51 @@ def test_runs_are_counted_and_compilation_is_apart() -> None:
         {"id": 0, "kind": "evaluate", "module": "lse", "function": "primal", "input": given}
     )
     assert [timing["name"] for timing in said["timings"]] == ["compile", *["evaluate"] * 3]
+
+
+# An evaluation in GradBench's form that knows the answer of one function and wants another to be wrong.
+EVALUATION = """
+import json, math, sys
+assert sys.argv[1:] == ["--min-runs", "2"], sys.argv
+number = 0
+def ask(**message):
+    global number
+    print(json.dumps({"id": number, **message}), flush=True)
+    said = json.loads(sys.stdin.readline())
+    assert said["id"] == number
+    number += 1
+    return said
+ask(kind="start", eval="lse")
+assert ask(kind="define", module="lse")["success"]
+given = {"x": [1.0, 2.0], "min_runs": 2, "min_seconds": 0}
+said = ask(kind="evaluate", module="lse", function="primal", input=given, description="n=2")
+right = abs(said["output"] - math.log(math.exp(1.0) + math.exp(2.0))) < SLACK
+ask(kind="analysis", of=2, valid=right, error=None if right else "not that")
+"""
+BY_HAND = """#!/usr/bin/env python3
+print(2.3132616875182226)
+for took in (7_000_000_000, 9_000_000_000, 8_000_000_000):
+    print('{"name": "evaluate", "nanoseconds": %d}' % took)
+"""
+
+
+@pytest.mark.parametrize("slack", [1e-9, -1.0], ids=["valid", "not valid"])
+def test_evaluations_of_a_checkout(tmp_path: Path, slack: float) -> None:
+    script = tmp_path / "python/gradbench/gradbench/evals/lse/run.py"
+    program = tmp_path / "tools/manual/bin/lse"
+    for file in (script, program):
+        file.parent.mkdir(parents=True)
+    script.write_text(EVALUATION.replace("SLACK", str(slack)))
+    program.write_text(BY_HAND)
+    program.chmod(0o755)
+    given = "lse", tmp_path, ["manual"], ["--min-runs", "2"], False
+    if slack < 0:
+        with pytest.raises(AssertionError, match="does not find valid"):
+            compare(*given)
+        return
+    (claim,) = compare(*given)
+    assert claim.claim.startswith("gradbench, lse primal: against manual")
+    assert claim.peer == pytest.approx(8.0) and 0.0 < claim.ours < 8.0 and claim.met
 
 
 def test_hello() -> None:

@@ -1,4 +1,8 @@
-"""A determinant by expansion along rows: recursion over the columns that are left."""
+"""A determinant by expansion along rows: recursion over the columns that are left.
+
+The columns that are left are bits of an integer, and the loop goes from one to the next: a step for each minor, and
+none for a column that is taken.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import lanewise as lw
 from ad.case import one_lane
@@ -14,19 +19,19 @@ from gradbench.protocol import Function, flat, listed
 
 
 @lw.program
-def minor(matrix, row, taken):
-    """The determinant of the rows from `row` on, without the columns whose bits are set in `taken`."""
+def minor(matrix, row, left):
+    """The determinant of the rows from `row` on, of the columns whose bits are set in `left`."""
+    if left & (left - 1) == 0:
+        return matrix[row, lax.population_count(left - 1)]
     total = jnp.zeros((), matrix.dtype)
-    if row == matrix.shape[0]:
-        return total + 1.0
     sign = jnp.ones((), matrix.dtype)
-    column = 0
-    while column < matrix.shape[0]:
-        bit = 1 << column
-        if taken & bit == 0:
-            total = total + sign * matrix[row, column] * minor(matrix, row + 1, taken | bit)
-            sign = -sign
-        column += 1
+    rest = left
+    while rest != 0:
+        bit = rest & -rest
+        entry = matrix[row, lax.population_count(bit - 1)]
+        total = total + sign * entry * minor(matrix, row + 1, left ^ bit)
+        sign = -sign
+        rest = rest ^ bit
     return total
 
 
@@ -34,14 +39,14 @@ def calls(size: int) -> int:
     """How many calls an expansion makes, which is what a tape of them must hold.
 
     >>> calls(3)
-    16
+    10
     """
-    return 1 + size * calls(size - 1) if size else 1
+    return 1 + size * calls(size - 1) if size > 1 else 1
 
 
 def determinant(size: int) -> Any:
     expand = minor.with_options(carrier=one_lane(), tape=calls(size))
-    return lambda matrix: expand(matrix, 0, 0)
+    return lambda matrix: expand(matrix, 0, (1 << size) - 1)
 
 
 def arguments(given: Any) -> tuple[np.ndarray]:
