@@ -141,7 +141,9 @@ def test_a_loop_holds_as_many_states_as_it_is_told(setting: int) -> None:
     def held(setting: int) -> float:
         grad = lw.grad(settled, argnums=(0, 1), checkpoints=setting)
         made = jax.jit(grad).lower(jnp.zeros(numbers), jnp.zeros(numbers), 10).compile()
-        return made.memory_analysis().temp_size_in_bytes / (4 * numbers)
+        memory = made.memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes / (4 * numbers)
 
     assert held(setting) - held(1) == pytest.approx(setting - 1, abs=0.5)
     assert held(setting) <= setting + AT_WORK
