@@ -258,3 +258,20 @@ def test_a_machine_inside_a_program_has_its_own_options() -> None:
 
     total, fine = within(4)
     assert (int(total), bool(fine)) == (3, True)
+
+
+@pytest.mark.parametrize("carrier", ["ticks", "native"])
+def test_lane_errors_come_out_of_jit_as_they_are(carrier: str) -> None:
+    run = jax.jit(lw.vmap(checked, carrier=carrier))
+    with lw.lane_errors():
+        run(jnp.array([4, 5]))
+    for _ in range(2):  # compiled, and dispatched by another path
+        with pytest.raises(lw.LaneError, match="in 1 of 2 lanes: 1") as caught, lw.lane_errors():
+            run(jnp.array([4, 27]))
+        assert caught.value.outcomes.ok().tolist() == [True, False]
+    # What is none of ours is left as it is, and without the context it is JAX's.
+    with pytest.raises(ZeroDivisionError), lw.lane_errors():
+        raise ZeroDivisionError
+    with pytest.raises(Exception, match="in 1 of 2 lanes: 1") as raw:
+        jax.block_until_ready(run(jnp.array([4, 27])))
+    assert not isinstance(raw.value, lw.LaneError)

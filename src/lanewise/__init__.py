@@ -10,7 +10,7 @@ from lanewise.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.fixed_point import fixed_point
 from lanewise.gradient import check_grads, grad, recomputed, value_and_grad
 from lanewise.inspect import Inspection, inspect
-from lanewise.outcomes import Failure, Outcomes, Stats
+from lanewise.outcomes import Failure, Outcomes, Stats, lane_errors
 from lanewise.program import Program
 from lanewise.stream import stream
 from lanewise.transform import vmap
@@ -39,6 +39,7 @@ __all__ = [
     "fixed_point",
     "grad",
     "inspect",
+    "lane_errors",
     "lift",
     "program",
     "recomputed",

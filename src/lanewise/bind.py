@@ -30,7 +30,7 @@ from lanewise.machine.axes import Mapped
 from lanewise.machine.execute import answer_axes, execute, execute_on_host
 from lanewise.machine.split import Split
 from lanewise.options import Options
-from lanewise.outcomes import NUM_STATS, Site, raise_if_failed
+from lanewise.outcomes import NUM_STATS, Site, raise_if_failed, raise_inside_jit
 from lanewise.program import Program, program_p, throw_p
 
 
@@ -225,7 +225,7 @@ def _throw_now(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
 
 def _throw_inside_jit(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
     *answers, code, site = args
-    tell = functools.partial(raise_if_failed, sites=sites, name=name)
+    tell = functools.partial(raise_inside_jit, sites=sites, name=name)
     jax.lax.cond((code != 0).any(), lambda: io_callback(tell, None, code, site), lambda: None)
     return answers
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -226,3 +227,54 @@ def raise_if_failed(code: Any, site: Any, sites: Sequence[Site], name: str) -> N
             raise InternalError(describe(code, site, sites, name))
         text = describe(code, site, sites, name, _explained(given, code, site))
         raise LaneError(text, Outcomes(code, site, tuple(sites)))
+
+
+# What failed inside `jit` while a `lane_errors` was open, innermost last.
+_open: list[list[LaneError]] = []
+
+
+def raise_inside_jit(code: Any, site: Any, sites: Sequence[Site], name: str) -> None:
+    """The same from a callback, whose exception JAX replaces by one of its own: `lane_errors` has the original."""
+    try:
+        raise_if_failed(code, site, sites, name)
+    except LaneError as error:
+        for found in _open:
+            found.append(error)
+        raise
+
+
+@contextlib.contextmanager
+def lane_errors() -> Iterator[None]:
+    """Raise `LaneError` for lanes that fail inside `jax.jit`.
+
+    Inside `jit` a failure is raised by a callback, and what comes out of JAX is a `jax.errors.JaxRuntimeError` with our
+    message in its text, when the result is waited for. Around the call, this waits for what was started inside and
+    raises the `LaneError` instead, outcomes included.
+
+    >>> import jax
+    >>> import lanewise as lw
+    >>> @lw.program
+    ... def root(x):
+    ...     assert x >= 0, "no root"
+    ...     return x**0.5
+    >>> try:
+    ...     with lw.lane_errors():
+    ...         jax.jit(jax.vmap(root))(jax.numpy.array([4.0, -1.0]))
+    ... except lw.LaneError as error:
+    ...     print(error.outcomes.ok().tolist())
+    [True, False]
+    """
+    found: list[LaneError] = []
+    _open.append(found)
+    try:
+        yield
+        jax.effects_barrier()
+    except Exception as error:
+        # A `JaxRuntimeError`, or a `ValueError`, by how it was called.
+        if not found or isinstance(error, LaneError):
+            raise
+        raise found[0] from error
+    finally:
+        _open.remove(found)
+    if found:
+        raise found[0]
