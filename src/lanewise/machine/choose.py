@@ -78,6 +78,11 @@ class Plan:
     def plain(self) -> bool:
         return self.schedule == "plain"
 
+    @property
+    def words(self) -> str:
+        """What was chosen and why."""
+        return f"carrier {self.carrier}, schedule {self.schedule}: {self.why}"
+
 
 def can_be_plain(program: Program, options: Options) -> bool:
     """Whether JAX's own control flow can say all of the program."""

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lanewise import _jax, watchers
+from lanewise import _jax, compiling, watchers
 from lanewise._jax import Jaxpr, JaxprEqn
 from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
@@ -131,6 +131,7 @@ def _execute(
     chosen = chosen or plan(program, lanes, mapped, options, platform)
     if split is not None:
         split.refuse(program.name, chosen)
+    compiling.watch(program.name, chosen.words, options.progress)
     if chosen.schedule == "local":
         raise OptionError(
             'schedule="local" recurses on the host and runs only outside jit; use "auto", "sweep", "most" or "lowest".'
@@ -163,19 +164,15 @@ def execute_on_host(
     split = Split.of_values(operands)
     if split is not None and math.prod(lanes):
         split.refuse(program.name, run.plan(operands))
-    out = _told(run, operands, program, options)
+    if not options.watched:
+        out = run(operands)
+    else:
+        with watchers.call(program.name):
+            out = run(operands)
+            out = jax.block_until_ready(out) if options.recorded else out
     if program.formats:
         explainable(out[len(program.out_avals)], program, operands, mapped, expand)
     return out
-
-
-def _told(run: OnHost, operands: Sequence[Any], program: Program, options: Options) -> list[Any]:
-    """Run, with watchers told of it if there are any."""
-    if not options.watched:
-        return run(operands)
-    with watchers.call(program.name):
-        out = run(operands)
-        return jax.block_until_ready(out) if options.recorded else out
 
 
 class OnHost:
@@ -215,7 +212,9 @@ class OnHost:
         program, lanes, _, options, _ = self._signature
         if math.prod(lanes) == 0:
             return lambda operands: no_lanes(program, lanes, options)
+        compiling.watch(program.name, progress=options.progress)
         chosen = self.plan(operands)
+        compiling.watch(program.name, chosen.words, options.progress)
         run = self._as_chosen(chosen)
         if program.larger is None or FULL_TAPE not in program.sites:
             return run

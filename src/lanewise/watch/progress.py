@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from lanewise import watchers
+from lanewise import compiling, watchers
 
 # At most ten updates a second where the line is written over, one in ten seconds where every line stays.
 SECONDS_BETWEEN_UPDATES = 0.1
@@ -149,6 +149,42 @@ class Bar:
         share = f" ({min(self.done / self.total, 1.0):.0%})" if self.total else ""
         told = [f"{self.done:,}{of} {self.unit}{share} in {_time(elapsed)}", f"{_figure(rate)}/s"]
         return label + ", ".join([*told, *more])
+
+
+class Note:
+    """One line that says that a program is being compiled, gone when it is; a log has it every ten seconds."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._name = name
+        self._clock = clock
+        self._began = self._next = clock()
+        self._drawn = False
+        with _lock:
+            silent = bool(_open)  # one line cannot show two
+        where = sys.stderr if file is None else file
+        self._place = None if silent else _never_raising(lambda: _place_for(where))
+        if self._place is not None:
+            self._next += self._place.wait_first
+
+    def update(self) -> None:
+        place, now = self._place, self._clock()
+        if place is None or now < self._next:
+            return
+        self._next, self._drawn = now + place.pause, True
+        text = f"{self._name}: compiling, {_time(now - self._began)}"
+        _never_raising(lambda: place.draw(_cut(text, place.columns)))
+
+    def close(self) -> None:
+        place = self._place
+        if place is not None and place.rewrites and self._drawn:
+            _never_raising(lambda: place.draw(""))
+        self._place = None
 
 
 class _Place:
@@ -294,3 +330,4 @@ def _cut(text: str, columns: int) -> str:
 
 
 watchers.show_bars_with(lambda total, label: Bar(total, label).open())
+compiling.show_notes_with(Note)
