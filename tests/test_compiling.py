@@ -91,7 +91,7 @@ def test_a_note_is_shown_while_it_compiles(monkeypatch: pytest.MonkeyPatch) -> N
         time.sleep(0.02)
     compiling.watch("shown", progress=True)
     inside("/lib/jax/_src/compiler.py")(lambda: bool(told))
-    compiling.running()
+    compiling.begun()
     assert told == ["open shown", "close"]
 
 

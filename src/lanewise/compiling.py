@@ -27,7 +27,7 @@ SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_ELSEWHERE = 1.0
 SECONDS_UNSHOWN = 0.5
 
-XLA, CPP, TRACING = "XLA", "the C++ compiler", "tracing and lowering"
+XLA, CPP, CUDA, TRACING = "XLA", "the C++ compiler", "NVRTC", "tracing and lowering"
 # The innermost of these frames says what a thread is at: by how its file's path ends, or a folder in it.
 _FILES = {
     "jax/_src/compiler.py": XLA,
@@ -35,17 +35,21 @@ _FILES = {
     "jax/_src/interpreters/partial_eval.py": TRACING,
     "lanewise/machine/kernel/compiler.py": CPP,
     "lanewise/machine/kernel/host.py": CPP,
+    "lanewise/machine/kernel/device.py": CUDA,
     "lanewise/staging.py": TRACING,
     # From here machines are run: whatever is further out does not matter.
     "lanewise/machine/growing.py": None,
     "lanewise/machine/rerun.py": None,
 }
 _FOLDERS = {"lanewise/blocks/": TRACING, "lanewise/diff/": TRACING, "machine/kernel/": TRACING}
+_KEPT = 'What it makes is kept for later processes. carrier="ticks" does without it.'
 _ADVICE = {
     XLA: "What XLA makes is kept for later processes where jax_compilation_cache_dir says so; fewer branches, or a loop"
     " in place of a repeated call, is less for it to do.",
-    CPP: 'What it makes is kept for later processes. carrier="ticks" does without it.',
-    TRACING: "A Python loop over a range is written out as often as it runs: make its bound an argument, or use `while`.",
+    CPP: _KEPT,
+    CUDA: _KEPT,
+    TRACING: "A Python loop over plain values is written out as often as it runs: make its bound an argument, or use"
+    " `while`.",
 }
 
 log = logging.getLogger("lanewise")
@@ -105,7 +109,7 @@ def watch(name: str, chosen: str = "", progress: bool = False) -> None:
             thread.start()
 
 
-def running() -> None:
+def begun() -> None:
     """A run has begun: what was compiled is compiled."""
     with _lock:
         for watched in _watched.values():

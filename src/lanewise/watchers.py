@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from lanewise import compiling
+from lanewise.compiling import begun
 
 # How often a machine calls, in seconds between calls: for a bar, and for a recorder that wants a clock.
 BAR_SECONDS = 0.05
@@ -193,7 +193,7 @@ def begin(site: Site) -> np.int32:
 def _begin(site: Site) -> np.int32:
     with _lock:
         now = time.perf_counter()
-        compiling.running()
+        begun()
         recorders = tuple(_recorders) if site.recorded else ()
         if not (recorders or (site.progress and _new_bar)):
             return np.int32(0)
