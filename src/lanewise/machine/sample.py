@@ -115,7 +115,7 @@ def take_sample(
         SAMPLED_LANES,
         capacity=options.max_depth or DEPTH_INSIDE_JIT,
         threads=foreign.cores(),
-        flags=host.quick(host.FLAGS),
+        flags=host.tuned(host.FLAGS, host.QUICK),
     )
     ended = ran.code == int(Outcome.DONE)
     if 2 * ended.sum() < len(ended):

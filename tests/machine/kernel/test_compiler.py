@@ -35,7 +35,7 @@ def cxx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[s
         return path
 
     def forget() -> None:
-        caches = (host._loaded, host.obstacle, tiers.load, tiers._for_large)
+        caches = (host._loaded, host.obstacle, tiers.load)
         for cache in (*caches, choose._planned, execute.on_host):
             cache.cache_clear()
         given_up._reasons.clear()

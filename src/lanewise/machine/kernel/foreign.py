@@ -225,7 +225,7 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
 def obstacle() -> str | None:
     """Why there is no C++ compiler that makes kernels for the host; None if there is."""
     try:
-        return host.obstacle(compiler.command(), _flags())
+        return host.obstacle(compiler.command(), host.tuned(_flags(), host.OPTIMIZED))
     except OptionError:
         return "none was found (install g++ or clang++, or set CXX)"
 

@@ -33,8 +33,16 @@ FLAGS = (
     *(BEST, "-std=c++17", "-nostdinc++", "-fPIC", "-shared", "-pthread", "-fopenmp-simd", "-w"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
-# What makes a kernel a third as fast to compile as to run.
-QUICK = ("-O1", "-ftree-loop-vectorize")
+# What BEST means for kernels. Two of g++'s optimizations lose more than they gain, for they keep loops from becoming
+# vector code: partial redundancies (a dot product inside of a sampler: 1.8 times) and unrolling of a loop around one
+# over lanes in step (a polynomial: 10 times).
+OPTIMIZED = (BEST, "-fno-tree-pre", "-fno-loop-unroll-and-jam")
+# A third of the time to compile, for large kernels, and as fast within a tenth. g++ would look for registers in each
+# loop apart, which takes a third of its time on code with so many.
+QUICK = (
+    *("-O1", "-ftree-loop-vectorize", "-fexpensive-optimizations", "-fstrict-aliasing"),
+    "-fira-region=one",
+)
 # The least that shows a compiler to work: the headers that every kernel includes.
 PROBE = f'{prelude.HEADER}\nextern "C" int lanewise_probe() {{ return 1; }}\n'
 
@@ -60,9 +68,13 @@ def _loaded(command: tuple[str, ...], flags: tuple[str, ...], text: str) -> ctyp
     return loaded_if_found(command, flags, text) or made(command, flags, text)
 
 
-def quick(flags: Sequence[str]) -> tuple[str, ...]:
-    """Flags for what shall be there soon and runs for a short time."""
-    return tuple(each for flag in flags for each in (QUICK if flag == BEST else (flag,)))
+def tuned(flags: Sequence[str], effort: Sequence[str]) -> tuple[str, ...]:
+    """Flags with an effort (`OPTIMIZED`, `QUICK`) for BEST; its first alone, by a compiler that does not know all."""
+    whole, first = (
+        tuple(each for flag in flags for each in (some if flag == BEST else (flag,)))
+        for some in (effort, effort[:1])
+    )
+    return first if obstacle(compiler.command(), whole) else whole
 
 
 def _name(command: Sequence[str], flags: Sequence[str], text: str) -> str:

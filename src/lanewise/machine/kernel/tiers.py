@@ -1,6 +1,6 @@
 """A large kernel is compiled twice: soon, to begin with, and well, beside the run.
 
-A C++ compiler takes seconds to do its best on a large kernel, and a third of that for code that is nearly as fast. So
+A C++ compiler takes seconds to do its best on a large kernel, and a third of that for code that is about as fast. So
 the run begins with the latter (the quick tier), while a compiler process that gives way to others makes the optimized
 library. When that is there it takes over (`lanewise_take_over` of `foreign.py`): threads that are at work go on with it
 at the next example that they take. Both compute the same bits. Both are kept on disk, and a later process that finds
@@ -26,8 +26,6 @@ from lanewise.machine.kernel import compiler, host
 
 # From so many characters on, text included that all kernels have, the best takes a second or more.
 LARGE = 60_000
-# On code this large g++ spends a third of its time on the registers of each loop apart, and gains nothing by it.
-REGISTERS = "-fira-region=one"
 # Compilers that run beside, at one time.
 MOST_BESIDE = max(1, (os.cpu_count() or 1) // 2)
 
@@ -35,25 +33,17 @@ MOST_BESIDE = max(1, (os.cpu_count() or 1) // 2)
 @functools.lru_cache(maxsize=512)
 def load(text: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     """The library of a kernel to begin with; a better one takes over from it when it is there."""
+    best = host.tuned(flags, host.OPTIMIZED)
+    at_once = len(text) < LARGE or os.environ.get("LANEWISE_COMPILE") == "optimized"
+    if at_once or host.BEST not in flags:
+        return host.load(text, best)
     command = compiler.command()
-    if len(text) < LARGE or host.BEST not in flags:
-        return host.load(text, flags)
-    best = _for_large(command, flags)
     found = host.loaded_if_found(command, best, text)
     if found is not None:
         return found
-    if os.environ.get("LANEWISE_COMPILE") == "optimized":
-        return host.load(text, best)
-    library = host.load(text, host.quick(flags))
+    library = host.load(text, host.tuned(flags, host.QUICK))
     _start(command, best, text, library)
     return library
-
-
-@functools.cache
-def _for_large(command: tuple[str, ...], flags: tuple[str, ...]) -> tuple[str, ...]:
-    """The flags for the best library of a large kernel, by a compiler that may not know all of them."""
-    tuned = (*flags, REGISTERS)
-    return flags if host.obstacle(command, tuned) else tuned
 
 
 def wait(seconds: float | None = None) -> bool:
