@@ -18,7 +18,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Protocol
 
@@ -72,6 +72,7 @@ class _Watched:
     progress: bool
     seen: float
     busy: float
+    spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     note: ShownNote | None = None
 
     def closed(self) -> None:
@@ -82,7 +83,6 @@ class _Watched:
 
 _lock = threading.Lock()
 _watched: dict[int, _Watched] = {}
-_spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 _told: set[str] = set()
 _looking: list[threading.Thread] = []
 _new_note: list[Callable[[str], ShownNote]] = []
@@ -93,11 +93,18 @@ def show_notes_with(new_note: Callable[[str], ShownNote]) -> None:
     _new_note[:] = [new_note]
 
 
-def watch(name: str, chosen: str = "", progress: bool = False) -> None:
-    """A program is about to be compiled on this thread; `chosen` says how it will run, once that is known."""
+def watch(name: str, chosen: str = "", progress: bool = False, new: bool = False) -> None:
+    """A program is about to be compiled on this thread; `chosen` says how it will run, once that is known.
+
+    Compilation of another that goes on counts for that one, unless this is `new`: what is part of a program is compiled
+    with it.
+    """
     now = time.perf_counter()
     with _lock:
         known = _watched.get(threading.get_ident())
+        if known is not None and new:
+            known.closed()
+            known = None
         if known is not None and known.name == name:
             known.chosen, known.progress = chosen or known.chosen, progress or known.progress
             known.busy = now
@@ -139,7 +146,7 @@ def _goes_on(watched: _Watched, frame: FrameType | None) -> bool:
         watched.closed()
         return frame is not None and now - watched.busy < SECONDS_ELSEWHERE
     watched.busy = now
-    spent = _spent[watched.name]
+    spent = watched.spent
     spent[phase] += elapsed
     total = sum(spent.values())
     if watched.progress and _new_note and total > SECONDS_UNSHOWN:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import GradientError, OptionError
@@ -42,7 +43,9 @@ def grad(
     >>> float(lw.grad(power, checkpoints=8)(3.0, 4))
     108.0
     """
-    return jax.grad(_program(fun, "grad", options), argnums, has_aux, holomorphic, allow_int)
+    program = _program(fun, "grad", options)
+    _refuse(program, "grad", argnums)
+    return jax.grad(program, argnums, has_aux, holomorphic, allow_int)
 
 
 def value_and_grad(
@@ -61,6 +64,7 @@ def value_and_grad(
     [0.75, 0.125]
     """
     program = _program(fun, "value_and_grad", options)
+    _refuse(program, "value_and_grad", argnums)
     return jax.value_and_grad(program, argnums, has_aux, holomorphic, allow_int)
 
 
@@ -136,3 +140,20 @@ def _program(fun: Callable[..., Any], name: str, options: dict[str, Any]) -> Pro
         )
     program = fun if isinstance(fun, ProgramFunction) else lift(fun)
     return program.with_options(**options)
+
+
+def _refuse(program: ProgramFunction, name: str, argnums: Any) -> None:
+    """Raise for what `jax.grad` would only find out when it is called, and tell by other words."""
+    every = argnums if isinstance(argnums, Sequence) and not isinstance(argnums, str) else [argnums]
+    if not all(isinstance(place, int | np.integer) for place in every):
+        raise OptionError(
+            f"argnums={argnums!r} must be the place of an argument, an int, or a sequence of them."
+        )
+    for option, value in (("throw", False), ("stats", True)):
+        if getattr(program.options, option) is value:
+            raise OptionError(
+                f"{option}={value} gives more than the answer, and lanewise.{name} wants a scalar. Leave it out; for"
+                f" outcomes beside gradients use lanewise.vmap(lanewise.{name}(...), throw=False)."
+                if option == "throw"
+                else f"stats=True gives more than the answer, and lanewise.{name} wants a scalar. Leave it out."
+            )

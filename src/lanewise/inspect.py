@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect as signature
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from lanewise.machine.choose import Plan, blocks_of
 from lanewise.machine.draws import as_it_runs
 from lanewise.machine.execute import expand, on_host
 from lanewise.machine.schedule import dear_blocks
-from lanewise.options import Options
+from lanewise.options import NAMES, Options
 from lanewise.program import Program
 from lanewise.signature import is_array_like
 
@@ -100,12 +101,13 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
     True
     """
     program = fun if isinstance(fun, ProgramFunction) else lift(fun)
+    _refuse_options(program, kwargs)
     args, kwargs = jax.tree.map(_array, (args, kwargs))
     leaves, tree = jax.tree.flatten((args, kwargs))
     axes = _leaf_axes(in_axes, args, kwargs)
     axes = [axis if is_array_like(leaf) else None for axis, leaf in zip(axes, leaves, strict=True)]
     for leaf, axis in zip(leaves, axes, strict=True):
-        if axis is not None and leaf.ndim <= axis:
+        if axis is not None and not -leaf.ndim <= axis < leaf.ndim:
             raise OptionError(
                 f"in_axes={in_axes!r} maps axis {axis} of an argument of shape {leaf.shape}; give a batch,"
                 " or in_axes=None for a lone call."
@@ -149,6 +151,20 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
     )
 
 
+def _refuse_options(program: ProgramFunction, kwargs: dict[str, Any]) -> None:
+    """Keyword arguments are the program's; one that it does not take and that is an option was meant as that."""
+    try:
+        signature.signature(program.python).bind_partial(**kwargs)
+    except (TypeError, ValueError):
+        meant = [name for name in kwargs if name in NAMES]
+        if meant:
+            said = ", ".join(f"{name}={kwargs[name]!r}" for name in meant)
+            raise OptionError(
+                f"inspect gives keyword arguments to the program, which takes no {', '.join(meant)}. Options are the"
+                f" program's own: inspect(program.with_options({said}), ...)."
+            ) from None
+
+
 def _array(leaf: Any) -> Any:
     return jax.numpy.asarray(leaf) if is_array_like(leaf) else leaf
 
@@ -159,5 +175,9 @@ def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
         by_position = _jax.broadcast_axes(in_axes, args)
     except ValueError as error:
         raise OptionError(f"in_axes={in_axes!r} does not fit the arguments: {error}") from None
+    if not all(axis is None or isinstance(axis, int) for axis in by_position):
+        raise OptionError(
+            f"in_axes={in_axes!r} must be an int, None, or a tuple with one of these for each argument."
+        )
     lone = all(axis is None for axis in by_position) and bool(by_position)
     return [*by_position, *(None if lone else 0 for _ in jax.tree.leaves(kwargs))]

@@ -7,7 +7,7 @@ static fields) and the arguments declared static are part of the signature, as `
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,7 +195,10 @@ def _declare(value: Any, what: str) -> _Declared:
 def _as_tuple(value: Any, kind: type, name: str) -> tuple[Any, ...]:
     if value is None:
         return ()
-    items = (value,) if isinstance(value, kind) else tuple(value)
+    if kind is int and isinstance(value, np.integer):
+        value = int(value)
+    one = isinstance(value, kind) or not isinstance(value, Iterable)
+    items = (value,) if one else tuple(value)
     for item in items:
         if not isinstance(item, kind) or isinstance(item, bool):
             raise OptionError(f"{name} takes {kind.__name__} or a sequence of them; got {item!r}.")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import OptionError
@@ -55,6 +56,8 @@ def vmap(
         raise OptionError(
             f"lanewise.vmap takes a function or a program; got {type(fun).__name__}: {fun!r}"
         )
+    if axis_size is not None:
+        axis_size = _size(axis_size)
     program = fun if isinstance(fun, ProgramFunction) else lift(fun)
     program = program.with_options(**options)
     chosen = program.options
@@ -72,6 +75,21 @@ def vmap(
 
     @functools.wraps(batched)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return replays(args, kwargs)
+        try:
+            return replays(args, kwargs)
+        except ValueError as error:
+            # JAX names the axis, not who asked for it.
+            if "out of bounds for array of dimension" not in str(error) or out_axes == 0:
+                raise
+            raise OptionError(
+                f"out_axes={out_axes!r} does not fit the answers: {error}. An answer has the axes it has for one"
+                " example, and one more."
+            ) from error
 
     return call
+
+
+def _size(axis_size: Any) -> int:
+    if isinstance(axis_size, bool) or not isinstance(axis_size, int | np.integer) or axis_size < 0:
+        raise OptionError(f"axis_size={axis_size!r} must be an int, the number of examples.")
+    return int(axis_size)

@@ -14,6 +14,7 @@ Operators that are linear in each operand (products of small matrices, affine ma
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,12 +123,28 @@ class Operator:
         return list(self.neutral)
 
 
+def _refuse_arity(what: str, operator: Callable[..., Any]) -> None:
+    """Raise for a function that cannot be called with two elements."""
+    try:
+        signature = inspect.signature(operator)
+    except (TypeError, ValueError):  # it has none to show
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise OperatorError(
+            f"`{what}`: `operator` is {getattr(operator, '__name__', operator)}{signature}. Give one that takes two"
+            " elements."
+        ) from None
+
+
 def operator_on(what: str, operator: Any, xs: Elements, neutral: Any) -> Operator:
     """The operator traced at the type of an element of `xs`, checked."""
     if not callable(operator):
         raise OperatorError(
             f"`{what}`: `operator` is {operator!r}, not a function. Give one that takes two elements."
         )
+    _refuse_arity(what, operator)
     found: list[Any] = []
 
     def flat(*leaves: Any) -> Leaves:

@@ -212,7 +212,7 @@ class OnHost:
         program, lanes, _, options, _ = self._signature
         if math.prod(lanes) == 0:
             return lambda operands: no_lanes(program, lanes, options)
-        compiling.watch(program.name, progress=options.progress)
+        compiling.watch(program.name, progress=options.progress, new=True)
         chosen = self.plan(operands)
         compiling.watch(program.name, chosen.words, options.progress)
         run = self._as_chosen(chosen)

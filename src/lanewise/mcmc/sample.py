@@ -64,7 +64,7 @@ class Settings:
     def __post_init__(self) -> None:
         must_be_count("chains", self.chains, 1)
         must_be_count("warmup", self.warmup, 0)
-        if not callable(getattr(self.sampler, "draw", None)):
+        if isinstance(self.sampler, type) or not callable(getattr(self.sampler, "draw", None)):
             raise OptionError(
                 f"sampler={self.sampler!r} must be NUTS(...), HMC(...), MCLMC(...) or a Sampler."
             )
@@ -75,8 +75,8 @@ class Settings:
             if value not in allowed:
                 known = ", ".join(map(repr, allowed))
                 raise OptionError(f"{name}={value!r} is not known; choose one of {known}.")
-        if self.step_size is not None and not self.step_size > 0.0:
-            raise OptionError(f"step_size={self.step_size} must be a positive number.")
+        if self.step_size is not None and not _is_positive(self.step_size):
+            raise OptionError(f"step_size={self.step_size!r} must be a positive number.")
         if self.warmup == 0 and self.step_size is None:
             raise OptionError("warmup=0 adapts nothing: give step_size= as well.")
 
@@ -153,6 +153,8 @@ def sample(
         begin = starts(model, init, chains, key)
         saved = Saved(None)
         if resume is not None:
+            if not isinstance(resume, str | os.PathLike):
+                raise OptionError(f"resume={resume!r} must be the path of a directory.")
             saved = opened(resume, _described(settings, key, begin, save_every))
         options = {"lanes": lanes, "carrier": carrier, "progress": progress, "throw": False}
         capacity = draws if resume is None else save_every
@@ -387,3 +389,11 @@ def _chains(which: np.ndarray) -> str:
     numbers = np.flatnonzero(which)
     named = ", ".join(map(str, numbers[:NAMED])) + (", ..." if numbers.size > NAMED else "")
     return f"{numbers.size} of {which.size} chains ({named})"
+
+
+def _is_positive(value: Any) -> bool:
+    """Whether a value is one number above zero; one of JAX's counts."""
+    try:
+        return not isinstance(value, str) and float(value) > 0.0
+    except (TypeError, ValueError):
+        return False

@@ -38,10 +38,10 @@ class Sampler(Protocol):
 
 
 def must_be_share(name: str, value: float) -> None:
-    if not 0.0 < value < 1.0:
-        raise OptionError(f"{name}={value} must be a number between 0 and 1.")
+    if not isinstance(value, numbers.Real) or not 0.0 < value < 1.0:
+        raise OptionError(f"{name}={value!r} must be a number between 0 and 1.")
 
 
 def must_be_count(name: str, value: int, least: int) -> None:
-    if not isinstance(value, numbers.Integral) or value < least:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise OptionError(f"{name}={value!r} must be an int, {least} or more.")
