@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 import lanewise as lw
-from programs.case import Case, floats, inputs
+from programs.case import Case, floats, inputs, ints
 
 
 @lw.program
@@ -361,6 +361,26 @@ def _histories(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     return *(x.astype(np.float32) for x in (slope, moves, changes)), count
 
 
+def rough(x):
+    """A smooth energy of a chain of points, long enough that nobody wants it compiled at every place it is used."""
+    bonds = x[1:] - x[:-1]
+    bends = bonds[1:] * bonds[:-1]
+    wells = jnp.sum(jnp.log1p(x * x)) + 0.3 * jnp.sum(jnp.sin(x) * jnp.cos(0.5 * x))
+    pulls = jnp.sum(jnp.exp(-0.1 * bonds * bonds)) - 0.05 * jnp.sum(bends * bends)
+    return wells - pulls + 0.2 * jnp.tanh(x @ jnp.linspace(0.0, 1.0, x.size, dtype=x.dtype))
+
+
+@lw.program
+def rough_pieces(x, depth):
+    """A recursion that asks for the energy at its leaves and on its way back, along two ways."""
+    if depth == 0:
+        return rough(x)
+    near = rough_pieces(0.7 * x, depth - 1)
+    if near > 3.0:
+        return near + 0.5 * rough(jnp.flip(x))
+    return near - 0.25 * rough(x + near) + rough_pieces(1.1 * x + 0.1, depth - 1)
+
+
 CASES = (
     Case(
         "newton_sqrt",
@@ -438,5 +458,14 @@ CASES = (
         lax_form=lbfgs_direction_lax,
         rtol=1e-3,
         differentiable=(0, 1, 2),
+    ),
+    Case(
+        "rough_pieces",
+        rough_pieces,
+        inputs(floats(-1.0, 1.0, 12), ints(0, 3)),
+        rtol=1e-4,
+        differentiable=(0,),
+        recursive=True,
+        heavy=True,
     ),
 )

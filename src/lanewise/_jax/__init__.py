@@ -53,6 +53,7 @@ from lanewise._jax.jaxprs import (
     new_jaxpr,
     new_var,
     no_effects,
+    replace_eqns,
     run_eqn,
     scan_parts,
     select_n_p,

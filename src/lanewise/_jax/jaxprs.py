@@ -101,6 +101,13 @@ def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr, list(consts))
 
 
+def replace_eqns(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn]) -> Jaxpr:
+    """The same code with other equations, and the constants it holds."""
+    inner = cast(Any, getattr(jaxpr, "jaxpr", jaxpr))
+    changed = inner.replace(eqns=list(eqns))
+    return changed if inner is jaxpr else close_jaxpr(changed, attached_consts(jaxpr))
+
+
 def flat_jaxpr(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
     """The same code with its constvars as leading inputs (0.12 has one class, 0.10 two)."""
     return new_jaxpr([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)

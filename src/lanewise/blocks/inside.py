@@ -20,7 +20,7 @@ from lanewise._jax import Atom, Jaxpr, JaxprEqn
 from lanewise.program import program_p, throw_p
 
 # Primitive name -> the parameter that holds the code it runs on all its operands.
-_CALL_LIKE = {
+CALL_LIKE = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -54,8 +54,8 @@ def inside(eqn: JaxprEqn, expand: Expand) -> Inside | None:
     `expand` gives the code of a program under an inner `jax.vmap`: a machine of its own.
     """
     name = eqn.primitive.name
-    if name in _CALL_LIKE:
-        jaxpr = eqn.params[_CALL_LIKE[name]]
+    if name in CALL_LIKE:
+        jaxpr = eqn.params[CALL_LIKE[name]]
         return Inside(jaxpr, tuple(eqn.invars), _jax.attached_consts(jaxpr))
     if eqn.primitive is program_p:
         program = eqn.params["program"]

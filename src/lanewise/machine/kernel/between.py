@@ -221,7 +221,7 @@ class _OnState(Bodies):
             place = self.places[var] = Scalar((), var.aval.dtype, own, place=True)
             self.near.append((place, name))
         if linked.has_calls:
-            w.line("const lw_strided<int32> returns((char*)out3, example, examples);")
+            w.line("const lw_apart<int32> returns((char*)out3, example, examples);")
         for var in linked.storage.stacks:
             self.stacks[var] = self.array(var)
 

@@ -28,6 +28,7 @@ from lanewise.errors import Outcome
 from lanewise.machine.kernel import dtypes, prelude
 from lanewise.machine.kernel.bodies import Bodies
 from lanewise.machine.kernel.graph import Node
+from lanewise.machine.kernel.outline import outlined
 from lanewise.machine.kernel.rules import table as table  # fills the table of rules
 from lanewise.machine.kernel.structure import (
     DISPATCH,
@@ -39,6 +40,7 @@ from lanewise.machine.kernel.structure import (
     Run,
     leaves,
     structure,
+    times_written,
 )
 from lanewise.machine.kernel.values import Scalar, Stored
 from lanewise.machine.kernel.writer import Writer
@@ -105,12 +107,16 @@ def operand_of(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
 
 
 class Emitter:
-    """Writes a kernel around the bodies of its blocks."""
+    """Writes a kernel around the bodies of its blocks. If it `calls`, what stands at several places is a function."""
+
+    calls = True
 
     def __init__(self, bodies: Bodies) -> None:
         self.bodies = bodies
         self.linked, self.varying, self.writer = bodies.linked, bodies.varying, bodies.writer
         self.structure = structure(self.edges(), self.heads(), self._weight(), pausing=True)
+        if self.calls:
+            bodies.linked = self.linked = outlined(self.linked, times_written(self.structure))
 
     # -- the graph -------------------------------------------------------------------------------------
 
@@ -376,9 +382,11 @@ class Emitter:
             f"{body}\n}}"
         )
         tables = "\n".join(self.writer.tables)
-        helpers = prelude.needed(f"{tables}\n{kernel}")
+        functions = "\n\n".join(self.writer.texts)
+        helpers = prelude.needed(f"{tables}\n{functions}\n{kernel}")
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
-        parts = [prelude.HEADER, fixed, helpers, tables, kernel, _host_entry(arguments)]
+        entry = _host_entry(arguments)
+        parts = [prelude.HEADER, fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 

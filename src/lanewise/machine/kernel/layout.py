@@ -31,12 +31,21 @@ class Layout:
 
     def declare(self, kind: str, name: str, size: int) -> str:
         """The declaration of an array of a lane's own."""
-        if size * SIZES[kind] <= LOCAL_BYTES:
+        if not self.strides(kind, size):
             return f"{kind} {name}[{max(size, 1)}];"
-        offset = self.used
-        self.used += -(-size * SIZES[kind] // _ALIGNMENT) * _ALIGNMENT
-        self.most = max(self.most, self.used)
+        offset = self.lend(size * SIZES[kind])
+        self.used += _aligned(size * SIZES[kind])
         return f"const lw_strided<{kind}> {name}(scratch + {offset} * lanes, lane, lanes);"
+
+    @staticmethod
+    def strides(kind: str, size: int) -> bool:
+        """Whether such an array lies in the scratch memory."""
+        return size * SIZES[kind] > LOCAL_BYTES
+
+    def lend(self, wanted: int) -> int:
+        """Where so many bytes are free at this moment."""
+        self.most = max(self.most, self.used + _aligned(wanted))
+        return self.used
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -44,3 +53,7 @@ class Layout:
         used = self.used
         yield
         self.used = used
+
+
+def _aligned(wanted: int) -> int:
+    return -(-wanted // _ALIGNMENT) * _ALIGNMENT

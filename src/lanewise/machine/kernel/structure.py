@@ -12,6 +12,7 @@ of functions and the places where calls return are heads, which the kernel reach
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -186,6 +187,24 @@ class _Builder:
             return (Leave("again", target),)
         self.labels.add(target)
         return (Leave("goto", target),)
+
+
+def times_written(found: Structure) -> Counter[Node]:
+    """How often the code of each node is written: once, and once for each copy."""
+    times: Counter[Node] = Counter()
+
+    def walk(code: Code) -> None:
+        for part in code:
+            if isinstance(part, Loop):
+                walk(part.body)
+            elif isinstance(part, Run):
+                times[found.origin[part.node]] += 1
+                for way in part.ways:
+                    walk(way)
+
+    for code in found.code.values():
+        walk(code)
+    return times
 
 
 def leaves(code: Code) -> bool:

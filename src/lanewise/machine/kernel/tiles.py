@@ -135,6 +135,9 @@ class _TileBodies(Bodies):
 class _Tiles(Emitter):
     """Writes turns of the tile, between which the slots that left the program's loop are served."""
 
+    # There is no vector instruction for a call.
+    calls = False
+
     def __init__(self, bodies: Bodies, loop: _Loop) -> None:
         self.loop = loop
         super().__init__(bodies)

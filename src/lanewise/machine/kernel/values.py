@@ -96,11 +96,12 @@ class _InMemory(Value):
 class Stored(_InMemory):
     """Elements in memory, row-major: a local array, a lane's part of the scratch memory, an operand read in place.
 
-    `constant`: nothing ever writes there.
+    `constant`: nothing ever writes there. `strided`: the name is that of an `lw_strided`, not of a pointer or array.
     """
 
     name: str = ""
     constant: bool = False
+    strided: bool = False
 
     @property
     def roots(self) -> Roots:

@@ -26,22 +26,13 @@ from lanewise.machine.kernel.layout import Layout
 from lanewise.machine.kernel.rules import RULES, Unsupported
 from lanewise.machine.kernel.scope import Scope
 from lanewise.machine.kernel.uses import uses_of
-from lanewise.machine.kernel.values import (
-    Index,
-    Mapped,
-    Place,
-    Scalar,
-    Stored,
-    Value,
-    View,
-)
+from lanewise.machine.kernel.values import Index, Mapped, Place, Scalar, Stored, Value, View
 
-# Loops of at most this many iterations are unrolled, so that the arrays they index can live in registers. Longer ones
-# are the compiler's to decide about; but CUDA's would unroll many turns, and run out of registers.
+# Loops of at most this many iterations are unrolled, so that the arrays they index can live in registers; of those
+# between, a host unrolls a few turns, CUDA's compiler what it thinks fit (with no loop of more than 4 turns told to,
+# HMC's kernel took 0.84 ms for 1.22). Longer ones it would unroll so far that it ran out of registers.
+UNROLLED_WHOLE = 8
 UNROLLED = 16
-# Of these CUDA's compiler unrolls what it thinks fit: with no loop of more than 4 turns told to unroll, HMC's kernel
-# took 0.84 ms for 1.22.
-UNROLLED_ON_GPU = 8
 # Those of more iterations than this are many.
 MANY = 48
 # Arrays of at least this many elements are the work of all threads that run a lane together.
@@ -70,8 +61,11 @@ class Writer:
         # Whether the threads of a warp run one lane together. Long arrays are then shared by them.
         self.together = False
         self.shared_bytes = 0
+        # Functions (see `functions.py`) by what they are made of, and their texts.
+        self.functions: dict[Any, Any] = {}
+        self.texts: list[str] = []
+        self.unrolling = 1
         self._next_name = 0
-        self._unrolling = 1
         self._known_constants: dict[int, tuple[Any, Value]] = {}
 
     # -- text ------------------------------------------------------------------------------------------
@@ -97,7 +91,7 @@ class Writer:
     def unroll(self, turns: int) -> None:
         """Say how the loop that comes next is unrolled."""
         if turns <= UNROLLED:
-            self.line("LW_UNROLL" if turns <= UNROLLED_ON_GPU else "LW_UNROLL_ON_HOST")
+            self.line("LW_UNROLL" if turns <= UNROLLED_WHOLE else "LW_UNROLL_SOME")
         elif turns > MANY:
             self.line("LW_UNROLL_FOUR")
 
@@ -105,7 +99,7 @@ class Writer:
     def loops(self, shape: Sequence[int]) -> Iterator[tuple[Index, ...]]:
         """One loop for each axis; gives the indices. Axes of one element need no loop."""
         turns = math.prod(shape)
-        unrolled = turns <= UNROLLED and turns * self._unrolling <= MOST_UNROLLED
+        unrolled = turns <= UNROLLED and turns * self.unrolling <= MOST_UNROLLED
         indices: list[Index] = []
         opened = 0
         last = max((axis for axis, size in enumerate(shape) if size != 1), default=0)
@@ -122,10 +116,10 @@ class Writer:
             self.line(f"for (int {index} = 0; {index} < {size}; ++{index}) {{")
             self.depth += 1
             opened += 1
-        before = self._unrolling
-        self._unrolling *= turns if unrolled else 1
+        before = self.unrolling
+        self.unrolling *= turns if unrolled else 1
         yield tuple(indices)
-        self._unrolling = before
+        self.unrolling = before
         for _ in range(opened):
             self.depth -= 1
             self.line("}")
@@ -133,14 +127,14 @@ class Writer:
     @contextmanager
     def turns(self, header: str, number: int, *, short: bool) -> Iterator[None]:
         """A loop of a rule's own, of so many turns; a `short` one is unrolled as far as loops around it leave room."""
-        unrolled = short and number <= UNROLLED and number * self._unrolling <= MOST_UNROLLED
+        unrolled = short and number <= UNROLLED and number * self.unrolling <= MOST_UNROLLED
         if unrolled:
             self.unroll(number)
-        before = self._unrolling
-        self._unrolling *= number if unrolled else 1
+        before = self.unrolling
+        self.unrolling *= number if unrolled else 1
         with self.block(header):
             yield
-        self._unrolling = before
+        self.unrolling = before
 
     # -- values ----------------------------------------------------------------------------------------
 
@@ -360,9 +354,9 @@ class Writer:
         if self.together and size >= LONG:
             self.shared_bytes += size * dtypes.SIZES[kind]
             self.line(f"LW_SHARED {kind} {name}[{size}];")
-        else:
-            self.line(self.layout.declare(kind, name, size))
-        return Stored(tuple(shape), dtype, name)
+            return Stored(tuple(shape), dtype, name)
+        self.line(self.layout.declare(kind, name, size))
+        return Stored(tuple(shape), dtype, name, strided=self.layout.strides(kind, size))
 
     def local(self, dtype: Any, size: int) -> str:
         """Scratch memory of `size` elements; gives its name, to be indexed with `name[i]`."""

@@ -7,6 +7,7 @@ gather elements of several operands (`concatenate`, `pad`, `stack`) are stored, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from lanewise._jax import JaxprEqn, Var
@@ -41,7 +42,7 @@ def with_shape(w: Writer, value: Value, shape: Sequence[int]) -> Value:
     if value.shape == shape:
         return value
     if isinstance(value, Stored) and shape:
-        return Stored(shape, value.dtype, value.name, value.constant)
+        return replace(value, shape=shape)
     wide = [axis for axis, size in enumerate(shape) if size != 1]
     if [shape[axis] for axis in wide] != [size for size in value.shape if size != 1] or 0 in shape:
         return Reshaped(shape, value.dtype, value)

@@ -1,5 +1,6 @@
 """All rules: importing this fills `RULES`."""
 
+from lanewise.machine.kernel import functions as functions
 from lanewise.machine.kernel.rules import control as control
 from lanewise.machine.kernel.rules import defined as defined
 from lanewise.machine.kernel.rules import elementwise as elementwise
