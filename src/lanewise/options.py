@@ -113,7 +113,7 @@ class Options:
 
     def of_kernel(self) -> Options:
         """What a kernel's text depends on: one that is recorded counts the steps of its lanes."""
-        return replace(self.unwatched(), stats=self.stats or self.recorded)
+        return Options(max_steps=self.max_steps, stats=self.stats or self.recorded)
 
     def as_recorded(self) -> Options:
         """The same for a run that is recorded."""

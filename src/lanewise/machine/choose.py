@@ -414,10 +414,15 @@ def _largest_of_a_lane(linked: Linked) -> int:
 def blocks_of(
     program: Program, varying: Sequence[bool], options: Options, expand: Expand
 ) -> BlockProgram:
-    """The program's blocks, simplified."""
-    return simplify(
-        flatten(program, varying, expand=expand, every_loop=options.max_steps is not None)
-    )
+    """The program's blocks, simplified; remembered."""
+    return _blocks(program, tuple(varying), options.max_steps is not None, expand)
+
+
+@functools.lru_cache(maxsize=512)
+def _blocks(
+    program: Program, varying: tuple[bool, ...], every_loop: bool, expand: Expand
+) -> BlockProgram:
+    return simplify(flatten(program, varying, expand=expand, every_loop=every_loop))
 
 
 def plan_for(

@@ -435,7 +435,7 @@ def _one_by_one(
         from lanewise.machine.kernel import device
         from lanewise.machine.kernel.carry import kernel_for, run_kernel
 
-        emitted = kernel_for(program, tuple(flags), options.of_kernel(), expand)
+        emitted = kernel_for(program, tuple(flags), options, expand)
         on_gpu = functools.partial(device.call, lanes=options.lanes, site=site)
         ran = run_kernel(emitted, program, flat, width, capacity, on_gpu)
     return _shaped(ran, program, lanes, mapped, options)

@@ -124,7 +124,7 @@ def run_native(
     if path == IN_STEP:
         emitted = _in_step(program, varying, options.unwatched(), expand)
     else:
-        emitted = kernel_for(program, varying, options.of_kernel(), expand)
+        emitted = kernel_for(program, varying, options, expand)
     assert emitted is not None
     call = functools.partial(foreign.call, site=site, counts=path != IN_STEP)
     return run_kernel(emitted, program, operands, lanes, capacity, call)

@@ -24,19 +24,28 @@ from lanewise.program import Program
 Run = Callable[[Emitted, Sequence[Any], int, int], tuple[list[Any], Any, Any, Any]]
 
 
-@functools.lru_cache(maxsize=512)
 def blocks_for(
     program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
 ) -> Linked:
     """The blocks of the program's kernel, remembered."""
-    return kernel_blocks(program, varying, options, expand)
+    return _blocks(program, varying, options.of_kernel(), expand)
 
 
-@functools.lru_cache(maxsize=512)
 def kernel_or_obstacle(
     program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
 ) -> Emitted | Obstacle:
     """The program's kernel, remembered, or the first thing that keeps it from being one."""
+    return _kernel_or_obstacle(program, varying, options.of_kernel(), expand)
+
+
+# Remembered by nothing of the options but what a kernel's text depends on: who plans and who runs have others.
+_blocks = functools.lru_cache(maxsize=512)(kernel_blocks)
+
+
+@functools.lru_cache(maxsize=512)
+def _kernel_or_obstacle(
+    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
+) -> Emitted | Obstacle:
     linked = blocks_for(program, varying, options, expand)
     if linked.has_calls:
         linked = link(leaf_calls(linked.program), varying)
