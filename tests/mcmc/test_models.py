@@ -82,6 +82,53 @@ def test_a_numpyro_model_is_its_density() -> None:
     assert_sampled(model)
 
 
+def ragged() -> None:
+    """Supports of several kinds, one of which depends on another site."""
+    import numpyro
+    from numpyro import distributions as dist
+
+    low: Any = numpyro.sample("low", dist.Normal(0.0, 1.0))
+    numpyro.sample("between", dist.Uniform(low, low + 2.0))
+    weights: Any = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
+    numpyro.deterministic("first", weights[0])
+    with numpyro.plate("rows", 5):
+        numpyro.sample("observed", dist.Normal(low, 1.0), obs=OBSERVED)
+
+
+def looping() -> None:
+    """A loop of NumPyro's own, which NumPyro must prepare."""
+    import numpyro
+    from numpyro import distributions as dist
+    from numpyro.contrib.control_flow import scan
+
+    def step(state: Any, observed: Any) -> Any:
+        state = numpyro.sample("state", dist.Normal(0.9 * state, 1.0))
+        numpyro.sample("observed", dist.Normal(state, 0.5), obs=observed)
+        return state, None
+
+    scan(step, numpyro.sample("start", dist.Normal(0.0, 1.0)), jnp.asarray(OBSERVED))
+
+
+@needs_numpyro
+@pytest.mark.parametrize("model", [ragged, looping])
+def test_a_numpyro_model_is_what_numpyro_makes_of_it(model: Any) -> None:
+    from numpyro.infer.util import initialize_model
+
+    ours = mcmc.from_numpyro(model)
+    theirs = initialize_model(jax.random.PRNGKey(0), model)
+    assert ours.init is not None and ours.shown is not None
+    position = jax.jit(ours.init)(jax.random.key(3))
+    shapes = jax.tree.map(jnp.shape, (position, theirs.param_info.z))
+    assert shapes[0] == shapes[1]
+    expected = theirs.postprocess_fn(position)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        (ours.logdensity(position), dict(ours.shown(position))),
+        (-theirs.potential_fn(position), {name: expected[name] for name in ours.shown(position)}),
+    )
+    assert set(expected) == set(ours.shown(position))
+
+
 @needs_pymc
 def test_a_pymc_model_is_its_density(precision: None) -> None:
     import pymc
