@@ -1,24 +1,36 @@
-"""How long a lifted program takes to compile, against `jax.jit(jax.vmap(f))` of the same `f`.
+"""How long programs take to compile, against `jax.jit(jax.vmap(f))`, and models to sample, against NumPyro.
 
 Tracing, flattening, lowering and compilation all count, XLA's and that of the carrier's own compiler. Each is measured
 in a process of its own with an empty folder for what compilers keep. The target is at most 2.5 times.
 
-    python benchmarks/compile.py [--lanes 256] [--repeats 3]
+Ten models (`_models.py`) are sampled with 4 chains of 500 + 500 draws, as plain densities and from NumPyro's own
+models, from the start of a process to its end. NumPyro runs its chains "vectorized", which is its faster way here; its
+samples stay JAX arrays, while ours become ArviZ's data, whose import is counted. The claims are of CPU seconds, those
+of compilers and of what still runs in the background when the draws are there included; wall seconds stand beside. The
+target is no more than NumPyro's. A second process, for which kernels are kept, has 3 seconds of CPU time to its first
+draw, imports included.
+
+    python benchmarks/compile.py [--lanes 256] [--repeats 3] [--only {vmap,sampling}] [--models NAME ...]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+import _models
 import _programs
 import lanewise as lw
 from _harness import Claim, compile_seconds, report
@@ -60,27 +72,106 @@ def measured_apart(name: str, transform: str, lanes: int) -> float:
     return float(done.stdout.split()[-1])
 
 
+class Seconds(NamedTuple):
+    """What a process took."""
+
+    cpu: float
+    wall: float
+    said: str
+
+
+def sampled(cache: str, *arguments: str) -> Seconds:
+    """A model sampled in a fresh process, which keeps kernels in `cache`."""
+    script = str(Path(__file__).with_name("_sampling.py"))
+    # Matplotlib, which ArviZ imports, would list this machine's fonts anew in an empty folder.
+    environment = {"MPLCONFIGDIR": str(Path.home() / ".config" / "matplotlib"), **os.environ}
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, script, *arguments],
+        env=environment | {"XDG_CACHE_HOME": cache},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Seconds(cpu, wall, done.stdout)
+
+
+def middle(found: list[Seconds]) -> Seconds:
+    return Seconds(*(statistics.median(column) for column in list(zip(*found))[:2]), "")
+
+
+def sampling(models: list[str], repeats: int) -> list[Claim]:
+    """Ours and NumPyro in turns, each in a fresh process with nothing kept; then ours again with what it has kept."""
+    claims = []
+    for name in models:
+        contenders = {
+            "ours": ("density",),
+            "ours, its NumPyro model": ("adapter",),
+            "NumPyro": ("vectorized",),
+        }
+        if name == "poisson":
+            contenders['ours, adaptation="chain"'] = ("density", "--chain")
+        times: dict[str, list[Seconds]] = {contender: [] for contender in contenders}
+        first = []
+        for _ in range(repeats):
+            for contender, arguments in contenders.items():
+                with tempfile.TemporaryDirectory() as empty:
+                    times[contender].append(sampled(empty, name, *arguments))
+                    if contender == "ours":
+                        again = sampled(empty, name, *arguments, "--first")
+                        first.append(float(again.said.split()[-1]))
+        peer = middle(times.pop("NumPyro"))
+        title = _models.MODELS[name]().name
+        for contender, found in times.items():
+            mine = middle(found)
+            claim = Claim(f"sample: {title}, {contender}", mine.cpu, peer.cpu, "<= 1.0")
+            claims.append(claim)
+            print(
+                f"{claim.claim}: {mine.cpu:.1f} s CPU, NumPyro {peer.cpu:.1f}, {claim.ratio:.2f}x, target <= 1.0:"
+                f" {'met' if claim.met else 'missed'}; wall {mine.wall:.1f} s, NumPyro {peer.wall:.1f}",
+                flush=True,
+            )
+        claims.append(
+            Claim(f"first draw, kernels kept: {title}", statistics.median(first), 3.0, "<= 1.0")
+        )
+        print(f"{claims[-1].claim}: {claims[-1].ours:.2f} s CPU, target <= 3", flush=True)
+    return claims
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--lanes", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=("vmap", "sampling"))
+    parser.add_argument("--models", nargs="+", choices=_models.MODELS, default=[*_models.MODELS])
     parser.add_argument("--measure", nargs=2, metavar=("SUBJECT", "TRANSFORM"))
     options = parser.parse_args()
     if options.measure:
         print(measure(*options.measure, options.lanes))
         return
+    claims: list[Claim] = []
+    if options.only != "sampling":
+        claims += lifting(options.lanes, options.repeats)
+    if options.only != "vmap":
+        claims += sampling(options.models, options.repeats)
+    report(claims)
 
+
+def lifting(lanes: int, repeats: int) -> list[Claim]:
+    """Programs lifted by ours and by `jax.vmap`."""
     claims: list[Claim] = []
     for make in SUBJECTS:
         try:
-            subject = make(options.lanes)
+            subject = make(lanes)
         except ImportError as missing:
             print(f"{make.__name__}: left out, {missing.name} is not installed")
             continue
         times: dict[str, list[float]] = {transform: [] for transform in TRANSFORMS}
-        for _ in range(options.repeats):
+        for _ in range(repeats):
             for transform, found in times.items():
-                found.append(measured_apart(make.__name__, transform, options.lanes))
+                found.append(measured_apart(make.__name__, transform, lanes))
         claim = Claim(
             f"compile: {subject.name}",
             statistics.median(times["ours"]),
@@ -94,7 +185,7 @@ def main() -> None:
             flush=True,
         )
         claims.append(claim)
-    report(claims)
+    return claims
 
 
 if __name__ == "__main__":

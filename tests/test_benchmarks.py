@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import needs
+from _models import MODELS
 from control import SUITE, Entry
 from control.cuda_limits import LIMITS as CUDA_LIMITS
 from control.measure import check, on_host, ours
@@ -92,3 +93,25 @@ def test_the_limits_in_cuda_agree(key: str, tmp_path: Path) -> None:
         kernel.limit(*pointers, ctypes.c_int(LANES))
     expected = jax.vmap(case.twin, in_axes=case.in_axes)(*case.arguments)
     check(entry, case, answers, expected, "CUDA")
+
+
+def test_models_are_the_same_to_numpyro() -> None:
+    """Plain densities and NumPyro's differ by a constant; a scale is known by its logarithm in both."""
+    needs.library("numpyro")
+    from numpyro.infer.util import potential_energy
+
+    def energies(key: jax.Array) -> list[jax.Array]:
+        found = []
+        for make in MODELS.values():
+            model = make()
+            position = model.init(key)
+            renamed = {name.removeprefix("log_"): value for name, value in position.items()}
+            potential = potential_energy(model.numpyro(), (), {}, renamed)
+            found.append(potential + model.logdensity(position))
+        return found
+
+    # Two positions of each in one compilation.
+    keys = jax.random.split(jax.random.key(0))
+    for name, sums in zip(MODELS, jax.jit(jax.vmap(energies))(keys), strict=True):
+        assert np.isfinite(sums).all(), name
+        np.testing.assert_allclose(sums[0], sums[1], atol=2e-2, err_msg=name)
