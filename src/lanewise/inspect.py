@@ -17,7 +17,8 @@ from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import OptionError
 from lanewise.machine.choose import Plan, blocks_of
 from lanewise.machine.draws import as_it_runs
-from lanewise.machine.execute import expand, on_host
+from lanewise.machine.execute import expand
+from lanewise.machine.on_host import on_host
 from lanewise.machine.schedule import dear_blocks
 from lanewise.options import NAMES, Options
 from lanewise.program import Program

@@ -16,7 +16,7 @@ import needs
 from comparing import lanes_of
 from corpus import Case, case_named
 from lanewise.blocks.form import verify
-from lanewise.machine import execute, sample
+from lanewise.machine import execute, on_host, sample
 from lanewise.machine.choose import blocks_of
 from lanewise.machine.kernel import foreign
 from lanewise.machine.link import Linked, link
@@ -63,7 +63,7 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> list[Sample | None]:
         return taken[-1]
 
     monkeypatch.setattr(execute, "take_sample", take)
-    execute.on_host.cache_clear()
+    on_host.on_host.cache_clear()
     return taken
 
 

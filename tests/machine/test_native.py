@@ -16,7 +16,7 @@ import lanewise as lw
 from comparing import assert_same, take
 from corpus import Case, case_named
 from lanewise.errors import InternalError, OptionError, Outcome
-from lanewise.machine import choose, execute
+from lanewise.machine import choose, on_host
 from lanewise.machine.kernel import foreign, host
 from lanewise.machine.native import CPP, IN_STEP, XLA
 from programs.small import depth, fib
@@ -28,7 +28,7 @@ SIZE = 17
 
 def forget_plans() -> None:
     choose._planned.cache_clear()
-    execute.on_host.cache_clear()
+    on_host.on_host.cache_clear()
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise.blocks.flatten import operand_avals
-from lanewise.machine.execute import execute_on_host
 from lanewise.machine.feed import NONE_ENDED, Ended, Example
+from lanewise.machine.on_host import execute_on_host, not_waiting
 from lanewise.machine.state import loaded, stored
 from lanewise.options import Options
 from lanewise.program import Program
@@ -66,14 +66,15 @@ class InBatches:
             rows = np.stack([example.rows[place] for example in taken])
             filled = np.resize(rows, (size, *rows.shape[1:]))
             given.append(loaded(jnp.asarray(filled), aval))
-        self.out = execute_on_host(
-            *self.captures,
-            *given,
-            program=self.program,
-            lanes=(size,),
-            mapped=self.mapped,
-            options=self.options,
-        )
+        with not_waiting():
+            self.out = execute_on_host(
+                *self.captures,
+                *given,
+                program=self.program,
+                lanes=(size,),
+                mapped=self.mapped,
+                options=self.options,
+            )
         self.index = np.array([example.index for example in taken])
         self.began = time.perf_counter()
         return True

@@ -115,8 +115,12 @@ def run_native(
     path: str,
     capacity: int,
     site: Site | None = None,
+    stops: bool = False,
 ) -> tuple[list[Any], Any, Any, list[Any]]:
-    """Answers, codes, sites and statistics of all lanes; a stack holds `capacity` frames. `site` is for who watches."""
+    """Answers, codes, sites and statistics of all lanes; a stack holds `capacity` frames.
+
+    `site` is for who watches; `stops`: an interrupt cuts the run short (by the C++ paths alone).
+    """
     varying = tuple(varying)
     if path == XLA:
         linked = blocks_for(program, varying, options.unwatched(), expand)
@@ -126,7 +130,7 @@ def run_native(
     else:
         emitted = kernel_for(program, varying, options, expand)
     assert emitted is not None
-    call = functools.partial(foreign.call, site=site, counts=path != IN_STEP)
+    call = functools.partial(foreign.call, site=site, counts=path != IN_STEP, stops=stops)
     return run_kernel(emitted, program, operands, lanes, capacity, call)
 
 

@@ -41,6 +41,7 @@ from lanewise.machine.schedule import block_operations, dear_for, swept_blocks
 from lanewise.machine.state import (
     State,
     grown,
+    has_fuel,
     initial_state,
     outcome_codes,
     running,
@@ -183,7 +184,7 @@ class Refill:
             busy = running(flow.machine, self.linked).sum(dtype=jnp.int32) > enough(flow)
             if growable:
                 busy &= (flow.machine.pc < 0).sum() * WAITING_FOR_ROOM < lanes
-            return busy
+            return busy & has_fuel(flow.machine)
 
         def turn(flow: Flow) -> Flow:
             pause = Pause(jnp.where(flow.next < limit, patience, jnp.inf), enough(flow))
@@ -276,6 +277,7 @@ class Refill:
                 ticks=whole.ticks,
                 counters=whole.counters,
                 watch=whole.watch,
+                fuel=whole.fuel,
             ),
             example=jnp.where(taken, self.examples, example)
             .at[back]

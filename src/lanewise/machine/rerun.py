@@ -27,7 +27,7 @@ class Rerun:
     """A program that runs again, for the lanes whose stacks were full.
 
     `run(*operands, capacity)` runs all lanes and `part(*operands, rows, capacity)` those of `rows`, the lane axes
-    flattened; answers come first, then `codes`. Without `part` all lanes run again.
+    flattened; answers come first, then `codes`. Without `part` all lanes run again. `around` lets interrupts end a run.
     """
 
     def __init__(
@@ -37,9 +37,10 @@ class Rerun:
         codes: int,
         first: int,
         most: int,
+        around: Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]],
     ) -> None:
-        self.run = jax.jit(run, static_argnames="capacity")
-        self.part = None if part is None else jax.jit(part, static_argnames="capacity")
+        self.run = around(jax.jit(run, static_argnames="capacity"))
+        self.part = None if part is None else around(jax.jit(part, static_argnames="capacity"))
         self.codes, self.capacity, self.most = codes, first, most
 
     def run_growing(self, operands: Sequence[Any]) -> list[Any]:

@@ -22,7 +22,7 @@ from lanewise.machine.compact import first_lanes
 from lanewise.machine.link import Linked
 from lanewise.machine.refill import lanes_of, num_dear, put_lanes
 from lanewise.machine.schedule import dear_for
-from lanewise.machine.state import State, running
+from lanewise.machine.state import State, has_fuel, running
 from lanewise.machine.ticks import begin, run_ticks
 from lanewise.options import Options
 
@@ -65,13 +65,14 @@ def _run(
     few = narrower[0] if narrower else 0
 
     def goes_on(state: State) -> Any:
-        return running(state, linked).sum(dtype=jnp.int32) > few
+        return (running(state, linked).sum(dtype=jnp.int32) > few) & has_fuel(state)
 
     state = observe.watched_loop(
         goes_on, tick, state, lambda state: state, lambda _, state: state, linked.halt, 0
     )
     if not narrower:
         return state
+    # Without fuel more lanes run than fit: those that do not stay, and the others come back.
     rows = first_lanes(running(state, linked), few)
     dear = num_dear(linked, few, schedule)
     inner = lanes_of(state, jnp.minimum(rows, width - 1)).with_(
@@ -85,4 +86,5 @@ def _run(
         ticks=inner.ticks,
         counters=inner.counters,
         watch=inner.watch,
+        fuel=inner.fuel,
     )

@@ -41,6 +41,7 @@ from lanewise.outcomes import COUNTERS
         "spent",
         "life",
         "watch",
+        "fuel",
     ],
     meta_fields=[],
 )
@@ -68,6 +69,8 @@ class State:
     # Of a machine that is watched (`observe.py`); empty otherwise.
     life: Any = ()
     watch: Any = ()
+    # How many more ticks the machine runs before the host has its turn; empty inside `jit`, where it has none.
+    fuel: Any = ()
 
     def with_(self, **changes: Any) -> State:
         return replace(self, **changes)
@@ -147,9 +150,28 @@ def running(state: State, linked: Linked) -> Any:
 
 
 def any_running(state: State, linked: Linked) -> Any:
-    """Whether the machine must tick again."""
-    (answer,) = as_one_function(lambda pc: [((pc >= 0) & (pc < linked.halt)).any()], state.pc)
+    """Whether the machine must tick again, and may."""
+
+    def goes_on(pc: Any, *fuel: Any) -> list[Any]:
+        found = ((pc >= 0) & (pc < linked.halt)).any()
+        return [found & (fuel[0] > 0) if fuel else found]
+
+    (answer,) = as_one_function(goes_on, state.pc, *_fuel(state))
     return answer
+
+
+def has_fuel(state: State) -> Any:
+    """Whether the machine may tick again."""
+    return state.fuel > 0 if _fuel(state) else True
+
+
+def burned(state: State) -> State:
+    """The state with a tick less to run."""
+    return state.with_(fuel=state.fuel - 1) if _fuel(state) else state
+
+
+def _fuel(state: State) -> tuple[Any, ...]:
+    return () if isinstance(state.fuel, tuple) else (state.fuel,)
 
 
 def waits_for_stack(state: State) -> Any:

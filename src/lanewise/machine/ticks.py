@@ -23,7 +23,15 @@ from lanewise.machine import observe
 from lanewise.machine.advance import Advance
 from lanewise.machine.link import Linked
 from lanewise.machine.schedule import SCHEDULES, Tick, dear_for
-from lanewise.machine.state import State, any_running, loaded, outcome_codes, running
+from lanewise.machine.state import (
+    State,
+    any_running,
+    burned,
+    has_fuel,
+    loaded,
+    outcome_codes,
+    running,
+)
 from lanewise.one_function import as_one_function
 from lanewise.options import Options
 
@@ -79,8 +87,9 @@ def run_until(
         return state, *as_one_function(account, state.pc, spent)
 
     def goes_on(carry: Any) -> Any:
-        _, spent, busy = carry
-        return (busy > pause.few) & (spent[0] < pause.idle) & (spent[1] < pause.ticks)
+        state, spent, busy = carry
+        paused = (busy <= pause.few) | (spent[0] >= pause.idle) | (spent[1] >= pause.ticks)
+        return ~paused & has_fuel(state)
 
     nothing = jnp.zeros((2,), jnp.float32)
     _, busy = account(state.pc, nothing)
@@ -119,6 +128,7 @@ def begin(
     tick = SCHEDULES[schedule](advance)
 
     def counted(state: State) -> State:
+        state = burned(state)
         if not (counting or watching):
             return tick(state)
         state = state.with_(ticks=state.ticks + 1)

@@ -13,7 +13,7 @@ import pytest
 
 import lanewise as lw
 from lanewise.errors import CompilerError, OptionError
-from lanewise.machine import choose, execute, given_up
+from lanewise.machine import choose, given_up, on_host
 from lanewise.machine.kernel import compiler, foreign, host, kept, tiers
 
 TEXT = 'extern "C" int answer() { return 42; }\n'
@@ -36,7 +36,7 @@ def cxx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[s
 
     def forget() -> None:
         caches = (host._loaded, host.obstacle, tiers.load)
-        for cache in (*caches, choose._planned, execute.on_host):
+        for cache in (*caches, choose._planned, on_host.on_host):
             cache.cache_clear()
         given_up._reasons.clear()
 

@@ -303,6 +303,7 @@ class _Between(Emitter):
         w, linked = self.writer, self.linked
         w.depth = 1
         w.line("const long long lane = LW_LANE, lanes = LW_LANES;")
+        w.line("LW_LISTEN")
         # A block of threads that run a lane together has that lane alone.
         first = "LW_PLATFORM(blockIdx.x, LW_FIRST(next))" if w.together else "LW_FIRST(next)"
         after = "LW_PLATFORM(examples, LW_NEXT(next))" if w.together else "LW_NEXT(next)"
@@ -316,6 +317,7 @@ class _Between(Emitter):
                 w.line("continue;")
             self.bodies.declare()
             with w.block("for (;;)"):
+                w.line("LW_PAUSE")
                 self.cases(self.structure.heads)
                 w.line("dispatch: ;")
             w.line("finished: ;")

@@ -16,7 +16,7 @@ way. Recursion keeps a stack for each variable that needs one (see `blocks/analy
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,10 @@ class Emitted:
     together: bool = False
 
     name = "lanewise_kernel"
+
+    def stopped_by_flag(self, ticks: int) -> Emitted:
+        """The same kernel, which ends when its global `lw_stop` is set; it looks at that every so many clock ticks."""
+        return replace(self, text=f"#define LW_STOPS {ticks}ll\n{self.text}")
 
     def scratch_bytes(self, capacity: int) -> int:
         """The scratch memory one lane takes when its stacks hold `capacity` frames."""
@@ -169,6 +173,7 @@ class Emitter:
         outputs = [operand_of(var.aval.shape, var.aval.dtype, True) for var in results]
         w.depth = 1
         w.line("const long long lane = LW_LANE, lanes = LW_LANES;")
+        w.line("LW_LISTEN")
         self.bodies.declare_stacks()
         self.lanes(results)
         operands += [operand_of(c.shape, c.dtype, False) for c in w.constants]
@@ -209,6 +214,7 @@ class Emitter:
             else:
                 w.line(f"int32 pc = {self.entry()};")
                 with w.block("for (;;)"):
+                    w.line("LW_PAUSE")
                     self.cases(found.heads)
                     w.line("dispatch: ;")
             w.line("finished: ;")
@@ -220,6 +226,7 @@ class Emitter:
         w.line("long long example = LW_FIRST(next);")
         w.line("int32 pc = -1;")
         with w.block("for (;;)"):
+            w.line("LW_PAUSE")
             with w.block("if (pc < 0)"):
                 w.line("if (example >= examples) return;")
                 self.bodies.load()
@@ -417,11 +424,20 @@ def _host_entry(arguments: Sequence[str]) -> str:
     )
     return f"""
 #ifndef __CUDACC__
-extern "C" void lanewise_work(lw_run* run) {{
-  char* scratch = (char*)malloc(run->lane_bytes + 1);
-  if (!scratch) return;
+struct lw_thread {{
+  lw_run* run;
+  char* scratch;
+}};
+static void lw_run_lanes(void* data) {{
+  lw_run* run = ((lw_thread*)data)->run;
   lw_share share = {{run, 0, 0, 1, 0, 0}};
-  lanewise_kernel({given}, &share, scratch, run->examples, run->capacity);
-  free(scratch);
+  lanewise_kernel({given}, &share, ((lw_thread*)data)->scratch, run->examples, run->capacity);
+}}
+extern "C" void lanewise_work(lw_run* run) {{
+  lw_thread own = {{run, (char*)malloc(run->lane_bytes + 1)}};
+  if (!own.scratch) return;
+  if (run->stoppable) run->stoppable(lw_run_lanes, &own, run->begun);
+  else lw_run_lanes(&own);
+  free(own.scratch);
 }}
 #endif""".strip()

@@ -25,7 +25,7 @@ import numpy as np
 
 from lanewise.errors import CompilerError, OptionError
 from lanewise.machine import observe
-from lanewise.machine.kernel import compiler, host, tiers
+from lanewise.machine.kernel import compiler, host, signals, tiers
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.ffi import CALLS
 from lanewise.watchers import Site
@@ -154,6 +154,12 @@ static XLA_FFI_Error* lw_no_memory(XLA_FFI_CallFrame* frame) {
                    "lanewise: no memory for a lane; set max_depth to fewer frames.");
 }
 
+// What `signals.py` offers, if it was loaded before this.
+extern "C" {
+extern __attribute__((weak)) int lanewise_signals;
+__attribute__((weak)) void lanewise_stoppable(void (*work)(void*), void* data, int begun);
+}
+
 extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   if (lw_asks_version(frame)) return nullptr;
   // Who watches gives the run's number, and may want the steps and frames of each example: then they are results.
@@ -181,6 +187,9 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   shared->run.lane_bytes = lw_attribute(frame, "lane_bytes");
   shared->run.capacity = lw_attribute(frame, "capacity");
   shared->run.threads = threads < examples ? threads : examples;
+  const bool stops = lw_attribute(frame, "stops") && &lanewise_stoppable;
+  shared->run.begun = stops ? __atomic_load_n(&lanewise_signals, __ATOMIC_RELAXED) : 0;
+  shared->run.stoppable = stops ? lanewise_stoppable : nullptr;
   shared->frame = frame;
   shared->wanted = shared->run.threads - 1;
   shared->held = 1;
@@ -197,6 +206,7 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   const float64 busy = 1e-9 * shared->busy, room = 1e-9 * (lw_now() * shared->came - shared->arrivals);
   // A thread that has no memory for a lane takes no example. If none had, examples are left.
   const bool all_taken = (long long)shared->run.next >= examples;
+  const bool cut = stops && __atomic_load_n(&lanewise_signals, __ATOMIC_RELAXED) != shared->run.begun;
   if (watched) lw_unwatch(&seen);
   lw_release(shared);
 
@@ -217,6 +227,7 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   totals[3] = room;
   free(steps);
   if (!each) free(deepest);
+  if (cut) return lw_failed(frame, XLA_FFI_Error_Code_CANCELLED, "lanewise: interrupted");
   return all_taken ? nullptr : lw_no_memory(frame);
 }
 """
@@ -253,6 +264,7 @@ def _library(text: str) -> ctypes.CDLL:
 @functools.cache
 def _target(text: str) -> str:
     """Compile and register a kernel; gives the name XLA knows it by."""
+    signals.library()
     library = _library(text)
     name = "lanewise_" + hashlib.sha256(text.encode()).hexdigest()[:24]
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library.lanewise_ffi), platform="cpu")
@@ -280,14 +292,19 @@ def run(
     *,
     watched: bool = False,
     each: bool = False,
+    stops: bool = False,
     aliases: dict[int, int] | None = None,
 ) -> Sequence[Any]:
-    """The kernel as traceable code: `results` after the run. Of `aliases`, arguments are written over."""
+    """The kernel as traceable code: `results` after the run. Of `aliases`, arguments are written over.
+
+    `stops`: an interrupt cuts the run short (`signals.py`).
+    """
     made = jax.ffi.ffi_call(_target(emitted.text), results, input_output_aliases=aliases)
     return made(
         *arguments,
         watched=np.int64(watched),
         each=np.int64(each),
+        stops=np.int64(stops),
         examples=np.int64(examples),
         capacity=np.int64(capacity),
         lane_bytes=np.int64(emitted.scratch_bytes(capacity)),
@@ -302,10 +319,11 @@ def call(
     capacity: int,
     site: Site | None = None,
     counts: bool = True,
+    stops: bool = False,
 ) -> tuple[list[Any], Any, Any, Any]:
     """Answers, codes, sites, and (all steps, most frames, busy seconds, seconds in all), as traceable code.
 
-    `site` is for who watches; `counts`: the kernel counts the steps of its lanes.
+    `site` is for who watches; `counts`: the kernel counts the steps of its lanes; `stops`: an interrupt ends it.
     """
     results = [
         *(jax.ShapeDtypeStruct((examples, *out.shape), out.dtype) for out in emitted.outputs),
@@ -319,7 +337,16 @@ def call(
     if each:
         results += [jax.ShapeDtypeStruct((examples,), jnp.int32)] * 2
     arguments = [*operands, *emitted.constants, *([] if whole is None else [whole.number])]
-    out = run(emitted, results, arguments, examples, capacity, watched=whole is not None, each=each)
+    out = run(
+        emitted,
+        results,
+        arguments,
+        examples,
+        capacity,
+        watched=whole is not None,
+        each=each,
+        stops=stops,
+    )
     out, (steps, deepest) = (out[:-2], out[-2:]) if each else (out, (None, None))
     *answers, code, place, totals = out
     if whole is not None:

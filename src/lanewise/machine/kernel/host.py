@@ -128,6 +128,8 @@ class _Run(ctypes.Structure):
         ("threads", ctypes.c_int),
         ("next", ctypes.c_ulonglong),
         ("done", ctypes.c_ulonglong),
+        ("begun", ctypes.c_int),
+        ("stoppable", ctypes.c_void_p),
     )
 
 
@@ -154,7 +156,9 @@ def run(
     steps = np.zeros(examples, np.int64)
     arrays = [*given, *answers, code, site, steps, deepest]
     pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-    whole = _Run(pointers, examples, emitted.scratch_bytes(capacity), capacity, threads, 0, 0)
+    whole = _Run(
+        pointers, examples, emitted.scratch_bytes(capacity), capacity, threads, 0, 0, 0, None
+    )
     work = load(emitted.text, flags).lanewise_work
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(work, ctypes.byref(whole)) for _ in range(threads)]:

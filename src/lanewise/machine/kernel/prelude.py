@@ -64,6 +64,8 @@ HEADER = r"""
 #define LW_PARTS ((int)blockDim.x)
 #define LW_SHARED __shared__
 #define LW_MEET __syncwarp();
+#define LW_GLOBAL __device__
+#define LW_CLOCK clock64()
 #else
 #include <math.h>
 #include <stdlib.h>
@@ -98,6 +100,8 @@ HEADER = r"""
 #define LW_MEET
 #define LW_HEAD(number) head##number:
 #define LW_GO_TO(number) goto head##number;
+#define LW_GLOBAL
+#define LW_CLOCK clock()
 #ifdef LW_TURNS
 #define LW_GOES_ON(turn) (turn < LW_TURNS)
 #else
@@ -117,6 +121,9 @@ struct lw_run {
   long long examples, lane_bytes;
   int capacity, threads;
   unsigned long long next, done;
+  // If an interrupt may end the run: how many had come before it, and what runs a thread's part so.
+  int begun;
+  void (*stoppable)(void (*work)(void*), void* data, int begun);
 };
 // Set when better code has taken over from this: threads take no more examples here.
 static int lw_superseded;
@@ -147,6 +154,19 @@ static inline long long lw_next(lw_share* share) {
   if (share->at == share->end) lw_take(share);
   return share->at == share->end ? share->run->examples : share->at++;
 }
+#endif
+
+// A kernel that can be stopped asks where its loops pause, and now and then: the answer lies far away. (Threads of a
+// host are called out of their kernels by a signal, see `signals.py`.)
+#ifdef LW_STOPS
+extern "C" {
+LW_GLOBAL volatile int lw_stop;
+}
+#define LW_LISTEN long long lw_asked = LW_CLOCK;
+#define LW_PAUSE if (LW_CLOCK - lw_asked > LW_STOPS) { if (lw_stop) return; lw_asked = LW_CLOCK; }
+#else
+#define LW_LISTEN
+#define LW_PAUSE ;
 #endif
 
 typedef signed char int8;

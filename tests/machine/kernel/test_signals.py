@@ -1,0 +1,61 @@
+"""What ends a kernel before its lanes do; `test_interrupts.py` has the interrupts themselves."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import numpy as np
+import pytest
+
+import lanewise as lw
+from lanewise.machine.execute import expand
+from lanewise.machine.kernel import foreign, host
+from lanewise.machine.kernel.carry import kernel_for
+from lanewise.options import Options
+from programs.recursion import fibonacci
+
+pytestmark = pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
+
+
+@lw.program
+def counts(n, step):
+    total = n
+    while n > 0:
+        total = total * 3 + 1
+        n -= step
+    return total
+
+
+@lw.program
+def calls(n, step):
+    total = n
+    while n > 0:
+        total += fibonacci(3)
+        n -= step
+    return total
+
+
+@pytest.mark.parametrize("program", [counts, calls], ids=["loop", "recursion"])
+def test_a_kernel_that_looks_at_a_flag_ends_when_it_is_set(program: lw.ProgramFunction) -> None:
+    """The text that a GPU gets outside `jit`, with its pauses, on the host's threads."""
+    staged, _ = program.stage(np.int32(3), np.int32(1))
+    emitted = kernel_for(staged.program, (True, True), Options(), expand).stopped_by_flag(10)
+    flags = (*host.FLAGS, "-DLW_TURNS=16")
+    steps = np.array([1, 0], np.int32)
+
+    def run(steps: np.ndarray) -> host.Ran:
+        return host.run(emitted, [np.full(2, 3, np.int32), steps], 2, capacity=8, flags=flags)
+
+    right = run(np.ones(2, np.int32)).answers[0]
+    flag = ctypes.c_int.in_dll(host.load(emitted.text, flags), "lw_stop")
+    # The second lane never ends.
+    thread = threading.Thread(target=run, args=(steps,))
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    flag.value = 1
+    thread.join(60.0)
+    assert not thread.is_alive()
+    flag.value = 0
+    np.testing.assert_array_equal(run(np.ones(2, np.int32)).answers[0], right)
