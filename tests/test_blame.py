@@ -34,6 +34,13 @@ def converted(x: Any) -> Any:
     return x
 
 
+@lw.program
+def compared(x: Any) -> Any:
+    while x < 3 and x @ jnp.ones(9) > 0:  # here: compared
+        x = x + 1
+    return x
+
+
 def lifted(x: Any) -> Any:
     return jax.lax.while_loop(
         lambda y: y.sum() < 9,
@@ -61,6 +68,7 @@ def outer(x: Any) -> Any:
             "converted",
             "traced array",
         ),
+        (lambda: compared(jnp.ones(())), ValueError, "compared", "matmul"),
         (lambda: lw.vmap(lifted)(jnp.ones((2, 3))), TypeError, "<lambda>", "reshape"),
     ],
 )

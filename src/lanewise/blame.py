@@ -48,12 +48,19 @@ def name_the_line(error: Exception) -> None:
     if innermost.f_code.co_filename.startswith(_OURS) or (raised and _is_users(innermost)):
         return
     frame, line = users[-1]
-    location = Location(frame.f_code.co_filename, line, frame.f_code.co_name)
+    location = Location(frame.f_code.co_filename, line, _name([frame for frame, _ in users]))
     error.lanewise_location = location  # type: ignore[attr-defined]
     if error.args and isinstance(error.args[0], str) and str(error) == error.args[0]:
         error.args = (f"{location}: {error.args[0]}", *error.args[1:])
     else:
         error.add_note(f"Lanewise: at {location}")
+
+
+def _name(frames: list[FrameType]) -> str:
+    """The function of the innermost frame; what a condition or an operand was wrapped in belongs to the one around."""
+    codes = [frame.f_code for frame in reversed(frames)]
+    wrapped = (c for c in codes if c.co_name != "<lambda>" or c.co_argcount)
+    return next((c.co_name for c in wrapped if c.co_filename == codes[0].co_filename), "<lambda>")
 
 
 def _is_users(frame: FrameType) -> bool:
