@@ -113,6 +113,7 @@ HEADER = r"""
 LW_ALSO_FLOAT(fabs) LW_ALSO_FLOAT(sqrt) LW_ALSO_FLOAT(floor) LW_ALSO_FLOAT(ceil) LW_ALSO_FLOAT(exp)
 LW_ALSO_FLOAT(expm1) LW_ALSO_FLOAT(log) LW_ALSO_FLOAT(log1p) LW_ALSO_FLOAT(tan) LW_ALSO_FLOAT(lgamma)
 static inline float pow(float a, float b) { return powf(a, b); }
+static inline float copysign(float a, float b) { return copysignf(a, b); }
 
 // A run over all examples, and one thread's share of it: a few examples at a time, so many that taking them costs
 // little, so few that no thread has much left when the others have nothing.

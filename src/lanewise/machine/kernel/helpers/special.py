@@ -49,6 +49,7 @@ LW_FUNCTION float32 lw_erf_inv(float32 x) {
 LW_FUNCTION float64 lw_erf_inv(float64 x) {
   float64 size = fabs(x), rest = 1.0 - size;
   if (!(rest > 0.0)) return rest == 0.0 ? x * lw_infinity<float64>() : lw_nan<float64>();
+  if (size < 1e-10) return x * 0.8862269254527580;
   float64 w = -log1p(-x * x), y;
   if (w < 5.0) {
     y = (float64)lw_erf_inv_near((float32)w) * size;
@@ -65,12 +66,24 @@ LW_FUNCTION float64 lw_erf_inv(float64 x) {
     float64 newton = gap * 0.8862269254527580 * exp(y * y);
     y -= newton / (1.0 + y * newton);
   }
-  return x < 0.0 ? -y : y;
+  return copysign(y, x);
 }""",
+        "lw_lgamma": r"""
+// XLA on a host takes what is below the normal range for zero, which is a pole.
+#ifdef __CUDACC__
+LW_FUNCTION float32 lw_lgamma(float32 x) { return lgammaf(x); }
+LW_FUNCTION float64 lw_lgamma(float64 x) { return lgamma(x); }
+#else
+LW_FUNCTION float32 lw_lgamma(float32 x) {
+  return fabsf(x) < 1.17549435e-38f ? lw_infinity<float32>() : lgammaf(x);
+}
+LW_FUNCTION float64 lw_lgamma(float64 x) {
+  return fabs(x) < 2.2250738585072014e-308 ? lw_infinity<float64>() : lgamma(x);
+}
+#endif""",
         "lw_digamma": r"""
-// Reflection on the left, recurrence up to where the asymptotic series holds. Poles are NaN, but for zero.
+// Reflection on the left, recurrence up to where the asymptotic series holds. Poles are NaN.
 template <class T> LW_SLOW_FUNCTION T lw_digamma(T x) {
-  if (x == T(0)) return -lw_infinity<T>();
   if (!(x > -lw_infinity<T>()) || (x <= T(0) && x == floor(x))) return lw_nan<T>();
   T result = T(0);
   if (x < T(0)) {
@@ -94,36 +107,32 @@ template <class T> LW_SLOW_FUNCTION T lw_digamma(T x) {
   return result + (log(x) - T(0.5) / x - y * series);
 }""",
         "lw_zeta": r"""
-// Hurwitz's zeta function by Euler and Maclaurin: terms one by one, then their tail as an integral and corrections.
+// Hurwitz's zeta function by Euler and Maclaurin: ten terms one by one, then their tail as an integral and corrections,
+// as XLA has it. Nothing else is done far on the left, where the answer is that of the formula, and no more.
 template <class T> LW_SLOW_FUNCTION T lw_zeta(T x, T q) {
+  const bool whole = x == floor(x), even = whole && x - T(2) * floor(x / T(2)) == T(0);
   if (x == T(1)) return lw_infinity<T>();
-  if (q <= T(0) && q == floor(q)) {
-    return x == floor(x) && x - T(2) * floor(x / T(2)) == T(0) && x < lw_infinity<T>() ? lw_infinity<T>() : lw_nan<T>();
-  }
-  if (!(x > T(1)) || !(x < lw_infinity<T>()) || !(q < lw_infinity<T>())) return lw_nan<T>();
-  if (q <= T(0) && x != floor(x)) return lw_nan<T>();
-  T sum = T(0), at = q, power = pow(at, -x);
-  // Bounded, so that a q far to the left cannot hold a lane for ever.
-  for (int32 step = 0; step < 100000 && (step < 9 || at <= T(9)); ++step) {
-    sum += power;
+  if (q <= T(0) && q == floor(q)) return even ? lw_infinity<T>() : lw_nan<T>();
+  if (!(x >= T(1)) || (q <= T(0) && !whole)) return lw_nan<T>();
+  T at = q, sum = pow(q, -x), power = T(0);
+  for (int32 step = 0; step < 9; ++step) {
     at += T(1);
     power = pow(at, -x);
+    sum += power;
   }
-  sum += power * at / (x - T(1)) + T(0.5) * power;
-  // Bernoulli numbers over factorials.
-  const T over[12] = {T(1.0 / 12), T(-1.0 / 720), T(1.0 / 30240), T(-1.0 / 1209600), T(1.0 / 47900160),
-    T(-691.0 / 1307674368000.0), T(1.0 / 74724249600.0), T(-3617.0 / 10670622842880000.0),
-    T(43867.0 / 5109094217170944000.0), T(-174611.0 / 802857662698291200000.0),
-    T(77683.0 / 14101100039391805440000.0), T(-236364091.0 / 1693824136731743669452800000.0)};
-  T factor = x, scale = power / at;
-  for (int32 k = 0; k < 12; ++k) {
-    T term = over[k] * factor * scale;
-    sum += term;
-    if (fabs(term) <= fabs(sum) * T(1e-17)) break;
-    factor *= (x + T(2 * k + 1)) * (x + T(2 * k + 2));
-    scale /= at * at;
+  at += T(1);
+  power = pow(at, -x);
+  // Factorials over Bernoulli numbers.
+  const T under[12] = {T(-7.1661652561756670113e18), T(1.8152105401943546773e17), T(-4.5979787224074726105e15),
+    T(1.1646782814350067249e14), T(-2.950130727918164224e12), T(7.47242496e10), T(-1.8924375803183791606e9),
+    T(47900160.0), T(-1209600.0), T(30240.0), T(-720.0), T(12.0)};
+  const T inverse = T(1) / (at * at);
+  T series = T(0);
+  for (int32 k = 0; k < 11; ++k) {
+    const T factor = (x + T(22 - 2 * k)) * (x + T(21 - 2 * k));
+    series = factor * inverse * (series + T(1) / under[k]);
   }
-  return sum;
+  return sum + power * at / (x - T(1)) + power * (T(0.5) + x / at * (T(1) / under[11] + series));
 }""",
         "lw_polygamma": r"""
 // Derivatives of digamma: (-1)^(n+1) n! zeta(n + 1, x).
@@ -153,13 +162,11 @@ template <class T> LW_SLOW_FUNCTION T lw_bessel_i(int32 n, T size) {
     sum += next;
     term = next;
   }
-  return sum / sqrt(T(6.28318530717958647692) * size);
+  return sum / (T(2.50662827463100050242) * sqrt(size));
 }""",
         "lw_bessel_i0e": r"""
 template <class T> LW_FUNCTION T lw_bessel_i0e(T x) { return lw_bessel_i<T>(0, fabs(x)); }""",
         "lw_bessel_i1e": r"""
-template <class T> LW_FUNCTION T lw_bessel_i1e(T x) {
-  return x < T(0) ? -lw_bessel_i<T>(1, fabs(x)) : lw_bessel_i<T>(1, fabs(x));
-}""",
+template <class T> LW_FUNCTION T lw_bessel_i1e(T x) { return copysign(lw_bessel_i<T>(1, fabs(x)), x); }""",
     }
 )

@@ -20,13 +20,17 @@ from lanewise.machine.kernel.prelude import helpers
 VECTOR_FUNCTIONS = frozenset("exp exp2 expm1 log log1p log2 logistic pow tanh".split())
 
 
-def _overloads(name: str, host: str, *, arguments: int = 1) -> str:
-    """A function for both precisions, whose `float32` version on the host has this body."""
+def _overloads(name: str, host: str, *, arguments: int = 1, double_host: str = "") -> str:
+    """A function for both precisions, whose `float32` version on the host has this body.
+
+    `double_host`: what the `float64` version on the host does first.
+    """
     letters = "ab"[:arguments]
     given = ", ".join(letters)
     single, double = (
         ", ".join(f"{kind} {letter}" for letter in letters) for kind in ("float32", "float64")
     )
+    first = f"#ifndef __CUDACC__\n{double_host.strip()}\n#endif\n" if double_host else ""
     return f"""
 #ifdef __CUDACC__
 LW_FUNCTION float32 lw_{name}({single}) {{ return {name}f({given}); }}
@@ -35,7 +39,9 @@ LW_FUNCTION float32 lw_{name}({single}) {{
 {host.strip()}
 }}
 #endif
-LW_FUNCTION float64 lw_{name}({double}) {{ return {name}({given}); }}"""
+LW_FUNCTION float64 lw_{name}({double}) {{
+{first}  return {name}({given});
+}}"""
 
 
 helpers(
@@ -90,6 +96,8 @@ LW_FUNCTION float64 lw_log_edge(float64 a, float64 edge) {
             r"""
   const float64 x = a;
   return float32(x > 0.0 && x < lw_infinity<float64>() ? lw_log_wide(x) : lw_log_edge(x, 0.0));""",
+            # XLA on a host takes what is below the normal range for zero.
+            double_host="  if (fabs(a) < 2.2250738585072014e-308) return -lw_infinity<float64>();",
         ),
         "lw_log2": _overloads(
             "log2",
@@ -104,10 +112,32 @@ LW_FUNCTION float64 lw_log_edge(float64 a, float64 edge) {
   const float64 within = fabs(x) < 0.001 ? near : lw_log_wide(1.0 + x);
   return float32(x > -1.0 && x < lw_infinity<float64>() ? within : lw_log_edge(x, -1.0));""",
         ),
+        "lw_widened": r"""
+// A number as float64, also where numbers below the normal range are taken for zero, as XLA has a host's cores do.
+LW_FUNCTION float64 lw_widened(float32 a) {
+  const uint32 bits = lw_bits<uint32>(a);
+  const float64 small = float64(int32(bits & 0x7fffffu)) * 1.401298464324817e-45;
+  return bits & 0x7f800000u ? float64(a) : bits >> 31 ? -small : small;
+}""",
+        "lw_cbrt": r"""
+// What the C library makes of numbers below the normal range where they are taken for zero may be anything.
+#ifdef __CUDACC__
+LW_FUNCTION float32 lw_cbrt(float32 a) { return cbrtf(a); }
+LW_FUNCTION float64 lw_cbrt(float64 a) { return cbrt(a); }
+#else
+LW_FUNCTION float32 lw_cbrt(float32 a) {
+  return lw_bits<uint32>(a) & 0x7f800000u ? cbrtf(a) : float32(cbrt(lw_widened(a)));
+}
+LW_FUNCTION float64 lw_cbrt(float64 a) {
+  const uint64 bits = lw_bits<uint64>(a);
+  if (bits & 0x7ff0000000000000ull) return cbrt(a);
+  return copysign(cbrt(float64(int64(bits & 0xfffffffffffffull))) * lw_float64(0x2990000000000000ull), a);
+}
+#endif""",
         "lw_pow": _overloads(
             "pow",
             r"""
-  const float64 infinity = lw_infinity<float64>(), size = fabs(float64(a)), power = b;
+  const float64 infinity = lw_infinity<float64>(), size = fabs(lw_widened(a)), power = lw_widened(b);
   // A number above 0, then the edges: 0, infinity, and 1, to which no power matters.
   const float64 within = lw_exp_wide(lw_exp_range(power * lw_log_wide(size)));
   const float64 edge = (size == 0.0) == (power < 0.0) ? infinity : 0.0;

@@ -193,14 +193,14 @@ def _pow(w: Writer, eqn: JaxprEqn) -> None:
 # Primitives that C++ and CUDA name alike; the single-precision name has an `f` behind it.
 _LIBRARY = {
     name: name
-    for name in """acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh erf erfc floor lgamma nextafter sin sinh
+    for name in """acos acosh asin asinh atan atan2 atanh ceil cos cosh erf erfc floor nextafter sin sinh
     sqrt tan""".split()
 }
 # Primitives with a helper of their own, overloaded for both precisions.
 _HELPERS = {
     name: f"lw_{name}"
-    for name in """bessel_i0e bessel_i1e digamma erf_inv exp exp2 expm1 log log1p log2 logistic polygamma rsqrt tanh
-    zeta""".split()
+    for name in """bessel_i0e bessel_i1e cbrt digamma erf_inv exp exp2 expm1 lgamma log log1p log2 logistic polygamma
+    rsqrt tanh zeta""".split()
 }
 
 
@@ -353,6 +353,9 @@ def converted(text: str, source: Any, target: Any) -> str:
     if dtypes.is_complex(source):
         text, wide, source = f"{text}.re", "float32", np.dtype(np.float32)
     if dtypes.is_bool(target):
+        if dtypes.is_narrow(source):
+            # By its bits: wider, what is below the normal range may count as zero.
+            return f"(uint16(({text}).bits << 1) != 0)"
         return f"({text} != {wide}(0))"
     if dtypes.is_complex(target):
         return f"complex64(float32({text}))"
