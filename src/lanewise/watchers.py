@@ -313,25 +313,12 @@ def running() -> int:
 # -- compilation -------------------------------------------------------------------------------------
 
 
-# What is being compiled by compilers of ours, and since when (by `time.perf_counter`).
-_compiling: dict[int, tuple[str, float]] = {}
-
-
 @contextlib.contextmanager
 def compiling(what: str) -> Iterator[None]:
     """What goes on inside is the compilation of something. Recorders are told when it has succeeded."""
-    number, began = next(_numbers), time.perf_counter()
-    _compiling[number] = (what, began)
-    try:
-        yield
-    finally:
-        del _compiling[number]
+    began = time.perf_counter()
+    yield
     compiled(what, began)
-
-
-def under_compilation() -> list[tuple[str, float]]:
-    """What is being compiled now by the compilers of carriers, and since when; the oldest first."""
-    return list(_compiling.values())
 
 
 def compiled(what: str, began: float) -> None:

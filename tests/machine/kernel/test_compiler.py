@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import lanewise as lw
@@ -158,3 +159,26 @@ def test_a_compiler_that_does_not_work_is_named(cxx: Callable[[str], Path]) -> N
 
     with pytest.raises(OptionError, match="does not compile the least of programs"):
         lw.vmap(factors, carrier="native")(jnp.ones((2, 2, 2)))
+
+
+WEIGHTS = np.random.default_rng(0).standard_normal((80, 80)).astype(np.float32) / 9.0
+
+
+@lw.program
+def branching(x, depth):
+    if depth == 0:
+        return jnp.tanh(WEIGHTS @ x)
+    return branching(x, depth - 1) + branching(0.5 * x, depth - 1)
+
+
+def test_lanes_that_would_meet_are_swept(cxx: Callable[[str], Path]) -> None:
+    cxx(KERNELS_FAIL)
+    x, depth = jnp.eye(3, 80), jnp.arange(3)
+    assert lw.inspect(branching, x, depth).plan.schedule == "meet"
+    found = lw.vmap(branching)(x, depth)
+    assert lw.inspect(branching, x, depth).plan.schedule == "sweep"
+    column = [np.tanh(WEIGHTS[:, 2] * scale) for scale in (1.0, 0.5, 0.25)]
+    np.testing.assert_allclose(
+        found[2], column[0] + 2 * column[1] + column[2], rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(found[0], np.tanh(WEIGHTS[:, 0]), rtol=1e-4, atol=1e-5)

@@ -188,6 +188,19 @@ def test_many_make_the_same_at_one_time(cache: Path) -> None:
     assert [path.name for path in cache.iterdir()] == [NAME]
 
 
+def test_what_was_left_by_who_was_killed_is_removed(cache: Path) -> None:
+    kept.keep(NAME, b"code")
+    old, new = cache / f"{kept.WORK}old", cache / f"{kept.WORK}new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "made.cpp").touch()
+    (cache / f"{kept.WORK}file").touch()
+    for path in (old, cache / f"{kept.WORK}file"):
+        os.utime(path, (0, 0))
+    kept.loaded(NAME, b"code", at)
+    assert sorted(path.name for path in cache.iterdir()) == sorted([NAME, new.name])
+
+
 # A disk with room for the source of a kernel, and not for the library; nowhere else can anything be written.
 ON_A_FULL_DISK = """
 import os, sys

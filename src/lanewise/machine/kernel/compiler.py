@@ -89,7 +89,9 @@ class Compilation:
         self, words: Sequence[str], text: str, folder: Path, *, beside: bool = False
     ) -> None:
         self.words, self.text, self._beside = tuple(words), text, beside
-        self._work = tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
+        self._work = tempfile.TemporaryDirectory(
+            prefix=kept.WORK, dir=folder, ignore_cleanup_errors=True
+        )
         self._library = Path(self._work.name) / "made.so"
         self._source = Path(self._work.name) / "made.cpp"
         self._started: subprocess.Popen[str] | None = None

@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +29,9 @@ Loaded = TypeVar("Loaded")
 
 MARK = b"lanewise"
 SEAL_BYTES = 8 + 32 + len(MARK)
+# What the names of files begin with that are being made, and when nobody is at it any more.
+WORK = "work-"
+OLD_SECONDS = 24 * 3600.0
 # A file system that lies in memory, where there is one.
 IN_MEMORY = Path("/dev/shm")
 
@@ -69,7 +75,7 @@ def loaded(name: str, content: bytes, load: Callable[[Path], Loaded]) -> Loaded:
 
 def write(path: Path, content: bytes) -> None:
     """Write a sealed file, whole or not at all, whatever else goes on and whenever the machine stops."""
-    handle, beside = tempfile.mkstemp(dir=path.parent)
+    handle, beside = tempfile.mkstemp(prefix=WORK, dir=path.parent)
     try:
         with open(handle, "wb") as file:
             file.write(content + _seal(content))
@@ -91,7 +97,9 @@ def write(path: Path, content: bytes) -> None:
 def folders(obstacles: list[str]) -> Iterator[Path]:
     """Folders to write to, the best first; why there is none of a kind is added to `obstacles`."""
     try:
-        yield _made(wanted())
+        folder = _made(wanted())
+        _sweep(folder)
+        yield folder
     except OSError as error:
         obstacles.append(told(error))
     for place in (None, IN_MEMORY):
@@ -138,6 +146,15 @@ def _made(folder: Path) -> Path:
             errno.EPERM, "others may write there; make it yours alone (chmod 700)", str(folder)
         )
     return folder
+
+
+@functools.cache
+def _sweep(folder: Path) -> None:
+    """Remove what processes have left in it that were killed at their work, long ago."""
+    for left in folder.glob(f"{WORK}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > OLD_SECONDS:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def _is_ours(about: os.stat_result) -> bool:
