@@ -1,6 +1,6 @@
 """AD overhead: the time of a gradient over the time of its function, ours beside plain JAX and PyTorch.
 
-    python benchmarks/ad.py [--programs ba gmm_1k_d64_k200] [--repeats 5] [--device cpu] [--plot]
+    python benchmarks/ad.py [--programs ba gmm_1k_d64_k200] [--repeats 5] [--cpu-time] [--device cpu]
 
 One line a benchmark: each system's gradient over its own function and, in brackets, over the fastest function among
 the systems. Then the claims. PyTorch is measured as it is and, where that works, by `torch.compile`. Benchmarks
@@ -10,6 +10,7 @@ marked large run only where they are named, or on a GPU. The benchmarks are in t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import jax
@@ -35,15 +36,19 @@ def chosen(programs: Sequence[str]) -> list[Entry]:
 def main() -> None:
     parser = usual_arguments(__doc__)
     parser.add_argument("--programs", nargs="*", default=[], help="names as ba or hand_simple")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="time that threads had a core: for a busy machine"
+    )
     options = parser.parse_args()
     use_device(options.device)
 
     results: list[Measured] = []
     claims: list[Claim] = []
     device = jax.default_backend()
+    clock = time.process_time if options.cpu_time else time.perf_counter
     for entry in chosen(options.programs):
         try:
-            measured = measure(entry, options.repeats)
+            measured = measure(entry, options.repeats, clock)
         except (LanewiseError, Disagree) as refused:
             print(f"{entry.name}: left out, {refused}", flush=True)
             continue

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from _harness import MOST_REPEATS, WORTH_SECONDS, Claim, run_seconds
+from _harness import MOST_REPEATS, WORTH_SECONDS, Claim
 from ad.case import Case, Entry, Pair
 
 
@@ -189,12 +189,23 @@ def compiled(
 
 
 def medians(
-    contenders: dict[str, Callable[..., Any]], arguments: tuple[Any, ...], repeats: int
+    contenders: dict[str, Callable[..., Any]],
+    arguments: tuple[Any, ...],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """The median time of each, in turns, each timed after a run of its own that is not.
 
-    Gradients of some of these take gigabytes: whoever comes next would pay for the pages they gave back.
+    Gradients of some of these take gigabytes: whoever comes next would pay for the pages they gave back. By
+    `time.process_time` it is the time that all threads of the process had a core, which what else the machine does
+    changes little.
     """
+
+    def run_seconds(fun: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
+        start = clock()
+        jax.block_until_ready(fun(*arguments))
+        return clock() - start
+
     first = {name: run_seconds(fun, arguments) for name, fun in contenders.items()}
     repeats = max(repeats, min(MOST_REPEATS, int(WORTH_SECONDS / max(first.values()))))
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -211,7 +222,7 @@ def bytes_of(made: Any) -> int:
     return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
 
 
-def measure(entry: Entry, repeats: int) -> Measured:
+def measure(entry: Entry, repeats: int, clock: Callable[[], float] = time.perf_counter) -> Measured:
     """Compile, check the gradients against each other, and time them in turns."""
     case = entry.make(False)
     with precision(case.double):
@@ -239,8 +250,8 @@ def measure(entry: Entry, repeats: int) -> Measured:
             peers |= {f"{who} primal": made.pair.primal, f"{who} gradient": made.pair.gradient}
         del expected
         # PyTorch has its turns after the others: what its threads do when they are done is not theirs to pay for.
-        times = medians(contenders, arguments, repeats)
-        times |= medians(peers, arguments, repeats) if peers else {}
+        times = medians(contenders, arguments, repeats, clock)
+        times |= medians(peers, arguments, repeats, clock) if peers else {}
     who = [name.removesuffix(" primal") for name in times if name.endswith("primal")]
     return Measured(
         entry, {w: (times[f"{w} primal"], times[f"{w} gradient"]) for w in who}, took, taken
