@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument(
         "--cpu-time", action="store_true", help="time that threads had a core: for a busy machine"
     )
+    parser.add_argument("--eager", action="store_true", help="leave out torch.compile")
     options = parser.parse_args()
     use_device(options.device)
 
@@ -48,7 +49,7 @@ def main() -> None:
     clock = time.process_time if options.cpu_time else time.perf_counter
     for entry in chosen(options.programs):
         try:
-            measured = measure(entry, options.repeats, clock)
+            measured = measure(entry, options.repeats, clock, not options.eager)
         except (LanewiseError, Disagree) as refused:
             print(f"{entry.name}: left out, {refused}", flush=True)
             continue

@@ -119,7 +119,7 @@ def data(batch: int, steps: int, d: int, h: int) -> tuple[np.ndarray, ...]:
     return (*weights, *series, normal(batch, h), normal(batch, h))
 
 
-def entry(batch: int, steps: int, d: int, h: int, target: str) -> Entry:
+def entry(batch: int, steps: int, d: int, h: int, target: str, large: bool = False) -> Entry:
     def case(small: bool) -> Case:
         return Case(
             Pair(loss, jax.grad(loss, argnums=WEIGHTS)),
@@ -131,7 +131,10 @@ def entry(batch: int, steps: int, d: int, h: int, target: str) -> Entry:
             atol=1e-4,
         )
 
-    return Entry(f"LSTM n{steps} d{d} h{h}", f"batch {batch}", case, target)
+    return Entry(f"LSTM n{steps} d{d} h{h}", f"batch {batch}", case, target, large=large)
 
 
-ENTRIES = (entry(1024, 20, 300, 192, "<= 2.1"), entry(1024, 300, 80, 256, "<= 2.2"))
+ENTRIES = (
+    entry(1024, 20, 300, 192, "<= 2.1"),
+    entry(1024, 300, 80, 256, "<= 2.2", large=True),
+)

@@ -136,13 +136,13 @@ def widened(x: Any) -> np.ndarray:
     return x.astype(np.int64) if np.issubdtype(x.dtype, np.integer) else x
 
 
-def torch_systems(case: Case) -> dict[str, Prepared]:
+def torch_systems(case: Case, compiles: bool) -> dict[str, Prepared]:
     """PyTorch as it is and compiled, as far as either works here."""
     torch = torch_module() if case.torch is not None else None
     if torch is None:
         return {}
     systems = {EAGER: prepared(case, torch, False)}
-    if case.compiles:
+    if case.compiles and compiles:
         try:
             found = prepared(case, torch, True)
             found.pair.primal(), found.pair.gradient()
@@ -235,7 +235,7 @@ def measure(entry: Entry, repeats: int, clock: Callable[[], float] = time.perf_c
             took[who] = first + second
         taken = bytes_of(contenders["ours primal"]), bytes_of(contenders["ours gradient"])
         start = time.perf_counter()
-        torch = torch_systems(case)
+        torch = torch_systems(case, compiles)
         if COMPILED in torch:
             took[COMPILED] = time.perf_counter() - start
         if case.reference is not None:

@@ -3,7 +3,7 @@ tools.
 
 An evaluation is a process that writes messages and reads answers, and so is a tool; GradBench's own program hands the
 lines from one to the other. Here `converse` does, and keeps the timings. Two of its tools can run beside ours: `jax`,
-told to wait for its results, which it does not do by itself, and `manual`, the derivatives by hand in C++, against
+made to wait for its results, which it does not do by itself, and `manual`, the derivatives by hand in C++, against
 which most evaluations are validated. Its programs must have been built (`make -C cpp && make -C tools/manual`, in the
 checkout).
 """
@@ -30,6 +30,19 @@ TOOL = Path(__file__).with_name("run.py")
 IN_JAX = ("gmm", "hello", "kmeans", "llsq", "lse", "ode")
 NOT_BY_HAND = ("particle", "saddle")
 PEERS = ("jax", "manual")
+# GradBench's JAX tool, whose runs would end when a call returns, which is before the result is there.
+WAITING = """
+import runpy, sys
+script, package = sys.argv.pop(1), sys.argv.pop(1)
+sys.path[:0] = [script.rpartition("/")[0], package]
+import jax
+from gradbench import wrap
+as_it_is = wrap.multiple_runs
+def waiting(**options):
+    return lambda fun: as_it_is(**options)(lambda given: jax.block_until_ready(fun(given)))
+wrap.multiple_runs = waiting
+runpy.run_path(script, run_name="__main__")
+"""
 
 
 @dataclass(frozen=True)
@@ -72,14 +85,12 @@ def tool(name: str, checkout: Path, multithreaded: bool) -> Iterator[Answer]:
     if name == "manual":
         yield lambda message: by_hand(message, checkout)
         return
+    command = [str(TOOL)]
     if name == "jax":
-        script = checkout / "python/gradbench/gradbench/tools/jax/run.py"
-        environment = {"PYTHONPATH": str(checkout / "python/gradbench")}
-        # Its timings end when a call returns: so it must not return before the result is there.
-        environment["JAX_CPU_ENABLE_ASYNC_DISPATCH"] = "false"
-    else:
-        script, environment = TOOL, {}
-    with lines([sys.executable, str(script), *flag], env=os.environ | environment) as process:
+        package = checkout / "python/gradbench"
+        script = package / "gradbench/tools/jax/run.py"
+        command = ["-c", WAITING, str(script), str(package)]
+    with lines([sys.executable, *command, *flag]) as process:
         yield lambda message: asked(process, message)
 
 
