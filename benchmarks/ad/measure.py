@@ -222,7 +222,12 @@ def bytes_of(made: Any) -> int:
     return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
 
 
-def measure(entry: Entry, repeats: int, clock: Callable[[], float] = time.perf_counter) -> Measured:
+def measure(
+    entry: Entry,
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+    compiles: bool = True,
+) -> Measured:
     """Compile, check the gradients against each other, and time them in turns."""
     case = entry.make(False)
     with precision(case.double):
