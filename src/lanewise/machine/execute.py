@@ -33,6 +33,7 @@ from lanewise.machine.draws import as_it_runs
 from lanewise.machine.given_up import or_given_up
 from lanewise.machine.growing import Phases
 from lanewise.machine.larger import flow_moved, moved
+from lanewise.machine.memory import parts_of_answers, parts_of_state, refuse_parts
 from lanewise.machine.refill import Refill, flow_grown, num_dear
 from lanewise.machine.sample import take_sample
 from lanewise.machine.shrink import run_shrinking, widths_for
@@ -129,6 +130,7 @@ def _execute(
     if chosen.plain:
         return _plain(operands, program, lanes, mapped, options, chosen)
     capacity = options.max_depth or DEPTH_INSIDE_JIT
+    refuse_too_large(program, chosen, lanes, mapped, options, capacity, platform, inside_jit=True)
     if chosen.carrier in ONE_LANE_CARRIERS:
         return one_by_one(
             *operands,
@@ -141,6 +143,34 @@ def _execute(
         )
     phases = phases_of(program, lanes, mapped, options, chosen, capacity)
     return phases.finish(phases.run(phases.start(capacity, *operands), *operands))
+
+
+def refuse_too_large(
+    program: Program,
+    chosen: Plan,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    capacity: int,
+    platform: str | None,
+    *,
+    inside_jit: bool,
+) -> None:
+    """Raise if a run with stacks of so many frames needs more memory than the platform has."""
+    if platform is None or chosen.plain:
+        return
+    width = math.prod(lanes)
+    axes = answer_axes(program, mapped, options, lanes)
+    own = [aval for aval, has in zip(program.out_avals, axes, strict=True) if all(has)]
+    parts = parts_of_answers(own, width)
+    if chosen.linked is not None and chosen.carrier == "ticks":
+        if refills(lanes, options):
+            width = options.lanes or 1
+            parts += parts_of_state(chosen.linked, width, capacity)
+        else:
+            # Answers are registers.
+            parts = parts_of_state(chosen.linked, width, capacity)
+    refuse_parts(program, parts, width, platform, inside_jit)
 
 
 def phases_of(

@@ -31,6 +31,7 @@ from lanewise.machine.execute import (
     phases_of,
     plan,
     refills,
+    refuse_too_large,
     shaped,
 )
 from lanewise.machine.explain import explainable
@@ -170,6 +171,7 @@ def _compiled(
     chosen: Plan,
 ) -> Whole | Growing | Rerun:
     if chosen.carrier in ONE_LANE_CARRIERS:
+        refuse_too_large(program, chosen, lanes, mapped, options, 1, platform, inside_jit=False)
         alone = functools.partial(
             one_by_one,
             program=program,
@@ -213,7 +215,7 @@ def _compiled(
                 chosen=chosen,
             )
         )
-    return _growing(program, lanes, mapped, options, chosen)
+    return _growing(program, lanes, mapped, options, chosen, platform)
 
 
 # Whether to wait for a GPU outside `jit`, so that an interrupt ends what it runs.
@@ -251,13 +253,20 @@ def _apart(program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Op
 
 
 def _growing(
-    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, chosen: Plan
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    chosen: Plan,
+    platform: str,
 ) -> Growing:
     """A machine by ticks whose host makes room."""
     linked = chosen.linked
     assert linked is not None
     width = (options.lanes if refills(lanes, options) else math.prod(lanes)) or 1
     most = most_depth(linked, width, options)
+    first = min(FIRST_DEPTH, most)
+    refuse_too_large(program, chosen, lanes, mapped, options, first, platform, inside_jit=False)
 
     def larger() -> tuple[Growing, Callable[[Sequence[Any]], Sequence[Any]]]:
         assert program.larger is not None
@@ -266,7 +275,7 @@ def _growing(
         relinked = link(blocks_of(roomier, varying, options, expand), varying)
         plan = dataclasses.replace(chosen, linked=relinked)
         return (
-            _growing(roomier, lanes, mapped, options, plan),
+            _growing(roomier, lanes, mapped, options, plan, platform),
             lambda operands: (*constants, *operands[len(constants) :]),
         )
 
