@@ -346,7 +346,7 @@ def _save_all(
     def forward(carry: Any) -> Any:
         at, tape, state, left = carry
         if own.saved:
-            check_room(at, records)
+            check_room(jnp.less(at, records))
         outs, left = ahead([*fixed, *state], left)
         state, saved = outs[: len(state)], outs[len(state) :]
         return at + 1, [write(t, x, at) for t, x in zip(tape, saved, strict=True)], state, left

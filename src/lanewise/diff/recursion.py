@@ -1,35 +1,34 @@
 """Recursion in reverse: each function gets two, one for either sweep.
 
 The forward function of `f` takes what `f` takes and gives what `f` gives. When a frame ends it pushes a record, what
-the reverse of this frame reads, on a stack of its function's own; so, when the outermost call is done, every call has
-left a record, in the order in which calls ended. The reverse function takes adjoints of the results, pops its record
+the reverse of this frame reads, on tapes that all functions share (`records.py`); so, when the outermost call is done, every
+call has left a record, in the order in which calls ended. The reverse function takes adjoints of the results, pops its record
 and goes through the frame backwards; where the frame made a call it calls that function's reverse, whose record is then
 the topmost. No call is made twice. A loop that makes calls pushes a record an iteration the same way; a loop that makes
 none is run again, as everywhere.
 
-The stacks are values that both kinds of functions take and give on. A record's type is known only when its function has
-been gone through, and that function calls others, so all are gone through once with stacks of nothing, to see what they
+The tapes are values that both kinds of functions take and give on. A record's type is known only when its function has
+been gone through, and that function calls others, so all are gone through once with tapes of nothing, to see what they
 push, and again with those. Sums of adjoints that all calls add to go into a call's reverse and come back with its part
 (`lift.py`).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
-
 from lanewise import _jax
 from lanewise.diff.activity import Moving, moving_results
-from lanewise.diff.checkpoint import Checkpoints, read, write
+from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.lift import Lifted, lifted
 from lanewise.diff.piece import piece
+from lanewise.diff.records import Record, Tapes
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
-from lanewise.diff.tape import check_room
 from lanewise.errors import InternalError
 from lanewise.program import Program, call_p
 
@@ -43,27 +42,26 @@ MAX_ROUNDS = 8
 class Adjoints:
     """The forward and reverse functions of a program's functions, as they come to be wanted.
 
-    `functions`: those of the program, lifted; `captured`: which captured values move. `layout`: the stacks, by the site
-    that pushes there, with the types of a record; `pushed`: what was seen to be pushed with this layout.
+    `functions`: those of the program, lifted; `captured`: which captured values move. `layout`: the types of a
+    record, by the site that pushes it; `pushed`: what was seen to be pushed with this layout.
     """
 
     program: Program
     functions: dict[str, Lifted]
     captured: Moving
     checkpoints: Checkpoints
-    layout: dict[str, tuple[_jax.ShapedArray, ...]]
-    pushed: dict[str, tuple[_jax.ShapedArray, ...]] = field(default_factory=dict)
+    layout: dict[str, Record]
+    pushed: dict[str, Record] = field(default_factory=dict)
     wanted: list[Key] = field(default_factory=list)
+
+    @functools.cached_property
+    def tapes(self) -> Tapes:
+        return Tapes.of(self.layout.values(), self.checkpoints.records)
 
     @property
     def stack_avals(self) -> list[_jax.ShapedArray]:
-        """The types of all stacks: for each site its records, then how many there are."""
-        records = self.checkpoints.records
-        found = []
-        for avals in self.layout.values():
-            found += [_jax.shaped((records, *a.shape), a.dtype) for a in avals]
-            found.append(_jax.shaped((), jnp.int32.dtype))
-        return found
+        """The types of all tapes."""
+        return self.tapes.avals
 
     def held(self, name: str) -> list[int]:
         """The captured values that move and that a function closes over, itself or by what it calls."""
@@ -100,40 +98,22 @@ class Adjoints:
         return tuple(moves and _jax.has_tangent(a.aval) for a in outs)
 
     def push(self, site: str, values: Sequence[Any], tapes: Sequence[Any]) -> list[Any]:
-        """The stacks with one more record at a site."""
-        avals = tuple(_jax.strong(_jax.aval_of(x)) for x in values)
-        self.pushed[site] = avals
-        tapes = list(tapes)
-        at = self._place(site)
-        if at is None or not values:
-            return tapes
-        top = tapes[at + len(values)]
-        check_room(top, self.checkpoints.records)
-        for i, value in enumerate(values):
-            tapes[at + i] = write(tapes[at + i], value, top)
-        tapes[at + len(values)] = top + 1
-        return tapes
+        """The tapes with one more record, of a site."""
+        record = tuple(_jax.strong(_jax.aval_of(x)) for x in values)
+        self.pushed[site] = record
+        return self.tapes.pushed(values, tapes) if self._is_known(site) else list(tapes)
 
     def pop(
-        self, site: str, avals: Sequence[_jax.ShapedArray], tapes: Sequence[Any]
+        self, site: str, record: Record, tapes: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """The topmost record of a site, and the stacks without it."""
-        tapes = list(tapes)
-        at = self._place(site)
-        if at is None or not avals:
-            return [_jax.zeros(a) for a in avals], tapes
-        top = tapes[at + len(avals)] - 1
-        tapes[at + len(avals)] = top
-        return [read(tapes[at + i], top) for i in range(len(avals))], tapes
+        """The topmost record, of a site, and the tapes without it."""
+        if not self._is_known(site):
+            return [_jax.zeros(a) for a in record], list(tapes)
+        return self.tapes.popped(record, tapes)
 
-    def _place(self, site: str) -> int | None:
-        """Where a site's stack begins; None in the round that first sees it."""
-        at = 0
-        for name, avals in self.layout.items():
-            if name == site:
-                return at if avals == self.pushed.get(site, avals) else None
-            at += len(avals) + 1
-        return None
+    def _is_known(self, site: str) -> bool:
+        """Whether tapes have room for what a site pushes: not in the round that first sees it."""
+        return self.layout.get(site, ()) == self.pushed.get(site)
 
 
 def forward_name(key: Key) -> str:
@@ -154,7 +134,7 @@ def settled(
     """The functions of both sweeps of a program, traced with stacks that hold what they push."""
     captured = moving[: program.num_captures]
     functions = lifted(program, captured)
-    layout: dict[str, tuple[_jax.ShapedArray, ...]] = {}
+    layout: dict[str, Record] = {}
     for _ in range(MAX_ROUNDS):
         adjoints = Adjoints(program, functions, captured, checkpoints, layout)
         adjoints.want(program.entry, moving[program.num_captures :])

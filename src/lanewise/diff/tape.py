@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from lanewise.check import check
 from lanewise.outcomes import FULL_TAPE
 
 
-def check_room(used: Any, records: int) -> None:
-    """End the lane, or let it wait, if a tape has no room for one more record."""
-    check(jnp.less(used, records), FULL_TAPE.message, FULL_TAPE.location)
+def check_room(fits: Any) -> None:
+    """End the lane, or let it wait, unless one more record fits on a tape."""
+    check(fits, FULL_TAPE.message, FULL_TAPE.location)

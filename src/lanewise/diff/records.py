@@ -1,0 +1,148 @@
+"""How the records of a recursion lie on tapes.
+
+A record is what the reverse of a frame reads: some numbers, flags, perhaps arrays. Every call of the forward and of the
+reverse functions takes the tapes and gives them on, and where they are differentiated again each has an adjoint that
+goes along and tapes of its own: with a tape for each value of each record, code grows with the square of what is saved,
+at each order anew. So there are few tapes. All elements of small arrays lie one after another on the tape of their
+dtype, and a record writes and reads its own as one piece. A larger array is not copied into such a piece; those of a
+type have a tape whose entries are whole arrays. Functions share tapes: records are popped in the opposite order of that
+in which they were pushed, whoever pushed them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise import _jax
+from lanewise.diff.checkpoint import read, write
+from lanewise.diff.tape import check_room
+
+# Arrays of at most so many elements lie among the numbers of a record.
+SMALL = 16
+
+Record = tuple[_jax.ShapedArray, ...]
+"""The types of what a record holds."""
+
+
+@dataclass(frozen=True)
+class Tape:
+    """A tape of entries of one type; a record has at most `width` of them."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    width: int
+
+
+@dataclass(frozen=True)
+class Tapes:
+    """The tapes that hold some kinds of records, with room for a number of each."""
+
+    each: tuple[Tape, ...]
+    records: int
+
+    @staticmethod
+    def of(kinds: Iterable[Record], records: int) -> Tapes:
+        """Tapes for these kinds of records.
+
+        >>> number, flag = _jax.shaped((), jnp.float32.dtype), _jax.shaped((), jnp.bool_.dtype)
+        >>> [tape.width for tape in Tapes.of([(number, flag, number), (flag,)], records=8).each]
+        [2, 1]
+        """
+        widths: dict[tuple[Any, ...], int] = {}
+        for record in kinds:
+            own: dict[tuple[Any, ...], int] = {}
+            for aval in record:
+                if 0 in aval.shape:
+                    continue
+                own[_entry(aval)] = own.get(_entry(aval), 0) + _entries(aval)
+            for entry, number in own.items():
+                widths[entry] = max(widths.get(entry, 0), number)
+        return Tapes(tuple(Tape(*entry, width) for entry, width in widths.items()), records)
+
+    @property
+    def avals(self) -> list[_jax.ShapedArray]:
+        """The types of all tapes: for each its entries, then how many there are."""
+        found = []
+        for tape in self.each:
+            found.append(_jax.shaped((self.records * tape.width, *tape.shape), tape.dtype))
+            found.append(_jax.shaped((), jnp.int32.dtype))
+        return found
+
+    def pushed(self, values: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+        """The arrays of all tapes with one more record."""
+        arrays = list(arrays)
+        own = self._own([_jax.aval_of(x) for x in values])
+        after = {at: arrays[2 * at + 1] + number for at, (number, _) in own.items()}
+        fit = [lax.le(x, jnp.int32(self.records * self.each[at].width)) for at, x in after.items()]
+        if fit:
+            check_room(functools.reduce(lax.bitwise_and, fit))
+        for at, (_, places) in own.items():
+            mine = [values[i] for i in places]
+            arrays[2 * at] = _written(self.each[at], arrays[2 * at], mine, arrays[2 * at + 1])
+            arrays[2 * at + 1] = after[at]
+        return arrays
+
+    def popped(self, record: Record, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The values of the topmost record, which is of this kind, and the arrays of all tapes without it."""
+        arrays: list[Any] = list(arrays)
+        values: list[Any] = [_jax.zeros(a) if 0 in a.shape else None for a in record]
+        for at, (number, places) in self._own(record).items():
+            top = arrays[2 * at + 1] - number
+            found = _read(self.each[at], arrays[2 * at], [record[i] for i in places], top)
+            for i, value in zip(places, found, strict=True):
+                values[i] = value
+            arrays[2 * at + 1] = top
+        return values, arrays
+
+    def _own(self, record: Sequence[_jax.ShapedArray]) -> dict[int, tuple[int, list[int]]]:
+        """Which tapes a record is on: how many entries it has there, and which of its values."""
+        places = {(tape.shape, tape.dtype): at for at, tape in enumerate(self.each)}
+        found: dict[int, tuple[int, list[int]]] = {}
+        for i, aval in enumerate(record):
+            if 0 in aval.shape:
+                continue
+            at = places[_entry(aval)]
+            number, own = found.get(at, (0, []))
+            found[at] = (number + _entries(aval), [*own, i])
+        return found
+
+
+def _is_small(aval: _jax.ShapedArray) -> bool:
+    return not _jax.is_extended(aval.dtype) and math.prod(aval.shape) <= SMALL
+
+
+def _entry(aval: _jax.ShapedArray) -> tuple[Any, ...]:
+    """The type of the entries that hold a value."""
+    return ((), aval.dtype) if _is_small(aval) else (aval.shape, aval.dtype)
+
+
+def _entries(aval: _jax.ShapedArray) -> int:
+    return math.prod(aval.shape) if _is_small(aval) else 1
+
+
+def _written(tape: Tape, array: Any, values: Sequence[Any], at: Any) -> Any:
+    """A tape with values written from a place on."""
+    if tape.shape or _jax.is_extended(tape.dtype):
+        for i, value in enumerate(values):
+            array = write(array, value, at + i)
+        return array
+    parts = [lax.reshape(x, (math.prod(x.shape),)) for x in values]
+    piece = lax.concatenate(parts, 0) if len(parts) > 1 else parts[0]
+    return lax.dynamic_update_slice(array, piece, [at], allow_negative_indices=False)
+
+
+def _read(tape: Tape, array: Any, avals: Sequence[_jax.ShapedArray], at: Any) -> list[Any]:
+    """Values of these types from a place on."""
+    if tape.shape or _jax.is_extended(tape.dtype):
+        return [read(array, at + i) for i in range(len(avals))]
+    sizes = [math.prod(a.shape) for a in avals]
+    piece = lax.dynamic_slice(array, [at], [sum(sizes)], allow_negative_indices=False)
+    parts = lax.split(piece, sizes) if len(sizes) > 1 else [piece]
+    return [lax.reshape(x, a.shape) for x, a in zip(parts, avals, strict=True)]
