@@ -6,6 +6,7 @@ sweep; branches share places for it, as only one of them is taken. Cheap branche
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +16,9 @@ from lanewise import _jax
 from lanewise.diff.activity import moving_results
 from lanewise.diff.calls import calls
 from lanewise.diff.piece import Piece, piece
+from lanewise.diff.records import with_tops
 from lanewise.diff.split import run_again_in_frame
-from lanewise.diff.sweep import Scope, Swept, rule, spread, zeros_for
+from lanewise.diff.sweep import Scope, Swept, rule, spread
 
 
 @rule("cond")
@@ -69,26 +71,27 @@ def _cond(
     )
     if threads:
         scope.tapes = list(after)
-    out_avals = [v.aval for v in eqn.outvars]
-    in_avals = [_jax.aval_of(x) for x in args]
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
-        given = zeros_for(cts, out_avals, out_moving)
-        sums = zeros_for(start[1:], in_avals, inputs)
+        sums = list(itertools.compress(start[1:], inputs))
+        known = [ct is not None for ct in (*sums, *itertools.compress(cts, out_moving))]
+        given = itertools.compress((*sums, *itertools.compress(cts, out_moving)), known)
 
         def back(own: Piece, mine: Sequence[int]) -> Callable[..., list[Any]]:
-            def run(values: Any, saved: Any, tapes: Any, sums: Any, given: Any) -> list[Any]:
-                adjoints, tapes = own.reverse(values, [saved[i] for i in mine], tapes, sums, given)
-                return [*adjoints, *tapes]
+            def run(values: Any, saved: Any, tapes: Any, given: Any) -> list[Any]:
+                found = spread(given, known)
+                start, cts = found[: len(sums)], found[len(sums) :]
+                adjoints, left = own.reverse(values, [saved[i] for i in mine], tapes, start, cts)
+                return [*adjoints, *left]
 
             return run
 
         backs = [back(*each) for each in zip(pieces, places, strict=True)]
         tapes = scope.tapes if threads else []
-        outs = _switch(index, backs, args, saved, tapes, sums, given)
+        outs = _switch(index, backs, args, saved, tapes, list(given))
         num = sum(inputs)
         if threads:
-            scope.tapes = list(outs[num:])
+            scope.tapes = with_tops(tapes, outs[num:])
         return [start[0], *spread(outs[:num], inputs)]
 
     return Swept(outs, out_moving, pull, threads)

@@ -28,6 +28,7 @@ from lanewise.diff.checkpoint import FARTHEST, next_kept, read, write, write_if
 from lanewise.diff.delay import delayed
 from lanewise.diff.fold import folded
 from lanewise.diff.piece import Step, piece
+from lanewise.diff.records import tops, with_tops
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
 from lanewise.diff.tape import check_room
@@ -417,15 +418,17 @@ def _push_iterations(
     scope.tapes = list(tapes)
 
     def back(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
-        def reverse_one(carry: Any) -> Any:
-            to_go, tapes, sums, cts = carry
-            saved, tapes = adjoints.pop(site, own.saved, tapes)
-            found, tapes = own.reverse(fixed, saved, tapes, sums, cts)
-            return to_go - 1, tapes, found[: len(sums)], found[len(sums) :]
+        tapes = scope.tapes
 
-        carry = (length, list(scope.tapes), list(sums), list(cts))
-        _, tapes, ct_consts, ct_carry = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
-        scope.tapes = list(tapes)
+        def reverse_one(carry: Any) -> Any:
+            to_go, left, sums, cts = carry
+            saved, before = adjoints.pop(site, own.saved, with_tops(tapes, left))
+            found, left = own.reverse(fixed, saved, before, sums, cts)
+            return to_go - 1, left, found[: len(sums)], found[len(sums) :]
+
+        carry = (length, tops(tapes), list(sums), list(cts))
+        _, left, ct_consts, ct_carry = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
+        scope.tapes = with_tops(tapes, left)
         return ct_consts, ct_carry
 
     return final, back

@@ -4,7 +4,8 @@ Loops, branches and functions all need the same of the code they hold: code for 
 is saved, and code for the reverse sweep. `piece` traces a piece's two sweeps together and splits them.
 
 Tapes of recursion are threaded: the forward code takes them and gives them on, and so does the reverse code. To the
-trace these are two different sets of values, as between the two sweeps of one piece others run.
+trace these are two different sets of values, as between the two sweeps of one piece others run. The reverse code only
+reads the tapes, and gives on how many entries are left on each.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from lanewise import _jax
 from lanewise.diff.delay import Delayed, delayed
 from lanewise.diff.fold import folded
+from lanewise.diff.records import tops
 from lanewise.diff.split import Split, run_again, run_again_inside, split
 from lanewise.diff.sweep import Scope, spread, sweep, zeros_for
 
@@ -43,8 +45,8 @@ class Piece:
     """The two sweeps of a piece of code.
 
     `forward(args, tapes)` gives results, tapes and what is saved; `reverse(free, saved, tapes, start, cts)` takes the
-    free arguments, sums so far for the arguments that are added up, and the adjoints of the results that move, and
-    gives adjoints of the arguments that move, and tapes.
+    free arguments, sums so far for the arguments that are added up, and the adjoints of the results that move, `None`
+    for those that are zero; it gives adjoints of the arguments that move, and how many entries are left on each tape.
     """
 
     constants: tuple[Any, ...]
@@ -73,7 +75,7 @@ class Piece:
         cts: Sequence[Any],
     ) -> tuple[list[Any], list[Any]]:
         given = (*self.constants, *free, *saved, *tapes, *start, *cts)
-        outs = _jax.eval_jaxpr(self.cut.reverse, *given)
+        outs = _run_linear(self.cut.reverse, given)
         return outs[: self.num_adjoints], outs[self.num_adjoints :]
 
     def forward_step(self, carried: Sequence[tuple[int, int]]) -> Step:
@@ -127,7 +129,7 @@ def piece(
         adjoints = rest[num_ahead:]
         start, cts = spread(adjoints[:num_start], summed), spread(adjoints[num_start:], out_moving)
         cts = swept.pull(cts, start)
-        return [*results, *zeros_for(cts, avals, moving), *inner.tapes]
+        return [*results, *zeros_for(cts, avals, moving), *tops(inner.tapes)]
 
     traced = _jax.trace(both, [*avals, *tapes, *tapes, *start_avals, *adjoint_avals])
     num_constants = len(traced.captures)
@@ -142,3 +144,33 @@ def piece(
         again or (run_again_inside if scope.inside else run_again),
     )
     return Piece(traced.captures, cut, len(out_avals), sum(moving), num_tapes)
+
+
+_SUMS = ("add", "add_any")
+_PRODUCTS = ("mul", "neg", "convert_element_type", "reshape", "broadcast_in_dim", "squeeze")
+
+
+def _run_linear(code: _jax.Jaxpr, args: Sequence[Any]) -> list[Any]:
+    """Run the code of a reverse sweep, to which `None` is an adjoint of zero: it is neither added nor multiplied."""
+    if all(x is not None for x in args):
+        return _jax.eval_jaxpr(code, *args)
+    values: dict[_jax.Var, Any] = dict(zip(code.invars, args, strict=True))
+
+    def value(atom: _jax.Atom) -> Any:
+        return atom.val if isinstance(atom, _jax.Literal) else values[atom]
+
+    def whole(atom: _jax.Atom) -> Any:
+        found = value(atom)
+        return _jax.zeros(atom.aval) if found is None else found
+
+    for eqn in code.eqns:
+        operands = [value(a) for a in eqn.invars]
+        name = eqn.primitive.name
+        if any(x is None for x in operands) and name in _SUMS:
+            outs = [next((x for x in operands if x is not None), None)]
+        elif any(x is None for x in operands) and name in _PRODUCTS:
+            outs = [None]
+        else:
+            outs = _jax.run_eqn(eqn, [whole(a) for a in eqn.invars])
+        values.update(zip(eqn.outvars, outs, strict=True))
+    return [whole(a) for a in code.outvars]

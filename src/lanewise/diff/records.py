@@ -114,6 +114,16 @@ class Tapes:
         return found
 
 
+def tops(tapes: Sequence[Any]) -> list[Any]:
+    """Of all tapes, how many entries each has: all that popping changes."""
+    return list(tapes[1::2])
+
+
+def with_tops(tapes: Sequence[Any], found: Sequence[Any]) -> list[Any]:
+    """The same tapes with these numbers of entries."""
+    return [x for pair in zip(tapes[::2], found, strict=True) for x in pair]
+
+
 def _is_small(aval: _jax.ShapedArray) -> bool:
     return not _jax.is_extended(aval.dtype) and math.prod(aval.shape) <= SMALL
 

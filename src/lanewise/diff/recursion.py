@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lanewise import _jax
-from lanewise.diff.activity import Moving, moving_results
+from lanewise.diff.activity import Moving, moving_outputs, moving_results
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.lift import Lifted, lifted
 from lanewise.diff.piece import piece
-from lanewise.diff.records import Record, Tapes
+from lanewise.diff.records import Record, Tapes, tops, with_tops
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
 from lanewise.errors import InternalError
@@ -43,7 +43,9 @@ class Adjoints:
     """The forward and reverse functions of a program's functions, as they come to be wanted.
 
     `functions`: those of the program, lifted; `captured`: which captured values move. `layout`: the types of a
-    record, by the site that pushes it; `pushed`: what was seen to be pushed with this layout.
+    record, by the site that pushes it; `pushed`: what was seen to be pushed with this layout. `joined`: for each
+    function, which parameters move at any of its calls, as a loop's state is taken to move if it does in any iteration:
+    with functions for each combination that occurs, every order would multiply their number.
     """
 
     program: Program
@@ -51,6 +53,7 @@ class Adjoints:
     captured: Moving
     checkpoints: Checkpoints
     layout: dict[str, Record]
+    joined: dict[str, Moving]
     pushed: dict[str, Record] = field(default_factory=dict)
     wanted: list[Key] = field(default_factory=list)
 
@@ -86,7 +89,10 @@ class Adjoints:
         return sums, own
 
     def want(self, name: str, moving: Moving) -> Key:
-        key = (name, moving)
+        """The function to call where these parameters move, or fewer than it has adjoints for."""
+        so_far = self.joined.get(name, moving)
+        self.joined[name] = tuple(a or b for a, b in zip(so_far, moving, strict=True))
+        key = (name, self.joined[name])
         if key not in self.wanted:
             self.wanted.append(key)
         return key
@@ -135,18 +141,49 @@ def settled(
     captured = moving[: program.num_captures]
     functions = lifted(program, captured)
     layout: dict[str, Record] = {}
+    joined = _moving_anywhere(program, functions, moving)
     for _ in range(MAX_ROUNDS):
-        adjoints = Adjoints(program, functions, captured, checkpoints, layout)
+        adjoints = Adjoints(program, functions, captured, checkpoints, layout, joined)
         adjoints.want(program.entry, moving[program.num_captures :])
         made: list[Any] = []
         # The list grows while functions are gone through.
         for key in adjoints.wanted:
             made += _both_functions(adjoints, key)
         pushed = {site: avals for site, avals in adjoints.pushed.items() if avals}
-        if pushed == layout:
+        if pushed == layout and len(adjoints.wanted) == len(dict(adjoints.wanted)):
             return adjoints, made
         layout = pushed
     raise InternalError("what a recursion pushes never settles.")
+
+
+def _moving_anywhere(
+    program: Program, functions: dict[str, Lifted], moving: Moving
+) -> dict[str, Moving]:
+    """For each function that is called where something moves, which of its parameters do at any of its calls."""
+    captured = moving[: program.num_captures]
+    found: dict[str, Moving] = {}
+
+    def reach(name: str, params: Moving) -> None:
+        before = found.get(name)
+        joined = params if before is None else tuple(map(max, before, params))
+        if joined == before:
+            return
+        found[name] = joined
+        function = functions[name]
+        held = [captured[i] for i in function.captures]
+
+        def on_call(eqn: _jax.JaxprEqn, flags: Sequence[bool]) -> None:
+            callee = functions[eqn.params["name"]]
+            num_held = sum(captured[i] for i in callee.captures)
+            if any(flags):
+                reach(eqn.params["name"], tuple(flags[num_held:]))
+
+        moving_outputs(
+            function.code, (*[False] * len(function.constants), *held, *joined), on_call
+        )
+
+    reach(program.entry, moving[program.num_captures :])
+    return found
 
 
 @dataclass(frozen=True)
@@ -194,8 +231,8 @@ def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
         tapes, rest = list(rest[: len(stacks)]), rest[len(stacks) :]
         saved, tapes = adjoints.pop(scope.site, own.saved, tapes)
         start, cts = rest[: len(sums)], rest[len(sums) :]
-        found, tapes = own.reverse([*constants, *captures], saved, tapes, start, cts)
-        return [*itertools.compress(found, others), *tapes, *itertools.compress(found, summed)]
+        found, left = own.reverse([*constants, *captures], saved, tapes, start, cts)
+        return [*itertools.compress(found, others), *left, *itertools.compress(found, summed)]
 
     ct_avals = [
         _jax.tangent_aval(a.aval) for a in itertools.compress(function.code.outvars, out_moving)
@@ -236,6 +273,8 @@ def _call(
     operand_avals = [_jax.aval_of(x) for x in operands]
     summed = adjoints.summed(key)
     sums, rest = adjoints.adjoint_avals(key)
+    apart = [a and not b for a, b in zip((*[True] * num_held, *key[1]), summed, strict=True)]
+    left = tops(stacks)
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         found = call_p.bind(
@@ -243,12 +282,12 @@ def _call(
             *zeros_for(start, operand_avals, summed),
             *zeros_for(cts, avals, out_moving),
             name=reverse_name(key),
-            out_avals=(*rest, *stacks, *sums),
+            out_avals=(*rest, *left, *sums),
             jvp_of=None,
         )
-        scope.tapes = list(found[len(rest) : len(rest) + len(stacks)])
-        whole = spread(found[len(rest) + len(stacks) :], summed)
-        own = spread(found[: len(rest)], [a and not b for a, b in zip(moving, summed, strict=True)])
+        scope.tapes = with_tops(scope.tapes, found[len(rest) : len(rest) + len(left)])
+        whole = spread(found[len(rest) + len(left) :], summed)
+        own = spread(found[: len(rest)], apart)
         return [
             total if flag else plus(so_far, ct)
             for total, so_far, ct, flag in zip(whole, start, own, summed, strict=True)

@@ -20,6 +20,7 @@ from lanewise import _jax
 from lanewise.diff.activity import moving_in_scan
 from lanewise.diff.calls import calls
 from lanewise.diff.piece import Piece, piece
+from lanewise.diff.records import tops, with_tops
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
 
@@ -141,12 +142,13 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         behind = own.reverse_step([(at + j, j) for j in range(num_sums + num_ct)])
 
         def back(carry: Any, slices: Any) -> Any:
-            sums, ct_carry, tapes, left, after = carry
+            sums, ct_carry, entries, left, after = carry
             given, stored, results, ct_slices = slices
             if away:
                 stored = [jax.device_put(x, _jax.DEVICE) for x in stored]
             saved = saving.joined(stored, results, after)
-            args = [*consts, *given, *saved, *tapes, *sums, *ct_carry, *ct_slices]
+            before = with_tops(tapes, entries)
+            args = [*consts, *given, *saved, *before, *sums, *ct_carry, *ct_slices]
             found, left = behind(args, left)
             first, second = found[:num_sums], found[num_sums : num_sums + num_ct]
             carry = (first, second, found[num_moving:], left, saving.before(saved))
@@ -157,9 +159,9 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         left = behind.start([*consts, *blank, *sums, *ct_carry])
         after = [final[j] for j in saving.carried.values()]
         results = [ys[i] for i in saving.results.values()]
-        (sums, ct_init, tapes, left, _), ct_xs = lax.scan(
+        (sums, ct_init, entries, left, _), ct_xs = lax.scan(
             back,
-            (sums, ct_carry, tapes, left, after),
+            (sums, ct_carry, tops(tapes), left, after),
             (xs, saved, results, ct_ys),
             length=loop.length,
             reverse=not loop.reverse,
@@ -167,7 +169,7 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         written = behind.finish([*sums, *ct_init], left)
         sums, ct_init = written[:num_sums], written[num_sums:]
         if loop.threads:
-            scope.tapes = list(tapes)
+            scope.tapes = with_tops(tapes, entries)
         return [
             *spread(sums, consts_moving),
             *(plus(*each) for each in zip(start_init, spread(ct_init, carry_moving), strict=True)),

@@ -22,6 +22,7 @@ from lanewise.diff.activity import Moving, moving_outputs
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.piece import piece
+from lanewise.diff.records import tops
 from lanewise.diff.recursion import Derived, forward_name, reverse_name, settled
 from lanewise.diff.sweep import Scope
 from lanewise.diff.tail import as_loop
@@ -132,15 +133,16 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
     def reverse(*values: Any) -> Sequence[Any]:
         tapes, cts = values[: len(stacks)], values[len(stacks) :]
         zeros = [_jax.zeros(a) for a in sums]
+        left = tops(stacks)
         found = call_p.bind(
             *tapes,
             *zeros,
             *cts,
             name=reverse_name(key),
-            out_avals=(*others, *stacks, *sums),
+            out_avals=(*others, *left, *sums),
             jvp_of=None,
         )
-        own, whole = iter(found[: len(others)]), iter(found[len(others) + len(stacks) :])
+        own, whole = iter(found[: len(others)]), iter(found[len(others) + len(left) :])
         held = {i: next(whole) for i in adjoints.held(program.entry)}
         ct_captures = [
             held[i] if i in held else _jax.zeros(_jax.tangent_aval(aval))
@@ -148,8 +150,8 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
             if moving[i]
         ]
         flags = zip(adjoints.summed(key)[len(held) :], key[1], strict=True)
-        ct_params = [next(whole if summed else own) for summed, moved in flags if moved]
-        return [*ct_captures, *ct_params]
+        ct_params = [next(whole if summed else own) if moved else None for summed, moved in flags]
+        return [*ct_captures, *itertools.compress(ct_params, moving[len(captures) :])]
 
     def table(name: str, fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> WithConstants:
         """A program of a function and all that it calls; it takes every capture, read or not."""

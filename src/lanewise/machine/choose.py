@@ -38,7 +38,7 @@ from lanewise.machine.link import Linked, link
 from lanewise.machine.sample import Sample
 from lanewise.machine.schedule import dear_blocks, kernel_between, meeting_blocks
 from lanewise.options import Options
-from lanewise.program import Program, program_p
+from lanewise.program import Program, call_p, program_p
 
 # The carriers that run each lane by itself, and where.
 ONE_LANE_CARRIERS = {"native": "cpu", "kernel": "gpu"}
@@ -131,8 +131,9 @@ def make_plan(
     together = (
         "lanes meet at blocks with matrix work, and between them run each by itself, in one kernel"
     )
-    if options.carrier == "auto" and lanes is not None and not (meets and platform == "gpu"):
-        found = _one_lane_if_better(program, varying, options, expand, platform, linked)
+    if options.carrier == "auto" and not (meets and platform == "gpu"):
+        better = _one_lane_if_better if lanes is not None else _recursion_alone_if_better
+        found = better(program, varying, options, expand, platform, linked)
         if found is not None:
             return found
     if meets:
@@ -327,6 +328,25 @@ def _one_lane_if_better(
         return None
 
 
+def _recursion_alone_if_better(
+    program: Program,
+    varying: tuple[bool, ...],
+    options: Options,
+    expand: Expand,
+    platform: str | None,
+    linked: Linked,
+) -> Plan | None:
+    """A lone call that XLA's own loops cannot run, as machine code with a stack, where its arrays are small.
+
+    A machine of one lane pays for a tick at every block, and XLA takes many times as long as a C++ compiler for it.
+    """
+    if platform != "cpu" or options.stats or _any_eqn(program, _computes_much):
+        return None
+    found = _one_lane_if_better(program, varying, options, expand, platform, linked)
+    # Without a C++ compiler the code is XLA's either way.
+    return None if found is None or found.path == "XLA" else found
+
+
 def _straight_if_better(
     program: Program,
     varying: tuple[bool, ...],
@@ -365,7 +385,9 @@ def _lone_if_better(
 def _computes_much(eqn: JaxprEqn) -> bool:
     """Whether an equation makes a large array, other than by looping or by reading and writing parts of one."""
     name = eqn.primitive.name
-    if name in FREE or name.startswith(("scatter", "dynamic_update")) or list(_jax.subjaxprs(eqn)):
+    if eqn.primitive is call_p or name in FREE or list(_jax.subjaxprs(eqn)):
+        return False
+    if name.startswith(("scatter", "dynamic_update")):
         return False
     return any(size_of(var) > MOST_ELEMENTS_ALONE for var in eqn.outvars)
 
