@@ -201,12 +201,22 @@ def _fits(outs: Sequence[Any], program: Program) -> bool:
 def _own_outcomes(codes: Sequence[Any], forward: Program, program: Program) -> tuple[Any, Any]:
     """Outcomes of a forward program as those of the program it is of: a full tape is an outcome of its own."""
     code, site = codes
-    own = [program.sites.index(s) if s in program.sites else -1 for s in forward.sites]
-    if not own:
+    if not forward.sites:
         return code, site
-    full = [i for i, s in enumerate(forward.sites) if s == FULL_TAPE]
-    ended_full = jnp.isin(site, jnp.array(full, jnp.int32)) & (code == Outcome.ASSERTION_FAILED)
-    place = jnp.where(site >= 0, jnp.array(own, jnp.int32)[jnp.maximum(site, 0)], -1)
+    own = tuple(program.sites.index(s) if s in program.sites else -1 for s in forward.sites)
+    full = tuple(s == FULL_TAPE for s in forward.sites)
+    return _renamed(code, site, own, full)
+
+
+# As one piece: outside `jit` each operation would be compiled by itself.
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _renamed(
+    code: Any, site: Any, own: tuple[int, ...], full: tuple[bool, ...]
+) -> tuple[Any, Any]:
+    """Outcomes with the sites that these are, and another code for the sites of full tapes."""
+    at = jnp.maximum(site, 0)
+    ended_full = (site >= 0) & (code == int(Outcome.ASSERTION_FAILED)) & jnp.array(full)[at]
+    place = jnp.where(site >= 0, jnp.array(own, jnp.int32)[at], -1)
     return jnp.where(ended_full, jnp.int32(Outcome.TAPE_FULL), code), place
 
 
