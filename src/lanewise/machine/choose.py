@@ -118,7 +118,7 @@ def make_plan(
         found = _lone_if_better(program, varying, options, expand, platform)
         why = "one lane, no recursion: XLA's own loops and branches"
         return found or Plan(None, "plain", "ticks", why)
-    linked = link(blocks_of(program, varying, options, expand), varying)
+    linked = _linked(program, varying, options.max_steps, expand)
     # JAX's own batching would let a lane see its neighbours where code looks at the batch.
     structured_ok = structured_ok and not _looks_at_batch(program)
     if structured_ok and free and linked.straight:
@@ -177,7 +177,7 @@ def measured_plan(
     settled = asked_for or suggested.schedule == "meet" or given_up.reason(program)
     if platform != "cpu" or lanes is None or settled:
         return suggested
-    linked = suggested.linked or link(blocks_of(program, varying, options, expand), varying)
+    linked = suggested.linked or _linked(program, varying, options.max_steps, expand)
     if linked.straight or not _may_depend_on_divergence(linked):
         return suggested
     found = measure(linked)
@@ -445,6 +445,14 @@ def _blocks(
     program: Program, varying: tuple[bool, ...], every_loop: bool, expand: Expand
 ) -> BlockProgram:
     return simplify(flatten(program, varying, expand=expand, every_loop=every_loop))
+
+
+@functools.lru_cache(maxsize=512)
+def _linked(
+    program: Program, varying: tuple[bool, ...], max_steps: int | None, expand: Expand
+) -> Linked:
+    """The same, linked and remembered: who plans and who measures ask for it."""
+    return link(blocks_of(program, varying, Options(max_steps=max_steps), expand), varying)
 
 
 def plan_for(

@@ -74,7 +74,7 @@ def native_path(
     obstacle = foreign.obstacle()
     if obstacle is not None:
         pass
-    elif _in_step(program, varying, options, expand) is not None:
+    elif _in_step(program, varying, options.unwatched().of_kernel(), expand) is not None:
         return IN_STEP, "one loop of scalar arithmetic, which vector instructions run"
     else:
         found = kernel_or_obstacle(program, varying, options, expand)
@@ -126,7 +126,7 @@ def run_native(
         linked = blocks_for(program, varying, options.unwatched(), expand)
         return _by_xla(linked, operands, varying, lanes, options, capacity, site)
     if path == IN_STEP:
-        emitted = _in_step(program, varying, options.unwatched(), expand)
+        emitted = _in_step(program, varying, options.unwatched().of_kernel(), expand)
     else:
         emitted = kernel_for(program, varying, options, expand)
     assert emitted is not None
