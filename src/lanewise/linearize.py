@@ -210,9 +210,7 @@ def _own_outcomes(codes: Sequence[Any], forward: Program, program: Program) -> t
 
 # As one piece: outside `jit` each operation would be compiled by itself.
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _renamed(
-    code: Any, site: Any, own: tuple[int, ...], full: tuple[bool, ...]
-) -> tuple[Any, Any]:
+def _renamed(code: Any, site: Any, own: tuple[int, ...], full: tuple[bool, ...]) -> tuple[Any, Any]:
     """Outcomes with the sites that these are, and another code for the sites of full tapes."""
     at = jnp.maximum(site, 0)
     ended_full = (site >= 0) & (code == int(Outcome.ASSERTION_FAILED)) & jnp.array(full)[at]

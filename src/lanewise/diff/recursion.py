@@ -1,11 +1,11 @@
 """Recursion in reverse: each function gets two, one for either sweep.
 
 The forward function of `f` takes what `f` takes and gives what `f` gives. When a frame ends it pushes a record, what
-the reverse of this frame reads, on tapes that all functions share (`records.py`); so, when the outermost call is done, every
-call has left a record, in the order in which calls ended. The reverse function takes adjoints of the results, pops its record
-and goes through the frame backwards; where the frame made a call it calls that function's reverse, whose record is then
-the topmost. No call is made twice. A loop that makes calls pushes a record an iteration the same way; a loop that makes
-none is run again, as everywhere.
+the reverse of this frame reads, on tapes that all functions share (`records.py`); so, when the outermost call is done,
+every call has left a record, in the order in which calls ended. The reverse function takes adjoints of the results,
+pops its record and goes through the frame backwards; where the frame made a call it calls that function's reverse,
+whose record is then the topmost. No call is made twice. A loop that makes calls pushes a record an iteration the same
+way; a loop that makes none is run again, as everywhere.
 
 The tapes are values that both kinds of functions take and give on. A record's type is known only when its function has
 been gone through, and that function calls others, so all are gone through once with tapes of nothing, to see what they
@@ -109,9 +109,7 @@ class Adjoints:
         self.pushed[site] = record
         return self.tapes.pushed(values, tapes) if self._is_known(site) else list(tapes)
 
-    def pop(
-        self, site: str, record: Record, tapes: Sequence[Any]
-    ) -> tuple[list[Any], list[Any]]:
+    def pop(self, site: str, record: Record, tapes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The topmost record, of a site, and the tapes without it."""
         if not self._is_known(site):
             return [_jax.zeros(a) for a in record], list(tapes)
@@ -178,9 +176,7 @@ def _moving_anywhere(
             if any(flags):
                 reach(eqn.params["name"], tuple(flags[num_held:]))
 
-        moving_outputs(
-            function.code, (*[False] * len(function.constants), *held, *joined), on_call
-        )
+        moving_outputs(function.code, (*[False] * len(function.constants), *held, *joined), on_call)
 
     reach(program.entry, moving[program.num_captures :])
     return found

@@ -24,21 +24,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lanewise import _jax
-from lanewise._jax import Jaxpr, JaxprEqn, Var
-from lanewise.blocks.cost import FREE, Cost, holds_while, size_of
+from lanewise._jax import JaxprEqn, Var
+from lanewise.blocks.cost import FREE, Cost, size_of
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import Block, BlockProgram
-from lanewise.blocks.inside import Expand, looks_at_batch
+from lanewise.blocks.inside import Expand
 from lanewise.blocks.passes import PRODUCT_ALONE, PRODUCT_TOGETHER, Work, work_of
 from lanewise.blocks.simplify import simplify
-from lanewise.errors import OptionError, TransformError
+from lanewise.errors import OptionError
 from lanewise.machine import given_up
 from lanewise.machine.compact import move_operations, tile_width
+from lanewise.machine.holds import any_eqn, guards_a_loop, refuse_collectives, sees_batch
 from lanewise.machine.link import Linked, link
 from lanewise.machine.sample import Sample
 from lanewise.machine.schedule import dear_blocks, kernel_between, meeting_blocks
 from lanewise.options import Options
-from lanewise.program import Program, call_p, program_p
+from lanewise.program import Program, call_p
 
 # The carriers that run each lane by itself, and where.
 ONE_LANE_CARRIERS = {"native": "cpu", "kernel": "gpu"}
@@ -120,7 +121,7 @@ def make_plan(
         return found or Plan(None, "plain", "ticks", why)
     linked = _linked(program, varying, options.max_steps, expand)
     # JAX's own batching would let a lane see its neighbours where code looks at the batch.
-    structured_ok = structured_ok and not _looks_at_batch(program)
+    structured_ok = structured_ok and not sees_batch(program)
     if structured_ok and free and linked.straight:
         found = _straight_if_better(program, varying, lanes, options, expand, platform, linked)
         why = "nothing diverges: no trip count varies and no branch is dear"
@@ -139,13 +140,7 @@ def make_plan(
     if meets:
         return Plan(linked, "meet", "ticks", f"a recursion around matrix products: {together}")
     dear = dear_blocks(linked, lanes or 1)
-    if (
-        structured_ok
-        and free
-        and linked.one_loop
-        and not _guards_a_loop(program)
-        and len(dear) <= 1
-    ):
+    if structured_ok and free and linked.one_loop and not guards_a_loop(program) and len(dear) <= 1:
         why = "one loop without branches: each lane waits for the last whatever runs it"
         return Plan(linked, "plain", "ticks", why)
     why = (
@@ -240,7 +235,7 @@ def _expected(
 
 def _sees_or_guards(program: Program) -> bool:
     """Whether JAX's own batching is out of the question: lanes would see each other, or loops run that must not."""
-    return _looks_at_batch(program) or _guards_a_loop(program)
+    return sees_batch(program) or guards_a_loop(program)
 
 
 def _one_lane(
@@ -340,7 +335,7 @@ def _recursion_alone_if_better(
 
     A machine of one lane pays for a tick at every block, and XLA takes many times as long as a C++ compiler for it.
     """
-    if platform != "cpu" or options.stats or _any_eqn(program, _computes_much):
+    if platform != "cpu" or options.stats or any_eqn(program, _computes_much):
         return None
     found = _one_lane_if_better(program, varying, options, expand, platform, linked)
     # Without a C++ compiler the code is XLA's either way.
@@ -375,8 +370,8 @@ def _lone_if_better(
     platform: str | None,
 ) -> Plan | None:
     """A lone call as one function of machine code, where it loops over what is small."""
-    loops = _any_eqn(program, lambda eqn: eqn.primitive.name in ("scan", "while"))
-    if not loops or _any_eqn(program, _computes_much):
+    loops = any_eqn(program, lambda eqn: eqn.primitive.name in ("scan", "while"))
+    if not loops or any_eqn(program, _computes_much):
         return None
     work = work_of(program.functions[program.entry].jaxpr.eqns, lambda var: False)
     return _native_if_worth(program, varying, 1, options, expand, platform, work)
@@ -471,57 +466,5 @@ def plan_for(
 @functools.lru_cache(maxsize=512)
 def _planned(program: Program, *given: Any, failed: str | None) -> Plan:
     del failed
-    _refuse_collectives(program)
+    refuse_collectives(program)
     return make_plan(program, *given)
-
-
-def _any_eqn(program: Program, test: Callable[[JaxprEqn], bool]) -> bool:
-    """Whether the test holds for an equation of the program, or of one called inside."""
-
-    def inside(jaxpr: Jaxpr) -> bool:
-        return any(
-            test(eqn)
-            or (eqn.primitive is program_p and _any_eqn(eqn.params["program"], test))
-            or any(map(inside, _jax.subjaxprs(eqn)))
-            for eqn in jaxpr.eqns
-        )
-
-    return any(inside(function.jaxpr) for function in program.functions.values())
-
-
-def _looks_at_batch(program: Program) -> bool:
-    return _any_eqn(program, looks_at_batch)
-
-
-def _guards_a_loop(program: Program) -> bool:
-    """Whether a branch decides if a loop runs: under `jax.vmap` it would run for the others too, and might not end."""
-    return _any_eqn(program, lambda eqn: eqn.primitive.name == "cond" and _holds_loop([eqn]))
-
-
-def _holds_loop(eqns: Sequence[JaxprEqn]) -> bool:
-    return holds_while(eqns) or any(
-        (eqn.primitive is program_p and _any_eqn(eqn.params["program"], lambda e: holds_while([e])))
-        or any(_holds_loop(inner.eqns) for inner in _jax.subjaxprs(eqn))
-        for eqn in eqns
-    )
-
-
-def _refuse_collectives(program: Program) -> None:
-    for function in program.functions.values():
-        for eqn in _collectives(function.jaxpr):
-            raise TransformError(
-                f"{eqn.primitive.name} talks to the other lanes, which are at another place of the program:"
-                f" {_jax.user_line(eqn)}. Take the collective out of the program, and apply it to its answers."
-            )
-
-
-def _collectives(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    found = []
-    for eqn in jaxpr.eqns:
-        if any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects) and not list(
-            _jax.subjaxprs(eqn)
-        ):
-            found.append(eqn)
-        for inner in _jax.subjaxprs(eqn):
-            found += _collectives(inner)
-    return found
