@@ -28,7 +28,9 @@ def quadrature(a, b, tolerance):
     left, right = 0.5 * (a + middle), 0.5 * (middle + b)
     whole = (b - a) / 6 * (jnp.sin(a * a) + 4 * jnp.sin(middle * middle) + jnp.sin(b * b))
     one = (middle - a) / 6 * (jnp.sin(a * a) + 4 * jnp.sin(left * left) + jnp.sin(middle * middle))
-    two = (b - middle) / 6 * (jnp.sin(middle * middle) + 4 * jnp.sin(right * right) + jnp.sin(b * b))
+    two = (
+        (b - middle) / 6 * (jnp.sin(middle * middle) + 4 * jnp.sin(right * right) + jnp.sin(b * b))
+    )
     if jnp.abs(one + two - whole) <= tolerance:
         return one + two
     return quadrature(a, middle, tolerance / 2) + quadrature(middle, b, tolerance / 2)
@@ -59,7 +61,7 @@ def gradient(program: Program, moving: tuple[bool, ...]) -> list[tuple[Program, 
 @pytest.fixture(scope="module")
 def orders() -> list[list[tuple[Program, tuple[bool, ...]]]]:
     """The programs of the first three orders of a recursion with two calls."""
-    staged = quadrature.staged(0.1, 2.0, 1e-3).program
+    staged = quadrature.stage(0.1, 2.0, 1e-3)[0].program
     first = [(staged, (True, False, False))]
     second = [each for program, moving in first for each in gradient(program, moving)]
     third = [each for program, moving in second for each in gradient(program, moving)]
@@ -102,7 +104,10 @@ def test_a_record_lies_on_the_tapes_of_its_types() -> None:
     rng = np.random.default_rng(0)
 
     def some(aval: Any) -> jax.Array:
-        return jnp.asarray(rng.normal(size=aval.shape) > 0 if aval is flag else rng.normal(size=aval.shape), aval.dtype)
+        return jnp.asarray(
+            rng.normal(size=aval.shape) > 0 if aval is flag else rng.normal(size=aval.shape),
+            aval.dtype,
+        )
 
     records = [[some(aval) for aval in kind] for kind in (kinds[0], kinds[1], kinds[0])]
 
