@@ -30,6 +30,9 @@ SMALL = 16
 Record = tuple[_jax.ShapedArray, ...]
 """The types of what a record holds."""
 
+_Entry = tuple[tuple[int, ...], Any]
+"""The shape and the dtype of an entry of a tape."""
+
 
 @dataclass(frozen=True)
 class Tape:
@@ -55,16 +58,17 @@ class Tapes:
         >>> [tape.width for tape in Tapes.of([(number, flag, number), (flag,)], records=8).each]
         [2, 1]
         """
-        widths: dict[tuple[Any, ...], int] = {}
+        widths: dict[_Entry, int] = {}
         for record in kinds:
-            own: dict[tuple[Any, ...], int] = {}
+            own: dict[_Entry, int] = {}
             for aval in record:
                 if 0 in aval.shape:
                     continue
                 own[_entry(aval)] = own.get(_entry(aval), 0) + _entries(aval)
             for entry, number in own.items():
                 widths[entry] = max(widths.get(entry, 0), number)
-        return Tapes(tuple(Tape(*entry, width) for entry, width in widths.items()), records)
+        each = (Tape(shape, dtype, width) for (shape, dtype), width in widths.items())
+        return Tapes(tuple(each), records)
 
     @property
     def avals(self) -> list[_jax.ShapedArray]:
@@ -91,7 +95,7 @@ class Tapes:
 
     def popped(self, record: Record, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The values of the topmost record, which is of this kind, and the arrays of all tapes without it."""
-        arrays: list[Any] = list(arrays)
+        arrays = list(arrays)
         values: list[Any] = [_jax.zeros(a) if 0 in a.shape else None for a in record]
         for at, (number, places) in self._own(record).items():
             top = arrays[2 * at + 1] - number
@@ -128,7 +132,7 @@ def _is_small(aval: _jax.ShapedArray) -> bool:
     return not _jax.is_extended(aval.dtype) and math.prod(aval.shape) <= SMALL
 
 
-def _entry(aval: _jax.ShapedArray) -> tuple[Any, ...]:
+def _entry(aval: _jax.ShapedArray) -> _Entry:
     """The type of the entries that hold a value."""
     return ((), aval.dtype) if _is_small(aval) else (aval.shape, aval.dtype)
 
