@@ -172,3 +172,49 @@ def test_as_xla_has_it(arguments: int, request: pytest.FixtureRequest) -> None:
                     f"{name}({at_values}) = {found[name][at]}, by XLA {expected[name][at]}"
                 )
         assert not wrong, "\n".join(wrong)
+
+
+of_complex = """abs acos acosh asin asinh atan atanh conj cos cosh exp exp2 expm1 imag log log1p logistic neg real rsqrt
+    sign sin sinh sqrt square tan tanh""".split()
+PARTS = (0.0, -0.0, 1e-40, 1e-10, 0.5, 1.0, -1.0, 2.0, -2.5, 30.0, -100.0, 1e10, -3e38, 3e38)
+
+
+def numbers(parts: tuple[float, ...]) -> np.ndarray:
+    real, imaginary = np.meshgrid(np.array(parts, np.float32), np.array(parts, np.float32))
+    found = np.empty(real.size, np.complex64)
+    found.real, found.imag = real.ravel(), imaginary.ravel()
+    return found
+
+
+@pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
+def test_complex_numbers_as_xla_has_them() -> None:
+    """Finite ones, on both sides of every cut, zeros of both signs among them.
+
+    Products and quotients of what is near overflow, and quotients by zero, depend in XLA on how products and sums are
+    fused, which differs between machines.
+    """
+    z = numbers(PARTS)
+    middle = numbers((0.0, -0.0, 1e-10, 0.5, 1.0, -1.0, -2.5, 7.0))
+    left, right = (x.ravel() for x in np.meshgrid(middle, middle[middle != 0]))
+    args = [jnp.asarray(x) for x in (np.resize(z, left.size), left, right)]
+
+    def every(z: Any, x: Any, y: Any) -> dict[str, Any]:
+        one = {name: getattr(lax, name)(z) for name in of_complex}
+        return one | {name: getattr(lax, name)(x, y) for name in "add sub mul div pow".split()}
+
+    found = lw.vmap(every, carrier="native")(*args)
+    expected = jax.jit(jax.vmap(every))(*args)
+    wrong = []
+    for name in found:
+        a, b = (np.asarray(x[name]).astype(np.complex128) for x in (found, expected))
+        with np.errstate(invalid="ignore", over="ignore"):
+            same = np.ones(a.shape, bool)
+            for p, q in ((a.real, b.real), (a.imag, b.imag)):
+                size = np.where(np.isfinite(b), np.abs(b), np.abs(q))
+                near = np.isfinite(p) & np.isfinite(q) & (np.abs(p - q) <= 2e-4 * size + 2e-10)
+                same &= near | (p == q) | (np.isnan(p) & np.isnan(q))
+        given = args[:1] if name in of_complex else args[1:]
+        for at in np.nonzero(~same)[0][:3]:
+            at_values = ", ".join(str(each[at]) for each in given)
+            wrong.append(f"{name}({at_values}) = {a[at]}, by XLA {b[at]}")
+    assert not wrong, "\n".join(wrong)

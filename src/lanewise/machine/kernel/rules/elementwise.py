@@ -173,7 +173,8 @@ def _integer_pow(w: Writer, eqn: JaxprEqn) -> None:
 
 @rule("square")
 def _square(w: Writer, eqn: JaxprEqn) -> None:
-    _map(w, eqn, lambda a: f"lw_power<2>({a})")
+    name = "lw_complex_square" if dtypes.is_complex(_dtype(eqn)) else "lw_power<2>"
+    _map(w, eqn, lambda a: f"{name}({a})")
 
 
 @rule("pow")
