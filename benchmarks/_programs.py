@@ -142,6 +142,51 @@ def funnel_nuts(lanes: int, dimensions: int = 10, draws: int = 25) -> Subject:
     return Subject("BlackJAX NUTS, Neal's funnel", fun, (keys, start), (0, 0), agreement=0.5)
 
 
+def fitted_rates(lanes: int, rows: int = 60, groups: int = 8) -> Subject:
+    """Counts in groups, fitted by steps uphill that are halved while they lead down: the density at four places."""
+    rng = np.random.default_rng(3)
+    features = rng.standard_normal((rows, 3)).astype(np.float32)
+    group = rng.integers(0, groups, rows)
+    counts = rng.poisson(1.5, rows).astype(np.float32)
+
+    def density(x: jax.Array) -> jax.Array:
+        mean, spread, slopes, apart = x[0], jnp.exp(x[1]), x[2:5], x[5:]
+        rates = (mean + spread * apart)[group] + features @ slopes
+        prior = jnp.sum(apart**2) + jnp.sum(slopes**2) + mean**2 / 25.0 + spread**2
+        likelihood = jnp.sum(counts * rates - jnp.exp(rates) - lax.lgamma(counts + 1.0))
+        return likelihood - 0.5 * prior + x[1]
+
+    ascent = jax.value_and_grad(density)
+
+    def fun(x: jax.Array, tolerance: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def better(carry: Any) -> Any:
+            turns, x, value, slope, _ = carry
+
+            def halved(trial: Any) -> Any:
+                step, *_ = trial
+                return 0.5 * step, *ascent(x + 0.5 * step * slope)
+
+            def leads_down(trial: Any) -> jax.Array:
+                step, found, _ = trial
+                return ~(found >= value) & (step > 1e-4)
+
+            trial = (jnp.float32(0.1), *ascent(x + 0.1 * slope))
+            step, found, new = lax.while_loop(leads_down, halved, trial)
+            return turns + 1, x + step * slope, found, new, found - value
+
+        def goes_on(carry: Any) -> jax.Array:
+            turns, *_, gain = carry
+            return (gain > tolerance) & (turns < 500)
+
+        start = (jnp.int32(0), x, *ascent(x), jnp.float32(jnp.inf))
+        turns, x, *_ = lax.while_loop(goes_on, better, start)
+        return turns, density(x)
+
+    x = (0.3 * rng.standard_normal((lanes, 5 + groups))).astype(np.float32)
+    tolerance = np.geomspace(0.1, 1e-4, lanes).astype(np.float32)
+    return Subject("a density at four places", fun, (x, tolerance), (0, 0), agreement=0.5)
+
+
 def van_der_pol(t: Any, y: jax.Array, mu: jax.Array) -> jax.Array:
     """An oscillator's field: the larger `mu`, the stiffer."""
     del t

@@ -41,6 +41,7 @@ SUBJECTS = (
     _programs.scalar_loops,
     _programs.funnel_nuts,
     _programs.stiff_solve,
+    _programs.fitted_rates,
 )
 TRANSFORMS = {"jax.vmap": jax.vmap, "ours": lw.vmap}
 TARGET = "<= 2.5"

@@ -24,7 +24,7 @@ _CODE = {name: (param,) for name, param in CALL_LIKE.items()} | {
     "cond": ("branches",),
 }
 # What the text of an equation weighs, in loops of elementwise code; those of primitives by how their names begin.
-_SCALAR, _IN_A_ROW, _FUNCTION_OF_SCALAR, _CONTROL = 0.2, 0.1, 0.5, 2.0
+_SCALAR, _FUNCTION_OF_SCALAR, _CONTROL = 0.1, 0.5, 2.0
 _WEIGHTS = {
     "dot_general": 4.0,
     "gather": 3.0,
@@ -114,7 +114,7 @@ class Likeness:
         if largest <= 1 and name not in _WEIGHTS:
             return _FUNCTION_OF_SCALAR if name in TRANSCENDENTAL else _SCALAR
         # Short arrays are scalars in a row.
-        share = min(1.0, _IN_A_ROW * largest)
+        share = min(1.0, _SCALAR * largest)
         kind = next((known for known in _WEIGHTS if name.startswith(known)), "")
         return share * _WEIGHTS.get(kind, 1.0)
 
