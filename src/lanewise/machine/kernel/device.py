@@ -289,7 +289,7 @@ def _wait_for(array: Any) -> None:
 def _set_stops(value: int) -> None:
     driver, _ = _bindings()
     _context(0)
-    stream = _checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+    stream = _checked(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
     for flag in _flags:
         _checked(driver.cuMemsetD32Async(flag, value, 1, stream))
     _checked(driver.cuStreamSynchronize(stream))
