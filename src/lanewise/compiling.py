@@ -40,6 +40,8 @@ _FILES = {
     # From here machines are run: whatever is further out does not matter.
     "lanewise/machine/growing.py": None,
     "lanewise/machine/rerun.py": None,
+    "lanewise/machine/kernel/signals.py": None,
+    "lanewise/machine/kernel/waiting.py": None,
 }
 _FOLDERS = {"lanewise/blocks/": TRACING, "lanewise/diff/": TRACING, "machine/kernel/": TRACING}
 _KEPT = 'What it makes is kept for later processes. carrier="ticks" does without it.'

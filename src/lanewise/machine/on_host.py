@@ -239,9 +239,9 @@ def _stoppable(carrier: str) -> Around:
         from lanewise.machine.kernel.signals import stoppable
 
         return stoppable
-    from lanewise.machine.kernel import device
+    from lanewise.machine.kernel import waiting
 
-    return functools.partial(device.stoppable, waits=_waits.get)
+    return functools.partial(waiting.stoppable, waits=_waits.get)
 
 
 def _apart(program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options) -> bool:

@@ -10,12 +10,10 @@ import pytest
 
 import lanewise as lw
 from lanewise.machine.execute import expand
-from lanewise.machine.kernel import foreign, host
+from lanewise.machine.kernel import device, foreign, host, waiting
 from lanewise.machine.kernel.carry import kernel_for
 from lanewise.options import Options
 from programs.recursion import fibonacci
-
-pytestmark = pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
 
 
 @lw.program
@@ -36,6 +34,7 @@ def calls(n, step):
     return total
 
 
+@pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
 @pytest.mark.parametrize("program", [counts, calls], ids=["loop", "recursion"])
 def test_a_kernel_that_looks_at_a_flag_ends_when_it_is_set(program: lw.ProgramFunction) -> None:
     """The text that a GPU gets outside `jit`, with its pauses, on the host's threads."""
@@ -59,3 +58,43 @@ def test_a_kernel_that_looks_at_a_flag_ends_when_it_is_set(program: lw.ProgramFu
     assert not thread.is_alive()
     flag.value = 0
     np.testing.assert_array_equal(run(np.ones(2, np.int32)).answers[0], right)
+
+
+class Answer:
+    """What stands for an answer that a GPU has not computed yet, while an interrupt comes."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+        self.ready = False
+
+    def is_ready(self) -> bool:
+        self.looks -= 1
+        if self.looks == 0:
+            raise KeyboardInterrupt
+        return self.ready
+
+    def block_until_ready(self) -> None:
+        self.ready = True
+
+
+def test_an_interrupt_sets_the_flags_of_kernels_if_no_other_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(device, "set_flags", told.append)
+    monkeypatch.setattr(waiting, "_in_flight", [])
+    one = Answer(5)
+    with pytest.raises(KeyboardInterrupt):
+        waiting.stoppable(lambda: [one], lambda: True)()
+    assert told == [1, 0] and one.ready
+    # One that nobody waits for would end as well, and its answers be wrong.
+    other, third = Answer(1000), Answer(5)
+    assert waiting.stoppable(lambda: [other], lambda: False)() == [other]
+    with pytest.raises(KeyboardInterrupt):
+        waiting.stoppable(lambda: [third], lambda: True)()
+    assert told == [1, 0] and not third.ready
+    other.ready, third.ready = True, True
+    last = Answer(5)
+    with pytest.raises(KeyboardInterrupt):
+        waiting.stoppable(lambda: [last], lambda: True)()
+    assert told == [1, 0, 1, 0]

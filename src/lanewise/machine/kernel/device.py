@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +38,6 @@ BLOCKS_PER_PROCESSOR = 32
 MOST_SCRATCH_BYTES = 4 << 30
 # A kernel that an interrupt can end looks for one every so many ticks of its clock, a twentieth of a second or so.
 LISTENING_TICKS = 100_000_000
-# How long Python looks for a kernel's end without a rest.
-SOON_SECONDS = 1e-3
 # No contraction, as XLA has it; the floating-point defaults of NVRTC (exact division and roots) are kept.
 COMPILE_OPTIONS = ("--std=c++17", "--fmad=false", "-default-device", "-lineinfo")
 
@@ -229,64 +225,12 @@ def call(
     return answers, code, place, totals
 
 
-def stoppable(run: Callable[..., list[Any]], waits: Callable[[], bool]) -> Callable[..., list[Any]]:
-    """The function, which runs kernels outside `jit`, so that an interrupt ends it.
-
-    Python waits for the answers, and so hears of signals. When one raises, all kernels that can be stopped are told to
-    end, unless another thread waits for one, too: then the kernel goes on without anybody who waits for it.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> list[Any]:
-        out = run(*args, **kwargs)
-        if not out or not waits():
-            return out
-        with _waiting:
-            _waiting.count += 1
-        try:
-            _wait_for(out[0])
-        except BaseException:
-            if _waiting.count == 1:
-                _set_stops(1)
-                out[0].block_until_ready()
-                _set_stops(0)
-            raise
-        finally:
-            with _waiting:
-                _waiting.count -= 1
-        return out
-
-    return call
-
-
-class _Waiting:
-    """How many threads wait for kernels that can be stopped."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.guard = threading.Lock()
-
-    def __enter__(self) -> None:
-        self.guard.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.guard.release()
-
-
-_waiting = _Waiting()
-# Where the kernels that can be stopped look, and a stream that no kernel is on.
+# Where the kernels that can be stopped look.
 _flags: list[Any] = []
 
 
-def _wait_for(array: Any) -> None:
-    """Wait as `block_until_ready` does, in Python: who comes soon is met at once."""
-    began, pause = time.perf_counter(), 1e-4
-    while not array.is_ready():
-        if time.perf_counter() - began > SOON_SECONDS:
-            time.sleep(pause)
-            pause = min(2 * pause, 1e-2)
-
-
-def _set_stops(value: int) -> None:
+def set_flags(value: int) -> None:
+    """Set what kernels that can be stopped look at, on a stream that no kernel is on."""
     driver, _ = _bindings()
     _context(0)
     stream = _checked(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
