@@ -357,7 +357,7 @@ def test_what_is_refused() -> None:
         list(lw.stream(collatz, [1], carrier=absent))
     with pytest.raises(OptionError, match="'lane' is not an option"):
         lw.stream(collatz, [1], lane=2)
-    with pytest.raises(TransformError, match="inside jit, use lanewise"):
+    with pytest.raises(TransformError, match=r"traced value.*Use lanewise\.vmap"):
         jax.jit(lambda n: list(lw.stream(collatz, [n], lanes=1)))(3)
 
 
