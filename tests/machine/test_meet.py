@@ -23,6 +23,7 @@ from lanewise.machine.schedule import (
     swept_blocks,
 )
 from lanewise.options import Options
+from programs.numerics import rough
 from programs.recursion import mixed_tree, mixed_tree_vector
 
 WIDTH = 80
@@ -194,3 +195,30 @@ def test_a_gpu_runs_a_lane_by_many_threads_only_where_twice_is_as_good_as_once()
         assert meeting_blocks(linked)
         found = kernel_between(linked, None, False)
         assert not isinstance(found, str) and found.together is together
+
+
+def test_code_at_several_places_between_meetings_is_one_function() -> None:
+    @lw.program
+    def bent(x, depth):
+        if depth == 0:
+            return jnp.tanh(WEIGHTS @ x)
+        near = bent(0.8 * x, depth - 1)
+        if rough(near) > rough(x):
+            return near + rough(x - near)
+        return 0.5 * near + bent(x + near, depth - 1) * jnp.tanh(rough(near + 1.0))
+
+    x, depth = jax.random.normal(jax.random.key(3), (5, WIDTH)), jnp.arange(5) % 3
+    staged, operands = bent.stage(x[0], depth[0])
+    varying = [False] * (len(operands) - 2) + [True] * 2
+    linked = link(blocks_of(staged.program, varying, Options(), expand), varying)
+    emitted = kernel_between(linked, None, False)
+    assert not isinstance(emitted, str)
+    text = emitted.text[emitted.text.index("\nLW_CALLED") :]
+    # Each thread of a warp does its part of the function's long arrays.
+    assert emitted.together and "LW_MEET" in text[: text.index("LW_KERNEL")]
+    # The kernel has no copy of its own.
+    assert text.count("lw_log1p(") == 1
+    assert_alike(
+        lw.vmap(bent, carrier="ticks", schedule="meet")(x, depth),
+        lw.vmap(bent, carrier="ticks", schedule="sweep")(x, depth),
+    )

@@ -290,6 +290,9 @@ class _Between(Emitter):
                 heads.append(pc)
         return [head for head in dict.fromkeys(heads) if head not in self.bodies.dear]
 
+    def times(self) -> dict[Node, int]:
+        return {pc: n for pc, n in super().times().items() if pc not in self.bodies.dear}
+
     def elsewhere(self) -> None:
         """A call that XLA ran may come back to a dear block, or, from a bare end, to none: XLA goes on there."""
         w = self.writer

@@ -120,7 +120,7 @@ class Emitter:
         self.linked, self.varying, self.writer = bodies.linked, bodies.varying, bodies.writer
         self.structure = structure(self.edges(), self.heads(), self._weight(), pausing=True)
         if self.calls:
-            bodies.linked = self.linked = outlined(self.linked, times_written(self.structure))
+            bodies.linked = self.linked = outlined(self.linked, self.times())
 
     # -- the graph -------------------------------------------------------------------------------------
 
@@ -153,6 +153,10 @@ class Emitter:
                 callee = linked.program.functions[item.terminator.callee]
                 heads += [linked.pc_of[callee.entry], linked.return_pc[item.label]]
         return list(dict.fromkeys(heads))
+
+    def times(self) -> dict[Node, int]:
+        """How often each block's code is written."""
+        return times_written(self.structure)
 
     def _weight(self) -> dict[Node, int]:
         """How long the code of each node is."""
