@@ -32,6 +32,7 @@ from lanewise.mcmc.adapt import (
 )
 from lanewise.mcmc.samplers import Sampler, Told
 from lanewise.mcmc.space import (
+    KEPT,
     Density,
     Place,
     Point,
@@ -43,8 +44,6 @@ from lanewise.mcmc.space import (
     whitened,
 )
 
-# How many programs are kept for densities that may be sampled again.
-KEPT = 32
 # The first step is doubled or halved at most this often.
 MOST_HALVINGS = 50
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +14,8 @@ import numpy as np
 from lanewise.errors import OptionError
 from lanewise.mcmc.models import Model
 from lanewise.mcmc.samplers import Told
-from lanewise.mcmc.start import Layout
+from lanewise.mcmc.space import KEPT
+from lanewise.mcmc.start import Layout, hashable
 
 
 class Drawn(NamedTuple):
@@ -30,7 +33,7 @@ def inference_data(
     arviz = the_library()
     positions = layout.position(drawn.positions)
     if model.shown is not None:
-        positions = jax.jit(jax.vmap(jax.vmap(model.shown)))(positions)
+        positions = of_all(hashable(model.shown))(positions)
     told = drawn.told
     stats = {
         "lp": drawn.logdensity,
@@ -50,6 +53,12 @@ def inference_data(
             posterior_attrs=attributes,
             sample_stats_attrs=attributes,
         )
+
+
+@functools.lru_cache(KEPT)
+def of_all(shown: Callable[..., Any]) -> Any:
+    """What is shown of the positions of all chains and draws."""
+    return jax.jit(jax.vmap(jax.vmap(shown)))
 
 
 def must_have_library() -> None:

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 Density = Callable[[Float[Array, " d"]], Float[Array, ""]]
 # A vector: a diagonal scale. A matrix, lower triangular: a dense one. None: all ones.
 Space = Float[Array, " d"] | Float[Array, "d d"] | None
-# How many densities are kept with their gradients.
+# For how many densities, which may be sampled again, is kept what was traced and compiled.
 KEPT = 32
 
 

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from lanewise import _jax
 from lanewise.errors import OptionError
 from lanewise.mcmc.models import Model, Position
+from lanewise.mcmc.space import KEPT
 
 
 @dataclass(frozen=True)
@@ -90,24 +92,15 @@ def starts(model: Model, init: Any, chains: int, key: Key[Array, ""]) -> Starts:
             "init is missing: give positions with an axis of chains in front, or a function of a key that makes one."
         )
     drawn = callable(init)
-
-    def begin(key: Key[Array, ""], attempt: Any) -> tuple[Any, Position]:
-        start_key, chain_key = jax.random.split(key)
-        keys = jax.random.split(start_key, chains)
-        anew = jax.vmap(jax.random.fold_in, (0, None))(keys, attempt)
-        positions = jax.vmap(init)(jnp.where(attempt < 0, keys, anew)) if drawn else None
-        return jax.random.split(chain_key, chains), positions
-
-    # It runs once: what XLA would win by optimizing it is less than that takes.
-    begin = jax.jit(begin, compiler_options={"xla_backend_optimization_level": 0})
+    begin = beginning(hashable(init) if drawn else None, chains, _jax.default_platform())
     try:
         _, shapes = begin.eval_shape(key, np.int32(-1))
     except TypeError as error:
         raise OptionError(f"init must take a key and give a position: {error}") from error
     given = None if drawn else _given(init, chains)
     structs = _floats(shapes if drawn else given)
-    layout = Layout.of(jax.tree.map(lambda leaf: _one_of(leaf), structs))
-    density = FlatDensity(_hashable(model.logdensity), layout)
+    layout = Layout.of(jax.tree.map(_one_of, structs))
+    density = FlatDensity(hashable(model.logdensity), layout)
     _check_density(density, layout)
     keys, positions = begin(key, np.int32(-1))
 
@@ -118,18 +111,36 @@ def starts(model: Model, init: Any, chains: int, key: Key[Array, ""]) -> Starts:
     return Starts(density, vectors, keys, again if drawn else None)
 
 
+@functools.lru_cache(KEPT)
+def beginning(init: Callable[..., Position] | None, chains: int, platform: str) -> Any:
+    """What makes the keys of chains and, by `init`, their positions, of a key and the number of an attempt or -1."""
+
+    def begin(key: Key[Array, ""], attempt: Any) -> tuple[Any, Position]:
+        start_key, chain_key = jax.random.split(key)
+        positions = None
+        if init is not None:
+            keys = jax.random.split(start_key, chains)
+            anew = jax.vmap(jax.random.fold_in, (0, None))(keys, attempt)
+            positions = jax.vmap(init)(jnp.where(attempt < 0, keys, anew))
+        return jax.random.split(chain_key, chains), positions
+
+    # It runs once: what XLA would win on a CPU by optimizing it is less than that takes.
+    quickly = {"xla_backend_optimization_level": 0} if platform == "cpu" else None
+    return jax.jit(begin, compiler_options=quickly)
+
+
 def _one_of(leaf: Any) -> jax.ShapeDtypeStruct:
     """What one chain has of an array with an axis of chains."""
     return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
 
-def _hashable(logdensity: Callable[[Position], Any]) -> Callable[[Position], Any]:
-    """The density itself if programs can be kept for it; an object that holds arrays has no hash."""
+def hashable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself if what is compiled can be kept for it; an object that holds arrays has no hash."""
     try:
-        hash(logdensity)
+        hash(function)
     except TypeError:
-        return lambda position: logdensity(position)
-    return logdensity
+        return lambda argument: function(argument)
+    return function
 
 
 def _given(init: Any, chains: int) -> Position:
