@@ -37,6 +37,7 @@ class Case:
       differentiable: positions of arguments by which a derivative makes sense.
       recursive: the program calls itself, directly or not.
       heavy: slow to compile or run; tests try fewer combinations.
+      ticks_only: it holds an operation that kernels have no rule for.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Case:
     differentiable: tuple[int, ...] = ()
     recursive: bool = False
     heavy: bool = False
+    ticks_only: bool = False
 
     def __repr__(self) -> str:
         return f"Case({self.name})"

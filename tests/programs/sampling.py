@@ -346,7 +346,12 @@ def hardware_walk(key, n):
 
 
 CASES = (
-    Case("hardware_walk", hardware_walk, inputs(keys("unsafe_rbg"), ints(0, 12))),
+    Case(
+        "hardware_walk",
+        hardware_walk,
+        inputs(keys("unsafe_rbg"), ints(0, 12)),
+        ticks_only=True,
+    ),
     Case("point_in_disk", point_in_disk, inputs(keys()), lax_form=point_in_disk_lax),
     Case("truncated_normal", truncated_normal, inputs(keys(), floats(-2.0, 4.0)), rtol=1e-4),
     Case("poisson", poisson, inputs(keys(), floats(0.1, 8.0)), lax_form=poisson_lax),

@@ -14,7 +14,7 @@ import pytest
 from comparing import assert_same, lane_axes, lanes_of, take
 from corpus import CORPUS, Case, case_named
 from lanewise.blocks.reference import interpret
-from lanewise.errors import Outcome
+from lanewise.errors import OptionError, Outcome
 from lanewise.machine.choose import blocks_of
 from lanewise.machine.execute import expand
 from lanewise.machine.kernel import host
@@ -39,7 +39,10 @@ def operands_of(case: Case, args: Any) -> tuple[Any, list[Any], list[bool]]:
     return staged.program, [*one[:captures], *jax.tree.leaves(args)], varying
 
 
-@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
+CARRIED = [case for case in CORPUS if not case.ticks_only]
+
+
+@pytest.mark.parametrize("case", CARRIED, ids=lambda case: case.name)
 def test_the_kernel_answers_what_one_lane_answers(case: Case) -> None:
     args = take(case.in_axes, batch(case.name), slice(SIZE))
     program, operands, varying = operands_of(case, args)
@@ -86,3 +89,12 @@ def test_outcomes_steps_and_depth_are_those_of_the_reference(name: str, limit: i
         else:
             assert ran.steps[lane] == wanted.steps
             assert_same([a[lane] for a in ran.answers], wanted.values, case.rtol)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CORPUS if case.ticks_only], ids=lambda case: case.name
+)
+def test_what_a_kernel_cannot_hold_is_refused_by_name(case: Case) -> None:
+    program, _, varying = operands_of(case, take(case.in_axes, batch(case.name), slice(2)))
+    with pytest.raises(OptionError, match='cannot carry .* Use carrier="ticks"'):
+        kernel_for(program, tuple(varying), Options(), expand)

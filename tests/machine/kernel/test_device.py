@@ -16,6 +16,7 @@ from corpus import CORPUS, Case
 from derivatives import of_smooth, to_scalar
 from lanewise.errors import OptionError
 from lanewise.machine.kernel import device
+from machine.kernel.test_corpus import CARRIED
 from machine.test_meet import arguments, walks
 from programs.small import collatz, depth, fib
 from test_corpus import batch, one_at_a_time
@@ -32,7 +33,7 @@ def on_host(name: str) -> tuple[Any, Any]:
 
 
 @on_gpu
-@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CARRIED, ids=lambda case: case.name)
 def test_the_corpus_as_kernels(case: Case) -> None:
     args, expected = on_host(case.name)
     args = jax.device_put(args, jax.devices("gpu")[0])
