@@ -96,5 +96,5 @@ def test_outcomes_steps_and_depth_are_those_of_the_reference(name: str, limit: i
 )
 def test_what_a_kernel_cannot_hold_is_refused_by_name(case: Case) -> None:
     program, _, varying = operands_of(case, take(case.in_axes, batch(case.name), slice(2)))
-    with pytest.raises(OptionError, match='cannot carry .* Use carrier="ticks"'):
+    with pytest.raises(OptionError, match=r'cannot carry .* Use carrier="ticks"'):
         kernel_for(program, tuple(varying), Options(), expand)
