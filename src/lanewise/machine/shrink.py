@@ -26,8 +26,8 @@ from lanewise.machine.state import State, has_fuel, running
 from lanewise.machine.ticks import begin, run_ticks
 from lanewise.options import Options
 
-# A machine has this share of the lanes of the one before, and there are at most this many. On an H200 three machines, each
-# a third as wide, run as fast as six that narrow by 0.6, and compile in a half to a third of the time.
+# A machine has this share of the lanes of the one before, and there are at most this many. On an H200 three machines,
+# each a third as wide, run as fast as six that narrow by 0.6, and compile in a half to a third of the time.
 NARROWER = 1 / 3
 MOST_WIDTHS = 3
 # Widths are multiples of this, which matrix products like.
