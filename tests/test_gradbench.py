@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from ad import hand
-from gradbench.evaluations import compare
+from gradbench.evaluations import compare, converse
 from gradbench.protocol import MODULES, answer, functions_of
 
 TOOL = Path(__file__).resolve().parent.parent / "benchmarks" / "gradbench" / "run.py"
@@ -140,6 +140,18 @@ def test_evaluations_of_a_checkout(tmp_path: Path, slack: float) -> None:
     (claim,) = compare(*given)
     assert claim.claim.startswith("gradbench, lse primal: against manual")
     assert claim.peer == pytest.approx(8.0) and 0.0 < claim.ours < 8.0 and claim.met
+
+
+def test_an_evaluation_that_is_not_defined_is_not_passed_over(tmp_path: Path) -> None:
+    script = tmp_path / "python/gradbench/gradbench/evals/lse/run.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(EVALUATION)
+
+    def refuses(message: dict[str, Any]) -> dict[str, Any]:
+        return {"id": message["id"], "success": False, "error": "no such module"}
+
+    with pytest.raises(RuntimeError, match="lse is not defined here: no such module"):
+        converse("lse", tmp_path, refuses, ["--min-runs", "2"])
 
 
 def test_hello() -> None:

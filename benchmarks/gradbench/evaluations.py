@@ -122,6 +122,8 @@ def converse(name: str, checkout: Path, answer: Answer, options: Sequence[str]) 
         for line in evaluation.stdout:
             message = json.loads(line)
             said = answer(message)
+            if message["kind"] == "define" and not said.get("success"):
+                raise RuntimeError(f"{name} is not defined here: {said.get('error')}")
             if message["kind"] == "evaluate":
                 found[message["id"]] = timed(message, said)
             elif message["kind"] == "analysis" and not message["valid"]:
