@@ -136,3 +136,5 @@ def test_a_function_made_again_is_the_same_and_counting_traces_is_no_change() ->
         doubled(1.0)
         double = made()
         assert doubled(1.0) == 2.0 and len(traces) == 1
+        doubled(jnp.float16(1.0))  # traced again, and counted
+        assert doubled(1.0) == 2.0 and len(traces) == 2

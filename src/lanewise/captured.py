@@ -56,6 +56,7 @@ class Places:
         self.name = name
         self._fun = fun
         self._told: set[str] = set()
+        self._before: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Places, (self._fun, self.name)
@@ -63,6 +64,13 @@ class Places:
     @functools.cached_property
     def _found(self) -> tuple[_Place, ...]:
         return tuple(_places(_function(self._fun), set()))
+
+    def begin(self) -> None:
+        """A trace begins: what it changes itself (a list that counts traces) is none of what is watched."""
+        for place in self._found:
+            value = place.read()
+            if type(value) in _CONTAINERS and _is_plain(value):
+                self._before[place.name] = value.copy()
 
     def now(self) -> Captured:
         """What is there now, asked after a trace: it may itself have changed something."""
@@ -74,6 +82,8 @@ class Places:
             else:
                 cells.append((place, value))
             if type(value) in _CONTAINERS and _is_plain(value):
+                if self._before.get(place.name, value) != value:
+                    self._told.add(place.name)
                 copies.append((place.name, value, value.copy()))
         return Captured(self, globals_, cells, copies)
 

@@ -118,6 +118,7 @@ def _record(
         results.append((tree, static))
         return answers
 
+    places.begin()
     traced = _jax.trace_at(flat, values)
     tree, static = results[-1]
     code, num_captures = traced.jaxpr, len(traced.captures)

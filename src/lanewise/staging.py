@@ -202,6 +202,7 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
                 " Export it for fixed shapes.",
                 source.location,
             )
+    source.places.begin()
     depth = len(_build.stack)
     entry_key = (id(source), key)
     last = _build.remembered.get(entry_key)
