@@ -13,6 +13,7 @@ which is the usual one, is looked up, with its programs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ RULES = ("implicit", "unrolled")
 # Traces that are kept, the last ones used.
 _MOST_KEPT = 256
 _kept: dict[Hashable, _Problem | None] = {}
+_lock = threading.Lock()
 
 
 def fixed_point(
@@ -95,14 +97,18 @@ def _found(
         arrays, spec = [jnp.asarray(x) for x in apart.arrays], apart.spec
         avals = tuple(_jax.aval_of(x) for x in (*leaves, *arrays))
         key = (spec, tree, len(leaves), avals, settings, _jax.trace_context())
-        if key in _kept:
-            problem = _kept[key] = _kept.pop(key)
-        else:
+        with _lock:
+            met = key in _kept
+            problem = _kept.pop(key, None)
+            if met:
+                _kept[key] = problem
+        if not met:
             problem = _made(spec, avals, leaves, tree, settings, may_fail=numbers)
             if apart.lasting and (problem is None or not _of_a_trace(problem)):
-                _kept[key] = problem
-                while len(_kept) > _MOST_KEPT:
-                    del _kept[next(iter(_kept))]
+                with _lock:
+                    _kept[key] = problem
+                    while len(_kept) > _MOST_KEPT:
+                        del _kept[next(iter(_kept))]
         if problem is not None:
             return problem, [*problem.step.captures, *arrays]
     raise AssertionError("a function is traced, or the error of its trace is raised")
