@@ -23,7 +23,7 @@ import lanewise as lw
 from comparing import lanes_of, take
 from corpus import CORPUS, Case
 from lanewise.machine.execute import expand
-from lanewise.machine.kernel import compiler, foreign, host, tiers
+from lanewise.machine.kernel import compiler, foreign, host, kept, tiers
 from lanewise.machine.kernel.carry import kernel_or_obstacle
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.options import Options
@@ -88,8 +88,10 @@ def test_the_optimized_library_takes_over(two_tiers: Path) -> None:
         assert run(x) == [1, 2, 3]
     assert tiers.wait(60.0)
     assert run(x) == [2, 3, 4]
-    # With what shows for each that the compiler knows its flags.
-    assert len(list(two_tiers.glob("*.so"))) == 4
+    text, flags = emitted.text + foreign.CALLS + foreign._ENTRY, foreign._flags()
+    for effort in (host.QUICK, host.OPTIMIZED):
+        name = host._name(compiler.command(), host.tuned(flags, effort), text)
+        assert kept.found(name) == two_tiers / name
 
 
 def test_a_later_process_begins_with_the_optimized_library(
