@@ -5,8 +5,9 @@ in a process of its own with an empty folder for what compilers keep. The target
 
 Ten models (`_models.py`) are sampled with 4 chains of 500 + 500 draws, as plain densities and from NumPyro's own
 models, from the start of a process to its end. NumPyro runs its chains "vectorized", which is its faster way here; its
-samples stay JAX arrays, while ours become ArviZ's data, whose import is counted. The claims are of CPU seconds, those
-of compilers and of what still runs in the background when the draws are there included; wall seconds stand beside. The
+samples stay JAX arrays, while ours become ArviZ's data, whose import is counted. The claims are of CPU seconds, with
+those of compilers; the one that makes the optimized kernel beside the run is killed when the process ends, and then
+counts as far as the system says. `LANEWISE_COMPILE=optimized` has it finish first. Wall seconds stand beside. The
 target is no more than NumPyro's. A second process, for which kernels are kept, has 3 seconds of CPU time to its first
 draw, imports included.
 
