@@ -220,6 +220,13 @@ def test_a_second_call_compiles_nothing(caplog: pytest.LogCaptureFixture) -> Non
     assert compiled[0] and not compiled[1], compiled
 
 
+def test_bars_say_what_chains_are_at(capsys: pytest.CaptureFixture[str]) -> None:
+    go(None, draws=EVERY, progress=True)
+    said = capsys.readouterr().err
+    for label in ("starts", "warm-up 1/3", "warm-up 3/3", "draws"):
+        assert f"{label}: {CHAINS} of {CHAINS} examples" in said, said
+
+
 # -- what it refuses ----------------------------------------------------------------------------------
 
 
