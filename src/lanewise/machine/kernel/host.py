@@ -13,6 +13,7 @@ not be found by another.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from collections.abc import Sequence
@@ -94,8 +95,9 @@ def made(
     command: Sequence[str], flags: Sequence[str], text: str, *, beside: bool = False
 ) -> ctypes.CDLL:
     """Compile a library, keep it and load it; `beside` other work if that is to go on meanwhile."""
-    aside = " beside the run" if beside else ""
-    with watchers.compiling(f"C++ by {command[0]}{aside}"):
+    # Nobody waits for what is compiled beside, so it is none of the time that a report says went into compiling.
+    told = contextlib.nullcontext() if beside else watchers.compiling(f"C++ by {command[0]}")
+    with told:
         content = compiler.compiled((*command, *flags), text, beside=beside)
     try:
         return kept.loaded(
