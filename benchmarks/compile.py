@@ -11,7 +11,9 @@ counts as far as the system says. `LANEWISE_COMPILE=optimized` has it finish fir
 target is no more than NumPyro's. A second process, for which kernels are kept, has 3 seconds of CPU time to its first
 draw, imports included.
 
-    python benchmarks/compile.py [--lanes 256] [--repeats 3] [--only {vmap,sampling}] [--models NAME ...]
+Gradients are compared with JAX's own, second derivatives of a recursion with the first (`_compile_gradients.py`).
+
+    python benchmarks/compile.py [--lanes 256] [--repeats 3] [--only {vmap,sampling,gradients}] [--models NAME ...]
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+import _compile_gradients
 import _models
 import _programs
 import lanewise as lw
@@ -146,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--lanes", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", choices=("vmap", "sampling"))
+    parser.add_argument("--only", choices=("vmap", "sampling", "gradients"))
     parser.add_argument("--models", nargs="+", choices=_models.MODELS, default=[*_models.MODELS])
     parser.add_argument("--measure", nargs=2, metavar=("SUBJECT", "TRANSFORM"))
     options = parser.parse_args()
@@ -154,10 +157,12 @@ def main() -> None:
         print(measure(*options.measure, options.lanes))
         return
     claims: list[Claim] = []
-    if options.only != "sampling":
+    if options.only in (None, "vmap"):
         claims += lifting(options.lanes, options.repeats)
-    if options.only != "vmap":
+    if options.only in (None, "sampling"):
         claims += sampling(options.models, options.repeats)
+    if options.only in (None, "gradients"):
+        claims += _compile_gradients.claims(options.repeats)
     report(claims)
 
 
