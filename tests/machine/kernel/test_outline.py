@@ -14,10 +14,13 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+from lanewise.blocks.leaf import leaf_calls
 from lanewise.machine.execute import expand
 from lanewise.machine.kernel import host, outline
-from lanewise.machine.kernel.carry import kernel_or_obstacle
 from lanewise.machine.kernel.emit import Emitted
+from lanewise.machine.kernel.lower import kernel_blocks
+from lanewise.machine.kernel.support import written
+from lanewise.machine.link import link
 from lanewise.options import Options
 from programs.numerics import rough, rough_pieces
 
@@ -57,8 +60,11 @@ def kernel(f: Callable[..., Any], *batch: Any) -> Written:
     staged, operands = lw.program(f).stage(*(x[0] for x in batch))
     shared = operands[: staged.program.num_captures]
     varying = (*(False for _ in shared), *(True for _ in batch))
-    # What is remembered was written under other settings.
-    found = kernel_or_obstacle.__wrapped__(staged.program, varying, Options(), expand)
+    # Written anew: what is remembered was written under other settings.
+    linked = kernel_blocks(staged.program, varying, Options(), expand)
+    if linked.has_calls:
+        linked = link(leaf_calls(linked.program), varying)
+    found = written(linked, varying, Options(), expand)
     assert isinstance(found, Emitted)
     return Written(found, [*map(np.asarray, shared), *batch])
 
