@@ -36,7 +36,7 @@ def minor(matrix, row, left):
 
 
 def records(size: int) -> int:
-    """What a tape of an expansion must hold: a record for each call, and one for each turn of a loop, which makes a call.
+    """What the tape of an expansion must hold: a record for each call and for each turn of a loop, which makes a call.
 
     >>> records(3)
     19
