@@ -6,6 +6,7 @@
   known length or nested, as those of the gradient of a `while` are: XLA starts each piece of each iteration by itself.
 * A program that can be carried one lane at a time (`native` on a CPU, `kernel` on a GPU) is, unless its work is matrix
   products: those want all lanes at once.
+* A lone call of a recursion over small arrays is C++ on a CPU: a machine of one lane pays for a tick at each block.
 * Any other is swept by `ticks`.
 
 That is known from the code alone, and so inside `jit`. Outside it, where matrix products make up much of the work, how
