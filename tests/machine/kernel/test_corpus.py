@@ -27,7 +27,7 @@ from test_corpus import batch, one_at_a_time
 SIZE = 17
 FRAMES = 1024
 # Loops pause often, so that what happens at a pause is tested as well.
-FLAGS = (*host.FLAGS, "-DLW_TURNS=3")
+PAUSES_OFTEN = "-DLW_TURNS=3"
 
 
 def operands_of(case: Case, args: Any) -> tuple[Any, list[Any], list[bool]]:
@@ -49,7 +49,8 @@ def test_the_kernel_answers_what_one_lane_answers(case: Case) -> None:
     emitted = kernel_for(program, tuple(varying), Options(), expand)
     lanes = lanes_of(case.in_axes, args)
     given = [words(x) for x in operands]
-    ran = host.run(emitted, given, lanes, capacity=FRAMES, flags=FLAGS)
+    flags = (*host.FLAGS, PAUSES_OFTEN)
+    ran = host.run(emitted, given, lanes, capacity=FRAMES, flags=flags)
     assert (ran.code == int(Outcome.DONE)).all()
     assert_same(ran.answers, take(0, one_at_a_time(case.name), slice(SIZE)), case.rtol)
 
