@@ -133,3 +133,14 @@ def test_a_program_tells_what_was_chosen(
     # Compiling takes longer than a look; should a machine ever be faster, there is nothing to say.
     told = [r.getMessage() for r in caplog.records if "settles_slowly" in r.getMessage()]
     assert len(told) == 1 and ("carrier ticks" in told[0] or "tracing" in told[0])
+
+
+def test_the_thread_that_looks_ends_before_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_ending", threading.Event())
+    monkeypatch.setattr(compiling, "SECONDS_ELSEWHERE", 60.0)
+    compiling.watch("unending")
+    (thread,) = compiling._looking
+    compiling._stop()
+    assert not thread.is_alive()
+    compiling._looking.clear()
+    compiling._watched.clear()

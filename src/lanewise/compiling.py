@@ -11,6 +11,7 @@ silences it. A run with `progress=True` shows "compiling" meanwhile.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import sys
@@ -87,6 +88,7 @@ _lock = threading.Lock()
 _watched: dict[int, _Watched] = {}
 _told: set[str] = set()
 _looking: list[threading.Thread] = []
+_ending = threading.Event()
 _new_note: list[Callable[[str], ShownNote]] = []
 
 
@@ -126,13 +128,12 @@ def begun() -> None:
 
 
 def _look() -> None:
-    while True:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-        frames = sys._current_frames()
+    while not _ending.wait(SECONDS_BETWEEN_LOOKS):
+        phases = _phases()
         with _lock:
             for thread, watched in list(_watched.items()):
                 with contextlib.suppress(Exception):  # what goes wrong here must not be seen
-                    if not _goes_on(watched, frames.get(thread)):
+                    if not _goes_on(watched, phases.get(thread), thread in phases):
                         watched.closed()
                         del _watched[thread]
             if not _watched:
@@ -140,13 +141,28 @@ def _look() -> None:
                 return
 
 
-def _goes_on(watched: _Watched, frame: FrameType | None) -> bool:
+def _phases() -> dict[int, str | None]:
+    """What each thread is at. No frame is kept: it would keep the arrays of its function."""
+    return {thread: phase_of(frame) for thread, frame in sys._current_frames().items()}
+
+
+def _stop() -> None:
+    """End the thread before Python ends: one that is freeing an array of JAX's by then aborts the process."""
+    _ending.set()
+    for thread in list(_looking):
+        thread.join(1.0)
+
+
+atexit.register(_stop)
+
+
+def _goes_on(watched: _Watched, phase: str | None, alive: bool) -> bool:
     """Add up what a thread is at; whether it is worth another look."""
-    now, phase = time.perf_counter(), phase_of(frame)
+    now = time.perf_counter()
     elapsed, watched.seen = now - watched.seen, now
     if phase is None:
         watched.closed()
-        return frame is not None and now - watched.busy < SECONDS_ELSEWHERE
+        return alive and now - watched.busy < SECONDS_ELSEWHERE
     watched.busy = now
     spent = watched.spent
     spent[phase] += elapsed
