@@ -63,6 +63,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: lw.stream(doubled, [1.0], throw="no"), "throw='no' must be"),  # type: ignore[arg-type]
     (lambda: lw.stream(doubled, [1.0], stats=True), "stats=True is for lanewise.vmap"),
     (lambda: lw.program(3), "made from a function; got int"),  # type: ignore[arg-type]
+    (lambda: lw.program(jax.grad(lambda x: x * x))(1.0), "made, and its source is JAX's"),
     (lambda: lw.program(abs)(-3.0), "use `lanewise.lift`"),
     (lambda: lw.program(max_step=3)(doubled.python), "did you mean 'max_steps'"),
     (lambda: lw.program(static_argnums=1.5)(doubled.python), "static_argnums takes int"),  # type: ignore[arg-type]

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import types
 from collections.abc import Callable
 from typing import Any
+
+import jax
 
 from lanewise.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend import source
@@ -25,6 +28,8 @@ from lanewise.frontend.control import Runtime
 from lanewise.frontend.expressions import Expressions, Unit, locate
 from lanewise.frontend.statements import convert_function
 from lanewise.frontend.within import compile_within, strip
+
+_JAX = os.path.dirname(jax.__file__) + os.sep
 
 _Key = tuple[str, types.CodeType]
 _converted: dict[_Key, tuple[types.CodeType, Runtime]] = {}
@@ -51,6 +56,11 @@ def convert(fun: Callable[..., Any]) -> Callable[..., Any]:
             "function it wraps, or use `lanewise.lift`"
         )
     code = fun.__code__
+    if code.co_filename.startswith(_JAX):
+        raise UnsupportedSyntaxError(
+            f"`{fun.__name__}` is what a transformation of JAX made, and its source is JAX's. Use "
+            "`lanewise.lift`, or make a program of the function that is transformed"
+        )
     key = (code.co_filename, code)
     if key in _ours:
         return fun
