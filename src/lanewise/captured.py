@@ -155,7 +155,8 @@ def _function(fun: Any) -> types.FunctionType | None:
 
 
 def _places(fun: types.FunctionType | None, seen: set[types.CodeType]) -> Iterator[_Place]:
-    if fun is None or fun.__code__ in seen or fun.__module__.split(".")[0] in _HIDDEN:
+    # Code that was given no module (by `exec`) has None for its name.
+    if fun is None or fun.__code__ in seen or str(fun.__module__).split(".")[0] in _HIDDEN:
         return
     seen.add(fun.__code__)
     places = [_Place(name, fun.__globals__) for name in _global_names(fun.__code__)]
