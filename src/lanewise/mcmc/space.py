@@ -19,6 +19,8 @@ import jax.scipy.linalg
 import numpy as np
 from jaxtyping import Array, Float
 
+from lanewise.mcmc.precomputed import precomputed
+
 # The log density at a position, which is a vector.
 Density = Callable[[Float[Array, " d"]], Float[Array, ""]]
 # A vector: a diagonal scale. A matrix, lower triangular: a dense one. None: all ones.
@@ -65,7 +67,7 @@ def rewhitened(old: np.ndarray, new: np.ndarray, positions: np.ndarray) -> np.nd
 @functools.lru_cache(KEPT)
 def with_gradient(density: Density) -> Callable[[Array], tuple[Array, Array]]:
     """The density and its gradient as one function, traced once: the same code wherever it is called."""
-    return jax.jit(jax.value_and_grad(density))
+    return jax.jit(jax.value_and_grad(precomputed(density)))
 
 
 def place_at(density: Density, space: Space, position: Float[Array, " d"]) -> Place:

@@ -1,0 +1,87 @@
+"""What a density computes from constants alone, computed once.
+
+A model may factorize a matrix of its data, or invert one, each time it is asked for the density. XLA takes such code
+out of its loops; a kernel would run it at every step of every chain. So the density is traced, and what feeds expensive
+operations on constants alone runs when it is traced. Cheap operations on constants stay where they are: their results
+may be larger than what they are made of.
+
+>>> import jax, jax.numpy as jnp
+>>> density = lambda x: -((jnp.linalg.cholesky(4.0 * jnp.eye(2)) @ x) ** 2).sum()
+>>> "cholesky" in str(jax.make_jaxpr(precomputed(density))(jnp.ones(2)))
+False
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from lanewise import _jax
+from lanewise._jax import Jaxpr, JaxprEqn, Literal, Var
+
+EXPENSIVE = frozenset(
+    {
+        *("cholesky", "lu", "qr", "geqrf", "householder_product", "triangular_solve"),
+        *("eigh", "eig", "svd", "schur", "tridiagonal_solve", "dot_general", "fft", "sort"),
+    }
+)
+
+
+def precomputed(density: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same density, with what is expensive and depends on constants alone evaluated while it is traced."""
+
+    @functools.wraps(density)
+    def run(position: Any) -> Any:
+        traced: Any = jax.make_jaxpr(density)(position)
+        code = _jax.flat_jaxpr(traced)
+        consts = _jax.attached_consts(traced)
+        values: dict[Var, Any] = dict(zip(code.invars, (*consts, position), strict=True))
+        known = {var for var, const in zip(code.invars, consts) if not isinstance(const, Tracer)}
+        early = _early(code, known)
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, Literal) else values[atom]
+
+        for at, eqn in enumerate(code.eqns):
+            arguments = [read(atom) for atom in eqn.invars]
+            with jax.ensure_compile_time_eval() if at in early else contextlib.nullcontext():
+                found = _jax.run_eqn(eqn, arguments)
+            values.update(zip(eqn.outvars, found))
+        (value,) = map(read, code.outvars)
+        return value
+
+    return run
+
+
+def _early(code: Jaxpr, known: set[Var]) -> set[int]:
+    """Which equations to evaluate at once: those that are known and expensive, and those they need."""
+    makes: dict[Var, int] = {}
+    expensive: list[int] = []
+    for at, eqn in enumerate(code.eqns):
+        inputs = [atom for atom in eqn.invars if isinstance(atom, Var)]
+        if eqn.effects or not all(atom in known or atom in makes for atom in inputs):
+            continue
+        makes.update(dict.fromkeys(eqn.outvars, at))
+        if any(inner.primitive.name in EXPENSIVE for inner in _inside(eqn)):
+            expensive.append(at)
+    found: set[int] = set()
+    while expensive:
+        at = expensive.pop()
+        if at not in found:
+            found.add(at)
+            needs = (atom for atom in code.eqns[at].invars if isinstance(atom, Var))
+            expensive += [makes[atom] for atom in needs if atom in makes]
+    return found
+
+
+def _inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    """An equation and those of its bodies, at any depth."""
+    yield eqn
+    for jaxpr in _jax.subjaxprs(eqn):
+        for inner in jaxpr.eqns:
+            yield from _inside(inner)
