@@ -101,6 +101,8 @@ def handled() -> None:
 
 
 def main(names: list[str]) -> None:
+    # A process that was started in the background may have been told to ignore interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     runs = {
         "native": lw.vmap(walk, carrier="native"),
         "native in step": lw.vmap(draws, carrier="native"),

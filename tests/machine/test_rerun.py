@@ -11,7 +11,7 @@ import pytest
 
 import lanewise as lw
 from lanewise.errors import Outcome
-from lanewise.machine import execute
+from lanewise.machine import on_host
 from lanewise.machine.rerun import Rerun
 
 
@@ -36,7 +36,7 @@ def counting(widths: list[int]) -> Rerun:
     def part(n: Any, *, rows: Any, capacity: int) -> list[Any]:
         return run(n.reshape(-1)[rows], capacity=capacity)
 
-    return Rerun(run, part, codes=1, first=4, most=1000)
+    return Rerun(run, part, codes=1, first=4, most=1000, around=lambda run: run)
 
 
 def test_only_full_lanes_start_again() -> None:
@@ -68,7 +68,7 @@ def test_the_room_is_remembered() -> None:
 
 @pytest.mark.parametrize("axes", [(0, 0), (0, None)])
 def test_deep_lanes_among_shallow_ones(axes: tuple[Any, ...], monkeypatch: Any) -> None:
-    monkeypatch.setattr(execute, "DEEP", 4)
+    monkeypatch.setattr(on_host, "DEEP", 4)
     n = jnp.array([1, 90, 3, 0, 5, 2, 1, 20])
     keys = jax.random.split(jax.random.key(0), 8)
     given = keys if axes[1] == 0 else keys[0]

@@ -166,6 +166,8 @@ LEAVING = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from lanewise.machine.kernel import host, tiers
+# It may have been started where interrupts are ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 tiers.LARGE, host.QUICK = 0, ("-O0",)
 tiers.load('extern "C" void lanewise_work() {}', ("-O3", "-shared", "-fPIC"))
 pid = Path(sys.argv[1])
