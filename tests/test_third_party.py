@@ -257,10 +257,16 @@ CASES = (
     ),
 )
 
+# A library's code is long to compile: in `make test` each runs under one schedule, in turns.
 RUNS = [
-    pytest.param(case, schedule, id=f"{case.name}-{schedule}")
-    for case in CASES
-    for schedule in case.schedules
+    pytest.param(
+        case,
+        schedule,
+        id=f"{case.name}-{schedule}",
+        marks=() if i == at % len(case.schedules) else pytest.mark.slow,
+    )
+    for at, case in enumerate(CASES)
+    for i, schedule in enumerate(case.schedules)
 ]
 
 
