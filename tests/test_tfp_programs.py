@@ -51,8 +51,22 @@ def assert_same(answers: Any, expected: Any) -> None:
         np.testing.assert_array_equal(np.asarray(answers), np.asarray(expected))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+@pytest.mark.parametrize(
+    ("entry", "schedule"),
+    [
+        # In `make test` each runs under `sweep` and one more, in turns.
+        pytest.param(
+            entry,
+            schedule,
+            id=f"{entry}-{schedule}",
+            marks=()
+            if schedule in ("sweep", ("lowest", "most", "local")[at % 3])
+            else pytest.mark.slow,
+        )
+        for at, entry in enumerate(ENTRIES)
+        for schedule in SCHEDULES
+    ],
+)
 def test_batch(entry: Entry, schedule: str) -> None:
     answers = lw.vmap(entry.program, in_axes=entry.in_axes, schedule=schedule)(*entry.args)
     assert_same(answers, entry.expected)

@@ -103,7 +103,10 @@ def test_a_lane_that_comes_where_no_code_is_ends_in_the_third_voice(
     heads = between._Between.heads
 
     def without_tail_calls(self: Any) -> Any:
-        entry = self.linked.pc_of[self.linked.program.functions[self.callee].entry]
+        # A name that was traced before has a number.
+        functions = self.linked.program.functions
+        (callee,) = (name for name in functions if name.partition(".")[0] == "up")
+        entry = self.linked.pc_of[functions[callee].entry]
         return [head for head in heads(self) if head != entry]
 
     @lw.program
@@ -114,7 +117,6 @@ def test_a_lane_that_comes_where_no_code_is_ends_in_the_third_voice(
     def up(x, steps):
         return -x if steps <= 0 else 3.0 * down(x + 0.2, steps - 2)
 
-    monkeypatch.setattr(between._Between, "callee", "up", raising=False)
     monkeypatch.setattr(between._Between, "heads", without_tail_calls)
     with pytest.raises(InternalError, match=r"This is a bug in Lanewise: .*down: lost in 2 of 3"):
         lw.vmap(down, schedule="meet")(jnp.ones((3, WIDTH)), jnp.arange(3))

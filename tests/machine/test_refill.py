@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+import needs
 from comparing import assert_same, lanes_of, take
 from corpus import CORPUS, Case
 from lanewise.errors import OptionError, Outcome
@@ -266,7 +266,7 @@ def test_lanes_need_a_machine(schedule: str) -> None:
 
 
 # A spread of the corpus, as compiling is what tests spend their time on; LANEWISE_FULL=1 runs all of it.
-SPREAD = [case for case in CORPUS if not case.heavy][:: 1 if os.environ.get("LANEWISE_FULL") else 5]
+SPREAD = [case for case in CORPUS if not case.heavy][:: 1 if needs.FULL else 9]
 
 
 @pytest.mark.parametrize("place", range(len(SPREAD)), ids=lambda i: SPREAD[i].name)
