@@ -24,7 +24,7 @@ from lanewise import _jax
 from lanewise.diff.checkpoint import read, write
 from lanewise.diff.tape import check_room
 
-# Arrays of at most so many elements lie among the numbers of a record.
+# Arrays of at most this many elements lie among the numbers of a record.
 SMALL = 16
 
 Record = tuple[_jax.ShapedArray, ...]

@@ -32,8 +32,8 @@ FIRST_DEPTH = 32
 # Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
 DEEPEST = 1 << 20
 MOST_STACK_BYTES = 4 << 30
-# The machine has fuel for so many operations of its lanes at first (a tenth of a second, or less) and for at most so
-# many ticks; then for four times as many if it took less than the one, for fewer if it took more than the other.
+# The machine has fuel for this many operations of its lanes at first (a tenth of a second, or less) and for at most
+# this many ticks; then for four times as many if it took less than the one, for fewer if it took more than the other.
 FIRST_OPERATIONS = 5e7
 MOST_FIRST_TICKS = 2048
 SOON_SECONDS, LATE_SECONDS = 0.05, 0.3

@@ -189,7 +189,7 @@ def compiled(words: Sequence[str], text: str, *, beside: bool = False) -> bytes:
         try:
             return Compilation(words, text, folder, beside=beside).content()
         except OSError as error:
-            obstacles.append(kept.told(error, folder))
+            obstacles.append(kept.described(error, folder))
     raise CompilerError(f"no folder has room to compile in: {'; '.join(obstacles)}")
 
 

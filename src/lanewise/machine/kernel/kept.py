@@ -69,7 +69,7 @@ def loaded(name: str, content: bytes, load: Callable[[Path], Loaded]) -> Loaded:
             write(folder / name, content)
             return load(folder / name)
         except OSError as error:
-            obstacles.append(told(error, folder))
+            obstacles.append(described(error, folder))
     raise OSError(errno.ENOSPC, "; ".join(obstacles) or "there is no folder for temporary files")
 
 
@@ -101,13 +101,13 @@ def folders(obstacles: list[str]) -> Iterator[Path]:
         _sweep(folder)
         yield folder
     except OSError as error:
-        obstacles.append(told(error))
+        obstacles.append(described(error))
     for place in (None, IN_MEMORY):
         if place is None or place.is_dir():
             try:
                 yield _for_this_process(place)
             except OSError as error:
-                obstacles.append(told(error))
+                obstacles.append(described(error))
 
 
 def problem() -> str | None:
@@ -115,11 +115,11 @@ def problem() -> str | None:
     try:
         write(_made(wanted()) / name_of(("tried",), ".txt"), b"")
     except OSError as error:
-        return told(error)
+        return described(error)
     return None
 
 
-def told(error: OSError, folder: Path | None = None) -> str:
+def described(error: OSError, folder: Path | None = None) -> str:
     """What an operation on files has met, and where."""
     where = folder or error.filename
     said = error.strerror or str(error)

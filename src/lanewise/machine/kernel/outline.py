@@ -38,7 +38,7 @@ shared_p.multiple_results = True
 
 
 def outlined(linked: Linked, times: Mapping[int, int]) -> Linked:
-    """The program with its repeated code in `shared` equations; each block is written so many `times`."""
+    """The program with its repeated code in `shared` equations; each block is written its number of `times`."""
     live_out = linked.storage.live_out
     roots = {
         pc: _Code(list(item.eqns), _wanted(item) | set(live_out[item.label]), times.get(pc, 0))

@@ -73,7 +73,7 @@ static void lw_interrupted(int number, siginfo_t* about, void* context) {
   if (mine) pthread_kill(pthread_self(), SIGURG);
 }
 
-// Do a thread's part of a run that began after so many signals, until the next comes.
+// Do a thread's part of a run that began after `begun` signals, until the next comes.
 extern "C" void lanewise_stoppable(void (*work)(void*), void* data, int begun) {
   lw_worker* own = nullptr;
   for (int i = 0; i < LW_MOST_THREADS && !own; ++i)

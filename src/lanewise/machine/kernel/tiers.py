@@ -24,7 +24,7 @@ import time
 from lanewise.errors import LanewiseError
 from lanewise.machine.kernel import compiler, host
 
-# From so many characters on, text included that all kernels have, the best takes a second or more.
+# From this many characters on, text included that all kernels have, the best takes a second or more.
 LARGE = 60_000
 # Compilers that run beside, at one time.
 MOST_BESIDE = max(1, (os.cpu_count() or 1) // 2)
