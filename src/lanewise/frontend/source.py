@@ -42,17 +42,21 @@ class _File:
 _files: dict[str, _File] = {}
 
 
+def _no_source(here: Location) -> UnsupportedSyntaxError:
+    return UnsupportedSyntaxError(
+        f"the source of `{here.function}` is not to be found, and a program is made from its source. "
+        "Put the function into a file, or write it with `jax.lax` control flow and use "
+        "`lanewise.lift`",
+        here,
+    )
+
+
 def find(fun: FunctionType) -> Source:
     code = fun.__code__
     lines = linecache.getlines(code.co_filename, fun.__globals__)
     here = Location(code.co_filename, code.co_firstlineno, code.co_name)
     if not lines:
-        raise UnsupportedSyntaxError(
-            f"the source of `{code.co_name}` is not to be found, and a program is made from its source. "
-            "Put the function into a file, or write it with `jax.lax` control flow and use "
-            "`lanewise.lift`",
-            here,
-        )
+        raise _no_source(here)
     try:
         file = _parse(code.co_filename, "".join(lines))
     except SyntaxError as error:
@@ -68,6 +72,9 @@ def find(fun: FunctionType) -> Source:
         candidates = _narrowest([pair for pair in candidates if _holds(pair[0], code)])
     if len(candidates) > 1:
         candidates = [pair for pair in candidates if _compiles_to(*pair, code)][:1]
+    if not candidates and code.co_filename == "<string>":
+        # Since 3.13 Python keeps the text of `python -c` under this name; what `exec` ran has the same.
+        raise _no_source(here)
     if len(candidates) != 1:
         raise UnsupportedSyntaxError(
             f"the source of `{code.co_name}` is not at its line any more, or cannot be told from others there. Give"
