@@ -152,6 +152,10 @@ def _flushed(x: np.ndarray, normal: float) -> np.ndarray:
     return np.where(np.abs(x) <= normal * 1.01, np.copysign(0.0, x), x)
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ >= (0, 12),
+    reason="from JAX 0.12 on XLA answers otherwise at some subnormals and at polygamma(0, 0)",
+)
 @pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
 @pytest.mark.parametrize("arguments", [1, 2])
 def test_as_xla_has_it(arguments: int, request: pytest.FixtureRequest) -> None:
