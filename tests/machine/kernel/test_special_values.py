@@ -152,10 +152,13 @@ def _flushed(x: np.ndarray, normal: float) -> np.ndarray:
     return np.where(np.abs(x) <= normal * 1.01, np.copysign(0.0, x), x)
 
 
-@pytest.mark.skipif(
-    jax.__version_info__ >= (0, 12),
-    reason="from JAX 0.12 on XLA answers otherwise at some subnormals and at polygamma(0, 0)",
-)
+def changed(name: str) -> bool:
+    """Whether XLA of JAX 0.12 answers otherwise at some special values: these are held against 0.10 and 0.11."""
+    kind, what = name.split(" ", 1)
+    small = kind == "bfloat16" and what.split(" ")[0] in ("clamp", "max", "min", "to")
+    return jax.__version_info__ >= (0, 12) and (small or what in ("digamma", "lgamma", "polygamma"))
+
+
 @pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
 @pytest.mark.parametrize("arguments", [1, 2])
 def test_as_xla_has_it(arguments: int, request: pytest.FixtureRequest) -> None:
@@ -168,6 +171,8 @@ def test_as_xla_has_it(arguments: int, request: pytest.FixtureRequest) -> None:
         expected = jax.jit(jax.vmap(fun))(*args)
         wrong = []
         for name in found:
+            if changed(name):
+                continue
             own = [each[name.split(" ", 1)[0]] for each in given]
             bad = differing(name, found[name], expected[name], own)
             for at in np.nonzero(bad)[0][:3]:
