@@ -17,7 +17,7 @@ from comparing import assert_same, take
 from corpus import Case, case_named
 from lanewise.errors import InternalError, OptionError, Outcome
 from lanewise.machine import choose, on_host
-from lanewise.machine.kernel import foreign, host
+from lanewise.machine.kernel import compiler, foreign, host
 from lanewise.machine.native import CPP, IN_STEP, XLA
 from programs.small import depth, fib
 from test_corpus import batch, one_at_a_time
@@ -125,6 +125,7 @@ def test_outcomes(path: str, request: Any) -> None:
 
 def test_a_compiler_that_fails_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
+    monkeypatch.setattr(compiler, "COMPILERS", ())
     assert not foreign.available()
     n = jnp.arange(5)
     assert lw.vmap(lw.program(lambda n: n * 2 + 1))(n).tolist() == [1, 3, 5, 7, 9]

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 import lanewise as lw
-from lanewise.machine.kernel import compiler, device, foreign, kept
+from lanewise.machine.kernel import device, foreign, host, kept
 
 LEAST_PYTHON = (3, 11)
 # The extras that a user of the library may want; the others are for working on it.
@@ -182,7 +182,7 @@ def _report(carrier: str) -> str:
 
 def _native() -> Finding:
     if foreign.available():
-        return _tried("native", f"runs on the CPU, compiled by {' '.join(compiler.command())}")
+        return _tried("native", f"runs on the CPU, compiled by {' '.join(host.command())}")
     tried = _tried("native", "runs on the CPU by XLA's own code, two to four times slower")
     if tried.state is not State.WELL:
         return tried

@@ -210,7 +210,7 @@ def test_obstacles_name_the_operation_and_its_line() -> None:
 def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match="C\\+\\+"):
-        compiler.command()
+        compiler.commands()
 
 
 def test_a_compiler_that_knows_no_such_cpu_and_a_library_for_another(

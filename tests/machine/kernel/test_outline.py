@@ -16,7 +16,7 @@ from jax import lax
 import lanewise as lw
 from lanewise.blocks.leaf import leaf_calls
 from lanewise.machine.execute import expand
-from lanewise.machine.kernel import host, outline
+from lanewise.machine.kernel import foreign, host, outline
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.lower import kernel_blocks
 from lanewise.machine.kernel.support import written
@@ -27,6 +27,8 @@ from programs.numerics import rough, rough_pieces
 FRAMES = 16
 POINTS = np.random.default_rng(0).uniform(-1.0, 1.0, (5, 12)).astype(np.float32)
 COUNTS = np.arange(5, dtype=np.int32)
+
+pytestmark = pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def test_the_optimized_library_takes_over(two_tiers: Path) -> None:
     assert run(x) == [2, 3, 4]
     text, flags = emitted.text + foreign.CALLS + foreign._ENTRY, foreign._flags()
     for effort in (host.QUICK, host.OPTIMIZED):
-        name = host._name(compiler.command(), host.tuned(flags, effort), text)
+        name = host._name(host.command(), host.tuned(flags, effort), text)
         assert kept.found(name) == two_tiers / name
 
 
@@ -112,7 +112,7 @@ def test_where_the_optimized_library_cannot_be_made_the_quick_one_stays(
 ) -> None:
     script = tmp_path / "cxx"
     probe = 'for each in "$@"; do case $each in *.cpp) grep -q LW_TIER $each && exit 1;; esac; done'
-    real = " ".join(compiler.command())
+    real = " ".join(host.command())
     script.write_text(f'#!/bin/sh\ncase " $* " in *" -O3 "*) {probe};; esac\n{real} "$@"\n')
     script.chmod(0o700)
     monkeypatch.setenv("CXX", str(script))
@@ -191,7 +191,7 @@ def test_the_compiler_beside_ends_with_the_process(tmp_path: Path) -> None:
         folder.mkdir()
         cxx = folder / "cxx"
         slow = f"sleep 1000 & echo $! > {folder}/pid; wait"
-        real = " ".join(compiler.command())
+        real = " ".join(host.command())
         # What shows that the compiler knows its flags is soon there.
         cxx.write_text(
             '#!/bin/sh\nfor each in "$@"; do case $each in *.cpp) src=$each;; esac; done\n'

@@ -27,6 +27,8 @@ from lanewise.errors import CompilerError, InternalError, OptionError
 from lanewise.machine.kernel import kept
 
 FOR_THIS_CPU = "-march=native"
+# Those looked for beside the one of the environment.
+COMPILERS = ("c++", "g++", "clang++")
 # A compiler that takes longer hangs.
 MOST_SECONDS = 900.0
 # How much of what a compiler says an error repeats.
@@ -44,15 +46,15 @@ exit $status
 GIVING_WAY = ("nice", "-n", "15")
 
 
-def command() -> tuple[str, ...]:
-    """The host's C++ compiler; `CXX` may hold arguments ("ccache g++")."""
-    for given in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        words = _words(given or "")
-        if words and shutil.which(words[0]):
-            return words
-    raise OptionError(
-        "No C++ compiler was found to compile a kernel for the host; install g++ or clang++, or set CXX."
-    )
+def commands() -> tuple[tuple[str, ...], ...]:
+    """The C++ compilers that are found here, `CXX` first; it may hold arguments ("ccache g++")."""
+    given = (_words(name or "") for name in (os.environ.get("CXX"), *COMPILERS))
+    found = tuple(words for words in given if words and shutil.which(words[0]))
+    if not found:
+        raise OptionError(
+            "No C++ compiler was found to compile a kernel for the host; install g++ or clang++, or set CXX."
+        )
+    return found
 
 
 def _words(given: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from lanewise.errors import CompilerError, OptionError
 from lanewise.machine import observe
-from lanewise.machine.kernel import compiler, host, signals, tiers
+from lanewise.machine.kernel import host, signals, tiers
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.ffi import CALLS
 from lanewise.watchers import Site
@@ -236,7 +236,7 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
 def obstacle() -> str | None:
     """Why there is no C++ compiler that makes kernels for the host; None if there is."""
     try:
-        return host.obstacle(compiler.command(), host.tuned(_flags(), host.OPTIMIZED))
+        return host.obstacle(host.command(), host.tuned(_flags(), host.OPTIMIZED))
     except OptionError:
         return "none was found (install g++ or clang++, or set CXX)"
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -59,9 +60,41 @@ class Ran:
     deepest: np.ndarray
 
 
+def command() -> tuple[str, ...]:
+    """The host's C++ compiler: the first of those found that compiles the least of programs."""
+    return _first_that_works(compiler.commands())
+
+
+@functools.cache
+def _first_that_works(commands: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    for one in commands:
+        if not _rejects(one):
+            break
+    else:
+        return commands[0]
+    if one != commands[0]:
+        warnings.warn(
+            f"{' '.join(commands[0])} does not compile the least of programs with Lanewise's flags, so"
+            f" {' '.join(one)} compiles kernels for the CPU; set CXX to a compiler that does.",
+            stacklevel=2,
+        )
+    return one
+
+
+def _rejects(command: tuple[str, ...]) -> bool:
+    """Whether a compiler makes no library that can be loaded. One that is killed, or hangs, may do so another time."""
+    try:
+        _loaded(command, FLAGS, PROBE).lanewise_probe()
+    except (InternalError, OSError):
+        return True
+    except LanewiseError:
+        return False
+    return False
+
+
 def load(text: str, flags: tuple[str, ...] | None = None) -> ctypes.CDLL:
     """Compile a kernel's text, or find it compiled."""
-    return _loaded(compiler.command(), FLAGS if flags is None else flags, text)
+    return _loaded(command(), FLAGS if flags is None else flags, text)
 
 
 @functools.lru_cache(maxsize=256)
@@ -75,7 +108,7 @@ def tuned(flags: Sequence[str], effort: Sequence[str]) -> tuple[str, ...]:
         tuple(each for flag in flags for each in (some if flag == BEST else (flag,)))
         for some in (effort, effort[:1])
     )
-    return first if obstacle(compiler.command(), whole) else whole
+    return first if obstacle(command(), whole) else whole
 
 
 def _name(command: Sequence[str], flags: Sequence[str], text: str) -> str:

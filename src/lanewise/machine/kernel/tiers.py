@@ -37,7 +37,7 @@ def load(text: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     at_once = len(text) < LARGE or os.environ.get("LANEWISE_COMPILE") == "optimized"
     if at_once or host.BEST not in flags:
         return host.load(text, best)
-    command = compiler.command()
+    command = host.command()
     found = host.loaded_if_found(command, best, text)
     if found is not None:
         return found
