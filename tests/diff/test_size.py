@@ -158,8 +158,10 @@ def test_a_kernel_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lone = jax.grad(halvings.with_options(carrier="auto"))(6.0)
     programs = 2
     assert len(linked) == programs
-    assert len(written) in (0, programs)  # none without a C++ compiler
+    # None without a C++ compiler, and none on a GPU, where a lone call is not a kernel.
+    assert len(written) in (0, programs)
+    written.clear()
     batch = jax.vmap(jax.grad(halvings))(jnp.array([6.0, 3.0]))
     assert len(linked) == 2 * programs
-    assert len(written) in (0, 2 * programs)
+    assert len(written) in (0, programs)
     np.testing.assert_allclose(batch[0], lone, rtol=1e-6)
