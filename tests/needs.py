@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import pytest
 
+from lanewise.machine.kernel import foreign
+
 # Which extra of the package brings a library that tests use.
 EXTRA = {
     "arviz": "mcmc",
@@ -53,4 +55,6 @@ def installed(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=reason(name))
 
 
+# Marks.
+compiler = pytest.mark.skipif(not foreign.available(), reason=COMPILER_REASON)
 on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="it tests a CPU's choices")

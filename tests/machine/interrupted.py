@@ -64,7 +64,7 @@ def interrupt_soon() -> threading.Timer:
     return timer
 
 
-def told(name: str, run: Callable[[Any], Any]) -> None:
+def report(name: str, run: Callable[[Any], Any]) -> None:
     expected = np.asarray(run(ENDS))
     timer = interrupt_soon()
     try:
@@ -101,7 +101,7 @@ def handled() -> None:
 
 
 def main(names: list[str]) -> None:
-    # A process that was started in the background may have been told to ignore interrupts.
+    # A process that was started in the background may ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     runs = {
         "native": lw.vmap(walk, carrier="native"),
@@ -113,9 +113,9 @@ def main(names: list[str]) -> None:
     }
     for name, run in runs.items():
         if not names or name in names:
-            told(name, lambda step, run=run: run(COUNTS, step))
+            report(name, lambda step, run=run: run(COUNTS, step))
     if not names or "stream" in names:
-        told("stream", streamed)
+        report("stream", streamed)
     if not names or "handler" in names:
         handled()
 

@@ -38,7 +38,7 @@ def split(values: Any, kind: AxisType, *axes: str) -> jax.Array:
     return jax.device_put(values, NamedSharding(mesh_of(kind), P(*axes)))
 
 
-def told(name: str, run: Callable[[Any], Any], given: Any, expected: Any) -> None:
+def report(name: str, run: Callable[[Any], Any], given: Any, expected: Any) -> None:
     try:
         found = np.asarray(run(given))
         print(f"{name}: {'right' if np.allclose(found, expected) else 'wrong'}", flush=True)
@@ -67,25 +67,25 @@ def main() -> None:
     }
     for name, (run, given) in runs.items():
         for kind in (AxisType.Auto, AxisType.Explicit):
-            told(f"{name} {kind.name}", run, split(given, kind, "i"), expected[name])
-            told(f"{name} {kind.name} jit", jax.jit(run), split(given, kind, "i"), expected[name])
+            report(f"{name} {kind.name}", run, split(given, kind, "i"), expected[name])
+            report(f"{name} {kind.name} jit", jax.jit(run), split(given, kind, "i"), expected[name])
     plain = lw.vmap(collatz, schedule="plain")
-    told("plain Auto", plain, split(numbers, AxisType.Auto, "i"), counts)
-    told("plain Explicit", plain, split(numbers, AxisType.Explicit, "i"), counts)
+    report("plain Auto", plain, split(numbers, AxisType.Auto, "i"), counts)
+    report("plain Explicit", plain, split(numbers, AxisType.Explicit, "i"), counts)
 
     def inside(x: Any) -> Any:
         sharding = NamedSharding(mesh_of(AxisType.Auto), P("i"))
         return ticked(jax.lax.with_sharding_constraint(x + 0, sharding))
 
-    told("split inside jit", jax.jit(inside), numbers, counts)
-    told("copied", ticked, split(numbers, AxisType.Auto), counts)
+    report("split inside jit", jax.jit(inside), numbers, counts)
+    report("copied", ticked, split(numbers, AxisType.Auto), counts)
     for name in ("machine", "assertion", "gradient"):
         run, given = runs[name]
         kind = AxisType.Explicit if name == "assertion" else AxisType.Auto
         mapped = jax.shard_map(run, mesh=mesh_of(kind), in_specs=P("i"), out_specs=P("i"))
-        told(f"{name} shard_map", jax.jit(mapped), split(given, kind, "i"), expected[name])
+        report(f"{name} shard_map", jax.jit(mapped), split(given, kind, "i"), expected[name])
     of_each = jax.pmap(ticked)(jnp.asarray(numbers).reshape(2, 4))
-    told("pmap", lambda x: x.reshape(8), of_each, counts)
+    report("pmap", lambda x: x.reshape(8), of_each, counts)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from corpus import Case, case_named
 from lanewise.blocks.form import verify
 from lanewise.machine import execute, on_host, sample
 from lanewise.machine.choose import blocks_of
-from lanewise.machine.kernel import foreign
 from lanewise.machine.link import Linked, link
 from lanewise.machine.sample import SAMPLED_LANES, Sample, counted, take_sample
 from lanewise.options import Options
@@ -27,8 +26,6 @@ from test_corpus import batch
 
 LANES = 512
 WIDTH = 128
-
-needs_compiler = pytest.mark.skipif(not foreign.available(), reason=needs.COMPILER_REASON)
 
 
 def network(x: jax.Array, weights: jax.Array, turns: jax.Array) -> jax.Array:
@@ -76,7 +73,7 @@ def sampled(case: Case) -> tuple[Linked, Sample | None]:
     return linked, take_sample(linked, operands, lanes, mapped, Options(), execute.expand)
 
 
-@needs_compiler
+@needs.compiler
 @pytest.mark.parametrize("name", ["collatz", "fibonacci", "is_even", "quicksort", "recursive_nuts"])
 def test_visits_make_up_the_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample, "FEWEST_LANES", 1)
@@ -106,7 +103,7 @@ def test_the_longest_of_many_is_guessed_from_the_tail() -> None:
     assert 500 < tail.most(1024)[0] < 1400  # log(1024) times the mean of a hundred is about 700
 
 
-@needs_compiler
+@needs.compiler
 def test_divergence_decides_how_products_run(samples: list[Sample | None]) -> None:
     steady = lw.inspect(lw.lift(network), *arguments(STEADY), in_axes=AXES)
     assert steady.plan.schedule == "plain" and "measured on 32 lanes" in str(steady)
@@ -118,7 +115,7 @@ def test_divergence_decides_how_products_run(samples: list[Sample | None]) -> No
     assert samples[1] is not None and samples[1].divergence > 5
 
 
-@needs_compiler
+@needs.compiler
 @pytest.mark.parametrize("turns", [STEADY, DIVERGING], ids=["steady", "diverging"])
 def test_a_signature_is_sampled_once_and_answers_stay(
     turns: np.ndarray, samples: list[Sample | None]
@@ -174,7 +171,7 @@ def test_what_calls_back_is_not_sampled(samples: list[Sample | None]) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@needs_compiler
+@needs.compiler
 def test_a_sample_ends(samples: list[Sample | None]) -> None:
     """Lanes that take too long are cut off; where most are, the sample says nothing."""
     x, weights, _ = arguments(STEADY)
@@ -187,7 +184,7 @@ def test_a_sample_ends(samples: list[Sample | None]) -> None:
     assert "of them cut off there" in found.plan.why
 
 
-@needs_compiler
+@needs.compiler
 def test_lanes_of_several_axes_and_keys(samples: list[Sample | None]) -> None:
     x, weights, turns = arguments(STEADY)
     keys = jax.random.split(jax.random.key(1), 16)

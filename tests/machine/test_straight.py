@@ -14,10 +14,9 @@ from jax import lax
 import lanewise as lw
 import needs
 from comparing import assert_same
-from lanewise.machine.kernel import foreign
 
 pytestmark = [
-    pytest.mark.skipif(not foreign.available(), reason=needs.COMPILER_REASON),
+    needs.compiler,
     needs.on_cpu,
 ]
 

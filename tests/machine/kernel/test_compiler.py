@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from lanewise.errors import CompilerError, OptionError
 from lanewise.machine import choose, given_up, on_host
 from lanewise.machine.kernel import compiler, foreign, host, kept, tiers
@@ -21,7 +22,7 @@ from lanewise.machine.kernel import compiler, foreign, host, kept, tiers
 TEXT = 'extern "C" int answer() { return 42; }\n'
 FLAGS = ("-O0", "-fPIC", "-shared")
 
-pytestmark = pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
+pytestmark = needs.compiler
 
 
 @pytest.fixture

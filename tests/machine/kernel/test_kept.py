@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import lanewise as lw
+import needs
 from lanewise.errors import CompilerError
-from lanewise.machine.kernel import foreign, host, kept
+from lanewise.machine.kernel import host, kept
 
 TEXT = 'extern "C" int answer() { return 42; }\n'
 FLAGS = ("-O0", "-fPIC", "-shared")
@@ -45,10 +46,7 @@ def at(path: Path) -> Path:
     return path
 
 
-needs_compiler = pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
-
-
-@needs_compiler
+@needs.compiler
 @pytest.mark.parametrize(
     "broken",
     [
@@ -142,7 +140,7 @@ def test_without_a_home_that_can_be_written(
     assert kept.found(NAME) == path and kept.read(NAME) == b"code"
 
 
-@needs_compiler
+@needs.compiler
 def test_a_full_disk_and_no_folder_for_temporary_files(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +225,7 @@ assert lw.vmap(halve, carrier="native")(n).tolist() == [0, 1, 1, 2, 2, 2, 2, 3]
 """
 
 
-@needs_compiler
+@needs.compiler
 @pytest.mark.parametrize("how", ["limit", "tmpfs"])
 def test_a_full_disk_does_not_stop_auto(how: str, tmp_path: Path) -> None:
     disk = tmp_path / "disk"

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from lanewise.machine.execute import expand
-from lanewise.machine.kernel import device, foreign, host, waiting
+from lanewise.machine.kernel import device, host, waiting
 from lanewise.machine.kernel.carry import kernel_for
 from lanewise.options import Options
 from programs.recursion import fibonacci
@@ -34,7 +35,7 @@ def calls(n, step):
     return total
 
 
-@pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
+@needs.compiler
 @pytest.mark.parametrize("program", [counts, calls], ids=["loop", "recursion"])
 def test_a_kernel_that_looks_at_a_flag_ends_when_it_is_set(program: lw.ProgramFunction) -> None:
     """The text that a GPU gets outside `jit`, with its pauses, on the host's threads."""

@@ -24,7 +24,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
-from lanewise.machine.kernel import foreign
+import needs
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -159,7 +159,7 @@ def changed(name: str) -> bool:
     return jax.__version_info__ >= (0, 12) and (small or what in ("digamma", "lgamma", "polygamma"))
 
 
-@pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
+@needs.compiler
 @pytest.mark.parametrize("arguments", [1, 2])
 def test_as_xla_has_it(arguments: int, request: pytest.FixtureRequest) -> None:
     with jax.enable_x64(True), np.errstate(over="ignore"):
@@ -195,7 +195,7 @@ def numbers(parts: tuple[float, ...]) -> np.ndarray:
     return found
 
 
-@pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
+@needs.compiler
 def test_complex_numbers_as_xla_has_them() -> None:
     """Finite ones, on both sides of every cut, zeros of both signs among them.
 

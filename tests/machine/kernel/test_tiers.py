@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from comparing import lanes_of, take
 from corpus import CORPUS, Case
 from lanewise.machine.execute import expand
@@ -33,7 +34,7 @@ from machine.kernel.test_corpus import FRAMES, SIZE, operands_of
 from machine.kernel.test_emit import kernel
 from test_corpus import batch
 
-pytestmark = pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
+pytestmark = needs.compiler
 
 BEST = (host.BEST, *host.FLAGS[1:])
 
