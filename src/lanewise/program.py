@@ -155,11 +155,20 @@ def with_options_inside(program: Program, options: Options) -> Program:
             return eqn
         inner, own = eqn.params["program"], eqn.params["options"]
         wanted = options.inside(own, bool(eqn.params["lanes"]) or own.stats)
-        told = with_options_inside(inner, wanted)
-        if wanted is own and told is inner:
+        found = with_options_inside(inner, wanted)
+        if wanted is own and found is inner:
             return eqn
-        return eqn.replace(params={**eqn.params, "program": told, "options": wanted})
+        return eqn.replace(params={**eqn.params, "program": found, "options": wanted})
 
+    return with_equations(program, change, lambda more: with_options_inside(more, options))
+
+
+def with_equations(
+    program: Program,
+    change: Callable[[_jax.JaxprEqn], _jax.JaxprEqn],
+    again: Callable[[Program], Program],
+) -> Program:
+    """The same program with each equation changed; itself where none is. `again` changes the larger one it grows to."""
     functions = {
         name: replace(function, jaxpr=_jax.with_eqns(function.jaxpr, change))
         for name, function in program.functions.items()
@@ -171,7 +180,7 @@ def with_options_inside(program: Program, options: Options) -> Program:
     def larger_too() -> tuple[Program, tuple[Any, ...]]:
         assert larger is not None
         more, constants = larger()
-        return with_options_inside(more, options), constants
+        return again(more), constants
 
     return replace(program, functions=functions, larger=larger and larger_too)
 

@@ -56,3 +56,25 @@ def test_keys_as_words_and_derivatives() -> None:
         batch = jax.jit(jax.vmap(slope, in_axes=(0, None, 0)))(keys, 1.5, TURNS)
     for found, expected in zip(batch, zip(*alone, strict=True), strict=True):
         np.testing.assert_allclose(found, np.stack(expected), rtol=1e-5)
+
+
+@lw.program
+def solved(words, b):
+    """What solves a linear equation may draw: its code is held in a named tuple."""
+
+    def solve(_, b):
+        drawn = lax.rng_bit_generator(words, (), dtype=jnp.uint32)[1]
+        return b / 2.0 + (drawn >> 16).astype(jnp.float32)
+
+    while b < 1.0:
+        b = lax.custom_linear_solve(lambda v: 2.0 * v, b, solve)
+    return b
+
+
+@pytest.mark.parametrize("schedule", ["sweep", "plain"])
+def test_words_drawn_inside_a_linear_solve(schedule: str) -> None:
+    words = jax.random.bits(jax.random.key(2), (5, 4))
+    bs = jnp.array([0.5, 2.0, 0.0, 0.25, 0.75])
+    alone = [solved(w, b) for w, b in zip(words, bs, strict=True)]
+    assert len({float(x) for x in alone}) == 5
+    np.testing.assert_array_equal(lw.vmap(solved, schedule=schedule)(words, bs), alone)

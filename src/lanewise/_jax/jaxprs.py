@@ -184,7 +184,9 @@ def with_eqns(jaxpr: Jaxpr, change: Callable[[JaxprEqn], JaxprEqn]) -> Jaxpr:
         if isinstance(value, tuple | list):
             found = [inner(each) for each in value]
             same = all(a is b for a, b in zip(found, value, strict=True))
-            return value if same or hasattr(value, "_fields") else type(value)(found)
+            if same:
+                return value
+            return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
         if isinstance(value, ClosedJaxpr | Jaxpr):
             code = cast(Jaxpr, getattr(value, "jaxpr", value))
             found = with_eqns(code, change)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import JaxprEqn, batching, mlir
 from lanewise.options import Options
-from lanewise.program import Program, program_p, with_options_inside
+from lanewise.program import Program, program_p, with_equations, with_options_inside
 
 # What draws from a key that is its first operand.
 _DRAWS = frozenset(("random_bits", "random_split", "random_fold_in", "random_gamma"))
@@ -40,7 +40,7 @@ draw_p.multiple_results = True
 
 
 def as_it_runs(program: Program, options: Options) -> Program:
-    """The program with all that is inside it told what these options say, and random numbers drawn lane by lane."""
+    """The program with what is inside it run as these options say, and random numbers drawn lane by lane."""
     return drawing_by_lane(with_options_inside(program, options.unwatched()))
 
 
@@ -57,20 +57,7 @@ def drawing_by_lane(program: Program) -> Program:
             return eqn
         return eqn.replace(primitive=draw_p, params={"draw": Draw(eqn)})
 
-    functions = {
-        name: replace(function, jaxpr=_jax.with_eqns(function.jaxpr, change))
-        for name, function in program.functions.items()
-    }
-    if all(functions[n].jaxpr is program.functions[n].jaxpr for n in functions):
-        return program
-    larger = program.larger
-
-    def larger_too() -> tuple[Program, tuple[Any, ...]]:
-        assert larger is not None
-        more, constants = larger()
-        return drawing_by_lane(more), constants
-
-    return replace(program, functions=functions, larger=larger and larger_too)
+    return with_equations(program, change, drawing_by_lane)
 
 
 def _draws(eqn: JaxprEqn) -> bool:
