@@ -269,6 +269,11 @@ def test_lane_errors_come_out_of_jit_as_they_are(carrier: str) -> None:
         with pytest.raises(lw.LaneError, match="in 1 of 2 lanes: 1") as caught, lw.lane_errors():
             run(jnp.array([4, 27]))
         assert caught.value.outcomes.ok().tolist() == [True, False]
+    # One inside another: the failure after the inner one is the outer one's.
+    with pytest.raises(lw.LaneError, match="in 1 of 2 lanes: 1"), lw.lane_errors():
+        with lw.lane_errors():
+            run(jnp.array([4, 5]))
+        run(jnp.array([4, 27]))
     # What is none of ours is left as it is, and without the context it is JAX's.
     with pytest.raises(ZeroDivisionError), lw.lane_errors():
         raise ZeroDivisionError

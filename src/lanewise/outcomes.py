@@ -229,8 +229,8 @@ def raise_if_failed(code: Any, site: Any, sites: Sequence[Site], name: str) -> N
         raise LaneError(text, Outcomes(code, site, tuple(sites)))
 
 
-# What failed inside `jit` while a `lane_errors` was open, innermost last.
-_open: list[list[LaneError]] = []
+# What failed inside `jit` while a `lane_errors` was open, each by its identity: empty lists are equal.
+_open: dict[int, list[LaneError]] = {}
 
 
 def raise_inside_jit(code: Any, site: Any, sites: Sequence[Site], name: str) -> None:
@@ -238,7 +238,7 @@ def raise_inside_jit(code: Any, site: Any, sites: Sequence[Site], name: str) -> 
     try:
         raise_if_failed(code, site, sites, name)
     except LaneError as error:
-        for found in _open:
+        for found in list(_open.values()):
             found.append(error)
         raise
 
@@ -265,7 +265,7 @@ def lane_errors() -> Iterator[None]:
     [True, False]
     """
     found: list[LaneError] = []
-    _open.append(found)
+    _open[id(found)] = found
     try:
         yield
         jax.effects_barrier()
@@ -275,6 +275,6 @@ def lane_errors() -> Iterator[None]:
             raise
         raise found[0] from error
     finally:
-        _open.remove(found)
+        del _open[id(found)]
     if found:
         raise found[0]
