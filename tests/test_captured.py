@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,16 @@ def test_closures_containers_and_what_is_equal() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert closed(jnp.float16(1.0)) == 5.0
+
+
+def test_an_object_that_has_every_attribute_is_no_function() -> None:
+    anything = Mock()
+
+    @lw.program
+    def doubled(x: Any) -> Any:
+        return x if anything is None else 2.0 * x
+
+    assert doubled(1.0) == 2.0
 
 
 def test_a_function_made_again_is_the_same_and_counting_traces_is_no_change() -> None:

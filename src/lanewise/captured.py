@@ -145,13 +145,17 @@ class Captured:
 
 def _function(fun: Any) -> types.FunctionType | None:
     """The Python function behind a partial, a method or a program."""
-    while True:
-        if isinstance(fun, types.FunctionType):
-            return fun
-        inner = getattr(fun, "python", None) or getattr(fun, "func", None)
-        fun = inner or getattr(fun, "__func__", None)
-        if fun is None:
+    while not isinstance(fun, types.FunctionType):
+        if isinstance(fun, functools.partial):
+            fun = fun.func
+        elif isinstance(fun, types.MethodType):
+            fun = fun.__func__
+        elif (inner := getattr(fun, "__dict__", {}).get("python")) is not fun:
+            # A program's; what an object makes up when it is asked (a mock does) is none.
+            fun = inner
+        else:
             return None
+    return fun
 
 
 def _places(fun: types.FunctionType | None, seen: set[types.CodeType]) -> Iterator[_Place]:
