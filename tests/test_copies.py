@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import lanewise as lw
+from lanewise import copies
 
 cloudpickle = pytest.importorskip("cloudpickle")
 
@@ -63,6 +64,20 @@ def test_cloudpickle_keeps_closures_and_what_is_made_of_them() -> None:
     assert again.options == program.options and again(1000) == program(1000) == 6
     batched = cloudpickle.loads(cloudpickle.dumps(lw.vmap(program)))
     assert batched(jnp.array(BATCH)).tolist() == [0, 2, 6]
+
+
+@pytest.mark.parametrize(
+    ("module", "by_value"),
+    [
+        ("cloudpickle.cloudpickle", True),
+        ("joblib.externals.cloudpickle.cloudpickle", True),
+        ("pickle", False),
+    ],
+)
+def test_copies_of_cloudpickle_count(module: str, by_value: bool) -> None:
+    pickler: dict[str, Any] = {"__name__": module}
+    exec("def dumps(reduced):\n    return (lambda: reduced('__main__'))()", pickler)
+    assert pickler["dumps"](copies.by_value) is by_value
 
 
 SCRIPT = """

@@ -32,7 +32,8 @@ def by_value(module: str) -> bool:
     if module != "__main__":
         return False
     frame = sys._getframe(2)
-    return str(frame.f_globals.get("__name__", "")).startswith("cloudpickle")
+    # Some libraries have a copy of their own: `joblib.externals.cloudpickle`, `ray.cloudpickle`.
+    return "cloudpickle" in str(frame.f_globals.get("__name__", "")).split(".")
 
 
 def file_of(fun: Any) -> tuple[str, str] | None:
