@@ -82,5 +82,6 @@ def test_where_there_are_no_values_it_is_traced() -> None:
         return x
 
     assert jax.eval_shape(smaller, 3.0).shape == ()
+    assert jax.vmap(smaller)(jnp.zeros((0,))).shape == (0,)
     slopes = jax.vmap(jax.grad(smaller))(jnp.array([0.5, 3.0]))
     assert slopes.tolist() == [1.0, 0.25]

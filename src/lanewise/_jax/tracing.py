@@ -85,10 +85,10 @@ def runs_now() -> bool:
 
 
 def is_batched(value: Any) -> bool:
-    """Whether a value is a batch under `vmap`, of real values or of other batches."""
-    return isinstance(value, _batching.BatchTracer) and (
-        has_value(value.val) or is_batched(value.val)
-    )
+    """Whether a value is a batch under `vmap`, of real values or of other batches; one of none has no values."""
+    if not isinstance(value, _batching.BatchTracer) or value.val.shape[value.batch_dim] == 0:
+        return False
+    return has_value(value.val) or is_batched(value.val)
 
 
 def has_value(value: Any) -> bool:
