@@ -176,6 +176,7 @@ class Scaled:
 
 
 SCALE = 0.5
+TABLE = np.zeros(1 << 14)  # larger than what is compared
 
 
 def test_what_changes_between_calls_is_seen() -> None:
@@ -183,7 +184,7 @@ def test_what_changes_between_calls_is_seen() -> None:
     held, table = Scaled(0.5), {"by": 0.5}
     seen = []
     for by in (0.5, 0.25):
-        held.by = table["by"] = SCALE = by
+        held.by = table["by"] = SCALE = TABLE[:] = by
         start = jnp.float32(0.0)
         seen.append(
             [
@@ -192,11 +193,26 @@ def test_what_changes_between_calls_is_seen() -> None:
                     lambda x: held.by * x + 1.0,
                     lambda x: table["by"] * x + 1.0,
                     lambda x: SCALE * x + 1.0,
+                    lambda x: TABLE[0] * x + 1.0,
                     lambda x: (by if by > 0.3 else 0.25) * x + 1.0,
                 )
             ]
         )
-    np.testing.assert_allclose(seen, [[2.0] * 4, [4 / 3] * 4], rtol=1e-5)
+    np.testing.assert_allclose(seen, [[2.0] * 5, [4 / 3] * 5], rtol=1e-5)
+
+
+def test_what_a_function_assigns_around_it_is_assigned() -> None:
+    traces = 0
+
+    def halved(x: Any) -> Any:
+        def count() -> None:
+            nonlocal traces
+            traces += 1
+
+        count()
+        return 0.5 * x + 1.0
+
+    assert float(lw.fixed_point(halved, jnp.float32(0.0))) == pytest.approx(2.0) and traces == 1
 
 
 def test_bad_input() -> None:
@@ -208,6 +224,8 @@ def test_bad_input() -> None:
         lw.fixed_point(lambda x: x, 1)
     with pytest.raises(OptionError, match="max_steps=0"):
         lw.fixed_point(jnp.cos, 1.0, max_steps=0)
+    with pytest.raises(OptionError, match=r"checkpoints=\[1\] is not known"):
+        lw.fixed_point(jnp.cos, 1.0, checkpoints=[1])
     with pytest.raises(OptionError, match="not for fixed_point"):
         lw.fixed_point(jnp.cos, 1.0, throw=False)
     with pytest.raises(OptionError, match="give back what it is given"):

@@ -87,7 +87,7 @@ _PLAIN = (
 )
 # Functions that are objects of these are made once and do not change.
 _LIBRARIES = frozenset(("jax", "jaxlib", "numpy", "lanewise", "functools"))
-# A global array of NumPy's may be written to; up to so many bytes it is looked at.
+# A global array of NumPy's may be written to. Up to this many bytes it is compared; a larger one may change unseen.
 _MOST_BYTES = 1 << 16
 
 
@@ -187,7 +187,9 @@ class _Taking:
     def _of_global(self, value: Any) -> Hashable:
         if isinstance(value, jax.Array):
             return Identity(value)
-        if isinstance(value, np.ndarray | np.generic) and value.nbytes <= _MOST_BYTES:
+        if isinstance(value, np.ndarray | np.generic):
+            if value.nbytes > _MOST_BYTES:
+                return self._opaque(value)
             return value.shape, str(value.dtype), value.tobytes()
         if isinstance(value, list | tuple | dict):
             inside = value.items() if isinstance(value, dict) else value
@@ -202,6 +204,9 @@ class _Taking:
             return _Fixed((type(value), value), value)
         if type(value).__module__.partition(".")[0] in _LIBRARIES:
             return Identity(value)
+        return self._opaque(value)
+
+    def _opaque(self, value: Any) -> Hashable:
         self.lasting = False
         return _Opaque(value)
 
@@ -218,9 +223,11 @@ def _names(code: CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _assigned(code: CodeType) -> frozenset[str]:
-    """The variables around a function that it assigns."""
+    """The variables around a function that it assigns, or functions inside it do."""
     assigns = ("STORE_DEREF", "DELETE_DEREF")
-    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in assigns)
+    own = {i.argval for i in dis.get_instructions(code) if i.opname in assigns}
+    inside = [_assigned(inner) for inner in code.co_consts if isinstance(inner, CodeType)]
+    return frozenset(own.union(*inside)) & frozenset(code.co_freevars)
 
 
 def _is_empty(cell: CellType) -> bool:
