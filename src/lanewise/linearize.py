@@ -172,7 +172,9 @@ def _run_forward(
         )
     grows = options.tape is None and _jax.runs_now()
     records = options.tape or (FIRST_RECORDS if grows else RECORDS_INSIDE_JIT)
-    setting = Checkpoints(options.checkpoints, records, options.offload == "host", grows)
+    # Who looks for NaN looks into all that is saved, written or not.
+    filled = jax.config.jax_debug_nans or jax.config.jax_debug_infs
+    setting = Checkpoints(options.checkpoints, records, options.offload == "host", grows, filled)
     found = vjp_program(program, moving, setting)
     forward = found.forward
     outs = program_p.bind(

@@ -11,6 +11,11 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+from lanewise import _jax
+from lanewise.blocks.flatten import operand_avals
+from lanewise.diff.checkpoint import Checkpoints
+from lanewise.diff.lift import lifted
+from lanewise.diff.vjp import vjp_program
 from lanewise.errors import Outcome
 from lanewise.linearize import FIRST_RECORDS
 from programs.small import up
@@ -145,6 +150,42 @@ def countdown(x, n):
 
 def plain_countdown(x, n):
     return lax.fori_loop(0, n, lambda _, x: jnp.sin(x) + 0.5, x)
+
+
+def test_arrays_that_all_frames_share_are_not_saved() -> None:
+    """Handed on under another name, by another function, from outside; and one that a call makes, which is saved."""
+    outside = jnp.linspace(0.5, 1.5, 33)
+
+    def turn(first, second, n):
+        if n == 0:
+            return first[3] * second[4]
+        other = leave(outside, first * 0.5, second, n - 1)
+        return first[n] * jnp.sin(turn(second, first, n - 1)) + other
+
+    def leave(weights, made, given, n):
+        if n == 0:
+            return weights[7] * made[2] ** 2
+        return jnp.sum(weights * made) * turn(weights, given, n - 1)
+
+    first, second = jnp.linspace(-1.0, 1.0, 33), jnp.linspace(0.3, 2.0, 33)
+    expected = jax.grad(turn, argnums=(0, 1))(first, second, 3)
+    turn, leave = lw.program(turn), lw.program(leave)
+    for carrier in ("ticks", "native"):
+        own = turn.with_options(carrier=carrier)
+        found = jax.jit(jax.grad(own, argnums=(0, 1)))(first, second, 3)
+        for mine, theirs in zip(found, expected, strict=True):
+            close(mine, theirs)
+    staged = turn.stage(first, second, 3)[0].program
+    moving = tuple(_jax.has_tangent(a) for a in operand_avals(staged))
+    made = vjp_program(staged, moving, Checkpoints(records=5))
+    tapes = [a.shape for a in made.forward.program.out_avals if a.shape[1:] == (33,)]
+    # A record of `leave` holds the array that `turn` made for it, and no other.
+    assert tapes == [(5, 33)]
+    swapped = lifted(staged, moving[: staged.num_captures])
+    assert {name.split(".")[0]: f.fixed for name, f in swapped.items()} == {
+        "turn": (True, True, False),
+        "leave": (True, False, True, False),
+    }
 
 
 def test_deep_recursion_grows_its_tape() -> None:

@@ -19,8 +19,8 @@ WEIGHTS = jnp.eye(32) * 0.1
 def grown(weights, x, depth):
     if depth == 0:
         return x
-    near = grown(weights, x, depth - 1)
-    far = grown(weights, x + 1.0, depth - 1)
+    near = grown(weights * 0.9, x, depth - 1)
+    far = grown(weights * 0.9, x + 1.0, depth - 1)
     return jnp.tanh(weights @ (near + far))
 
 
@@ -40,12 +40,36 @@ def test_the_gradient_of_a_recursion_inside_jit(small: None, carrier: str) -> No
     with pytest.raises(OptionError) as told:
         jax.jit(jax.grad(loss), static_argnums=1)(WEIGHTS, carrier)
     text = str(told.value)
-    # Each of the 1,024 records of a lane holds the weights it used.
-    assert "`forward(grown)` needs 2" in text and "MiB of memory for 64 lanes" in text
+    # Each of the 1,024 records of a lane holds the weights it used, and so does each frame.
+    assert "`forward(grown)` needs 5" in text and "MiB of memory for 64 lanes" in text
     assert "this device has 16.0 MiB" in text
     assert "256.0 MiB for a float32[1024,32,32] of each of 64 lanes" in text
     for way in ("What helps: a smaller batch;", "a shorter tape (tape=)", "no jit around it"):
         assert way in text
+
+
+def test_weights_that_all_frames_share_are_saved_once(small: None) -> None:
+    @lw.program
+    def shared(weights, x, depth):
+        if depth == 0:
+            return x
+        near = shared(weights, x, depth - 1)
+        far = shared(weights, x + 1.0, depth - 1)
+        return jnp.tanh(weights @ (near + far))
+
+    def plain(weights, x, depth):
+        if depth == 0:
+            return x
+        near, far = plain(weights, x, depth - 1), plain(weights, x + 1.0, depth - 1)
+        return jnp.tanh(weights @ (near + far))
+
+    def total(run, weights):
+        return jax.vmap(lambda x: run(weights, x, 2))(jnp.ones((16, 32))).sum()
+
+    # With a copy of the weights in each record the tapes would be 64 MiB.
+    found = jax.jit(jax.grad(lambda weights: total(shared, weights)))(WEIGHTS)
+    expected = jax.jit(jax.grad(lambda weights: total(plain, weights)))(WEIGHTS)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_stacks_inside_jit(small: None) -> None:

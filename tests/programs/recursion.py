@@ -398,6 +398,29 @@ def _ackermanns(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     return m, rng.integers(0, 5, n).astype(np.int32)
 
 
+@lw.program
+def determinant(matrix, row, left):
+    """By expansion along rows, of the columns whose bits are set in `left`: a loop of calls that share an array."""
+    if left & (left - 1) == 0:
+        return matrix[row, lax.population_count(left - 1)]
+    total = jnp.zeros((), matrix.dtype)
+    sign = jnp.ones((), matrix.dtype)
+    rest = left
+    while rest != 0:
+        bit = rest & -rest
+        entry = matrix[row, lax.population_count(bit - 1)]
+        total = total + sign * entry * determinant(matrix, row + 1, left ^ bit)
+        sign = -sign
+        rest = rest ^ bit
+    return total
+
+
+def _determinants(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
+    """Of the last rows of matrices 4 by 4, as many as there are columns."""
+    columns = rng.integers(1, 5, n).astype(np.int32)
+    return normals(4, 4)(rng, n), 4 - columns, (1 << columns) - 1
+
+
 def _hanois(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     disks = rng.integers(0, 6, n).astype(np.int32)
     source = rng.integers(0, 3, n).astype(np.int32)
@@ -472,6 +495,7 @@ CASES = (
         recursive=True,
     ),
     Case("fold_tree", fold_tree, _folds, differentiable=(0,), recursive=True),
+    Case("determinant", determinant, _determinants, differentiable=(0,), recursive=True),
     Case("tree_path_count", tree_path_count, _paths, recursive=True),
     Case("evaluate", evaluate, _expressions, recursive=True),
     Case("tree_walk", tree_walk, lambda rng, n: _folds(rng, n)[:3], differentiable=(0,)),

@@ -44,13 +44,15 @@ class Checkpoints:
     """The setting, as rules ask for it.
 
     `records` is how many iterations or frames a tape of unknown length holds; `grows`: a host may make it longer.
-    `offload`: what a `scan` saves lies in the host's memory between the sweeps.
+    `offload`: what a `scan` saves lies in the host's memory between the sweeps. `filled`: tapes hold zeros where
+    nothing was written.
     """
 
     setting: Checkpointing = "auto"
     records: int = 1024
     offload: bool = False
     grows: bool = False
+    filled: bool = False
 
     @property
     def can_grow(self) -> bool:

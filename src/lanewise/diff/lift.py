@@ -5,6 +5,9 @@ what its function closes over and moves as its first operands, like any code tha
 so far then goes into the call's reverse, which gives it on with its own part: a read by index adds to one element of
 it, in whichever frame. The same serves for an array that a function takes and every call hands on as it is.
 
+Such an array is often one that the program was called with, and so the same in all frames. Then no frame saves it:
+whoever calls the reverse functions has it, and hands it on as their forward functions did.
+
 Only the rules see lifted calls. The functions that run find what they close over where all frames share it; the sums
 alone are handed from call to call.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lanewise import _jax
 from lanewise.diff.activity import Moving
@@ -28,13 +31,14 @@ class Lifted:
 
     The inputs of its code are `constants`, values of the captures numbered `captures` (its own and those of what it
     calls), and its parameters; `handed_on`: which parameters are arrays that every call of it has from its caller as it
-    had them.
+    had them; `fixed`: which of these come from the program's own operands, by way of any number of calls.
     """
 
     code: _jax.Jaxpr
     constants: tuple[Any, ...]
     captures: tuple[int, ...]
     handed_on: Moving
+    fixed: Moving
 
     @property
     def num_held(self) -> int:
@@ -56,6 +60,7 @@ def lifted(program: Program, captured: Moving) -> dict[str, Lifted]:
         name: [math.prod(v.aval.shape) > 1 for v in function.params]
         for name, function in program.functions.items()
     }
+    passed: list[_Passed] = []
 
     def of_function(function: Function) -> tuple[_jax.Traced, tuple[int, ...]]:
         more = (i for i in needs[function.name] if i not in function.captures)
@@ -67,8 +72,11 @@ def lifted(program: Program, captured: Moving) -> dict[str, Lifted]:
             def on_call(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
                 callee = eqn.params["name"]
                 for i, operand in enumerate(operands):
-                    if not any(operand is value for value in values):
+                    at = next((k for k, value in enumerate(values) if operand is value), None)
+                    if at is None:
                         handed_on[callee][i] = False
+                    elif at >= len(captures):
+                        passed.append(_Passed(function.name, at - len(captures), callee, i))
                 taken = [held[i] for i in needs[callee]]
                 return call_p.bind(*taken, *operands, **eqn.params)
 
@@ -79,10 +87,35 @@ def lifted(program: Program, captured: Moving) -> dict[str, Lifted]:
         return _jax.trace(run, [*avals, *(v.aval for v in function.params)]), captures
 
     traced = {name: of_function(function) for name, function in program.functions.items()}
+    fixed = _fixed(handed_on, passed)
     return {
-        name: Lifted(code.jaxpr, code.captures, captures, tuple(handed_on[name]))
+        name: Lifted(
+            code.jaxpr, code.captures, captures, tuple(handed_on[name]), tuple(fixed[name])
+        )
         for name, (code, captures) in traced.items()
     }
+
+
+class _Passed(NamedTuple):
+    """A parameter of a function that it hands on as it is, as a parameter of another or of itself."""
+
+    caller: str
+    given: int
+    callee: str
+    taken: int
+
+
+def _fixed(handed_on: dict[str, list[bool]], passed: Sequence[_Passed]) -> dict[str, list[bool]]:
+    """Of the parameters that are handed on, those that no caller has from a computation."""
+    found = {name: list(flags) for name, flags in handed_on.items()}
+    changed = True
+    while changed:
+        changed = False
+        for way in passed:
+            if found[way.callee][way.taken] and not found[way.caller][way.given]:
+                found[way.callee][way.taken] = False
+                changed = True
+    return found
 
 
 def _needed(program: Program, captured: Moving) -> dict[str, list[int]]:

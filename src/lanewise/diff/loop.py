@@ -31,7 +31,7 @@ from lanewise.diff.piece import Step, piece
 from lanewise.diff.records import tops, with_tops
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
-from lanewise.diff.tape import check_room
+from lanewise.diff.tape import check_room, unfilled
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,8 @@ def _save_all(
         added_up=[True] * num_fixed + [False] * len(loop.init),
     )
     records = scope.checkpoints.records
-    tape = [_jax.zeros(_jax.shaped((records, *a.shape), a.dtype)) for a in own.saved]
+    shapes = [_jax.shaped((records, *a.shape), a.dtype) for a in own.saved]
+    tape = [unfilled(a, zeros=scope.checkpoints.filled) for a in shapes]
 
     ahead = own.forward_step([(num_fixed + j, j) for j in range(len(loop.init))])
 

@@ -22,7 +22,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise.diff.checkpoint import read, write
-from lanewise.diff.tape import check_room
+from lanewise.diff.tape import check_room, unfilled
 
 # Arrays of at most this many elements lie among the numbers of a record.
 SMALL = 16
@@ -78,6 +78,12 @@ class Tapes:
             found.append(_jax.shaped((self.records * tape.width, *tape.shape), tape.dtype))
             found.append(_jax.shaped((), jnp.int32.dtype))
         return found
+
+    def empty(self, *, zeros: bool) -> list[Any]:
+        """The arrays of tapes that hold no record; `zeros`: entries that nobody has written are zero."""
+        entries, numbers = self.avals[::2], self.avals[1::2]
+        pairs = zip(entries, numbers, strict=True)
+        return [x for a, n in pairs for x in (unfilled(a, zeros=zeros), _jax.zeros(n))]
 
     def pushed(self, values: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
         """The arrays of all tapes with one more record."""

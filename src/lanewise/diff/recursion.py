@@ -2,10 +2,10 @@
 
 The forward function of `f` takes what `f` takes and gives what `f` gives. When a frame ends it pushes a record, what
 the reverse of this frame reads, on tapes that all functions share (`records.py`); so, when the outermost call is done,
-every call has left a record, in the order in which calls ended. The reverse function takes adjoints of the results,
-pops its record and goes through the frame backwards; where the frame made a call it calls that function's reverse,
-whose record is then the topmost. No call is made twice. A loop that makes calls pushes a record an iteration the same
-way; a loop that makes none is run again, as everywhere.
+every call has left a record, in the order in which calls ended. The reverse function takes adjoints of the results and
+the arrays that are the same in all frames (`lift.py`), pops its record and goes through the frame backwards; where the
+frame made a call it calls that function's reverse, whose record is then the topmost. No call is made twice. A loop that
+makes calls pushes a record an iteration the same way; a loop that makes none is run again, as everywhere.
 
 The tapes are values that both kinds of functions take and give on. A record's type is known only when its function has
 been gone through, and that function calls others, so all are gone through once with tapes of nothing, to see what they
@@ -207,7 +207,7 @@ def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
         (*[False] * len(constants), *held, *moving),
         out_moving,
         scope,
-        free=[True] * num_held + [False] * len(moving),
+        free=[*[True] * num_held, *function.fixed],
         added_up=[*[True] * num_held, *function.handed_on],
         threads=True,
         again=run_again_in_frame,
@@ -216,6 +216,7 @@ def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
     handed_on = itertools.compress(function.handed_on, moving)
     summed = [*[True] * sum(held), *handed_on]
     others = [not flag for flag in summed]
+    num_free = len(held) + sum(function.fixed)
 
     def forward(*values: Any) -> list[Any]:
         args, tapes = values[: len(avals)], values[len(avals) :]
@@ -223,21 +224,22 @@ def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
         return [*outs, *adjoints.push(scope.site, saved, tapes)]
 
     def reverse(*values: Any) -> list[Any]:
-        captures, rest = values[: len(held)], values[len(held) :]
+        free, rest = values[:num_free], values[num_free:]
         tapes, rest = list(rest[: len(stacks)]), rest[len(stacks) :]
         saved, tapes = adjoints.pop(scope.site, own.saved, tapes)
         start, cts = rest[: len(sums)], rest[len(sums) :]
-        found, left = own.reverse([*constants, *captures], saved, tapes, start, cts)
+        found, left = own.reverse([*constants, *free], saved, tapes, start, cts)
         return [*itertools.compress(found, others), *left, *itertools.compress(found, summed)]
 
     ct_avals = [
         _jax.tangent_aval(a.aval) for a in itertools.compress(function.code.outvars, out_moving)
     ]
+    fixed_avals = itertools.compress(avals[len(held) :], function.fixed)
     return [
         Derived(forward_name(key), _jax.trace(forward, [*avals, *stacks]), function.captures),
         Derived(
             reverse_name(key),
-            _jax.trace(reverse, [*avals[: len(held)], *stacks, *sums, *ct_avals]),
+            _jax.trace(reverse, [*avals[: len(held)], *fixed_avals, *stacks, *sums, *ct_avals]),
             function.captures,
         ),
     ]
@@ -271,9 +273,11 @@ def _call(
     sums, rest = adjoints.adjoint_avals(key)
     apart = [a and not b for a, b in zip((*[True] * num_held, *key[1]), summed, strict=True)]
     left = tops(stacks)
+    fixed = list(itertools.compress(args, adjoints.functions[name].fixed))
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         found = call_p.bind(
+            *fixed,
             *scope.tapes,
             *zeros_for(start, operand_avals, summed),
             *zeros_for(cts, avals, out_moving),

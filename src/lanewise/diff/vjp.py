@@ -119,22 +119,25 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
     entry = program.functions[program.entry]
     captures, params = program.capture_avals, [v.aval for v in entry.params]
     stacks = adjoints.stack_avals
+    fixed = [i for i, flag in enumerate(adjoints.functions[program.entry].fixed) if flag]
     sums, others = adjoints.adjoint_avals(key)
     out_avals = [a.aval for a in entry.jaxpr.outvars]
     out_moving = adjoints.out_moving(key)
     ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(out_avals, out_moving)]
 
     def forward(*values: Any) -> Sequence[Any]:
-        empty = [_jax.zeros(a) for a in stacks]
+        empty = adjoints.tapes.empty(zeros=checkpoints.filled)
         return call_p.bind(
             *values, *empty, name=forward_name(key), out_avals=(*out_avals, *stacks), jvp_of=None
         )
 
     def reverse(*values: Any) -> Sequence[Any]:
-        tapes, cts = values[: len(stacks)], values[len(stacks) :]
+        arrays, rest = values[: len(fixed)], values[len(fixed) :]
+        tapes, cts = rest[: len(stacks)], rest[len(stacks) :]
         zeros = [_jax.zeros(a) for a in sums]
         left = tops(stacks)
         found = call_p.bind(
+            *arrays,
             *tapes,
             *zeros,
             *cts,
@@ -173,8 +176,12 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
 
     return Reverse(
         table(f"forward({program.entry})", forward, params),
-        table(f"reverse({program.entry})", reverse, [*stacks, *ct_avals]),
-        tuple(range(len(captures))),
+        table(
+            f"reverse({program.entry})",
+            reverse,
+            [*(params[i] for i in fixed), *stacks, *ct_avals],
+        ),
+        (*range(len(captures)), *(len(captures) + i for i in fixed)),
         out_moving,
     )
 

@@ -12,6 +12,8 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+from lanewise.diff.checkpoint import Checkpoints
+from lanewise.diff.vjp import vjp_program
 from lanewise.machine.execute import expand
 from lanewise.machine.kernel import compiler, host
 from lanewise.machine.kernel.carry import kernel_for
@@ -20,6 +22,7 @@ from lanewise.machine.kernel.lower import kernel_blocks
 from lanewise.machine.kernel.support import written
 from lanewise.options import Options
 from machine.kernel.checking import check
+from programs.recursion import determinant
 from programs.small import collatz, fib
 
 
@@ -49,6 +52,43 @@ def test_lanes_pause_to_take_examples() -> None:
     expected = host.run(emitted, [n], len(n)).answers[0]
     often = host.run(emitted, [n], len(n), threads=3, flags=(*host.FLAGS, "-DLW_TURNS=2"))
     np.testing.assert_array_equal(often.answers[0], expected)
+
+
+def test_a_tape_is_neither_filled_nor_copied_on_a_host() -> None:
+    """What a gradient's forward program saves lies in XLA's buffers from the start, and the reverse reads it there."""
+    records = 12_345
+    taped = determinant.with_options(carrier="native", tape=records)
+    matrix = jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)))
+    compiled = jax.jit(jax.grad(lambda matrix: taped(matrix, 0, 15))).lower(matrix).compile()
+    # The tapes of entries go from one call to the other as they are.
+    tapes = rf"\[(?:1,)?{records}(?:,[\d,]+)?\]\S* "
+    made_by = set(re.findall(tapes + r"([\w-]+)\(", compiled.as_text()))
+    assert made_by == {"get-tuple-element", "bitcast"}
+    np.testing.assert_allclose(
+        compiled(matrix), jnp.linalg.det(matrix) * jnp.linalg.inv(matrix).T, rtol=1e-4, atol=1e-4
+    )
+    staged, operands = determinant.stage(matrix, 0, 15)
+    gradient = vjp_program(staged.program, (True, False, False), Checkpoints(records=records))
+    text = body(kernel_for(gradient.forward.program, (True,) * len(operands), Options(), expand))
+    running, ending = text.split("finished: ;")
+    # No loop goes over a tape: not before records are pushed, and in the end only on a GPU, or if the lane failed.
+    assert f"LW_PLATFORM(scratch + 0 * lanes, (char*)(out1 + example * {2 * records}ll))" in running
+    assert not re.search(rf"< {records}|< {2 * records}", running)
+    fine, failed = ending.split("else {")
+    loops = re.findall(rf"\n( *)for .*< (?:{records}|{2 * records});", fine)
+    guards = re.findall(r"\n *if \(LW_PLATFORM\(true, false\)\) {\n *LW_UNROLL_FOUR\n *for", fine)
+    assert len(loops) == len(guards) >= 3 and f"< {records}" in failed
+
+
+def test_nothing_is_left_unwritten_for_who_looks_for_nan() -> None:
+    matrix = jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)))
+    with jax.debug_nans(True):
+        _, back = jax.vjp(determinant.with_options(carrier="native", tape=999), matrix, 0, 15)
+    found = jax.tree.leaves(back)
+    saved = [x for x in found if x.shape == (2 * 999,) and x.dtype == matrix.dtype]
+    # 41 calls, 40 of them from a loop, whose turns save two numbers each.
+    assert len(saved) == 1 and np.count_nonzero(saved[0]) == 80
+    np.testing.assert_array_equal(np.ravel(saved[0])[80:], 0.0)
 
 
 def test_a_program_without_loops_has_no_switch() -> None:

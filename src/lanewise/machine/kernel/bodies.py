@@ -49,6 +49,8 @@ class Bodies:
         self.places: dict[Var, Place] = {}
         # What is filled for each example: places, or the names of pointers.
         self.loads: list[tuple[Any, Any]] = []
+        # Larger arrays that are answers, and the name of the output that they lie in on a host.
+        self.in_outputs: dict[Var, str] = {}
         self.stacks: dict[Var, str] = {}
         self.read_by_frames = shared_by_frames(linked.program, linked.storage)
         self.frame_bytes = 0
@@ -87,15 +89,26 @@ class Bodies:
         for var in self.linked.storage.registers:
             source = given.get(var)
             if source is not None and var in untouched:
+                self.in_outputs.pop(var, None)
                 self.places[var] = self._read_in_place(source)
                 continue
-            room = self.places[var] = self.room(var.aval.shape, var.aval.dtype)
+            room = self.places[var] = self._own_room(var)
             if source is not None:
                 self.loads.append((room, source))
 
     def room(self, shape: Sequence[int], dtype: Any) -> Scalar | Stored:
         """Declare what a lane holds of a variable."""
         return self.writer.room(shape, dtype, "v")
+
+    def _own_room(self, var: Var) -> Scalar | Stored:
+        """What a lane holds of a variable: where that is an answer, on a host the answer's own memory."""
+        shape, dtype = tuple(var.aval.shape), var.aval.dtype
+        if var not in self.in_outputs:
+            return self.room(shape, dtype)
+        name, size = self.writer.fresh("v"), math.prod(shape)
+        answer = f"{self.in_outputs[var]} + example * {size}ll"
+        self.writer.line(self.writer.layout.declare(dtypes.ctype(dtype), name, size, answer))
+        return Stored(shape, dtype, name, strided=True)
 
     def load(self) -> None:
         """Fill what a lane holds when it takes an example."""

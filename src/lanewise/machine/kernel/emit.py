@@ -15,7 +15,9 @@ way. Recursion keeps a stack for each variable that needs one (see `blocks/analy
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +30,7 @@ from lanewise.errors import Outcome
 from lanewise.machine.kernel import dtypes, prelude
 from lanewise.machine.kernel.bodies import Bodies
 from lanewise.machine.kernel.graph import Node
+from lanewise.machine.kernel.layout import Layout
 from lanewise.machine.kernel.outline import outlined
 from lanewise.machine.kernel.rules import table as table  # fills the table of rules
 from lanewise.machine.kernel.structure import (
@@ -209,6 +212,10 @@ class Emitter:
         header = (
             "for (long long example = LW_FIRST(next); example < examples; example = LW_NEXT(next))"
         )
+        for i, var in enumerate(results):
+            kind, size = dtypes.ctype(var.aval.dtype), math.prod(var.aval.shape)
+            if var in self.linked.storage.registers and Layout.strides(kind, size):
+                self.bodies.in_outputs.setdefault(var, f"out{i}")
         with w.block(header):
             self.bodies.declare()
             self.bodies.load()
@@ -364,8 +371,11 @@ class Emitter:
         w.line(f"deepest[example] = {'most' if self.bodies.deepens else '0'};")
         rooms = [_slot(f"out{i}", var.aval.shape, var.aval.dtype) for i, var in enumerate(results)]
         with w.block("if (outcome == 0)"):
-            for var, room in zip(results, rooms, strict=True):
-                w.copy(room, self.bodies.places[var])
+            for i, (var, room) in enumerate(zip(results, rooms, strict=True)):
+                # On a host it may be there already.
+                there = self.bodies.in_outputs.get(var) == f"out{i}"
+                with w.block("if (LW_PLATFORM(true, false))") if there else nullcontext():
+                    w.copy(room, self.bodies.places[var])
         if self.bodies.fails:
             with w.block("else"):
                 for room in rooms:

@@ -7,6 +7,9 @@ that lanes at the same place of the program touch neighbouring addresses. Operan
 all lanes share too: a copy of them in a GPU's shared memory was tried, and beam search took 6.9 and 7.1 ms with it, 6.6
 and 6.7 without.
 
+A host's thread runs one lane, so nothing is gained by such an order there: a larger array that is an answer of the
+program lies where answers are wanted from the start. (A tape that few records came to lie on is then not copied.)
+
 Scratch is handed out in scopes: a temporary's memory is free again after its block.
 """
 
@@ -29,13 +32,16 @@ class Layout:
         self.used = 0
         self.most = 0
 
-    def declare(self, kind: str, name: str, size: int) -> str:
-        """The declaration of an array of a lane's own."""
+    def declare(self, kind: str, name: str, size: int, on_host: str = "") -> str:
+        """The declaration of an array of a lane's own; `on_host`: where else a larger one lies there."""
         if not self.strides(kind, size):
             return f"{kind} {name}[{max(size, 1)}];"
         offset = self.lend(size * SIZES[kind])
         self.used += _aligned(size * SIZES[kind])
-        return f"const lw_strided<{kind}> {name}(scratch + {offset} * lanes, lane, lanes);"
+        memory = f"scratch + {offset} * lanes"
+        if on_host:
+            memory = f"LW_PLATFORM({memory}, (char*)({on_host}))"
+        return f"const lw_strided<{kind}> {name}({memory}, lane, lanes);"
 
     @staticmethod
     def strides(kind: str, size: int) -> bool:

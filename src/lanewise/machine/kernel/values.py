@@ -50,6 +50,11 @@ class Value(ABC):
         """How many operations one element takes."""
         return 0
 
+    @property
+    def unwritten(self) -> bool:
+        """Whether nobody reads an element before it is written: to store such a value is to do nothing."""
+        return False
+
     @abstractmethod
     def at(self, indices: Sequence[Index]) -> str:
         """The element at these indices."""
@@ -202,6 +207,27 @@ class Mapped(Value):
         if not self.linear:
             return super().flat(index)
         return self.function(*(s.flat(index if s.shape == self.shape else 0) for s in self.sources))
+
+
+@dataclass(frozen=True)
+class Unwritten(Value):
+    """Elements that are written before anyone reads them; `text` is what a reader gets all the same."""
+
+    text: str = ""
+
+    @property
+    def unwritten(self) -> bool:
+        return True
+
+    @property
+    def linear(self) -> bool:
+        return True
+
+    def at(self, indices: Sequence[Index]) -> str:
+        return self.text
+
+    def flat(self, index: Index) -> str:
+        return self.text
 
 
 # What can be stored into.

@@ -382,7 +382,7 @@ class Writer:
 
     def copy(self, room: Place, value: Value) -> None:
         """Write all elements of a value of the same shape."""
-        if room == value:
+        if room == value or value.unwritten:
             return
         if self.together and room.size >= LONG:
             self.line("LW_MEET")
@@ -403,7 +403,8 @@ class Writer:
         """Write several values, none of which reads what another goes to."""
         long: dict[int, list[tuple[Place, Value]]] = {}
         for room, value in pairs:
-            if self.together and room.size >= LONG and room != value:
+            written = room != value and not value.unwritten
+            if self.together and room.size >= LONG and written:
                 long.setdefault(room.size, []).append((room, value))
             else:
                 self.copy(room, value)

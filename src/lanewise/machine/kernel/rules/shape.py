@@ -19,6 +19,7 @@ from lanewise.machine.kernel.values import (
     Reshaped,
     Scalar,
     Stored,
+    Unwritten,
     Value,
     minus,
     plus,
@@ -179,6 +180,14 @@ def iota(w: Writer, eqn: JaxprEqn) -> None:
     (out,), axis = eqn.outvars, eqn.params["dimension"]
     dtype = out.aval.dtype
     w.define(out, w.view(out.aval.shape, dtype, lambda indices: number(indices[axis], dtype)))
+
+
+@rule("unfilled")
+def unfilled(w: Writer, eqn: JaxprEqn) -> None:
+    """A tape at its start (`diff/tape.py`): no code. A reader who needs an element gets what XLA would give, zero."""
+    (out,) = eqn.outvars
+    zero = dtypes.literal(0, out.aval.dtype)
+    w.define(out, Unwritten(tuple(out.aval.shape), out.aval.dtype, zero))
 
 
 @rule("concatenate")
