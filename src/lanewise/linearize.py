@@ -173,8 +173,8 @@ def _run_forward(
     grows = options.tape is None and _jax.runs_now()
     records = options.tape or (FIRST_RECORDS if grows else RECORDS_INSIDE_JIT)
     # Who looks for NaN looks into all that is saved, written or not.
-    filled = jax.config.jax_debug_nans or jax.config.jax_debug_infs
-    setting = Checkpoints(options.checkpoints, records, options.offload == "host", grows, filled)
+    offload, filled = options.offload == "host", _jax.looks_for_nan()
+    setting = Checkpoints(options.checkpoints, records, offload, grows, filled)
     found = vjp_program(program, moving, setting)
     forward = found.forward
     outs = program_p.bind(

@@ -86,6 +86,7 @@ from lanewise._jax.tracing import (
     has_value,
     is_batched,
     jit_disabled,
+    looks_for_nan,
     outside_traces,
     runs_now,
     trace,

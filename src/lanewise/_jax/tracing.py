@@ -59,6 +59,11 @@ def jit_disabled() -> bool:
     return bool(_config.disable_jit.value)
 
 
+def looks_for_nan() -> bool:
+    """Whether JAX looks for NaN or infinities in all that is computed (`jax.debug_nans`, `jax.debug_infs`)."""
+    return bool(_config.debug_nans.value or _config.debug_infs.value)
+
+
 def outside_traces() -> bool:
     """Whether an operation would run at once, not be traced or transformed."""
     return _core.trace_ctx.is_top_level() and not jit_disabled()
