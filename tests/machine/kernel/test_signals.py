@@ -66,9 +66,13 @@ class Answer:
 
     def __init__(self, looks: int) -> None:
         self.looks = looks
-        self.ready = False
+        self.ready = self.deleted = False
+
+    def is_deleted(self) -> bool:
+        return self.deleted
 
     def is_ready(self) -> bool:
+        assert not self.deleted
         self.looks -= 1
         if self.looks == 0:
             raise KeyboardInterrupt
@@ -78,24 +82,66 @@ class Answer:
         self.ready = True
 
 
-def test_an_interrupt_sets_the_flags_of_kernels_if_no_other_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[int] = []
-    monkeypatch.setattr(device, "set_flags", told.append)
+class Impatient(Answer):
+    """The same, with another interrupt while Python waits for the kernel to end."""
+
+    def block_until_ready(self) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def flags(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What flags were set to."""
+    found: list[int] = []
+    monkeypatch.setattr(device, "set_flags", found.append)
     monkeypatch.setattr(waiting, "_in_flight", [])
+    return found
+
+
+def run(answer: Answer, waits: bool = True) -> list[Answer]:
+    return waiting.stoppable(lambda: [answer], lambda: waits)()
+
+
+def test_an_interrupt_sets_the_flags_of_kernels_if_no_other_runs(flags: list[int]) -> None:
     one = Answer(5)
     with pytest.raises(KeyboardInterrupt):
-        waiting.stoppable(lambda: [one], lambda: True)()
-    assert told == [1, 0] and one.ready
+        run(one)
+    assert flags == [1, 0] and one.ready
     # One that nobody waits for would end as well, and its answers be wrong.
     other, third = Answer(1000), Answer(5)
-    assert waiting.stoppable(lambda: [other], lambda: False)() == [other]
+    assert run(other, waits=False) == [other]
     with pytest.raises(KeyboardInterrupt):
-        waiting.stoppable(lambda: [third], lambda: True)()
-    assert told == [1, 0] and not third.ready
+        run(third)
+    assert flags == [1, 0] and not third.ready
     other.ready, third.ready = True, True
-    last = Answer(5)
     with pytest.raises(KeyboardInterrupt):
-        waiting.stoppable(lambda: [last], lambda: True)()
-    assert told == [1, 0, 1, 0]
+        run(Answer(5))
+    assert flags == [1, 0, 1, 0]
+    # Flags that stayed set would end every later kernel.
+    with pytest.raises(KeyboardInterrupt):
+        run(Impatient(5))
+    assert flags == [1, 0, 1, 0, 1, 0]
+
+
+def test_a_kernel_that_was_started_while_flags_were_set_starts_again(flags: list[int]) -> None:
+    found: list[Answer] = []
+
+    def started() -> list[Answer]:
+        found.append(Answer(1000))
+        found[-1].ready = True
+        if len(found) == 1:  # on another thread, an interrupt meanwhile
+            with pytest.raises(KeyboardInterrupt):
+                run(Answer(5))
+        return [found[-1]]
+
+    assert waiting.stoppable(started, lambda: True)() == [found[1]] and len(found) == 2
+
+
+def test_answers_are_their_owners(flags: list[int]) -> None:
+    answer = Answer(1000)
+    answer.ready = True
+    run(answer)
+    assert waiting._in_flight == []
+    run(answer, waits=False)
+    answer.deleted = True  # as an array that was donated is
+    run(Answer(1000), waits=False)

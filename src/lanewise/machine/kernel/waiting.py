@@ -1,8 +1,9 @@
 """An interrupt ends what a GPU runs.
 
-Outside `jit`, Python waits for a kernel itself, and so hears of signals. When a handler raises, the kernel is told to
-end, by a flag that it looks at where its loops pause (`LW_PAUSE` of the header). All kernels outside `jit` look at such
-flags, so they are set only if no other of them is in flight. A kernel inside `jit` has none.
+Outside `jit`, Python waits for a kernel itself, and so hears of signals. When a handler raises, the kernel is ended by
+a flag that it looks at where its loops pause (`LW_PAUSE` of the header). All kernels outside `jit` look at such flags,
+so they are set only if no other of them is in flight; one that was started meanwhile may have been cut short, and
+starts again. A kernel inside `jit` has no flag.
 """
 
 from __future__ import annotations
@@ -21,35 +22,61 @@ SOON_SECONDS = 1e-3
 def stoppable(run: Callable[..., list[Any]], waits: Callable[[], bool]) -> Callable[..., list[Any]]:
     """The function, which runs kernels outside `jit`, so that an interrupt ends it.
 
-    `waits` tells whether to wait at all. A kernel that cannot be told to end goes on without anybody who waits for it.
+    `waits` says whether to wait at all. A kernel that cannot be ended goes on, and nobody waits for it.
     """
 
     def call(*args: Any, **kwargs: Any) -> list[Any]:
-        out = run(*args, **kwargs)
-        if not out:
-            return out
-        with _guard:
-            _in_flight[:] = [*(one for one in _in_flight if not one.is_ready()), out[0]]
-        if not waits():
+        out = _started(lambda: run(*args, **kwargs))
+        if not out or not waits():
             return out
         try:
             _wait_for(out[0])
         except BaseException:
-            with _guard:
-                alone = all(one is out[0] or one.is_ready() for one in _in_flight)
-            if alone:
-                device.set_flags(1)
-                out[0].block_until_ready()
-                device.set_flags(0)
+            _end(out[0])
             raise
+        # Whoever has the answers owns them from here on: none is kept alive, or looked at once it is donated.
+        with _guard:
+            _in_flight[:] = [one for one in _in_flight if one is not out[0]]
         return out
 
     return call
 
 
-# The first answers of runs that may not have ended.
+# The first answers of runs that may not have ended, and how often flags have been set.
 _in_flight: list[Any] = []
+_ends = 0
 _guard = threading.Lock()
+
+
+def _started(run: Callable[[], list[Any]]) -> list[Any]:
+    """What a run gives that flags, set for another, have not cut short."""
+    while True:
+        before = _ends
+        out = run()
+        if not out:
+            return out
+        with _guard:
+            if _ends == before:
+                _in_flight[:] = [*(one for one in _in_flight if not _is_over(one)), out[0]]
+                return out
+
+
+def _end(answer: Any) -> None:
+    """End the run of an answer, if it is the only one; flags are not left set, whatever comes meanwhile."""
+    global _ends
+    with _guard:
+        if not all(one is answer or _is_over(one) for one in _in_flight):
+            return
+        _ends += 1
+        try:
+            device.set_flags(1)
+            answer.block_until_ready()
+        finally:
+            device.set_flags(0)
+
+
+def _is_over(answer: Any) -> bool:
+    return answer.is_deleted() or answer.is_ready()
 
 
 def _wait_for(array: Any) -> None:
