@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -52,6 +53,51 @@ def test_programs_run(carrier: str) -> None:
 def test_what_the_user_moves_is_still_reported() -> None:
     with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed"):
         lw.vmap(gathered)(np.array([1, 2], np.int32))
+
+
+def odd(a: Any, b: Any) -> Any:
+    """Associative, and none of the operators with a fast form."""
+    return a * b + a + b
+
+
+def affine(f: Any, g: Any) -> Any:
+    return g[0] * f[0], g[0] * f[1] + g[1]
+
+
+ARRAYS = {
+    "reduce": lambda x, i, n: lw.arrays.reduce(jnp.multiply, x),
+    "reduce by any": lambda x, i, n: lw.arrays.reduce(odd, x),
+    "scan": lambda x, i, n: lw.arrays.scan(jnp.maximum, x, exclusive=True),
+    "scan by recurrences": lambda x, i, n: lw.arrays.scan(affine, (x, x), reverse=True),
+    "histogram": lambda x, i, n: lw.arrays.histogram(jnp.add, i, x, 3),
+    "histogram by any": lambda x, i, n: lw.arrays.histogram(odd, i, x, into=x, neutral=0.0),
+    "scatter": lambda x, i, n: lw.arrays.scatter(x, i, x),
+    "segmented reduce": lambda x, i, n: lw.arrays.segmented_reduce(jnp.add, x, n),
+    "segmented scan": lambda x, i, n: lw.arrays.segmented_scan(
+        odd, x, n, neutral=0.0, exclusive=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_array_operators_run(name: str) -> None:
+    run = ARRAYS[name]
+    on_host = np.arange(1, 7, dtype=np.float32), np.int32([0, 2, 0, 1, 7, 2]), np.int32([2, 0, 4])
+    given = jax.device_put(on_host)
+    expected = run(*given)
+    with jax.transfer_guard("disallow"):
+        found = run(*given)
+        with pytest.raises(Exception, match="Disallowed"):
+            run(*on_host)  # what the user moves
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_fixed_point_is_found() -> None:
+    a = jax.device_put(np.float32(9.0))
+    root = functools.partial(lw.fixed_point, lambda x: (x + a / x) / 2)
+    with jax.transfer_guard("disallow"):
+        found = root(a)
+    assert float(found) == pytest.approx(3.0)
 
 
 def test_looking_is_no_transfer() -> None:

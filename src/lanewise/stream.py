@@ -13,12 +13,11 @@ no example is taken before the earlier one is done.
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,9 +38,6 @@ from lanewise.program import Program
 from lanewise.signature import CallStatics
 from lanewise.staging import Staged
 from lanewise.watch.progress import Bar
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 # A source that takes longer than this, in seconds, is left alone once the device is idle.
 SLOW_SECONDS = 0.1
@@ -125,17 +121,6 @@ def _plainly(
         yield index, program(*args)
 
 
-def _moving(fun: Callable[P, T]) -> Callable[P, T]:
-    """Examples come from the host and answers go there: that is no accident for `jax.transfer_guard` to report."""
-
-    @functools.wraps(fun)
-    def allowed(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _jax.our_transfers():
-            return fun(*args, **kwargs)
-
-    return allowed
-
-
 class _Kept(NamedTuple):
     """The type of an array of an example, and the type it is kept in."""
 
@@ -205,10 +190,14 @@ class _Streaming:
         """Run what waits, hand answers over and take examples meanwhile, and again."""
         fed = first.fed
         while True:
-            if _moving(fed.start)(self.waiting):
+            with _jax.our_transfers():
+                started = fed.start(self.waiting)
+            if started:
                 yield from self._hand_over()
                 self._pull(device_works=lambda: not fed.ready())
-                self._keep(first, _moving(fed.ended)())
+                with _jax.our_transfers():
+                    ended = fed.ended()
+                self._keep(first, ended)
                 continue
             yield from self._hand_over()
             self._pull(device_works=lambda: False)
@@ -255,7 +244,7 @@ class _Streaming:
             for place, (leaf, kept) in enumerate(zip(leaves, self.first.arguments, strict=True))
         ]
 
-    @_moving
+    @_jax.our_transfers()
     def _begun(self, args: tuple[Any, ...], statics: CallStatics) -> _First:
         staged, _ = self.program.stage(*args)
         _refuse_traced(staged.captures, f"`{self.program.__name__}` closes over")

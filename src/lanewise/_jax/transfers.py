@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,9 +19,11 @@ def to_host(value: Any) -> np.ndarray:
         return np.asarray(value)
 
 
-def our_transfers() -> contextlib.AbstractContextManager[None]:
-    """Where the host has a part in a run: what goes back and forth is not the user's."""
-    return jax.transfer_guard("allow")
+@contextlib.contextmanager
+def our_transfers() -> Iterator[None]:
+    """Where the host has a part in a run: what goes back and forth is not the user's. Also a decorator."""
+    with jax.transfer_guard("allow"):
+        yield
 
 
 def to_device(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lanewise import _jax
 from lanewise.arrays.bins import Layout, combine_bins
 from lanewise.arrays.operands import (
     Elements,
@@ -52,14 +53,15 @@ def histogram(
     given = elements(what, "values", values)
     index = indices_of(what, "indices", indices)
     same_length(what, {"indices": index.shape[0], "values": given.length})
-    op = operator_on(what, operator, given, neutral)
     start, count = _start(given, size, into)
-    index = within(index, count)
-    if op.kinds is not None:
-        found = combine_bins(op, given.leaves, index, Layout(count, ascending=False))
-    else:
-        found = _by_sorting(op, given, index, count)
-    return given.rebuilt(found if start is None else jax.vmap(op)(list(start), found))
+    with _jax.our_transfers():
+        op = operator_on(what, operator, given, neutral)
+        index = within(index, count)
+        if op.kinds is not None:
+            found = combine_bins(op, given.leaves, index, Layout(count, ascending=False))
+        else:
+            found = _by_sorting(op, given, index, count)
+        return given.rebuilt(found if start is None else jax.vmap(op)(list(start), found))
 
 
 def _by_sorting(op: Operator, given: Elements, index: Any, count: int) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from lanewise import _jax
 from lanewise.arrays.blocked import reduce_leaves
 from lanewise.arrays.extremes import extreme, log_sum_exp, product
 from lanewise.arrays.operands import elements
@@ -49,12 +50,13 @@ def reduce(operator: Callable[[Any, Any], Any], xs: Any, *, neutral: Any = None)
     (5, 2)
     """
     given = elements("reduce", "xs", xs)
-    op = operator_on("reduce", operator, given, neutral)
-    if given.length == 0:
-        return given.rebuilt(op.neutral_for("reduce", "where there are no elements"))
-    if op.kinds is None:
-        return given.rebuilt(reduce_leaves(op, given.leaves))
-    return given.rebuilt([_FAST[k](x) for k, x in zip(op.kinds, given.leaves, strict=True)])
+    with _jax.our_transfers():
+        op = operator_on("reduce", operator, given, neutral)
+        if given.length == 0:
+            return given.rebuilt(op.neutral_for("reduce", "where there are no elements"))
+        if op.kinds is None:
+            return given.rebuilt(reduce_leaves(op, given.leaves))
+        return given.rebuilt([_FAST[k](x) for k, x in zip(op.kinds, given.leaves, strict=True)])
 
 
 def _sum(x: Any) -> Any:

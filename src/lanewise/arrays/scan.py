@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from lanewise import _jax
 from lanewise.arrays.bilinear import Bilinear
 from lanewise.arrays.blocked import Combine, is_short, scan_leaves, written
 from lanewise.arrays.operands import elements
@@ -43,14 +44,15 @@ def scan(
     [1.0, 1.5, 1.75]
     """
     given = elements("scan", "xs", xs)
-    op = operator_on("scan", operator, given, neutral)
-    first = op.neutral_for("scan", "to be exclusive") if exclusive else None
-    if given.length == 0:
-        return given.rebuilt(given.leaves)
-    found = inclusive(op, given.leaves, reverse)
-    if first is None:
-        return given.rebuilt(found)
-    return given.rebuilt([shifted(e, x, reverse) for e, x in zip(first, found, strict=True)])
+    with _jax.our_transfers():
+        op = operator_on("scan", operator, given, neutral)
+        first = op.neutral_for("scan", "to be exclusive") if exclusive else None
+        if given.length == 0:
+            return given.rebuilt(given.leaves)
+        found = inclusive(op, given.leaves, reverse)
+        if first is None:
+            return given.rebuilt(found)
+        return given.rebuilt([shifted(e, x, reverse) for e, x in zip(first, found, strict=True)])
 
 
 def inclusive(op: Operator, leaves: Sequence[Any], reverse: bool) -> list[Any]:

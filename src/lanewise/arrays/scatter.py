@@ -12,6 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from lanewise import _jax
 from lanewise.arrays.operands import elements, indices_of, same_elements, same_length, within
 
 # Up to so many writes are compared with each other; beyond, a table as long as the array finds the last of each place.
@@ -33,17 +34,18 @@ def scatter(into: Any, indices: Any, values: Any, *, unique: bool = False) -> An
     index = indices_of(what, "indices", indices)
     count = same_length(what, {"indices": index.shape[0], "values": given.length})
     same_elements(what, target, given)
-    index = within(index, target.length)
-    if not unique and count > 1:
-        index = jnp.where(_is_last(index, target.length), index, target.length)
-    # Dropped writes get places of their own beyond the end, so that no two are the same.
-    index = jnp.where(index < target.length, index, target.length + jnp.arange(count))
-    return target.rebuilt(
-        [
-            x.at[index].set(v, mode="drop", unique_indices=True)
-            for x, v in zip(target.leaves, given.leaves, strict=True)
-        ]
-    )
+    with _jax.our_transfers():
+        index = within(index, target.length)
+        if not unique and count > 1:
+            index = jnp.where(_is_last(index, target.length), index, target.length)
+        # Dropped writes get places of their own beyond the end, so that no two are the same.
+        index = jnp.where(index < target.length, index, target.length + jnp.arange(count))
+        return target.rebuilt(
+            [
+                x.at[index].set(v, mode="drop", unique_indices=True)
+                for x, v in zip(target.leaves, given.leaves, strict=True)
+            ]
+        )
 
 
 def _is_last(index: Any, size: int) -> Any:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from lanewise import _jax
 from lanewise.arrays.bins import Layout, combine_bins
@@ -39,13 +38,14 @@ def segmented_reduce(
     what = "segmented_reduce"
     given = elements(what, "xs", xs)
     lengths = _sizes(what, sizes, given.length)
-    op = operator_on(what, operator, given, neutral)
-    start = op.neutral_for(what, "for empty segments")
-    count = lengths.shape[0]
-    if op.kinds is not None:
-        owner, layout = _owners(lengths, given.length), Layout(count, ascending=True)
-        return given.rebuilt(combine_bins(op, given.leaves, owner, layout))
-    return given.rebuilt(reduce_segments(op, given.leaves, lengths, start))
+    with _jax.our_transfers():
+        op = operator_on(what, operator, given, neutral)
+        start = op.neutral_for(what, "for empty segments")
+        count = lengths.shape[0]
+        if op.kinds is not None:
+            owner, layout = _owners(lengths, given.length), Layout(count, ascending=True)
+            return given.rebuilt(combine_bins(op, given.leaves, owner, layout))
+        return given.rebuilt(reduce_segments(op, given.leaves, lengths, start))
 
 
 def segmented_scan(
@@ -68,23 +68,24 @@ def segmented_scan(
     what = "segmented_scan"
     given = elements(what, "xs", xs)
     lengths = _sizes(what, sizes, given.length)
-    op = operator_on(what, operator, given, neutral)
-    start = op.neutral_for(what, "where a segment begins")
-    if given.length == 0:
-        return given.rebuilt(given.leaves)
-    # Backwards a segment begins at its end.
-    begins = _begins(lengths, given.length)
-    leaves = list(given.leaves)
-    if reverse:
-        begins = jnp.flip(jnp.concatenate([begins[1:], jnp.ones_like(begins[:1])]))
-        leaves = [jnp.flip(x, axis=0) for x in leaves]
-    found = scan_segments(op, leaves, begins, start, flipped=reverse)
-    if exclusive:
-        found = [
-            jnp.where(_spread(begins, x), e, shifted(e, x, reverse=False))
-            for e, x in zip(start, found, strict=True)
-        ]
-    return given.rebuilt([jnp.flip(x, axis=0) for x in found] if reverse else found)
+    with _jax.our_transfers():
+        op = operator_on(what, operator, given, neutral)
+        start = op.neutral_for(what, "where a segment begins")
+        if given.length == 0:
+            return given.rebuilt(given.leaves)
+        # Backwards a segment begins at its end.
+        begins = _begins(lengths, given.length)
+        leaves = list(given.leaves)
+        if reverse:
+            begins = jnp.flip(jnp.concatenate([begins[1:], jnp.ones_like(begins[:1])]))
+            leaves = [jnp.flip(x, axis=0) for x in leaves]
+        found = scan_segments(op, leaves, begins, start, flipped=reverse)
+        if exclusive:
+            found = [
+                jnp.where(_spread(begins, x), e, shifted(e, x, reverse=False))
+                for e, x in zip(start, found, strict=True)
+            ]
+        return given.rebuilt([jnp.flip(x, axis=0) for x in found] if reverse else found)
 
 
 def scan_segments(
@@ -137,7 +138,7 @@ def _owners(sizes: Any, length: int) -> Any:
 def _sizes(what: str, sizes: Any, length: int) -> Any:
     found = indices_of(what, "sizes", sizes)
     if not isinstance(found, _jax.Tracer):
-        values = np.asarray(found)
+        values = _jax.to_host(found)
         if (values < 0).any():
             raise OptionError(
                 f"`{what}`: `sizes` has a negative entry ({values.min()}). Give the number of elements of each segment."
@@ -147,7 +148,8 @@ def _sizes(what: str, sizes: Any, length: int) -> Any:
                 f"`{what}`: `sizes` add up to {values.sum()}, `xs` has {length} elements."
                 " Give sizes that add up to that."
             )
-    return found.astype(jnp.int32)
+    with _jax.our_transfers():
+        return found.astype(jnp.int32)
 
 
 def _spread(flags: Any, like: Any) -> Any:
