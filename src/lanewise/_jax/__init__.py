@@ -65,6 +65,7 @@ from lanewise._jax.jaxprs import (
     without_effects,
     without_unused,
 )
+from lanewise._jax.numerics import DIGAMMA_AT_ZERO_IS_INFINITE
 from lanewise._jax.rules import (
     Effect,
     allow_effect,

@@ -5,13 +5,15 @@ from __future__ import annotations
 from lanewise.machine.kernel.prelude import helpers
 
 
-def _extremum(name: str, better: str, signs: str) -> str:
-    """The larger or the smaller: a NaN on either side is the answer, and -0 is below 0."""
-    both = "lw_bits<uint{0}>(a) {1} lw_bits<uint{0}>(b)"
+def _extremum(name: str, better: str) -> str:
+    """The larger or the smaller: a NaN on either side is the answer, and -0 is below 0.
+
+    Where numbers below the normal range are taken for zero they count as equal, and their signs decide.
+    """
     floats = "".join(
         f"""
 LW_FUNCTION float{bits} lw_{name}(float{bits} a, float{bits} b) {{
-  const float{bits} equal = lw_bits<float{bits}>({both.format(bits, signs)});
+  const float{bits} equal = lw_bits<int{bits}>(a) {better} lw_bits<int{bits}>(b) ? a : b;
   return a == b ? equal : a {better} b || a != a ? a : b;
 }}"""
         for bits in (32, 64)
@@ -74,8 +76,8 @@ template <int log, class T> LW_FUNCTION T lw_div_power(T a) {
 template <int log, class T> LW_FUNCTION T lw_rem_power(T a) {
   return lw_sub(a, lw_mul(lw_div_power<log>(a), T(T(1) << log)));
 }""",
-        "lw_max": _extremum("max", ">", "&"),
-        "lw_min": _extremum("min", "<", "|"),
+        "lw_max": _extremum("max", ">"),
+        "lw_min": _extremum("min", "<"),
         "lw_clamp": r"""
 template <class T> LW_FUNCTION T lw_clamp(T low, T a, T high) { return lw_min(lw_max(a, low), high); }""",
         "lw_sign": r"""

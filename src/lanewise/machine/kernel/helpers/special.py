@@ -6,7 +6,10 @@ outside their domains they answer as XLA's do.
 
 from __future__ import annotations
 
+from lanewise import _jax
 from lanewise.machine.kernel.prelude import helpers
+
+_DIGAMMA_AT_ZERO = "-lw_infinity<T>()" if _jax.DIGAMMA_AT_ZERO_IS_INFINITE else "lw_nan<T>()"
 
 helpers(
     {
@@ -82,8 +85,9 @@ LW_FUNCTION float64 lw_lgamma(float64 x) {
 }
 #endif""",
         "lw_digamma": r"""
-// Reflection on the left, recurrence up to where the asymptotic series holds. Poles are NaN.
+// Reflection on the left, recurrence up to where the asymptotic series holds. Poles are NaN, but perhaps that at zero.
 template <class T> LW_SLOW_FUNCTION T lw_digamma(T x) {
+  if (x == T(0)) return AT_ZERO;
   if (!(x > -lw_infinity<T>()) || (x <= T(0) && x == floor(x))) return lw_nan<T>();
   T result = T(0);
   if (x < T(0)) {
@@ -105,7 +109,7 @@ template <class T> LW_SLOW_FUNCTION T lw_digamma(T x) {
   series = T(-1.0 / 120) + y * series;
   series = T(1.0 / 12) + y * series;
   return result + (log(x) - T(0.5) / x - y * series);
-}""",
+}""".replace("AT_ZERO", _DIGAMMA_AT_ZERO),
         "lw_zeta": r"""
 // Hurwitz's zeta function by Euler and Maclaurin: ten terms one by one, then their tail as an integral and corrections,
 // as XLA has it. Nothing else is done far on the left, where the answer is that of the formula, and no more.
