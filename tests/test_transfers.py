@@ -82,7 +82,7 @@ ARRAYS = {
 @pytest.mark.parametrize("name", ARRAYS)
 def test_array_operators_run(name: str) -> None:
     run = ARRAYS[name]
-    on_host = np.arange(1, 7, dtype=np.float32), np.int32([0, 2, 0, 1, 7, 2]), np.int32([2, 0, 4])
+    on_host = np.arange(1, 7, dtype=np.float32), np.array([0, 2, 0, 1, 7, 2]), np.array([2, 0, 4])
     given = jax.device_put(on_host)
     expected = run(*given)
     with jax.transfer_guard("disallow"):
