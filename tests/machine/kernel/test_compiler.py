@@ -141,6 +141,7 @@ def steps_to_one(n):
     return steps
 
 
+@needs.on_cpu
 @pytest.mark.parametrize("inside", [False, True], ids=["outside jit", "inside jit"])
 def test_auto_runs_by_ticks_where_a_kernel_cannot_be_compiled(
     cxx: Callable[[str], Path], inside: bool
@@ -160,6 +161,7 @@ def test_auto_runs_by_ticks_where_a_kernel_cannot_be_compiled(
         lw.vmap(steps_to_one, carrier="native")(n)
 
 
+@needs.on_cpu
 def test_a_compiler_that_does_not_work_is_named(
     cxx: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +192,7 @@ def branching(x, depth):
     return branching(x, depth - 1) + branching(0.5 * x, depth - 1)
 
 
+@needs.on_cpu
 def test_lanes_that_would_meet_are_swept(cxx: Callable[[str], Path]) -> None:
     cxx(KERNELS_FAIL)
     x, depth = jnp.eye(3, 80), jnp.arange(3)

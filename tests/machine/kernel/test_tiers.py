@@ -80,6 +80,7 @@ def runs(emitted: Emitted) -> Callable[[jax.Array], list[int]]:
     return lambda x: run(x).tolist()
 
 
+@needs.on_cpu
 def test_the_optimized_library_takes_over(two_tiers: Path) -> None:
     x = jnp.arange(3, dtype=jnp.int32)
     emitted = telling(1)
@@ -108,6 +109,7 @@ def test_a_later_process_begins_with_the_optimized_library(
     assert later._name != first._name and not tiers._beside[-1].is_alive()
 
 
+@needs.on_cpu
 def test_where_the_optimized_library_cannot_be_made_the_quick_one_stays(
     two_tiers: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -124,6 +126,7 @@ def test_where_the_optimized_library_cannot_be_made_the_quick_one_stays(
     assert run(x) == [1, 2]
 
 
+@needs.on_cpu
 def test_optimized_at_once(two_tiers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANEWISE_COMPILE", "optimized")
     before = list(tiers._beside)
@@ -131,6 +134,7 @@ def test_optimized_at_once(two_tiers: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert tiers._beside == before
 
 
+@needs.on_cpu
 def test_small_kernels_are_compiled_once(two_tiers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "LARGE", 1 << 30)
     before = list(tiers._beside)

@@ -16,6 +16,7 @@ from lanewise.blocks.form import Block, Branch, Call, Fail, Return, TailCall, te
 from lanewise.errors import Outcome
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.scope import Scope
+from lanewise.machine.kernel.seldom import seldom_touched
 from lanewise.machine.kernel.stores import apart, assign
 from lanewise.machine.kernel.uses import uses_of
 from lanewise.machine.kernel.values import Part, Place, Scalar, Stored, Value
@@ -80,7 +81,7 @@ class Bodies:
         w.line(f"int32 {', '.join(self._counters(('outcome', 'place', 'depth', 'most')))};")
         if self.counts:
             w.line("int64 count;")
-        untouched = constant_variables(program)
+        untouched, seldom = constant_variables(program), seldom_touched(self.linked)
         given: dict[Var, Value] = {}
         for i, (var, varies) in enumerate(zip(program.inputs, self.varying, strict=True)):
             given[var] = self._operand(f"in{i}", var, varies)
@@ -90,9 +91,11 @@ class Bodies:
             source = given.get(var)
             if source is not None and var in untouched:
                 self.in_outputs.pop(var, None)
-                self.places[var] = self._read_in_place(source)
+                self.places[var] = self._read_in_place(source, near=var not in seldom)
                 continue
             room = self.places[var] = self._own_room(var)
+            if isinstance(room, Stored) and not room.strided and var in seldom:
+                w.line(f"LW_IN_MEMORY({room.name})")
             if source is not None:
                 self.loads.append((room, source))
 
@@ -134,13 +137,13 @@ class Bodies:
         where = f"({name} + example * {size})" if varies else name
         return Stored(shape, dtype, where, constant=True)
 
-    def _read_in_place(self, source: Value) -> Any:
+    def _read_in_place(self, source: Value, *, near: bool) -> Any:
         """A value that nothing writes: a name for it, or a small array nearer to the lane."""
         w = self.writer
         text = source.text if isinstance(source, Scalar) else getattr(source, "name", "")
         if "example" not in text:
             return w.let(text, source.dtype, "v") if "[0]" in text else source
-        if source.size <= NEAR:
+        if near and source.size <= NEAR:
             room = self.room(source.shape, source.dtype)
             self.loads.append((room, source))
             # It is written once, when the example is taken: to the program's code it is a constant.

@@ -66,6 +66,8 @@ HEADER = r"""
 #define LW_MEET __syncwarp();
 #define LW_GLOBAL __device__
 #define LW_CLOCK clock64()
+// An array whose address is known elsewhere is in memory, and not in registers.
+#define LW_IN_MEMORY(array) asm volatile("" :: "l"(array) : "memory");
 #else
 #include <math.h>
 #include <stdlib.h>
@@ -102,6 +104,7 @@ HEADER = r"""
 #define LW_GO_TO(number) goto head##number;
 #define LW_GLOBAL
 #define LW_CLOCK clock()
+#define LW_IN_MEMORY(array)
 #ifdef LW_TURNS
 #define LW_GOES_ON(turn) (turn < LW_TURNS)
 #else
