@@ -313,18 +313,9 @@ def test_ba() -> None:
     assert found["rows"] == [*pointers[:30], pointers[-1]]
 
 
-def published_hand(
-    theta: Any,
-    us: Any,
-    relative: Any,
-    inverse: Any,
-    rest: Any,
-    weights: Any,
-    triangles: Any,
-    owners: Any,
-    points: Any,
-) -> jax.Array:
+def published_hand(theta: Any, us: Any, *model: Any) -> jax.Array:
     """As ADBench has it: bones, then all vertices, then those that points belong to."""
+    relative, inverse, rest, weights, triangles, owners, points = model
     pose = jnp.zeros((len(hand.PARENTS), 2), theta.dtype)
     angles = theta[6:].reshape(hand.FINGERS, hand.ANGLES)
     for f in range(hand.FINGERS):

@@ -14,9 +14,10 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+import needs
 from lanewise.blocks.leaf import leaf_calls
 from lanewise.machine.execute import expand
-from lanewise.machine.kernel import foreign, host, outline
+from lanewise.machine.kernel import host, outline
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.lower import kernel_blocks
 from lanewise.machine.kernel.support import written
@@ -28,7 +29,7 @@ FRAMES = 16
 POINTS = np.random.default_rng(0).uniform(-1.0, 1.0, (5, 12)).astype(np.float32)
 COUNTS = np.arange(5, dtype=np.int32)
 
-pytestmark = pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
+pytestmark = needs.compiler
 
 
 @dataclass(frozen=True)
