@@ -7,9 +7,9 @@ counts is CPU time, that of the C++ compiler included: seconds on the clock depe
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 import lanewise as lw
-from _harness import Claim
+from _harness import Claim, in_turns
 
 AGAINST_JAX = "<= 2.0"
 AGAINST_FIRST_ORDER = "<= 4.0"
@@ -164,26 +164,16 @@ def _measured_apart(name: str) -> float:
 
 def claims(repeats: int, rows: Sequence[tuple[str, str, str, str]] = ROWS) -> list[Claim]:
     """The rows, each printed as it is measured."""
-    found = []
-    for title, ours, peer, target in rows:
-        times: dict[str, list[float]] = {ours: [], peer: []}
-        for _ in range(repeats):
-            for name, own in times.items():
-                own.append(_measured_apart(name))
-        claim = Claim(
+    return [
+        in_turns(
             f"compile, CPU seconds: {title}",
-            statistics.median(times[ours]),
-            statistics.median(times[peer]),
             target,
+            (ours, functools.partial(_measured_apart, ours)),
+            (peer, functools.partial(_measured_apart, peer)),
+            repeats,
         )
-        verdict = "met" if claim.met else "missed"
-        print(
-            f"{claim.claim}: {ours} {claim.ours:.2f} s, {peer} {claim.peer:.2f} s, {claim.ratio:.2f}x,"
-            f" target {target}: {verdict}",
-            flush=True,
-        )
-        found.append(claim)
-    return found
+        for title, ours, peer, target in rows
+    ]
 
 
 if __name__ == "__main__":

@@ -33,6 +33,10 @@ WORTH_SECONDS = 0.3
 MOST_REPEATS = 101
 
 
+# A name, and what gives seconds.
+Contender = tuple[str, Callable[[], float]]
+
+
 @dataclass(frozen=True)
 class Claim:
     """One measured comparison."""
@@ -69,6 +73,21 @@ class Claim:
         }
         rounded = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
         return json.dumps(rounded)
+
+
+def in_turns(claim: str, target: str, ours: Contender, peer: Contender, repeats: int) -> Claim:
+    """The claim of the medians of what two measure themselves, in turns; printed."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        for found, (_, measure) in zip(times, (ours, peer), strict=True):
+            found.append(measure())
+    made = Claim(claim, *map(statistics.median, times), target)
+    print(
+        f"{claim}: {ours[0]} {made.ours:.2f} s, {peer[0]} {made.peer:.2f} s, {made.ratio:.2f}x,"
+        f" target {target}: {'met' if made.met else 'missed'}",
+        flush=True,
+    )
+    return made
 
 
 def compile_seconds(fun: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, float]:

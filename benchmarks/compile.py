@@ -19,6 +19,7 @@ Gradients are compared with JAX's own, second derivatives of a recursion with th
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import resource
 import statistics
@@ -37,7 +38,7 @@ import _compile_gradients
 import _models
 import _programs
 import lanewise as lw
-from _harness import Claim, compile_seconds, report
+from _harness import Claim, compile_seconds, in_turns, report
 
 SUBJECTS = (
     _programs.nested_loops,
@@ -175,23 +176,11 @@ def lifting(lanes: int, repeats: int) -> list[Claim]:
         except ImportError as missing:
             print(f"{make.__name__}: left out, {missing.name} is not installed")
             continue
-        times: dict[str, list[float]] = {transform: [] for transform in TRANSFORMS}
-        for _ in range(repeats):
-            for transform, found in times.items():
-                found.append(measured_apart(make.__name__, transform, lanes))
-        claim = Claim(
-            f"compile: {subject.name}",
-            statistics.median(times["ours"]),
-            statistics.median(times["jax.vmap"]),
-            TARGET,
+        ours, peer = (
+            (transform, functools.partial(measured_apart, make.__name__, transform, lanes))
+            for transform in ("ours", "jax.vmap")
         )
-        verdict = "met" if claim.met else "missed"
-        print(
-            f"{claim.claim}: ours {claim.ours:.2f} s, jax.vmap {claim.peer:.2f} s,"
-            f" {claim.ratio:.2f}x, target {TARGET}: {verdict}",
-            flush=True,
-        )
-        claims.append(claim)
+        claims.append(in_turns(f"compile: {subject.name}", TARGET, ours, peer, repeats))
     return claims
 
 

@@ -16,6 +16,8 @@ from jax import Array
 from jax.scipy.special import gammaln
 from jax.scipy.stats import norm
 
+import _models
+
 Position = dict[str, Array]
 
 
@@ -151,18 +153,9 @@ def gaussian(dimensions: int) -> Posterior:
 
 
 def logistic() -> Posterior:
-    """Logistic regression, synthetic: 500 rows, 10 columns."""
-    rng = np.random.default_rng(1)
-    columns = rng.standard_normal((500, 10)).astype(np.float32)
-    truth = 0.5 * rng.standard_normal(10)
-    labels = (rng.uniform(size=500) < 1.0 / (1.0 + np.exp(-columns @ truth))).astype(np.float32)
-
-    def logdensity(p: Position) -> Array:
-        logits = columns @ p["weights"]
-        prior = norm.logpdf(p["weights"])
-        return jnp.sum(labels * logits - jax.nn.softplus(logits)) + jnp.sum(prior)
-
-    return Posterior("logistic", logdensity, {"weights": (10,)})
+    """Logistic regression, synthetic: 500 rows, 10 columns. The benchmarks' own."""
+    model = _models.logistic()
+    return Posterior("logistic", model.logdensity, model.shapes)
 
 
 def poisson() -> Posterior:
