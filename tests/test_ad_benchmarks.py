@@ -67,12 +67,12 @@ def test_the_peer_differentiates_the_same(entry: Entry) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.key)
 def test_no_gradient_is_a_constant(entry: Entry) -> None:
-    """What all have in common could not tell a right gradient from a wrong one otherwise."""
+    """What all have in common could not distinguish a right gradient from a wrong one otherwise."""
     for slope in leaves(expected_of(entry)[1]):
         assert len(np.unique(np.round(slope, 6))) > min(3, slope.size - 1)
 
 
-def test_overheads_are_told_against_both_functions() -> None:
+def test_overheads_are_measured_against_both_functions() -> None:
     entry = Entry("sum", "", lambda small: None, "<= 3")  # pyright: ignore[reportArgumentType]
     times = {"ours": (0.2, 0.5), "JAX": (0.1, 0.6)}
     found = {

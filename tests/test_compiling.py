@@ -64,7 +64,7 @@ def test_it_says_once_where_the_time_goes(
     name = f"slow by {path}"
     for _ in range(2):
         compiling.watch(name, "carrier native, schedule sweep: it pays")
-        inside(path)(lambda: name in compiling._told)
+        inside(path)(lambda: name in compiling._reported)
     (record,) = [r for r in caplog.records if name in r.getMessage()]
     assert record.name == "lanewise" and record.levelno == logging.WARNING
     for words in [*says, "carrier native, schedule sweep: it pays", "lanewise.inspect"]:
@@ -124,7 +124,7 @@ def test_a_note_is_one_line_and_goes() -> None:
     assert log.getvalue() == "f: compiling, 00:11\n"
 
 
-def test_a_program_tells_what_was_chosen(
+def test_a_program_says_what_was_chosen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(compiling, "SLOW_SECONDS", 0.0)

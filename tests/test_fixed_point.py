@@ -63,7 +63,7 @@ def test_pytrees_and_matrices() -> None:
         np.testing.assert_allclose(jax.grad(solved)(b, rule), exact, rtol=1e-4)
 
 
-def test_what_does_not_converge_is_told() -> None:
+def test_what_does_not_converge_is_reported() -> None:
     for f in (lambda x: x + 1.0, lambda x: 2.0 * x + 1.0, lambda x: jnp.sqrt(x - 1.0)):
         with pytest.raises(
             LaneError, match=r"fixed_point: assertion failed.*has not converged in 50"
@@ -105,7 +105,7 @@ def test_a_scalar_that_barely_contracts() -> None:
         np.testing.assert_allclose(slope, 1e4, rtol=1e-3)
 
 
-def test_a_derivative_without_a_solution_is_told() -> None:
+def test_a_derivative_without_a_solution_is_reported() -> None:
     """Where every x is a fixed point, nothing says how one would move; unless nothing pushes."""
     nowhere = lambda b: lw.fixed_point(lambda x: x + b * jnp.zeros_like(x), jnp.ones(3)).sum()  # noqa: E731
     assert float(nowhere(2.0)) == 3.0

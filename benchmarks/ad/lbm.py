@@ -8,8 +8,8 @@ periodic, with walls around.
 
 A step's nineteen densities are combined by one small matrix into density and momentum and spread by another. The
 state after each step is saved and the step re-executed on the way back; the strip-mined variant keeps the square root
-of the number of steps and runs each strip again. JAX does the same where told so, by `jax.checkpoint` around a step
-or a strip of them, and PyTorch by its own.
+of the number of steps and runs each strip again. JAX does the same if asked to, by `jax.checkpoint` around a step or a
+strip of them, and PyTorch by its own.
 """
 
 from __future__ import annotations

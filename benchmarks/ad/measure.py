@@ -72,7 +72,7 @@ def precision(double: bool) -> Any:
     return jax.enable_x64(True) if double else contextlib.nullcontext()
 
 
-# What `torch.compile` is called in the results, and what is told of a machine without PyTorch.
+# What `torch.compile` is called in the results, and what is said of a machine without PyTorch.
 EAGER, COMPILED = "PyTorch", "torch.compile"
 HOW_TO_GET_TORCH = "PyTorch is not installed; `pip install '.[bench]'` brings it (torch==2.13.0)"
 

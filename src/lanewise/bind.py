@@ -226,8 +226,8 @@ def _throw_now(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
 
 def _throw_inside_jit(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
     *answers, code, site = args
-    tell = functools.partial(raise_inside_jit, sites=sites, name=name)
-    jax.lax.cond((code != 0).any(), lambda: io_callback(tell, None, code, site), lambda: None)
+    fail = functools.partial(raise_inside_jit, sites=sites, name=name)
+    jax.lax.cond((code != 0).any(), lambda: io_callback(fail, None, code, site), lambda: None)
     return answers
 
 

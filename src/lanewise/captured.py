@@ -55,7 +55,7 @@ class Places:
     def __init__(self, fun: Callable[..., Any], name: str) -> None:
         self.name = name
         self._fun = fun
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._before: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,15 +83,15 @@ class Places:
                 cells.append((place, value))
             if type(value) in _CONTAINERS and _is_plain(value):
                 if self._before.get(place.name, value) != value:
-                    self._told.add(place.name)
+                    self._warned.add(place.name)
                 copies.append((place.name, value, value.copy()))
         return Captured(self, globals_, cells, copies)
 
-    def tell(self, name: str, old: Any, new: Any) -> None:
+    def warn(self, name: str, old: Any, new: Any) -> None:
         """Warn that a value has changed, once for each name."""
-        if name in self._told:
+        if name in self._warned:
             return
-        self._told.add(name)
+        self._warned.add(name)
         gone = new is _MISSING
         warnings.warn(
             f"`{name}` {'is gone' if gone else 'has changed'} since the program `{self.name}` was traced"
@@ -125,7 +125,7 @@ class Captured:
                 return
         for name, value, copy in self._copies:
             if value != copy:
-                self._places.tell(name, copy, value)
+                self._places.warn(name, copy, value)
 
     def _look_closer(self) -> None:
         """Something is another object: warn of what is not equal, and take what is for what it was."""
@@ -134,13 +134,13 @@ class Captured:
             if _same(value, new):
                 self._globals[i] = (where, name, new)
             else:
-                self._places.tell(name, value, new)
+                self._places.warn(name, value, new)
         for i, (place, value) in enumerate(self._cells):
             new = place.read()
             if _same(value, new):
                 self._cells[i] = (place, new)
             else:
-                self._places.tell(place.name, value, new)
+                self._places.warn(place.name, value, new)
 
 
 def _function(fun: Any) -> types.FunctionType | None:

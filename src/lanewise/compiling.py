@@ -86,7 +86,7 @@ class _Watched:
 
 _lock = threading.Lock()
 _watched: dict[int, _Watched] = {}
-_told: set[str] = set()
+_reported: set[str] = set()
 _looking: list[threading.Thread] = []
 _ending = threading.Event()
 _new_note: list[Callable[[str], ShownNote]] = []
@@ -170,8 +170,8 @@ def _goes_on(watched: _Watched, phase: str | None, alive: bool) -> bool:
     if watched.progress and _new_note and total > SECONDS_UNSHOWN:
         watched.note = watched.note or _new_note[0](watched.name)
         watched.note.update()
-    if total >= SLOW_SECONDS and watched.name not in _told:
-        _told.add(watched.name)
+    if total >= SLOW_SECONDS and watched.name not in _reported:
+        _reported.add(watched.name)
         log.warning(hint(watched.name, watched.chosen, spent))
     return True
 
@@ -199,8 +199,8 @@ def hint(name: str, chosen: str, spent: dict[str, float]) -> str:
     lanewise.inspect says what was chosen and why.
     """
     parts = sorted(spent.items(), key=lambda item: -item[1])
-    told = parts[:1] + [part for part in parts[1:] if part[1] >= 0.5]
-    shares = ", ".join(f"{seconds:.0f} s in {phase}" for phase, seconds in told)
+    named = parts[:1] + [part for part in parts[1:] if part[1] >= 0.5]
+    shares = ", ".join(f"{seconds:.0f} s in {phase}" for phase, seconds in named)
     how = f" ({chosen})" if chosen else ""
     return (
         f"lanewise: compiling `{name}` has taken {sum(spent.values()):.0f} s so far: {shares}{how}. "

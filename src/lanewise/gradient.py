@@ -143,7 +143,7 @@ def _program(fun: Callable[..., Any], name: str, options: dict[str, Any]) -> Pro
 
 
 def _refuse(program: ProgramFunction, name: str, argnums: Any) -> None:
-    """Raise for what `jax.grad` would only find out when it is called, and tell by other words."""
+    """Raise for what `jax.grad` would only find out when it is called, and report in other words."""
     every = argnums if isinstance(argnums, Sequence) and not isinstance(argnums, str) else [argnums]
     if not all(isinstance(place, int | np.integer) for place in every):
         raise OptionError(

@@ -82,7 +82,7 @@ class Options:
         What is set here holds there; a machine of its own keeps what it sets itself. A carrier that runs each lane by
         itself runs all that is inside the lane, so it is not passed on; nor is "local", which is for the host alone.
         What a gradient saves is passed on where it is taken (`diff/sweep.py`). What decides what a program gives beside
-        its answers (`throw`, `stats`, `max_steps`) is counted and told for the whole.
+        its answers (`throw`, `stats`, `max_steps`) is counted and reported for the whole.
 
         >>> outer = Options(carrier="ticks", schedule="most")
         >>> inner = outer.inside(Options(schedule="sweep"), machine=True)

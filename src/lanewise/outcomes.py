@@ -146,7 +146,7 @@ _explanations: dict[int, tuple[Any, Explain]] = {}
 
 
 def explain_with(code: Any, explain: Explain) -> None:
-    """Have failures among these codes told with the values that their messages format, should they be told at all."""
+    """Have failures among these codes described with the values that their messages format."""
     key = id(code)
     _explanations[key] = (weakref.ref(code, lambda _: _explanations.pop(key, None)), explain)
 

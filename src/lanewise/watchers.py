@@ -315,7 +315,7 @@ def running() -> int:
 
 @contextlib.contextmanager
 def compiling(what: str) -> Iterator[None]:
-    """What goes on inside is the compilation of something. Recorders are told when it has succeeded."""
+    """What goes on inside is the compilation of something. Recorders hear of it when it has succeeded."""
     began = time.perf_counter()
     yield
     compiled(what, began)

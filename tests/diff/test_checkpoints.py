@@ -134,7 +134,7 @@ def test_the_scheme_is_near_the_optimum(n: int, slots: int) -> None:
 
 
 @pytest.mark.parametrize("setting", [1, 7, 64])
-def test_a_loop_holds_as_many_states_as_it_is_told(setting: int) -> None:
+def test_a_loop_holds_as_many_states_as_it_is_given(setting: int) -> None:
     """Counted by what XLA takes in memory beside arguments and results: the states, and a few that are at work."""
     numbers = 4096
 

@@ -58,7 +58,7 @@ def test_the_loop_means_the_same(kind: str, dtype: str) -> None:
 
 
 def test_a_write_waits_only_if_its_index_can_be_outside() -> None:
-    """The first iteration has nothing to write, which is told by an index that is out of range."""
+    """The first iteration has nothing to write: its index is out of range."""
     numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
 
     def run(array: Any, place: Any) -> list[Any]:

@@ -189,7 +189,7 @@ def test_the_python_type_of_a_traced_number_is_refused_at_its_line() -> None:
     assert e.value.lineno == line + 3
 
 
-def test_a_class_with_too_many_parts_is_told_as_python_does() -> None:
+def test_a_class_with_too_many_parts_is_refused_as_python_does() -> None:
     def f(x):
         match x:
             case Point(a, b, c):  # type: ignore[misc]

@@ -55,19 +55,19 @@ def said(call: Any) -> str:
         lambda: jax.vmap(positive)(XS),
     ],
 )
-def test_each_lane_tells_its_own(call: Any) -> None:
+def test_each_lane_has_its_own_message(call: Any) -> None:
     text = said(call)
     assert "assertion failed: x is {x} (" in text and "test_explain.py:" in text
     assert "in 2 of 3 lanes: 1 (x is -1.0), 2 (x is -3.0)" in text
 
 
-def test_a_lone_call_tells_its_own() -> None:
+def test_a_lone_call_has_its_own_message() -> None:
     assert "assertion failed: x is -2.0 (" in said(lambda: positive(-2.0))
     assert "assertion failed: x is -2.0 (" in said(lambda: jax.grad(positive)(-2.0))
     assert "assertion failed: x is -2.0 (" in said(lambda: jax.jvp(positive, (-2.0,), (1.0,)))
 
 
-def test_outcomes_tell_it_when_they_are_asked() -> None:
+def test_outcomes_describe_it_when_they_are_asked() -> None:
     _, outcomes = lw.vmap(positive, throw=False)(XS)
     assert "1 (x is -1.0), 2 (x is -3.0)" in outcomes.describe()
 

@@ -37,9 +37,9 @@ def loss(weights: jax.Array, carrier: str) -> jax.Array:
 
 @pytest.mark.parametrize("carrier", ["auto", "ticks"])
 def test_the_gradient_of_a_recursion_inside_jit(small: None, carrier: str) -> None:
-    with pytest.raises(OptionError) as told:
+    with pytest.raises(OptionError) as caught:
         jax.jit(jax.grad(loss), static_argnums=1)(WEIGHTS, carrier)
-    text = str(told.value)
+    text = str(caught.value)
     # Each of the 1,024 records of a lane holds the weights it used, and so does each frame.
     assert "`forward(grown)` needs 5" in text and "MiB of memory for 64 lanes" in text
     assert "this device has 16.0 MiB" in text

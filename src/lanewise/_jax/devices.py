@@ -1,4 +1,4 @@
-"""Over which devices values are split, as far as JAX tells."""
+"""Over which devices values are split, as far as JAX knows."""
 
 from __future__ import annotations
 

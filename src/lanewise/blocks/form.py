@@ -65,7 +65,7 @@ class Fail:
 
     `waits`: the lane wants room on a tape. A machine whose host makes room lets it wait for that instead, and go on
     along the other way of the branch that led here. `message`: what writes the assertion's message of `values`; only
-    where the program was flattened to tell (`machine/explain.py`).
+    where the program was flattened to explain (`machine/explain.py`).
     """
 
     site: int

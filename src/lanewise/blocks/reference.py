@@ -39,7 +39,7 @@ class Answer:
     site: int
     steps: int
     deepest: int
-    # What the assertion says that it failed, where the program was flattened to tell.
+    # What the assertion says that it failed, where the program was flattened to explain.
     message: str | None = None
 
 
@@ -52,7 +52,7 @@ def interpret(
     visit: Callable[[Block], None] | None = None,
     run: Callable[[Block, Values], tuple[Values, list[Any]]] | None = None,
 ) -> Answer:
-    """Run one lane; `visit` is told of each block before it runs, and `run` may run it in another way."""
+    """Run one lane; `visit` gets each block before it runs, and `run` may run it in another way."""
     run = run or _run
     values: Values = dict(program.constants)
     values.update(zip(program.inputs, operands, strict=True))

@@ -77,7 +77,7 @@ def find(fun: FunctionType) -> Source:
         raise _no_source(here)
     if len(candidates) != 1:
         raise UnsupportedSyntaxError(
-            f"the source of `{code.co_name}` is not at its line any more, or cannot be told from others there. Give"
+            f"the source of `{code.co_name}` is not at its line any more, or is not the only one there. Give"
             " the function a line of its own, or use `lanewise.lift`",
             here,
         )

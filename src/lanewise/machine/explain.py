@@ -37,7 +37,7 @@ class _TooLong(Exception):
 def explainable(
     code: Any, program: Program, operands: Sequence[Any], mapped: Mapped, expand: Expand
 ) -> None:
-    """Have failures of a run be told with the values that assertions format, if they are told."""
+    """Have failures of a run be described with the values that assertions format."""
     if program.formats and not any(isinstance(x, _jax.Tracer) for x in (code, *operands)):
         explain_with(code, functools.partial(explain, program, operands, mapped, expand))
 

@@ -77,8 +77,8 @@ def keeping(draws: int, room: int = 1) -> Stretches:
 class Ran(NamedTuple):
     """A chain after its stretches.
 
-    Draws that were kept are along the first axis, with what is told of each; `moments` are those of the last stretch;
-    `space` is the scale of a chain that adapts alone, else None.
+    Draws that were kept are along the first axis, with what is reported of each; `moments` are those of the last
+    stretch; `space` is the scale of a chain that adapts alone, else None.
     """
 
     place: Place

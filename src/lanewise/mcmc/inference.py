@@ -19,7 +19,7 @@ from lanewise.mcmc.start import Layout, hashable
 
 
 class Drawn(NamedTuple):
-    """Draws on the host, along the axes of chains and draws, and what is told of each."""
+    """Draws on the host, along the axes of chains and draws, and what is reported of each."""
 
     positions: np.ndarray
     logdensity: np.ndarray

@@ -57,7 +57,7 @@ def two_tiers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
 
 
 # Answers 1 more than its argument on a quick tier and 2 more when optimized: so that a test sees which one ran.
-TELLING = """
+SHOWING = """
 #ifdef __OPTIMIZE__
 #define LW_TIER 2
 #else
@@ -66,12 +66,12 @@ TELLING = """
 """
 
 
-def telling(salt: int) -> Emitted:
-    """A kernel that tells its tier; each is another, for XLA knows a kernel by its text for good."""
+def showing(salt: int) -> Emitted:
+    """A kernel that shows its tier; each is another, for XLA knows a kernel by its text for good."""
     emitted = kernel(lambda x: x + 7654321, np.int32(0))
     assert emitted.text.count("7654321") == 1
     text = emitted.text.replace("7654321", "LW_TIER")
-    return replace(emitted, text=f"// {salt}\n{TELLING}{text}")
+    return replace(emitted, text=f"// {salt}\n{SHOWING}{text}")
 
 
 def runs(emitted: Emitted) -> Callable[[jax.Array], list[int]]:
@@ -83,7 +83,7 @@ def runs(emitted: Emitted) -> Callable[[jax.Array], list[int]]:
 @needs.on_cpu
 def test_the_optimized_library_takes_over(two_tiers: Path) -> None:
     x = jnp.arange(3, dtype=jnp.int32)
-    emitted = telling(1)
+    emitted = showing(1)
     # Held back until the quick tier has been seen.
     with tiers._turns:
         run = runs(emitted)
@@ -99,7 +99,7 @@ def test_the_optimized_library_takes_over(two_tiers: Path) -> None:
 def test_a_later_process_begins_with_the_optimized_library(
     two_tiers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = telling(2).text + foreign.CALLS + foreign._ENTRY
+    text = showing(2).text + foreign.CALLS + foreign._ENTRY
     first = tiers.load(text, foreign._flags())
     assert tiers.wait(60.0)
     tiers.load.cache_clear()
@@ -119,7 +119,7 @@ def test_where_the_optimized_library_cannot_be_made_the_quick_one_stays(
     script.write_text(f'#!/bin/sh\ncase " $* " in *" -O3 "*) {probe};; esac\n{real} "$@"\n')
     script.chmod(0o700)
     monkeypatch.setenv("CXX", str(script))
-    run = runs(telling(3))
+    run = runs(showing(3))
     x = jnp.arange(2, dtype=jnp.int32)
     assert run(x) == [1, 2]
     assert tiers.wait(60.0)
@@ -130,7 +130,7 @@ def test_where_the_optimized_library_cannot_be_made_the_quick_one_stays(
 def test_optimized_at_once(two_tiers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANEWISE_COMPILE", "optimized")
     before = list(tiers._beside)
-    assert runs(telling(4))(jnp.zeros(1, jnp.int32)) == [2]
+    assert runs(showing(4))(jnp.zeros(1, jnp.int32)) == [2]
     assert tiers._beside == before
 
 
@@ -138,12 +138,12 @@ def test_optimized_at_once(two_tiers: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_small_kernels_are_compiled_once(two_tiers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "LARGE", 1 << 30)
     before = list(tiers._beside)
-    assert runs(telling(5))(jnp.zeros(1, jnp.int32)) == [2]
+    assert runs(showing(5))(jnp.zeros(1, jnp.int32)) == [2]
     assert tiers._beside == before
 
 
 def test_a_run_under_way_takes_no_more_examples_from_what_is_superseded(two_tiers: Path) -> None:
-    text = telling(6).text + foreign.CALLS + foreign._ENTRY
+    text = showing(6).text + foreign.CALLS + foreign._ENTRY
     flags = foreign._flags()
     old, better = host.load(text, host.tuned(flags, host.QUICK)), host.load(text, flags)
     examples = 4_000_000
@@ -224,7 +224,7 @@ def test_the_compiler_beside_ends_with_the_process(tmp_path: Path) -> None:
 
 def test_a_forked_child_has_no_compilers(two_tiers: Path) -> None:
     with tiers._turns:
-        tiers.load(telling(7).text + foreign.CALLS + foreign._ENTRY, foreign._flags())
+        tiers.load(showing(7).text + foreign.CALLS + foreign._ENTRY, foreign._flags())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             child = os.fork()

@@ -294,7 +294,7 @@ class _Between(Emitter):
         return {pc: n for pc, n in super().times().items() if pc not in self.bodies.dear}
 
     def elsewhere(self) -> None:
-        """A call that XLA ran may come back to a dear block, or, from a bare end, to none: XLA goes on there."""
+        """A call that XLA ran may come back to an expensive block, or, from a bare end, to none: XLA goes on there."""
         w = self.writer
         waits = "".join(f" || pc == {dear}" for dear in sorted(self.bodies.dear))
         with w.block(f"if (pc == {self.linked.halt}{waits})"):

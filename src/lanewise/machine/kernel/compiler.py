@@ -69,7 +69,7 @@ def _words(given: str) -> tuple[str, ...]:
 
 @functools.cache
 def this_cpu() -> str | None:
-    """What tells this CPU from one that lacks some of its instructions; None where it is not known."""
+    """What distinguishes this CPU from one that lacks some of its instructions; None where it is not known."""
     try:
         first, *_ = Path("/proc/cpuinfo").read_text().split("\n\n")
     except OSError:

@@ -36,7 +36,7 @@ WARP = 32
 BLOCKS_PER_PROCESSOR = 32
 # The most memory that lanes in flight may have for their stacks and arrays; beyond it fewer are in flight.
 MOST_SCRATCH_BYTES = 4 << 30
-# A kernel that an interrupt can end looks for one every so many ticks of its clock, a twentieth of a second or so.
+# A kernel that an interrupt can end looks for one after this many ticks of its clock, a twentieth of a second or so.
 LISTENING_TICKS = 100_000_000
 # No contraction, as XLA has it; the floating-point defaults of NVRTC (exact division and roots) are kept.
 COMPILE_OPTIONS = ("--std=c++17", "--fmad=false", "-default-device", "-lineinfo")

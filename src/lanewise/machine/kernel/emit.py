@@ -85,7 +85,7 @@ class Emitted:
     name = "lanewise_kernel"
 
     def stopped_by_flag(self, ticks: int) -> Emitted:
-        """The same kernel, which ends when its global `lw_stop` is set; it looks at that every so many clock ticks."""
+        """The same kernel, which ends when its global `lw_stop` is set; it looks at that every `ticks` of its clock."""
         return replace(self, text=f"#define LW_STOPS {ticks}ll\n{self.text}")
 
     def scratch_bytes(self, capacity: int) -> int:

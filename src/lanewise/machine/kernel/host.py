@@ -40,7 +40,7 @@ FLAGS = (
 # over lanes in step (a polynomial: 10 times).
 OPTIMIZED = (BEST, "-fno-tree-pre", "-fno-loop-unroll-and-jam")
 # A third of the time to compile, for large kernels, and as fast within a tenth. g++ would look for registers in each
-# loop apart, which takes a third of its time on code with so many.
+# loop apart, which takes a third of its time on code with many loops.
 QUICK = (
     *("-O1", "-ftree-loop-vectorize", "-fexpensive-optimizations", "-fstrict-aliasing"),
     "-fira-region=one",
@@ -129,8 +129,8 @@ def made(
 ) -> ctypes.CDLL:
     """Compile a library, keep it and load it; `beside` other work if that is to go on meanwhile."""
     # Nobody waits for what is compiled beside, so it is none of the time that a report says went into compiling.
-    told = contextlib.nullcontext() if beside else watchers.compiling(f"C++ by {command[0]}")
-    with told:
+    recorded = contextlib.nullcontext() if beside else watchers.compiling(f"C++ by {command[0]}")
+    with recorded:
         content = compiler.compiled((*command, *flags), text, beside=beside)
     try:
         return kept.loaded(

@@ -49,7 +49,7 @@ class Layout:
         return size * SIZES[kind] > LOCAL_BYTES
 
     def lend(self, wanted: int) -> int:
-        """Where so many bytes are free at this moment."""
+        """Where this many bytes are free at this moment."""
         self.most = max(self.most, self.used + _aligned(wanted))
         return self.used
 

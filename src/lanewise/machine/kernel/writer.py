@@ -29,7 +29,7 @@ from lanewise.machine.kernel.uses import uses_of
 from lanewise.machine.kernel.values import Index, Mapped, Place, Scalar, Stored, Value, View
 
 # Loops of at most this many iterations are unrolled, so that the arrays they index can live in registers; of those
-# between, a host unrolls a few turns, CUDA's compiler what it thinks fit (with no loop of more than 4 turns told to,
+# between, a host unrolls a few turns, CUDA's compiler what it thinks fit (with none of more than 4 turns asked for,
 # HMC's kernel took 0.84 ms for 1.22). Longer ones it would unroll so far that it ran out of registers.
 UNROLLED_WHOLE = 8
 UNROLLED = 16
