@@ -221,7 +221,8 @@ def _which(failed: np.ndarray, said: Messages) -> str:
 def raise_if_failed(code: Any, site: Any, sites: Sequence[Site], name: str) -> None:
     """Raise `LaneError` naming the lanes, if any lane did not end well."""
     given, code = code, _jax.to_host(code)
-    if code.any():  # done is 0
+    # Done is 0. (`any` takes five times as long to begin.)
+    if np.count_nonzero(code):
         site = _jax.to_host(site)
         if (code == int(Outcome.LOST)).any():
             raise InternalError(describe(code, site, sites, name))

@@ -30,7 +30,14 @@ from lanewise import _jax
 from lanewise._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.captured import Captured, Places
 from lanewise.program import program_p, throw_p
-from lanewise.signature import CallStatics, Signature, StaticLeaves, split_leaves
+from lanewise.signature import (
+    CallStatics,
+    Signature,
+    StaticLeaves,
+    as_hashable,
+    is_array_like,
+    split_leaves,
+)
 
 _PYTHON_SCALARS = frozenset({bool, int, float, complex})
 
@@ -50,21 +57,32 @@ class Replays:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not _jax.outside_traces():
             return self._fun(*args, **kwargs)
-        dynamic, statics = self._signature.split(args, kwargs)
-        values, types = [], []
-        for leaf in dynamic:
-            if isinstance(leaf, _jax.Tracer):
+        leaves, tree = self._signature.flat(args, kwargs)
+        values, kinds = [], []
+        for leaf in leaves:
+            if type(leaf) is _jax.ArrayImpl:
+                values.append(leaf)
+                kinds.append(leaf.aval)
+            elif isinstance(leaf, _jax.Tracer):
                 return self._fun(*args, **kwargs)
-            value, its_type = _taken(leaf)
-            values.append(value)
-            types.append(its_type)
-        key = (statics.tree, statics.leaves.leaves, tuple(types), _jax.trace_context())
+            elif is_array_like(leaf):
+                value, kind = _taken(leaf)
+                values.append(value)
+                kinds.append(kind)
+            else:
+                kinds.append((_STATIC, as_hashable(leaf)))
+        key = (tree, tuple(kinds), _jax.trace_context())
         kept = self._kept.get(key)
         if kept is None:
+            _, statics = self._signature.split(args, kwargs)
             kept = self._kept[key] = _record(self._fun, statics, values, self._places)
         else:
             kept.captured.check()
         return kept(values)
+
+
+# Marks what is part of a signature: the leaf `int` is not the type of the leaf 3.
+_STATIC = object()
 
 
 def _taken(leaf: Any) -> tuple[Any, Hashable]:

@@ -85,7 +85,7 @@ def split_leaves(value: Any) -> tuple[list[Any], StaticLeaves, Any]:
     ([1.0], StaticLeaves(leaves=('sum', *)))
     """
     leaves, tree = jax.tree.flatten(value)
-    static = tuple(DYNAMIC if is_array_like(leaf) else _hashable(leaf) for leaf in leaves)
+    static = tuple(DYNAMIC if is_array_like(leaf) else as_hashable(leaf) for leaf in leaves)
     dynamic = [leaf for leaf, kept in zip(leaves, static, strict=True) if kept is DYNAMIC]
     return dynamic, StaticLeaves(static), tree
 
@@ -101,10 +101,11 @@ def hashable(value: Any) -> Hashable:
     (True, False)
     """
     leaves, tree = jax.tree.flatten(value, is_leaf=lambda leaf: leaf is None)
-    return tuple(map(_hashable, leaves)), tree
+    return tuple(map(as_hashable, leaves)), tree
 
 
-def _hashable(leaf: Any) -> Any:
+def as_hashable(leaf: Any) -> Any:
+    """A static leaf as something that can be looked up: itself, or what stands for it."""
     try:
         hash(leaf)
     except TypeError:
@@ -168,17 +169,26 @@ class Signature:
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], CallStatics]:
         """Array leaves of a call's arguments, and everything else about them, hashable."""
-        if self.positions or self.names:
-            args = tuple(
+        dynamic, static, tree = split_leaves(self._declared(args, kwargs))
+        return dynamic, CallStatics(tree, static)
+
+    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+        """All leaves of a call's arguments, those declared static as one each, and their tree."""
+        return jax.tree.flatten(self._declared(args, kwargs))
+
+    def _declared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not (self.positions or self.names):
+            return args, kwargs
+        return (
+            tuple(
                 _declare(value, f"argument {i}") if i in self.positions else value
                 for i, value in enumerate(args)
-            )
-            kwargs = {
+            ),
+            {
                 name: _declare(value, f"argument {name!r}") if name in self.names else value
                 for name, value in kwargs.items()
-            }
-        dynamic, static, tree = split_leaves((args, kwargs))
-        return dynamic, CallStatics(tree, static)
+            },
+        )
 
 
 def _declare(value: Any, what: str) -> _Declared:

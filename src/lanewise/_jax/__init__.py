@@ -12,6 +12,7 @@ import jax.interpreters.ad as ad
 import jax.interpreters.batching as batching
 import jax.interpreters.mlir as mlir
 from jax._src import source_info_util as _source_info_util
+from jax._src.array import ArrayImpl
 from jax.core import ShapedArray, Tracer
 
 from lanewise._jax.avals import (
@@ -33,7 +34,7 @@ from lanewise._jax.avals import (
     zero_tangent,
     zeros,
 )
-from lanewise._jax.devices import devices_of, devices_of_lowering, explicit_axes
+from lanewise._jax.devices import devices_of, devices_of_lowering, explicit_axes, placed
 from lanewise._jax.jaxprs import (
     Atom,
     ClosedJaxpr,

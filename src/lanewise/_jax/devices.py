@@ -42,3 +42,16 @@ def devices_of(value: Any) -> int:
     if isinstance(sharding, SingleDeviceSharding) or sharding.is_fully_replicated:
         return 1
     return len(sharding.device_set)
+
+
+def placed(values: Sequence[Any]) -> tuple[str | None, int]:
+    """The platform of the first array, if there is one, and the most devices that any of them lies on."""
+    platform, most = None, 1
+    for value in values:
+        if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+            continue
+        devices = value.sharding.device_set
+        if platform is None:
+            platform = next(iter(devices)).platform
+        most = max(most, len(devices))
+    return platform, most

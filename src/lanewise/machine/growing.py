@@ -9,23 +9,33 @@ is lost and nothing is run again. Both sizes are remembered, so that the next ca
 And it lets interrupts end the run: the machine has fuel for a number of ticks, a fraction of a second by what the last
 ones took, and stops when that is spent. Python then runs the handlers of signals that have come, one of which may
 raise `KeyboardInterrupt`, before the machine goes on.
+
+A large machine is compiled in three pieces: what starts it, what runs it, what finishes it. Three calls of compiled
+functions, each of which hands the state on, take a tenth of a millisecond, as long as a small batch runs. So a small
+machine is one function. It takes a packed state (`packed.py`) and whether to start afresh instead, runs, and gives the
+answers as they are by then beside the state: if all lanes have ended, that was all. It is the same function that goes on
+if they have not, so that the machine is compiled once.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
 from lanewise.machine.larger import Counterparts, counterparts
 from lanewise.machine.link import Linked
+from lanewise.machine.packed import Packing
 from lanewise.machine.rerun import GROWTH
 from lanewise.machine.state import State, storage_struct, waits_for_stack, waits_for_tape
+from lanewise.one_function import as_one_function
 from lanewise.options import Options
 
 FIRST_DEPTH = 32
@@ -38,6 +48,8 @@ FIRST_OPERATIONS = 5e7
 MOST_FIRST_TICKS = 2048
 SOON_SECONDS, LATE_SECONDS = 0.05, 0.3
 MOST_FUEL = 1 << 28
+# A machine whose state has more bytes than this is compiled in three pieces.
+MOST_PACKED_BYTES = 1 << 18
 
 
 class Phases(NamedTuple):
@@ -99,11 +111,57 @@ class Fuel:
             self.ticks = max(1, int(self.ticks * SOON_SECONDS / seconds))
 
 
+class Ran(NamedTuple):
+    """Where a run has stopped: the state, what is left of the fuel, whether all lanes have ended, and their answers.
+
+    A machine in three pieces has no answers before it is finished.
+    """
+
+    state: Any
+    left: Any
+    ended: bool
+    answers: list[Any] | None
+
+
+class Small:
+    """A machine of few bytes as one function: its state is packed, and with it what to do, and what was done.
+
+    Before, that is how much fuel there is and whether to start afresh; after, what is left and whether all lanes have
+    ended.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self.packing = Packing((jax.ShapeDtypeStruct((2,), np.int32), state))
+        self._first: tuple[int, list[Any]] = (0, [])
+
+    def first(self, ticks: int) -> list[Any]:
+        """What has the machine start, on the device."""
+        if self._first[0] != ticks:
+            zeros = self.packing.unpacked(self.packing.zeros())
+            self._first = (ticks, jax.device_put(self.given(zeros[1], ticks, afresh=True)))
+        return self._first[1]
+
+    def given(self, state: Any, ticks: int, *, afresh: bool = False) -> list[np.ndarray]:
+        """What has the machine go on from a state."""
+        return self.packing.packed((np.array([ticks, afresh], np.int32), state), np)
+
+    @staticmethod
+    def ended(packed: Sequence[Any]) -> bool:
+        """Whether all lanes have."""
+        return bool(_jax.to_host(packed[0])[1])
+
+    def ran(self, answers: list[Any], packed: Sequence[Any]) -> Ran:
+        """Where the machine has stopped."""
+        (left, ended), state = self.packing.unpacked(list(map(np.asarray, packed)))
+        return Ran(jax.device_put(state), left, bool(ended), answers)
+
+
 class Growing:
-    """A program compiled in three pieces, so that the host has its turn between runs.
+    """A program compiled so that the host has its turn between runs.
 
     `most` is how many frames stacks may ever hold, `num_dear` how many blocks the machine keeps an account of. `larger`
-    makes a machine of the same program with larger tapes, and says how to give it its operands.
+    makes a machine of the same program with larger tapes, and says how to give it its operands. `watched`: starting
+    and finishing it tells somebody.
     """
 
     def __init__(
@@ -114,16 +172,21 @@ class Growing:
         most: int,
         num_dear: int,
         larger: Callable[[], tuple[Growing, Callable[[Sequence[Any]], Sequence[Any]]]] | None,
+        *,
+        watched: bool = False,
     ) -> None:
         self.start = jax.jit(self._start, static_argnums=0)
         self.run = jax.jit(self._run, donate_argnums=0)
         self.finish = jax.jit(phases.finish)
+        self.at_once = jax.jit(self._at_once, static_argnums=0)
         self.phases = phases
         self.linked = linked
         self.fuel = Fuel(linked, lanes)
         self.capacity = min(FIRST_DEPTH, most)
         self.most = most
         self.num_dear = num_dear
+        self._watched = watched
+        self._small: dict[int, Small | None] = {}
         self._make_larger = larger
         self._larger: Larger | None = None
 
@@ -138,43 +201,96 @@ class Growing:
         state = self.phases.run(with_machine(state, machine(state).with_(fuel=fuel)), *operands)
         return with_machine(state, machine(state).with_(fuel=())), machine(state).fuel
 
+    def _at_once(
+        self, capacity: int, packed: Sequence[Any], *operands: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Answers as they are by then, and the packed state."""
+        first = jax.eval_shape(functools.partial(self._start, capacity), *operands)
+        packing = Small(first).packing
+
+        def begun(*args: Any) -> list[Any]:
+            (fuel, afresh), before = packing.unpacked(args[: len(packed)])
+            first = self._start(capacity, *args[len(packed) :])
+            chosen = jax.tree.map(lambda new, old: jnp.where(afresh != 0, new, old), first, before)
+            return [fuel, *jax.tree.leaves(chosen)]
+
+        # Otherwise a dozen tiny kernels on a CPU, which take longer to compile than the rest.
+        fuel, *leaves = as_one_function(begun, *packed, *operands)
+        state, left = self._run(
+            jax.tree.unflatten(jax.tree.structure(first), leaves), fuel, *operands
+        )
+        ended = (self.phases.machine(state).pc == self.linked.halt).all()
+        done = jnp.stack([left, ended.astype(left.dtype)])
+        return self.phases.finish(state), packing.packed((done, state))
+
     def run_growing(self, operands: Sequence[Any]) -> list[Any]:
         if self._larger is not None:
             return self._larger.machine.run_growing(self._larger.operands(operands))
-        return self._go_on(self.start(self.capacity, *operands), operands)
-
-    def _go_on(self, state: Any, operands: Sequence[Any]) -> list[Any]:
-        """Run, and make room, until all lanes have ended, or those that wait will have none."""
-        began = time.perf_counter()
-        state, left = self.run(state, self.fuel.given(), *operands)
-        if np.all(_jax.to_host(self.phases.machine(state).pc) == self.linked.halt):
-            return self.finish(state)
+        began, capacity = time.perf_counter(), self.capacity
+        small = self._if_small(capacity, operands)
+        if small is None:
+            ran = self._in_pieces(self.start(capacity, *operands), operands)
+            return self.finish(ran.state) if ran.ended else self._with_host(ran, began, operands)
+        answers, packed = self.at_once(capacity, small.first(self.fuel.ticks), *operands)
+        if small.ended(packed):
+            return answers
         with _jax.our_transfers():
-            return self._with_host(state, left, began, operands)
+            return self._with_host(small.ran(answers, packed), began, operands)
 
-    def _with_host(self, state: Any, left: Any, began: float, operands: Sequence[Any]) -> list[Any]:
-        while True:
-            machine = self.phases.machine(state)
-            pc, code = np.asarray(machine.pc), np.asarray(machine.code)
-            seen = machine.with_(pc=pc, code=code)
-            can_deepen = self.linked.has_calls and machine.returns.shape[0] < self.most
-            if int(left) <= 0 and np.any((pc >= 0) & (pc < self.linked.halt)):
-                self.fuel.spent(time.perf_counter() - began, machine.returns.shape[0])
-            elif can_deepen and np.any(waits_for_stack(seen)):
-                # Remembered for the next call, so that it starts with enough room and compiles nothing.
-                self.capacity = min(self.capacity * GROWTH, self.most)
-                state = self.phases.grown(state, self.linked, self.capacity)
-            elif np.any(waits_for_tape(seen)) and self._can_move():
-                assert self._larger is not None
-                larger, theirs, pairs = self._larger
-                larger.capacity = max(larger.capacity, self.capacity)
-                state = self.phases.moved(state, self.linked, larger.linked, pairs, larger.num_dear)
-                return larger._go_on(state, theirs(operands))
-            else:
-                return self.finish(state)
-            began = time.perf_counter()
-            state, left = self.run(state, self.fuel.given(), *operands)
-            jax.block_until_ready(left)
+    def _if_small(self, capacity: int, operands: Sequence[Any]) -> Small | None:
+        """The machine with stacks of this many frames as one function; None if it is not."""
+        if capacity not in self._small:
+            small = None
+            if not self._watched:
+                state = jax.eval_shape(functools.partial(self._start, capacity), *operands)
+                small = Small(state)
+                if small.packing.num_bytes > MOST_PACKED_BYTES:
+                    small = None
+            self._small[capacity] = small
+        return self._small[capacity]
+
+    def _in_pieces(self, state: Any, operands: Sequence[Any]) -> Ran:
+        state, left = self.run(state, self.fuel.given(), *operands)
+        pc = _jax.to_host(self.phases.machine(state).pc)
+        return Ran(state, left, bool(np.all(pc == self.linked.halt)), None)
+
+    def _go_on(self, state: Any, operands: Sequence[Any]) -> Ran:
+        """Run on from a state."""
+        frames = self.phases.machine(state).returns.shape[0]
+        capacity = frames if self.linked.has_calls else self.capacity
+        small = self._if_small(capacity, operands)
+        if small is None:
+            return self._in_pieces(state, operands)
+        return small.ran(*self.at_once(capacity, small.given(state, self.fuel.ticks), *operands))
+
+    def _with_host(self, ran: Ran, began: float, operands: Sequence[Any]) -> list[Any]:
+        """Make room and go on, until all lanes have ended, or those that wait will have none."""
+        with _jax.our_transfers():
+            while not ran.ended:
+                state, machine = ran.state, self.phases.machine(ran.state)
+                pc, code = np.asarray(machine.pc), np.asarray(machine.code)
+                seen = machine.with_(pc=pc, code=code)
+                frames = machine.returns.shape[0]
+                can_deepen = self.linked.has_calls and frames < self.most
+                if int(ran.left) <= 0 and np.any((pc >= 0) & (pc < self.linked.halt)):
+                    self.fuel.spent(time.perf_counter() - began, frames)
+                elif can_deepen and np.any(waits_for_stack(seen)):
+                    # Remembered for the next call, so that it starts with enough room and compiles nothing.
+                    self.capacity = min(self.capacity * GROWTH, self.most)
+                    state = self.phases.grown(state, self.linked, self.capacity)
+                elif np.any(waits_for_tape(seen)) and self._can_move():
+                    assert self._larger is not None
+                    larger, theirs, pairs = self._larger
+                    larger.capacity = max(larger.capacity, self.capacity)
+                    args = (self.linked, larger.linked, pairs, larger.num_dear)
+                    state = self.phases.moved(state, *args)
+                    began, operands = time.perf_counter(), theirs(operands)
+                    return larger._with_host(larger._go_on(state, operands), began, operands)
+                else:
+                    break
+                began = time.perf_counter()
+                ran = self._go_on(state, operands)
+            return self.finish(ran.state) if ran.answers is None else ran.answers
 
     def _can_move(self) -> bool:
         """Whether the state can go on with larger tapes."""

@@ -56,11 +56,12 @@ def execute_on_host(
     """Answers of all lanes, then what else is wanted; stacks grow as far as `max_depth` allows."""
     if watchers.recorded():
         options = options.as_recorded()
-    program = as_it_runs(program, options)
-    run = on_host(program, lanes, mapped, options, _platform(operands))
-    split = Split.of_values(operands)
-    if split is not None and math.prod(lanes):
-        split.refuse(program.name, run.plan(operands))
+    platform, devices = _jax.placed(operands)
+    run = on_host(program, lanes, mapped, options, platform or _jax.default_platform())
+    if devices > 1 and math.prod(lanes):
+        split = Split.of_values(operands)
+        if split is not None:
+            split.refuse(program.name, run.plan(operands))
     if not options.watched:
         out = run(operands)
     else:
@@ -68,7 +69,7 @@ def execute_on_host(
             out = run(operands)
             out = jax.block_until_ready(out) if options.recorded else out
     if program.formats:
-        explainable(out[len(program.out_avals)], program, operands, mapped, expand)
+        explainable(out[len(program.out_avals)], run.program, operands, mapped, expand)
     return out
 
 
@@ -78,7 +79,8 @@ class OnHost:
     def __init__(
         self, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, where: str
     ) -> None:
-        self._signature = (program, lanes, mapped, options, where)
+        self.program = as_it_runs(program, options)
+        self._signature = (self.program, lanes, mapped, options, where)
         self._plan: Plan | None = None
         self._failed: str | None = None
         self._run: Callable[[Sequence[Any]], list[Any]] | None = None
@@ -286,12 +288,5 @@ def _growing(
         most,
         num_dear(linked, width, chosen.schedule),
         larger if linked.waiting else None,
+        watched=options.watched,
     )
-
-
-def _platform(operands: Sequence[Any]) -> str:
-    """Where operands lie."""
-    for value in operands:
-        if isinstance(value, jax.Array):
-            return next(iter(value.devices())).platform
-    return _jax.default_platform()
