@@ -10,11 +10,10 @@ And it lets interrupts end the run: the machine has fuel for a number of ticks, 
 ones took, and stops when that is spent. Python then runs the handlers of signals that have come, one of which may
 raise `KeyboardInterrupt`, before the machine goes on.
 
-A large machine is compiled in three pieces: what starts it, what runs it, what finishes it. Three calls of compiled
-functions, each of which hands the state on, take a tenth of a millisecond, as long as a small batch runs. So a small
-machine is one function. It takes a packed state (`packed.py`) and whether to start afresh instead, runs, and gives the
-answers as they are by then beside the state: if all lanes have ended, that was all. It is the same function that goes on
-if they have not, so that the machine is compiled once.
+A large machine is compiled in three pieces: what starts it, what runs it, what finishes it. Three calls that hand a
+state on take a tenth of a millisecond, more than a small batch. So a small machine is one function. It takes a packed
+state (`packed.py`), or starts afresh, runs, and gives the answers as they are by then beside the state: if all lanes
+have ended, that was all. If they have not, the same function goes on, so the machine is compiled once either way.
 """
 
 from __future__ import annotations
@@ -214,7 +213,7 @@ class Growing:
             chosen = jax.tree.map(lambda new, old: jnp.where(afresh != 0, new, old), first, before)
             return [fuel, *jax.tree.leaves(chosen)]
 
-        # Otherwise a dozen tiny kernels on a CPU, which take longer to compile than the rest.
+        # Apart they are a dozen tiny kernels on a CPU, which take half as long to compile as the machine itself.
         fuel, *leaves = as_one_function(begun, *packed, *operands)
         state, left = self._run(
             jax.tree.unflatten(jax.tree.structure(first), leaves), fuel, *operands
