@@ -13,22 +13,20 @@ from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import Block, BlockProgram, Branch, Call, Label, TailCall, verify
 from lanewise.blocks.simplify import simplify
 from lanewise.decorator import ProgramFunction
-from lanewise.machine.execute import expand
 from lanewise.machine.link import Linked, link
+from lanewise.program import machine_inside
 
 
 def blocks_of(fun: Any, *args: Any, varying: Any = None, every_loop: bool = False) -> BlockProgram:
     """The simplified blocks at these arguments' types, verified after every pass."""
     flags, program = _staged(fun, args, varying)
-    return simplify(
-        verify(flatten(program, flags, expand=expand, every_loop=every_loop)), check=verify
-    )
+    return simplify(verify(flatten(program, flags, every_loop=every_loop)), check=verify)
 
 
 def linked_of(fun: Any, *args: Any, varying: Any = None) -> Linked:
     """The linked program, verified again after copies are gone."""
     flags, program = _staged(fun, args, varying)
-    found = link(simplify(verify(flatten(program, flags, expand=expand)), check=verify), flags)
+    found = link(simplify(verify(flatten(program, flags)), check=verify), flags)
     verify(found.program)
     return found
 
@@ -69,7 +67,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
     for eqn in jaxpr.eqns:
         yield eqn
         if eqn.primitive.name == "program":
-            yield from equations(expand(eqn))
+            yield from equations(machine_inside(eqn))
         for inner in _jax.subjaxprs(eqn):
             yield from equations(inner)
 

@@ -24,7 +24,6 @@ from lanewise.blocks.form import verify
 from lanewise.blocks.reference import interpret
 from lanewise.blocks.simplify import simplify
 from lanewise.errors import Outcome
-from lanewise.machine.execute import expand
 from lanewise.machine.link import link
 
 SIZES = (1, 2, 17, 256)
@@ -89,7 +88,7 @@ def test_reference_is_plain_python(case: Case) -> None:
             plain = case.program(*one)
         staged, operands = case.program.stage(*one)
         varying = [True] * len(operand_avals(staged.program))
-        blocks = verify(flatten(staged.program, varying, expand=expand))
+        blocks = verify(flatten(staged.program, varying))
         found = interpret(link(simplify(blocks, check=verify), varying).program, operands)
         assert found.outcome is Outcome.DONE
         assert_same(found.values, jax.tree.leaves(plain), case.rtol)

@@ -17,7 +17,6 @@ from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import OptionError
 from lanewise.machine.choose import Plan, blocks_of
 from lanewise.machine.draws import as_it_runs
-from lanewise.machine.execute import expand
 from lanewise.machine.on_host import on_host
 from lanewise.machine.schedule import dear_blocks
 from lanewise.options import NAMES, Options
@@ -140,7 +139,7 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
     blocks = (
         found.linked.program
         if found.linked
-        else blocks_of(staged.program, varying, program.options, expand)
+        else blocks_of(staged.program, varying, program.options)
     )
     return Inspection(
         staged.program,

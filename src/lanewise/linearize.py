@@ -26,7 +26,7 @@ from lanewise.blocks.flatten import operand_avals
 from lanewise.blocks.inside import tests_many
 from lanewise.errors import OptionError, Outcome, TransformError
 from lanewise.machine.axes import Mapped
-from lanewise.machine.execute import answer_axes, execute, expand, plan
+from lanewise.machine.execute import answer_axes, execute, plan
 from lanewise.machine.explain import explainable
 from lanewise.options import Options
 from lanewise.outcomes import FULL_TAPE
@@ -75,7 +75,7 @@ def _linearize(
     stats = rest[len(codes) :]
     if codes:
         codes = list(_own_outcomes(codes, forward.program, program))
-        explainable(codes[0], program, primals, mapped, expand)
+        explainable(codes[0], program, primals, mapped)
         if options.throw:
             # Who wants the gradient alone never reads the answers, and a check of them alone would be dropped.
             checked = throw_p.bind(*answers, *saved, *codes, sites=program.sites, name=program.name)

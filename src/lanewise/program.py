@@ -29,6 +29,20 @@ program_p.multiple_results = True
 throw_p = _jax.Primitive("throw")
 throw_p.multiple_results = True
 
+_machine_inside: Callable[[_jax.JaxprEqn], _jax.Jaxpr] | None = None
+
+
+def on_machine_inside(rule: Callable[[_jax.JaxprEqn], _jax.Jaxpr]) -> None:
+    """Register the rule of `program_p` that `machine_inside` applies."""
+    global _machine_inside
+    _machine_inside = rule
+
+
+def machine_inside(eqn: _jax.JaxprEqn) -> _jax.Jaxpr:
+    """The code of a program under `jax.vmap` inside another program: a machine of its own."""
+    assert _machine_inside is not None, "the rules of program_p are registered by bind.py"
+    return _machine_inside(eqn)
+
 
 @dataclass(frozen=True, eq=False)
 class Function:

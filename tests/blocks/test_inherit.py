@@ -10,7 +10,6 @@ import lanewise as lw
 from lanewise.blocks.analysis import storage
 from lanewise.blocks.form import BlockProgram, Call
 from lanewise.machine.choose import blocks_of
-from lanewise.machine.execute import expand
 from lanewise.options import Options
 
 TABLE = np.linspace(-1.0, 1.0, 400, dtype=np.float32)
@@ -36,7 +35,7 @@ def outer(x, step):
 def blocks(*args: float) -> BlockProgram:
     staged, _ = outer.stage(*map(jnp.float32, args))
     varying = [False] * staged.program.num_captures + [True, True]
-    return blocks_of(staged.program, varying, Options(), expand)
+    return blocks_of(staged.program, varying, Options())
 
 
 def test_the_table_is_no_parameter_and_is_shared() -> None:

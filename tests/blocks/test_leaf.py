@@ -11,7 +11,6 @@ from lanewise.blocks.form import verify
 from lanewise.blocks.leaf import leaf_calls
 from lanewise.blocks.reference import interpret
 from lanewise.machine.choose import blocks_of
-from lanewise.machine.execute import expand
 from lanewise.options import Options
 from test_corpus import batch
 
@@ -27,7 +26,7 @@ def test_answers_and_steps_stay_and_frames_are_no_more(case: Case) -> None:
     args = batch(case.name)
     staged, _ = case.program.stage(*take(case.in_axes, args, 0))
     varying = [True] * len(jax.tree.leaves(args))
-    before = blocks_of(staged.program, varying, Options(), expand)
+    before = blocks_of(staged.program, varying, Options())
     after = verify(leaf_calls(before))
     for lane in range(4):
         _, operands = case.program.stage(*take(case.in_axes, args, lane))
@@ -40,7 +39,7 @@ def test_answers_and_steps_stay_and_frames_are_no_more(case: Case) -> None:
 def test_a_leaf_keeps_no_frame() -> None:
     (fibonacci,) = [case for case in RECURSIVE if case.name == "fibonacci"]
     staged, _ = fibonacci.program.stage(jax.numpy.int32(0))
-    blocks = blocks_of(staged.program, [True], Options(), expand)
+    blocks = blocks_of(staged.program, [True], Options())
     two = [jax.numpy.int32(2)]
     assert interpret(blocks, two).deepest == 1
     assert interpret(leaf_calls(blocks), two).deepest == 0

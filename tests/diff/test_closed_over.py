@@ -16,7 +16,6 @@ from lanewise.blocks.update import update_chain
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import vjp_program
 from lanewise.machine.choose import blocks_of
-from lanewise.machine.execute import expand
 from lanewise.machine.link import Linked, link
 from lanewise.options import Options
 
@@ -113,7 +112,7 @@ def linked_sweeps(fun: Any) -> tuple[Linked, Linked]:
 
     def linked(program: Any) -> Linked:
         varying = tuple(i >= program.num_captures for i in range(program.num_operands))
-        return link(blocks_of(program, varying, Options(), expand), varying)
+        return link(blocks_of(program, varying, Options()), varying)
 
     return linked(found.forward.program), linked(found.reverse.program)
 

@@ -16,7 +16,6 @@ from lanewise.errors import Outcome
 from lanewise.linearize import FIRST_RECORDS
 from lanewise.machine import growing
 from lanewise.machine.choose import blocks_of
-from lanewise.machine.execute import expand
 from lanewise.machine.growing import FIRST_DEPTH
 from lanewise.machine.larger import counterparts
 from lanewise.machine.link import link
@@ -136,7 +135,7 @@ def test_what_does_not_correspond_is_told_apart() -> None:
         program = fun.stage(0.5, 3)[0].program
         setting = Checkpoints("all", records, grows=True)
         forward = vjp_program(program, (True, False), setting).forward.program
-        return link(blocks_of(forward, (True, True), Options(), expand), (True, True))
+        return link(blocks_of(forward, (True, True), Options()), (True, True))
 
     assert counterparts(linked(turns, 64), linked(turns, 256)) is not None
     assert counterparts(linked(turns, 64), linked(sines, 64)) is None

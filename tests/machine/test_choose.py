@@ -67,10 +67,10 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> list[Sample | None]:
 def sampled(case: Case) -> tuple[Linked, Sample | None]:
     args = batch(case.name)
     program, operands, varying = operands_of(case, args)
-    linked = link(blocks_of(program, varying, Options(), execute.expand), varying)
+    linked = link(blocks_of(program, varying, Options()), varying)
     mapped = [(flag,) for flag in varying]
     lanes = (lanes_of(case.in_axes, args),)
-    return linked, take_sample(linked, operands, lanes, mapped, Options(), execute.expand)
+    return linked, take_sample(linked, operands, lanes, mapped, Options())
 
 
 @needs.compiler
@@ -86,7 +86,7 @@ def test_visits_make_up_the_steps(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_counting_is_a_pass_over_blocks() -> None:
     program, _, varying = operands_of(case_named("quicksort"), batch("quicksort"))
-    blocks = blocks_of(program, varying, Options(), execute.expand)
+    blocks = blocks_of(program, varying, Options())
     scalar = jax.typeof(jnp.int32(0))
     from lanewise import _jax
 

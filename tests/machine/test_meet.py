@@ -13,7 +13,6 @@ import lanewise as lw
 from corpus import case_named
 from lanewise.errors import InternalError, OptionError
 from lanewise.machine.choose import blocks_of
-from lanewise.machine.execute import expand
 from lanewise.machine.kernel import between
 from lanewise.machine.link import link
 from lanewise.machine.schedule import (
@@ -127,7 +126,7 @@ def test_a_block_that_no_tick_runs_is_found_before_lanes_wait_there() -> None:
         jnp.zeros((9, 100)), jnp.zeros(9, jnp.int32), jnp.zeros(9, jnp.int32), jnp.int32(0)
     )
     varying = [True] * len(operands)
-    linked = link(blocks_of(staged.program, varying, Options(), expand), varying)
+    linked = link(blocks_of(staged.program, varying, Options()), varying)
     refuse_lost_lanes(linked, swept_blocks(linked))
     with pytest.raises(InternalError, match=r"lanes come to pc .*, which no tick runs"):
         refuse_lost_lanes(linked, swept_blocks(linked)[:-1])
@@ -193,7 +192,7 @@ def test_a_gpu_runs_a_lane_by_many_threads_only_where_twice_is_as_good_as_once()
         varying = [False] * staged.program.num_captures + [True] * (
             len(operands) - staged.program.num_captures
         )
-        linked = link(blocks_of(staged.program, varying, Options(), expand), varying)
+        linked = link(blocks_of(staged.program, varying, Options()), varying)
         assert meeting_blocks(linked)
         found = kernel_between(linked, None, False)
         assert not isinstance(found, str) and found.together is together
@@ -212,7 +211,7 @@ def test_code_at_several_places_between_meetings_is_one_function() -> None:
     x, depth = jax.random.normal(jax.random.key(3), (5, WIDTH)), jnp.arange(5) % 3
     staged, operands = bent.stage(x[0], depth[0])
     varying = [False] * (len(operands) - 2) + [True] * 2
-    linked = link(blocks_of(staged.program, varying, Options(), expand), varying)
+    linked = link(blocks_of(staged.program, varying, Options()), varying)
     emitted = kernel_between(linked, None, False)
     assert not isinstance(emitted, str)
     text = emitted.text[emitted.text.index("\nLW_CALLED") :]

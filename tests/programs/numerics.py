@@ -269,7 +269,7 @@ def _bowl(x, center):
 
 @lw.program
 def nelder_mead(start, center):
-    """A dozen moves of the simplex in the plane: reflect, expand, contract or shrink."""
+    """A dozen moves of the simplex in the plane: reflect, contract or shrink."""
     points = jnp.stack([start, start + jnp.array([0.9, 0.1]), start + jnp.array([-0.2, 1.1])])
     points = points.astype(start.dtype)
     values = jnp.stack([_bowl(p, center) for p in points])

@@ -12,32 +12,31 @@ from collections.abc import Sequence
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Var
 from lanewise.blocks.divergence import changed_carry, flag_of
-from lanewise.blocks.inside import Expand, inside, is_throw
+from lanewise.blocks.inside import inside, is_throw
 from lanewise.check import check_p
 from lanewise.program import Program, call_p, program_p
 
 Flags = tuple[bool, ...]
 
 
-def dependent_answers(program: Program, operands: Flags, expand: Expand) -> Flags:
+def dependent_answers(program: Program, operands: Flags) -> Flags:
     """Which answers depend on these operands."""
-    return dependence(program, operands, expand)[0]
+    return dependence(program, operands)[0]
 
 
 @functools.lru_cache(maxsize=1024)
-def dependence(program: Program, operands: Flags, expand: Expand) -> tuple[Flags, bool]:
+def dependence(program: Program, operands: Flags) -> tuple[Flags, bool]:
     """Which answers depend on these operands, and whether the way through the program does."""
-    found = _Dependence(program, operands[: program.num_captures], expand)
+    found = _Dependence(program, operands[: program.num_captures])
     return found.function(program.entry, operands[program.num_captures :]), found.control
 
 
 class _Dependence:
     """One program's functions, solved together: results only ever become dependent, until nothing changes."""
 
-    def __init__(self, program: Program, captures: Flags, expand: Expand) -> None:
+    def __init__(self, program: Program, captures: Flags) -> None:
         self.program = program
         self.captures = captures
-        self.expand = expand
         self.results: dict[tuple[str, Flags], Flags] = {}
         self.control = False
 
@@ -86,13 +85,13 @@ class _Dependence:
         if eqn.primitive is check_p:
             self.control |= depends[0]
             return ()
-        found = inside(eqn, self.expand)
+        found = inside(eqn)
         if found is not None:
             flags = {id(atom): flag for atom, flag in zip(eqn.invars, depends, strict=True)}
             out = self.walk(found.jaxpr, [flags[id(atom)] for atom in found.operands])
             return (*out, *(any(depends) for _ in eqn.outvars[len(out) :]))
         if eqn.primitive is program_p:
-            out, control = dependence(eqn.params["program"], tuple(depends), self.expand)
+            out, control = dependence(eqn.params["program"], tuple(depends))
             self.control |= control
             return (*out, *(any(depends) for _ in eqn.outvars[len(out) :]))
         return (any(depends),) * len(eqn.outvars)

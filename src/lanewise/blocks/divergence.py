@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Literal, Var
 from lanewise.blocks.cost import Cost, bytes_of, cost_of, holds_while
-from lanewise.blocks.inside import Expand, inside, is_throw, looks_at_batch
+from lanewise.blocks.inside import inside, is_throw, looks_at_batch
 from lanewise.check import check_p
 from lanewise.program import call_p, program_p
 
@@ -33,7 +33,6 @@ CHEAP_BYTES = 2048
 class Divergence:
     """The analysis, with its memory. `every_loop`: flatten every loop and call, so that each step is counted."""
 
-    expand: Expand
     every_loop: bool = False
     memory: dict[tuple[int, Flags], tuple[Flags, bool]] = field(default_factory=dict)
     keep: list[Jaxpr] = field(default_factory=list)
@@ -73,7 +72,7 @@ class Divergence:
             return tuple(varying[: len(eqn.outvars)]), bool(eqn.invars[-1].aval.shape)
         if eqn.primitive is program_p and self.every_loop:
             return everything, True
-        found = inside(eqn, self.expand)
+        found = inside(eqn)
         if looks_at_batch(eqn):
             return (any(varying),) * len(eqn.outvars), any(varying)
         if found is not None:

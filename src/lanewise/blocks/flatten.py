@@ -36,7 +36,7 @@ from lanewise.blocks.form import (
     Return,
     Terminator,
 )
-from lanewise.blocks.inside import Expand, inside, is_throw, tests_many, with_one_test
+from lanewise.blocks.inside import inside, is_throw, tests_many, with_one_test
 from lanewise.blocks.update import UPDATES
 from lanewise.check import check_p
 from lanewise.errors import Outcome, TransformError
@@ -50,7 +50,6 @@ def flatten(
     program: Program,
     varying: Sequence[bool],
     *,
-    expand: Expand,
     every_loop: bool = False,
     explains: bool = False,
 ) -> BlockProgram:
@@ -58,7 +57,7 @@ def flatten(
 
     Assertions keep what their messages format only if the blocks are there to explain a failure.
     """
-    return _Flattener(Divergence(expand, every_loop), explains).program(program, varying)
+    return _Flattener(Divergence(every_loop), explains).program(program, varying)
 
 
 class _Flattener:
@@ -67,7 +66,6 @@ class _Flattener:
     def __init__(self, divergence: Divergence, explains: bool) -> None:
         self.divergence = divergence
         self.explains = explains
-        self.expand = divergence.expand
         self.constants: list[tuple[Var, Any]] = []
         self.sites: dict[Site, int] = {}
         self.grows = False
@@ -205,7 +203,7 @@ class _Flattener:
         if eqn.primitive is call_p:
             function = self.owner.functions[eqn.params["name"]]
             return self.call(self.owner, function, operands)
-        found = inside(eqn.replace(invars=list(operands)), self.expand)
+        found = inside(eqn.replace(invars=list(operands)))
         if found is not None:
             self.steps += eqn.primitive is program_p
             return self.padded(eqn, self.walk(found.jaxpr, found.operands, found.consts))
@@ -215,7 +213,7 @@ class _Flattener:
         self, eqn: JaxprEqn, operands: Sequence[Atom], varying: Sequence[bool]
     ) -> Sequence[Atom]:
         """Keep an equation, renamed. What looks at the batch is replaced by its one-lane meaning."""
-        found = inside(eqn.replace(invars=list(operands)), self.expand)
+        found = inside(eqn.replace(invars=list(operands)))
         if found is not None and not _keeps_batching_rule(eqn):
             return self.padded(eqn, self.walk(found.jaxpr, found.operands, found.consts))
         if eqn.effects and any(self.flags(operands)):

@@ -8,7 +8,7 @@ meaning, which is their own implementation on one lane.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn
-from lanewise.program import program_p, throw_p
+from lanewise.program import machine_inside, program_p, throw_p
 
 # Primitive name -> the parameter that holds the code it runs on all its operands.
 CALL_LIKE = {
@@ -36,8 +36,6 @@ CALL_LIKE = {
 # Primitives whose batching rule looks at, or refuses, the batch; on one lane they are plain code.
 _ONE_LANE = ("unvmap_any", "unvmap_all", "unvmap_max", "nonbatchable", "select_if_vmap", "noinline")
 
-Expand = Callable[[JaxprEqn], Jaxpr]
-
 
 @dataclass(frozen=True)
 class Inside:
@@ -48,11 +46,8 @@ class Inside:
     consts: tuple[object, ...] = ()
 
 
-def inside(eqn: JaxprEqn, expand: Expand) -> Inside | None:
-    """The code a call-like equation runs; None for every other equation.
-
-    `expand` gives the code of a program under an inner `jax.vmap`: a machine of its own.
-    """
+def inside(eqn: JaxprEqn) -> Inside | None:
+    """The code a call-like equation runs; None for every other equation."""
     name = eqn.primitive.name
     if name in CALL_LIKE:
         jaxpr = eqn.params[CALL_LIKE[name]]
@@ -60,7 +55,7 @@ def inside(eqn: JaxprEqn, expand: Expand) -> Inside | None:
     if eqn.primitive is program_p:
         program = eqn.params["program"]
         if eqn.params["lanes"] or eqn.params["options"].stats:
-            return Inside(expand(eqn), tuple(eqn.invars))
+            return Inside(machine_inside(eqn), tuple(eqn.invars))
         if not program.recursive:
             function = program.functions[program.entry]
             captured = eqn.invars[: program.num_captures]

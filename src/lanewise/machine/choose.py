@@ -29,7 +29,6 @@ from lanewise._jax import JaxprEqn, Var
 from lanewise.blocks.cost import FREE, Cost, size_of
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import Block, BlockProgram
-from lanewise.blocks.inside import Expand
 from lanewise.blocks.passes import PRODUCT_ALONE, PRODUCT_TOGETHER, Work, work_of
 from lanewise.blocks.simplify import simplify
 from lanewise.errors import OptionError
@@ -96,18 +95,17 @@ def make_plan(
     varying: tuple[bool, ...],
     lanes: int | None,
     options: Options,
-    expand: Expand,
     platform: str | None,
 ) -> Plan:
     """Decide; `lanes` is None for a call that is not batched, `platform` where only ticks can run."""
     failed = given_up.reason(program)
     if failed is not None and options.carrier == "auto":
         by_ticks = options.updated(carrier="ticks")
-        found = make_plan(program, varying, lanes, by_ticks, expand, platform)
+        found = make_plan(program, varying, lanes, by_ticks, platform)
         return replace(found, why=f"{found.why}; not each lane by itself: {failed}")
     structured_ok = can_be_plain(program, options)
     if options.carrier in ONE_LANE_CARRIERS:
-        return _one_lane(program, varying, options, expand, platform, "asked for")
+        return _one_lane(program, varying, options, platform, "asked for")
     if options.schedule == "plain":
         if not structured_ok:
             raise OptionError(
@@ -117,14 +115,14 @@ def make_plan(
         return Plan(None, "plain", "ticks", "asked for")
     free = options.schedule == "auto" and not options.stats
     if lanes is None and structured_ok and free:
-        found = _lone_if_better(program, varying, options, expand, platform)
+        found = _lone_if_better(program, varying, options, platform)
         why = "one lane, no recursion: XLA's own loops and branches"
         return found or Plan(None, "plain", "ticks", why)
-    linked = _linked(program, varying, options.max_steps, expand)
+    linked = _linked(program, varying, options.max_steps)
     # JAX's own batching would let a lane see its neighbours where code looks at the batch.
     structured_ok = structured_ok and not sees_batch(program)
     if structured_ok and free and linked.straight:
-        found = _straight_if_better(program, varying, lanes, options, expand, platform, linked)
+        found = _straight_if_better(program, varying, lanes, options, platform, linked)
         why = "nothing diverges: no trip count varies and no branch is dear"
         return found or Plan(linked, "plain", "ticks", why)
     if options.schedule != "auto":
@@ -135,7 +133,7 @@ def make_plan(
     )
     if options.carrier == "auto" and not (meets and platform == "gpu"):
         better = _one_lane_if_better if lanes is not None else _recursion_alone_if_better
-        found = better(program, varying, options, expand, platform, linked)
+        found = better(program, varying, options, platform, linked)
         if found is not None:
             return found
     if meets:
@@ -163,17 +161,16 @@ def measured_plan(
     varying: tuple[bool, ...],
     lanes: int | None,
     options: Options,
-    expand: Expand,
     platform: str | None,
     measure: Callable[[Linked], Sample | None],
 ) -> Plan:
     """The plan where lanes can be looked at: that of `plan_for`, unless a sample promises another to be better."""
-    suggested = plan_for(program, varying, lanes, options, expand, platform)
+    suggested = plan_for(program, varying, lanes, options, platform)
     asked_for = (options.carrier, options.schedule) != ("auto", "auto") or options.stats
     settled = asked_for or suggested.schedule == "meet" or given_up.reason(program)
     if platform != "cpu" or lanes is None or settled:
         return suggested
-    linked = suggested.linked or _linked(program, varying, options.max_steps, expand)
+    linked = suggested.linked or _linked(program, varying, options.max_steps)
     if linked.straight or not _may_depend_on_divergence(linked):
         return suggested
     found = measure(linked)
@@ -191,7 +188,7 @@ def measured_plan(
             return Plan(linked, name, "ticks", why)
         try:
             chosen = options.updated(carrier="native")
-            return _one_lane(program, varying, chosen, expand, platform, why)
+            return _one_lane(program, varying, chosen, platform, why)
         except OptionError:
             continue
     return suggested
@@ -243,7 +240,6 @@ def _one_lane(
     program: Program,
     varying: tuple[bool, ...],
     options: Options,
-    expand: Expand,
     platform: str | None,
     why: str,
 ) -> Plan:
@@ -259,16 +255,14 @@ def _one_lane(
             f"carrier={carrier!r} runs on a {ONE_LANE_CARRIERS[carrier].upper()}, and this is"
             f' {platform!r}; use carrier="auto".'
         )
-    path, because = _PATHS[carrier](program, varying, options, expand)
+    path, because = _PATHS[carrier](program, varying, options)
     return Plan(None, "one lane", carrier, f"{why}; {because}" if because else why, path)
 
 
 # Carriers are imported when a program is first carried by them: together they are a third of all of Lanewise.
 
 
-def _cuda_path(
-    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
-) -> tuple[str, str]:
+def _cuda_path(program: Program, varying: tuple[bool, ...], options: Options) -> tuple[str, str]:
     from lanewise.machine.kernel import device
     from lanewise.machine.kernel.carry import kernel_for
     from lanewise.machine.kernel.support import size_obstacle
@@ -277,18 +271,16 @@ def _cuda_path(
         raise OptionError(
             'carrier="kernel" needs an NVIDIA GPU and NVIDIA\'s cuda-bindings (lanewise[cuda]).'
         )
-    obstacle = size_obstacle(kernel_for(program, varying, options, expand), "gpu")
+    obstacle = size_obstacle(kernel_for(program, varying, options), "gpu")
     if obstacle is not None:
         raise OptionError(f'carrier="kernel" cannot carry {obstacle}. Use carrier="ticks".')
     return "NVRTC", ""
 
 
-def _host_path(
-    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
-) -> tuple[str, str]:
+def _host_path(program: Program, varying: tuple[bool, ...], options: Options) -> tuple[str, str]:
     from lanewise.machine.native import native_path
 
-    return native_path(program, varying, options, expand)
+    return native_path(program, varying, options)
 
 
 _PATHS = {"native": _host_path, "kernel": _cuda_path}
@@ -298,7 +290,6 @@ def _one_lane_if_better(
     program: Program,
     varying: tuple[bool, ...],
     options: Options,
-    expand: Expand,
     platform: str | None,
     linked: Linked,
 ) -> Plan | None:
@@ -317,9 +308,7 @@ def _one_lane_if_better(
         " matrix products: each lane runs by itself"
     )
     try:
-        return _one_lane(
-            program, varying, options.updated(carrier=carriers[0]), expand, platform, why
-        )
+        return _one_lane(program, varying, options.updated(carrier=carriers[0]), platform, why)
     except OptionError:
         return None
 
@@ -328,7 +317,6 @@ def _recursion_alone_if_better(
     program: Program,
     varying: tuple[bool, ...],
     options: Options,
-    expand: Expand,
     platform: str | None,
     linked: Linked,
 ) -> Plan | None:
@@ -338,7 +326,7 @@ def _recursion_alone_if_better(
     """
     if platform != "cpu" or options.stats or any_eqn(program, _computes_much):
         return None
-    found = _one_lane_if_better(program, varying, options, expand, platform, linked)
+    found = _one_lane_if_better(program, varying, options, platform, linked)
     # Without a C++ compiler the code is XLA's either way.
     return None if found is None or found.path == "XLA" else found
 
@@ -348,7 +336,6 @@ def _straight_if_better(
     varying: tuple[bool, ...],
     lanes: int | None,
     options: Options,
-    expand: Expand,
     platform: str | None,
     linked: Linked,
 ) -> Plan | None:
@@ -360,14 +347,13 @@ def _straight_if_better(
         (work_of(block.eqns, uniform.__contains__) for _, block in linked.program.all_blocks()),
         Work(),
     )
-    return _native_if_worth(program, varying, lanes, options, expand, platform, work)
+    return _native_if_worth(program, varying, lanes, options, platform, work)
 
 
 def _lone_if_better(
     program: Program,
     varying: tuple[bool, ...],
     options: Options,
-    expand: Expand,
     platform: str | None,
 ) -> Plan | None:
     """A lone call as one function of machine code, where it loops over what is small."""
@@ -375,7 +361,7 @@ def _lone_if_better(
     if not loops or any_eqn(program, _computes_much):
         return None
     work = work_of(program.functions[program.entry].jaxpr.eqns, lambda var: False)
-    return _native_if_worth(program, varying, 1, options, expand, platform, work)
+    return _native_if_worth(program, varying, 1, options, platform, work)
 
 
 def _computes_much(eqn: JaxprEqn) -> bool:
@@ -393,7 +379,6 @@ def _native_if_worth(
     varying: tuple[bool, ...],
     lanes: int,
     options: Options,
-    expand: Expand,
     platform: str | None,
     work: Work,
 ) -> Plan | None:
@@ -409,7 +394,7 @@ def _native_if_worth(
     )
     try:
         native = options.updated(carrier="native")
-        found = _one_lane(program, varying, native, expand, platform, why)
+        found = _one_lane(program, varying, native, platform, why)
     except OptionError:
         return None
     # By XLA, a lane by itself is no better than XLA's own batching.
@@ -429,26 +414,20 @@ def _largest_of_a_lane(linked: Linked) -> int:
     return max((math.prod(var.aval.shape) for var in made), default=0)
 
 
-def blocks_of(
-    program: Program, varying: Sequence[bool], options: Options, expand: Expand
-) -> BlockProgram:
+def blocks_of(program: Program, varying: Sequence[bool], options: Options) -> BlockProgram:
     """The program's blocks, simplified; remembered."""
-    return _blocks(program, tuple(varying), options.max_steps is not None, expand)
+    return _blocks(program, tuple(varying), options.max_steps is not None)
 
 
 @functools.lru_cache(maxsize=512)
-def _blocks(
-    program: Program, varying: tuple[bool, ...], every_loop: bool, expand: Expand
-) -> BlockProgram:
-    return simplify(flatten(program, varying, expand=expand, every_loop=every_loop))
+def _blocks(program: Program, varying: tuple[bool, ...], every_loop: bool) -> BlockProgram:
+    return simplify(flatten(program, varying, every_loop=every_loop))
 
 
 @functools.lru_cache(maxsize=512)
-def _linked(
-    program: Program, varying: tuple[bool, ...], max_steps: int | None, expand: Expand
-) -> Linked:
+def _linked(program: Program, varying: tuple[bool, ...], max_steps: int | None) -> Linked:
     """The same, linked and remembered: who plans and who measures ask for it."""
-    return link(blocks_of(program, varying, Options(max_steps=max_steps), expand), varying)
+    return link(blocks_of(program, varying, Options(max_steps=max_steps)), varying)
 
 
 def plan_for(
@@ -456,11 +435,10 @@ def plan_for(
     varying: tuple[bool, ...],
     lanes: int | None,
     options: Options,
-    expand: Expand,
     platform: str | None,
 ) -> Plan:
     """`make_plan`, remembered."""
-    given = (program, varying, lanes, options, expand, platform)
+    given = (program, varying, lanes, options, platform)
     return _planned(*given, failed=given_up.reason(program))
 
 

@@ -42,7 +42,7 @@ from lanewise.machine.state import State, grown, initial_state
 from lanewise.machine.ticks import answers, statistics
 from lanewise.options import DEPTH_INSIDE_JIT, Options
 from lanewise.outcomes import counts
-from lanewise.program import Program
+from lanewise.program import Program, on_machine_inside
 
 
 def plan(
@@ -60,12 +60,12 @@ def plan(
     options = options.unwatched()
     varying = tuple(any(flags) for flags in mapped)
     count = math.prod(lanes) if lanes else None
-    given = (program, varying, count, options, expand, platform)
+    given = (program, varying, count, options, platform)
     if operands is None:
         found = plan_for(*given)
     else:
         found = measured_plan(
-            *given, lambda linked: take_sample(linked, operands, lanes, mapped, options, expand)
+            *given, lambda linked: take_sample(linked, operands, lanes, mapped, options)
         )
     # A carrier that runs each lane by itself starts the next example when one ends, whatever the number of lanes.
     if not refills(lanes, options) or found.carrier in ONE_LANE_CARRIERS:
@@ -73,7 +73,7 @@ def plan(
     # Refilled lanes do not wait for each other, so no program is better off without a machine.
     schedule = "sweep" if options.schedule == "auto" else options.schedule
     machine = options.updated(schedule=schedule)
-    found = plan_for(program, varying, options.lanes, machine, expand, platform)
+    found = plan_for(program, varying, options.lanes, machine, platform)
     why = f"{math.prod(lanes)} examples through {options.lanes} lanes, refilled as they end"
     return dataclasses.replace(found, why=why)
 
@@ -83,7 +83,7 @@ def refills(lanes: tuple[int, ...], options: Options) -> bool:
     return bool(lanes) and options.lanes is not None and math.prod(lanes) > options.lanes
 
 
-def expand(eqn: JaxprEqn) -> Jaxpr:
+def _machine_inside(eqn: JaxprEqn) -> Jaxpr:
     """The code of a program under an inner `jax.vmap`: a machine of its own, as a jaxpr; the outer one is watched.
 
     It is carried by what carries the whole, as code of one lane: no library is called from inside another.
@@ -93,6 +93,9 @@ def expand(eqn: JaxprEqn) -> Jaxpr:
     run = functools.partial(execute, **params)
     with watchers.not_recording():
         return _jax.trace(run, [atom.aval for atom in eqn.invars]).jaxpr
+
+
+on_machine_inside(_machine_inside)
 
 
 def execute(*operands: Any, program: Program, options: Options, **how: Any) -> list[Any]:
@@ -242,13 +245,13 @@ def one_by_one(
     if chosen.carrier == "native":
         from lanewise.machine.native import run_native
 
-        given = (program, flat, flags, width, options, expand, chosen.path, capacity, site)
+        given = (program, flat, flags, width, options, chosen.path, capacity, site)
         ran = run_native(*given, stops)
     else:
         from lanewise.machine.kernel import device
         from lanewise.machine.kernel.carry import kernel_for, run_kernel
 
-        emitted = kernel_for(program, tuple(flags), options, expand)
+        emitted = kernel_for(program, tuple(flags), options)
         if stops:
             emitted = emitted.stopped_by_flag(device.LISTENING_TICKS)
         on_gpu = functools.partial(device.call, lanes=options.lanes, site=site)
@@ -315,7 +318,7 @@ def answer_axes(
     by_axis = []
     for level in range(len(lanes)):
         flags = tuple(axes[level] for axes in mapped)
-        depends, control_depends = dependence(program, flags, expand)
+        depends, control_depends = dependence(program, flags)
         # Whether a lane fails, and so blanks its answers, depends on the way it takes.
         blanked = control_depends and not options.throw and program.can_fail(options)
         # The same for every carrier, so it is all that any of them finds to vary.

@@ -19,7 +19,6 @@ import numpy as np
 from lanewise import _jax
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import Block, BlockProgram
-from lanewise.blocks.inside import Expand
 from lanewise.blocks.reference import block_code, interpret
 from lanewise.errors import Outcome
 from lanewise.machine.axes import Mapped
@@ -34,19 +33,16 @@ class _TooLong(Exception):
     """The lane has not failed yet."""
 
 
-def explainable(
-    code: Any, program: Program, operands: Sequence[Any], mapped: Mapped, expand: Expand
-) -> None:
+def explainable(code: Any, program: Program, operands: Sequence[Any], mapped: Mapped) -> None:
     """Have failures of a run be described with the values that assertions format."""
     if program.formats and not any(isinstance(x, _jax.Tracer) for x in (code, *operands)):
-        explain_with(code, functools.partial(explain, program, operands, mapped, expand))
+        explain_with(code, functools.partial(explain, program, operands, mapped))
 
 
 def explain(
     program: Program,
     operands: Sequence[Any],
     mapped: Mapped,
-    expand: Expand,
     code: np.ndarray,
     site: np.ndarray,
 ) -> Mapping[tuple[int, ...], str]:
@@ -58,17 +54,17 @@ def explain(
     with _jax.our_transfers():
         for lane in lanes:
             one = _of_lane(operands, mapped, lane)
-            message = _message(program, expand, one, int(site[lane]), visited)
+            message = _message(program, one, int(site[lane]), visited)
             if message is not None:
                 found[lane] = message
     return found
 
 
 def _message(
-    program: Program, expand: Expand, operands: Sequence[Any], site: int, visited: Iterator[int]
+    program: Program, operands: Sequence[Any], site: int, visited: Iterator[int]
 ) -> str | None:
     """What the assertion says that a lane fails, if it is this one."""
-    blocks, run = _compiled(program, expand)
+    blocks, run = _compiled(program)
 
     def visit(block: Block) -> None:
         if next(visited) >= MOST_BLOCKS:
@@ -82,9 +78,9 @@ def _message(
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(program: Program, expand: Expand) -> tuple[BlockProgram, Any]:
+def _compiled(program: Program) -> tuple[BlockProgram, Any]:
     """The program's blocks with what their assertions say, and how one runs: compiled when it is first met."""
-    blocks = flatten(program, [True] * program.num_operands, expand=expand, explains=True)
+    blocks = flatten(program, [True] * program.num_operands, explains=True)
     known: dict[int, Any] = {}
 
     def run(block: Block, values: Mapping[Any, Any]) -> Any:

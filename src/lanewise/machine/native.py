@@ -28,7 +28,6 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import JaxprEqn
 from lanewise.blocks.cost import size_of
-from lanewise.blocks.inside import Expand
 from lanewise.errors import OptionError
 from lanewise.machine import observe
 from lanewise.machine.kernel import foreign
@@ -66,22 +65,20 @@ IN_STEP = f"C++, {TILE} lanes in step"
 XLA = "XLA"
 
 
-def native_path(
-    program: Program, varying: Sequence[bool], options: Options, expand: Expand
-) -> tuple[str, str]:
+def native_path(program: Program, varying: Sequence[bool], options: Options) -> tuple[str, str]:
     """What compiles the program for one lane at a time, and why that; an error if nothing can."""
     varying = tuple(varying)
     obstacle = foreign.obstacle()
     if obstacle is not None:
         pass
-    elif _in_step(program, varying, options.unwatched().of_kernel(), expand) is not None:
+    elif _in_step(program, varying, options.unwatched().of_kernel()) is not None:
         return IN_STEP, "one loop of scalar arithmetic, which vector instructions run"
     else:
-        found = kernel_or_obstacle(program, varying, options, expand)
+        found = kernel_or_obstacle(program, varying, options)
         if isinstance(found, Emitted):
             return CPP, ""
         obstacle = str(found)
-    linked = blocks_for(program, varying, options, expand)
+    linked = blocks_for(program, varying, options)
     missing = next(_unavailable(_all_eqns(linked)), None)
     if missing is None:
         return XLA, f"by a C++ compiler it cannot be: {obstacle}"
@@ -92,17 +89,15 @@ def native_path(
 
 
 @functools.lru_cache(maxsize=512)
-def _in_step(
-    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
-) -> Emitted | None:
+def _in_step(program: Program, varying: tuple[bool, ...], options: Options) -> Emitted | None:
     """The kernel for several lanes in step, if the program has one."""
     # Lanes in step do not stop one by one, and are not counted.
     if options.stats or options.max_steps is not None:
         return None
     # Most programs have nothing of the kind, which is seen before the work of making branches selects.
-    if not might_be_tiled(blocks_for(program, varying, options, expand)):
+    if not might_be_tiled(blocks_for(program, varying, options)):
         return None
-    return tiled(kernel_blocks(program, varying, options, expand, selects=True), varying, expand)
+    return tiled(kernel_blocks(program, varying, options, selects=True), varying)
 
 
 def run_native(
@@ -111,7 +106,6 @@ def run_native(
     varying: Sequence[bool],
     lanes: int,
     options: Options,
-    expand: Expand,
     path: str,
     capacity: int,
     site: Site | None = None,
@@ -123,12 +117,12 @@ def run_native(
     """
     varying = tuple(varying)
     if path == XLA:
-        linked = blocks_for(program, varying, options.unwatched(), expand)
+        linked = blocks_for(program, varying, options.unwatched())
         return _by_xla(linked, operands, varying, lanes, options, capacity, site)
     if path == IN_STEP:
-        emitted = _in_step(program, varying, options.unwatched().of_kernel(), expand)
+        emitted = _in_step(program, varying, options.unwatched().of_kernel())
     else:
-        emitted = kernel_for(program, varying, options, expand)
+        emitted = kernel_for(program, varying, options)
     assert emitted is not None
     call = functools.partial(foreign.call, site=site, counts=path != IN_STEP, stops=stops)
     return run_kernel(emitted, program, operands, lanes, capacity, call)

@@ -26,7 +26,6 @@ from lanewise.machine.draws import as_it_runs
 from lanewise.machine.execute import (
     answer_axes,
     execute,
-    expand,
     one_by_one,
     phases_of,
     plan,
@@ -69,7 +68,7 @@ def execute_on_host(
             out = run(operands)
             out = jax.block_until_ready(out) if options.recorded else out
     if program.formats:
-        explainable(out[len(program.out_avals)], run.program, operands, mapped, expand)
+        explainable(out[len(program.out_avals)], run.program, operands, mapped)
     return out
 
 
@@ -193,7 +192,7 @@ def _compiled(
         # the more memory a lane takes.
         on_cpu = chosen.carrier == "native"
         varying = tuple(any(axes) for axes in mapped)
-        linked = blocks_for(program, varying, options, expand)
+        linked = blocks_for(program, varying, options)
         most = most_depth(linked, cores() if on_cpu else 1, options)
         first = min(most, DEEP if on_cpu else FIRST_DEPTH)
 
@@ -274,7 +273,7 @@ def _growing(
         assert program.larger is not None
         roomier, constants = program.larger()
         varying = tuple(any(flags) for flags in mapped)
-        relinked = link(blocks_of(roomier, varying, options, expand), varying)
+        relinked = link(blocks_of(roomier, varying, options), varying)
         plan = dataclasses.replace(chosen, linked=relinked)
         return (
             _growing(roomier, lanes, mapped, options, plan, platform),

@@ -33,7 +33,6 @@ import numpy as np
 from lanewise import _jax
 from lanewise._jax import Var
 from lanewise.blocks.form import Block, BlockProgram, Call, TailCall
-from lanewise.blocks.inside import Expand
 from lanewise.errors import Outcome
 from lanewise.machine.link import Linked, link
 from lanewise.machine.state import stored
@@ -88,7 +87,6 @@ def take_sample(
     lanes: tuple[int, ...],
     mapped: Sequence[Sequence[bool]],
     options: Options,
-    expand: Expand,
 ) -> Sample | None:
     """Run some of the lanes for their counts; None where that cannot be done or tells nothing."""
     # Imported here as in choose.py: only where a kernel may run.
@@ -106,7 +104,7 @@ def take_sample(
     varying = tuple(any(axes) for axes in mapped)
     counters = {block.label: _jax.new_var(_jax.shaped((), np.dtype(np.int32))) for block in blocks}
     counting = link(counted(linked.program, counters), varying)
-    kernel = written(counting, varying, options.updated(max_steps=bound, stats=True), expand)
+    kernel = written(counting, varying, options.updated(max_steps=bound, stats=True))
     if bound < FEWEST_STEPS or not isinstance(kernel, Emitted):
         return None
     ran = host.run(

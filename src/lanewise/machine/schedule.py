@@ -124,8 +124,7 @@ def kernel_between(linked: Linked, max_steps: int | None, counting: bool) -> Emi
     """The kernel that runs lanes between meetings, or why there is none."""
     if not meeting_blocks(linked):
         return "it has no block with enough matrix work for lanes to meet at"
-    # A program under an inner `jax.vmap` is expanded by what runs programs, which stands above.
-    from lanewise.machine.execute import expand
+    # Kernels are expensive to import: only where one is written.
     from lanewise.machine.kernel.between import available, emit_between
     from lanewise.machine.kernel.rules import Unsupported
 
@@ -135,7 +134,6 @@ def kernel_between(linked: Linked, max_steps: int | None, counting: bool) -> Emi
         return emit_between(
             linked,
             meeting_blocks(linked),
-            expand=expand,
             max_steps=max_steps,
             counting=counting,
         )

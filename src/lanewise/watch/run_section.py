@@ -13,7 +13,6 @@ import numpy as np
 
 from lanewise.blocks.form import Block, BlockProgram
 from lanewise.machine.choose import ONE_LANE_CARRIERS, blocks_of
-from lanewise.machine.execute import expand
 from lanewise.machine.link import Linked
 from lanewise.machine.schedule import dear_blocks
 from lanewise.watch import charts
@@ -367,7 +366,7 @@ def _blocks_of(site: Site) -> tuple[BlockProgram, Linked | None]:
     if plan.linked is not None:
         return plan.linked.program, None if plan.plain else plan.linked
     varying = tuple(any(axes) for axes in about["mapped"])
-    return blocks_of(about["program"], varying, about["options"].unwatched(), expand), None
+    return blocks_of(about["program"], varying, about["options"].unwatched()), None
 
 
 def _block_table(figures: TickFigures) -> str:

@@ -16,7 +16,6 @@ import numpy as np
 
 import lanewise as lw
 from lanewise.machine.choose import blocks_of
-from lanewise.machine.execute import expand
 from lanewise.machine.kernel import host
 from lanewise.machine.kernel.emit import emit
 from lanewise.machine.link import link
@@ -82,8 +81,8 @@ def check(cases: Sequence[Case]) -> None:
     staged, operands = lw.lift(everything).stage(*(arg[0] for arg in batch))
     captured = operands[: len(operands) - len(batch)]
     varying = (False,) * len(captured) + (True,) * len(batch)
-    linked = link(blocks_of(staged.program, varying, Options(), expand), varying)
-    kernel = emit(linked, varying, expand=expand)
+    linked = link(blocks_of(staged.program, varying, Options()), varying)
+    kernel = emit(linked, varying)
     given = [words(arg) for arg in (*captured, *batch)]
     found = iter(host.run(kernel, given, EXAMPLES, flags=FLAGS).answers)
     failed = []

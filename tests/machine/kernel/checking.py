@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from lanewise.machine.execute import expand
 from lanewise.machine.kernel import host
 from lanewise.machine.kernel.emit import Emitted, emit
 from lanewise.machine.kernel.lower import kernel_blocks
@@ -22,11 +21,11 @@ def linked_of(f: Callable[..., Any], args: Sequence[Any], varying: Sequence[bool
     """A function of one example, linked for a kernel; `args` are one example's."""
     staged, operands = lw.program(f).stage(*args)
     assert len(operands) == len(varying), "closes over arrays: give them as arguments"
-    return kernel_blocks(staged.program, varying, Options(), expand)
+    return kernel_blocks(staged.program, varying, Options())
 
 
 def kernel_of(f: Callable[..., Any], args: Sequence[Any], varying: Sequence[bool]) -> Emitted:
-    return emit(linked_of(f, args, varying), varying, expand=expand)
+    return emit(linked_of(f, args, varying), varying)
 
 
 def words(value: Any) -> np.ndarray:

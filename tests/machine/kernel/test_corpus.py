@@ -16,7 +16,6 @@ from corpus import CORPUS, Case, case_named
 from lanewise.blocks.reference import interpret
 from lanewise.errors import OptionError, Outcome
 from lanewise.machine.choose import blocks_of
-from lanewise.machine.execute import expand
 from lanewise.machine.kernel import host
 from lanewise.machine.kernel.carry import kernel_for
 from lanewise.machine.link import link
@@ -46,7 +45,7 @@ CARRIED = [case for case in CORPUS if not case.ticks_only]
 def test_the_kernel_answers_what_one_lane_answers(case: Case) -> None:
     args = take(case.in_axes, batch(case.name), slice(SIZE))
     program, operands, varying = operands_of(case, args)
-    emitted = kernel_for(program, tuple(varying), Options(), expand)
+    emitted = kernel_for(program, tuple(varying), Options())
     lanes = lanes_of(case.in_axes, args)
     given = [words(x) for x in operands]
     flags = (*host.FLAGS, PAUSES_OFTEN)
@@ -73,10 +72,10 @@ def test_outcomes_steps_and_depth_are_those_of_the_reference(name: str, limit: i
     args = take(case.in_axes, batch(name), slice(SIZE))
     program, operands, varying = operands_of(case, args)
     options = Options(max_steps=8 * limit, stats=True)
-    emitted = kernel_for(program, tuple(varying), options, expand)
+    emitted = kernel_for(program, tuple(varying), options)
     lanes = lanes_of(case.in_axes, args)
     ran = host.run(emitted, [words(x) for x in operands], lanes, capacity=limit, threads=2)
-    blocks = link(blocks_of(program, varying, options, expand), varying).program
+    blocks = link(blocks_of(program, varying, options), varying).program
     for lane in range(lanes):
         mine = [x[lane] if varies else x for x, varies in zip(operands, varying, strict=True)]
         wanted = interpret(blocks, mine, max_steps=8 * limit, max_depth=limit)
@@ -98,4 +97,4 @@ def test_outcomes_steps_and_depth_are_those_of_the_reference(name: str, limit: i
 def test_what_a_kernel_cannot_hold_is_refused_by_name(case: Case) -> None:
     program, _, varying = operands_of(case, take(case.in_axes, batch(case.name), slice(2)))
     with pytest.raises(OptionError, match=r'cannot carry .* Use carrier="ticks"'):
-        kernel_for(program, tuple(varying), Options(), expand)
+        kernel_for(program, tuple(varying), Options())

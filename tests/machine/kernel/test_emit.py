@@ -14,7 +14,6 @@ from jax import lax
 import lanewise as lw
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import vjp_program
-from lanewise.machine.execute import expand
 from lanewise.machine.kernel import compiler, host
 from lanewise.machine.kernel.carry import kernel_for
 from lanewise.machine.kernel.emit import Emitted
@@ -29,7 +28,7 @@ from programs.small import collatz, fib
 def kernel(f, *args, varying=None, **options) -> Emitted:
     staged, operands = lw.program(f).stage(*args)
     flags = [True] * len(operands) if varying is None else varying
-    return kernel_for(staged.program, tuple(flags), Options(**options), expand)
+    return kernel_for(staged.program, tuple(flags), Options(**options))
 
 
 def body(emitted: Emitted) -> str:
@@ -69,7 +68,7 @@ def test_a_tape_is_neither_filled_nor_copied_on_a_host() -> None:
     )
     staged, operands = determinant.stage(matrix, 0, 15)
     gradient = vjp_program(staged.program, (True, False, False), Checkpoints(records=records))
-    text = body(kernel_for(gradient.forward.program, (True,) * len(operands), Options(), expand))
+    text = body(kernel_for(gradient.forward.program, (True,) * len(operands), Options()))
     running, ending = text.split("finished: ;")
     # No loop goes over a tape: not before records are pushed, and in the end only on a GPU, or if the lane failed.
     assert f"LW_PLATFORM(scratch + 0 * lanes, (char*)(out1 + example * {2 * records}ll))" in running
@@ -240,8 +239,8 @@ def test_obstacles_name_the_operation_and_its_line() -> None:
         return jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), np.float32), x)
 
     staged, _ = lw.program(called).stage(jnp.float32(1))
-    linked = kernel_blocks(staged.program, [True], Options(), expand)
-    obstacles = written(linked, [True], Options(), expand)
+    linked = kernel_blocks(staged.program, [True], Options())
+    obstacles = written(linked, [True], Options())
     assert isinstance(obstacles, tuple)
     (found,) = obstacles
     assert found.operation == "pure_callback" and "test_emit.py" in found.line

@@ -16,7 +16,6 @@ from jax import lax
 import lanewise as lw
 import needs
 from lanewise.blocks.leaf import leaf_calls
-from lanewise.machine.execute import expand
 from lanewise.machine.kernel import host, outline
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.lower import kernel_blocks
@@ -64,10 +63,10 @@ def kernel(f: Callable[..., Any], *batch: Any) -> Written:
     shared = operands[: staged.program.num_captures]
     varying = (*(False for _ in shared), *(True for _ in batch))
     # Written anew: what is remembered was written under other settings.
-    linked = kernel_blocks(staged.program, varying, Options(), expand)
+    linked = kernel_blocks(staged.program, varying, Options())
     if linked.has_calls:
         linked = link(leaf_calls(linked.program), varying)
-    found = written(linked, varying, Options(), expand)
+    found = written(linked, varying, Options())
     assert isinstance(found, Emitted)
     return Written(found, [*map(np.asarray, shared), *batch])
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from lanewise.machine.execute import expand
 from lanewise.machine.kernel import seldom
 from lanewise.machine.kernel.emit import Emitted
 from lanewise.machine.kernel.lower import kernel_blocks
@@ -22,8 +21,8 @@ from lanewise.options import Options
 def linked_and_text(f: Callable[..., Any], *example: Any) -> tuple[Linked, str]:
     staged, _ = lw.program(f).stage(*example)
     varying = (True,) * len(example)
-    linked = kernel_blocks(staged.program, varying, Options(), expand)
-    found = written(linked, varying, Options(), expand)
+    linked = kernel_blocks(staged.program, varying, Options())
+    found = written(linked, varying, Options())
     assert isinstance(found, Emitted)
     return linked, found.text[found.text.index("LW_KERNEL lanewise_kernel") :]
 

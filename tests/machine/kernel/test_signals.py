@@ -10,7 +10,6 @@ import pytest
 
 import lanewise as lw
 import needs
-from lanewise.machine.execute import expand
 from lanewise.machine.kernel import device, host, waiting
 from lanewise.machine.kernel.carry import kernel_for
 from lanewise.options import Options
@@ -40,7 +39,7 @@ def calls(n, step):
 def test_a_kernel_that_looks_at_a_flag_ends_when_it_is_set(program: lw.ProgramFunction) -> None:
     """The text that a GPU gets outside `jit`, with its pauses, on the host's threads."""
     staged, _ = program.stage(np.int32(3), np.int32(1))
-    emitted = kernel_for(staged.program, (True, True), Options(), expand).stopped_by_flag(10)
+    emitted = kernel_for(staged.program, (True, True), Options()).stopped_by_flag(10)
     flags = (*host.FLAGS, "-DLW_TURNS=16")
     steps = np.array([1, 0], np.int32)
 

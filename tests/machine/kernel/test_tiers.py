@@ -23,7 +23,6 @@ import lanewise as lw
 import needs
 from comparing import lanes_of, take
 from corpus import CORPUS, Case
-from lanewise.machine.execute import expand
 from lanewise.machine.kernel import compiler, foreign, host, kept, tiers
 from lanewise.machine.kernel.carry import kernel_or_obstacle
 from lanewise.machine.kernel.emit import Emitted
@@ -237,7 +236,7 @@ def test_a_forked_child_has_no_compilers(two_tiers: Path) -> None:
 def bits(case: Case, flags: tuple[str, ...]) -> list[bytes]:
     args = take(case.in_axes, batch(case.name), slice(SIZE))
     program, operands, varying = operands_of(case, args)
-    emitted = kernel_or_obstacle(program, tuple(varying), Options(), expand)
+    emitted = kernel_or_obstacle(program, tuple(varying), Options())
     if not isinstance(emitted, Emitted):
         pytest.skip(f"it is no kernel: {emitted}")
     given = [words(x) for x in operands]

@@ -12,7 +12,6 @@ import pytest
 from jax import lax
 
 import lanewise as lw
-from lanewise.machine.execute import expand
 from lanewise.machine.kernel import host
 from lanewise.machine.kernel.emit import Emitted, emit
 from lanewise.machine.kernel.lower import kernel_blocks
@@ -23,14 +22,14 @@ from machine.kernel.checking import words
 
 def in_step(f: Callable[..., Any], args: Sequence[Any], varying: Sequence[bool]) -> Emitted | None:
     staged, _ = lw.program(f).stage(*args)
-    linked = kernel_blocks(staged.program, varying, Options(), expand, selects=True)
-    return tiled(linked, varying, expand)
+    linked = kernel_blocks(staged.program, varying, Options(), selects=True)
+    return tiled(linked, varying)
 
 
 def alone(f: Callable[..., Any], args: Sequence[Any], varying: Sequence[bool]) -> Emitted:
     staged, _ = lw.program(f).stage(*args)
-    linked = kernel_blocks(staged.program, varying, Options(), expand)
-    return emit(linked, varying, expand=expand)
+    linked = kernel_blocks(staged.program, varying, Options())
+    return emit(linked, varying)
 
 
 def everything(x: jax.Array, n: jax.Array, key: jax.Array, limit: jax.Array) -> Any:

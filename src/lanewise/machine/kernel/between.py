@@ -29,7 +29,7 @@ import numpy as np
 from lanewise._jax import JaxprEqn, Var
 from lanewise.blocks.analysis import writes_in_order
 from lanewise.blocks.form import Block, Branch, Call, Jump, TailCall, successors
-from lanewise.blocks.inside import Expand, inside
+from lanewise.blocks.inside import inside
 from lanewise.errors import Outcome
 from lanewise.machine.kernel import device, dtypes, foreign, launch
 from lanewise.machine.kernel.bodies import Bodies
@@ -57,7 +57,7 @@ MOST_SHARED_BYTES = 40_000
 
 
 def emit_between(
-    linked: Linked, dear: Sequence[int], *, expand: Expand, max_steps: int | None, counting: bool
+    linked: Linked, dear: Sequence[int], *, max_steps: int | None, counting: bool
 ) -> Emitted:
     """Write the kernel of all blocks but the dear ones; raises `Unsupported` where it cannot."""
     if linked.waiting:
@@ -65,29 +65,29 @@ def emit_between(
     for pc, item in enumerate(linked.order):
         if isinstance(item, Block) and pc not in dear and _writes_shared(linked, item):
             raise Unsupported("a value that all lanes share is written between dear blocks")
-    writer = Writer(expand)
-    writer.together = _work_together(linked, dear, expand)
+    writer = Writer()
+    writer.together = _work_together(linked, dear)
     found = _Between(_OnState(linked, dear, writer, max_steps, counting)).kernel()
     if writer.shared_bytes > MOST_SHARED_BYTES:
-        found = _Between(_OnState(linked, dear, Writer(expand), max_steps, counting)).kernel()
+        found = _Between(_OnState(linked, dear, Writer(), max_steps, counting)).kernel()
     return found
 
 
-def _work_together(linked: Linked, dear: Sequence[int], expand: Expand) -> bool:
+def _work_together(linked: Linked, dear: Sequence[int]) -> bool:
     """Whether a GPU's threads can run a lane together: whatever is done to long arrays, each may do it all."""
     cheap = [
         item for pc, item in enumerate(linked.order) if isinstance(item, Block) and pc not in dear
     ]
-    return all(_may_be_done_twice(eqn, expand) for block in cheap for eqn in block.eqns)
+    return all(_may_be_done_twice(eqn) for block in cheap for eqn in block.eqns)
 
 
-def _may_be_done_twice(eqn: JaxprEqn, expand: Expand) -> bool:
+def _may_be_done_twice(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name in DONE_TWICE:
         return True
     if all(math.prod(atom.aval.shape) < LONG for atom in (*eqn.invars, *eqn.outvars)):
         return True
-    called = inside(eqn, expand)
-    return called is not None and all(_may_be_done_twice(e, expand) for e in called.jaxpr.eqns)
+    called = inside(eqn)
+    return called is not None and all(_may_be_done_twice(e) for e in called.jaxpr.eqns)
 
 
 def _writes_shared(linked: Linked, block: Block) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lanewise import _jax
-from lanewise.blocks.inside import Expand
 from lanewise.blocks.leaf import leaf_calls
 from lanewise.errors import OptionError
 from lanewise.machine.kernel.emit import Emitted
@@ -24,18 +23,16 @@ from lanewise.program import Program
 Run = Callable[[Emitted, Sequence[Any], int, int], tuple[list[Any], Any, Any, Any]]
 
 
-def blocks_for(
-    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
-) -> Linked:
+def blocks_for(program: Program, varying: tuple[bool, ...], options: Options) -> Linked:
     """The blocks of the program's kernel, remembered."""
-    return _blocks(program, varying, options.of_kernel(), expand)
+    return _blocks(program, varying, options.of_kernel())
 
 
 def kernel_or_obstacle(
-    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
+    program: Program, varying: tuple[bool, ...], options: Options
 ) -> Emitted | Obstacle:
     """The program's kernel, remembered, or the first thing that keeps it from being one."""
-    return _kernel_or_obstacle(program, varying, options.of_kernel(), expand)
+    return _kernel_or_obstacle(program, varying, options.of_kernel())
 
 
 # Remembered by nothing of the options but what a kernel's text depends on: who plans and who runs have others.
@@ -44,20 +41,18 @@ _blocks = functools.lru_cache(maxsize=512)(kernel_blocks)
 
 @functools.lru_cache(maxsize=512)
 def _kernel_or_obstacle(
-    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
+    program: Program, varying: tuple[bool, ...], options: Options
 ) -> Emitted | Obstacle:
-    linked = blocks_for(program, varying, options, expand)
+    linked = blocks_for(program, varying, options)
     if linked.has_calls:
         linked = link(leaf_calls(linked.program), varying)
-    found = written(linked, varying, options, expand)
+    found = written(linked, varying, options)
     return found if isinstance(found, Emitted) else found[0]
 
 
-def kernel_for(
-    program: Program, varying: tuple[bool, ...], options: Options, expand: Expand
-) -> Emitted:
+def kernel_for(program: Program, varying: tuple[bool, ...], options: Options) -> Emitted:
     """The program's kernel; an error that names the operation if it cannot be one."""
-    found = kernel_or_obstacle(program, varying, options, expand)
+    found = kernel_or_obstacle(program, varying, options)
     if isinstance(found, Obstacle):
         raise OptionError(f'carrier="kernel" cannot carry {found}. Use carrier="ticks".')
     return found

@@ -25,7 +25,6 @@ import numpy as np
 
 from lanewise._jax import Var
 from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
-from lanewise.blocks.inside import Expand
 from lanewise.errors import Outcome
 from lanewise.machine.kernel import dtypes, prelude
 from lanewise.machine.kernel.bodies import Bodies
@@ -97,12 +96,11 @@ def emit(
     linked: Linked,
     varying: Sequence[bool],
     *,
-    expand: Expand,
     max_steps: int | None = None,
     counting: bool = False,
 ) -> Emitted:
     """Write the kernel of a linked program. `counting`: keep the lanes' steps even without `max_steps`."""
-    return Emitter(Bodies(linked, tuple(varying), Writer(expand), max_steps, counting)).kernel()
+    return Emitter(Bodies(linked, tuple(varying), Writer(), max_steps, counting)).kernel()
 
 
 def operand_of(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:

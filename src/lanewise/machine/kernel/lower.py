@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lanewise.blocks.flatten import flatten
-from lanewise.blocks.inside import Expand
 from lanewise.blocks.simplify import simplify
 from lanewise.machine.link import Linked, link
 from lanewise.options import Options
@@ -21,10 +20,9 @@ def kernel_blocks(
     program: Program,
     varying: Sequence[bool],
     options: Options,
-    expand: Expand,
     *,
     selects: bool = False,
 ) -> Linked:
     """The program's blocks with real branches, or with cheap ones as selects."""
-    blocks = flatten(program, varying, expand=expand, every_loop=options.max_steps is not None)
+    blocks = flatten(program, varying, every_loop=options.max_steps is not None)
     return link(simplify(blocks, selects=selects), varying)

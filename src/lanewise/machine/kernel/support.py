@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn
 from lanewise.blocks.form import Block
-from lanewise.blocks.inside import Expand, implementation, inside
+from lanewise.blocks.inside import implementation, inside
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.emit import Emitted, emit
 from lanewise.machine.kernel.rules import RULES, Unsupported
@@ -39,11 +39,11 @@ class Obstacle:
 
 
 def written(
-    linked: Linked, varying: Sequence[bool], options: Options, expand: Expand
+    linked: Linked, varying: Sequence[bool], options: Options
 ) -> Emitted | tuple[Obstacle, ...]:
     """A program's kernel, or all that keeps it from being one."""
     blocks = [item for item in linked.order if isinstance(item, Block)]
-    found = list(_in_equations((eqn for block in blocks for eqn in block.eqns), expand))
+    found = list(_in_equations(eqn for block in blocks for eqn in block.eqns))
     variables: list[Atom] = [*linked.program.inputs, *linked.program.entry_function.results]
     found += [
         Obstacle("an operand or answer", "", f"a kernel holds no {var.aval.dtype}")
@@ -53,9 +53,7 @@ def written(
     if found:
         return tuple(dict.fromkeys(found))
     try:
-        emitted = emit(
-            linked, varying, expand=expand, max_steps=options.max_steps, counting=options.stats
-        )
+        emitted = emit(linked, varying, max_steps=options.max_steps, counting=options.stats)
     except Unsupported as refusal:
         return (Obstacle(refusal.operation, refusal.line, refusal.why),)
     too_large = size_obstacle(emitted, "cpu")
@@ -71,7 +69,7 @@ def size_obstacle(emitted: Emitted, platform: str) -> Obstacle | None:
     return Obstacle("the state of a lane", "", why)
 
 
-def _in_equations(eqns: Iterable[JaxprEqn], expand: Expand, around: str = "") -> Iterator[Obstacle]:
+def _in_equations(eqns: Iterable[JaxprEqn], around: str = "") -> Iterator[Obstacle]:
     """What has no rule. Code that JAX traced once for all its users has their line `around` it."""
     for eqn in eqns:
         name, line = eqn.primitive.name, _jax.user_line(eqn) or around
@@ -80,14 +78,14 @@ def _in_equations(eqns: Iterable[JaxprEqn], expand: Expand, around: str = "") ->
             if traced is None:
                 yield Obstacle(name, line, "a kernel has no rule for it")
             else:
-                yield from _in_equations(traced.jaxpr.eqns, expand, line)
+                yield from _in_equations(traced.jaxpr.eqns, line)
             continue
         for atom in (*eqn.invars, *eqn.outvars):
             if not dtypes.held(atom.aval.dtype):
                 yield Obstacle(name, line, f"a kernel holds no {atom.aval.dtype}")
-        called = inside(eqn, expand)
+        called = inside(eqn)
         if called is not None:
-            yield from _in_equations(called.jaxpr.eqns, expand, line)
+            yield from _in_equations(called.jaxpr.eqns, line)
         elif name in ("while", "cond", "scan"):
             for inner in _jax.subjaxprs(eqn):
-                yield from _in_equations(inner.eqns, expand, line)
+                yield from _in_equations(inner.eqns, line)

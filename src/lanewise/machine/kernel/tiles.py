@@ -22,7 +22,7 @@ from typing import Any
 from lanewise._jax import Atom, JaxprEqn, Var
 from lanewise.blocks.fold import Known, evaluate, value_of
 from lanewise.blocks.form import Block, Branch, successors
-from lanewise.blocks.inside import Expand, inside
+from lanewise.blocks.inside import inside
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.bodies import Bodies
 from lanewise.machine.kernel.emit import Emitted, Emitter
@@ -68,14 +68,14 @@ def might_be_tiled(linked: Linked) -> bool:
     return not linked.has_calls and len(loops) == 1 and all(map(_fits, linked.storage.registers))
 
 
-def tiled(linked: Linked, varying: Sequence[bool], expand: Expand) -> Emitted | None:
+def tiled(linked: Linked, varying: Sequence[bool]) -> Emitted | None:
     """The kernel of a program in tiles, for the host; None if it does not fit."""
     loop = _the_loop(linked)
     if loop is None or not all(map(_fits, linked.storage.registers)):
         return None
-    if not _vectorizes(loop.block.eqns, {}, expand):
+    if not _vectorizes(loop.block.eqns, {}):
         return None
-    bodies = _TileBodies(linked, tuple(varying), Writer(expand), max_steps=None, counting=False)
+    bodies = _TileBodies(linked, tuple(varying), Writer(), max_steps=None, counting=False)
     return _Tiles(bodies, loop).kernel()
 
 
@@ -96,13 +96,13 @@ def _fits(atom: Atom) -> bool:
     return atom.aval.shape == () and dtypes.held(dtype) and dtypes.ctype(dtype) in _VECTOR_TYPES
 
 
-def _vectorizes(eqns: Iterable[JaxprEqn], known: Known, expand: Expand) -> bool:
+def _vectorizes(eqns: Iterable[JaxprEqn], known: Known) -> bool:
     """Whether a compiler has vector instructions for all that the equations do."""
     known = evaluate(eqns, known)
-    return all(_has_instruction(eqn, known, expand) for eqn in eqns)
+    return all(_has_instruction(eqn, known) for eqn in eqns)
 
 
-def _has_instruction(eqn: JaxprEqn, known: Known, expand: Expand) -> bool:
+def _has_instruction(eqn: JaxprEqn, known: Known) -> bool:
     if not all(map(_fits, (*eqn.invars, *eqn.outvars))):
         return False
     name = eqn.primitive.name
@@ -113,13 +113,13 @@ def _has_instruction(eqn: JaxprEqn, known: Known, expand: Expand) -> bool:
         return value_of(known, eqn.invars[1]) not in (None, 0, -1)
     if name in VECTOR_FUNCTIONS:
         return all(atom.aval.dtype == "float32" for atom in eqn.invars)
-    called = inside(eqn, expand)
+    called = inside(eqn)
     if called is None:
         return name in _VECTOR_OPERATIONS
     given = zip(called.jaxpr.invars, called.operands, strict=True)
     values = {var: value_of(known, atom) for var, atom in given}
     found = {var: value for var, value in values.items() if value is not None}
-    return not called.consts and _vectorizes(called.jaxpr.eqns, found, expand)
+    return not called.consts and _vectorizes(called.jaxpr.eqns, found)
 
 
 class _TileBodies(Bodies):

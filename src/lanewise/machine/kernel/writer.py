@@ -20,7 +20,7 @@ import numpy as np
 from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.blocks.fold import evaluate, value_of
-from lanewise.blocks.inside import Expand, implementation
+from lanewise.blocks.inside import implementation
 from lanewise.machine.kernel import dtypes
 from lanewise.machine.kernel.layout import Layout
 from lanewise.machine.kernel.rules import RULES, Unsupported
@@ -48,10 +48,9 @@ INLINE_CONSTANT = 64
 
 
 class Writer:
-    """Writes the body of a kernel. `expand` gives the code of a program under an inner `jax.vmap`."""
+    """Writes the body of a kernel."""
 
-    def __init__(self, expand: Expand) -> None:
-        self.expand = expand
+    def __init__(self) -> None:
         self.layout = Layout()
         self.lines: list[str] = []
         self.depth = 0

@@ -43,7 +43,7 @@ UNROLLED_EQUATIONS = 256
 )
 def _call(w: Writer, eqn: JaxprEqn) -> None:
     """Code that an equation runs once: it is written where the equation is."""
-    found = inside(eqn, w.expand)
+    found = inside(eqn)
     if found is None:
         raise Unsupported("a recursive program inside a loop that all lanes run alike")
     w.inline(found.jaxpr, found.operands, eqn.outvars, found.consts)
