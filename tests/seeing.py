@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,7 +14,9 @@ from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import Block, BlockProgram, Branch, Call, Label, TailCall, verify
 from lanewise.blocks.simplify import simplify
 from lanewise.decorator import ProgramFunction
+from lanewise.machine import job
 from lanewise.machine.link import Linked, link
+from lanewise.profile import CPU, Profile
 from lanewise.program import machine_inside
 
 
@@ -23,10 +26,10 @@ def blocks_of(fun: Any, *args: Any, varying: Any = None, every_loop: bool = Fals
     return simplify(verify(flatten(program, flags, every_loop=every_loop)), check=verify)
 
 
-def linked_of(fun: Any, *args: Any, varying: Any = None) -> Linked:
+def linked_of(fun: Any, *args: Any, varying: Any = None, profile: Profile = CPU) -> Linked:
     """The linked program, verified again after copies are gone."""
     flags, program = _staged(fun, args, varying)
-    found = link(simplify(verify(flatten(program, flags)), check=verify), flags)
+    found = link(simplify(verify(flatten(program, flags)), check=verify), flags, profile)
     verify(found.program)
     return found
 
@@ -79,3 +82,10 @@ def machine(fun: Any, *args: Any) -> list[Any]:
 
 def shapes(eqns: Any) -> set[tuple[int, ...]]:
     return {tuple(var.aval.shape) for eqn in eqns for var in (*eqn.invars, *eqn.outvars)}
+
+
+def on_profile(monkeypatch: Any, **changes: Any) -> Profile:
+    """Have jobs on the CPU take place on one with another profile."""
+    other = replace(CPU, **changes)
+    monkeypatch.setattr(job, "profile_of", lambda platform: other)
+    return other

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import lanewise as lw
 from lanewise.errors import TransformError
-from lanewise.machine import native
+from lanewise.machine.carriers import native
 from lanewise.machine.kernel import foreign
 from programs.small import fib
 
@@ -385,7 +385,7 @@ def test_options_of_the_outermost_call_hold_inside(monkeypatch: pytest.MonkeyPat
     many, w = jnp.linspace(0.1, 5.0, 100_000), jnp.float32(0.3)
     if foreign.available():
         assert lw.inspect(steady, many, w, in_axes=(0, None)).plan.carrier == "native"
-    monkeypatch.setattr(native, "run_native", refuse)
+    monkeypatch.setattr(native, "_run_lanes", refuse)
     inside = lw.vmap(lambda x, w: steady(x, w), in_axes=(0, None), carrier="ticks")
     expected = jax.vmap(lambda x: lax.fori_loop(0, 40, lambda _, x: jnp.sin(x * w) + 1, x))(many)
     np.testing.assert_allclose(inside(many, w), expected, rtol=1e-5)

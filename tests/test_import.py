@@ -16,7 +16,7 @@ DEAR = (
     "lanewise.frontend.python",
     "lanewise.arrays",
     "lanewise.diff.jvp",
-    "lanewise.machine.native",
+    "lanewise.machine.carriers.native",
     "lanewise.machine.kernel.emit",
 )
 

@@ -27,7 +27,8 @@ from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.errors import OptionError, TransformError
 from lanewise.machine.axes import Mapped
-from lanewise.machine.execute import answer_axes, execute
+from lanewise.machine.execute import execute
+from lanewise.machine.job import answer_axes
 from lanewise.machine.on_host import execute_on_host
 from lanewise.machine.split import Split
 from lanewise.options import Options

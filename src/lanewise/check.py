@@ -1,8 +1,8 @@
 """`assert` inside a program: the `check` primitive.
 
 A check takes one boolean and gives nothing back; it carries an effect so that no dead-code pass drops
-it. It never reaches XLA as itself: flattening turns it into a branch to a block that ends the lane with
-`Outcome.ASSERTION_FAILED`, and a program that holds a check is never lowered structured.
+it. It never reaches XLA as itself: flattening turns it into a branch to a block that ends the lane with the outcome
+that the check names, and a program that holds a check is never lowered structured.
 
 The values that its message formats are operands too. Nothing is done with them until a lane has failed, and then only
 outside `jit` (`machine/explain.py`).
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad, batching
-from lanewise.errors import Location
+from lanewise.errors import Location, Outcome
 
 Writes = Callable[[Sequence[Any]], str]
 
@@ -50,8 +50,32 @@ def check(
     values: Sequence[Any] = (),
 ) -> None:
     """End the lane with `assertion failed` unless `ok` holds; `writes` makes the message of the values."""
-    ok = jnp.asarray(ok, bool)
-    check_p.bind(ok, *values, message=message, location=location, writes=writes)
+    _check(ok, values, Outcome.ASSERTION_FAILED, False, message, location, writes)
+
+
+def check_room(fits: Any, waits: bool) -> None:
+    """End the lane with `tape full` unless one more record fits; `waits`: a host may make room, and the lane go on."""
+    _check(fits, (), Outcome.TAPE_FULL, waits, "", None, None)
+
+
+def _check(
+    ok: Any,
+    values: Sequence[Any],
+    outcome: Outcome,
+    waits: bool,
+    message: str,
+    location: Location | None,
+    writes: Writes | None,
+) -> None:
+    check_p.bind(
+        jnp.asarray(ok, bool),
+        *values,
+        outcome=outcome,
+        waits=waits,
+        message=message,
+        location=location,
+        writes=writes,
+    )
 
 
 def _batch_check(args: Any, dims: Any, **params: Any) -> Any:

@@ -15,8 +15,10 @@ from lanewise.blocks.form import Block, BlockProgram
 from lanewise.blocks.text import print_program
 from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import OptionError
-from lanewise.machine.choose import Plan, blocks_of
-from lanewise.machine.draws import as_it_runs
+from lanewise.machine.carriers.plan import Plan
+from lanewise.machine.carriers.table import ALONE
+from lanewise.machine.job import job_for
+from lanewise.machine.linking import blocks_of
 from lanewise.machine.on_host import on_host
 from lanewise.machine.schedule import dear_blocks
 from lanewise.options import NAMES, Options
@@ -51,11 +53,12 @@ class Inspection:
         lanes = "one lane" if self.lanes is None else f"{self.lanes} lanes"
         if self.plan.plain:
             return f"{lanes}, plainly vectorized"
-        if self.plan.linked is None:
+        if self.plan.carrier in ALONE:
             return f"{lanes}, each by itself"
         width = min(self.lanes or 1, self.options.lanes or self.lanes or 1)
         if self.lanes is not None and width < self.lanes:
             lanes = f"{width} lanes for {self.lanes} examples"
+        assert self.plan.linked is not None
         dear = dear_blocks(self.plan.linked, width)
         named = (
             ", ".join(str(getattr(self.plan.linked.order[pc], "label", pc)) for pc in dear)
@@ -69,7 +72,7 @@ class Inspection:
 
         dear: set[int] = set()
         linked = self.plan.linked
-        if linked is not None and not self.plan.plain:
+        if linked is not None and self.plan.carrier not in ALONE:
             width = min(self.lanes or 1, self.options.lanes or self.lanes or 1)
             order = (linked.order[pc] for pc in dear_blocks(linked, width))
             dear = {item.label for item in order if isinstance(item, Block)}
@@ -133,9 +136,9 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
     operands = [*one[:captures], *program.dynamic(lanes_first, one_args, one_kwargs)]
     lanes = tuple(size)
     mapped = tuple((flag,) if lanes else () for flag in varying)
-    whole = as_it_runs(staged.program, program.options)
-    host = on_host(whole, lanes, mapped, program.options, jax.default_backend())
-    found = host.plan(operands)
+    platform = _jax.placed(operands)[0]
+    job = job_for(staged.program, lanes, mapped, program.options, platform)
+    found = on_host(job).plan(operands)
     blocks = (
         found.linked.program
         if found.linked

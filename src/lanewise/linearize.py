@@ -24,12 +24,13 @@ from lanewise._jax import ad, batching, mlir
 from lanewise.bind import push_forward, with_axes
 from lanewise.blocks.flatten import operand_avals
 from lanewise.blocks.inside import tests_many
-from lanewise.errors import OptionError, Outcome, TransformError
-from lanewise.machine.axes import Mapped
-from lanewise.machine.execute import answer_axes, execute, plan
+from lanewise.errors import OptionError, TransformError
+from lanewise.machine.axes import Mapped, with_constants
+from lanewise.machine.choose import plan
+from lanewise.machine.execute import execute
 from lanewise.machine.explain import explainable
+from lanewise.machine.job import answer_axes, job_for
 from lanewise.options import Options
-from lanewise.outcomes import FULL_TAPE
 from lanewise.program import Function, Program, program_p, throw_p
 
 # A tape of unknown length has room for so many records inside `jit`, unless told otherwise.
@@ -49,10 +50,8 @@ def _linearize(
     options: Options,
 ) -> Any:
     """JAX's rule: answers, which of their tangents are not zero, residuals, and the linear map of those."""
-    from lanewise.diff.vjp import WithConstants
-
     if lanes and not (options.stats or program.gives_outcomes(options)):
-        whole = _whole_batch(program, lanes, mapped, options, _jax.default_platform())
+        whole = _whole_batch(program, lanes, mapped, options, _jax.placed(primals)[0])
         if whole is not None:
             alone = ((),) * len(primals)
             return _linearize(
@@ -62,11 +61,11 @@ def _linearize(
         flag and _jax.has_tangent(_jax.aval_of(x)) for flag, x in zip(nonzero, primals, strict=True)
     )
     found, outs = _run_forward(primals, moving, program, lanes, mapped, options)
-    forward: WithConstants = found.forward
+    forward = found.forward
     num_answers = len(program.out_avals)
     num_values = len(forward.program.out_avals)
     answers, saved, rest = outs[:num_answers], outs[num_answers:num_values], outs[num_values:]
-    all_mapped = _with_constants(forward.constants, mapped, lanes)
+    all_mapped = with_constants(forward.constants, mapped, lanes)
     axes = answer_axes(forward.program, all_mapped, options, lanes)
     wanted = answer_axes(program, mapped, options, lanes)
     answers = [with_axes(*each, lanes) for each in zip(answers, axes, wanted, strict=False)]
@@ -120,7 +119,8 @@ def _whole_batch(
     Its gradient sums over lanes inside its matrix products, where a program for each lane would give each an adjoint of
     all that they share.
     """
-    if math.prod(lanes) == 0 or not plan(program, lanes, mapped, options, platform).plain:
+    job = job_for(program, lanes, mapped, options, platform).as_it_runs()
+    if job.examples == 0 or not plan(job).plain:
         return None
     axes = [itertools.compress(lanes, has) for has in mapped]
     avals = [
@@ -148,10 +148,6 @@ def _diverges(jaxpr: _jax.Jaxpr) -> bool:
     return any(tests_many(eqn) or any(map(_diverges, _jax.subjaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
-def _with_constants(constants: Sequence[Any], mapped: Mapped, lanes: tuple[int, ...]) -> Mapped:
-    return (*[(False,) * len(lanes)] * len(constants), *mapped)
-
-
 def _run_forward(
     primals: Sequence[Any],
     moving: tuple[bool, ...],
@@ -161,8 +157,10 @@ def _run_forward(
     options: Options,
 ) -> Any:
     """The gradient of a program, and what its forward program gives; outside `jit` its tapes grow."""
+    # Imported where it is used, as most who import Lanewise do not differentiate.
     from lanewise.diff.checkpoint import Checkpoints
-    from lanewise.diff.vjp import vjp_program
+    from lanewise.diff.vjp import Room
+    from lanewise.forward import run_growing
 
     if options.offload and lanes:
         raise OptionError(
@@ -170,54 +168,42 @@ def _run_forward(
             f" {math.prod(lanes)} lanes take ways of their own. Leave it out, or set checkpoints to a number,"
             " which bounds what is saved."
         )
-    grows = options.tape is None and _jax.runs_now()
-    records = options.tape or (FIRST_RECORDS if grows else RECORDS_INSIDE_JIT)
+    runs_now = options.tape is None and _jax.runs_now()
+    records = options.tape or (FIRST_RECORDS if runs_now else RECORDS_INSIDE_JIT)
+    grows = runs_now or options.tape_grows
     # Who looks for NaN looks into all that is saved, written or not.
     offload, filled = options.offload == "host", _jax.looks_for_nan()
     setting = Checkpoints(options.checkpoints, records, offload, grows, filled)
-    found = vjp_program(program, moving, setting)
-    forward = found.forward
+    room = Room(program, moving, setting)
+    if runs_now:
+        outs, room = run_growing(primals, room, lanes, mapped, options)
+        return room.gradient, outs
+    forward = room.forward
     outs = program_p.bind(
         *forward.constants,
         *primals,
         program=forward.program,
         lanes=lanes,
-        mapped=_with_constants(forward.constants, mapped, lanes),
+        mapped=with_constants(forward.constants, mapped, lanes),
         options=options,
     )
-    # What was saved has the room that was needed: the gradient is the one for that.
-    while not _fits(outs, found.forward.program):
-        setting = setting.larger()
-        found = vjp_program(program, moving, setting)
-    return found, outs
-
-
-def _fits(outs: Sequence[Any], program: Program) -> bool:
-    """Whether answers have the types of a program's, lane axes in front."""
-    return all(
-        x.shape[x.ndim - len(aval.shape) :] == aval.shape
-        for x, aval in zip(outs, program.out_avals, strict=False)
-    )
+    return room.gradient, outs
 
 
 def _own_outcomes(codes: Sequence[Any], forward: Program, program: Program) -> tuple[Any, Any]:
-    """Outcomes of a forward program as those of the program it is of: a full tape is an outcome of its own."""
+    """Outcomes of a forward program as those of the program it is of, which may number its sites otherwise."""
     code, site = codes
-    if not forward.sites:
+    if forward.sites == program.sites:
         return code, site
     own = tuple(program.sites.index(s) if s in program.sites else -1 for s in forward.sites)
-    full = tuple(s == FULL_TAPE for s in forward.sites)
-    return _renamed(code, site, own, full)
+    return code, _renumbered(site, own)
 
 
 # As one piece: outside `jit` each operation would be compiled by itself.
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _renamed(code: Any, site: Any, own: tuple[int, ...], full: tuple[bool, ...]) -> tuple[Any, Any]:
-    """Outcomes with the sites that these are, and another code for the sites of full tapes."""
-    at = jnp.maximum(site, 0)
-    ended_full = (site >= 0) & (code == int(Outcome.ASSERTION_FAILED)) & jnp.array(full)[at]
-    place = jnp.where(site >= 0, jnp.array(own, jnp.int32)[at], -1)
-    return jnp.where(ended_full, jnp.int32(Outcome.TAPE_FULL), code), place
+@functools.partial(jax.jit, static_argnums=1)
+def _renumbered(site: Any, own: tuple[int, ...]) -> Any:
+    """Sites by the numbers that these have; -1 stays."""
+    return jnp.array((*own, -1), jnp.int32)[site]
 
 
 # -- a program's derivative inside `jax.checkpoint` -------------------------------------------------
@@ -246,11 +232,18 @@ class _Derivative:
         return sum(_jax.has_tangent(aval) for aval in self.program.out_avals)
 
 
+def _derivative(program: Program) -> _Derivative | None:
+    from lanewise.diff.jvp import derivative_of
+
+    found = derivative_of(program)
+    return None if found is None else _Derivative(*found)
+
+
 def _known_part(unknown: Sequence[bool], program: Program, mapped: Mapped, **params: Any) -> Any:
     """Of a forward derivative by unknown tangents: the program itself, which is known."""
-    if program.derivative_of is None:
+    derivative = _derivative(program)
+    if derivative is None:
         return None
-    derivative = _Derivative(*program.derivative_of)
     primals, _ = derivative.places
     if any(unknown[i] for i in primals):
         return None
@@ -270,9 +263,9 @@ def _transpose_program(
     options: Options,
 ) -> list[Any]:
     """A forward derivative is linear in its tangents."""
-    if program.derivative_of is None:
+    derivative = _derivative(program)
+    if derivative is None:
         raise TransformError(f"the program `{program.name}` is not linear, so it has no transpose.")
-    derivative = _Derivative(*program.derivative_of)
     at_primals, at_tangents = derivative.places
     primals = [operands[i] for i in at_primals]
     tangents = [operands[i] for i in at_tangents]
@@ -280,7 +273,7 @@ def _transpose_program(
     own, moving = derivative.program, derivative.moving
     gradient, outs = _run_forward(primals, moving, own, lanes, own_mapped, options)
     num_answers, num_values = len(own.out_avals), len(gradient.forward.program.out_avals)
-    all_mapped = _with_constants(gradient.forward.constants, own_mapped, lanes)
+    all_mapped = with_constants(gradient.forward.constants, own_mapped, lanes)
     given = iter(cts[num_answers : num_answers + derivative.num_tangents])
     by_answer = [next(given) if _jax.has_tangent(a) else None for a in own.out_avals]
     found = _transpose_tangents(
@@ -445,7 +438,7 @@ def _transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> li
         *params["saved_mapped"],
         *[all_axes] * len(cts),
     )
-    mapped = _with_constants(reverse.constants, mapped, lanes)
+    mapped = with_constants(reverse.constants, mapped, lanes)
     outs = program_p.bind(
         *constants,
         *(primals[i] for i in gradient.reads),

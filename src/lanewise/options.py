@@ -38,6 +38,8 @@ class Options:
     progress: bool = False
     # Not the caller's to set: what runs inside `lanewise.report` and `lanewise.trace` is recorded.
     recorded: bool = False
+    # Nor this: the tape is part of one that a host may make longer.
+    tape_grows: bool = False
 
     def __post_init__(self) -> None:
         _one_of("schedule", self.schedule, SCHEDULES)
@@ -115,12 +117,17 @@ class Options:
         """What a kernel's text depends on: one that is recorded counts the steps of its lanes."""
         return Options(max_steps=self.max_steps, stats=self.stats or self.recorded)
 
+    def with_tape_of(self, checkpoints: Checkpointing, records: int, grows: bool) -> Options:
+        """The same for a program inside another whose gradient saves like this."""
+        return replace(self, checkpoints=checkpoints, tape=records, tape_grows=grows)
+
     def as_recorded(self) -> Options:
         """The same for a run that is recorded."""
         return replace(self, recorded=True)
 
 
-NAMES = tuple(field.name for field in fields(Options) if field.name != "recorded")
+_NOT_THE_CALLERS = ("recorded", "tape_grows")
+NAMES = tuple(field.name for field in fields(Options) if field.name not in _NOT_THE_CALLERS)
 
 
 def refuse_unknown(names: Iterable[str]) -> None:

@@ -35,11 +35,6 @@ class Site:
         return f"{self.message} ({self.location})" if self.message else str(self.location)
 
 
-# Where a gradient's forward sweep asks for room on its tape (`diff/tape.py`). To a program a full tape is a check
-# that fails like any other; a host that can make room lets the lane go on from there.
-FULL_TAPE = Site("the tape of a gradient is full", Location("lanewise", 0))
-
-
 @partial(jax.tree_util.register_dataclass, data_fields=["code", "site"], meta_fields=["sites"])
 @dataclass(frozen=True)
 class Outcomes:

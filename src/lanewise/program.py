@@ -16,7 +16,7 @@ from typing import Any
 
 from lanewise import _jax
 from lanewise.check import check_p
-from lanewise.errors import OptionError, TransformError
+from lanewise.errors import OptionError, Outcome, TransformError
 from lanewise.options import Options
 from lanewise.outcomes import Site
 
@@ -64,10 +64,6 @@ class Program:
     functions: dict[str, Function]
     entry: str
     num_captures: int = 0
-    # The program it is the forward derivative of, and which operands of that move.
-    derivative_of: tuple[Program, tuple[bool, ...]] | None = None
-    # Of a program whose tapes may grow: the same with more room, and the constants that are its first operands.
-    larger: Callable[[], tuple[Program, tuple[Any, ...]]] | None = None
 
     @property
     def name(self) -> str:
@@ -98,6 +94,11 @@ class Program:
             site for function in self.functions.values() for site in _sites_in(function.jaxpr)
         )
         return tuple(found)
+
+    @functools.cached_property
+    def has_tapes(self) -> bool:
+        """Whether a lane can run out of room on a tape, programs called inside included."""
+        return any(map(_has_tapes, (function.jaxpr for function in self.functions.values())))
 
     @functools.cached_property
     def formats(self) -> bool:
@@ -141,7 +142,7 @@ class Program:
 
     def can_fail(self, options: Options) -> bool:
         """Whether a lane can end other than done."""
-        return bool(self.recursive or self.sites or options.max_steps)
+        return bool(self.recursive or self.sites or self.has_tapes or options.max_steps)
 
     def gives_outcomes(self, options: Options) -> bool:
         """Whether `program_p` gives outcome codes and sites beside the answers."""
@@ -174,29 +175,18 @@ def with_options_inside(program: Program, options: Options) -> Program:
             return eqn
         return eqn.replace(params={**eqn.params, "program": found, "options": wanted})
 
-    return with_equations(program, change, lambda more: with_options_inside(more, options))
+    return with_equations(program, change)
 
 
-def with_equations(
-    program: Program,
-    change: Callable[[_jax.JaxprEqn], _jax.JaxprEqn],
-    again: Callable[[Program], Program],
-) -> Program:
-    """The same program with each equation changed; itself where none is. `again` changes the larger one it grows to."""
+def with_equations(program: Program, change: Callable[[_jax.JaxprEqn], _jax.JaxprEqn]) -> Program:
+    """The same program with each equation changed; itself where none is."""
     functions = {
         name: replace(function, jaxpr=_jax.with_eqns(function.jaxpr, change))
         for name, function in program.functions.items()
     }
     if all(functions[n].jaxpr is program.functions[n].jaxpr for n in functions):
         return program
-    larger = program.larger
-
-    def larger_too() -> tuple[Program, tuple[Any, ...]]:
-        assert larger is not None
-        more, constants = larger()
-        return again(more), constants
-
-    return replace(program, functions=functions, larger=larger and larger_too)
+    return replace(program, functions=functions)
 
 
 @call_p.def_abstract_eval
@@ -217,12 +207,21 @@ _jax.batching.fancy_primitive_batchers[call_p] = _call_under_vmap
 
 def _sites_in(jaxpr: _jax.Jaxpr) -> Iterator[Site]:
     for eqn in jaxpr.eqns:
-        if eqn.primitive is check_p:
+        if eqn.primitive is check_p and eqn.params["outcome"] is Outcome.ASSERTION_FAILED:
             yield site_of(eqn)
         elif eqn.primitive is program_p:
             yield from eqn.params["program"].sites
         for inner in _jax.subjaxprs(eqn):
             yield from _sites_in(inner)
+
+
+def _has_tapes(jaxpr: _jax.Jaxpr) -> bool:
+    return any(
+        (eqn.primitive is check_p and eqn.params["outcome"] is Outcome.TAPE_FULL)
+        or (eqn.primitive is program_p and eqn.params["program"].has_tapes)
+        or any(map(_has_tapes, _jax.subjaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
 
 
 def site_of(check: _jax.JaxprEqn) -> Site:

@@ -16,7 +16,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -28,9 +28,11 @@ from lanewise import _jax
 from lanewise.decorator import ProgramFunction, lift
 from lanewise.errors import InternalError, LaneError, OptionError, Outcome, TransformError
 from lanewise.machine.batches import InBatches
-from lanewise.machine.choose import ONE_LANE_CARRIERS
-from lanewise.machine.execute import plan
+from lanewise.machine.carriers.table import ALONE
+from lanewise.machine.choose import plan
 from lanewise.machine.feed import Ended, Example, Fed, kept_row
+from lanewise.machine.job import job_for
+from lanewise.machine.on_host import execute_on_host
 from lanewise.machine.segments import InLanes
 from lanewise.options import Options, flag
 from lanewise.outcomes import Failure, Outcomes
@@ -304,11 +306,12 @@ class _Streaming:
 def _fed_by(program: Program, captures: Sequence[Any], lanes: int, options: Options) -> Fed:
     """What a stream of this program feeds on this device."""
     mapped = tuple((i >= program.num_captures,) for i in range(program.num_operands))
-    # One example more than lanes: all there is to know is that they will be refilled.
-    chosen = plan(program, (lanes + 1,), mapped, options, _jax.default_platform())
-    if chosen.carrier in ONE_LANE_CARRIERS:
-        return InBatches(program, captures, lanes, options.updated(carrier=chosen.carrier))
-    return InLanes(program, captures, lanes, options.updated(carrier="ticks"))
+    job = job_for(program, (lanes,), mapped, options, _jax.placed(captures)[0])
+    chosen = plan(replace(job.as_it_runs(), streamed=True))
+    if chosen.carrier in ALONE:
+        options = options.updated(carrier=chosen.carrier)
+        return InBatches(execute_on_host, program, captures, lanes, options)
+    return InLanes(chosen, captures)
 
 
 def _refuse_traced(values: Sequence[Any], who: str) -> None:

@@ -43,14 +43,14 @@ class Site:
     """What a compiled machine is: told at its runs' beginning, the same for all of them.
 
     `examples`: how many a run has. `ask(run)`: how many examples of a run have ended, where a thread must ask, or -1
-    when it is not running. `about`: everything that a report tells; nothing here looks at it.
+    when it is not running. `plan`: how the job runs, for reports; nothing here looks at it.
     """
 
     name: str
     examples: int
     progress: bool
     recorded: bool
-    about: Mapping[str, Any]
+    plan: Any
     ask: Callable[[int], int] | None = None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import lanewise as lw
 from lanewise.blocks.analysis import storage
 from lanewise.blocks.form import BlockProgram, Call
-from lanewise.machine.choose import blocks_of
+from lanewise.machine.linking import blocks_of
 from lanewise.options import Options
 
 TABLE = np.linspace(-1.0, 1.0, 400, dtype=np.float32)

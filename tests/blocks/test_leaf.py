@@ -10,7 +10,7 @@ from corpus import CORPUS, Case
 from lanewise.blocks.form import verify
 from lanewise.blocks.leaf import leaf_calls
 from lanewise.blocks.reference import interpret
-from lanewise.machine.choose import blocks_of
+from lanewise.machine.linking import blocks_of
 from lanewise.options import Options
 from test_corpus import batch
 

@@ -15,8 +15,8 @@ from lanewise.blocks.form import Block, Call, TailCall
 from lanewise.blocks.update import update_chain
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import vjp_program
-from lanewise.machine.choose import blocks_of
 from lanewise.machine.link import Linked, link
+from lanewise.machine.linking import blocks_of
 from lanewise.options import Options
 
 SIZE, RECORDS = 1009, 1021

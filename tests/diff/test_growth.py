@@ -15,10 +15,10 @@ from lanewise.diff.vjp import vjp_program
 from lanewise.errors import Outcome
 from lanewise.linearize import FIRST_RECORDS
 from lanewise.machine import growing
-from lanewise.machine.choose import blocks_of
 from lanewise.machine.growing import FIRST_DEPTH
 from lanewise.machine.larger import counterparts
 from lanewise.machine.link import link
+from lanewise.machine.linking import blocks_of
 from lanewise.machine.rerun import RerunLarger
 from lanewise.options import Options
 
@@ -111,20 +111,19 @@ def test_by_themselves_only_full_lanes_run_again() -> None:
     def saved(lengths: Any, records: int) -> list[Any]:
         ran.append((len(lengths), records))
         tape = np.where(np.arange(records) < lengths[:, None], lengths[:, None], 0)
-        code = np.where(lengths > records, int(Outcome.ASSERTION_FAILED), 0)
-        return [jnp.asarray(x) for x in (tape, code, np.where(lengths > records, 0, -1))]
+        code = np.where(lengths > records, int(Outcome.TAPE_FULL), 0)
+        return [jnp.asarray(x) for x in (tape, code, np.full(lengths.shape, -1), records)]
 
     grows = RerunLarger(
         lambda operands: saved(operands[0], 4),
         lambda operands: saved(operands[0], 16),
         lambda operands, rows: saved(operands[0][rows], 16),
         codes=1,
-        site=0,
     )
     lengths = np.array([1, 9, 2, 3, 4, 16, 0, 7])
-    tape, code, _ = grows.run_growing([lengths])
+    tape, code, _, records = grows.run_growing([lengths])
     assert ran == [(8, 4), (4, 16)]  # three lanes were full; a fourth fills up to a power of two
-    assert tape.shape == (8, 16) and not code.any()
+    assert tape.shape == (8, 16) and not code.any() and records == 16
     np.testing.assert_array_equal((tape != 0).sum(1), lengths)
     grows.run_growing([lengths])
     assert ran[2:] == [(8, 16)]

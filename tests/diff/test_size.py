@@ -15,7 +15,7 @@ from lanewise import _jax
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.records import SMALL, Tapes
 from lanewise.diff.vjp import vjp_program
-from lanewise.machine import choose
+from lanewise.machine import linking
 from lanewise.machine.kernel import carry, device, foreign
 from lanewise.program import Program
 
@@ -147,7 +147,7 @@ def test_a_kernel_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, call)
 
     counted(carry, "written", written)
-    counted(choose, "flatten", linked)
+    counted(linking, "flatten", linked)
 
     @lw.program
     def halvings(x):

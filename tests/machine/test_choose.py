@@ -16,9 +16,10 @@ import needs
 from comparing import lanes_of
 from corpus import Case, case_named
 from lanewise.blocks.form import verify
-from lanewise.machine import execute, on_host, sample
-from lanewise.machine.choose import blocks_of
+from lanewise.machine import choose, on_host, sample
+from lanewise.machine.job import Job
 from lanewise.machine.link import Linked, link
+from lanewise.machine.linking import blocks_of
 from lanewise.machine.sample import SAMPLED_LANES, Sample, counted, take_sample
 from lanewise.options import Options
 from machine.kernel.test_corpus import operands_of
@@ -59,7 +60,7 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> list[Sample | None]:
         taken.append(take_sample(*args, **kwargs))
         return taken[-1]
 
-    monkeypatch.setattr(execute, "take_sample", take)
+    monkeypatch.setattr(choose, "take_sample", take)
     on_host.on_host.cache_clear()
     return taken
 
@@ -68,9 +69,9 @@ def sampled(case: Case) -> tuple[Linked, Sample | None]:
     args = batch(case.name)
     program, operands, varying = operands_of(case, args)
     linked = link(blocks_of(program, varying, Options()), varying)
-    mapped = [(flag,) for flag in varying]
+    mapped = tuple((flag,) for flag in varying)
     lanes = (lanes_of(case.in_axes, args),)
-    return linked, take_sample(linked, operands, lanes, mapped, Options())
+    return linked, take_sample(linked, operands, Job(program, lanes, mapped, Options()))
 
 
 @needs.compiler

@@ -11,7 +11,8 @@ from lanewise.errors import Outcome
 from lanewise.machine import compact
 from lanewise.machine.compact import tile_width
 from lanewise.machine.schedule import dear_blocks
-from seeing import linked_of
+from lanewise.profile import Profile
+from seeing import linked_of, on_profile
 
 WIDTH = 64
 
@@ -28,12 +29,12 @@ def tail(x, n, w):
 
 
 @pytest.fixture
-def always_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def always_packed(monkeypatch: pytest.MonkeyPatch) -> Profile:
     """Tiles of any size are worth it."""
-    monkeypatch.setattr(compact, "TILE_OPERATIONS", {"cpu": 0.0, "gpu": 0.0})
     monkeypatch.setattr(compact, "CHOICE_OPERATIONS", 0.0)
     monkeypatch.setattr(compact, "AGREEMENT_OPERATIONS", 0.0)
     monkeypatch.setattr(compact, "FEWEST_LANES", 4)
+    return on_profile(monkeypatch, tile_operations=0.0)
 
 
 def arguments(lanes: int) -> tuple:
@@ -44,9 +45,10 @@ def arguments(lanes: int) -> tuple:
     return x, n, w
 
 
-def test_which_blocks_are_cut_into_tiles(always_packed: None) -> None:
+def test_which_blocks_are_cut_into_tiles(always_packed: Profile) -> None:
     x, n, w = arguments(1)
-    linked = linked_of(tail, x[0], n[0], w, varying=(True, True, False))
+    varying = (True, True, False)
+    linked = linked_of(tail, x[0], n[0], w, varying=varying, profile=always_packed)
     (dear,) = dear_blocks(linked, 64)
     assert tile_width(linked, dear, 64) == 4
     assert tile_width(linked, dear, 8) is None
@@ -60,7 +62,7 @@ def test_small_blocks_run_at_full_width() -> None:
 
 
 @pytest.mark.parametrize("max_steps", [None, 6])
-def test_answers_and_outcomes_are_the_same(always_packed: None, max_steps: int | None) -> None:
+def test_answers_and_outcomes_are_the_same(always_packed: Profile, max_steps: int | None) -> None:
     lanes = 48
     batch = arguments(lanes)
     how = {"in_axes": (0, 0, None), "throw": False, "stats": True, "max_steps": max_steps}

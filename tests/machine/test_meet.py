@@ -12,9 +12,9 @@ import pytest
 import lanewise as lw
 from corpus import case_named
 from lanewise.errors import InternalError, OptionError
-from lanewise.machine.choose import blocks_of
 from lanewise.machine.kernel import between
 from lanewise.machine.link import link
+from lanewise.machine.linking import blocks_of
 from lanewise.machine.schedule import (
     kernel_between,
     meeting_blocks,

@@ -17,8 +17,8 @@ from comparing import assert_same, take
 from corpus import Case, case_named
 from lanewise.errors import InternalError, OptionError, Outcome
 from lanewise.machine import choose, on_host
+from lanewise.machine.carriers.native import CPP, IN_STEP, XLA
 from lanewise.machine.kernel import compiler, foreign, host
-from lanewise.machine.native import CPP, IN_STEP, XLA
 from programs.small import depth, fib
 from test_corpus import batch, one_at_a_time
 from test_outcomes import checked

@@ -12,6 +12,7 @@ import pytest
 import lanewise as lw
 from lanewise.errors import Outcome
 from lanewise.machine import on_host
+from lanewise.machine.carriers import native
 from lanewise.machine.rerun import Rerun
 
 
@@ -68,7 +69,8 @@ def test_the_room_is_remembered() -> None:
 
 @pytest.mark.parametrize("axes", [(0, 0), (0, None)])
 def test_deep_lanes_among_shallow_ones(axes: tuple[Any, ...], monkeypatch: Any) -> None:
-    monkeypatch.setattr(on_host, "DEEP", 4)
+    monkeypatch.setattr(native, "DEEP", 4)
+    on_host.on_host.cache_clear()
     n = jnp.array([1, 90, 3, 0, 5, 2, 1, 20])
     keys = jax.random.split(jax.random.key(0), 8)
     given = keys if axes[1] == 0 else keys[0]

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from lanewise.machine import execute, schedule
+from lanewise.machine import schedule
 from lanewise.machine.around import around
+from lanewise.machine.carriers import ticks
 from lanewise.machine.link import Linked
 from lanewise.machine.shrink import widths_for
+from lanewise.profile import CPU, GPU, Profile
 from programs.small import fib
-from seeing import linked_of
+from seeing import linked_of, on_profile
 
 WEIGHTS = jax.random.normal(jax.random.key(0), (4, 64, 64)) / 8.0
 
@@ -55,8 +57,9 @@ def now_and_then(x, steps, weights):
     return x
 
 
-def linked_with_weights(fun: Any) -> Linked:
-    return linked_of(fun, jnp.zeros(64), jnp.int32(0), WEIGHTS, varying=(True, True, False))
+def linked_with_weights(fun: Any, profile: Profile = CPU) -> Linked:
+    varying = (True, True, False)
+    return linked_of(fun, jnp.zeros(64), jnp.int32(0), WEIGHTS, varying=varying, profile=profile)
 
 
 def products(linked: Linked) -> list[int]:
@@ -77,10 +80,10 @@ def swept(fun: Any, args: Any, **options: Any) -> Any:
 
 @pytest.fixture
 def narrowing(monkeypatch: Any) -> None:
-    """As on a GPU: guards are dear, and a machine narrows."""
-    monkeypatch.setattr(schedule, "guards_are_dear", lambda: True)
+    """As on a GPU: the host reads guards, and a machine narrows."""
+    on_profile(monkeypatch, host_reads_guards=True)
     widths = lambda linked, lanes, schedule: (lanes, lanes // 2, lanes // 4)  # noqa: E731
-    monkeypatch.setattr(execute, "widths_for", widths)
+    monkeypatch.setattr(ticks, "widths_for", widths)
 
 
 @pytest.mark.parametrize("fun", [one_of_four, each_turn, now_and_then])
@@ -98,7 +101,7 @@ def test_the_answers_are_the_same(fun: Any, free: int, request: Any, monkeypatch
 def test_a_narrower_machine_is_offered_less(narrowing: None, monkeypatch: Any) -> None:
     args = batch(64)
     narrow = swept(each_turn, args, stats=True)[1]
-    monkeypatch.setattr(execute, "widths_for", lambda linked, lanes, schedule: (lanes,))
+    monkeypatch.setattr(ticks, "widths_for", lambda linked, lanes, schedule: (lanes,))
     wide = swept(each_turn, args, stats=True)[1]
     assert narrow.advanced == wide.advanced
     assert narrow.offered < wide.offered
@@ -127,6 +130,8 @@ def test_what_a_lane_may_go_round_without() -> None:
     assert around(linked, products(linked)) == (frozenset(), frozenset())
 
 
-def test_a_cpu_does_not_narrow() -> None:
-    if jax.default_backend() == "cpu":
-        assert widths_for(linked_with_weights(each_turn), 1 << 16, "sweep") == (1 << 16,)
+def test_a_gpu_narrows_and_a_cpu_does_not() -> None:
+    lanes = 1 << 16
+    assert widths_for(linked_with_weights(each_turn), lanes, "sweep") == (lanes,)
+    on_gpu = linked_with_weights(each_turn, GPU)
+    assert len(widths_for(on_gpu, lanes, "sweep")) > 1

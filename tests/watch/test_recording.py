@@ -179,7 +179,7 @@ def test_other_threads_are_left_alone() -> None:
 
 
 def test_the_plan_is_the_one_without_a_recording() -> None:
-    found = recorded(lw.vmap(collatz), NUMBERS).site.about["plan"]
+    found = recorded(lw.vmap(collatz), NUMBERS).site.plan
     plan = lw.inspect(collatz, NUMBERS).plan
     assert (found.carrier, found.path, found.why) == (plan.carrier, plan.path, plan.why)
 

@@ -34,7 +34,14 @@ from lanewise._jax.avals import (
     zero_tangent,
     zeros,
 )
-from lanewise._jax.devices import devices_of, devices_of_lowering, explicit_axes, placed
+from lanewise._jax.devices import (
+    default_platform,
+    devices_of,
+    devices_of_lowering,
+    explicit_axes,
+    has_platform,
+    placed,
+)
 from lanewise._jax.jaxprs import (
     Atom,
     ClosedJaxpr,
@@ -83,7 +90,6 @@ from lanewise._jax.tracing import (
     batched_outputs,
     broadcast_axes,
     current_trace,
-    default_platform,
     definition,
     has_value,
     is_batched,

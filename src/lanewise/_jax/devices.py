@@ -1,4 +1,4 @@
-"""Over which devices values are split, as far as JAX knows."""
+"""Where values are, where code runs, and over which devices values are split, as far as JAX knows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax._src import config as _config
 from jax.core import Tracer
 from jax.sharding import SingleDeviceSharding
 
@@ -44,14 +45,33 @@ def devices_of(value: Any) -> int:
     return len(sharding.device_set)
 
 
-def placed(values: Sequence[Any]) -> tuple[str | None, int]:
-    """The platform of the first array, if there is one, and the most devices that any of them lies on."""
+def default_platform() -> str:
+    """Where arrays are put that are on no device yet."""
+    device = _config.default_device.value
+    if device is None:
+        return jax.default_backend()
+    return device if isinstance(device, str) else device.platform
+
+
+def placed(values: Sequence[Any]) -> tuple[str, int]:
+    """The platform that code runs on with these values, and the most devices that any of them lies on.
+
+    It is that of those which are committed to a device; else that where arrays are put.
+    """
     platform, most = None, 1
     for value in values:
         if not isinstance(value, jax.Array) or isinstance(value, Tracer):
             continue
         devices = value.sharding.device_set
-        if platform is None:
+        if platform is None and value.committed:
             platform = next(iter(devices)).platform
         most = max(most, len(devices))
-    return platform, most
+    return platform or default_platform(), most
+
+
+def has_platform(platform: str) -> bool:
+    """Whether JAX has devices of a platform here."""
+    try:
+        return bool(jax.devices(platform))
+    except RuntimeError:
+        return False

@@ -69,14 +69,6 @@ def outside_traces() -> bool:
     return _core.trace_ctx.is_top_level() and not jit_disabled()
 
 
-def default_platform() -> str:
-    """Where arrays are put that are on no device yet."""
-    device = _config.default_device.value
-    if device is None:
-        return jax.default_backend()
-    return device if isinstance(device, str) else device.platform
-
-
 def current_trace() -> Any:
     return _core.trace_ctx.trace
 

@@ -40,7 +40,7 @@ from lanewise.blocks.inside import inside, is_throw, tests_many, with_one_test
 from lanewise.blocks.update import UPDATES
 from lanewise.check import check_p
 from lanewise.errors import Outcome, TransformError
-from lanewise.outcomes import FULL_TAPE, Site
+from lanewise.outcomes import Site
 from lanewise.program import Function, Program, call_p, program_p, site_of
 
 Env = dict[Var, Atom]
@@ -68,7 +68,6 @@ class _Flattener:
         self.explains = explains
         self.constants: list[tuple[Var, Any]] = []
         self.sites: dict[Site, int] = {}
-        self.grows = False
         self.functions: dict[str, BlockFunction] = {}
         self.frames: dict[tuple[int, str], BlockFunction] = {}
         self.captures: dict[tuple[int, int], Var] = {}
@@ -83,7 +82,6 @@ class _Flattener:
         avals = operand_avals(program)
         # Sites are numbered as the program numbers them: that is what outcomes refer to.
         self.sites = {site: i for i, site in enumerate(program.sites)}
-        self.grows = program.larger is not None
         num_captures = program.num_captures
         captured = [
             self.new_var(a, flag) for a, flag in zip(avals[:num_captures], varying, strict=False)
@@ -337,9 +335,10 @@ class _Flattener:
         return self.walk(traced.jaxpr, [*captured, *operands])
 
     def check(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
-        site = site_of(eqn)
-        number = self.sites.setdefault(site, len(self.sites))
-        fail = Fail(number, waits=self.grows and site == FULL_TAPE)
+        outcome, number = eqn.params["outcome"], -1
+        if outcome is Outcome.ASSERTION_FAILED:
+            number = self.sites.setdefault(site_of(eqn), len(self.sites))
+        fail = Fail(number, outcome, eqn.params["waits"])
         if self.explains:
             fail = replace(fail, message=eqn.params["writes"], values=tuple(operands[1:]))
         self.fail_unless(operands[0], fail)
@@ -361,7 +360,7 @@ class _Flattener:
                 [code, site],
             )
             self.fail_unless(fine, Fail(self.sites.setdefault(place, len(self.sites))))
-        for outcome in (Outcome.STEPS_EXHAUSTED, Outcome.STACK_OVERFLOW):
+        for outcome in (Outcome.STEPS_EXHAUSTED, Outcome.STACK_OVERFLOW, Outcome.TAPE_FULL):
             (fine,) = self.inline(lambda c, o=outcome: [(c != int(o)).all()], [code])
             self.fail_unless(fine, Fail(-1, outcome))
 

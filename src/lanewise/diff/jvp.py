@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,7 +69,19 @@ def jvp_program(program: Program, moving: Moving) -> Program:
             if eqn.params["name"] not in program.functions
         ]
     _add_unmoved(program, functions)
-    return Program(functions, first, program.num_captures + sum(captured), (original, moving))
+    found = Program(functions, first, program.num_captures + sum(captured))
+    _derivatives[found] = (original, moving)
+    return found
+
+
+_derivatives: weakref.WeakKeyDictionary[Program, tuple[Program, Moving]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def derivative_of(program: Program) -> tuple[Program, Moving] | None:
+    """The program that this one is the forward derivative of, and which of its operands have tangents."""
+    return _derivatives.get(program)
 
 
 def _add_unmoved(program: Program, functions: dict[str, Function]) -> None:

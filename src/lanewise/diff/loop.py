@@ -22,6 +22,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise.blocks.inside import tests_many, with_one_test
+from lanewise.check import check_room
 from lanewise.diff.activity import moving_carry
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import FARTHEST, next_kept, read, write, write_if
@@ -31,7 +32,7 @@ from lanewise.diff.piece import Step, piece
 from lanewise.diff.records import tops, with_tops
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
-from lanewise.diff.tape import check_room, unfilled
+from lanewise.diff.tape import unfilled
 
 
 @dataclass(frozen=True)
@@ -348,7 +349,7 @@ def _save_all(
     def forward(carry: Any) -> Any:
         at, tape, state, left = carry
         if own.saved:
-            check_room(jnp.less(at, records))
+            check_room(jnp.less(at, records), scope.checkpoints.can_grow)
         outs, left = ahead([*fixed, *state], left)
         state, saved = outs[: len(state)], outs[len(state) :]
         return at + 1, [write(t, x, at) for t, x in zip(tape, saved, strict=True)], state, left

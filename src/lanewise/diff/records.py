@@ -21,8 +21,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
+from lanewise.check import check_room
 from lanewise.diff.checkpoint import read, write
-from lanewise.diff.tape import check_room, unfilled
+from lanewise.diff.tape import unfilled
 
 # Arrays of at most this many elements lie among the numbers of a record.
 SMALL = 16
@@ -45,13 +46,14 @@ class Tape:
 
 @dataclass(frozen=True)
 class Tapes:
-    """The tapes that hold some kinds of records, with room for a number of each."""
+    """The tapes of some kinds of records, with room for a number of each; `grows`: a host may make them longer."""
 
     each: tuple[Tape, ...]
     records: int
+    grows: bool = False
 
     @staticmethod
-    def of(kinds: Iterable[Record], records: int) -> Tapes:
+    def of(kinds: Iterable[Record], records: int, grows: bool = False) -> Tapes:
         """Tapes for these kinds of records.
 
         >>> number, flag = _jax.shaped((), jnp.float32.dtype), _jax.shaped((), jnp.bool_.dtype)
@@ -68,7 +70,7 @@ class Tapes:
             for entry, number in own.items():
                 widths[entry] = max(widths.get(entry, 0), number)
         each = (Tape(shape, dtype, width) for (shape, dtype), width in widths.items())
-        return Tapes(tuple(each), records)
+        return Tapes(tuple(each), records, grows)
 
     @property
     def avals(self) -> list[_jax.ShapedArray]:
@@ -92,7 +94,7 @@ class Tapes:
         after = {at: arrays[2 * at + 1] + number for at, (number, _) in own.items()}
         fit = [lax.le(x, jnp.int32(self.records * self.each[at].width)) for at, x in after.items()]
         if fit:
-            check_room(functools.reduce(lax.bitwise_and, fit))
+            check_room(functools.reduce(lax.bitwise_and, fit), self.grows)
         for at, (_, places) in own.items():
             mine = [values[i] for i in places]
             arrays[2 * at] = _written(self.each[at], arrays[2 * at], mine, arrays[2 * at + 1])

@@ -59,7 +59,7 @@ class Adjoints:
 
     @functools.cached_property
     def tapes(self) -> Tapes:
-        return Tapes.of(self.layout.values(), self.checkpoints.records)
+        return Tapes.of(self.layout.values(), self.checkpoints.records, self.checkpoints.can_grow)
 
     @property
     def stack_avals(self) -> list[_jax.ShapedArray]:

@@ -264,7 +264,7 @@ def _as_set(eqn: _jax.JaxprEqn, scope: Scope) -> _jax.JaxprEqn:
     if eqn.primitive is not program_p or eqn.params["options"].checkpoints != "auto":
         return eqn
     outer = scope.checkpoints
-    options = eqn.params["options"].updated(checkpoints=outer.setting, tape=outer.records)
+    options = eqn.params["options"].with_tape_of(outer.setting, outer.records, outer.can_grow)
     return eqn.replace(params={**eqn.params, "options": options})
 
 

@@ -17,8 +17,6 @@ from typing import Any
 
 from lanewise import _jax
 from lanewise._jax import mlir
-from lanewise.check import check
-from lanewise.outcomes import FULL_TAPE
 
 unfilled_p = _jax.Primitive("unfilled")
 
@@ -37,8 +35,3 @@ def _zeros(*, shape: tuple[int, ...], dtype: Any) -> Any:
 unfilled_p.def_impl(_zeros)
 unfilled_p.def_abstract_eval(lambda *, shape, dtype: _jax.shaped(shape, dtype))
 mlir.register_lowering(unfilled_p, mlir.lower_fun(_zeros, multiple_results=False))
-
-
-def check_room(fits: Any) -> None:
-    """End the lane, or let it wait, unless one more record fits on a tape."""
-    check(fits, FULL_TAPE.message, FULL_TAPE.location)

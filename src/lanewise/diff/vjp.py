@@ -52,28 +52,47 @@ class Reverse:
     out_moving: Moving
 
 
+@dataclass(frozen=True)
+class Room:
+    """A gradient whose tapes have room for a number of records, and may be made longer while it runs."""
+
+    program: Program
+    moving: Moving
+    checkpoints: Checkpoints
+
+    @property
+    def gradient(self) -> Reverse:
+        return vjp_program(self.program, self.moving, self.checkpoints)
+
+    @property
+    def forward(self) -> WithConstants:
+        return self.gradient.forward
+
+    @property
+    def records(self) -> int:
+        return self.checkpoints.records
+
+    def larger(self) -> Room | None:
+        """The same with longer tapes; None if they are as long as they may be."""
+        if not self.checkpoints.can_grow:
+            return None
+        more = self.with_records(self.checkpoints.larger().records)
+        same = len(more.forward.constants) == len(self.forward.constants)
+        assert same, "the same code holds the same constants"
+        return more
+
+    def with_records(self, records: int) -> Room:
+        """The same with tapes of this length."""
+        return replace(self, checkpoints=replace(self.checkpoints, records=records))
+
+
 @functools.lru_cache(maxsize=512)
 def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> Reverse:
     """The gradient of a program by the operands that move."""
-    found = _vjp_program(program, moving, checkpoints)
-    if not checkpoints.can_grow:
-        return found
-    forward, constants = found.forward
-
-    def larger() -> tuple[Program, tuple[Any, ...]]:
-        more = vjp_program(program, moving, checkpoints.larger()).forward
-        assert len(more.constants) == len(constants), "the same code holds the same constants"
-        return more
-
-    grows = WithConstants(replace(forward, larger=larger), constants)
-    return replace(found, forward=grows)
-
-
-def _vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> Reverse:
     if any(calls(function.jaxpr) for function in program.functions.values()):
         loop = as_loop(program)
         if loop is not None:
-            return _vjp_program(loop, moving, checkpoints)
+            return vjp_program(loop, moving, checkpoints)
         return _recursive(program, moving, checkpoints)
     entry = program.functions[program.entry]
     code = entry.jaxpr

@@ -252,8 +252,7 @@ class Advance:
                 following = [pc_after(t) for t in targets]
                 index = given[0]
                 if targets[0] in self.linked.waiting:
-                    site = self.linked.waiting[targets[0]]
-                    return self._wait_unless(state, index, mask, following[1], site)
+                    return self._wait_unless(state, index, mask, following[1])
                 if len(following) == 2:
                     chosen = jnp.where(index.astype(bool), following[1], following[0])
                 else:
@@ -268,14 +267,13 @@ class Advance:
             case Fail(site, outcome):
                 return self._end(state, mask, outcome, site)
 
-    def _wait_unless(self, state: State, room: Any, mask: Any, following: int, site: int) -> State:
+    def _wait_unless(self, state: State, room: Any, mask: Any, following: int) -> State:
         """Where a lane goes that needs room on its tape: if there is none it waits, and says so in its code."""
         room = room.astype(bool)
         waits = mask & ~room
         return state.with_(
             pc=jnp.where(mask, jnp.where(room, following, -1 - following), state.pc),
-            code=jnp.where(waits, int(Outcome.ASSERTION_FAILED), state.code),
-            site=jnp.where(waits, site, state.site),
+            code=jnp.where(waits, int(Outcome.TAPE_FULL), state.code),
         )
 
     def enter(self, state: State, block: Block, given: Sequence[Any], mask: Any) -> State:

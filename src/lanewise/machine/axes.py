@@ -6,12 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise.options import Options
-from lanewise.outcomes import counts
 from lanewise.program import Program
 
 # For each operand, which axes of lanes it has.
@@ -46,17 +43,6 @@ def one_lane(program: Program) -> Callable[..., list[Any]]:
     return run
 
 
-def no_lanes(program: Program, lanes: tuple[int, ...], options: Options) -> list[Any]:
-    """No lanes: nothing runs."""
-    out = [
-        jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*lanes, *leaf.shape)), _jax.zeros(aval))
-        for aval in program.out_avals
-    ]
-    if program.gives_outcomes(options):
-        out += [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]
-    return out + (counts(0, 0, 0, 0, steps=0, deepest=0) if options.stats else [])
-
-
 def of_rows(
     operands: Sequence[Any], rows: Any, lanes: tuple[int, ...], mapped: Mapped
 ) -> tuple[list[Any], Mapped]:
@@ -64,3 +50,8 @@ def of_rows(
     flat, flags = lanes_first(operands, lanes, mapped)
     taken = [x[rows] if varies else x for x, varies in zip(flat, flags, strict=True)]
     return taken, tuple((varies,) for varies in flags)
+
+
+def with_constants(constants: Sequence[Any], mapped: Mapped, lanes: tuple[int, ...]) -> Mapped:
+    """Which lane axes operands have, those of a program's constants first, which have none."""
+    return (*[(False,) * len(lanes)] * len(constants), *mapped)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ import numpy as np
 
 from lanewise.blocks.flatten import operand_avals
 from lanewise.machine.feed import NONE_ENDED, Ended, Example
-from lanewise.machine.on_host import execute_on_host, not_waiting
+from lanewise.machine.kernel.waiting import not_waiting
 from lanewise.machine.state import loaded, stored
 from lanewise.options import Options
 from lanewise.program import Program
@@ -37,11 +37,17 @@ POLL_SECONDS = 2e-4
 
 
 class InBatches:
-    """A program that a stream feeds with batches."""
+    """A program that a stream feeds with batches: `run` runs `program_p` on the host."""
 
     def __init__(
-        self, program: Program, captures: Sequence[Any], lanes: int, options: Options
+        self,
+        run: Callable[..., list[Any]],
+        program: Program,
+        captures: Sequence[Any],
+        lanes: int,
+        options: Options,
     ) -> None:
+        self.run = run
         self.program = program
         self.captures = tuple(captures)
         # All of a batch may be in flight, and the stream knows what to do about one that fails.
@@ -67,7 +73,7 @@ class InBatches:
             filled = np.resize(rows, (size, *rows.shape[1:]))
             given.append(loaded(jnp.asarray(filled), aval))
         with not_waiting():
-            self.out = execute_on_host(
+            self.out = self.run(
                 *self.captures,
                 *given,
                 program=self.program,

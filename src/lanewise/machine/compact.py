@@ -12,7 +12,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -27,13 +26,10 @@ from lanewise.machine.together import lookups
 FEWEST_LANES = 16
 # What an element costs to take out of a row and put back, in operations.
 MOVE_OPERATIONS = 32.0
-# What a tile must be worth, in lane operations: many times what it costs to start one.
-TILE_OPERATIONS = {"cpu": 2e6, "gpu": 3e10}
-# And for each lane of the machine: choosing the lanes of a tile looks at all of them, longer if they must agree.
+# What a tile must be worth for each lane of the machine: choosing its lanes looks at all of them, longer if they must
+# agree.
 CHOICE_OPERATIONS = 4e3
 AGREEMENT_OPERATIONS = 1e4
-# What a tile's lanes keep should stay in a core's cache: with twice as much a matrix product took twice as long a lane.
-MOST_TILE_BYTES = 2 << 20
 # A block is cut into tiles if that leaves at least this many for all lanes.
 FEWEST_TILES = 4
 
@@ -46,10 +42,9 @@ def tile_width(linked: Linked, pc: int, lanes: int) -> int | None:
     operations = linked.costs[pc].operations
     if operations <= move_operations(linked, block):
         return None
-    least = TILE_OPERATIONS.get(jax.default_backend(), TILE_OPERATIONS["gpu"])
+    least, most = linked.profile.tile_operations, linked.profile.most_tile_bytes
     agree = lookups(block, set(linked.uniforms).__contains__)
     worth = max(least, (AGREEMENT_OPERATIONS if agree else CHOICE_OPERATIONS) * lanes)
-    most = MOST_TILE_BYTES if jax.default_backend() == "cpu" else math.inf
     kept = _touched_bytes(linked, block)
     width = FEWEST_LANES
     while width * operations < worth and (width * operations < least or 2 * width * kept <= most):

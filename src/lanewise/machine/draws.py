@@ -57,7 +57,7 @@ def drawing_by_lane(program: Program) -> Program:
             return eqn
         return eqn.replace(primitive=draw_p, params={"draw": Draw(eqn)})
 
-    return with_equations(program, change, drawing_by_lane)
+    return with_equations(program, change)
 
 
 def _draws(eqn: JaxprEqn) -> bool:

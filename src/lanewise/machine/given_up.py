@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from lanewise.errors import CompilerError
-from lanewise.options import Options
+from lanewise.machine.job import Job
 from lanewise.program import Program
 
 Answer = TypeVar("Answer")
@@ -24,12 +24,12 @@ def reason(program: Program) -> str | None:
     return _reasons.get(program)
 
 
-def or_given_up(program: Program, options: Options, run: Callable[[], Answer]) -> Answer:
+def or_given_up(job: Job, run: Callable[[], Answer]) -> Answer:
     """Run what plans and runs a program; again without kernels, if none can be compiled and none was asked for."""
     try:
         return run()
     except CompilerError as error:
-        if options.carrier in ("native", "kernel") or options.schedule != "auto":
+        if job.options.carrier in ("native", "kernel") or job.options.schedule != "auto":
             raise
-        _reasons[program] = str(error)
+        _reasons[job.program] = str(error)
     return run()

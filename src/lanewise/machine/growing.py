@@ -67,14 +67,12 @@ class Phases(NamedTuple):
 Around = Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]
 
 
-class Whole:
-    """A program compiled in one piece, which has nothing to grow."""
-
-    def __init__(self, run: Callable[..., list[Any]], around: Around | None = None) -> None:
-        self.run = jax.jit(run) if around is None else around(jax.jit(run))
-
-    def run_growing(self, operands: Sequence[Any]) -> list[Any]:
-        return self.run(*operands)
+def compiled(
+    run: Callable[..., list[Any]], around: Around | None = None
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """What is compiled in one piece, and has nothing to grow."""
+    whole = jax.jit(run) if around is None else around(jax.jit(run))
+    return lambda operands: whole(*operands)
 
 
 class Larger(NamedTuple):

@@ -106,7 +106,6 @@ def moved(
     return state.with_(
         pc=jnp.where(waits, -1 - state.pc, state.pc),
         code=jnp.where(waits, int(Outcome.DONE), state.code),
-        site=jnp.where(waits, -1, state.site),
         registers=given(larger.registers, smaller.registers, state.registers),
         uniforms=given(larger.uniforms, smaller.uniforms, state.uniforms),
         stacks=given(larger.storage.stacks, smaller.storage.stacks, state.stacks),

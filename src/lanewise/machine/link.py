@@ -26,6 +26,7 @@ from lanewise.blocks.form import (
     TailCall,
     successors,
 )
+from lanewise.profile import CPU, Profile
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,7 @@ class Linked:
     order: tuple[Block | ReturnPoint, ...]
     pc_of: dict[Label, int]
     return_pc: dict[Label, int]
+    profile: Profile
 
     @property
     def halt(self) -> int:
@@ -118,15 +120,15 @@ class Linked:
         )
 
     @cached_property
-    def waiting(self) -> dict[Label, int]:
-        """The blocks that end a lane for want of room on a tape that may grow, and their sites: no lane goes there."""
-        return {
-            item.label: item.terminator.site
+    def waiting(self) -> frozenset[Label]:
+        """The blocks that end a lane for want of room on a tape that may grow: no lane goes there."""
+        return frozenset(
+            item.label
             for item in self.order
             if isinstance(item, Block)
             and isinstance(item.terminator, Fail)
             and item.terminator.waits
-        }
+        )
 
     def pc_after(self, target: Label) -> int:
         """The pc of a lane that goes to `target`."""
@@ -185,8 +187,8 @@ class ReturnPoint:
         return f"return of {self.call}"
 
 
-def link(program: BlockProgram, varying: Sequence[bool]) -> Linked:
-    """Number the blocks and decide storage, when these inputs vary between lanes."""
+def link(program: BlockProgram, varying: Sequence[bool], profile: Profile = CPU) -> Linked:
+    """Number the blocks and decide storage, when these inputs vary between lanes of a machine with this profile."""
     program = coalesce(program, varying)
     decided = storage(program, varying)
     blocks = [block for _, block in program.all_blocks()]
@@ -204,4 +206,4 @@ def link(program: BlockProgram, varying: Sequence[bool]) -> Linked:
     for block in blocks:
         if isinstance(block.terminator, Call) and block.label not in return_pc:
             return_pc[block.label] = pc_of[block.terminator.target]
-    return Linked(program, decided, tuple(order), pc_of, return_pc)
+    return Linked(program, decided, tuple(order), pc_of, return_pc, profile)

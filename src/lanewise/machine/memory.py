@@ -21,9 +21,9 @@ from typing import Any
 import jax
 
 from lanewise.errors import OptionError
+from lanewise.machine.job import Job
 from lanewise.machine.link import Linked
 from lanewise.machine.state import storage_struct
-from lanewise.outcomes import FULL_TAPE
 from lanewise.program import Program
 
 # How many parts a message names.
@@ -67,6 +67,24 @@ def parts_of_answers(avals: Iterable[Any], lanes: int) -> list[Part]:
     ]
 
 
+def refuse_too_large(job: Job, linked: Linked | None, capacity: int, *, inside_jit: bool) -> None:
+    """Raise if a run needs more memory than the platform has: of a machine by ticks, or of lanes by themselves.
+
+    The stacks of a machine hold `capacity` frames.
+    """
+    if job.platform is None:
+        return
+    own = [
+        aval for aval, has in zip(job.program.out_avals, job.answer_axes, strict=True) if all(has)
+    ]
+    parts = parts_of_answers(own, job.examples)
+    if linked is not None:
+        # Without refill, answers are registers.
+        parts = parts if job.refilled else []
+        parts += parts_of_state(linked, job.width, capacity)
+    refuse_parts(job.program, parts, job.width, job.platform, inside_jit)
+
+
 def refuse_parts(
     program: Program, parts: Sequence[Part], lanes: int, platform: str, inside_jit: bool
 ) -> None:
@@ -79,7 +97,7 @@ def refuse_parts(
     ways = ["a smaller batch" if largest[0].answered else "fewer lanes at a time (lanes=)"]
     if any(part.stacked for part in largest):
         ways.append("fewer frames (max_depth=)")
-    if FULL_TAPE in program.sites:
+    if program.has_tapes:
         ways.append("a shorter tape (tape=)")
     if inside_jit:
         ways.append("no jit around it: then stacks and tapes start small, and grow as lanes need")

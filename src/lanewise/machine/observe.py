@@ -21,9 +21,8 @@ Where lanes run by themselves (`native`, `kernel`) there are no ticks. There the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -32,11 +31,9 @@ from jax import lax
 
 from lanewise import _jax, watchers
 from lanewise._jax import Primitive, mlir
-from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import Outcome
+from lanewise.machine.job import Job
 from lanewise.machine.state import State, stored
-from lanewise.options import Options
-from lanewise.program import Program
 from lanewise.watchers import Site
 
 # A power of two, for neighbours are added up.
@@ -86,32 +83,20 @@ def end_run(number: Any, **arrays: Any) -> None:
     _tell(told, 0, number, *arrays.values())
 
 
-def site_of(
-    program: Program,
-    lanes: tuple[int, ...],
-    mapped: Sequence[Sequence[bool]],
-    options: Options,
-    plan: Any,
-    *,
-    streamed: bool = False,
-) -> Site | None:
-    """What those who watch are told of a program that runs as planned; None if nobody is to be told.
+class Planned(Protocol):
+    """What is known of a plan here: its job."""
 
-    `streamed`: examples come from the host, and nobody knows how many.
-    """
-    if not options.watched:
+    @property
+    def job(self) -> Job: ...
+
+
+def site_of(plan: Planned) -> Site | None:
+    """What observers learn of a job that runs as planned; None if there are none."""
+    job = plan.job
+    if not job.options.watched:
         return None
-    about = {
-        "program": program,
-        "lanes": lanes,
-        "mapped": mapped,
-        "options": options,
-        "plan": plan,
-        "operands": tuple(aval.str_short() for aval in operand_avals(program)),
-        "streamed": streamed,
-    }
-    examples = 0 if streamed else math.prod(lanes)
-    return Site(program.name, examples, options.progress, options.recorded, about)
+    examples = 0 if job.streamed else job.examples
+    return Site(job.program.name, examples, job.options.progress, job.options.recorded, plan)
 
 
 # -- by ticks ----------------------------------------------------------------------------------------

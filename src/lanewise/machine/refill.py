@@ -37,7 +37,7 @@ from lanewise.errors import Outcome
 from lanewise.machine import observe
 from lanewise.machine.advance import select
 from lanewise.machine.link import Linked
-from lanewise.machine.schedule import block_operations, dear_for, swept_blocks
+from lanewise.machine.schedule import dear_for, swept_blocks
 from lanewise.machine.state import (
     State,
     grown,
@@ -335,13 +335,13 @@ def refill_ticks(linked: Linked, lanes: int, schedule: str) -> float:
     swept = [linked.costs[pc].operations for pc in swept_blocks(linked)] or [0.0]
     blocks_a_tick = len(swept) if schedule == "sweep" else 1
     operations = sum(swept) * blocks_a_tick / len(swept)
-    tick = blocks_a_tick * block_operations() + lanes * operations
+    tick = blocks_a_tick * linked.profile.block_operations + lanes * operations
     kept = set(linked.registers)
     moved = [*result_registers(linked), *(var for var in linked.program.inputs if var in kept)]
     elements = sum(math.prod(storage_struct(var).shape) for var in moved)
     entry = linked.pc_of[linked.program.entry_function.entry]
     once = linked.costs[entry].operations + MOVE_OPERATIONS * elements
-    return (block_operations() + lanes * once) / tick
+    return (linked.profile.block_operations + lanes * once) / tick
 
 
 def lanes_of(state: State, lanes: Any) -> State:

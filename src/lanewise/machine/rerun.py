@@ -54,7 +54,7 @@ class Rerun:
                 rows = _padded(full)
                 with _jax.our_transfers():
                     again = self.part(*operands, rows=rows, capacity=self.capacity)
-                    out = _put(out, rows, again, out[self.codes].ndim)
+                    out = _put(out, rows, again, self.codes)
             full = self._full(out)
         return out
 
@@ -68,8 +68,8 @@ class RerunLarger:
     """The forward program of a gradient, which runs again with larger tapes for the lanes whose tapes were full.
 
     `run(operands)` is the program as it is, `whole(operands)` the same with larger tapes, `part(operands, rows)` that
-    for the lanes of `rows` alone; without `part` all lanes run again. A lane is full that failed the check `site`.
-    What runs with larger tapes may make them larger still: its answers have the room that was needed in the end.
+    for the lanes of `rows` alone; without `part` all lanes run again. What runs with larger tapes may make them larger
+    still: its answers have the room that was needed in the end, and it says how much that is.
     """
 
     def __init__(
@@ -78,10 +78,9 @@ class RerunLarger:
         whole: Callable[[Sequence[Any]], list[Any]],
         part: Callable[[Sequence[Any], np.ndarray], list[Any]] | None,
         codes: int,
-        site: int,
     ) -> None:
         self.run, self.whole, self.part = run, whole, part
-        self.codes, self.site = codes, site
+        self.codes = codes
         self.outgrown = False
 
     def run_growing(self, operands: Sequence[Any]) -> list[Any]:
@@ -99,12 +98,11 @@ class RerunLarger:
         with _jax.our_transfers():
             again = self.part(operands, rows)
             larger = [_as_large(x, lane_axes, y.shape[1:]) for x, y in zip(out, again, strict=True)]
-            return _put(larger, rows, again, lane_axes)
+            return _put(larger, rows, again, self.codes)
 
     def _full(self, out: Sequence[Any]) -> np.ndarray:
         """The lanes whose tapes were full."""
-        code, site = (_jax.to_host(x) for x in out[self.codes : self.codes + 2])
-        return np.flatnonzero((code == int(Outcome.ASSERTION_FAILED)) & (site == self.site))
+        return np.flatnonzero(_jax.to_host(out[self.codes]) == int(Outcome.TAPE_FULL))
 
 
 def _padded(rows: np.ndarray) -> np.ndarray:
@@ -118,11 +116,16 @@ def _as_large(value: Any, lane_axes: int, shape: Sequence[int]) -> Any:
     return jnp.pad(value, [(0, 0)] * lane_axes + more) if any(map(any, more)) else value
 
 
-def _put(out: Sequence[Any], rows: np.ndarray, again: Sequence[Any], lane_axes: int) -> list[Any]:
-    """What all lanes gave, with what those of `rows` gave later in its place."""
+def _put(out: Sequence[Any], rows: np.ndarray, again: Sequence[Any], codes: int) -> list[Any]:
+    """What all lanes gave, with what those of `rows` gave later in its place.
+
+    Codes and sites are the last that lanes have; what comes after them is of the later run.
+    """
+    lane_axes, end = out[codes].ndim, codes + 2
 
     def put(value: Any, later: Any) -> Any:
         flat = value.reshape(-1, *value.shape[lane_axes:])
         return flat.at[rows].set(later).reshape(value.shape)
 
-    return [put(value, later) for value, later in zip(out, again, strict=True)]
+    merged = [put(value, later) for value, later in zip(out[:end], again[:end], strict=True)]
+    return [*merged, *again[end:]]

@@ -34,6 +34,7 @@ from lanewise import _jax
 from lanewise._jax import Var
 from lanewise.blocks.form import Block, BlockProgram, Call, TailCall
 from lanewise.errors import Outcome
+from lanewise.machine.job import Job
 from lanewise.machine.link import Linked, link
 from lanewise.machine.state import stored
 from lanewise.options import DEPTH_INSIDE_JIT, Options
@@ -81,27 +82,21 @@ class Sample:
         )
 
 
-def take_sample(
-    linked: Linked,
-    operands: Sequence[Any],
-    lanes: tuple[int, ...],
-    mapped: Sequence[Sequence[bool]],
-    options: Options,
-) -> Sample | None:
+def take_sample(linked: Linked, operands: Sequence[Any], job: Job) -> Sample | None:
     """Run some of the lanes for their counts; None where that cannot be done or tells nothing."""
     # Imported here as in choose.py: only where a kernel may run.
     from lanewise.machine.kernel import foreign, host
     from lanewise.machine.kernel.emit import Emitted
     from lanewise.machine.kernel.support import written
 
-    total = int(np.prod(lanes))
+    lanes, mapped, options, varying = job.lanes, job.mapped, job.options, job.varying
+    total = job.examples
     if total < FEWEST_LANES or not foreign.available() or not _readable(operands):
         return None
     blocks = [item for item in linked.order if isinstance(item, Block)]
     if any(eqn.effects for block in blocks for eqn in block.eqns):
         return None
     bound = _most_steps(linked, options)
-    varying = tuple(any(axes) for axes in mapped)
     counters = {block.label: _jax.new_var(_jax.shaped((), np.dtype(np.int32))) for block in blocks}
     counting = link(counted(linked.program, counters), varying)
     kernel = written(counting, varying, options.updated(max_steps=bound, stats=True))

@@ -23,7 +23,6 @@ import functools
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -42,19 +41,12 @@ if TYPE_CHECKING:
 
 Tick = Callable[[State], State]
 
-# What a `cond` costs, in lane operations: below it a block is run for whoever is there. A GPU does far more work in
-# the time the host takes to read a predicate.
-GUARD_OPERATIONS = {"cpu": 100_000, "gpu": 300_000_000}
-# The fixed cost of any block, in the same unit.
-BLOCK_OPERATIONS = {"cpu": 2_000, "gpu": 100_000_000}
 # A block is worth meeting at if a lane's products in it take this many operations.
 MEETING_PRODUCTS = 10_000
 # The lanes that gather at the fullest of several alternatives, over those at each if all were as full.
 CROWDED = 1.0
 # Alternatives that together cost no more than so many ticks all run in each: lanes then need fewer ticks.
 FREE_TICKS = 3
-# And of a tick: deciding what runs.
-TICK_OPERATIONS = {"cpu": 10_000, "gpu": 3_000_000_000}
 
 
 def lowest(advance: Advance) -> Tick:
@@ -98,11 +90,11 @@ def meet(advance: Advance) -> Tick:
     between = kernel_between(linked, advance.max_steps, advance.counting)
     if isinstance(between, str):
         raise OptionError(f'schedule="meet" cannot run this program: {between}. Use "auto".')
-    tick_cost = float(_here(TICK_OPERATIONS))
+    tick_cost = float(linked.profile.tick_operations)
     run_dear = _running_dear(advance, dear, tick_cost, lambda state, pc: state)
 
     def tick(state: State) -> State:
-        state = run_between(between, state, lanes, advance.counting)
+        state = run_between(between, state, lanes, advance.counting, linked.profile)
         if len(dear) == 1 and tile_width(linked, dear[0], lanes) is None:
             return advance.run(state, dear[0])
         return run_dear(state)
@@ -128,7 +120,7 @@ def kernel_between(linked: Linked, max_steps: int | None, counting: bool) -> Emi
     from lanewise.machine.kernel.between import available, emit_between
     from lanewise.machine.kernel.rules import Unsupported
 
-    if not available():
+    if not available(linked.profile):
         return "kernels cannot be made here"
     try:
         return emit_between(
@@ -146,17 +138,17 @@ def sweep(advance: Advance) -> Tick:
     linked, lanes = advance.linked, advance.lanes
     refuse_lost_lanes(linked, swept_blocks(linked))
     dear = dear_blocks(linked, lanes)
-    cheap_cost = _here(TICK_OPERATIONS) + sum(
+    cheap_cost = linked.profile.tick_operations + sum(
         _run_cost(linked, pc, lanes) for pc in range(linked.halt) if pc not in dear
     )
     if not dear:
         return lambda state: _sweep_all(advance, state)
-    if guards_are_dear():
+    if linked.profile.host_reads_guards:
         always, one_of = around(linked, dear)
         if always:
             dear = tuple(pc for pc in dear if pc not in always)
         all_of_them = lanes * sum(linked.costs[pc].operations for pc in one_of)
-        if one_of and all_of_them <= FREE_TICKS * _here(TICK_OPERATIONS):
+        if one_of and all_of_them <= FREE_TICKS * linked.profile.tick_operations:
             dear = tuple(pc for pc in dear if pc not in one_of)
         elif one_of and all(can_be_packed(linked, pc) for pc in one_of):
             return lambda state: _sweep_alternatives(advance, state, sorted(one_of))
@@ -209,19 +201,19 @@ def _running_dear(
             if tiles[place] < lanes:
                 state = run_tiles(advance, state, pc, tiles[place], run[place])
             else:
-                state = _when(run[place], functools.partial(advance.run, pc=pc), state)
+                state = _when(linked, run[place], functools.partial(advance.run, pc=pc), state)
         return state
 
     return tick
 
 
-def _when(flag: Any, run: Callable[[State], State], state: State) -> State:
+def _when(linked: Linked, flag: Any, run: Callable[[State], State], state: State) -> State:
     """`run(state)` if the flag holds.
 
     On a CPU a loop of at most one turn: XLA lets a loop keep its state in place, and copies what goes through a `cond`
     untouched. On a GPU a loop reads its flag twice, which costs more than the copies.
     """
-    if jax.default_backend() != "cpu":
+    if linked.profile.host_reads_guards:
         return lax.cond(flag, run, lambda s: s, state)
     _, state = lax.while_loop(
         lambda carry: carry[0], lambda carry: (jnp.array(False), run(carry[1])), (flag, state)
@@ -245,17 +237,14 @@ def _sweep_alternatives(advance: Advance, state: State, alternatives: list[int])
     return state
 
 
-def guards_are_dear() -> bool:
-    """Whether the host reads a predicate before it goes on: anywhere but on a CPU."""
-    return jax.default_backend() != "cpu"
-
-
 def _run_cheap(advance: Advance, state: State, pc: int) -> State:
     """Run a block for whoever is there; one that moves much, if anyone is."""
     run = functools.partial(advance.run, pc=pc)
-    if guards_are_dear() or advance.lanes * advance.linked.moves[pc] < _here(GUARD_OPERATIONS):
+    linked, profile = advance.linked, advance.linked.profile
+    moved = advance.lanes * linked.moves[pc]
+    if profile.host_reads_guards or moved < profile.guard_operations:
         return run(state)
-    return _when((state.pc == pc).any(), run, state)
+    return _when(linked, (state.pc == pc).any(), run, state)
 
 
 def _sweep_all(advance: Advance, state: State) -> State:
@@ -284,7 +273,7 @@ def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
     """The blocks worth a guard: more work than the guard costs, or a loop that must not run on stale values."""
     work = [cost.shared + lanes * cost.operations for cost in linked.costs]
     items = zip(linked.order, work, strict=True)
-    guard = _here(GUARD_OPERATIONS)
+    guard = linked.profile.guard_operations
     return tuple(
         pc
         for pc, (item, cost) in enumerate(items)
@@ -295,16 +284,7 @@ def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
 def _run_cost(linked: Linked, pc: int, width: int) -> float:
     """What it costs to run a block at a width, in lane operations."""
     cost = linked.costs[pc]
-    return block_operations() + cost.shared + width * cost.operations
-
-
-def block_operations() -> int:
-    """The fixed cost of running any block here, in lane operations."""
-    return _here(BLOCK_OPERATIONS)
-
-
-def _here(cost: dict[str, int]) -> int:
-    return cost.get(jax.default_backend(), cost["gpu"])
+    return linked.profile.block_operations + cost.shared + width * cost.operations
 
 
 def dear_for(linked: Linked, lanes: int, schedule: str) -> tuple[int, ...]:

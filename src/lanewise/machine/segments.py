@@ -19,11 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lanewise import watchers
 from lanewise.blocks.flatten import operand_avals
 from lanewise.errors import Outcome
 from lanewise.machine import observe
-from lanewise.machine.execute import plan
+from lanewise.machine.carriers.plan import Plan
 from lanewise.machine.feed import NONE_ENDED, Ended, Example, kept_row
 from lanewise.machine.growing import FIRST_DEPTH, most_depth
 from lanewise.machine.refill import (
@@ -36,8 +35,6 @@ from lanewise.machine.refill import (
 from lanewise.machine.rerun import GROWTH
 from lanewise.machine.state import State, grown, initial_state, loaded
 from lanewise.machine.ticks import Pause, run_until
-from lanewise.options import Options
-from lanewise.program import Program
 
 # How long a segment may take, in seconds: an interrupt, a slow source and a shown count wait no longer than this.
 SEGMENT_SECONDS = 0.1
@@ -47,11 +44,9 @@ FEWEST_TICKS = 16
 class InLanes:
     """A machine that a stream feeds, lane by lane."""
 
-    def __init__(
-        self, program: Program, captures: Sequence[Any], lanes: int, options: Options
-    ) -> None:
-        options = options.as_recorded() if watchers.recorded() else options
-        self.segments = segments_of(program, lanes, options)
+    def __init__(self, plan: Plan, captures: Sequence[Any]) -> None:
+        self.segments = segments_of(plan)
+        lanes = self.segments.lanes
         self.captures = tuple(captures)
         self.avals = self.segments.avals[len(self.captures) :]
         self.wanted = lanes
@@ -121,25 +116,23 @@ class InLanes:
 
 
 class Segments:
-    """What is compiled for a program and a number of lanes; the state is the caller's."""
+    """What is compiled for a plan; the state is the caller's."""
 
-    def __init__(self, program: Program, lanes: int, options: Options) -> None:
-        mapped = tuple((i >= program.num_captures,) for i in range(program.num_operands))
-        # One example more than lanes: all there is to know is that they will be refilled.
-        chosen = plan(program, (lanes + 1,), mapped, options)
-        assert chosen.linked is not None
-        self.linked = chosen.linked
-        self.lanes = lanes
+    def __init__(self, plan: Plan) -> None:
+        job, options = plan.job, plan.job.options
+        assert plan.linked is not None
+        self.linked = plan.linked
+        self.lanes = lanes = job.width
         self.options = options
-        self.schedule = chosen.schedule
-        self.mapped = tuple(flags[0] for flags in mapped)
-        self.avals = operand_avals(program)
+        self.schedule = plan.schedule
+        self.mapped = job.varying
+        self.avals = operand_avals(job.program)
         self.most = most_depth(self.linked, lanes, options)
         self.capacity = min(FIRST_DEPTH, self.most)
         self.patience = lanes * refill_ticks(self.linked, lanes, self.schedule)
         self._start = jax.jit(self._empty, static_argnums=0)
         self._run = jax.jit(self._segment, donate_argnums=0)
-        self.site = observe.site_of(program, (lanes,), mapped, options, chosen, streamed=True)
+        self.site = observe.site_of(plan)
         self._finish = jax.jit(
             lambda state: observe.finished(state, state.code, lives_of_lanes=False)
         )
@@ -222,9 +215,9 @@ class Segments:
 
 
 @functools.lru_cache(maxsize=64)
-def segments_of(program: Program, lanes: int, options: Options) -> Segments:
+def segments_of(plan: Plan) -> Segments:
     """`Segments`, remembered, so that a second stream compiles nothing."""
-    return Segments(program, lanes, options)
+    return Segments(plan)
 
 
 class _Pace:

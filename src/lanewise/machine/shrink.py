@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from lanewise.machine import observe
@@ -37,7 +36,7 @@ FEWEST_LANES = 2048
 
 def widths_for(linked: Linked, lanes: int, schedule: str) -> tuple[int, ...]:
     """The widths of the machines, the first as wide as there are lanes; only that one where narrowing does not pay."""
-    if jax.default_backend() == "cpu" or not dear_for(linked, lanes, schedule):
+    if not linked.profile.narrows or not dear_for(linked, lanes, schedule):
         return (lanes,)
     found = [lanes]
     while len(found) < MOST_WIDTHS:

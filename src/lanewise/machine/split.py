@@ -18,7 +18,7 @@ from typing import Any
 
 from lanewise import _jax
 from lanewise.errors import TransformError
-from lanewise.machine.choose import Plan
+from lanewise.machine.carriers.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,11 @@ class Split:
         devices = _jax.devices_of_lowering(ctx)
         return None if devices == 1 else Split(devices, _jax.explicit_axes(ctx.avals_in))
 
-    def refuse(self, name: str, chosen: Plan) -> None:
+    def refuse(self, chosen: Plan) -> None:
         """Raise if what was chosen cannot run so."""
         if chosen.carrier != "ticks" or (chosen.plain and not self.axes):
             return
+        name = chosen.job.program.name
         over = f" along {', '.join(map(repr, self.axes))}" if self.axes else ""
         raise TransformError(
             f"`{name}`: its arguments are split over {self.devices} devices{over}, or may be, and the carrier `ticks`"

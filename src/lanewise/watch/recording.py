@@ -131,7 +131,7 @@ class Recording:
     def ended(self, run: int, now: float, arrays: Mapping[str, np.ndarray]) -> None:
         record = self._going_on.pop(run)
         record.ended = now - self.opened
-        if record.readings and record.readings[-1].left == 0 and not record.site.about["streamed"]:
+        if record.readings and record.readings[-1].left == 0 and not record.site.plan.job.streamed:
             # XLA may put off telling the end.
             record.ended = record.readings[-1].time
         detailed = [kept for kept in self.runs if kept.arrays]
@@ -188,7 +188,7 @@ def covered(spans: Iterable[Span], began: float, ended: float) -> float:
 
 def plain_options(site: Site) -> dict[str, Any]:
     """The options of a run that are not as they are by default."""
-    options, usual = site.about["options"], type(site.about["options"])()
+    options, usual = site.plan.job.options, type(site.plan.job.options)()
     return {
         name: value
         for name in options.__dataclass_fields__

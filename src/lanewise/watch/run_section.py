@@ -6,14 +6,15 @@ What is known differs by carrier, and the section says what is not.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from lanewise.blocks.flatten import operand_avals
 from lanewise.blocks.form import Block, BlockProgram
-from lanewise.machine.choose import ONE_LANE_CARRIERS, blocks_of
+from lanewise.machine.carriers.table import ALONE
 from lanewise.machine.link import Linked
+from lanewise.machine.linking import blocks_of
 from lanewise.machine.schedule import dear_blocks
 from lanewise.watch import charts
 from lanewise.watch.charts import Axis, Line, count, percent, seconds
@@ -62,10 +63,12 @@ def site_section(recording: Recording, i: int, site: Site, runs: Sequence[Run]) 
 
 
 def _about(site: Site) -> str:
-    plan = site.about["plan"]
+    plan = site.plan
     why = plan.why
-    if site.about["streamed"]:
-        why = f"a stream of examples through {count(math.prod(site.about['lanes']))} lanes, refilled as they end"
+    if site.plan.job.streamed:
+        why = (
+            f"a stream of examples through {count(site.plan.job.width)} lanes, refilled as they end"
+        )
     options = ", ".join(f"{k}={v!r}" for k, v in plain_options(site).items()) or "none"
     return (
         f"<p>Carried by <b>{escaped(carried(site))}</b>: {escaped(why)}.<br>"
@@ -75,8 +78,8 @@ def _about(site: Site) -> str:
 
 
 def carried(site: Site) -> str:
-    plan = site.about["plan"]
-    if plan.carrier in ONE_LANE_CARRIERS:
+    plan = site.plan
+    if plan.carrier in ALONE:
         return f"{plan.carrier} ({plan.path})"
     return f"{plan.carrier}, {plan.schedule}"
 
@@ -85,14 +88,18 @@ def _arguments(site: Site) -> str:
     """The types of what the program takes, and what of it each example has its own of."""
     words = [
         f"{kind} of each example's own" if any(axes) else f"{kind} shared"
-        for kind, axes in zip(site.about["operands"], site.about["mapped"], strict=True)
+        for kind, axes in zip(_operands(site), site.plan.job.mapped, strict=True)
     ]
     return "; ".join(words) or "none"
 
 
+def _operands(site: Site) -> list[str]:
+    return [aval.str_short() for aval in operand_avals(site.plan.job.program)]
+
+
 def lanes_of(site: Site) -> str:
-    plan, options = site.about["plan"], site.about["options"]
-    if plan.carrier in ONE_LANE_CARRIERS:
+    plan, options = site.plan, site.plan.job.options
+    if plan.carrier in ALONE:
         return "–"
     return count(min(options.lanes or site.examples, site.examples or options.lanes))
 
@@ -151,8 +158,8 @@ def _outcomes(run: Run) -> str:
 
 
 def _unknown(site: Site, run: Run) -> str:
-    plan = site.about["plan"]
-    if plan.carrier in ONE_LANE_CARRIERS:
+    plan = site.plan
+    if plan.carrier in ALONE:
         told = (
             f"<code>{plan.carrier}</code> runs each lane by itself, from its first block to its last: there are no"
             " ticks, and which block ran when is not recorded. "
@@ -347,8 +354,7 @@ def _graph(site: Site, figures: TickFigures | None) -> str:
     blocks, linked = _blocks_of(site)
     dear: set[int] = set()
     if linked is not None:
-        lanes = min(site.about["options"].lanes or site.examples, math.prod(site.about["lanes"]))
-        items = (linked.order[pc] for pc in dear_blocks(linked, lanes))
+        items = (linked.order[pc] for pc in dear_blocks(linked, site.plan.job.width))
         dear = {item.label for item in items if isinstance(item, Block)}
     storage = None if linked is None else linked.storage
     shares = None if figures is None else figures.work_by_label()
@@ -362,11 +368,10 @@ def _graph(site: Site, figures: TickFigures | None) -> str:
 
 
 def _blocks_of(site: Site) -> tuple[BlockProgram, Linked | None]:
-    about, plan = site.about, site.about["plan"]
-    if plan.linked is not None:
-        return plan.linked.program, None if plan.plain else plan.linked
-    varying = tuple(any(axes) for axes in about["mapped"])
-    return blocks_of(about["program"], varying, about["options"].unwatched()), None
+    plan, job = site.plan, site.plan.job
+    if plan.linked is not None and plan.carrier not in ALONE:
+        return plan.linked.program, plan.linked
+    return blocks_of(job.program, job.varying, job.options), None
 
 
 def _block_table(figures: TickFigures) -> str:

@@ -79,7 +79,7 @@ def trace_events(recording: Recording) -> dict[str, Any]:
 
 
 def _machine(site: Site, process: int) -> Iterator[Event]:
-    plan = site.about["plan"]
+    plan = site.plan
     yield from _named(process, f"{site.name} ({plan.carrier}, {plan.schedule})")
     yield from _named(process, "runs", RUNS)
 
@@ -89,7 +89,7 @@ def _run(run: Run, process: int) -> Iterator[Event]:
         return
     about = {
         "examples": run.examples,
-        "why": run.site.about["plan"].why,
+        "why": run.site.plan.why,
         **plain_options(run.site),
         **outcomes_of(run),
     }

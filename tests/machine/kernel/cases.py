@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from lanewise.machine.choose import blocks_of
 from lanewise.machine.kernel import host
 from lanewise.machine.kernel.emit import emit
 from lanewise.machine.link import link
+from lanewise.machine.linking import blocks_of
 from lanewise.options import Options
 from machine.kernel.checking import words
 

@@ -15,10 +15,10 @@ from comparing import assert_same, lane_axes, lanes_of, take
 from corpus import CORPUS, Case, case_named
 from lanewise.blocks.reference import interpret
 from lanewise.errors import OptionError, Outcome
-from lanewise.machine.choose import blocks_of
 from lanewise.machine.kernel import host
 from lanewise.machine.kernel.carry import kernel_for
 from lanewise.machine.link import link
+from lanewise.machine.linking import blocks_of
 from lanewise.options import Options
 from machine.kernel.checking import words
 from test_corpus import batch, one_at_a_time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -98,7 +99,8 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run(answer: Answer, waits: bool = True) -> list[Answer]:
-    return waiting.stoppable(lambda: [answer], lambda: waits)()
+    with nullcontext() if waits else waiting.not_waiting():
+        return waiting.stoppable(lambda: [answer])()
 
 
 def test_an_interrupt_sets_the_flags_of_kernels_if_no_other_runs(flags: list[int]) -> None:
@@ -133,7 +135,7 @@ def test_a_kernel_that_was_started_while_flags_were_set_starts_again(flags: list
                 run(Answer(5))
         return [found[-1]]
 
-    assert waiting.stoppable(started, lambda: True)() == [found[1]] and len(found) == 2
+    assert waiting.stoppable(started)() == [found[1]] and len(found) == 2
 
 
 def test_answers_are_their_owners(flags: list[int]) -> None:

@@ -41,6 +41,7 @@ from lanewise.machine.kernel.values import Part, Place, Scalar, Stored
 from lanewise.machine.kernel.writer import LONG, Writer
 from lanewise.machine.link import Linked
 from lanewise.machine.state import State
+from lanewise.profile import CPU, GPU, Profile
 
 # What threads that run a lane together may each do to a long array: it writes without reading what it writes over.
 DONE_TWICE = frozenset(
@@ -119,7 +120,9 @@ def with_arrays(state: State, arrays: Sequence[Any]) -> State:
     )
 
 
-def run_between(emitted: Emitted, state: State, lanes: int, counting: bool) -> State:
+def run_between(
+    emitted: Emitted, state: State, lanes: int, counting: bool, profile: Profile
+) -> State:
     """Run every lane up to the next dear block, as traceable code."""
     arrays = arrays_of(state)
     shared = [*state.uniforms]
@@ -127,7 +130,7 @@ def run_between(emitted: Emitted, state: State, lanes: int, counting: bool) -> S
     results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
     aliases = {len(shared) + i: i for i in range(len(arrays))}
     arguments = [*shared, *arrays, *emitted.constants]
-    run = _on_gpu if jax.default_backend() == "gpu" else _on_cpu
+    run = _on_gpu if profile is GPU else _on_cpu
     arrays, most = run(emitted, results, arguments, aliases, lanes, capacity)
     state = with_arrays(state, arrays)
     return state.with_(deepest=jnp.maximum(state.deepest, most)) if counting else state
@@ -161,11 +164,11 @@ def _on_gpu(
     return arrays, deepest.max(initial=0)
 
 
-def available() -> bool:
-    """Whether kernels can be made here, and be called by XLA on buffers that they change."""
-    if jax.default_backend() == "cpu":
+def available(profile: Profile) -> bool:
+    """Whether kernels can be made for a platform, and be called by XLA on buffers that they change."""
+    if profile is CPU:
         return foreign.available()
-    return jax.default_backend() == "gpu" and device.available() and launch.library() is not None
+    return profile is GPU and device.available() and launch.library() is not None
 
 
 class _OnState(Bodies):

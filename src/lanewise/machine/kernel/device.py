@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.buffer_callback import buffer_callback
 
-from lanewise import watchers
+from lanewise import _jax, watchers
 from lanewise.errors import InternalError, OptionError
 from lanewise.machine import observe
 from lanewise.machine.kernel import kept, launch
@@ -48,7 +48,7 @@ def available() -> bool:
         _bindings()
     except OptionError:
         return False
-    return any(device.platform == "gpu" for device in jax.devices())
+    return _jax.has_platform("gpu")
 
 
 @functools.cache

@@ -19,10 +19,7 @@ from lanewise.machine.kernel.emit import Emitted, emit
 from lanewise.machine.kernel.rules import RULES, Unsupported
 from lanewise.machine.link import Linked
 from lanewise.options import Options
-
-# The most scratch memory a lane may take beside its stacks. A GPU has very many in flight; a host has one on each core,
-# where tapes and adjoints of large arrays may lie.
-MOST_LANE_BYTES = {"gpu": 1 << 18, "cpu": 1 << 28}
+from lanewise.profile import CPU, Profile
 
 
 @dataclass(frozen=True)
@@ -56,13 +53,13 @@ def written(
         emitted = emit(linked, varying, max_steps=options.max_steps, counting=options.stats)
     except Unsupported as refusal:
         return (Obstacle(refusal.operation, refusal.line, refusal.why),)
-    too_large = size_obstacle(emitted, "cpu")
+    too_large = size_obstacle(emitted, CPU)
     return emitted if too_large is None else (too_large,)
 
 
-def size_obstacle(emitted: Emitted, platform: str) -> Obstacle | None:
+def size_obstacle(emitted: Emitted, profile: Profile) -> Obstacle | None:
     """What keeps a kernel from running on a platform, if its lanes take too much memory for that."""
-    most = MOST_LANE_BYTES[platform]
+    most = profile.most_lane_bytes
     if emitted.fixed_bytes <= most:
         return None
     why = f"a lane would take {emitted.fixed_bytes:,} bytes; at most {most:,} are sensible"

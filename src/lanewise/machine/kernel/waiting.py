@@ -8,9 +8,11 @@ starts again. A kernel inside `jit` has no flag.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from lanewise.machine.kernel import device
@@ -19,15 +21,29 @@ from lanewise.machine.kernel import device
 SOON_SECONDS = 1e-3
 
 
-def stoppable(run: Callable[..., list[Any]], waits: Callable[[], bool]) -> Callable[..., list[Any]]:
+# Whether to wait for a GPU outside `jit`, so that an interrupt ends what it runs.
+_waits: ContextVar[bool] = ContextVar("waits", default=True)
+
+
+@contextlib.contextmanager
+def not_waiting() -> Iterator[None]:
+    """Where the host has other work to do while a GPU runs."""
+    token = _waits.set(False)
+    try:
+        yield
+    finally:
+        _waits.reset(token)
+
+
+def stoppable(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """The function, which runs kernels outside `jit`, so that an interrupt ends it.
 
-    `waits` says whether to wait at all. A kernel that cannot be ended goes on, and nobody waits for it.
+    A kernel that cannot be ended goes on, and nobody waits for it.
     """
 
     def call(*args: Any, **kwargs: Any) -> list[Any]:
         out = _started(lambda: run(*args, **kwargs))
-        if not out or not waits():
+        if not out or not _waits.get():
             return out
         try:
             _wait_for(out[0])

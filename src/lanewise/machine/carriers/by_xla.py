@@ -1,23 +1,12 @@
-"""The carrier `native`: one lane at a time on a CPU, with real loops and branches.
+"""Each lane by itself in XLA:CPU's own code for a whole computation as one function (`one_function.py`).
 
-Three paths lead there.
-
-* `C++`: the kernel's text (`machine/kernel/`) compiled by the host's C++ compiler and called by XLA inside `jit`. Loop
-  variables live in machine registers, and the examples are spread over all cores.
-* `C++, 16 lanes in step`: the same for a program that is one loop of scalar arithmetic, which a core runs for several
-  lanes at once with its vector instructions (`machine/kernel/tiles.py`).
-* `XLA`: XLA:CPU's own code for a whole computation as one function (`one_function.py`), where there is no C++
-  compiler or an operation has no rule in the kernel's table. XLA keeps loop variables in memory and runs one call on
-  one core, so it is two to four times slower; and its one-function code has no matrix products, large sums, sorts,
-  factorizations or scatters of many updates. A program with one of these has no `native` path here.
-
-What was considered: several CPU devices under `shard_map` need a flag before JAX starts; a pool of Python threads that
-each run a part works outside `jit` only; several calls in one computation are compiled once each.
+It is what `native` does where there is no C++ compiler, or where an operation has no rule in the kernel's table. XLA
+keeps loop variables in memory and runs one call on one core, so it is two to four times slower; and its one-function
+code has no matrix products, large sums, sorts, factorizations or scatters of many updates.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -28,24 +17,13 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import JaxprEqn
 from lanewise.blocks.cost import size_of
-from lanewise.errors import OptionError
 from lanewise.machine import observe
-from lanewise.machine.kernel import foreign
-from lanewise.machine.kernel.carry import (
-    blocks_for,
-    kernel_for,
-    kernel_or_obstacle,
-    run_kernel,
-)
-from lanewise.machine.kernel.emit import Emitted
-from lanewise.machine.kernel.lower import kernel_blocks
-from lanewise.machine.kernel.tiles import TILE, might_be_tiled, tiled
+from lanewise.machine.carriers.plan import Plan
 from lanewise.machine.link import Linked
+from lanewise.machine.results import Ran
 from lanewise.machine.state import initial_state, stored
 from lanewise.machine.ticks import answers, run_ticks, statistics
 from lanewise.one_function import as_one_function
-from lanewise.options import Options
-from lanewise.program import Program
 from lanewise.watchers import Site
 
 # XLA:CPU hands float reductions over more elements than this to a library, which its one-function code cannot call.
@@ -60,84 +38,10 @@ _NOT_IN_ONE_FUNCTION = frozenset(
 _ARRAY_REDUCTIONS = ("reduce", "arg", "cum")
 
 
-CPP = "C++"
-IN_STEP = f"C++, {TILE} lanes in step"
-XLA = "XLA"
-
-
-def native_path(program: Program, varying: Sequence[bool], options: Options) -> tuple[str, str]:
-    """What compiles the program for one lane at a time, and why that; an error if nothing can."""
-    varying = tuple(varying)
-    obstacle = foreign.obstacle()
-    if obstacle is not None:
-        pass
-    elif _in_step(program, varying, options.unwatched().of_kernel()) is not None:
-        return IN_STEP, "one loop of scalar arithmetic, which vector instructions run"
-    else:
-        found = kernel_or_obstacle(program, varying, options)
-        if isinstance(found, Emitted):
-            return CPP, ""
-        obstacle = str(found)
-    linked = blocks_for(program, varying, options)
-    missing = next(_unavailable(_all_eqns(linked)), None)
-    if missing is None:
-        return XLA, f"by a C++ compiler it cannot be: {obstacle}"
-    raise OptionError(
-        f'carrier="native" cannot run this program. By a C++ compiler: {obstacle}. By XLA: {missing} has no code for'
-        ' one lane at a time. Use carrier="ticks".'
-    )
-
-
-@functools.lru_cache(maxsize=512)
-def _in_step(program: Program, varying: tuple[bool, ...], options: Options) -> Emitted | None:
-    """The kernel for several lanes in step, if the program has one."""
-    # Lanes in step do not stop one by one, and are not counted.
-    if options.stats or options.max_steps is not None:
-        return None
-    # Most programs have nothing of the kind, which is seen before the work of making branches selects.
-    if not might_be_tiled(blocks_for(program, varying, options)):
-        return None
-    return tiled(kernel_blocks(program, varying, options, selects=True), varying)
-
-
-def run_native(
-    program: Program,
-    operands: Sequence[Any],
-    varying: Sequence[bool],
-    lanes: int,
-    options: Options,
-    path: str,
-    capacity: int,
-    site: Site | None = None,
-    stops: bool = False,
-) -> tuple[list[Any], Any, Any, list[Any]]:
-    """Answers, codes, sites and statistics of all lanes; a stack holds `capacity` frames.
-
-    `site` is for who watches; `stops`: an interrupt cuts the run short (by the C++ paths alone).
-    """
-    varying = tuple(varying)
-    if path == XLA:
-        linked = blocks_for(program, varying, options.unwatched())
-        return _by_xla(linked, operands, varying, lanes, options, capacity, site)
-    if path == IN_STEP:
-        emitted = _in_step(program, varying, options.unwatched().of_kernel())
-    else:
-        emitted = kernel_for(program, varying, options)
-    assert emitted is not None
-    call = functools.partial(foreign.call, site=site, counts=path != IN_STEP, stops=stops)
-    return run_kernel(emitted, program, operands, lanes, capacity, call)
-
-
-def _by_xla(
-    linked: Linked,
-    operands: Sequence[Any],
-    varying: tuple[bool, ...],
-    lanes: int,
-    options: Options,
-    capacity: int,
-    watched: Site | None,
-) -> tuple[list[Any], Any, Any, list[Any]]:
+def run_by_xla(plan: Plan, operands: Sequence[Any], capacity: int, watched: Site | None) -> Ran:
     """A machine of one lane, run for one example after the other; stacks are handed on as they are."""
+    linked, options, varying = plan.linked, plan.job.options, plan.job.varying
+    assert linked is not None
     kept = [stored(x, _jax.aval_of(x)) for x in operands]
     avals = [_jax.aval_of(x) for x in operands]
 
@@ -161,7 +65,7 @@ def _by_xla(
 
         first = jax.eval_shape(lambda row: one(None, row)[0], [x[0] for x in own])
         empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), first)
-        _, out = lax.scan(one, empty, own, length=lanes)
+        _, out = lax.scan(one, empty, own, length=plan.job.examples)
         return out
 
     whole = None if watched is None else observe.Whole(watched, kept)
@@ -186,6 +90,11 @@ def _as_lane(row: Any, aval: Any) -> Any:
 
 def _as_shared(value: Any, aval: Any) -> Any:
     return _jax.wrap_key(value, aval) if _jax.is_key(aval) else value
+
+
+def missing(linked: Linked) -> str | None:
+    """The first operation, with its line, that XLA:CPU's one-function code cannot have."""
+    return next(_unavailable(_all_eqns(linked)), None)
 
 
 def _all_eqns(linked: Linked) -> Iterable[JaxprEqn]:

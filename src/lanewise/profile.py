@@ -1,0 +1,81 @@
+"""What things cost on a platform: one set of thresholds for each, which travels with the job.
+
+Costs are in *operations*: an operation of a lane by itself, about an eighth of a nanosecond on two cores of a CPU. On a
+GPU the same unit counts what all its threads do, so what the host does there costs many of them. Values were found by
+running the suite of `benchmarks/control.py` and its parts: those of `CPU` on two x86-64 cores with JAX 0.10, those of
+`GPU` on an H200 with JAX 0.11. They need the right order of magnitude only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The thresholds of a platform."""
+
+    # The carrier that runs each lane by itself here; none where code may run anywhere.
+    alone: str | None
+    # A guard (a predicate that decides whether a block runs): below this a block runs for whoever is there.
+    guard_operations: int
+    # Running any block, whatever it does.
+    block_operations: int
+    # A tick: deciding what runs.
+    tick_operations: int
+    # Whether the host reads a predicate before it goes on. Then blocks that lanes cannot go round without have none,
+    # and a branch is a `cond`: a loop of at most one turn, which a CPU prefers for its state in place, reads twice.
+    host_reads_guards: bool
+    # What a tile of lanes must be worth, many times what it costs to start one, and the most that its lanes keep: with
+    # twice as much as a core's cache holds a matrix product took twice as long.
+    tile_operations: float
+    most_tile_bytes: float
+    # Whether a machine narrows as its lanes end. A CPU runs blocks tile by tile, which adapts as well.
+    narrows: bool
+    # A thread that walks by itself through a longer array is slower than all threads together.
+    most_elements_a_thread: float
+    # The most scratch memory of a lane beside its stacks. A GPU has very many lanes in flight; a CPU one on each core,
+    # where tapes and adjoints of large arrays may lie.
+    most_lane_bytes: int
+
+
+CPU = Profile(
+    alone="native",
+    guard_operations=100_000,
+    block_operations=2_000,
+    tick_operations=10_000,
+    host_reads_guards=False,
+    tile_operations=2e6,
+    most_tile_bytes=2 << 20,
+    narrows=False,
+    most_elements_a_thread=math.inf,
+    most_lane_bytes=1 << 28,
+)
+GPU = Profile(
+    alone="kernel",
+    guard_operations=300_000_000,
+    block_operations=100_000_000,
+    tick_operations=3_000_000_000,
+    host_reads_guards=True,
+    tile_operations=3e10,
+    most_tile_bytes=math.inf,
+    narrows=True,
+    most_elements_a_thread=1024,
+    most_lane_bytes=1 << 18,
+)
+# Other accelerators are started by a host, too; they have no carrier of their own.
+_OTHER = replace(GPU, alone=None)
+# Code that may run anywhere, or lies inside a lane of other code.
+_ANYWHERE = replace(CPU, alone=None)
+
+
+def profile_of(platform: str | None) -> Profile:
+    """The profile of a platform, by JAX's name for it; of none in particular without one.
+
+    >>> profile_of("cpu").alone, profile_of("gpu").alone, profile_of(None).alone
+    ('native', 'kernel', None)
+    """
+    if platform is None:
+        return _ANYWHERE
+    return {"cpu": CPU, "gpu": GPU}.get(platform, _OTHER)
