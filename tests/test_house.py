@@ -1,0 +1,117 @@
+"""The house rules that a type checker does not hold: no import cycles, few imports a module, short files.
+
+Imports inside functions count like any other, and so do those for type checkers alone. `import-linter` holds the order
+of the rooms (pyproject.toml); what is here holds inside each of them. Each exception says why.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import lanewise
+
+ROOT = Path(lanewise.__file__).parent
+MOST_IMPORTS = 12
+MOST_LINES = 500
+# Which backend is the default, or which devices there are.
+PLATFORM = re.compile(r"\b(default_backend|default_platform|platform_of|local_devices|jax\.devices)\(")
+# Where a call of the user's comes in: what is asked there travels with the job.
+ASKS = ("_jax", "api", "cli", "mcmc", "rules", "watch")
+
+# Exceptions: module -> why.
+MAY_IMPORT_MORE: dict[str, str] = {}
+MAY_BE_LONGER: dict[str, str] = {}
+MAY_ASK_FOR_A_PLATFORM: dict[str, str] = {}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+@functools.cache
+def imports_of(module: str) -> frozenset[str]:
+    """The modules of ours that a module names in its imports, wherever they stand."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            base = node.module or package
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                found.add(whole if whole in MODULES else base)
+    return frozenset(found & MODULES.keys()) - {module}
+
+
+def cycles() -> Iterator[list[str]]:
+    """Each set of modules that import each other, by Tarjan's algorithm."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(module: str) -> Iterator[list[str]]:
+        number[module] = low[module] = len(number)
+        stack.append(module)
+        for other in sorted(imports_of(module)):
+            if other not in number:
+                yield from visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], number[other])
+        if low[module] == number[module]:
+            at = stack.index(module)
+            found = stack[at:]
+            del stack[at:]
+            if len(found) > 1:
+                yield found
+
+    for module in MODULES:
+        if module not in number:
+            yield from visit(module)
+
+
+def test_no_import_cycle() -> None:
+    assert list(cycles()) == []
+
+
+def test_no_module_imports_many_others() -> None:
+    many = {
+        module: len(imports_of(module))
+        for module in MODULES
+        if len(imports_of(module)) > MOST_IMPORTS and MODULES[module].name != "__init__.py"
+    }
+    assert many.keys() == MAY_IMPORT_MORE.keys(), many
+
+
+def test_no_file_is_long() -> None:
+    long = {
+        module: lines
+        for module, path in MODULES.items()
+        if (lines := len(path.read_text().splitlines())) > MOST_LINES
+    }
+    assert long.keys() == MAY_BE_LONGER.keys(), long
+
+
+def test_nothing_below_the_public_functions_asks_for_a_platform() -> None:
+    asking = {
+        module
+        for module, path in MODULES.items()
+        if PLATFORM.search(path.read_text()) and module.split(".")[1:2] not in [[a] for a in ASKS]
+    }
+    assert asking == MAY_ASK_FOR_A_PLATFORM.keys()
+
+
+def test_the_exceptions_say_why() -> None:
+    for exceptions in (MAY_IMPORT_MORE, MAY_BE_LONGER, MAY_ASK_FOR_A_PLATFORM):
+        assert all(exceptions.values())
