@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lanewise.machine.kernel import tiers
+from lanewise.cpp.build import tiers
 
 # How much time a contender is given, where its runs are so short that a few of them say little, and how
 # many runs at most.

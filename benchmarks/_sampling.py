@@ -19,7 +19,8 @@ CHAINS, DRAWS, WARMUP = 4, 500, 500
 def ours(model: Any, how: str, adaptation: str, first: bool) -> None:
     import jax
 
-    from lanewise import mcmc, watchers
+    from lanewise import mcmc
+    from lanewise.core import events as watchers
 
     class Noted:
         """In place of a bar: the first one of the warm-up is made when chains begin to draw."""

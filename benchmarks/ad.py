@@ -19,7 +19,7 @@ import _plot
 from _harness import Claim, report, use_device, usual_arguments
 from ad import SUITE, Entry
 from ad.measure import COMPILED, EAGER, Disagree, Measured, measure
-from lanewise.errors import LanewiseError
+from lanewise.core.errors import LanewiseError
 
 
 def chosen(programs: Sequence[str]) -> list[Entry]:

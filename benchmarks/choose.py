@@ -21,8 +21,8 @@ from _harness import Claim, geometric_mean, medians, report, run_seconds, use_de
 from control import SUITE
 from control.case import Case, Entry
 from control.measure import lanes_for
-from lanewise.errors import LanewiseError
-from lanewise.options import CARRIERS, SCHEDULES
+from lanewise.core.errors import LanewiseError
+from lanewise.core.options import CARRIERS, SCHEDULES
 
 FAR_BEHIND = 2.0
 AUTO = "auto"

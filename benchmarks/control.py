@@ -23,7 +23,7 @@ from _harness import Claim, geometric_mean, report, use_device
 from control import SUITE, Entry
 from control.case import Tag
 from control.measure import Disagree, Measured, lanes_for, measure
-from lanewise.errors import LanewiseError
+from lanewise.core.errors import LanewiseError
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from _harness import Claim, medians, report, use_device, usual_arguments
 from control import SUITE
 from control.measure import ours
 from control.recursion import fibonacci
-from lanewise.errors import LanewiseError
+from lanewise.core.errors import LanewiseError
 
 PROGRAMS = ("collatz", "rejection", "recursive_fibonacci", "early_exit_mlp")
 LEAST = 2**10

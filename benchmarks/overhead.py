@@ -27,8 +27,8 @@ import _plot
 import lanewise as lw
 from _harness import Claim, report, use_device, usual_arguments
 from control.iteration import collatz, collatz_lax
-from lanewise import options as lanewise_options
-from lanewise.errors import LanewiseError
+from lanewise.core import options as lanewise_options
+from lanewise.core.errors import LanewiseError
 
 CALLS = 50
 TURNS = 60

@@ -30,8 +30,8 @@ from _harness import Claim, geometric_mean, medians, report, use_device, usual_a
 from control import SUITE
 from control.case import Entry
 from control.measure import Disagree, check, lanes_for, ours
-from lanewise import options as lanewise_options
-from lanewise.errors import LanewiseError
+from lanewise.core import options as lanewise_options
+from lanewise.core.errors import LanewiseError
 
 EXAMPLES_PER_LANE = 8
 # By device and whether lanes tick together; those that run by themselves are few, and a run must be worth the while.

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 
-from lanewise.machine.kernel import foreign
+from lanewise.cpp.build import foreign
 
 # Which extra of the package brings a library that tests use.
 EXTRA = {

@@ -12,12 +12,12 @@ import lanewise as lw
 from lanewise import _jax
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import Block, BlockProgram, Branch, Call, Label, TailCall, verify
+from lanewise.blocks.link import Linked, link
 from lanewise.blocks.simplify import simplify
-from lanewise.decorator import ProgramFunction
-from lanewise.machine import job
-from lanewise.machine.link import Linked, link
-from lanewise.profile import CPU, Profile
-from lanewise.program import machine_inside
+from lanewise.core.profile import CPU, Profile
+from lanewise.core.program import machine_inside
+from lanewise.job import job
+from lanewise.tracing.decorator import ProgramFunction
 
 
 def blocks_of(fun: Any, *args: Any, varying: Any = None, every_loop: bool = False) -> BlockProgram:

@@ -13,9 +13,9 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import lanewise as lw
-from lanewise.errors import TransformError
-from lanewise.machine.carriers import native
-from lanewise.machine.kernel import foreign
+from lanewise.carriers import native
+from lanewise.core.errors import TransformError
+from lanewise.cpp.build import foreign
 from programs.small import fib
 
 TRACES = {"power": 0}

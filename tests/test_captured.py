@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from lanewise.errors import CapturedValueWarning
+from lanewise.core.errors import CapturedValueWarning
 
 RATE = 2.0
 TABLE: Any = np.ones(3, np.float32)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import lanewise as lw
-from lanewise import compiling
+from lanewise.core import compiling
 from lanewise.watch.progress import Note
 
 
@@ -54,8 +54,8 @@ def waits(seconds: float) -> Callable[[], bool]:
     ("path", "says"),
     [
         ("/lib/jax/_src/compiler.py", ["in XLA", "jax_compilation_cache_dir"]),
-        ("/lib/lanewise/machine/kernel/compiler.py", ["in the C++ compiler", 'carrier="ticks"']),
-        ("/lib/lanewise/staging.py", ["in tracing", "make its bound an argument"]),
+        ("/lib/lanewise/cpp/build/compiler.py", ["in the C++ compiler", 'carrier="ticks"']),
+        ("/lib/lanewise/tracing/staging.py", ["in tracing", "make its bound an argument"]),
     ],
 )
 def test_it_says_once_where_the_time_goes(
@@ -73,7 +73,7 @@ def test_it_says_once_where_the_time_goes(
 
 def test_a_long_run_is_no_compilation(caplog: pytest.LogCaptureFixture) -> None:
     compiling.watch("long run")
-    inside("/lib/lanewise/machine/growing.py")(waits(0.5))
+    inside("/lib/lanewise/grow/growing.py")(waits(0.5))
     assert "long run" not in caplog.text and threading.get_ident() not in compiling._watched
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import lanewise as lw
-from lanewise import copies
+from lanewise.tracing import copies
 
 cloudpickle = pytest.importorskip("cloudpickle")
 

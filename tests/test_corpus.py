@@ -21,10 +21,10 @@ from comparing import assert_same, lane_axes, lanes_of, take
 from corpus import CORPUS, Case
 from lanewise.blocks.flatten import flatten, operand_avals
 from lanewise.blocks.form import verify
+from lanewise.blocks.link import link
 from lanewise.blocks.reference import interpret
 from lanewise.blocks.simplify import simplify
-from lanewise.errors import Outcome
-from lanewise.machine.link import link
+from lanewise.core.errors import Outcome
 
 SIZES = (1, 2, 17, 256)
 HEAVY_SIZES = (2, 17)

@@ -11,7 +11,7 @@ import pytest
 from jax import export
 
 import lanewise as lw
-from lanewise.errors import OptionError, TransformError
+from lanewise.core.errors import OptionError, TransformError
 from programs.small import collatz
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from lanewise.errors import LaneError, OptionError
+from lanewise.core.errors import LaneError, OptionError
 
 RULES = ("implicit", "unrolled")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from lanewise.errors import GradientError, OptionError
+from lanewise.core.errors import GradientError, OptionError
 
 
 @lw.program

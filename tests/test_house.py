@@ -18,7 +18,9 @@ ROOT = Path(lanewise.__file__).parent
 MOST_IMPORTS = 12
 MOST_LINES = 500
 # Which backend is the default, or which devices there are.
-PLATFORM = re.compile(r"\b(default_backend|default_platform|platform_of|local_devices|jax\.devices)\(")
+PLATFORM = re.compile(
+    r"\b(default_backend|default_platform|platform_of|local_devices|jax\.devices)\("
+)
 # Where a call of the user's comes in: what is asked there travels with the job.
 ASKS = ("_jax", "api", "cli", "mcmc", "rules", "watch")
 

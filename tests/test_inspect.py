@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 from programs.small import fib
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 import needs
-from lanewise.one_function import as_one_function
+from lanewise.core.one_function import as_one_function
 
 
 def wander(x, n):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from lanewise.errors import OptionError
-from lanewise.options import Options
+from lanewise.core.errors import OptionError
+from lanewise.core.options import Options
 from programs.small import collatz
 
 

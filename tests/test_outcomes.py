@@ -11,7 +11,7 @@ import pytest
 
 import lanewise as lw
 from lanewise.blocks.reference import interpret
-from lanewise.errors import OptionError, Outcome
+from lanewise.core.errors import OptionError, Outcome
 from programs.small import fib
 from seeing import blocks_of
 

@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
-from lanewise.errors import OptionError, ResultTypeError, UnsupportedSyntaxError
+from lanewise.core.errors import OptionError, ResultTypeError, UnsupportedSyntaxError
 from lanewise.frontend.python import convert
 from programs.small import fib
 

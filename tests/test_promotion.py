@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lanewise import _jax, promotion
+from lanewise import _jax
+from lanewise.tracing import promotion
 
 WEAK = {kind: _jax.aval_of(kind(1)) for kind in (int, float, complex)}
 

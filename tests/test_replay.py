@@ -12,7 +12,7 @@ from jax import lax
 import lanewise as lw
 from comparing import assert_same
 from lanewise import _jax
-from lanewise.errors import LaneError, OptionError
+from lanewise.core.errors import LaneError, OptionError
 from programs.small import collatz, fib
 
 SIZES = jnp.arange(1, 7)

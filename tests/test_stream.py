@@ -15,9 +15,9 @@ import pytest
 from jax import lax
 
 import lanewise as lw
-from lanewise.errors import OptionError, Outcome, TransformError
-from lanewise.machine.batches import BATCH_LANES, InBatches, size_for
-from lanewise.machine.segments import Segments
+from lanewise.core.errors import OptionError, Outcome, TransformError
+from lanewise.feed.batches import BATCH_LANES, InBatches, size_for
+from lanewise.feed.segments import Segments
 from programs.small import collatz, depth, positive_root
 
 stream_module = sys.modules["lanewise.stream"]
@@ -266,7 +266,7 @@ def test_an_interrupt_while_a_batch_runs(monkeypatch: pytest.MonkeyPatch, ended:
 
 
 def test_auto_streams_as_vmap_runs() -> None:
-    from lanewise.stream import _Streaming
+    from lanewise.api.stream import _Streaming
 
     def fed_for(fun: Any, example: Any) -> str:
         program = lw.lift(fun).with_options(lanes=4, throw=False)

@@ -20,7 +20,7 @@ from jax import lax
 import lanewise as lw
 import needs
 from _programs import van_der_pol
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 
 SCHEDULES = ("sweep", "lowest", "most")
 LANES = 5

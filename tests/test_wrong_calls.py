@@ -11,7 +11,7 @@ import pytest
 
 import lanewise as lw
 from lanewise import arrays, mcmc
-from lanewise.errors import LanewiseError
+from lanewise.core.errors import LanewiseError
 
 
 @lw.program

@@ -2,18 +2,18 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lanewise import bind as _bind  # registers the rules of the program primitive
-from lanewise import errors
-from lanewise import linearize as _linearize
-from lanewise.decorator import ProgramFunction, lift, program
-from lanewise.errors import LaneError, LanewiseError, Outcome, ProgramError
-from lanewise.fixed_point import fixed_point
-from lanewise.gradient import check_grads, grad, recomputed, value_and_grad
-from lanewise.inspect import Inspection, inspect
-from lanewise.outcomes import Failure, Outcomes, Stats, lane_errors
-from lanewise.program import Program
-from lanewise.stream import stream
-from lanewise.transform import vmap
+from lanewise.api.fixed_point import fixed_point
+from lanewise.api.gradient import check_grads, grad, recomputed, value_and_grad
+from lanewise.api.inspect import Inspection, inspect
+from lanewise.api.stream import stream
+from lanewise.api.vmap import vmap
+from lanewise.core import errors
+from lanewise.core.errors import LaneError, LanewiseError, Outcome, ProgramError
+from lanewise.core.outcomes import Failure, Outcomes, Stats, lane_errors
+from lanewise.core.program import Program
+from lanewise.rules import bind as _bind  # registers the rules of the program primitive
+from lanewise.rules import linearize as _linearize
+from lanewise.tracing.decorator import ProgramFunction, lift, program
 from lanewise.watch.report import report
 from lanewise.watch.trace import trace
 

@@ -9,7 +9,7 @@ import lanewise as lw
 from lanewise.blocks.analysis import reachable_functions
 from lanewise.blocks.cost import cost_of, eqn_cost, holds_while
 from lanewise.blocks.form import Call, TailCall
-from lanewise.machine.link import ReturnPoint
+from lanewise.blocks.link import ReturnPoint
 from programs.small import fib
 from seeing import all_blocks, calls, linked_of
 

@@ -9,8 +9,8 @@ import numpy as np
 import lanewise as lw
 from lanewise.blocks.analysis import storage
 from lanewise.blocks.form import BlockProgram, Call
-from lanewise.machine.linking import blocks_of
-from lanewise.options import Options
+from lanewise.core.options import Options
+from lanewise.job.linking import blocks_of
 
 TABLE = np.linspace(-1.0, 1.0, 400, dtype=np.float32)
 

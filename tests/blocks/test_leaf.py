@@ -10,8 +10,8 @@ from corpus import CORPUS, Case
 from lanewise.blocks.form import verify
 from lanewise.blocks.leaf import leaf_calls
 from lanewise.blocks.reference import interpret
-from lanewise.machine.linking import blocks_of
-from lanewise.options import Options
+from lanewise.core.options import Options
+from lanewise.job.linking import blocks_of
 from test_corpus import batch
 
 RECURSIVE = [

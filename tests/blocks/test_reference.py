@@ -10,7 +10,7 @@ import pytest
 
 import lanewise as lw
 from lanewise.blocks.reference import interpret
-from lanewise.errors import Outcome
+from lanewise.core.errors import Outcome
 from programs.small import fib
 from seeing import blocks_of
 

@@ -12,7 +12,7 @@ from corpus import case_named
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import Block, BlockProgram, Branch, Call, Jump, Return, TailCall, verify
 from lanewise.blocks.simplify import SELECTING, THREADING, simplify, tail_calls
-from lanewise.errors import InternalError
+from lanewise.core.errors import InternalError
 from seeing import all_blocks, blocks_of, branches, linked_of, operations, targets
 
 INT = jnp.int32(3)

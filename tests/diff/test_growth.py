@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+from lanewise.blocks.link import link
+from lanewise.core.errors import Outcome
+from lanewise.core.options import Options
 from lanewise.diff.checkpoint import TAPE_GROWTH, Checkpoints
 from lanewise.diff.vjp import vjp_program
-from lanewise.errors import Outcome
-from lanewise.linearize import FIRST_RECORDS
-from lanewise.machine import growing
-from lanewise.machine.growing import FIRST_DEPTH
-from lanewise.machine.larger import counterparts
-from lanewise.machine.link import link
-from lanewise.machine.linking import blocks_of
-from lanewise.machine.rerun import RerunLarger
-from lanewise.options import Options
+from lanewise.grow import growing
+from lanewise.grow.growing import FIRST_DEPTH
+from lanewise.grow.larger import counterparts
+from lanewise.grow.rerun import RerunLarger
+from lanewise.job.linking import blocks_of
+from lanewise.rules.linearize import FIRST_RECORDS
 
 
 @lw.program

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import lanewise as lw
-from lanewise.errors import Outcome
+from lanewise.core.errors import Outcome
 
 
 @lw.program

@@ -13,11 +13,11 @@ from jax import lax
 import lanewise as lw
 from lanewise import _jax
 from lanewise.blocks.flatten import operand_avals
+from lanewise.core.errors import Outcome
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.lift import lifted
 from lanewise.diff.vjp import vjp_program
-from lanewise.errors import Outcome
-from lanewise.linearize import FIRST_RECORDS
+from lanewise.rules.linearize import FIRST_RECORDS
 from programs.small import up
 
 

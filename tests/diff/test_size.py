@@ -12,12 +12,13 @@ import pytest
 
 import lanewise as lw
 from lanewise import _jax
+from lanewise.core.program import Program
+from lanewise.cpp import kernels as carry
+from lanewise.cpp.build import device, foreign
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.records import SMALL, Tapes
 from lanewise.diff.vjp import vjp_program
-from lanewise.machine import linking
-from lanewise.machine.kernel import carry, device, foreign
-from lanewise.program import Program
+from lanewise.job import linking
 
 ROOM = 64
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from generate import load
-from lanewise.errors import UnsupportedSyntaxError
+from lanewise.core.errors import UnsupportedSyntaxError
 from lanewise.frontend.python import convert
 
 VALUES = list(itertools.product([-1, 0, 2, 5], [0, 1, 3]))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lanewise.errors import BranchTypeError, UnsupportedSyntaxError
+from lanewise.core.errors import BranchTypeError, UnsupportedSyntaxError
 from lanewise.frontend.python import convert
 
 

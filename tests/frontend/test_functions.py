@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lanewise.errors import UnsupportedSyntaxError
+from lanewise.core.errors import UnsupportedSyntaxError
 from lanewise.frontend.python import convert
 
 

@@ -428,7 +428,7 @@ def test_keys_are_iterated(same):
 def test_endless_iterable():
     import itertools
 
-    from lanewise.errors import ProgramError
+    from lanewise.core.errors import ProgramError
 
     def f(x):
         for i in itertools.repeat(1):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import lanewise as lw
-from lanewise.errors import UnsupportedSyntaxError
+from lanewise.core.errors import UnsupportedSyntaxError
 from lanewise.frontend.python import convert
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lanewise.errors import BranchTypeError, LoopTypeError, UnsupportedSyntaxError
+from lanewise.core.errors import BranchTypeError, LoopTypeError, UnsupportedSyntaxError
 from lanewise.frontend.python import convert
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lanewise.errors import (
+from lanewise.core.errors import (
     BranchTypeError,
     LoopTypeError,
     ResultTypeError,

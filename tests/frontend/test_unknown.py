@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lanewise.errors import ResultUnknown
+from lanewise.core.errors import ResultUnknown
 from lanewise.frontend.python import convert
 
 

@@ -16,12 +16,14 @@ import needs
 from comparing import lanes_of
 from corpus import Case, case_named
 from lanewise.blocks.form import verify
-from lanewise.machine import choose, on_host, sample
-from lanewise.machine.job import Job
-from lanewise.machine.link import Linked, link
-from lanewise.machine.linking import blocks_of
-from lanewise.machine.sample import SAMPLED_LANES, Sample, counted, take_sample
-from lanewise.options import Options
+from lanewise.blocks.link import Linked, link
+from lanewise.core.options import Options
+from lanewise.job.job import Job
+from lanewise.job.linking import blocks_of
+from lanewise.plan import choose
+from lanewise.plan import measure as sample
+from lanewise.plan.measure import SAMPLED_LANES, Sample, counted, take_sample
+from lanewise.rules import on_host
 from machine.kernel.test_corpus import operands_of
 from test_corpus import batch
 

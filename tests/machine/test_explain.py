@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import lanewise as lw
-from lanewise.machine import explain
+from lanewise.rules import explain
 
 
 @lw.program

@@ -13,9 +13,9 @@ import pytest
 
 import lanewise as lw
 from lanewise import _jax
-from lanewise.machine import growing
-from lanewise.machine.growing import FIRST_DEPTH
-from lanewise.machine.kernel import foreign
+from lanewise.cpp.build import foreign
+from lanewise.grow import growing
+from lanewise.grow.growing import FIRST_DEPTH
 
 STARTS = np.array([7, 1, 27, 6], np.int32)
 LENGTHS = np.array([16, 0, 111, 8], np.int32)

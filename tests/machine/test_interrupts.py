@@ -8,7 +8,7 @@ import pytest
 
 import needs
 from apart import cases_of
-from lanewise.machine.kernel import foreign
+from lanewise.cpp.build import foreign
 
 TICKS = ("ticks", "ticks recursion", "ticks refill")
 NATIVE = ("native", "native in step", "native recursion", "stream")

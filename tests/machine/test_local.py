@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import lanewise as lw
-from lanewise.errors import OptionError, Outcome
+from lanewise.core.errors import OptionError, Outcome
 
 
 @lw.program

@@ -11,17 +11,17 @@ import pytest
 
 import lanewise as lw
 from corpus import case_named
-from lanewise.errors import InternalError, OptionError
-from lanewise.machine.kernel import between
-from lanewise.machine.link import link
-from lanewise.machine.linking import blocks_of
+from lanewise.blocks.link import link
+from lanewise.core.errors import InternalError, OptionError
+from lanewise.core.options import Options
+from lanewise.cpp.variants import between
+from lanewise.job.linking import blocks_of
 from lanewise.machine.schedule import (
     kernel_between,
     meeting_blocks,
     refuse_lost_lanes,
     swept_blocks,
 )
-from lanewise.options import Options
 from programs.numerics import rough
 from programs.recursion import mixed_tree, mixed_tree_vector
 

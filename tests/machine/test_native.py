@@ -15,10 +15,11 @@ from jax.sharding import PartitionSpec as P
 import lanewise as lw
 from comparing import assert_same, take
 from corpus import Case, case_named
-from lanewise.errors import InternalError, OptionError, Outcome
-from lanewise.machine import choose, on_host
-from lanewise.machine.carriers.native import CPP, IN_STEP, XLA
-from lanewise.machine.kernel import compiler, foreign, host
+from lanewise.carriers.native import CPP, IN_STEP, XLA
+from lanewise.core.errors import InternalError, OptionError, Outcome
+from lanewise.cpp.build import compiler, foreign, host
+from lanewise.plan import choose
+from lanewise.rules import on_host
 from programs.small import depth, fib
 from test_corpus import batch, one_at_a_time
 from test_outcomes import checked

@@ -15,8 +15,8 @@ import lanewise as lw
 import needs
 from comparing import assert_same, lanes_of, take
 from corpus import CORPUS, Case
-from lanewise.errors import OptionError, Outcome
-from lanewise.machine.refill import FEWEST_NARROW_LANES, NARROWING
+from lanewise.core.errors import OptionError, Outcome
+from lanewise.feed.refill import FEWEST_NARROW_LANES, NARROWING
 from programs.small import depth, fib, positive_root
 
 SCHEDULES = ("sweep", "most", "lowest")

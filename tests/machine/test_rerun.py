@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from lanewise.errors import Outcome
-from lanewise.machine import on_host
-from lanewise.machine.carriers import native
-from lanewise.machine.rerun import Rerun
+from lanewise.carriers import native
+from lanewise.core.errors import Outcome
+from lanewise.grow.rerun import Rerun
+from lanewise.rules import on_host
 
 
 @lw.program

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 from lanewise.machine.schedule import dear_blocks
 from programs.small import fib
 from seeing import linked_of

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+from lanewise.blocks.link import Linked
+from lanewise.carriers import ticks
+from lanewise.core.profile import CPU, GPU, Profile
 from lanewise.machine import schedule
 from lanewise.machine.around import around
-from lanewise.machine.carriers import ticks
-from lanewise.machine.link import Linked
-from lanewise.machine.shrink import widths_for
-from lanewise.profile import CPU, GPU, Profile
+from lanewise.machine.narrowing import widths_for
 from programs.small import fib
 from seeing import linked_of, on_profile
 

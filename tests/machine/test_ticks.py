@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
-from lanewise.errors import Outcome
+from lanewise.core.errors import Outcome
 from programs.small import collatz, depth
 from seeing import equations, machine, shapes
 

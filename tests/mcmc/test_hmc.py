@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lanewise import mcmc
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 from mcmc.posteriors import gaussian
 from mcmc.references import figures
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lanewise import mcmc
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 from lanewise.mcmc.mclmc import Flight, turned
 from lanewise.mcmc.space import Place
 from mcmc.posteriors import gaussian

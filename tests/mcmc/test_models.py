@@ -14,7 +14,7 @@ from jax.scipy.stats import norm
 
 import needs
 from lanewise import mcmc
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 
 OBSERVED = np.array([0.5, -1.2, 2.2, 0.9, 1.7], np.float32)
 

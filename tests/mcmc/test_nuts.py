@@ -17,7 +17,7 @@ import pytest
 
 import lanewise as lw
 from lanewise import mcmc
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 from lanewise.mcmc import NUTS
 from lanewise.mcmc.chain import Ran, chain_of, keeping
 from lanewise.mcmc.nuts import begun, joined, turns

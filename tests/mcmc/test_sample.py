@@ -18,8 +18,8 @@ import pytest
 
 import lanewise as lw
 from lanewise import mcmc
-from lanewise.errors import LaneError, OptionError
-from lanewise.machine.kernel import foreign
+from lanewise.core.errors import LaneError, OptionError
+from lanewise.cpp.build import foreign
 from lanewise.mcmc.saved import Saved
 
 CHAINS, DRAWS, WARMUP, EVERY = 6, 12, 40, 5

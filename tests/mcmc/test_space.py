@@ -9,15 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lanewise.mcmc.space import (
-    Point,
-    energy,
-    leapfrog,
-    place_at,
-    rewhitened,
-    unwhitened,
-    whitened,
-)
+from lanewise.mcmc.space import Point, energy, leapfrog, place_at, rewhitened, unwhitened, whitened
 
 PRECISION = np.array([[2.0, 0.5], [0.5, 1.0]], np.float32)
 SPACES = {

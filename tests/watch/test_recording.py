@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from lanewise import watchers
 from lanewise.blocks.form import Block
+from lanewise.core import events as watchers
 from lanewise.machine import observe
 from lanewise.watch.figures import (
     TickFigures,

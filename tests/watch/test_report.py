@@ -14,7 +14,7 @@ import pytest
 
 import lanewise as lw
 import needs
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 from lanewise.watch.report import add_sampling
 from programs.small import collatz, fib
 from watch.programs import NUMBERS, STEPS, SWEPT

@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import lanewise as lw
-from lanewise import watchers
-from lanewise.errors import OptionError
+from lanewise.core import events as watchers
+from lanewise.core.errors import OptionError
 from programs.small import collatz, fib
 from watch.programs import NUMBERS, STEPS, SWEPT, decay
 

@@ -15,7 +15,7 @@ from lanewise.arrays.map import map
 from lanewise.arrays.reduce import reduce
 from lanewise.arrays.scan import scan
 from lanewise.arrays.scatter import scatter
-from lanewise.arrays.segments import segmented_reduce, segmented_scan
+from lanewise.arrays.segmented import segmented_reduce, segmented_scan
 
 __all__ = [
     "histogram",

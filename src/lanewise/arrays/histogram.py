@@ -1,7 +1,7 @@
 """`histogram`: values combined by index.
 
 The usual operators write each bin at once (`bins.py`). Any other has its values sorted by bin, each keeping its place
-among its bin's, and the bins are then segments (`segments.py`).
+among its bin's, and the bins are then segments (`segmented.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from lanewise.arrays.operands import (
     within,
 )
 from lanewise.arrays.operators import Operator, operator_on
-from lanewise.arrays.segments import reduce_segments
-from lanewise.errors import OptionError
+from lanewise.arrays.segmented import reduce_segments
+from lanewise.core.errors import OptionError
 
 
 def histogram(

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from lanewise.arrays.operands import elements, same_length
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 
 
 def map(function: Callable[..., Any], *xs: Any) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise.arrays.bilinear import Bilinear, bilinear_of
 from lanewise.arrays.operands import Elements, shape_text
-from lanewise.errors import OperatorError
+from lanewise.core.errors import OperatorError
 
 Leaves = list[Any]
 # Calls that an expression is read through; what they hold is all they do.

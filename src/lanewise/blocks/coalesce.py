@@ -23,7 +23,6 @@ from lanewise import _jax
 from lanewise._jax import Atom, Literal, Var
 from lanewise.blocks.analysis import live_in, live_out, uniform_variables
 from lanewise.blocks.cost import bytes_of
-from lanewise.blocks.fold import identical
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -34,6 +33,7 @@ from lanewise.blocks.form import (
     defined,
     reads,
 )
+from lanewise.blocks.known import identical
 from lanewise.blocks.rewrite import substitute, substitute_terminator
 from lanewise.blocks.update import UPDATES
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from lanewise._jax import Var
-from lanewise.blocks.fold import Known, evaluate, identical, value_of
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -23,6 +22,7 @@ from lanewise.blocks.form import (
     defined,
     successors,
 )
+from lanewise.blocks.known import Known, evaluate, identical, value_of
 
 
 def constants_at_start(program: BlockProgram, function: BlockFunction) -> dict[Label, Known]:

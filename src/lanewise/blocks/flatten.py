@@ -38,10 +38,10 @@ from lanewise.blocks.form import (
 )
 from lanewise.blocks.inside import inside, is_throw, tests_many, with_one_test
 from lanewise.blocks.update import UPDATES
-from lanewise.check import check_p
-from lanewise.errors import Outcome, TransformError
-from lanewise.outcomes import Site
-from lanewise.program import Function, Program, call_p, program_p, site_of
+from lanewise.core.check import check_p
+from lanewise.core.errors import Outcome, TransformError
+from lanewise.core.outcomes import Site
+from lanewise.core.program import Function, Program, call_p, program_p, site_of
 
 Env = dict[Var, Atom]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
-from lanewise.errors import InternalError, Outcome
-from lanewise.outcomes import Site
+from lanewise.core.errors import InternalError, Outcome
+from lanewise.core.outcomes import Site
 
 Label = int
 
@@ -65,7 +65,7 @@ class Fail:
 
     `waits`: the lane wants room on a tape. A machine whose host makes room lets it wait for that instead, and go on
     along the other way of the branch that led here. `message`: what writes the assertion's message of `values`; only
-    where the program was flattened to explain (`machine/explain.py`).
+    where the program was flattened to explain (`rules/explain.py`).
     """
 
     site: int

@@ -17,7 +17,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn
-from lanewise.program import machine_inside, program_p, throw_p
+from lanewise.core.program import machine_inside, program_p, throw_p
 
 # Primitive name -> the parameter that holds the code it runs on all its operands.
 CALL_LIKE = {

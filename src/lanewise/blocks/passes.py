@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.cost import ASSUMED_TRIPS, FREE, TRANSCENDENTAL, eqn_cost, size_of
-from lanewise.program import program_p
+from lanewise.core.program import program_p
 
 # An operation of a product, done for a lane alone and for all lanes together.
 PRODUCT_ALONE = 0.45

@@ -25,7 +25,7 @@ from lanewise.blocks.form import (
     reads,
     terminator_atoms,
 )
-from lanewise.errors import Outcome
+from lanewise.core.errors import Outcome
 
 Values = dict[Var, Any]
 

@@ -19,7 +19,6 @@ from lanewise._jax import Atom, Literal, Var
 from lanewise.blocks.analysis import live_out, reachable_functions
 from lanewise.blocks.constants import constants_at_start, constants_leaving
 from lanewise.blocks.cost import cost_of
-from lanewise.blocks.fold import known_value
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -34,6 +33,7 @@ from lanewise.blocks.form import (
     terminator_atoms,
 )
 from lanewise.blocks.inherit import inherit
+from lanewise.blocks.known import known_value
 from lanewise.blocks.rewrite import (
     Pass,
     each_function,

@@ -21,7 +21,7 @@ from lanewise.blocks.form import (
     Return,
     TailCall,
 )
-from lanewise.errors import Outcome
+from lanewise.core.errors import Outcome
 
 
 class _Names:

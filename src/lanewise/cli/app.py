@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lanewise.cli.complaints import FAILURE, Complaint, Misuse, complaining
-from lanewise.options import CARRIERS, SCHEDULES
+from lanewise.core.options import CARRIERS, SCHEDULES
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lanewise.errors import LanewiseError
+from lanewise.core.errors import LanewiseError
 
 FAILURE = 1
 USAGE = 2

@@ -25,7 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 import lanewise as lw
-from lanewise.machine.kernel import device, foreign, host, kept
+from lanewise.cpp.build import cache as kept
+from lanewise.cpp.build import device, foreign, host
 
 LEAST_PYTHON = (3, 11)
 # The extras that a user of the library may want; the others are for working on it.

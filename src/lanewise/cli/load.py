@@ -23,7 +23,7 @@ import numpy as np
 
 import lanewise
 from lanewise.cli.complaints import Complaint, Misuse
-from lanewise.decorator import ProgramFunction
+from lanewise.tracing.decorator import ProgramFunction
 
 KNOWN = {"jax": jax, "jnp": jnp, "np": np, "lw": lanewise}
 

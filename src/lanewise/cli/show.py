@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lanewise._jax import Var
+from lanewise.api.inspect import Inspection, inspect
 from lanewise.blocks.cost import bytes_of, cost_of
 from lanewise.blocks.form import (
     Block,
@@ -29,9 +30,8 @@ from lanewise.blocks.text import print_program
 from lanewise.cli.arrows import gutters
 from lanewise.cli.complaints import Complaint, Misuse
 from lanewise.cli.load import arguments_of, axes_of, function_named, line_of
-from lanewise.decorator import ProgramFunction, lift
-from lanewise.errors import LanewiseError, OptionError
-from lanewise.inspect import Inspection, inspect
+from lanewise.core.errors import LanewiseError, OptionError
+from lanewise.tracing.decorator import ProgramFunction, lift
 
 MOST_TYPES = 5
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lanewise import _jax
-from lanewise.program import call_p
+from lanewise.core.program import call_p
 
 Moving = tuple[bool, ...]
 

@@ -14,8 +14,8 @@ from typing import Any
 from jax import lax
 
 from lanewise import _jax
-from lanewise.errors import TransformError
-from lanewise.program import call_p
+from lanewise.core.errors import TransformError
+from lanewise.core.program import call_p
 
 OnCall = Callable[[_jax.JaxprEqn, Sequence[Any]], Sequence[Any]]
 """What to do at a call, given its equation and the values of its operands."""

@@ -25,7 +25,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise.options import Checkpointing
+from lanewise.core.options import Checkpointing
 
 # A `while` under "auto" has slots for so many bytes of state, within bounds.
 AUTO_BYTES = 2**15

@@ -26,8 +26,8 @@ import jax
 
 from lanewise import _jax
 from lanewise._jax import ad
+from lanewise.core.program import Function, Program, call_p
 from lanewise.diff.calls import calls, rebind
-from lanewise.program import Function, Program, call_p
 
 Moving = tuple[bool, ...]
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lanewise import _jax
+from lanewise.core.program import Function, Program, call_p
 from lanewise.diff.activity import Moving
 from lanewise.diff.calls import calls, rebind
-from lanewise.program import Function, Program, call_p
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
-from lanewise.check import check_room
+from lanewise.core.check import check_room
 from lanewise.diff.checkpoint import read, write
 from lanewise.diff.tape import unfilled
 

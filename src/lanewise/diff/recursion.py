@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lanewise import _jax
+from lanewise.core.errors import InternalError
+from lanewise.core.program import Program, call_p
 from lanewise.diff.activity import Moving, moving_outputs, moving_results
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.lift import Lifted, lifted
@@ -29,8 +31,6 @@ from lanewise.diff.piece import piece
 from lanewise.diff.records import Record, Tapes, tops, with_tops
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
-from lanewise.errors import InternalError
-from lanewise.program import Program, call_p
 
 Key = tuple[str, Moving]
 """A function, and which of its parameters move."""

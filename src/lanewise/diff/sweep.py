@@ -26,10 +26,10 @@ from typing import Any
 import jax
 
 from lanewise import _jax
+from lanewise.core.program import call_p, program_p
 from lanewise.diff.activity import moving_results
 from lanewise.diff.calls import WRAPPERS
 from lanewise.diff.checkpoint import Checkpoints
-from lanewise.program import call_p, program_p
 
 Pull = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 """Adjoints of the results, and for each input the sum so far, to the sums with this code's part."""

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
+from lanewise.core.program import Function, Program, call_p
 from lanewise.diff.calls import calls
-from lanewise.program import Function, Program, call_p
 
 
 class _NotInTail(Exception):

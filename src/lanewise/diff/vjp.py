@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lanewise import _jax
+from lanewise.core.program import Function, Program, call_p
 from lanewise.diff import branch, loop, scan  # register their rules
 from lanewise.diff.activity import Moving, moving_outputs
 from lanewise.diff.calls import calls
@@ -26,7 +27,6 @@ from lanewise.diff.records import tops
 from lanewise.diff.recursion import Derived, forward_name, reverse_name, settled
 from lanewise.diff.sweep import Scope
 from lanewise.diff.tail import as_loop
-from lanewise.program import Function, Program, call_p
 
 del branch, loop, scan
 
@@ -106,7 +106,7 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
     constants = tuple(own.constants)
     ahead, behind = own.cut.forward, own.cut.reverse
     held, free = len(constants), len(constants) + len(avals)
-    # A number that nobody reads, in the host's memory: see `linearize.py`.
+    # A number that nobody reads, in the host's memory: see `rules/linearize.py`.
     told = [_jax.new_var(_jax.shaped((), np.float32))] if checkpoints.offload else []
     taken = [
         *told,

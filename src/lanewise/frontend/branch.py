@@ -22,12 +22,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 
-from lanewise import _jax, promotion
+from lanewise import _jax
 from lanewise._jax import Traced
-from lanewise.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
+from lanewise.core.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
 from lanewise.frontend import values
 from lanewise.frontend.site import RESULT, Site
 from lanewise.frontend.values import Undefined, Value
+from lanewise.tracing import promotion
 
 _Thunk = Callable[[], Sequence[Any]]
 

@@ -20,8 +20,8 @@ import numpy as np
 from jax import lax
 
 from lanewise import _jax
-from lanewise.check import check
-from lanewise.errors import (
+from lanewise.core.check import check
+from lanewise.core.errors import (
     ProgramError,
     ResultUnknown,
     UndefinedVariableError,

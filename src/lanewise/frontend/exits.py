@@ -30,7 +30,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lanewise.errors import Location, UnsupportedSyntaxError
+from lanewise.core.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend.patterns import match_as_if
 from lanewise.frontend.site import FLAG
 

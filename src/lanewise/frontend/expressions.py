@@ -7,7 +7,7 @@ import ast
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from lanewise.errors import Location, UnsupportedSyntaxError
+from lanewise.core.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend.names import Names, own_nodes, parameters
 from lanewise.frontend.site import Site
 

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lanewise import _jax, promotion
-from lanewise.errors import LoopTypeError
+from lanewise import _jax
+from lanewise.core.errors import LoopTypeError
 from lanewise.frontend import values
 from lanewise.frontend.site import Site
+from lanewise.tracing import promotion
 
 Item = Callable[[Any, Sequence[Any]], Any]
 

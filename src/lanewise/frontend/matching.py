@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise.errors import Location, UnsupportedSyntaxError
+from lanewise.core.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend.values import is_traced, type_text
 
 # Classes whose one positional pattern is the subject itself.

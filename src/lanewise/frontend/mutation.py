@@ -14,7 +14,7 @@ from typing import Any
 
 from jax import tree_util
 
-from lanewise.errors import UnsupportedSyntaxError
+from lanewise.core.errors import UnsupportedSyntaxError
 from lanewise.frontend import values
 from lanewise.frontend.operators import Operators
 from lanewise.frontend.site import Site

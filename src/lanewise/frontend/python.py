@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from lanewise.errors import Location, UnsupportedSyntaxError
+from lanewise.core.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend import source
 from lanewise.frontend.control import Runtime
 from lanewise.frontend.expressions import Expressions, Unit, locate

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lanewise.errors import Location, UnsupportedSyntaxError
+from lanewise.core.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend.values import Undefined
 
 RESULT = "_lw_result"  # the variable that holds a function's return value

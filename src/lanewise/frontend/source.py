@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 
-from lanewise.errors import Location, UnsupportedSyntaxError
+from lanewise.core.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend.within import compile_within, strip
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from lanewise.errors import Location, UnsupportedSyntaxError
+from lanewise.core.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend.names import own_nodes
 
 _ADVICE: dict[type[ast.AST], str] = {

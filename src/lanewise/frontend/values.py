@@ -21,7 +21,8 @@ import numpy as np
 from jax import tree_util
 from jax.core import ShapedArray, Tracer
 
-from lanewise import _jax, promotion
+from lanewise import _jax
+from lanewise.tracing import promotion
 
 _NUMBERS = (bool, int, float, complex)
 

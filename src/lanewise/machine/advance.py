@@ -27,10 +27,10 @@ from lanewise.blocks.form import (
     reads,
     terminator_atoms,
 )
+from lanewise.blocks.link import Linked, ReturnPoint
 from lanewise.blocks.update import masked_update, update_chain
-from lanewise.errors import Outcome
+from lanewise.core.errors import Outcome
 from lanewise.machine import observe
-from lanewise.machine.link import Linked, ReturnPoint
 from lanewise.machine.state import State, loaded, stored
 from lanewise.machine.together import FEWEST_GROUPS, index_for, lookups, needed_for, same_value
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from lanewise.blocks.form import Block, successors
-from lanewise.machine.link import Linked
+from lanewise.blocks.link import Linked
 
 
 def around(linked: Linked, dear: Collection[int]) -> tuple[frozenset[int], frozenset[int]]:

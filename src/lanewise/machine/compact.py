@@ -18,8 +18,8 @@ from jax import lax
 from lanewise._jax import Var
 from lanewise.blocks.analysis import writes_in_order
 from lanewise.blocks.form import Block, Call, Return, TailCall, reads
+from lanewise.blocks.link import Linked
 from lanewise.machine.advance import Advance
-from lanewise.machine.link import Linked
 from lanewise.machine.state import State, storage_struct
 from lanewise.machine.together import lookups
 

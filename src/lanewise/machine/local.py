@@ -18,13 +18,13 @@ import numpy as np
 
 from lanewise._jax import Var
 from lanewise.blocks.form import Block, BlockFunction, Branch, Call, Fail, Jump, Return, TailCall
-from lanewise.errors import Outcome
+from lanewise.blocks.link import Linked
+from lanewise.core.errors import Outcome
+from lanewise.core.options import DEPTH_INSIDE_JIT, Options
+from lanewise.core.outcomes import counts
 from lanewise.machine.advance import Advance, select
-from lanewise.machine.link import Linked
 from lanewise.machine.state import initial_state
-from lanewise.machine.ticks import answers
-from lanewise.options import DEPTH_INSIDE_JIT, Options
-from lanewise.outcomes import counts
+from lanewise.machine.ticking import answers
 
 Values = dict[Var, Any]
 _FRAMES_A_CALL = 4

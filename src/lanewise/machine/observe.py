@@ -29,12 +29,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lanewise import _jax, watchers
+from lanewise import _jax
 from lanewise._jax import Primitive, mlir
-from lanewise.errors import Outcome
-from lanewise.machine.job import Job
+from lanewise.core import events as watchers
+from lanewise.core.errors import Outcome
+from lanewise.core.events import Site
+from lanewise.job.job import Job
 from lanewise.machine.state import State, stored
-from lanewise.watchers import Site
 
 # A power of two, for neighbours are added up.
 BINS = 256

@@ -27,17 +27,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise.blocks.cost import holds_while
+from lanewise.blocks.link import Linked
 from lanewise.blocks.text import print_program
-from lanewise.errors import InternalError, OptionError
+from lanewise.core.errors import InternalError, OptionError
+from lanewise.core.one_function import as_one_function
 from lanewise.machine.advance import Advance
 from lanewise.machine.around import around
 from lanewise.machine.compact import can_be_packed, run_one_tile, run_tiles, tile_width
-from lanewise.machine.link import Linked
 from lanewise.machine.state import State, running
-from lanewise.one_function import as_one_function
 
 if TYPE_CHECKING:
-    from lanewise.machine.kernel.emit import Emitted
+    from lanewise.cpp.emit.emit import Emitted
 
 Tick = Callable[[State], State]
 
@@ -83,7 +83,7 @@ def lanes_at(state: State, linked: Linked) -> Any:
 def meet(advance: Advance) -> Tick:
     """One tick of lanes that meet: each by itself to the next dear block, then those for the lanes that are there."""
     # Kernels are dear to import: only for who writes one.
-    from lanewise.machine.kernel.between import run_between
+    from lanewise.cpp.variants.between import run_between
 
     linked, lanes = advance.linked, advance.lanes
     dear = meeting_blocks(linked)
@@ -117,8 +117,8 @@ def kernel_between(linked: Linked, max_steps: int | None, counting: bool) -> Emi
     if not meeting_blocks(linked):
         return "it has no block with enough matrix work for lanes to meet at"
     # Kernels are expensive to import: only where one is written.
-    from lanewise.machine.kernel.between import available, emit_between
-    from lanewise.machine.kernel.rules import Unsupported
+    from lanewise.cpp.emit.rules import Unsupported
+    from lanewise.cpp.variants.between import available, emit_between
 
     if not available(linked.profile):
         return "kernels cannot be made here"

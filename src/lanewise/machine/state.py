@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import Var
-from lanewise.errors import Outcome
-from lanewise.machine.link import Linked
-from lanewise.one_function import as_one_function
-from lanewise.outcomes import COUNTERS
+from lanewise.blocks.link import Linked
+from lanewise.core.errors import Outcome
+from lanewise.core.one_function import as_one_function
+from lanewise.core.outcomes import COUNTERS
 
 
 @partial(

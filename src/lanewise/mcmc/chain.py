@@ -20,7 +20,6 @@ import numpy as np
 from jax import random
 from jaxtyping import Array, Bool, Float, Int
 
-from lanewise.decorator import ProgramFunction, program
 from lanewise.mcmc.adapt import (
     Moments,
     Window,
@@ -43,6 +42,7 @@ from lanewise.mcmc.space import (
     unwhitened,
     whitened,
 )
+from lanewise.tracing.decorator import ProgramFunction, program
 
 # The first step is doubled or halved at most this often.
 MOST_HALVINGS = 50

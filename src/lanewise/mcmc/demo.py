@@ -17,6 +17,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
+from lanewise.api.vmap import vmap
 from lanewise.mcmc.chain import chain_of, keeping
 from lanewise.mcmc.inference import the_library
 from lanewise.mcmc.models import Model, Position
@@ -24,7 +25,6 @@ from lanewise.mcmc.nuts import NUTS
 from lanewise.mcmc.sample import sample
 from lanewise.mcmc.space import Place
 from lanewise.mcmc.start import FlatDensity, Layout
-from lanewise.transform import vmap
 from lanewise.watch.report import report as report_page
 
 AT_BATS = 45

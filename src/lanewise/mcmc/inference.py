@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 from lanewise.mcmc.models import Model
 from lanewise.mcmc.samplers import Told
 from lanewise.mcmc.space import KEPT

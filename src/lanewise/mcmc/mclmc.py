@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax import random
 from jaxtyping import Array, Float, Key
 
-from lanewise.decorator import program
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 from lanewise.mcmc.samplers import DIVERGED, Told, must_be_share
 from lanewise.mcmc.space import Density, Place, Space, place_at
+from lanewise.tracing.decorator import program
 
 # The mean squared error of the energy a dimension that keeps the bias small (Robnik et al. 2023, section 4).
 ENERGY_ERROR = 5e-4

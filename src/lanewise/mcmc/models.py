@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 
 Position = Any  # any pytree of arrays of floats
 

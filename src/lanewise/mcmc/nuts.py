@@ -22,10 +22,10 @@ import jax.numpy as jnp
 from jax import random
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from lanewise.decorator import program
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 from lanewise.mcmc.samplers import DIVERGED, Told, must_be_share
 from lanewise.mcmc.space import Density, Place, Point, Space, energy, leapfrog
+from lanewise.tracing.decorator import program
 
 
 class Tree(NamedTuple):

@@ -20,7 +20,10 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from lanewise import _jax
-from lanewise.errors import LaneError, OptionError, Outcome
+from lanewise.api.vmap import vmap
+from lanewise.core.errors import LaneError, OptionError, Outcome
+from lanewise.core.events import labelled
+from lanewise.core.outcomes import Outcomes
 from lanewise.mcmc.adapt import Window, pooled, scale_from, windows
 from lanewise.mcmc.chain import Ran, Stretches, chain_of, keeping, tuning
 from lanewise.mcmc.inference import Drawn, inference_data, must_have_library
@@ -30,10 +33,7 @@ from lanewise.mcmc.samplers import Sampler, Told, must_be_count
 from lanewise.mcmc.saved import Saved, opened
 from lanewise.mcmc.space import Place, rewhitened
 from lanewise.mcmc.start import Starts, starts
-from lanewise.outcomes import Outcomes
-from lanewise.transform import vmap
 from lanewise.watch.report import add_sampling
-from lanewise.watchers import labelled
 
 MASS_MATRICES = ("diagonal", "dense", "unit")
 ADAPTATIONS = ("pooled", "chain")

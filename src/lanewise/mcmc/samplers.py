@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 from lanewise.mcmc.space import Density, Place, Space
 
 # An energy that is off by more than this tells that the integrator has left the level set.

@@ -17,7 +17,7 @@ from typing import IO, Any
 import jax
 import numpy as np
 
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 
 _RUN = "run.json"
 

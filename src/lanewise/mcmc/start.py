@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from lanewise import _jax
-from lanewise.errors import OptionError
+from lanewise.core.errors import OptionError
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.space import KEPT
 

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from lanewise.blocks.form import Block
-from lanewise.errors import Outcome
-from lanewise.machine.link import Linked
+from lanewise.blocks.link import Linked
+from lanewise.core.errors import Outcome
 from lanewise.watch.recording import Run
 
 # Examples that ended; of those that are shown one by one, so many at most.

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import jax
 
+from lanewise.core.events import Site
 from lanewise.watch.charts import count, percent, seconds
 from lanewise.watch.markup import escaped, facts_list, heads, table, whole_table
 from lanewise.watch.recording import Recording, Run, covered
 from lanewise.watch.run_section import carried, lanes_of, mean_occupancy, site_section
-from lanewise.watchers import Site
 
 MOST_COMPILATIONS_SHOWN = 12
 

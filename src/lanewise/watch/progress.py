@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from lanewise import compiling, watchers
+from lanewise.core import compiling
+from lanewise.core import events as watchers
 
 # At most ten updates a second where the line is written over, one in ten seconds where every line stays.
 SECONDS_BETWEEN_UPDATES = 0.1

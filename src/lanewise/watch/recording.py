@@ -1,6 +1,6 @@
 """What was seen of everything that ran while a report or a trace was open.
 
-A `Recording` is told of runs, calls and compilations (`lanewise.watchers`) and keeps them, within bounds: a long
+A `Recording` is told of runs, calls and compilations (`lanewise.core.events`) and keeps them, within bounds: a long
 session is remembered by its first `MOST_DETAILED` runs in detail and by counts of the others. All times are seconds
 since it was opened.
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from lanewise import watchers
-from lanewise.watchers import Site
+from lanewise.core import events as watchers
+from lanewise.core.events import Site
 
 # Runs kept with what their machines recorded: of one machine, and of all; runs in all; readings of the clock in one;
 # compilations.
@@ -100,7 +100,7 @@ class Run:
 
 
 class Recording:
-    """A recorder for `lanewise.watchers`."""
+    """A recorder for `lanewise.core.events`."""
 
     def __init__(self) -> None:
         self.opened = time.perf_counter()

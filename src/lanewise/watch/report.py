@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lanewise import watchers
-from lanewise.errors import OptionError
+from lanewise.core import events as watchers
+from lanewise.core.errors import OptionError
 from lanewise.watch.recording import Recording
 
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from lanewise.blocks.flatten import operand_avals
 from lanewise.blocks.form import Block, BlockProgram
-from lanewise.machine.carriers.table import ALONE
-from lanewise.machine.link import Linked
-from lanewise.machine.linking import blocks_of
+from lanewise.blocks.link import Linked
+from lanewise.carriers.table import ALONE
+from lanewise.core.events import Site
+from lanewise.job.linking import blocks_of
 from lanewise.machine.schedule import dear_blocks
 from lanewise.watch import charts
 from lanewise.watch.charts import Axis, Line, count, percent, seconds
@@ -31,7 +32,6 @@ from lanewise.watch.figures import (
 )
 from lanewise.watch.markup import escaped, facts_list, figure, heads, legend, whole_table
 from lanewise.watch.recording import Recording, Run, plain_options
-from lanewise.watchers import Site
 
 
 def site_section(recording: Recording, i: int, site: Site, runs: Sequence[Run]) -> str:

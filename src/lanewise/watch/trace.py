@@ -15,11 +15,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from lanewise import watchers
+from lanewise.core import events as watchers
+from lanewise.core.events import Site
 from lanewise.watch.figures import TickFigures, ended_over_time, outcomes_of, tick_figures
 from lanewise.watch.recording import Recording, Run, plain_options
 from lanewise.watch.report import writable
-from lanewise.watchers import Site
 
 Event = dict[str, Any]
 

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from lanewise.machine.kernel import host
-from lanewise.machine.kernel.emit import emit
-from lanewise.machine.link import link
-from lanewise.machine.linking import blocks_of
-from lanewise.options import Options
+from lanewise.blocks.link import link
+from lanewise.core.options import Options
+from lanewise.cpp.build import host
+from lanewise.cpp.emit.emit import emit
+from lanewise.job.linking import blocks_of
 from machine.kernel.checking import words
 
 EXAMPLES = 3

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from lanewise.machine.kernel import host
-from lanewise.machine.kernel.emit import Emitted, emit
-from lanewise.machine.kernel.lower import kernel_blocks
-from lanewise.machine.link import Linked
-from lanewise.options import Options
+from lanewise.blocks.link import Linked
+from lanewise.core.options import Options
+from lanewise.cpp.build import host
+from lanewise.cpp.emit.emit import Emitted, emit
+from lanewise.cpp.emit.lower import kernel_blocks
 
 
 def linked_of(f: Callable[..., Any], args: Sequence[Any], varying: Sequence[bool]) -> Linked:

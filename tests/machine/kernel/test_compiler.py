@@ -15,9 +15,11 @@ import pytest
 
 import lanewise as lw
 import needs
-from lanewise.errors import CompilerError, OptionError
-from lanewise.machine import choose, given_up, on_host
-from lanewise.machine.kernel import compiler, foreign, host, kept, tiers
+from lanewise.core.errors import CompilerError, OptionError
+from lanewise.cpp.build import cache as kept
+from lanewise.cpp.build import compiler, foreign, host, tiers
+from lanewise.plan import choose, given_up
+from lanewise.rules import on_host
 
 TEXT = 'extern "C" int answer() { return 42; }\n'
 FLAGS = ("-O0", "-fPIC", "-shared")

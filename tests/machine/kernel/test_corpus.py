@@ -13,13 +13,13 @@ import pytest
 
 from comparing import assert_same, lane_axes, lanes_of, take
 from corpus import CORPUS, Case, case_named
+from lanewise.blocks.link import link
 from lanewise.blocks.reference import interpret
-from lanewise.errors import OptionError, Outcome
-from lanewise.machine.kernel import host
-from lanewise.machine.kernel.carry import kernel_for
-from lanewise.machine.link import link
-from lanewise.machine.linking import blocks_of
-from lanewise.options import Options
+from lanewise.core.errors import OptionError, Outcome
+from lanewise.core.options import Options
+from lanewise.cpp.build import host
+from lanewise.cpp.kernels import kernel_for
+from lanewise.job.linking import blocks_of
 from machine.kernel.checking import words
 from test_corpus import batch, one_at_a_time
 

@@ -14,8 +14,8 @@ import needs
 from comparing import assert_same, take
 from corpus import CORPUS, Case
 from derivatives import of_smooth, to_scalar
-from lanewise.errors import OptionError
-from lanewise.machine.kernel import device
+from lanewise.core.errors import OptionError
+from lanewise.cpp.build import device
 from machine.kernel.test_corpus import CARRIED
 from machine.test_meet import arguments, walks
 from programs.small import collatz, depth, fib

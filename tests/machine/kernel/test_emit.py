@@ -12,14 +12,14 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+from lanewise.core.options import Options
+from lanewise.cpp.build import compiler, host
+from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.lower import kernel_blocks
+from lanewise.cpp.emit.support import written
+from lanewise.cpp.kernels import kernel_for
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import vjp_program
-from lanewise.machine.kernel import compiler, host
-from lanewise.machine.kernel.carry import kernel_for
-from lanewise.machine.kernel.emit import Emitted
-from lanewise.machine.kernel.lower import kernel_blocks
-from lanewise.machine.kernel.support import written
-from lanewise.options import Options
 from machine.kernel.checking import check
 from programs.recursion import determinant
 from programs.small import collatz, fib

@@ -16,12 +16,13 @@ from jax import lax
 import lanewise as lw
 import needs
 from lanewise.blocks.leaf import leaf_calls
-from lanewise.machine.kernel import host, outline
-from lanewise.machine.kernel.emit import Emitted
-from lanewise.machine.kernel.lower import kernel_blocks
-from lanewise.machine.kernel.support import written
-from lanewise.machine.link import link
-from lanewise.options import Options
+from lanewise.blocks.link import link
+from lanewise.core.options import Options
+from lanewise.cpp.build import host
+from lanewise.cpp.emit import outline
+from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.lower import kernel_blocks
+from lanewise.cpp.emit.support import written
 from programs.numerics import rough, rough_pieces
 
 FRAMES = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from lanewise.machine.kernel.repeats import repeats
+from lanewise.cpp.emit.repeats import repeats
 
 
 def all_runs(sequences: list[list[int]]) -> dict[tuple[int, ...], set[tuple[int, int]]]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from lanewise.machine.kernel.rules import RULES, table
+from lanewise.cpp.emit.rules import RULES, table
 from machine.kernel.cases import EXAMPLES, Case, check, numbers
 
 EDGES = [

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from lanewise.machine.kernel import seldom
-from lanewise.machine.kernel.emit import Emitted
-from lanewise.machine.kernel.lower import kernel_blocks
-from lanewise.machine.kernel.support import written
-from lanewise.machine.link import Linked
-from lanewise.options import Options
+from lanewise.blocks.link import Linked
+from lanewise.core.options import Options
+from lanewise.cpp.emit import seldom
+from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.lower import kernel_blocks
+from lanewise.cpp.emit.support import written
 
 
 def linked_and_text(f: Callable[..., Any], *example: Any) -> tuple[Linked, str]:

@@ -11,9 +11,9 @@ import pytest
 
 import lanewise as lw
 import needs
-from lanewise.machine.kernel import device, host, waiting
-from lanewise.machine.kernel.carry import kernel_for
-from lanewise.options import Options
+from lanewise.core.options import Options
+from lanewise.cpp.build import device, host, waiting
+from lanewise.cpp.kernels import kernel_for
 from programs.recursion import fibonacci
 
 

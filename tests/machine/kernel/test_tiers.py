@@ -23,10 +23,11 @@ import lanewise as lw
 import needs
 from comparing import lanes_of, take
 from corpus import CORPUS, Case
-from lanewise.machine.kernel import compiler, foreign, host, kept, tiers
-from lanewise.machine.kernel.carry import kernel_or_obstacle
-from lanewise.machine.kernel.emit import Emitted
-from lanewise.options import Options
+from lanewise.core.options import Options
+from lanewise.cpp.build import cache as kept
+from lanewise.cpp.build import compiler, foreign, host, tiers
+from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.kernels import kernel_or_obstacle
 from machine.kernel.checking import words
 from machine.kernel.test_compiler import is_alive
 from machine.kernel.test_corpus import FRAMES, SIZE, operands_of
@@ -169,7 +170,7 @@ def test_a_run_under_way_takes_no_more_examples_from_what_is_superseded(two_tier
 LEAVING = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from lanewise.machine.kernel import host, tiers
+from lanewise.cpp.build import host, tiers
 # It may have been started where interrupts are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 tiers.LARGE, host.QUICK = 0, ("-O0",)

@@ -12,11 +12,11 @@ import pytest
 from jax import lax
 
 import lanewise as lw
-from lanewise.machine.kernel import host
-from lanewise.machine.kernel.emit import Emitted, emit
-from lanewise.machine.kernel.lower import kernel_blocks
-from lanewise.machine.kernel.tiles import TILE, tiled
-from lanewise.options import Options
+from lanewise.core.options import Options
+from lanewise.cpp.build import host
+from lanewise.cpp.emit.emit import Emitted, emit
+from lanewise.cpp.emit.lower import kernel_blocks
+from lanewise.cpp.variants.tiles import TILE, tiled
 from machine.kernel.checking import words
 
 

@@ -1,0 +1,186 @@
+"""`lanewise.inspect`: a program, its blocks, their storage and cost, and how it would run."""
+
+from __future__ import annotations
+
+import inspect as signature
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from lanewise import _jax
+from lanewise.blocks.analysis import Storage, storage
+from lanewise.blocks.form import Block, BlockProgram
+from lanewise.blocks.text import print_program
+from lanewise.carriers.table import ALONE
+from lanewise.core.errors import OptionError
+from lanewise.core.options import NAMES, Options
+from lanewise.core.program import Program
+from lanewise.job.job import job_for
+from lanewise.job.linking import blocks_of
+from lanewise.job.plan import Plan
+from lanewise.machine.schedule import dear_blocks
+from lanewise.rules.on_host import on_host
+from lanewise.tracing.decorator import ProgramFunction, lift
+from lanewise.tracing.signature import is_array_like
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What `inspect` found; print it."""
+
+    program: Program
+    blocks: BlockProgram
+    storage: Storage
+    plan: Plan
+    lanes: int | None
+    options: Options
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            [
+                f"program\n{self.program.text}",
+                f"blocks\n{print_program(self.blocks, self.storage)}",
+                f"carrier {self.plan.carrier} (by {self.plan.path}), schedule {self.plan.schedule}: {self.plan.why}",
+                self.work,
+            ]
+        )
+
+    @property
+    def work(self) -> str:
+        """How many lanes there are and what of their work is dear, in words."""
+        lanes = "one lane" if self.lanes is None else f"{self.lanes} lanes"
+        if self.plan.plain:
+            return f"{lanes}, plainly vectorized"
+        if self.plan.carrier in ALONE:
+            return f"{lanes}, each by itself"
+        width = min(self.lanes or 1, self.options.lanes or self.lanes or 1)
+        if self.lanes is not None and width < self.lanes:
+            lanes = f"{width} lanes for {self.lanes} examples"
+        assert self.plan.linked is not None
+        dear = dear_blocks(self.plan.linked, width)
+        named = (
+            ", ".join(str(getattr(self.plan.linked.order[pc], "label", pc)) for pc in dear)
+            or "none"
+        )
+        return f"{lanes}; dear blocks: {named}"
+
+    def svg(self) -> str:
+        """The block graph, drawn: a picture to put into a page or to write to a file."""
+        from lanewise.watch.draw import graph_svg
+
+        dear: set[int] = set()
+        linked = self.plan.linked
+        if linked is not None and self.plan.carrier not in ALONE:
+            width = min(self.lanes or 1, self.options.lanes or self.lanes or 1)
+            order = (linked.order[pc] for pc in dear_blocks(linked, width))
+            dear = {item.label for item in order if isinstance(item, Block)}
+        return graph_svg(self.blocks, self.storage, dear=dear)
+
+    __repr__ = __str__
+
+
+def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any) -> Inspection:
+    """Show how a program would run for these arguments, batched along `in_axes` (None for a lone call).
+
+    Nothing runs but, where it decides how, a sample of the lanes, as in a call outside `jit`; inside it the code alone
+    decides. `fun` may be a program, a plain function (lifted first) or what `lanewise.vmap` takes; options are the
+    program's own.
+
+    >>> import jax.numpy as jnp
+    >>> import lanewise as lw
+    >>> @lw.program
+    ... def halvings(n):
+    ...     count = 0
+    ...     while n > 1:
+    ...         n = n // 2
+    ...         count += 1
+    ...     return count
+    >>> found = lw.inspect(halvings.with_options(carrier="ticks"), jnp.arange(8))
+    >>> print(found.plan.schedule, "by", found.plan.carrier)
+    plain by ticks
+    >>> "while" in found.program.text
+    True
+    """
+    program = fun if isinstance(fun, ProgramFunction) else lift(fun)
+    _refuse_options(program, kwargs)
+    args, kwargs = jax.tree.map(_array, (args, kwargs))
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    axes = _leaf_axes(in_axes, args, kwargs)
+    axes = [axis if is_array_like(leaf) else None for axis, leaf in zip(axes, leaves, strict=True)]
+    for leaf, axis in zip(leaves, axes, strict=True):
+        if axis is not None and not -leaf.ndim <= axis < leaf.ndim:
+            raise OptionError(
+                f"in_axes={in_axes!r} maps axis {axis} of an argument of shape {leaf.shape}; give a batch,"
+                " or in_axes=None for a lone call."
+            )
+    size = {leaf.shape[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None}
+    if len(size) > 1:
+        raise OptionError(
+            f"arguments have different sizes along in_axes={in_axes!r}: {sorted(size)}."
+        )
+    examples = [
+        leaf if axis is None else jax.lax.index_in_dim(leaf, 0, axis, keepdims=False)
+        for leaf, axis in zip(leaves, axes, strict=True)
+    ]
+    one_args, one_kwargs = jax.tree.unflatten(tree, examples)
+    staged, one = program.stage(*one_args, **one_kwargs)
+    captures = staged.program.num_captures
+    batched = [axis is not None for axis in axes]
+    varying = [*([False] * captures), *program.dynamic(batched, one_args, one_kwargs)]
+    lanes_first = [
+        leaf if axis is None else jax.numpy.moveaxis(leaf, axis, 0)
+        for leaf, axis in zip(leaves, axes, strict=True)
+    ]
+    operands = [*one[:captures], *program.dynamic(lanes_first, one_args, one_kwargs)]
+    lanes = tuple(size)
+    mapped = tuple((flag,) if lanes else () for flag in varying)
+    platform = _jax.placed(operands)[0]
+    job = job_for(staged.program, lanes, mapped, program.options, platform)
+    found = on_host(job).plan(operands)
+    blocks = (
+        found.linked.program
+        if found.linked
+        else blocks_of(staged.program, varying, program.options)
+    )
+    return Inspection(
+        staged.program,
+        blocks,
+        storage(blocks, varying),
+        found,
+        lanes[0] if lanes else None,
+        program.options,
+    )
+
+
+def _refuse_options(program: ProgramFunction, kwargs: dict[str, Any]) -> None:
+    """Keyword arguments are the program's; one that it does not take and that is an option was meant as that."""
+    try:
+        signature.signature(program.python).bind_partial(**kwargs)
+    except (TypeError, ValueError):
+        meant = [name for name in kwargs if name in NAMES]
+        if meant:
+            said = ", ".join(f"{name}={kwargs[name]!r}" for name in meant)
+            raise OptionError(
+                f"inspect gives keyword arguments to the program, which takes no {', '.join(meant)}. Options are the"
+                f" program's own: inspect(program.with_options({said}), ...)."
+            ) from None
+
+
+def _array(leaf: Any) -> Any:
+    return jax.numpy.asarray(leaf) if is_array_like(leaf) else leaf
+
+
+def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
+    """One axis for each leaf, keyword arguments along axis 0 as `jax.vmap` has it."""
+    try:
+        by_position = _jax.broadcast_axes(in_axes, args)
+    except ValueError as error:
+        raise OptionError(f"in_axes={in_axes!r} does not fit the arguments: {error}") from None
+    if not all(axis is None or isinstance(axis, int) for axis in by_position):
+        raise OptionError(
+            f"in_axes={in_axes!r} must be an int, None, or a tuple with one of these for each argument."
+        )
+    lone = all(axis is None for axis in by_position) and bool(by_position)
+    return [*by_position, *(None if lone else 0 for _ in jax.tree.leaves(kwargs))]

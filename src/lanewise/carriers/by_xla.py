@@ -1,0 +1,142 @@
+"""Each lane by itself in XLA:CPU's own code for a whole computation as one function (`one_function.py`).
+
+It is what `native` does where there is no C++ compiler, or where an operation has no rule in the kernel's table. XLA
+keeps loop variables in memory and runs one call on one core, so it is two to four times slower; and its one-function
+code has no matrix products, large sums, sorts, factorizations or scatters of many updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise import _jax
+from lanewise._jax import JaxprEqn
+from lanewise.blocks.cost import size_of
+from lanewise.blocks.link import Linked
+from lanewise.core.events import Site
+from lanewise.core.one_function import as_one_function
+from lanewise.job.plan import Plan
+from lanewise.job.results import Ran
+from lanewise.machine import observe
+from lanewise.machine.state import initial_state, stored
+from lanewise.machine.ticking import answers, run_ticks, statistics
+
+# XLA:CPU hands float reductions over more elements than this to a library, which its one-function code cannot call.
+MOST_REDUCED = 1024
+# What XLA:CPU's one-function code has no instructions for. (`linear_solve` is Lineax's, and holds a factorization.)
+_NOT_IN_ONE_FUNCTION = frozenset(
+    "cholesky lu lu_pivots_to_permutation geqrf geqp3 qr householder_product eigh eig svd schur triangular_solve"
+    " tridiagonal tridiagonal_solve hessenberg fft sort top_k approx_top_k rng_uniform ragged_dot ragged_dot_general"
+    " conv_general_dilated pure_callback io_callback debug_callback debug_print ffi_call custom_call"
+    " call_hi_primitive linear_solve".split()
+)
+_ARRAY_REDUCTIONS = ("reduce", "arg", "cum")
+
+
+def run_by_xla(plan: Plan, operands: Sequence[Any], capacity: int, watched: Site | None) -> Ran:
+    """A machine of one lane, run for one example after the other; stacks are handed on as they are."""
+    linked, options, varying = plan.linked, plan.job.options, plan.job.varying
+    assert linked is not None
+    kept = [stored(x, _jax.aval_of(x)) for x in operands]
+    avals = [_jax.aval_of(x) for x in operands]
+
+    def all_lanes(*kept: Any) -> list[Any]:
+        shared = [x for x, flag in zip(kept, varying, strict=True) if not flag]
+        own = [x for x, flag in zip(kept, varying, strict=True) if flag]
+
+        def one(stacks: Any, row: list[Any]) -> Any:
+            rows, rest = iter(row), iter(shared)
+            values = [
+                _as_lane(next(rows), aval) if flag else _as_shared(next(rest), aval)
+                for aval, flag in zip(avals, varying, strict=True)
+            ]
+            state = initial_state(linked, values, varying, 1, capacity)
+            if stacks is not None:
+                state = state.with_(stacks=stacks[0], returns=stacks[1])
+            state = run_ticks(linked, state, 1, options, "lowest")
+            found, code, site = answers(linked, state)
+            out = [*(stored(x, _jax.aval_of(x)) for x in found), code, site, *statistics(state)]
+            return (state.stacks, state.returns), out
+
+        first = jax.eval_shape(lambda row: one(None, row)[0], [x[0] for x in own])
+        empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), first)
+        _, out = lax.scan(one, empty, own, length=plan.job.examples)
+        return out
+
+    whole = None if watched is None else observe.Whole(watched, kept)
+    out = as_one_function(all_lanes, *kept)
+    count = len(linked.program.entry_function.results)
+    values = [
+        _jax.wrap_key(x[:, 0], var.aval) if _jax.is_key(var.aval) else x[:, 0]
+        for x, var in zip(out[:count], linked.program.entry_function.results, strict=True)
+    ]
+    code, site = (x[:, 0] for x in out[count : count + 2])
+    ticks, *sums, deepest = out[count + 2 :]
+    if whole is not None:
+        whole.ended(code, code, sums[-1].astype(jnp.int32), deepest)
+    sums = [x.sum(dtype=jnp.float32) for x in sums]
+    return values, code, site, [ticks.sum(dtype=jnp.int32), *sums, deepest.max(initial=0)]
+
+
+def _as_lane(row: Any, aval: Any) -> Any:
+    """A row of kept words as a batch of one value."""
+    return _as_shared(row[None], aval)
+
+
+def _as_shared(value: Any, aval: Any) -> Any:
+    return _jax.wrap_key(value, aval) if _jax.is_key(aval) else value
+
+
+def missing(linked: Linked) -> str | None:
+    """The first operation, with its line, that XLA:CPU's one-function code cannot have."""
+    return next(_unavailable(_all_eqns(linked)), None)
+
+
+def _all_eqns(linked: Linked) -> Iterable[JaxprEqn]:
+    for _, block in linked.program.all_blocks():
+        yield from block.eqns
+
+
+def _unavailable(eqns: Iterable[JaxprEqn], around: str = "") -> Iterator[str]:
+    """The operations, and their lines, that XLA:CPU's one-function code cannot have."""
+    for eqn in eqns:
+        name, line = eqn.primitive.name, _jax.user_line(eqn) or around
+        if (
+            name in _NOT_IN_ONE_FUNCTION
+            or (name in _TESTS and _TESTS[name](eqn))
+            or (name.startswith("scatter") and _num_updates(eqn) > 1)
+            or (name.startswith(_ARRAY_REDUCTIONS) and _most_elements(eqn) > MOST_REDUCED)
+        ):
+            yield f"{name} ({line})"
+        for inner in _jax.subjaxprs(eqn):
+            yield from _unavailable(inner.eqns, line)
+
+
+def _most_elements(eqn: JaxprEqn) -> int:
+    return max(map(size_of, eqn.invars))
+
+
+def _is_matrix_product(eqn: JaxprEqn) -> bool:
+    """Whether both sides of a product have rows of their own: XLA calls a library for it."""
+    (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+    free = [
+        eqn.invars[0].aval.ndim - len(left) - len(left_batch),
+        eqn.invars[1].aval.ndim - len(right) - len(right_batch),
+    ]
+    return all(free) or _most_elements(eqn) > MOST_REDUCED**2 // 16
+
+
+def _num_updates(eqn: JaxprEqn) -> int:
+    *places, _ = eqn.invars[1].aval.shape or (1,)
+    count = 1
+    for size in places:
+        count *= size
+    return count
+
+
+_TESTS: dict[str, Callable[[JaxprEqn], bool]] = {"dot_general": _is_matrix_product}

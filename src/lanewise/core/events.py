@@ -1,0 +1,371 @@
+"""Who watches what the machine does: a register low down, so that the machine tells without knowing whom.
+
+A compiled machine that is watched calls back three times: when a run begins, now and then while it goes on, and when
+it has ended (`machine/observe.py`). What it says is handed on to the bar of the run and to the recorders that are open
+(`lanewise.watch`). Each execution is a run of its own, under a number that the machine carries; so one compiled machine
+may run on several devices at once, whose runs share a bar.
+
+Nothing here may fail a run: what goes wrong in a callback is dropped, and that watcher misses something.
+
+Where lanes run by themselves in compiled loops there is nothing to call back from. There a thread asks the library how
+many examples have ended (`Site.ask`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from lanewise.core.compiling import begun
+
+# How often a machine calls, in seconds between calls: for a bar, and for a recorder that wants a clock.
+BAR_SECONDS = 0.05
+CLOCK_SECONDS = 0.002
+# And how much longer than the last the time to the next call may be: the first ticks are no measure of the others.
+LONGER = 4
+# A run that can be asked about is there at once, if it is there at all, in seconds.
+LATE = 5.0
+NEVER = np.int32(2**31 - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What a compiled machine is: told at its runs' beginning, the same for all of them.
+
+    `examples`: how many a run has. `ask(run)`: how many examples of a run have ended, where a thread must ask, or -1
+    when it is not running. `plan`: how the job runs, for reports; nothing here looks at it.
+    """
+
+    name: str
+    examples: int
+    progress: bool
+    recorded: bool
+    plan: Any
+    ask: Callable[[int], int] | None = None
+
+
+class Recorder(Protocol):
+    """Who is told of every run while it is open. `now` is by `time.perf_counter`."""
+
+    def began(self, run: int, site: Site, now: float) -> None: ...
+
+    def reached(self, run: int, now: float, tick: int, left: int) -> None:
+        """At this tick so many examples are left; where there are no ticks, `tick` is -1."""
+        ...
+
+    def ended(self, run: int, now: float, arrays: Mapping[str, np.ndarray]) -> None: ...
+
+    def compiled(self, what: str, began: float, ended: float) -> None: ...
+
+    def called(self, site_name: str, began: float, ended: float) -> None:
+        """A call from the host, until its answers were there."""
+        ...
+
+
+class ShownBar(Protocol):
+    """What `lanewise.watch.progress.Bar` does."""
+
+    def update(self, done: int | None = None, *, total: int | None = None) -> None: ...
+
+    def close(self, finished: bool = True) -> None: ...
+
+
+@dataclass(eq=False)
+class _Run:
+    site: Site
+    recorders: tuple[Recorder, ...]
+    time: float
+    tick: int = 0
+    done: int = 0
+    # Whether a thread asks how far it is.
+    asked: bool = False
+
+
+@dataclass(eq=False)
+class _Group:
+    """The runs of a site that go on at the same time, on several devices, and their one bar."""
+
+    bar: ShownBar
+    runs: dict[int, _Run] = field(default_factory=dict)
+    total: int = 0
+    ended: int = 0
+
+    @property
+    def done(self) -> int:
+        return self.ended + sum(run.done for run in self.runs.values())
+
+    def show(self) -> None:
+        self.bar.update(self.done, total=self.total)
+
+
+_lock = threading.RLock()
+_numbers = itertools.count(1)
+_runs: dict[int, _Run] = {}
+_groups: dict[Site, _Group] = {}
+_recorders: list[Recorder] = []
+_asking: list[threading.Thread] = []
+_new_bar: list[Callable[[int, str], ShownBar]] = []
+_labels: list[str] = []
+# Whether what is traced on this thread shall be recorded. JAX's caches must know too: see `recording`. Its context is
+# made before anything is compiled, for what was compiled without it is compiled again.
+_recorded = contextvars.ContextVar("lanewise_recorded", default=False)
+_cache_context: Any = jax.make_user_context(default_value=False)
+
+
+def show_bars_with(new_bar: Callable[[int, str], ShownBar]) -> None:
+    """Say what makes a bar, given a total and a label."""
+    _new_bar[:] = [new_bar]
+
+
+@contextlib.contextmanager
+def labelled(label: str) -> Iterator[None]:
+    """Runs that begin inside have bars with this label, not with the name of their program."""
+    _labels.append(label)
+    try:
+        yield
+    finally:
+        _labels.remove(label)
+
+
+def recorded() -> bool:
+    """Whether what is compiled now, on this thread, is to be recorded."""
+    return _recorded.get()
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Tell the recorder of everything that runs inside.
+
+    A machine that is recorded is another than one that is not. `jax.jit` would not see a difference and run the one it
+    has, so it is told by a context that its caches heed: inside, functions are compiled anew, once; outside, nothing
+    changes.
+    """
+    _listen()
+    with _lock:
+        _recorders.append(recorder)
+    mark = _recorded.set(True)
+    try:
+        with _cache_context(True):
+            yield
+    finally:
+        _recorded.reset(mark)
+        with _lock:
+            _recorders.remove(recorder)
+
+
+@contextlib.contextmanager
+def not_recording() -> Iterator[None]:
+    """What is compiled and run inside is none of what the recorders are to see."""
+    mark = _recorded.set(False)
+    try:
+        yield
+    finally:
+        _recorded.reset(mark)
+
+
+@functools.cache
+def _listen() -> None:
+    """Have JAX tell what it compiles: from the first recorder on, for it offers no way to stop listening."""
+    jax.monitoring.register_event_duration_secs_listener(_jax_event)
+
+
+# -- what a machine calls ----------------------------------------------------------------------------
+
+
+def begin(site: Site) -> np.int32:
+    """A run begins; gives its number, or 0 if nobody watches."""
+    try:
+        return _begin(site)
+    except Exception:
+        return np.int32(0)
+
+
+def _begin(site: Site) -> np.int32:
+    with _lock:
+        now = time.perf_counter()
+        begun()
+        recorders = tuple(_recorders) if site.recorded else ()
+        if not (recorders or (site.progress and _new_bar)):
+            return np.int32(0)
+        number = next(_numbers) % int(NEVER)
+        run = _runs[number] = _Run(site, recorders, now, asked=site.ask is not None)
+        for recorder in recorders:
+            recorder.began(number, site, now)
+        if site.progress and _new_bar:
+            group = _groups.get(site)
+            # More runs than devices: one that failed has left its number behind.
+            while group is not None and len(group.runs) >= jax.device_count():
+                _give_up(next(iter(group.runs)))
+                group = _groups.get(site)
+            if group is None:
+                label = _labels[-1] if _labels else site.name
+                group = _groups[site] = _Group(_new_bar[0](site.examples, label))
+            group.runs[number] = run
+            group.total += site.examples
+            group.show()
+        if site.ask is not None:
+            _ask_now_and_then()
+    return np.int32(number)
+
+
+def reach(number: Any, tick: Any, left: Any) -> np.int32:
+    """A run has come to this tick, with so many examples left; gives the tick at which to call again."""
+    try:
+        with _lock:
+            run = _runs.get(int(number))
+            return NEVER if run is None else _reach(run, int(number), int(tick), int(left))
+    except Exception:
+        return NEVER
+
+
+def _reach(run: _Run, number: int, tick: int, left: int) -> np.int32:
+    now = time.perf_counter()
+    for recorder in run.recorders:
+        recorder.reached(number, now, tick, left)
+    _show(run, run.site.examples - left)
+    if tick < 0:
+        return NEVER
+    ticks, elapsed = tick - run.tick, now - run.time
+    run.tick, run.time = tick, now
+    wanted = CLOCK_SECONDS if run.recorders else BAR_SECONDS
+    pause = min(ticks * wanted / max(elapsed, 1e-9), LONGER * ticks)
+    return np.int32(min(tick + max(pause, 1), NEVER))
+
+
+def _show(run: _Run, done: int) -> None:
+    run.done = done
+    group = _groups.get(run.site)
+    if group is not None:
+        group.show()
+        if group.done == group.total:
+            del _groups[run.site]
+            group.bar.close()
+
+
+def end(number: Any, arrays: Mapping[str, Any]) -> None:
+    """A run has ended; `arrays` is what it recorded."""
+    try:
+        with _lock:
+            run = _runs.pop(int(number), None)
+            if run is None:
+                return
+            now = time.perf_counter()
+            group = _groups.get(run.site)
+            if group is not None and group.runs.pop(int(number), None):
+                group.ended += run.site.examples
+                group.show()
+                if not group.runs:
+                    del _groups[run.site]
+                    group.bar.close()
+            taken = {name: np.asarray(value) for name, value in arrays.items()}
+            for recorder in run.recorders:
+                recorder.ended(int(number), now, taken)
+    except Exception:
+        return
+
+
+def _give_up(number: int) -> None:
+    """A run that will not be heard of again."""
+    run = _runs.pop(number, None)
+    if run is None:
+        return
+    group = _groups.get(run.site)
+    if group is not None:
+        group.runs.pop(number, None)
+        if not group.runs:
+            del _groups[run.site]
+            group.bar.close(finished=False)
+
+
+@contextlib.contextmanager
+def call(name: str) -> Iterator[None]:
+    """A call from the host. If it raises, runs that it began will not end by themselves."""
+    first = next(_numbers)
+    began = time.perf_counter()
+    try:
+        yield
+    except BaseException:
+        with _lock:
+            for number in [number for number in _runs if number > first]:
+                _give_up(number)
+        raise
+    ended = time.perf_counter()
+    with _lock:
+        for recorder in _recorders if recorded() else ():
+            recorder.called(name, began, ended)
+
+
+def running() -> int:
+    """How many watched runs have begun and not ended."""
+    return len(_runs)
+
+
+# -- compilation -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def compiling(what: str) -> Iterator[None]:
+    """What goes on inside is the compilation of something. Recorders hear of it when it has succeeded."""
+    began = time.perf_counter()
+    yield
+    compiled(what, began)
+
+
+def compiled(what: str, began: float) -> None:
+    """Something has been compiled, since `began` (by `time.perf_counter`)."""
+    with _lock:
+        for recorder in _recorders:
+            recorder.compiled(what, began, time.perf_counter())
+
+
+_JAX_COMPILATION = {
+    "/jax/core/compile/jaxpr_trace_duration": "trace",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
+    "/jax/core/compile/backend_compile_duration": "compile",
+}
+
+
+def _jax_event(event: str, duration_secs: float, **kwargs: Any) -> None:
+    phase = _JAX_COMPILATION.get(event)
+    if phase is not None and _recorders:
+        what = f"{phase} {kwargs.get('fun_name', '')}".strip()
+        compiled(what, time.perf_counter() - duration_secs)
+
+
+# -- asking ------------------------------------------------------------------------------------------
+
+
+def _ask_now_and_then() -> None:
+    """Have a thread ask, as long as a run is to be asked about."""
+    if not _asking:
+        thread = threading.Thread(target=_ask, name="lanewise-progress", daemon=True)
+        _asking.append(thread)
+        thread.start()
+
+
+def _ask() -> None:
+    while True:
+        time.sleep(BAR_SECONDS)
+        with _lock:
+            asked = [(number, run) for number, run in _runs.items() if run.asked]
+            if not asked:
+                _asking.clear()
+                return
+            for number, run in asked:
+                with contextlib.suppress(Exception):
+                    assert run.site.ask is not None
+                    done = run.site.ask(number)
+                    if done >= 0:
+                        _reach(run, number, -1, run.site.examples - done)
+                    # It has ended, or was given up by XLA; the call that tells which may never come.
+                    run.asked = done >= 0 or time.perf_counter() - run.time < LATE

@@ -1,0 +1,273 @@
+"""What a lane holds, and the code of each block.
+
+Every variable that is read by another block than the one that writes it has a *place*: a C++ variable, an array, or,
+if nothing writes it, the operand itself. A block runs its equations, then stores what other blocks read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lanewise._jax import Atom, Literal, Var
+from lanewise.blocks.analysis import constant_variables, shared_by_frames, writes_in_order
+from lanewise.blocks.form import Block, Branch, Call, Fail, Return, TailCall, terminator_atoms
+from lanewise.blocks.link import Linked, ReturnPoint
+from lanewise.core.errors import Outcome
+from lanewise.cpp.emit import dtypes
+from lanewise.cpp.emit.scope import Scope
+from lanewise.cpp.emit.seldom import seldom_touched
+from lanewise.cpp.emit.stores import apart, assign
+from lanewise.cpp.emit.uses import uses_of
+from lanewise.cpp.emit.values import Part, Place, Scalar, Stored, Value
+from lanewise.cpp.emit.writer import NEAR, Writer
+
+
+class Bodies:
+    """Writes declarations, and the code of one block after the other."""
+
+    def __init__(
+        self,
+        linked: Linked,
+        varying: Sequence[bool],
+        writer: Writer,
+        max_steps: int | None,
+        counting: bool,
+    ) -> None:
+        self.linked = linked
+        self.varying = varying
+        self.writer = writer
+        self.max_steps = max_steps
+        blocks = [item for item in linked.order if isinstance(item, Block)]
+        self.counts = counting or max_steps is not None
+        self.deepens = counting and linked.has_calls
+        self.fails = (
+            max_steps is not None
+            or linked.has_calls
+            or any(isinstance(block.terminator, Fail) for block in blocks)
+        )
+        self.places: dict[Var, Place] = {}
+        # What is filled for each example: places, or the names of pointers.
+        self.loads: list[tuple[Any, Any]] = []
+        # Larger arrays that are answers, and the name of the output that they lie in on a host.
+        self.in_outputs: dict[Var, str] = {}
+        self.stacks: dict[Var, str] = {}
+        self.read_by_frames = shared_by_frames(linked.program, linked.storage)
+        self.frame_bytes = 0
+
+    # -- declarations ----------------------------------------------------------------------------------
+
+    def declare_stacks(self) -> None:
+        """Stacks lie behind the fixed part of the scratch memory, whose size is known when all is written."""
+        if not self.linked.has_calls:
+            return
+        w = self.writer
+        w.line("char* stacks = scratch + LW_FIXED_BYTES * lanes;")
+        wanted = [("int32", "returns", 1)]
+        for i, var in enumerate(self.linked.storage.stacks):
+            self.stacks[var] = f"stack{i}"
+            kind, size = dtypes.ctype(var.aval.dtype), math.prod(var.aval.shape)
+            wanted.append((kind, self.stacks[var], size))
+        # The widest elements first: then all are aligned, whatever the capacity.
+        for kind, name, size in sorted(wanted, key=lambda stack: -dtypes.SIZES[stack[0]]):
+            start = f"stacks + {self.frame_bytes}ll * capacity * lanes"
+            w.line(f"const lw_strided<{kind}> {name}({start}, lane, lanes);")
+            self.frame_bytes += size * dtypes.SIZES[kind]
+
+    def declare(self) -> None:
+        """Declare what a lane holds; what is the same for all examples is filled here."""
+        w, program = self.writer, self.linked.program
+        w.line(f"int32 {', '.join(self._counters(('outcome', 'place', 'depth', 'most')))};")
+        if self.counts:
+            w.line("int64 count;")
+        untouched, seldom = constant_variables(program), seldom_touched(self.linked)
+        given: dict[Var, Value] = {}
+        for i, (var, varies) in enumerate(zip(program.inputs, self.varying, strict=True)):
+            given[var] = self._operand(f"in{i}", var, varies)
+        for var, value in program.constants:
+            given[var] = w.constant(value, var.aval.dtype, var.aval.shape)
+        for var in self.linked.storage.registers:
+            source = given.get(var)
+            if source is not None and var in untouched:
+                self.in_outputs.pop(var, None)
+                self.places[var] = self._read_in_place(source, near=var not in seldom)
+                continue
+            room = self.places[var] = self._own_room(var)
+            if isinstance(room, Stored) and not room.strided and var in seldom:
+                w.line(f"LW_IN_MEMORY({room.name})")
+            if source is not None:
+                self.loads.append((room, source))
+
+    def room(self, shape: Sequence[int], dtype: Any) -> Scalar | Stored:
+        """Declare what a lane holds of a variable."""
+        return self.writer.room(shape, dtype, "v")
+
+    def _own_room(self, var: Var) -> Scalar | Stored:
+        """What a lane holds of a variable: where that is an answer, on a host the answer's own memory."""
+        shape, dtype = tuple(var.aval.shape), var.aval.dtype
+        if var not in self.in_outputs:
+            return self.room(shape, dtype)
+        name, size = self.writer.fresh("v"), math.prod(shape)
+        answer = f"{self.in_outputs[var]} + example * {size}ll"
+        self.writer.line(self.writer.layout.declare(dtypes.ctype(dtype), name, size, answer))
+        return Stored(shape, dtype, name, strided=True)
+
+    def load(self) -> None:
+        """Fill what a lane holds when it takes an example."""
+        w = self.writer
+        for name in self._counters(("outcome", "depth", "most", "count")):
+            w.line(f"{name} = 0;")
+        w.line("place = -1;")
+        for room, source in self.loads:
+            if isinstance(room, str):
+                w.line(f"{room} = {source};")
+            else:
+                w.copy(room, source)
+
+    def _counters(self, names: Sequence[str]) -> list[str]:
+        used = {"depth": self.linked.has_calls, "most": self.deepens, "count": self.counts}
+        return [name for name in names if used.get(name, True)]
+
+    def _operand(self, name: str, var: Var, varies: bool) -> Value:
+        shape, dtype = tuple(var.aval.shape), var.aval.dtype
+        if not shape:
+            return Scalar((), dtype, f"{name}[{'example' if varies else '0'}]")
+        size = math.prod(shape)
+        where = f"({name} + example * {size})" if varies else name
+        return Stored(shape, dtype, where, constant=True)
+
+    def _read_in_place(self, source: Value, *, near: bool) -> Any:
+        """A value that nothing writes: a name for it, or a small array nearer to the lane."""
+        w = self.writer
+        text = source.text if isinstance(source, Scalar) else getattr(source, "name", "")
+        if "example" not in text:
+            return w.let(text, source.dtype, "v") if "[0]" in text else source
+        if near and source.size <= NEAR:
+            room = self.room(source.shape, source.dtype)
+            self.loads.append((room, source))
+            # It is written once, when the example is taken: to the program's code it is a constant.
+            if isinstance(room, Scalar):
+                return Scalar((), room.dtype, room.text)
+            return Stored(room.shape, room.dtype, room.name, constant=True)
+        name = w.fresh("v")
+        w.line(f"const {dtypes.ctype(source.dtype)}* {name};")
+        self.loads.append((name, text))
+        return Stored(source.shape, source.dtype, name, constant=True)
+
+    # -- blocks ----------------------------------------------------------------------------------------
+
+    def write(self, pc: int) -> str:
+        """Write a node's code up to its branch; gives the branch's index."""
+        w, item = self.writer, self.linked.order[pc]
+        w.line(f"// {pc}: {item.note}")
+        if isinstance(item, ReturnPoint):
+            self._pop(item)
+            return ""
+        self._guards(item)
+        return self._block(item)
+
+    def _guards(self, block: Block) -> None:
+        w = self.writer
+        if self.max_steps is not None and block.steps:
+            with w.block(f"if (count + {block.steps} > {self.max_steps}ll)"):
+                self._end(Outcome.STEPS_EXHAUSTED)
+        if isinstance(block.terminator, Call) or block.frame:
+            with w.block("if (depth >= capacity)"):
+                self._end(Outcome.STACK_OVERFLOW)
+        if self.deepens and block.frame:
+            w.line("if (depth >= most) most = depth + 1;")
+        if self.counts and block.steps:
+            w.line(f"count += {block.steps};")
+
+    def _end(self, outcome: Outcome, site: int = -1) -> None:
+        self.writer.line(f"outcome = {int(outcome)};")
+        if site != -1:
+            self.writer.line(f"place = {site};")
+        self.writer.line("goto finished;")
+
+    def _block(self, block: Block) -> str:
+        w = self.writer
+        alive = self.linked.storage.live_out[block.label]
+        assigned: dict[Var, Atom] = dict(block.assigns)
+        kept = [
+            var
+            for var in dict.fromkeys(writes_in_order(block))
+            if var in alive and var in self.places
+        ]
+        atoms = [assigned.get(var, var) for var in kept]
+        given = terminator_atoms(block.terminator)
+        scope = Scope(uses_of(block.eqns, [*atoms, *given]), dict(self.places))
+        # A place may be written over if its old value is wanted neither after the block nor by another frame.
+        over = {var for var in self.places if var not in alive or var in set(kept)}
+        scope.owned |= over - self.read_by_frames
+        for var, atom in zip(kept, atoms, strict=True):
+            place = self.places[var]
+            if isinstance(atom, Var) and isinstance(place, Stored) and not place.constant:
+                scope.destinations[atom] = place
+        w.scopes.append(scope)
+        w.eqns(block.eqns)
+        scope.current = None
+        pairs = [(self.places[v], w.value(a)) for v, a in zip(kept, atoms, strict=True)]
+        values = [w.value(atom) for atom in given]
+        w.scopes.pop()
+        values = [apart(w, value, pairs) for value in values]
+        assign(w, pairs)
+        return self._leave(block, values)
+
+    def _leave(self, block: Block, values: Sequence[Value]) -> str:
+        w = self.writer
+        match block.terminator:
+            case Branch():
+                return self._index(block.terminator.index, values[0])
+            case Call(arguments=arguments):
+                self._push(block)
+                self._pass(arguments, values)
+            case TailCall(arguments=arguments):
+                self._pass(arguments, values)
+            case Return() if self.linked.has_calls:
+                w.line("if (depth == 0) goto finished;")
+                w.line("depth -= 1;")
+                w.line("pc = returns[depth];")
+            case Fail(site, outcome):
+                w.line(f"outcome = {int(outcome)};")
+                w.line(f"place = {site};")
+            case _:
+                pass
+        return ""
+
+    def _index(self, atom: Atom, value: Value) -> str:
+        if isinstance(atom, Literal):
+            return str(int(atom.val))
+        return value.at(())
+
+    def _pass(self, arguments: Sequence[tuple[Var, Atom]], values: Sequence[Value]) -> None:
+        assign(
+            self.writer,
+            [
+                (self.places[var], value)
+                for (var, _), value in zip(arguments, values, strict=True)
+                if var in self.places
+            ],
+        )
+
+    # -- frames ----------------------------------------------------------------------------------------
+
+    def _slot(self, var: Var) -> Place:
+        """A variable's slot of the frame at `depth`."""
+        name, shape, dtype = self.stacks[var], tuple(var.aval.shape), var.aval.dtype
+        if not shape:
+            return Scalar((), dtype, f"{name}[depth]", place=True)
+        return Part(shape, dtype, name, f"depth * {math.prod(shape)}ll")
+
+    def _push(self, block: Block) -> None:
+        w = self.writer
+        saved = self.linked.storage.calls[block.label].push
+        w.copy_all([(self._slot(var), self.places[var]) for var in saved])
+        w.line(f"returns[depth] = {self.linked.return_pc[block.label]};")
+        w.line("depth += 1;")
+        if self.deepens:
+            w.line("if (depth > most) most = depth;")
+
+    def _pop(self, point: ReturnPoint) -> None:
+        self.writer.copy_all([(self.places[var], self._slot(var)) for var in point.moves.pop])

@@ -1,0 +1,455 @@
+"""The kernel's text.
+
+One thread runs one lane at a time: it takes the next example, runs the program for it with real loops and branches, and
+writes its answers; then the next, until none is left, so that no thread waits for another (refill inside the kernel).
+The first examples are dealt by position, the others by a counter that all threads share.
+
+Threads of a warp run in step: one whose example has ended would wait at the end of a loop until all others leave it. So
+the outermost loops pause every few turns and go through the `switch` on the pc, where such a thread has taken its next
+example and joins in (on the host, where threads do not run in step, they never pause).
+
+Variables of blocks are C++ variables declared at the top of a lane's body; what the equations of a block define lives
+inside the block. A block's stores happen all at once: `Bodies` orders them, and copies where two are in each other's
+way. Recursion keeps a stack for each variable that needs one (see `blocks/analysis.py`) in the scratch memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lanewise._jax import Var
+from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
+from lanewise.blocks.link import Linked, ReturnPoint
+from lanewise.core.errors import Outcome
+from lanewise.cpp.emit import dtypes, prelude
+from lanewise.cpp.emit.bodies import Bodies
+from lanewise.cpp.emit.graph import Node
+from lanewise.cpp.emit.layout import Layout
+from lanewise.cpp.emit.outline import outlined
+from lanewise.cpp.emit.rules import table as table  # fills the table of rules
+from lanewise.cpp.emit.structure import (
+    DISPATCH,
+    HALT,
+    Code,
+    Leave,
+    Loop,
+    Mark,
+    Run,
+    leaves,
+    structure,
+    times_written,
+)
+from lanewise.cpp.emit.values import Scalar, Stored
+from lanewise.cpp.emit.writer import Writer
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array of the kernel's signature: shape and dtype for one example; `varies` if it has an axis of examples.
+
+    Typed keys are given as the `uint32` words they are made of.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    varies: bool
+    kind: str
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A kernel: its text, and what the launcher must know.
+
+    The arguments are `operands` (those of the program, then `constants`, which the launcher adds), `outputs`, then `int
+    code[examples]`, `int site[examples]`, `long long steps[examples]`, `int deepest[examples]`, `unsigned long long
+    next[1]` (zero at the start), `char scratch[scratch_bytes(capacity) * lanes]`, `long long examples`, `int capacity`.
+    A host's threads call `lanewise_work(lw_run*)` instead, and share an `lw_run` (see `prelude.py`).
+    """
+
+    text: str
+    operands: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    constants: tuple[np.ndarray, ...]
+    fixed_bytes: int
+    frame_bytes: int
+    # Whether a GPU runs a lane by the threads of a warp, together.
+    together: bool = False
+
+    name = "lanewise_kernel"
+
+    def stopped_by_flag(self, ticks: int) -> Emitted:
+        """The same kernel, which ends when its global `lw_stop` is set; it looks at that every `ticks` of its clock."""
+        return replace(self, text=f"#define LW_STOPS {ticks}ll\n{self.text}")
+
+    def scratch_bytes(self, capacity: int) -> int:
+        """The scratch memory one lane takes when its stacks hold `capacity` frames."""
+        return self.fixed_bytes + self.frame_bytes * capacity
+
+
+def emit(
+    linked: Linked,
+    varying: Sequence[bool],
+    *,
+    max_steps: int | None = None,
+    counting: bool = False,
+) -> Emitted:
+    """Write the kernel of a linked program. `counting`: keep the lanes' steps even without `max_steps`."""
+    return Emitter(Bodies(linked, tuple(varying), Writer(), max_steps, counting)).kernel()
+
+
+def operand_of(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
+    """An argument that holds arrays of this shape and type."""
+    kind = dtypes.ctype(dtype)
+    if kind == "key2":
+        return Operand((*shape, 2), np.dtype(np.uint32), varies, kind)
+    return Operand(tuple(shape), np.dtype(dtype), varies, kind)
+
+
+class Emitter:
+    """Writes a kernel around the bodies of its blocks. If it `calls`, what stands at several places is a function."""
+
+    calls = True
+
+    def __init__(self, bodies: Bodies) -> None:
+        self.bodies = bodies
+        self.linked, self.varying, self.writer = bodies.linked, bodies.varying, bodies.writer
+        self.structure = structure(self.edges(), self.heads(), self._weight(), pausing=True)
+        if self.calls:
+            bodies.linked = self.linked = outlined(self.linked, self.times())
+
+    # -- the graph -------------------------------------------------------------------------------------
+
+    def edges(self) -> dict[Node, list[Node]]:
+        pc_of, functions = self.linked.pc_of, self.linked.program.functions
+        edges: dict[Node, list[Node]] = {}
+        for pc, item in enumerate(self.linked.order):
+            if isinstance(item, ReturnPoint):
+                edges[pc] = [pc_of[item.target]]
+                continue
+            match item.terminator:
+                case Jump(target):
+                    edges[pc] = [pc_of[target]]
+                case Branch(targets=targets):
+                    edges[pc] = [pc_of[target] for target in targets]
+                case Call(callee=callee) | TailCall(callee=callee):
+                    edges[pc] = [pc_of[functions[callee].entry]]
+                case Return():
+                    edges[pc] = [DISPATCH if self.linked.has_calls else HALT]
+                case _:
+                    edges[pc] = [HALT]
+        return edges
+
+    def heads(self) -> list[Node]:
+        """The entry, and where calls lead and come back."""
+        linked = self.linked
+        heads = [linked.pc_of[linked.program.entry_function.entry]]
+        for item in linked.order:
+            if isinstance(item, Block) and isinstance(item.terminator, Call):
+                callee = linked.program.functions[item.terminator.callee]
+                heads += [linked.pc_of[callee.entry], linked.return_pc[item.label]]
+        return list(dict.fromkeys(heads))
+
+    def times(self) -> dict[Node, int]:
+        """How often each block's code is written."""
+        return times_written(self.structure)
+
+    def _weight(self) -> dict[Node, int]:
+        """How long the code of each node is."""
+        return {
+            pc: 1 if isinstance(item, ReturnPoint) else len(item.eqns) + len(item.assigns)
+            for pc, item in enumerate(self.linked.order)
+        }
+
+    # -- the text --------------------------------------------------------------------------------------
+
+    def kernel(self) -> Emitted:
+        w, linked = self.writer, self.linked
+        operands = [
+            operand_of(var.aval.shape, var.aval.dtype, flag)
+            for var, flag in zip(linked.program.inputs, self.varying, strict=True)
+        ]
+        results = linked.program.entry_function.results
+        outputs = [operand_of(var.aval.shape, var.aval.dtype, True) for var in results]
+        w.depth = 1
+        w.line("const long long lane = LW_LANE, lanes = LW_LANES;")
+        w.line("LW_LISTEN")
+        self.bodies.declare_stacks()
+        self.lanes(results)
+        operands += [operand_of(c.shape, c.dtype, False) for c in w.constants]
+        text = self.text(operands, outputs, len(w.constants))
+        return Emitted(
+            text,
+            tuple(operands),
+            tuple(outputs),
+            tuple(w.constants),
+            w.layout.most,
+            self.bodies.frame_bytes,
+        )
+
+    def lanes(self, results: Sequence[Var]) -> None:
+        """The loop over examples, around the program or one with its dispatch.
+
+        Threads that run in step wait for each other where a loop ends. With the dispatch in the loop over examples, a
+        thread that has ended takes a new example at the next pause of the others. A recursion dispatches at every call
+        and return: a new example among old ones would have its threads at ever more places, each of which runs by
+        itself, so there the dispatch keeps to one example.
+        """
+        if self.linked.has_calls or len(self.structure.heads) == 1:
+            self._program_in_examples(results)
+        else:
+            self._examples_in_dispatch(results)
+
+    def _program_in_examples(self, results: Sequence[Var]) -> None:
+        w, found = self.writer, self.structure
+        header = (
+            "for (long long example = LW_FIRST(next); example < examples; example = LW_NEXT(next))"
+        )
+        for i, var in enumerate(results):
+            kind, size = dtypes.ctype(var.aval.dtype), math.prod(var.aval.shape)
+            if var in self.linked.storage.registers and Layout.strides(kind, size):
+                self.bodies.in_outputs.setdefault(var, f"out{i}")
+        with w.block(header):
+            self.bodies.declare()
+            self.bodies.load()
+            if len(found.heads) == 1:
+                with w.block():
+                    self._code(found.code[found.heads[0]])
+            else:
+                w.line(f"int32 pc = {self.entry()};")
+                with w.block("for (;;)"):
+                    w.line("LW_PAUSE")
+                    self.cases(found.heads)
+                    w.line("dispatch: ;")
+            w.line("finished: ;")
+            self.answers(results)
+
+    def _examples_in_dispatch(self, results: Sequence[Var]) -> None:
+        w = self.writer
+        self.bodies.declare()
+        w.line("long long example = LW_FIRST(next);")
+        w.line("int32 pc = -1;")
+        with w.block("for (;;)"):
+            w.line("LW_PAUSE")
+            with w.block("if (pc < 0)"):
+                w.line("if (example >= examples) return;")
+                self.bodies.load()
+                w.line(f"pc = {self.entry()};")
+            self.cases(self.structure.heads)
+            w.line("finished: ;")
+            self.answers(results)
+            w.line("example = LW_NEXT(next);")
+            w.line("pc = -1;")
+            w.line("dispatch: ;")
+
+    def entry(self) -> int:
+        return self.linked.pc_of[self.linked.program.entry_function.entry]
+
+    def cases(self, heads: Sequence[Node]) -> None:
+        """The `switch` on the pc."""
+        w, found = self.writer, self.structure
+        with w.block("switch (pc)"):
+            for head in heads:
+                with w.block(f"case {head}:{self._named(head)}"):
+                    self._code(found.code[head])
+                    if not leaves(found.code[head]):
+                        w.line("continue;")
+            if self.linked.has_calls:
+                with w.block("default:"):
+                    self.elsewhere()
+
+    def elsewhere(self) -> None:
+        """Where a return leads to no case: without this the dispatch would go round for ever."""
+        self.writer.line(f"outcome = {int(Outcome.LOST)};")
+        self.writer.line("goto finished;")
+
+    def _named(self, head: Node) -> str:
+        """The label of a case that calls go to: all of a recursion's, for which it is known where they lead."""
+        return f" LW_HEAD({head})" if self.linked.has_calls and head in self.structure.heads else ""
+
+    def _code(self, code: Code) -> None:
+        w = self.writer
+        for i, part in enumerate(code):
+            match part:
+                case Mark(node):
+                    if node in self.structure.labels:
+                        w.line(f"block{node}: ;")
+                case Leave():
+                    self._leave(part)
+                case Loop():
+                    self._loop(part)
+                case Run():
+                    # A jump forward must not skip a declaration: what comes before a label keeps to itself.
+                    if any(isinstance(later, Mark) for later in code[i + 1 :]):
+                        with w.block():
+                            self._run(part)
+                    else:
+                        self._run(part)
+
+    def _loop(self, loop: Loop) -> None:
+        w = self.writer
+        header = "for (;;)"
+        if loop.pauses:
+            turn = w.fresh("turn")
+            header = f"for (int {turn} = 0; LW_GOES_ON({turn}); ++{turn})"
+            if loop.short:
+                w.line("LW_UNROLL_SHORT")
+        with w.block(header):
+            if loop.node in self.structure.again:
+                with w.block():
+                    self._code(loop.body)
+                w.line(f"again{loop.node}: ;")
+            else:
+                self._code(loop.body)
+        if loop.pauses:
+            self._leave(Leave("dispatch", loop.node))
+
+    def _leave(self, leave: Leave) -> None:
+        match leave.how:
+            case "goto":
+                target = "finished" if leave.node == HALT else f"block{leave.node}"
+                target = "dispatch" if leave.node == DISPATCH else target
+                self.writer.line(f"goto {target};")
+            case "again":
+                self.writer.line(f"goto again{leave.node};")
+            case "dispatch" if self._named(leave.node):
+                self.writer.line(f"LW_GO_TO({leave.node})")
+            case "dispatch":
+                self.writer.line(f"pc = {leave.node};")
+                self.writer.line("goto dispatch;")
+            case how:
+                self.writer.line(f"{how};")
+
+    def _run(self, run: Run) -> None:
+        w = self.writer
+        index = self.bodies.write(self.structure.origin[run.node])
+        if len(run.ways) == 1:
+            self._code(run.ways[0])
+        elif len(run.ways) == 2:
+            self._two_ways(index, run.ways)
+        else:
+            for case, way in enumerate(run.ways):
+                last = case == len(run.ways) - 1
+                test = "else" if last else f"{'else ' if case else ''}if ({index} == {case})"
+                with w.block(test):
+                    self._code(way)
+
+    def _two_ways(self, index: str, ways: tuple[Code, ...]) -> None:
+        w = self.writer
+        otherwise, then = ways
+        if leaves(otherwise) or not then:
+            test, inner, rest = f"!{index}", otherwise, then
+        elif leaves(then) or not otherwise:
+            test, inner, rest = index, then, otherwise
+        else:
+            with w.block(f"if ({index})"):
+                self._code(then)
+            start = len(w.lines)
+            with w.block("else"):
+                self._code(otherwise)
+            if all(line.lstrip().startswith("//") for line in w.lines[start + 1 : -1]):
+                del w.lines[start:]
+            return
+        if not inner:
+            return
+        with w.block(f"if ({test})"):
+            self._code(inner)
+        self._code(rest)
+
+    def answers(self, results: Sequence[Var]) -> None:
+        w = self.writer
+        w.line("code[example] = outcome;")
+        w.line("site[example] = place;")
+        w.line(f"steps[example] = {'count' if self.bodies.counts else '0'};")
+        w.line(f"deepest[example] = {'most' if self.bodies.deepens else '0'};")
+        rooms = [_slot(f"out{i}", var.aval.shape, var.aval.dtype) for i, var in enumerate(results)]
+        with w.block("if (outcome == 0)"):
+            for i, (var, room) in enumerate(zip(results, rooms, strict=True)):
+                # On a host it may be there already.
+                there = self.bodies.in_outputs.get(var) == f"out{i}"
+                with w.block("if (LW_PLATFORM(true, false))") if there else nullcontext():
+                    w.copy(room, self.bodies.places[var])
+        if self.bodies.fails:
+            with w.block("else"):
+                for room in rooms:
+                    w.copy(room, Scalar((), room.dtype, _blank(room.dtype)))
+
+    def text(
+        self, operands: Sequence[Operand], outputs: Sequence[Operand], num_constants: int
+    ) -> str:
+        num_inputs = len(operands) - num_constants
+        names = [f"in{i}" for i in range(num_inputs)]
+        names += [f"constant{i}" for i in range(num_constants)]
+        arguments = [
+            *(f"const {o.kind}* __restrict__ {n}" for o, n in zip(operands, names, strict=True)),
+            *(f"{o.kind}* __restrict__ out{i}" for i, o in enumerate(outputs)),
+            "int* code",
+            "int* site",
+            "long long* steps",
+            "int* deepest",
+            "LW_COUNTER* next",
+            "char* scratch",
+        ]
+        body = "\n".join(self.writer.lines)
+        kernel = (
+            f"LW_KERNEL lanewise_kernel({', '.join(arguments)}, long long examples, int capacity) {{\n"
+            f"{body}\n}}"
+        )
+        tables = "\n".join(self.writer.tables)
+        functions = "\n\n".join(self.writer.texts)
+        helpers = prelude.needed(f"{tables}\n{functions}\n{kernel}")
+        fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
+        entry = _host_entry(arguments)
+        parts = [prelude.HEADER, fixed, helpers, tables, functions, kernel, entry]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _slot(name: str, shape: Sequence[int], dtype: Any) -> Scalar | Stored:
+    """An example's place in an array of outputs."""
+    if not shape:
+        return Scalar((), dtype, f"{name}[example]", place=True)
+    size = int(np.prod(shape, dtype=np.int64))
+    return Stored(tuple(shape), dtype, f"({name} + example * {size})")
+
+
+def _blank(dtype: Any) -> str:
+    """What a failed lane answers."""
+    kind = dtypes.ctype(dtype)
+    if kind == "key2":
+        return "key2{{0u, 0u}}"
+    inexact = dtypes.is_float(dtype) or dtypes.is_complex(dtype)
+    value = complex(np.nan, 0.0) if dtypes.is_complex(dtype) else np.nan if inexact else 0
+    return dtypes.literal(value, dtype)
+
+
+def _host_entry(arguments: Sequence[str]) -> str:
+    """What a thread of the host calls: it has scratch memory of its own, and takes examples from all that are left."""
+    *buffers, _, _ = arguments
+    given = ", ".join(
+        f"({buffer.rsplit('*', 1)[0].strip()}*)run->arguments[{i}]"
+        for i, buffer in enumerate(buffers)
+    )
+    return f"""
+#ifndef __CUDACC__
+struct lw_thread {{
+  lw_run* run;
+  char* scratch;
+}};
+static void lw_run_lanes(void* data) {{
+  lw_run* run = ((lw_thread*)data)->run;
+  lw_share share = {{run, 0, 0, 1, 0, 0}};
+  lanewise_kernel({given}, &share, ((lw_thread*)data)->scratch, run->examples, run->capacity);
+}}
+extern "C" void lanewise_work(lw_run* run) {{
+  lw_thread own = {{run, (char*)malloc(run->lane_bytes + 1)}};
+  if (!own.scratch) return;
+  if (run->stoppable) run->stoppable(lw_run_lanes, &own, run->begun);
+  else lw_run_lanes(&own);
+  free(own.scratch);
+}}
+#endif""".strip()

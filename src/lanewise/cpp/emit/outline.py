@@ -1,0 +1,330 @@
+"""Code that stands at several places of a program, made one piece that all of them call.
+
+A function that a program uses at several places has been inlined at each by JAX's tracing, by flattening or by a pass
+that copies blocks; a derivative runs parts of the forward pass again. Compilers take as long for every copy. So
+equations that are written alike (`likeness.py`) are found in the blocks and in the code they hold, where they stand in
+the same order (`repeats.py`) and hand on their results alike. Such a run becomes an equation `shared`, which holds the
+run as code of its own; `functions.py` writes that once, as a C++ function.
+
+What is not worth a call stays where it is: runs that are short, and those that stand once. An update of a long array in
+place ends a run if the array comes from outside of it: a function would have to copy the array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from lanewise import _jax
+from lanewise._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from lanewise.blocks.cost import size_of
+from lanewise.blocks.form import Block, terminator_atoms
+from lanewise.blocks.link import Linked
+from lanewise.blocks.update import UPDATES
+from lanewise.cpp.emit.likeness import Likeness, held_code, with_code
+from lanewise.cpp.emit.repeats import repeats
+
+# What a run must weigh to become a function.
+LEAST = 16.0
+# Arrays of more elements are not copied for a function that updates them.
+COPIED = 64
+# Runs inside of runs become functions too, so deep.
+ROUNDS = 8
+# More than any equation has results.
+SLOTS = 1 << 20
+
+shared_p = Primitive("shared")
+shared_p.multiple_results = True
+
+
+def outlined(linked: Linked, times: Mapping[int, int]) -> Linked:
+    """The program with its repeated code in `shared` equations; each block is written its number of `times`."""
+    live_out = linked.storage.live_out
+    roots = {
+        pc: _Code(list(item.eqns), _wanted(item) | set(live_out[item.label]), times.get(pc, 0))
+        for pc, item in enumerate(linked.order)
+        if isinstance(item, Block)
+    }
+    outliner = _Outliner()
+    if sum(outliner.like.weights(code.eqns) * code.times for code in roots.values()) < 2 * LEAST:
+        return linked
+    for _ in range(ROUNDS):
+        if not outliner.round(list(roots.values())):
+            break
+    return replace(
+        linked,
+        order=tuple(
+            item.with_(eqns=tuple(roots[pc].eqns)) if isinstance(item, Block) else item
+            for pc, item in enumerate(linked.order)
+        ),
+    )
+
+
+def _wanted(block: Block) -> set[Var]:
+    """What a block reads after its equations."""
+    atoms = [*(atom for _, atom in block.assigns), *terminator_atoms(block.terminator)]
+    return {atom for atom in atoms if isinstance(atom, Var)}
+
+
+@dataclass(eq=False)
+class _Code:
+    """Equations, what is read of them afterwards, and how often they are written."""
+
+    eqns: list[JaxprEqn]
+    wanted: set[Var]
+    times: int
+    last_read: dict[Var, int] = field(default_factory=dict)
+    # What makes a variable, and what makes the variables each equation reads: result `j` of equation `i` is
+    # `i * SLOTS + j`, and what none of these makes is -1.
+    made_at: dict[Var, int] = field(default_factory=dict)
+    made: list[list[int]] = field(default_factory=list)
+    # Where runs begin that have become functions, with their lengths and what stands there instead.
+    taken: dict[int, tuple[int, JaxprEqn]] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Find what makes and what last reads each variable."""
+        self.taken, self.last_read, self.made_at, self.made = {}, {}, {}, []
+        for i, eqn in enumerate(self.eqns):
+            variables = [atom for atom in eqn.invars if isinstance(atom, Var)]
+            self.made.append([self.made_at.get(var, -1) for var in variables])
+            self.last_read.update((var, i) for var in variables)
+            self.made_at.update((var, i * SLOTS + j) for j, var in enumerate(eqn.outvars))
+
+    def reads_after(self, var: Var, end: int) -> bool:
+        return var in self.wanted or self.last_read.get(var, -1) >= end
+
+    def is_free(self, start: int, end: int) -> bool:
+        return all(end <= at or at + length <= start for at, (length, _) in self.taken.items())
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """A run of code."""
+
+    code: _Code
+    start: int
+
+    def eqn(self, offset: int) -> JaxprEqn:
+        return self.code.eqns[self.start + offset]
+
+
+class _Outliner:
+    def __init__(self) -> None:
+        self.like = Likeness()
+        self.edited: dict[int, tuple[JaxprEqn, list[Var]]] = {}
+
+    def round(self, roots: Sequence[_Code]) -> bool:
+        """Make functions of runs that do not overlap, the longest first; whether there were any."""
+        held: dict[int, tuple[Jaxpr, _Code]] = {}
+        for root in roots:
+            self._collect(root, root.times, held)
+        pool = [*roots, *(code for _, code in held.values())]
+        rows: list[_Code] = []
+        for code in pool:
+            code.look()
+            # What is written twice repeats itself; how often then makes no difference.
+            rows += [code] * min(code.times, 2)
+        if not self._choose(rows):
+            return False
+        changed: dict[int, Jaxpr] = {}
+        for code in pool:
+            code.eqns = self._rewritten(code, held, changed)
+        return True
+
+    def _collect(self, code: _Code, times: int, held: dict[int, tuple[Jaxpr, _Code]]) -> None:
+        """Find the code that equations hold; what a `shared` equation holds is written once."""
+        for eqn in code.eqns:
+            if eqn.primitive is shared_p:
+                inner: Sequence[Jaxpr] = (eqn.params["jaxpr"],)
+            else:
+                inner = held_code(eqn)
+            for jaxpr in inner:
+                known = id(jaxpr) in held
+                if not known:
+                    wanted = {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
+                    held[id(jaxpr)] = (jaxpr, _Code(list(jaxpr.eqns), wanted, 0))
+                if eqn.primitive is shared_p:
+                    if known:
+                        continue
+                    added = 1
+                else:
+                    added = times
+                held[id(jaxpr)][1].times += added
+                self._collect(held[id(jaxpr)][1], added, held)
+
+    # -- choosing --------------------------------------------------------------------------------------
+
+    def _choose(self, rows: Sequence[_Code]) -> bool:
+        numbers = [[self.like.eqn(eqn) for eqn in code.eqns] for code in rows]
+        found = []
+        for run in repeats(numbers):
+            code, start = rows[run.places[0][0]], run.places[0][1]
+            weight = self.like.weights(code.eqns[start : start + run.length])
+            if weight >= LEAST:
+                places = [_Place(rows[number], at) for number, at in run.places]
+                found.append((weight * (len(places) - 1), run.length, places))
+        found.sort(key=lambda run: -run[0])
+        taken = [self._take(length, places) for _, length, places in found]
+        return any(taken)
+
+    def _take(self, length: int, places: Sequence[_Place]) -> bool:
+        """Make a function of a run, if it is one at enough of these places; whether it is."""
+        places = _apart(places, length)
+        if len(places) < 2:
+            return False
+        first = places[0]
+        alike = [(self._alike(first, place, length), place) for place in places]
+        best: tuple[float, int, list[_Place]] = (0.0, 0, [])
+        for size in {self._trimmed(first, size) for size, _ in alike}:
+            weight = self.like.weights(first.eqn(i) for i in range(size))
+            same = [place for length, place in alike if length >= size]
+            gain = weight * (len(same) - 1) if weight >= LEAST else 0.0
+            best = max(best, (gain, size, same), key=lambda found: found[0])
+        gain, size, same = best
+        if gain:
+            self._share(size, same)
+        return bool(gain)
+
+    def _trimmed(self, place: _Place, length: int) -> int:
+        """The length without what only names elements otherwise at the end: that costs nothing where it is read."""
+        while length and not self.like.weight(place.eqn(length - 1)):
+            length -= 1
+        return length
+
+    def _alike(self, first: _Place, other: _Place, length: int) -> int:
+        """How many equations of two runs read the same of what the runs themselves define."""
+        here, there = first.code, other.code
+        for offset in range(length):
+            at, other_at = first.start + offset, other.start + offset
+            for made, other_made in zip(here.made[at], there.made[other_at], strict=True):
+                if max(made - first.start * SLOTS, -1) != max(other_made - other.start * SLOTS, -1):
+                    return offset
+            edited = self._edited(here.eqns[at])
+            if any(here.made_at.get(var, -1) < first.start * SLOTS for var in edited):
+                return offset
+        return length
+
+    def _edited(self, eqn: JaxprEqn) -> list[Var]:
+        found = self.edited.get(id(eqn))
+        if found is None:
+            found = self.edited[id(eqn)] = (eqn, _edited(eqn))
+        return found[1]
+
+    # -- rewriting -------------------------------------------------------------------------------------
+
+    def _share(self, length: int, places: Sequence[_Place]) -> None:
+        """Put a call in place of a run, at all places."""
+        distinct = list({(id(place.code), place.start): place for place in places}.values())
+        parameters: dict[tuple[Atom, ...], Var] = {}
+        inner: dict[Var, Var] = {}
+        outs: list[tuple[int, int, Var]] = []
+        eqns: list[JaxprEqn] = []
+
+        def operand(offset: int, i: int) -> Atom:
+            atom = distinct[0].eqn(offset).invars[i]
+            if isinstance(atom, Literal) or atom in inner:
+                return atom if isinstance(atom, Literal) else inner[atom]
+            atoms = tuple(place.eqn(offset).invars[i] for place in distinct)
+            return parameters.setdefault(atoms, _jax.new_var(atom.aval))
+
+        for offset in range(length):
+            eqn = distinct[0].eqn(offset)
+            invars = [operand(offset, i) for i in range(len(eqn.invars))]
+            outvars = [_jax.new_var(var.aval) for var in eqn.outvars]
+            inner.update(zip(eqn.outvars, outvars, strict=True))
+            eqns.append(eqn.replace(invars=invars, outvars=outvars))
+            for i, var in enumerate(outvars):
+                if any(
+                    p.code.reads_after(p.eqn(offset).outvars[i], p.start + length) for p in distinct
+                ):
+                    outs.append((offset, i, var))
+        jaxpr = _jax.new_jaxpr(list(parameters.values()), [var for _, _, var in outs], eqns)
+        for number, place in enumerate(distinct):
+            given = [atoms[number] for atoms in parameters]
+            results = [place.eqn(offset).outvars[i] for offset, i, _ in outs]
+            results = [_jax.new_var(v.aval) if isinstance(v, DropVar) else v for v in results]
+            call = _jax.new_eqn(given, results, shared_p, {"jaxpr": jaxpr})
+            place.code.taken[place.start] = (length, call)
+
+    def _rewritten(
+        self, code: _Code, held: Mapping[int, tuple[Jaxpr, _Code]], changed: dict[int, Jaxpr]
+    ) -> list[JaxprEqn]:
+        """A piece of code with its calls, and those inside what it holds."""
+        if not code.taken and not any(map(_holds_code, code.eqns)):
+            return code.eqns
+        out: list[JaxprEqn] = []
+        at = 0
+        while at < len(code.eqns):
+            length, eqn = code.taken.get(at, (1, code.eqns[at]))
+            out.append(self._inside(eqn, held, changed))
+            at += length
+        code.taken = {}
+        return out
+
+    def _inside(
+        self, eqn: JaxprEqn, held: Mapping[int, tuple[Jaxpr, _Code]], changed: dict[int, Jaxpr]
+    ) -> JaxprEqn:
+        if eqn.primitive is shared_p:
+            jaxpr = eqn.params["jaxpr"]
+            new = self._changed(jaxpr, held, changed)
+            return eqn if new is jaxpr else eqn.replace(params={"jaxpr": new})
+        code = held_code(eqn)
+        new_code = [self._changed(jaxpr, held, changed) for jaxpr in code]
+        if all(new is old for new, old in zip(new_code, code, strict=True)):
+            return eqn
+        return with_code(eqn, new_code)
+
+    def _changed(
+        self, jaxpr: Jaxpr, held: Mapping[int, tuple[Jaxpr, _Code]], changed: dict[int, Jaxpr]
+    ) -> Jaxpr:
+        if id(jaxpr) not in held:
+            # A function of this very round: it is looked into in the next.
+            return jaxpr
+        if id(jaxpr) not in changed:
+            code = held[id(jaxpr)][1]
+            before = code.eqns
+            code.eqns = self._rewritten(code, held, changed)
+            same = len(before) == len(code.eqns) and all(
+                old is new for old, new in zip(before, code.eqns, strict=True)
+            )
+            changed[id(jaxpr)] = jaxpr if same else _jax.replace_eqns(jaxpr, code.eqns)
+        return changed[id(jaxpr)]
+
+
+def _apart(places: Sequence[_Place], length: int) -> list[_Place]:
+    """Places that overlap neither each other nor what is a function already."""
+    kept: list[_Place] = []
+    ends: dict[int, int] = {}
+    for place in sorted(places, key=lambda place: (id(place.code), place.start)):
+        begun = place.start >= ends.get(id(place.code), 0)
+        again = bool(kept) and (kept[-1].code, kept[-1].start) == (place.code, place.start)
+        if (begun or again) and place.code.is_free(place.start, place.start + length):
+            kept.append(place)
+            ends[id(place.code)] = place.start + length
+    return kept
+
+
+def _holds_code(eqn: JaxprEqn) -> bool:
+    return eqn.primitive is shared_p or bool(held_code(eqn))
+
+
+def _edited(eqn: JaxprEqn) -> list[Var]:
+    """The long arrays that an equation writes into, where they lie, if nobody else wants them."""
+    name = eqn.primitive.name
+    if name in UPDATES:
+        found: Sequence[Atom] = eqn.invars[:1]
+    elif name == "while":
+        found = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
+    elif name == "scan":
+        parts = _jax.scan_parts(eqn)
+        found = eqn.invars[parts.num_consts : parts.num_consts + parts.num_carry]
+    else:
+        inner = [
+            dict(zip(code.invars, eqn.invars, strict=False)).get(var)
+            for code in held_code(eqn)
+            if name != "cond"
+            for edit in code.eqns
+            for var in _edited(edit)
+        ]
+        found = [atom for atom in inner if atom is not None]
+    return [atom for atom in found if isinstance(atom, Var) and size_of(atom) > COPIED]

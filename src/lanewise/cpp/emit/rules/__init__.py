@@ -1,0 +1,39 @@
+"""The table of rules: what each JAX primitive becomes in a kernel.
+
+A rule writes the code of one equation: it reads operands with `writer.value(atom)`, and binds every outvar, with
+`define` (to a value that needs no code), `compute` (an expression for each element, fused into its reader where that is
+read once) or `store` and `put` (element by element). A rule that meets what it cannot write raises `Unsupported`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lanewise._jax import JaxprEqn
+
+if TYPE_CHECKING:
+    from lanewise.cpp.emit.writer import Writer
+
+Rule = Callable[["Writer", JaxprEqn], None]
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the rule of these primitives."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+class Unsupported(Exception):
+    """Signal: a kernel cannot hold this equation; `why` says it, and the writer adds which equation it is."""
+
+    def __init__(self, why: str, operation: str = "", line: str = "") -> None:
+        super().__init__(f"{operation}: {why} ({line})" if operation else why)
+        self.why, self.operation, self.line = why, operation, line

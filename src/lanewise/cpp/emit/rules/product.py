@@ -1,0 +1,300 @@
+"""The rule of `dot_general`: a lane's own product of vectors and matrices.
+
+A sum of products has no order of its own in XLA, whose library cuts it as suits the machine. So long ones are written
+in a form that a host's vector units take, each chosen by what lies together in memory:
+
+* *sums*: along the summed axis both operands lie together (`matrix @ vector`). Several answers are summed at once,
+  since one sum alone waits for each of its additions, and each in as many parts as a vector has elements.
+* *spread*: along the answer's last axis an operand lies together (`vector @ matrix`). Each term is added to all of the
+  answer, a few terms at a time, so that the answer is read and written less often.
+
+Short ones, other types and other layouts are plain loops. Nothing is shared between lanes; products of 16-bit floats
+accumulate in `float32`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lanewise._jax import JaxprEqn
+from lanewise.cpp.emit import dtypes
+from lanewise.cpp.emit.prelude import helpers
+from lanewise.cpp.emit.rules import rule
+from lanewise.cpp.emit.rules.reduce import accumulator, combine
+from lanewise.cpp.emit.values import Index, Part, Place, Stored, Value, plus
+from lanewise.cpp.emit.writer import Writer
+
+# From this many elements on vector code is worth its beginning and its end.
+LONG = 16
+# How many sums go on at once, and how many terms are spread at once.
+AT_ONCE = 4
+
+helpers(
+    {
+        "lw_read": r"""
+#ifndef __CUDACC__
+template <class V> static inline V lw_read(const void* from) {
+  V read;
+  memcpy(&read, from, sizeof(V));
+  return read;
+}
+#endif""",
+        "lw_dots": r"""
+// Sums of products of `size` elements, several at a time: each in parts that vectors hold, which are then summed in
+// pairs.
+#ifndef __CUDACC__
+template <int count, int size, class T> LW_FUNCTION void lw_dots(const T* const* a, const T* const* b, T* totals) {
+  typedef T v16 __attribute__((vector_size(16 * sizeof(T))));
+  typedef T v8 __attribute__((vector_size(8 * sizeof(T))));
+  typedef T v4 __attribute__((vector_size(4 * sizeof(T))));
+  v16 sixteens[count];
+  LW_UNROLL
+  for (int n = 0; n < count; ++n) sixteens[n] = v16{};
+  for (int k = 0; k + 16 <= size; k += 16) {
+    LW_UNROLL
+    for (int n = 0; n < count; ++n) sixteens[n] += lw_read<v16>(a[n] + k) * lw_read<v16>(b[n] + k);
+  }
+  LW_UNROLL
+  for (int n = 0; n < count; ++n) {
+    int k = size - size % 16;
+    const T* parts = (const T*)&sixteens[n];
+    v8 eight = lw_read<v8>(parts) + lw_read<v8>(parts + 8);
+    if (size % 16 >= 8) eight += lw_read<v8>(a[n] + k) * lw_read<v8>(b[n] + k), k += 8;
+    parts = (const T*)&eight;
+    v4 four = lw_read<v4>(parts) + lw_read<v4>(parts + 4);
+    if (size % 8 >= 4) four += lw_read<v4>(a[n] + k) * lw_read<v4>(b[n] + k), k += 4;
+    T total = (four[0] + four[1]) + (four[2] + four[3]);
+    for (; k < size; ++k) total = lw_multiply_add(a[n][k], b[n][k], total);
+    totals[n] += total;
+  }
+}
+#endif""",
+        "lw_sum_of_parts": r"""
+#ifdef __CUDACC__
+template <class T> LW_FUNCTION T lw_sum_of_parts(T part) {
+  for (int apart = 16; apart; apart /= 2) part += __shfl_xor_sync(0xffffffffu, part, apart);
+  return part;
+}
+#endif""",
+        "lw_multiply_add": r"""
+// One rounding where the machine has an instruction for it; its libraries use it for products too.
+#if defined(__CUDACC__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+LW_FUNCTION float32 lw_multiply_add(float32 a, float32 b, float32 c) { return fmaf(a, b, c); }
+LW_FUNCTION float64 lw_multiply_add(float64 a, float64 b, float64 c) { return fma(a, b, c); }
+#else
+LW_FUNCTION float32 lw_multiply_add(float32 a, float32 b, float32 c) { return a * b + c; }
+LW_FUNCTION float64 lw_multiply_add(float64 a, float64 b, float64 c) { return a * b + c; }
+#endif""",
+    }
+)
+
+
+def cast(element: str, dtype: Any, to: Any) -> str:
+    """An element as another number type, where that is a plain conversion."""
+    if dtype == to:
+        return element
+    if dtypes.is_complex(to):
+        return f"complex64(float32({element}))"
+    return f"{dtypes.ctype(to)}({element})"
+
+
+def product_and_sum(dtype: Any) -> tuple[Callable[[str, str], str], Callable[[str, str], str]]:
+    """How a sum of products goes in a dtype; of truth values it is "any of all"."""
+    if dtypes.is_bool(dtype):
+        return combine("and", dtype), combine("or", dtype)
+    return combine("prod", dtype), combine("sum", dtype)
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """One side of a product, and which of its axes are which."""
+
+    value: Value
+    batch: tuple[int, ...]
+    summed: tuple[int, ...]
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        rank = len(self.value.shape)
+        return tuple(a for a in range(rank) if a not in (*self.summed, *self.batch))
+
+    def at(self, batch: Sequence[Index], free: Sequence[Index], summed: Sequence[Index]) -> str:
+        indices: list[Index] = [0] * len(self.value.shape)
+        for axes, given in ((self.batch, batch), (self.free, free), (self.summed, summed)):
+            for axis, index in zip(axes, given, strict=True):
+                indices[axis] = index
+        return self.value.at(indices)
+
+    def lies_along(self, axis: int) -> bool:
+        """Whether elements along this axis lie together."""
+        return axis == len(self.value.shape) - 1
+
+
+@dataclass(frozen=True)
+class _Product:
+    left: _Operand
+    right: _Operand
+    wide: Any  # what sums are held in
+
+    @property
+    def terms(self) -> list[int]:
+        return [self.left.value.shape[axis] for axis in self.left.summed]
+
+    def factors(self, outer: Sequence[Index], inner: Sequence[Index]) -> tuple[str, str]:
+        """The two elements of a term of the answer at `outer`."""
+        batches, frees = len(self.left.batch), len(self.left.free)
+        batch, first, second = outer[:batches], outer[batches:][:frees], outer[batches + frees :]
+        return (
+            cast(self.left.at(batch, first, inner), self.left.value.dtype, self.wide),
+            cast(self.right.at(batch, second, inner), self.right.value.dtype, self.wide),
+        )
+
+    def added(self, total: str, outer: Sequence[Index], inner: Sequence[Index]) -> str:
+        """`total` and one term more."""
+        multiply, add = product_and_sum(self.wide)
+        return add(total, multiply(*self.factors(outer, inner)))
+
+    def fused(self, total: str, outer: Sequence[Index], inner: Sequence[Index]) -> str:
+        a, b = self.factors(outer, inner)
+        return f"lw_multiply_add({a}, {b}, {total})"
+
+    def in_memory(self, w: Writer) -> _Product:
+        """The same product of operands that lie in memory, in order."""
+        left, right = (
+            side
+            if isinstance(side.value, Stored | Part)
+            else replace(side, value=w.named(side.value))
+            for side in (self.left, self.right)
+        )
+        return _Product(left, right, self.wide)
+
+    @property
+    def sums(self) -> bool:
+        return bool(self.terms) and (
+            self.terms[-1] >= LONG
+            and self.left.value.dtype == self.right.value.dtype == self.wide
+            and self.left.lies_along(self.left.summed[-1])
+            and self.right.lies_along(self.right.summed[-1])
+        )
+
+    @property
+    def spreads(self) -> bool:
+        """Whether the last axis of the answer is long and lies together in the operand that has it."""
+        having = self.right if self.right.free else self.left
+        return bool(having.free and self.terms) and (
+            having.lies_along(having.free[-1])
+            and having.value.shape[having.free[-1]] >= LONG
+            and self.terms[-1] >= AT_ONCE
+        )
+
+
+@rule("dot_general")
+def dot_general(w: Writer, eqn: JaxprEqn) -> None:
+    left, right = map(w.value, eqn.invars)
+    (out,) = eqn.outvars
+    (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+    product = _Product(
+        _Operand(left, tuple(left_batch), tuple(left_sum)),
+        _Operand(right, tuple(right_batch), tuple(right_sum)),
+        accumulator(out.aval.dtype),
+    )
+    room = w.store(out)
+    if not room.size:
+        return
+    fuses = dtypes.ctype(product.wide) in ("float32", "float64") and left.size and right.size
+    fuses = fuses and product.wide == out.aval.dtype
+    if fuses and product.sums:
+        _sums(w, product, room)
+    elif fuses and product.spreads and not w.together:
+        _spread(w, product, room)
+    else:
+        _plain(w, product, room)
+
+
+def _plain(w: Writer, product: _Product, room: Place) -> None:
+    with w.loops(room.shape) as outer:
+        total = w.room((), product.wide, "total")
+        w.put(total, (), dtypes.literal(0, product.wide))
+        if product.left.value.size and product.right.value.size:
+            with w.loops(product.terms) as inner:
+                w.put(total, (), product.added(total.at(()), outer, inner))
+        w.put(room, outer, cast(total.at(()), product.wide, room.dtype))
+
+
+@contextmanager
+def _stepping(w: Writer, size: int) -> Iterator[str]:
+    """A loop over an axis in steps of `AT_ONCE`."""
+    index = w.fresh("i")
+    with w.block(f"for (int {index} = 0; {index} < {size}; {index} += {AT_ONCE})"):
+        yield index
+
+
+def _sums(w: Writer, product: _Product, room: Place) -> None:
+    product = product.in_memory(w)
+    *front, last = room.shape or (1,)
+    whole = last - last % AT_ONCE
+    if whole:
+        with w.loops(front) as outer, _stepping(w, whole) as step:
+            _sums_at(w, product, room, [(*outer, plus(step, n)) for n in range(AT_ONCE)])
+    if whole < last:
+        with w.loops(front) as outer, w.block():
+            left = range(whole, last)
+            _sums_at(w, product, room, [(*outer, n) if room.shape else () for n in left])
+
+
+def _sums_at(w: Writer, product: _Product, room: Place, places: list[tuple[Index, ...]]) -> None:
+    """The answers at these places, together."""
+    *front, size = product.terms
+    kind, count = dtypes.ctype(product.wide), len(places)
+    totals = w.fresh("totals")
+    w.line(f"{kind} {totals}[{count}] = {{}};")
+    with w.loops(front) as inner, w.block():
+        # A thread of a GPU has no vectors, nor its arrays in one piece: it adds one term after the other to each sum.
+        # Of a lane that several threads run, each adds its part.
+        w.line("#ifdef __CUDACC__")
+        k = w.fresh("k")
+        first, step = ("LW_PART", "LW_PARTS") if w.together else ("0", "1")
+        w.line("LW_UNROLL_FOUR")
+        with w.block(f"for (int {k} = {first}; {k} < {size}; {k} += {step})"):
+            for n, outer in enumerate(places):
+                total = f"{totals}[{n}]"
+                w.line(f"{total} = {product.fused(total, outer, (*inner, k))};")
+        if w.together:
+            for n in range(count):
+                w.line(f"{totals}[{n}] = lw_sum_of_parts({totals}[{n}]);")
+        w.line("#else")
+        pairs = [product.factors(outer, (*inner, 0)) for outer in places]
+        for name, elements in (("a", [a for a, _ in pairs]), ("b", [b for _, b in pairs])):
+            addresses = ", ".join(f"&{element}" for element in elements)
+            w.line(f"const {kind}* const {name}[{count}] = {{{addresses}}};")
+        w.line(f"lw_dots<{count}, {size}>(a, b, {totals});")
+        w.line("#endif")
+    for n, outer in enumerate(places):
+        w.put(room, outer, f"{totals}[{n}]")
+
+
+def _spread(w: Writer, product: _Product, room: Place) -> None:
+    *front, last = room.shape
+    *outside, terms = product.terms
+    whole = terms - terms % AT_ONCE
+
+    def spread(outer: Sequence[Index], inners: list[tuple[Index, ...]]) -> None:
+        i = w.fresh("i")
+        w.line("LW_IN_STEP")
+        with w.block(f"for (int {i} = 0; {i} < {last}; ++{i})"):
+            total = room.at((*outer, i))
+            for inner in inners:
+                total = product.fused(total, (*outer, i), inner)
+            w.put(room, (*outer, i), total)
+
+    with w.loops(front) as outer, w.block():
+        with w.loops((last,)) as (i,):
+            w.put(room, (*outer, i), dtypes.literal(0, room.dtype))
+        with w.loops(outside) as inner, w.block():
+            with _stepping(w, whole) as step:
+                spread(outer, [(*inner, plus(step, n)) for n in range(AT_ONCE)])
+            for n in range(whole, terms):
+                spread(outer, [(*inner, n)])

@@ -1,0 +1,189 @@
+"""Rules of reductions, of `argmax` and `argmin`, and of running ones (`cumsum` and its like).
+
+Every reduction is a loop with an accumulator. Sums and products of 16-bit floats accumulate in `float32`, as XLA has
+them; integers wrap; a NaN wins every maximum and minimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from lanewise._jax import JaxprEqn
+from lanewise.cpp.emit import dtypes
+from lanewise.cpp.emit.prelude import helpers
+from lanewise.cpp.emit.rules import rule
+from lanewise.cpp.emit.rules.shape import number
+from lanewise.cpp.emit.values import Index, Scalar, Value, minus
+from lanewise.cpp.emit.writer import Writer
+
+helpers(
+    {
+        "lw_log_add": r"""
+// log(exp(a) + exp(b)) without overflow.
+template <class T> LW_FUNCTION T lw_log_add(T a, T b) {
+  T gap = a - b, larger = a > b ? a : b;
+  return gap != gap ? a + b : larger + log1p(exp(gap > 0 ? -gap : gap));
+}""",
+        "lw_wins": r"""
+// Whether a candidate takes the place of the best so far: it is larger, or the first NaN.
+template <class T> LW_FUNCTION bool lw_wins(T candidate, T best) {
+  return candidate > best || (candidate != candidate && best == best);
+}""",
+        "lw_loses": r"""
+// As `lw_wins`, for the smallest.
+template <class T> LW_FUNCTION bool lw_loses(T candidate, T best) {
+  return candidate < best || (candidate != candidate && best == best);
+}""",
+    }
+)
+
+Combine = Callable[[str, str], str]
+
+
+def accumulator(dtype: Any) -> Any:
+    """What a reduction of this dtype accumulates in."""
+    return np.dtype("float32") if dtypes.is_narrow(dtype) else dtype
+
+
+def converted(element: str, dtype: Any, to: Any) -> str:
+    """An element of a real dtype as another one that holds all its values."""
+    return element if dtype == to else f"{dtypes.ctype(to)}({element})"
+
+
+def combine(kind: str, dtype: Any) -> Combine:
+    """The expression that joins two elements: `sum`, `prod`, `max`, `min`, `and`, `or`, `xor`, `logsumexp`."""
+    name = dtypes.ctype(dtype)
+    if kind in ("sum", "prod"):
+        if dtypes.is_signed(dtype) or dtypes.is_unsigned(dtype):
+            helper = "lw_add" if kind == "sum" else "lw_mul"
+            return lambda a, b: f"{helper}({a}, {b})"
+        sign = "+" if kind == "sum" else "*"
+        return lambda a, b: f"({a} {sign} {b})"
+    if kind in ("max", "min"):
+        return lambda a, b: f"lw_{kind}({a}, {b})"
+    if kind == "logsumexp":
+        return lambda a, b: f"lw_log_add({a}, {b})"
+    sign = {"and": "&", "or": "|", "xor": "^"}[kind]
+    return lambda a, b: f"{name}({a} {sign} {b})"
+
+
+def identity(kind: str, dtype: Any) -> Any:
+    """What a reduction of nothing gives."""
+    if kind in ("sum", "or", "xor"):
+        return False if dtypes.is_bool(dtype) else 0
+    if kind == "prod":
+        return 1
+    if kind == "and":
+        if dtypes.is_bool(dtype):
+            return True
+        return -1 if dtypes.is_signed(dtype) else jnp.iinfo(dtype).max
+    least = kind in ("max", "logsumexp")
+    if dtypes.is_bool(dtype):
+        return not least
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return -np.inf if least else np.inf
+    return jnp.iinfo(dtype).min if least else jnp.iinfo(dtype).max
+
+
+def spread(
+    shape: Sequence[int], axes: Sequence[int], outer: Sequence[Index], inner: Sequence[Index]
+) -> list[Index]:
+    """Indices of the operand: `inner` along `axes`, `outer` along the others."""
+    ahead, along = iter(outer), iter(inner)
+    return [next(along) if axis in axes else next(ahead) for axis in range(len(shape))]
+
+
+@rule(*(f"reduce_{kind}" for kind in ("sum", "prod", "max", "min", "and", "or", "xor")))
+def reduce_with(w: Writer, eqn: JaxprEqn) -> None:
+    value, (out,) = w.value(eqn.invars[0]), eqn.outvars
+    kind, axes = eqn.primitive.name.removeprefix("reduce_"), sorted(eqn.params["axes"])
+    dtype = out.aval.dtype
+    wide = accumulator(dtype)
+    join = combine(kind, wide)
+    start = dtypes.literal(identity(kind, wide), wide)
+    room = w.store(out)
+    with w.loops(room.shape) as outer:
+        total = w.room((), wide, "total")
+        w.put(total, (), start)
+        with w.loops([value.shape[axis] for axis in axes]) as inner:
+            if value.size:
+                element = value.at(spread(value.shape, axes, outer, inner))
+                w.put(total, (), join(total.at(()), converted(element, dtype, wide)))
+        w.put(room, outer, converted(total.at(()), wide, dtype))
+
+
+@rule("argmax", "argmin")
+def arg_extreme(w: Writer, eqn: JaxprEqn) -> None:
+    value, (out,) = w.value(eqn.invars[0]), eqn.outvars
+    (axis,) = eqn.params["axes"]
+    better = "lw_wins" if eqn.primitive.name == "argmax" else "lw_loses"
+    plain = np.dtype("float32") if dtypes.is_narrow(value.dtype) else value.dtype
+    room = w.store(out)
+    with w.loops(room.shape) as outer:
+        first = value.at(spread(value.shape, [axis], outer, [0]))
+        best = w.room((), plain, "best")
+        w.put(best, (), converted(first, value.dtype, plain))
+        w.put(room, outer, number(0, out.aval.dtype))
+        index = w.fresh("i")
+        w.unroll(value.shape[axis])
+        with w.block(f"for (int {index} = 1; {index} < {value.shape[axis]}; ++{index})"):
+            element = value.at(spread(value.shape, [axis], outer, [index]))
+            found = w.let(converted(element, value.dtype, plain), plain).text
+            with w.block(f"if ({better}({found}, {best.at(())}))"):
+                w.put(best, (), found)
+                w.put(room, outer, number(index, out.aval.dtype))
+
+
+@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+def cumulative(w: Writer, eqn: JaxprEqn) -> None:
+    value, (out,) = w.value(eqn.invars[0]), eqn.outvars
+    axis, size = eqn.params["axis"], value.shape[eqn.params["axis"]]
+    kind, dtype = eqn.primitive.name.removeprefix("cum"), out.aval.dtype
+    wide = accumulator(dtype)
+    join = combine(kind, wide)
+    room = w.store(out)
+    if not room.size:
+        return
+    with w.loops([n for a, n in enumerate(value.shape) if a != axis]) as outer:
+        total = w.room((), wide, "total")
+        w.put(total, (), dtypes.literal(identity(kind, wide), wide))
+        with w.loops((size,)) as (step,):
+            along = minus(size - 1, step) if eqn.params["reverse"] else step
+            where = spread(value.shape, [axis], outer, [along])
+            element = converted(value.at(where), dtype, wide)
+            w.put(total, (), join(total.at(()), element))
+            w.put(room, where, converted(total.at(()), wide, dtype))
+
+
+@rule("reduce")
+def reduce(w: Writer, eqn: JaxprEqn) -> None:
+    """Any operator, given as a jaxpr; several operands are reduced together."""
+    values = [w.value(atom) for atom in eqn.invars]
+    operands, starts = values[: len(values) // 2], values[len(values) // 2 :]
+    axes = sorted(eqn.params["dimensions"])
+    rooms = [w.store(var) for var in eqn.outvars]
+    with w.loops(rooms[0].shape) as outer:
+        totals = [w.room((), start.dtype, "total") for start in starts]
+        for total, start in zip(totals, starts):
+            w.put(total, (), start.at(()))
+        with w.loops([operands[0].shape[axis] for axis in axes]) as inner:
+            if operands[0].size:
+                where = spread(operands[0].shape, axes, outer, inner)
+                found = [w.let(x.at(where), x.dtype) for x in operands]
+                join_into(w, eqn.params["jaxpr"], totals, found)
+        for room, total in zip(rooms, totals):
+            w.put(room, outer, total.at(()))
+
+
+def join_into(w: Writer, jaxpr: Any, totals: Sequence[Any], found: Sequence[Value]) -> None:
+    """Accumulators become the jaxpr's results for them and the elements found."""
+    with w.block():
+        outs = w.run(jaxpr, [*totals, *found])
+        # Named first: a result may be another accumulator.
+        new = [Scalar((), out.dtype, w.let(out.at(()), out.dtype).text) for out in outs]
+        for total, out in zip(totals, new):
+            w.put(total, (), out.at(()))

@@ -1,0 +1,240 @@
+"""Rules of what moves elements and computes nothing.
+
+Most of it is a view: the result names its operand's elements by other indices, and no code is written. Results that
+gather elements of several operands (`concatenate`, `pad`, `stack`) are stored, each operand's element read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from lanewise._jax import JaxprEqn, Var
+from lanewise.cpp.emit import dtypes
+from lanewise.cpp.emit.rules import rule
+from lanewise.cpp.emit.values import (
+    Index,
+    Mapped,
+    Reshaped,
+    Scalar,
+    Stored,
+    Unwritten,
+    Value,
+    minus,
+    plus,
+    remainder,
+    times,
+)
+from lanewise.cpp.emit.writer import Writer
+
+
+def rename(w: Writer, var: Var, value: Value) -> None:
+    """Bind an outvar to a view; one element gets a name, as every scalar does."""
+    if value.shape or isinstance(value, Scalar):
+        w.define(var, value)
+    else:
+        w.compute(var, value)
+
+
+def with_shape(w: Writer, value: Value, shape: Sequence[int]) -> Value:
+    """The elements in the same row-major order under another shape."""
+    shape = tuple(shape)
+    if value.shape == shape:
+        return value
+    if isinstance(value, Stored) and shape:
+        return replace(value, shape=shape)
+    wide = [axis for axis, size in enumerate(shape) if size != 1]
+    if [shape[axis] for axis in wide] != [size for size in value.shape if size != 1] or 0 in shape:
+        return Reshaped(shape, value.dtype, value)
+
+    # Only axes of one element come or go: no division is needed to find the element.
+    def element(indices: tuple[Index, ...]) -> str:
+        kept = iter([indices[axis] for axis in wide])
+        return value.at([0 if size == 1 else next(kept) for size in value.shape])
+
+    return w.view(shape, value.dtype, element, value)
+
+
+def permuted(w: Writer, value: Value, permutation: Sequence[int]) -> Value:
+    """The value with its axes in another order."""
+    shape = [value.shape[axis] for axis in permutation]
+    places = [permutation.index(axis) for axis in range(len(permutation))]
+    return w.view(shape, value.dtype, lambda i: value.at([i[place] for place in places]), value)
+
+
+def part(w: Writer, value: Value, axis: int, start: int, size: int) -> Value:
+    """`size` elements of one axis, from `start`."""
+    shape = (*value.shape[:axis], size, *value.shape[axis + 1 :])
+
+    def element(indices: tuple[Index, ...]) -> str:
+        moved = list(indices)
+        moved[axis] = plus(indices[axis], start)
+        return value.at(moved)
+
+    return w.view(shape, value.dtype, element, value)
+
+
+def number(index: Index, dtype: Any) -> str:
+    """An index as a number of a dtype."""
+    if isinstance(index, int):
+        return dtypes.literal(index, dtype)
+    if dtypes.is_narrow(dtype) or dtypes.is_complex(dtype):
+        return f"{dtypes.ctype(dtype)}(float32({index}))"
+    return f"{dtypes.ctype(dtype)}({index})"
+
+
+@rule("device_put")
+def device_put(w: Writer, eqn: JaxprEqn) -> None:
+    for var, atom in zip(eqn.outvars, eqn.invars, strict=True):
+        w.hand_on(var, atom)
+
+
+@rule("broadcast_in_dim")
+def broadcast_in_dim(w: Writer, eqn: JaxprEqn) -> None:
+    value, (out,) = w.value(eqn.invars[0]), eqn.outvars
+    shape, axes = tuple(out.aval.shape), eqn.params["broadcast_dimensions"]
+    if not value.shape and shape:
+        w.define(out, Mapped(shape, value.dtype, lambda element: element, (value,)))
+        return
+
+    def element(indices: tuple[Index, ...]) -> str:
+        return value.at([0 if s == 1 else indices[a] for s, a in zip(value.shape, axes)])
+
+    rename(w, out, w.view(shape, value.dtype, element, value))
+
+
+@rule("reshape")
+def reshape(w: Writer, eqn: JaxprEqn) -> None:
+    value = w.value(eqn.invars[0])
+    if eqn.params["dimensions"] is not None:
+        value = permuted(w, value, eqn.params["dimensions"])
+    rename(w, eqn.outvars[0], with_shape(w, value, eqn.outvars[0].aval.shape))
+
+
+@rule("squeeze", "expand_dims")
+def squeeze(w: Writer, eqn: JaxprEqn) -> None:
+    rename(w, eqn.outvars[0], with_shape(w, w.value(eqn.invars[0]), eqn.outvars[0].aval.shape))
+
+
+@rule("transpose")
+def transpose(w: Writer, eqn: JaxprEqn) -> None:
+    permutation = tuple(eqn.params["permutation"])
+    rename(w, eqn.outvars[0], permuted(w, w.value(eqn.invars[0]), permutation))
+
+
+@rule("rev")
+def rev(w: Writer, eqn: JaxprEqn) -> None:
+    value, axes = w.value(eqn.invars[0]), eqn.params["dimensions"]
+
+    def element(indices: tuple[Index, ...]) -> str:
+        return value.at(
+            [minus(value.shape[a] - 1, i) if a in axes else i for a, i in enumerate(indices)]
+        )
+
+    rename(w, eqn.outvars[0], w.view(value.shape, value.dtype, element, value))
+
+
+@rule("slice")
+def slice_(w: Writer, eqn: JaxprEqn) -> None:
+    value, starts = w.value(eqn.invars[0]), eqn.params["start_indices"]
+    strides = eqn.params["strides"] or (1,) * len(starts)
+
+    def element(indices: tuple[Index, ...]) -> str:
+        return value.at(
+            [plus(times(i, by), start) for i, start, by in zip(indices, starts, strides)]
+        )
+
+    rename(w, eqn.outvars[0], w.view(eqn.outvars[0].aval.shape, value.dtype, element, value))
+
+
+@rule("split")
+def split(w: Writer, eqn: JaxprEqn) -> None:
+    value, axis = w.value(eqn.invars[0]), eqn.params["axis"]
+    start = 0
+    for var, size in zip(eqn.outvars, eqn.params["sizes"]):
+        rename(w, var, part(w, value, axis, start, size))
+        start += size
+
+
+@rule("unstack")
+def unstack(w: Writer, eqn: JaxprEqn) -> None:
+    value, axis = w.value(eqn.invars[0]), eqn.params["axis"]
+    for place, var in enumerate(eqn.outvars):
+        rename(w, var, with_shape(w, part(w, value, axis, place, 1), var.aval.shape))
+
+
+@rule("tile")
+def tile(w: Writer, eqn: JaxprEqn) -> None:
+    value, (out,) = w.value(eqn.invars[0]), eqn.outvars
+
+    def element(indices: tuple[Index, ...]) -> str:
+        pairs = zip(indices, value.shape, out.aval.shape)
+        return value.at([i if size == all_ else remainder(i, size) for i, size, all_ in pairs])
+
+    rename(w, out, w.view(out.aval.shape, value.dtype, element, value))
+
+
+@rule("iota")
+def iota(w: Writer, eqn: JaxprEqn) -> None:
+    (out,), axis = eqn.outvars, eqn.params["dimension"]
+    dtype = out.aval.dtype
+    w.define(out, w.view(out.aval.shape, dtype, lambda indices: number(indices[axis], dtype)))
+
+
+@rule("unfilled")
+def unfilled(w: Writer, eqn: JaxprEqn) -> None:
+    """A tape at its start (`diff/tape.py`): no code. A reader who needs an element gets what XLA would give, zero."""
+    (out,) = eqn.outvars
+    zero = dtypes.literal(0, out.aval.dtype)
+    w.define(out, Unwritten(tuple(out.aval.shape), out.aval.dtype, zero))
+
+
+@rule("concatenate")
+def concatenate(w: Writer, eqn: JaxprEqn) -> None:
+    axis, room = eqn.params["dimension"], w.store(eqn.outvars[0])
+    start = 0
+    for atom in eqn.invars:
+        value = w.value(atom)
+        with w.loops(value.shape) as indices:
+            moved = list(indices)
+            moved[axis] = plus(indices[axis], start)
+            if value.size:
+                w.put(room, moved, value.at(indices))
+        start += value.shape[axis]
+
+
+@rule("stack")
+def stack(w: Writer, eqn: JaxprEqn) -> None:
+    axis, room = eqn.params["axis"], w.store(eqn.outvars[0])
+    for place, atom in enumerate(eqn.invars):
+        value = w.value(atom)
+        with w.loops(value.shape) as indices:
+            w.put(room, (*indices[:axis], place, *indices[axis:]), value.at(indices))
+
+
+@rule("pad")
+def pad(w: Writer, eqn: JaxprEqn) -> None:
+    """Fill, then write the operand's elements where they go; negative padding leaves some out."""
+    value, filler = w.value(eqn.invars[0]), w.value(eqn.invars[1])
+    config = eqn.params["padding_config"]
+    room = w.store(eqn.outvars[0])
+    if room.size != value.size or any(low or high for low, high, _ in config):
+        w.copy(room, Mapped(room.shape, room.dtype, lambda element: element, (filler,)))
+    if not value.size or not room.size:
+        return
+    with w.loops(value.shape) as indices:
+        moved: list[Index] = []
+        inside: list[str] = []
+        for axis, (low, high, interior) in enumerate(config):
+            target = plus(times(indices[axis], interior + 1), low)
+            moved.append(target)
+            if low < 0:
+                inside.append(f"{target} >= 0")
+            if high < 0:
+                inside.append(f"{target} < {room.shape[axis]}")
+        if inside:
+            with w.block(f"if ({' && '.join(inside)})"):
+                w.put(room, moved, value.at(indices))
+        else:
+            w.put(room, moved, value.at(indices))

@@ -1,0 +1,78 @@
+"""From a program and its operands to the answers of all lanes, by a kernel: on a GPU, or on the host's cores."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lanewise import _jax
+from lanewise.blocks.leaf import leaf_calls
+from lanewise.blocks.link import Linked, link
+from lanewise.core.errors import OptionError
+from lanewise.core.options import Options
+from lanewise.core.outcomes import counts
+from lanewise.core.program import Program
+from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.lower import kernel_blocks
+from lanewise.cpp.emit.support import Obstacle, written
+from lanewise.machine.state import stored
+
+# Runs a kernel: the kernel, operands, how many examples, how many frames a stack holds. Gives answers, codes, sites,
+# and totals: all steps, most frames pending and, where it is measured, the lanes' busy seconds and those there were.
+Run = Callable[[Emitted, Sequence[Any], int, int], tuple[list[Any], Any, Any, Any]]
+
+
+def blocks_for(program: Program, varying: tuple[bool, ...], options: Options) -> Linked:
+    """The blocks of the program's kernel, remembered."""
+    return _blocks(program, varying, options.of_kernel())
+
+
+def kernel_or_obstacle(
+    program: Program, varying: tuple[bool, ...], options: Options
+) -> Emitted | Obstacle:
+    """The program's kernel, remembered, or the first thing that keeps it from being one."""
+    return _kernel_or_obstacle(program, varying, options.of_kernel())
+
+
+# Remembered by nothing of the options but what a kernel's text depends on: who plans and who runs have others.
+_blocks = functools.lru_cache(maxsize=512)(kernel_blocks)
+
+
+@functools.lru_cache(maxsize=512)
+def _kernel_or_obstacle(
+    program: Program, varying: tuple[bool, ...], options: Options
+) -> Emitted | Obstacle:
+    linked = blocks_for(program, varying, options)
+    if linked.has_calls:
+        linked = link(leaf_calls(linked.program), varying)
+    found = written(linked, varying, options)
+    return found if isinstance(found, Emitted) else found[0]
+
+
+def kernel_for(program: Program, varying: tuple[bool, ...], options: Options) -> Emitted:
+    """The program's kernel; an error that names the operation if it cannot be one."""
+    found = kernel_or_obstacle(program, varying, options)
+    if isinstance(found, Obstacle):
+        raise OptionError(f'carrier="kernel" cannot carry {found}. Use carrier="ticks".')
+    return found
+
+
+def run_kernel(
+    emitted: Emitted,
+    program: Program,
+    operands: Sequence[Any],
+    examples: int,
+    capacity: int,
+    run: Run,
+) -> tuple[list[Any], Any, Any, list[Any]]:
+    """Answers, codes, sites and statistics of all examples; a stack holds `capacity` frames."""
+    given = [stored(x, _jax.aval_of(x)) for x in operands]
+    values, code, site, totals = run(emitted, given, examples, capacity)
+    answers = [
+        _jax.wrap_key(value, aval) if _jax.is_key(aval) else value
+        for value, aval in zip(values, program.out_avals, strict=True)
+    ]
+    # A lane never waits for another, so it is never offered what it does not run.
+    each = (examples, examples, examples, examples)
+    return answers, code, site, counts(*each, *totals)

@@ -1,0 +1,309 @@
+"""Machines whose host has a part in the run: outside `jit`.
+
+It makes room: stacks and tapes start small and grow.
+
+A machine by `ticks` stops when no lane can go on. Lanes that wait for a stack get one with more frames; lanes that wait
+for a tape go on in a machine of the same program with larger tapes (`larger.py`). The state stays what it was: nothing
+is lost and nothing is run again. Both sizes are remembered, so that the next call starts with enough room.
+
+And it lets interrupts end the run: the machine has fuel for a number of ticks, a fraction of a second by what the last
+ones took, and stops when that is spent. Python then runs the handlers of signals that have come, one of which may
+raise `KeyboardInterrupt`, before the machine goes on.
+
+A large machine is compiled in three pieces: what starts it, what runs it, what finishes it. Three calls that hand a
+state on take a tenth of a millisecond, more than a small batch. So a small machine is one function. It takes a packed
+state (`packed.py`), or starts afresh, runs, and gives the answers as they are by then beside the state: if all lanes
+have ended, that was all. If they have not, the same function goes on, so the machine is compiled once either way.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lanewise import _jax
+from lanewise.blocks.link import Linked
+from lanewise.core.one_function import as_one_function
+from lanewise.core.options import Options
+from lanewise.grow.larger import Counterparts, counterparts
+from lanewise.grow.packed import Packing
+from lanewise.grow.rerun import GROWTH
+from lanewise.machine.state import State, storage_struct, waits_for_stack, waits_for_tape
+
+FIRST_DEPTH = 32
+# Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
+DEEPEST = 1 << 20
+MOST_STACK_BYTES = 4 << 30
+# The machine has fuel for this many operations of its lanes at first (a tenth of a second, or less) and for at most
+# this many ticks; then for four times as many if it took less than the one, for fewer if it took more than the other.
+FIRST_OPERATIONS = 5e7
+MOST_FIRST_TICKS = 2048
+SOON_SECONDS, LATE_SECONDS = 0.05, 0.3
+MOST_FUEL = 1 << 28
+# A machine whose state has more bytes than this is compiled in three pieces.
+MOST_PACKED_BYTES = 1 << 18
+
+
+class Phases(NamedTuple):
+    """How a machine starts, runs and finishes, and how a host that makes room in it sees its state."""
+
+    start: Callable[..., Any]
+    run: Callable[..., Any]
+    finish: Callable[[Any], list[Any]]
+    machine: Callable[[Any], State]
+    with_machine: Callable[[Any, State], Any]
+    grown: Callable[[Any, Linked, int], Any]
+    moved: Callable[[Any, Linked, Linked, Counterparts, int], Any]
+
+
+# What is put around a compiled function, so that an interrupt ends its runs.
+Around = Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]
+
+
+def compiled(
+    run: Callable[..., list[Any]], around: Around | None = None
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """What is compiled in one piece, and has nothing to grow."""
+    whole = jax.jit(run) if around is None else around(jax.jit(run))
+    return lambda operands: whole(*operands)
+
+
+class Larger(NamedTuple):
+    """A machine of the same program with larger tapes: its operands, from those of the smaller one."""
+
+    machine: Growing
+    operands: Callable[[Sequence[Any]], Sequence[Any]]
+    pairs: Counterparts
+
+
+class Fuel:
+    """How many ticks a machine runs before Python has its turn, by how long such runs took."""
+
+    def __init__(self, linked: Linked, lanes: int) -> None:
+        operations = lanes * sum(cost.operations + cost.shared / lanes for cost in linked.costs)
+        self.ticks = max(1, min(MOST_FIRST_TICKS, int(FIRST_OPERATIONS / max(operations, 1.0))))
+        self._placed: tuple[int, Any] = (0, None)
+        self._compiled: set[int] = set()
+
+    def given(self) -> Any:
+        """The fuel, on the device."""
+        if self._placed[0] != self.ticks:
+            self._placed = (self.ticks, jax.device_put(np.int32(self.ticks)))
+        return self._placed[1]
+
+    def spent(self, seconds: float, capacity: int) -> None:
+        """Note how long the fuel lasted; the first time with stacks of a size, the machine was compiled as well."""
+        compiled = capacity not in self._compiled
+        self._compiled.add(capacity)
+        if seconds < SOON_SECONDS:
+            self.ticks = min(4 * self.ticks, MOST_FUEL)
+        elif seconds > LATE_SECONDS and not compiled:
+            self.ticks = max(1, int(self.ticks * SOON_SECONDS / seconds))
+
+
+class Ran(NamedTuple):
+    """Where a run has stopped: the state, what is left of the fuel, whether all lanes have ended, and their answers.
+
+    A machine in three pieces has no answers before it is finished.
+    """
+
+    state: Any
+    left: Any
+    ended: bool
+    answers: list[Any] | None
+
+
+class Small:
+    """A machine of few bytes as one function: its state is packed, and with it what to do, and what was done.
+
+    Before, that is how much fuel there is and whether to start afresh; after, what is left and whether all lanes have
+    ended.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self.packing = Packing((jax.ShapeDtypeStruct((2,), np.int32), state))
+        self._first: tuple[int, list[Any]] = (0, [])
+
+    def first(self, ticks: int) -> list[Any]:
+        """What has the machine start, on the device."""
+        if self._first[0] != ticks:
+            zeros = self.packing.unpacked(self.packing.zeros())
+            self._first = (ticks, jax.device_put(self.given(zeros[1], ticks, afresh=True)))
+        return self._first[1]
+
+    def given(self, state: Any, ticks: int, *, afresh: bool = False) -> list[np.ndarray]:
+        """What has the machine go on from a state."""
+        return self.packing.packed((np.array([ticks, afresh], np.int32), state), np)
+
+    @staticmethod
+    def ended(packed: Sequence[Any]) -> bool:
+        """Whether all lanes have."""
+        return bool(_jax.to_host(packed[0])[1])
+
+    def ran(self, answers: list[Any], packed: Sequence[Any]) -> Ran:
+        """Where the machine has stopped."""
+        (left, ended), state = self.packing.unpacked(list(map(np.asarray, packed)))
+        return Ran(jax.device_put(state), left, bool(ended), answers)
+
+
+class Growing:
+    """A program compiled so that the host has its turn between runs.
+
+    `most` is how many frames stacks may ever hold, `num_dear` how many blocks the machine keeps an account of. `larger`
+    makes a machine of the same program with larger tapes, and says how to give it its operands. `watched`: starting
+    and finishing it tells somebody.
+    """
+
+    def __init__(
+        self,
+        phases: Phases,
+        linked: Linked,
+        lanes: int,
+        most: int,
+        num_dear: int,
+        larger: Callable[[], tuple[Growing, Callable[[Sequence[Any]], Sequence[Any]]]] | None,
+        *,
+        watched: bool = False,
+    ) -> None:
+        self.start = jax.jit(self._start, static_argnums=0)
+        self.run = jax.jit(self._run, donate_argnums=0)
+        self.finish = jax.jit(phases.finish)
+        self.at_once = jax.jit(self._at_once, static_argnums=0)
+        self.phases = phases
+        self.linked = linked
+        self.fuel = Fuel(linked, lanes)
+        self.capacity = min(FIRST_DEPTH, most)
+        self.most = most
+        self.num_dear = num_dear
+        self._watched = watched
+        self._small: dict[int, Small | None] = {}
+        self._make_larger = larger
+        self._larger: Larger | None = None
+
+    def _start(self, capacity: int, *operands: Any) -> Any:
+        # Operands may have weak types, and a state that has run has none: the machine would be compiled twice.
+        state = self.phases.start(capacity, *operands)
+        return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
+
+    def _run(self, state: Any, fuel: Any, *operands: Any) -> tuple[Any, Any]:
+        """The state when no lane can go on, or the fuel is spent; and what is left of it."""
+        machine, with_machine = self.phases.machine, self.phases.with_machine
+        state = self.phases.run(with_machine(state, machine(state).with_(fuel=fuel)), *operands)
+        return with_machine(state, machine(state).with_(fuel=())), machine(state).fuel
+
+    def _at_once(
+        self, capacity: int, packed: Sequence[Any], *operands: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Answers as they are by then, and the packed state."""
+        first = jax.eval_shape(functools.partial(self._start, capacity), *operands)
+        packing = Small(first).packing
+
+        def begun(*args: Any) -> list[Any]:
+            (fuel, afresh), before = packing.unpacked(args[: len(packed)])
+            first = self._start(capacity, *args[len(packed) :])
+            chosen = jax.tree.map(lambda new, old: jnp.where(afresh != 0, new, old), first, before)
+            return [fuel, *jax.tree.leaves(chosen)]
+
+        # Apart they are a dozen tiny kernels on a CPU, which take half as long to compile as the machine itself.
+        fuel, *leaves = as_one_function(begun, *packed, *operands)
+        state, left = self._run(
+            jax.tree.unflatten(jax.tree.structure(first), leaves), fuel, *operands
+        )
+        ended = (self.phases.machine(state).pc == self.linked.halt).all()
+        done = jnp.stack([left, ended.astype(left.dtype)])
+        return self.phases.finish(state), packing.packed((done, state))
+
+    def run_growing(self, operands: Sequence[Any]) -> list[Any]:
+        if self._larger is not None:
+            return self._larger.machine.run_growing(self._larger.operands(operands))
+        began, capacity = time.perf_counter(), self.capacity
+        small = self._if_small(capacity, operands)
+        if small is None:
+            ran = self._in_pieces(self.start(capacity, *operands), operands)
+            return self.finish(ran.state) if ran.ended else self._with_host(ran, began, operands)
+        answers, packed = self.at_once(capacity, small.first(self.fuel.ticks), *operands)
+        if small.ended(packed):
+            return answers
+        with _jax.our_transfers():
+            return self._with_host(small.ran(answers, packed), began, operands)
+
+    def _if_small(self, capacity: int, operands: Sequence[Any]) -> Small | None:
+        """The machine with stacks of this many frames as one function; None if it is not."""
+        if capacity not in self._small:
+            small = None
+            if not self._watched:
+                state = jax.eval_shape(functools.partial(self._start, capacity), *operands)
+                small = Small(state)
+                if small.packing.num_bytes > MOST_PACKED_BYTES:
+                    small = None
+            self._small[capacity] = small
+        return self._small[capacity]
+
+    def _in_pieces(self, state: Any, operands: Sequence[Any]) -> Ran:
+        state, left = self.run(state, self.fuel.given(), *operands)
+        pc = _jax.to_host(self.phases.machine(state).pc)
+        return Ran(state, left, bool(np.all(pc == self.linked.halt)), None)
+
+    def _go_on(self, state: Any, operands: Sequence[Any]) -> Ran:
+        """Run on from a state."""
+        frames = self.phases.machine(state).returns.shape[0]
+        capacity = frames if self.linked.has_calls else self.capacity
+        small = self._if_small(capacity, operands)
+        if small is None:
+            return self._in_pieces(state, operands)
+        return small.ran(*self.at_once(capacity, small.given(state, self.fuel.ticks), *operands))
+
+    def _with_host(self, ran: Ran, began: float, operands: Sequence[Any]) -> list[Any]:
+        """Make room and go on, until all lanes have ended, or those that wait will have none."""
+        with _jax.our_transfers():
+            while not ran.ended:
+                state, machine = ran.state, self.phases.machine(ran.state)
+                pc, code = np.asarray(machine.pc), np.asarray(machine.code)
+                seen = machine.with_(pc=pc, code=code)
+                frames = machine.returns.shape[0]
+                can_deepen = self.linked.has_calls and frames < self.most
+                if int(ran.left) <= 0 and np.any((pc >= 0) & (pc < self.linked.halt)):
+                    self.fuel.spent(time.perf_counter() - began, frames)
+                elif can_deepen and np.any(waits_for_stack(seen)):
+                    # Remembered for the next call, so that it starts with enough room and compiles nothing.
+                    self.capacity = min(self.capacity * GROWTH, self.most)
+                    state = self.phases.grown(state, self.linked, self.capacity)
+                elif np.any(waits_for_tape(seen)) and self._can_move():
+                    assert self._larger is not None
+                    larger, theirs, pairs = self._larger
+                    larger.capacity = max(larger.capacity, self.capacity)
+                    args = (self.linked, larger.linked, pairs, larger.num_dear)
+                    state = self.phases.moved(state, *args)
+                    began, operands = time.perf_counter(), theirs(operands)
+                    return larger._with_host(larger._go_on(state, operands), began, operands)
+                else:
+                    break
+                began = time.perf_counter()
+                ran = self._go_on(state, operands)
+            return self.finish(ran.state) if ran.answers is None else ran.answers
+
+    def _can_move(self) -> bool:
+        """Whether the state can go on with larger tapes."""
+        if self._larger is None and self._make_larger is not None:
+            machine, operands = self._make_larger()
+            pairs = counterparts(self.linked, machine.linked)
+            self._larger = None if pairs is None else Larger(machine, operands, pairs)
+            self._make_larger = None
+        return self._larger is not None
+
+
+def most_depth(linked: Linked, lanes: int, options: Options) -> int:
+    """How deep stacks may grow outside `jit`."""
+    if options.max_depth is not None:
+        return options.max_depth
+    frame = sum(
+        math.prod(s.shape) * s.dtype.itemsize for s in map(storage_struct, linked.storage.stacks)
+    )
+    return max(FIRST_DEPTH, min(DEEPEST, MOST_STACK_BYTES // max((frame + 4) * lanes, 1)))

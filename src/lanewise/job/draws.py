@@ -1,0 +1,118 @@
+"""Random numbers of keys that JAX does not batch key by key.
+
+JAX's `rbg` and `unsafe_rbg` keys are for XLA's own generator, which draws for one key. Under `jax.vmap` JAX draws for
+the whole batch from the first key: a lane's numbers would depend on who its neighbours are. So before a program runs,
+each equation that draws from such a key is wrapped in `draw`, whose batching rule draws for one lane after the other,
+as a lone call would. Keys of threefry, JAX's default, need none of this: they are hashed by ordinary arithmetic.
+
+It is done where a program runs, and not where it is traced, so that derivatives are JAX's own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise import _jax
+from lanewise._jax import JaxprEqn, batching, mlir
+from lanewise.core.options import Options
+from lanewise.core.program import Program, program_p, with_equations, with_options_inside
+
+# What draws from a key that is its first operand.
+_DRAWS = frozenset(("random_bits", "random_split", "random_fold_in", "random_gamma"))
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """The equation that draws."""
+
+    eqn: JaxprEqn
+
+
+draw_p = _jax.Primitive("draw")
+draw_p.multiple_results = True
+
+
+def as_it_runs(program: Program, options: Options) -> Program:
+    """The program with what is inside it run as these options say, and random numbers drawn lane by lane."""
+    return drawing_by_lane(with_options_inside(program, options.unwatched()))
+
+
+@functools.lru_cache(maxsize=512)
+def drawing_by_lane(program: Program) -> Program:
+    """The same program, with numbers drawn for each lane by itself; itself if it does so already."""
+
+    def change(eqn: JaxprEqn) -> JaxprEqn:
+        if eqn.primitive is program_p:
+            inner = drawing_by_lane(eqn.params["program"])
+            same = inner is eqn.params["program"]
+            return eqn if same else eqn.replace(params={**eqn.params, "program": inner})
+        if not _draws(eqn):
+            return eqn
+        return eqn.replace(primitive=draw_p, params={"draw": Draw(eqn)})
+
+    return with_equations(program, change)
+
+
+def _draws(eqn: JaxprEqn) -> bool:
+    """Whether an equation draws from a key that must be drawn from by itself."""
+    if eqn.primitive.name == "rng_bit_generator":
+        return True
+    if eqn.primitive.name not in _DRAWS or not _jax.is_key(eqn.invars[0].aval):
+        return False
+    return _jax.key_implementation(eqn.invars[0].aval.dtype) != "threefry2x32"
+
+
+def _drawn(*args: Any, draw: Draw) -> list[Any]:
+    return _jax.run_eqn(draw.eqn, args)
+
+
+draw_p.def_impl(_drawn)
+mlir.register_lowering(draw_p, mlir.lower_fun(_drawn, multiple_results=True))
+
+
+@draw_p.def_abstract_eval
+def _draw_abstract(*args: Any, draw: Draw) -> list[Any]:
+    return _jax.varying_as([var.aval for var in draw.eqn.outvars], args)
+
+
+def _one_lane_after_the_other(
+    axis_data: Any, args: Sequence[Any], dims: Sequence[int | None], *, draw: Draw
+) -> tuple[list[Any], list[int]]:
+    del axis_data
+    moved = [jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True) if d is not None]
+
+    def one(own: list[Any]) -> list[Any]:
+        lane = iter(own)
+        values = [x if d is None else next(lane) for x, d in zip(args, dims, strict=True)]
+        return draw_p.bind(*values, draw=draw)
+
+    outs = lax.map(one, moved)
+    return outs, [0] * len(outs)
+
+
+batching.fancy_primitive_batchers[draw_p] = _one_lane_after_the_other
+
+
+def _jvp_draw(primals: Sequence[Any], tangents: Sequence[Any], *, draw: Draw) -> Any:
+    moves = [type(t) is not _jax.ad.Zero for t in tangents]
+
+    def of_moved(*moved: Any) -> list[Any]:
+        given = iter(moved)
+        values = [next(given) if flag else x for x, flag in zip(primals, moves, strict=True)]
+        return _drawn(*values, draw=draw)
+
+    own, pushed = (
+        tuple(x for x, flag in zip(each, moves, strict=True) if flag)
+        for each in (primals, tangents)
+    )
+    return jax.jvp(of_moved, own, pushed)
+
+
+_jax.ad.primitive_jvps[draw_p] = _jvp_draw

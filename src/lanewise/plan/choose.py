@@ -1,0 +1,321 @@
+"""Which carrier and which schedule run a program, and why.
+
+* A program in which nothing diverges is plainly vectorized: `jax.vmap` is the right code for it. Unless it makes so
+  many passes over memory, for a lane's few numbers each, that lanes by themselves on a CPU are clearly faster
+  (`blocks/passes.py`), and so much faster that compiling them pays. That holds for a lone call of loops too, of
+  known length or nested, as those of the gradient of a `while` are: XLA starts each piece of each iteration by itself.
+* A program that can be carried one lane at a time (`native` on a CPU, `kernel` on a GPU) is, unless its work is matrix
+  products: those want all lanes at once.
+* A lone call of a recursion over small arrays is C++ on a CPU: a machine of one lane pays for a tick at each block.
+* Any other is swept by `ticks`.
+
+That is known from the code alone, and so inside `jit`. Outside it, where matrix products make up much of the work, how
+far lanes diverge decides, and is measured on a sample of them (`measure.py`): `_measured` weighs what each way to run
+the program would cost.
+
+`Plan.why` says it in words for `lanewise.inspect`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from lanewise import _jax
+from lanewise._jax import JaxprEqn, Var
+from lanewise.blocks.cost import FREE, Cost, size_of
+from lanewise.blocks.form import Block
+from lanewise.blocks.link import Linked
+from lanewise.blocks.passes import PRODUCT_ALONE, PRODUCT_TOGETHER, Work, work_of
+from lanewise.carriers.table import ALONE, carrier_of
+from lanewise.core.errors import OptionError
+from lanewise.core.program import Program, call_p
+from lanewise.job.job import Job
+from lanewise.job.linking import linked_for
+from lanewise.job.plan import Plan
+from lanewise.machine.compact import move_operations, tile_width
+from lanewise.machine.schedule import dear_blocks, kernel_between, meeting_blocks
+from lanewise.plan import given_up
+from lanewise.plan.holds import any_eqn, guards_a_loop, refuse_collectives, sees_batch
+from lanewise.plan.measure import Sample, take_sample
+
+# Matrix products run this much faster for all lanes at once than for one lane at a time.
+PRODUCTS_TOGETHER = 12.0
+# What any other work of a lane costs more in a tick: all lanes wait for the slowest, and pay for branches not taken.
+TICKED_OPERATION = 6.0
+# What a tick of a sweep costs beside its blocks, in lane operations.
+SWEEP_OPERATIONS = 300_000
+# How full the tiles are that a sweep packs the lanes at a dear block into.
+TILE_OCCUPANCY = 0.8
+# Another way than the one the code suggests must promise to be this much better.
+CLEARLY = 0.8
+# Where nothing diverges, lanes by themselves must save so many operations of a lane in all (a quarter of a
+# millisecond): a C++ compiler takes seconds.
+WORTH_COMPILING = 2e6
+# Arrays of a lane's own that are larger are worth vector instructions and all cores, which XLA has for a lone call.
+MOST_ELEMENTS_ALONE = 1024
+
+
+def plan(job: Job, operands: Sequence[Any] | None = None) -> Plan:
+    """How a job will run. Where operands are given, a sample of their lanes may be run to decide."""
+    if job.options.watched:
+        return as_watched(plan(job.unwatched(), operands), job)
+    found = _measured(job, operands) if operands is not None else _by_code(job)
+    # A carrier that runs each lane by itself starts the next example when one ends, whatever the number of lanes.
+    if not job.refilled or found.carrier in ALONE:
+        return found
+    return _refilled(job)
+
+
+@functools.lru_cache(maxsize=512)
+def _refilled(job: Job) -> Plan:
+    """Refilled lanes do not wait for each other, so no program is better off without a machine."""
+    schedule = "sweep" if job.options.schedule == "auto" else job.options.schedule
+    number = "examples" if job.streamed else f"{job.examples} examples"
+    why = f"{number} through {job.width} lanes, refilled as they end"
+    return _offered(job, "ticks", schedule, why)
+
+
+@functools.lru_cache(maxsize=512)
+def as_watched(found: Plan, job: Job) -> Plan:
+    """A plan for the same job, observed: what was decided holds, and what runs counts what is observed."""
+    schedule = "auto" if found.carrier in ALONE else found.schedule
+    return _offered(job, found.carrier, schedule, "").because(found.why)
+
+
+def _by_code(job: Job) -> Plan:
+    """The plan by the code alone, remembered."""
+    return _planned(job, given_up.reason(job.program))
+
+
+@functools.lru_cache(maxsize=512)
+def _planned(job: Job, failed: str | None) -> Plan:
+    refuse_collectives(job.program)
+    if failed is not None and job.options.carrier == "auto":
+        found = _decided(job.with_options(carrier="ticks"), may_meet=False)
+        return replace(found, job=job, why=f"{found.why}; not each lane by itself: {failed}")
+    return _decided(job, may_meet=failed is None)
+
+
+def _offered(job: Job, carrier: str, schedule: str, why: str) -> Plan:
+    """What a carrier offers, or an error that says what stands in its way."""
+    found = carrier_of(carrier, schedule).offer(job, schedule, why)
+    if isinstance(found, str):
+        raise OptionError(found)
+    return found
+
+
+def _decided(job: Job, *, may_meet: bool) -> Plan:
+    options, platform = job.options, job.platform
+    if options.carrier in ALONE:
+        return _offered(job, options.carrier, options.schedule, "asked for")
+    if options.schedule == "plain":
+        return _offered(job, "ticks", "plain", "asked for")
+    free = job.can_be_plain and options.schedule == "auto" and not options.stats
+    if not job.lanes and free:
+        why = "one lane, no recursion: XLA's own loops and branches"
+        return _lone_if_better(job) or _offered(job, "ticks", "plain", why)
+    linked = linked_for(job)
+    # JAX's own batching would let a lane see its neighbours where code looks at the batch.
+    free = free and not sees_batch(job.program)
+    if free and linked.straight:
+        why = "nothing diverges: no trip count varies and no branch is dear"
+        return _straight_if_better(job, linked) or _offered(job, "ticks", "plain", why)
+    if options.schedule != "auto":
+        return _offered(job, "ticks", options.schedule, "asked for")
+    meets = bool(job.lanes) and may_meet and _would_meet(job, linked)
+    if options.carrier == "auto" and not (meets and platform == "gpu"):
+        better = _alone_if_better if job.lanes else _recursion_alone_if_better
+        found = better(job, linked)
+        if found is not None:
+            return found
+    if meets:
+        why = "lanes meet at blocks with matrix work, and between them run each by itself, in one kernel"
+        return _offered(job, "ticks", "meet", f"a recursion around matrix products: {why}")
+    dear = dear_blocks(linked, job.examples)
+    if free and linked.one_loop and not guards_a_loop(job.program) and len(dear) <= 1:
+        why = "one loop without branches: each lane waits for the last whatever runs it"
+        return _offered(job, "ticks", "plain", why)
+    why = (
+        f"{linked.halt} blocks, {len(dear)} of them dear: cheap blocks of an iteration run in one tick,"
+        " dear ones when enough lanes wait for them"
+    )
+    return _offered(job, "ticks", "sweep", why)
+
+
+def _would_meet(job: Job, linked: Linked) -> bool:
+    """Whether lanes should run together only at dear blocks: a recursion takes many ticks from one to the next."""
+    if not (linked.has_calls and linked.profile.alone and meeting_blocks(linked)):
+        return False
+    return not isinstance(kernel_between(linked, job.options.max_steps, job.options.stats), str)
+
+
+def _measured(job: Job, operands: Sequence[Any]) -> Plan:
+    """The plan where lanes can be looked at: by the code, unless a sample promises another to be better."""
+    suggested = _by_code(job)
+    options = job.options
+    asked_for = (options.carrier, options.schedule) != ("auto", "auto") or options.stats
+    settled = asked_for or suggested.schedule == "meet" or given_up.reason(job.program)
+    if job.platform != "cpu" or not job.lanes or settled:
+        return suggested
+    linked = linked_for(job)
+    if linked.straight or not _may_depend_on_divergence(linked):
+        return suggested
+    found = take_sample(linked, operands, job)
+    if found is None:
+        return suggested
+    costs = _expected(job, linked, found)
+    mine = "native" if suggested.carrier == "native" else suggested.schedule
+    weighed = ", ".join(f"{name} {cost:,.0f}" for name, cost in costs.items())
+    why = f"{found}; so a lane costs this many operations: {weighed}"
+    costs[mine] = costs.get(mine, math.inf) * CLEARLY
+    for name in sorted(costs, key=lambda name: costs[name]):
+        if name == mine:
+            return suggested.because(f"{suggested.why}; {why}")
+        if name != "native":
+            return _offered(job, "ticks", name, why)
+        offer = _alone(job, why)
+        if offer is not None:
+            return offer
+    return suggested
+
+
+def _may_depend_on_divergence(linked: Linked) -> bool:
+    """Whether lanes together would be clearly better than lanes by themselves if none had to wait."""
+    total = sum(linked.costs, Cost())
+    alone, together = (
+        total.operations - total.products * (1 - product)
+        for product in (PRODUCT_ALONE, PRODUCT_TOGETHER)
+    )
+    return together < CLEARLY * alone
+
+
+def _expected(job: Job, linked: Linked, found: Sample) -> dict[str, float]:
+    """What a lane would cost each way, by the visits of the sampled ones."""
+    lanes = job.examples
+    costs, mean, most = linked.costs, found.mean, found.most(lanes)
+    together = [
+        cost.operations - cost.products * (1 - PRODUCT_TOGETHER) + cost.shared / lanes
+        for cost in costs
+    ]
+    alone = [cost.operations - cost.products * (1 - PRODUCT_ALONE) + cost.shared for cost in costs]
+    dear = dear_blocks(linked, lanes)
+    ticks = most.max()
+    swept = ticks * SWEEP_OPERATIONS / lanes
+    for pc, (block, cost) in enumerate(zip(linked.order, together, strict=True)):
+        if pc not in dear:
+            swept += ticks * cost
+        elif isinstance(block, Block) and tile_width(linked, pc, lanes) is not None:
+            swept += mean[pc] * (cost / TILE_OCCUPANCY + move_operations(linked, block))
+        else:
+            swept += most[pc] * cost
+    expected = {"native": float(mean @ alone), "sweep": float(swept)}
+    # Loops in loops wait in each; branches would run for everyone, with what they close over copied for each lane.
+    if job.can_be_plain and linked.one_loop and not _sees_or_guards(job.program):
+        expected["plain"] = float(most @ together)
+    return expected
+
+
+def _sees_or_guards(program: Program) -> bool:
+    """Whether JAX's own batching is out of the question: lanes would see each other, or loops run that must not."""
+    return sees_batch(program) or guards_a_loop(program)
+
+
+def _alone(job: Job, why: str) -> Plan | None:
+    """Each lane by itself, if there is a carrier for that here which takes the job."""
+    name = job.profile.alone
+    if name is None:
+        return None
+    found = carrier_of(name, "auto").offer(job, "auto", why)
+    return None if isinstance(found, str) else found
+
+
+def _alone_if_better(job: Job, linked: Linked) -> Plan | None:
+    total = sum(linked.costs, Cost())
+    alone = total.operations + total.shared
+    together = (total.operations - total.products) * TICKED_OPERATION + (
+        total.products / PRODUCTS_TOGETHER
+    )
+    if together < alone or _largest_of_a_lane(linked) > linked.profile.most_elements_a_thread:
+        return None
+    why = (
+        f"a lane's own code is {total.operations:,.0f} operations a turn, {total.products:,.0f} of them"
+        " matrix products: each lane runs by itself"
+    )
+    return _alone(job, why)
+
+
+def _recursion_alone_if_better(job: Job, linked: Linked) -> Plan | None:
+    """A lone call that XLA's own loops cannot run, as machine code with a stack, where its arrays are small.
+
+    A machine of one lane pays for a tick at every block, and XLA takes many times as long as a C++ compiler for it.
+    """
+    if job.platform != "cpu" or job.options.stats or any_eqn(job.program, _computes_much):
+        return None
+    found = _alone_if_better(job, linked)
+    # Without a C++ compiler the code is XLA's either way.
+    return None if found is None or found.path == "XLA" else found
+
+
+def _straight_if_better(job: Job, linked: Linked) -> Plan | None:
+    """Each lane by itself, where nothing diverges but XLA would go over memory again and again."""
+    if not job.lanes:
+        return None
+    uniform = linked.storage.uniform
+    work = sum(
+        (work_of(block.eqns, uniform.__contains__) for _, block in linked.program.all_blocks()),
+        Work(),
+    )
+    return _native_if_worth(job, work)
+
+
+def _lone_if_better(job: Job) -> Plan | None:
+    """A lone call as one function of machine code, where it loops over what is small."""
+    program = job.program
+    loops = any_eqn(program, lambda eqn: eqn.primitive.name in ("scan", "while"))
+    if not loops or any_eqn(program, _computes_much):
+        return None
+    work = work_of(program.functions[program.entry].jaxpr.eqns, lambda var: False)
+    return _native_if_worth(job, work)
+
+
+def _computes_much(eqn: JaxprEqn) -> bool:
+    """Whether an equation makes a large array, other than by looping or by reading and writing parts of one."""
+    name = eqn.primitive.name
+    if eqn.primitive is call_p or name in FREE or list(_jax.subjaxprs(eqn)):
+        return False
+    if name.startswith(("scatter", "dynamic_update")):
+        return False
+    return any(size_of(var) > MOST_ELEMENTS_ALONE for var in eqn.outvars)
+
+
+def _native_if_worth(job: Job, work: Work) -> Plan | None:
+    alone, together = work.for_lanes(job.examples)
+    saved = (together - alone) * job.examples
+    if (job.options.carrier, job.platform) != ("auto", "cpu") or alone > CLEARLY * together:
+        return None
+    if saved < WORTH_COMPILING:
+        return None
+    why = (
+        f"nothing diverges, but XLA would make {work.passes:,.0f} passes over memory, for a lane the cost of"
+        f" {together:,.0f} operations, against {alone:,.0f} by itself"
+    )
+    found = _alone(job, why)
+    # By XLA, a lane by itself is no better than XLA's own batching.
+    return None if found is None or found.path == "XLA" else found
+
+
+def _largest_of_a_lane(linked: Linked) -> int:
+    """The most elements that an array of a lane's own has."""
+    uniform = linked.storage.uniform
+    made = (
+        var
+        for _, block in linked.program.all_blocks()
+        for eqn in block.eqns
+        for var in (*eqn.outvars, *eqn.invars)
+        if isinstance(var, Var) and var not in uniform
+    )
+    return max((math.prod(var.aval.shape) for var in made), default=0)

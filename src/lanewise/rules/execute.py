@@ -1,0 +1,68 @@
+"""From operands to answers, as traceable code.
+
+`execute` is for use inside `jit` and inside other programs; there a stack holds a fixed number of frames. What runs
+outside `jit` is in `on_host.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lanewise import _jax
+from lanewise._jax import Jaxpr, JaxprEqn
+from lanewise.carriers.table import carrier_for
+from lanewise.core import compiling
+from lanewise.core import events as watchers
+from lanewise.core.options import Options
+from lanewise.core.program import Program, on_machine_inside
+from lanewise.job.axes import Mapped
+from lanewise.job.job import Job, job_for
+from lanewise.job.results import of_no_lanes
+from lanewise.plan.choose import plan
+from lanewise.plan.given_up import or_given_up
+from lanewise.plan.sharded import Split
+
+
+def execute(
+    *operands: Any,
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    platform: str | None = None,
+    split: Split | None = None,
+) -> list[Any]:
+    """Answers, then outcomes and statistics if they are wanted, as traceable code for a platform, or for any.
+
+    `split`: how XLA may split what is traced over devices.
+    """
+    job = job_for(program, lanes, mapped, options, platform).as_it_runs()
+    return or_given_up(job, lambda: _traced(job, operands, split))
+
+
+def _traced(job: Job, operands: tuple[Any, ...], split: Split | None) -> list[Any]:
+    if job.examples == 0:
+        return of_no_lanes(job)
+    chosen = plan(job)
+    if split is not None:
+        split.refuse(chosen)
+    compiling.watch(job.program.name, chosen.words, job.options.progress)
+    return carrier_for(chosen).run(chosen, operands)
+
+
+def _machine_inside(eqn: JaxprEqn) -> Jaxpr:
+    """The code of a program under an inner `jax.vmap`: a machine of its own, as a jaxpr; the outer one is watched.
+
+    It is carried by what carries the whole, as code of one lane: no library is called from inside another.
+    """
+    options = eqn.params["options"].unwatched().updated(carrier="auto")
+    params = eqn.params | {"options": options}
+    with watchers.not_recording():
+        return _jax.trace(lambda *operands: execute(*operands, **params), _avals(eqn)).jaxpr
+
+
+def _avals(eqn: JaxprEqn) -> list[Any]:
+    return [atom.aval for atom in eqn.invars]
+
+
+on_machine_inside(_machine_inside)

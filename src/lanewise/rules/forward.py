@@ -1,0 +1,76 @@
+"""The forward program of a gradient, run now, with tapes that grow.
+
+Nobody knows before a run how long its tapes must be. Outside `jit` they start short, the host makes them longer while
+the program runs (`rules/on_host.py`), and what is given at the end has the shapes that were needed. A JAX primitive
+has the shapes it says beforehand, so this is a primitive of its own, which is only ever bound where nothing is staged:
+what it gives ends with the number of records that tapes have room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from lanewise import _jax
+from lanewise._jax import batching
+from lanewise.core.options import Options
+from lanewise.diff.vjp import Room
+from lanewise.job.axes import Mapped, with_constants
+from lanewise.job.job import answer_axes
+from lanewise.rules.on_host import execute_on_host
+
+forward_p = _jax.Primitive("program_forward")
+forward_p.multiple_results = True
+
+
+def run_growing(
+    primals: Sequence[Any], room: Room, lanes: tuple[int, ...], mapped: Mapped, options: Options
+) -> tuple[list[Any], Room]:
+    """What the forward program gives, and the room that its tapes have in the end."""
+    *outs, records = forward_p.bind(
+        *primals, room=room, lanes=lanes, mapped=mapped, options=options
+    )
+    return outs, room.with_records(int(_jax.to_host(records)))
+
+
+@forward_p.def_impl
+def _run_now(
+    *primals: Any, room: Room, lanes: tuple[int, ...], mapped: Mapped, options: Options
+) -> list[Any]:
+    program, constants = room.forward
+    return execute_on_host(
+        *constants,
+        *primals,
+        program=program,
+        lanes=lanes,
+        mapped=with_constants(constants, mapped, lanes),
+        options=options,
+        room=room,
+    )
+
+
+def _batch(
+    axis_data: Any,
+    primals: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    room: Room,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+) -> tuple[list[Any], list[int | None]]:
+    primals = [jnp.moveaxis(x, d, 0) if d else x for x, d in zip(primals, dims, strict=True)]
+    lanes = (axis_data.size, *lanes)
+    mapped = tuple((d is not None, *axes) for d, axes in zip(dims, mapped, strict=True))
+    outs = forward_p.bind(*primals, room=room, lanes=lanes, mapped=mapped, options=options)
+    program, constants = room.forward
+    axes = answer_axes(program, with_constants(constants, mapped, lanes), options, lanes)
+    answers = [0 if has[0] else None for has in axes]
+    outcomes = [0, 0] if program.gives_outcomes(options) else []
+    rest = [None] * (len(outs) - len(answers) - len(outcomes))
+    return outs, [*answers, *outcomes, *rest]
+
+
+batching.fancy_primitive_batchers[forward_p] = _batch

@@ -1,0 +1,366 @@
+"""How a program is traced, recursion above all.
+
+A call met while its own function is still being traced cannot be traced again: it becomes a `call`
+equation, whose result type must be known. The first round does not know it, so the call raises
+`ResultUnknown`; branch tracing takes the type from the side that does not recurse. The next round
+assumes that type, and so on until the type that comes out is the type that went in (weak types and
+promotions may need a round more). Functions that call each other settle together: the outermost of
+them owns the table, as in Tarjan's strongly connected components. A function that calls nothing in
+progress is a program of its own, and its call is an ordinary nested `program_p`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from lanewise import _jax
+from lanewise.core.errors import (
+    Location,
+    ProgramError,
+    ResultTypeError,
+    ResultUnknown,
+    TransformError,
+)
+from lanewise.core.program import Function, Program, call_p
+from lanewise.frontend.branch import progress, tracing_program
+from lanewise.tracing import promotion
+from lanewise.tracing.blame import name_the_line
+from lanewise.tracing.captured import Captured, Places
+from lanewise.tracing.signature import CallStatics, StaticLeaves, split_leaves
+
+MAX_ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class ResultType:
+    """The structure and the types of a function's results."""
+
+    tree: Any
+    static: StaticLeaves
+    avals: tuple[_jax.ShapedArray, ...]
+
+    def join(self, other: ResultType, name: str) -> ResultType:
+        if (self.tree, self.static) != (other.tree, other.static):
+            raise ResultTypeError(
+                f"the result of `{name}` changes its structure with the path taken: {self} on one, {other} on another."
+                " Return the same structure everywhere."
+            )
+        joined = [promotion.join(a, b) for a, b in zip(self.avals, other.avals, strict=True)]
+        for before, after, both in zip(self.avals, other.avals, joined, strict=True):
+            if both is None:
+                raise ResultTypeError(
+                    f"the result type of `{name}` never settles: a path that does not recurse gives"
+                    f" {promotion.show(before)}, and with it the recursive path gives {promotion.show(after)}."
+                    " Convert the result, e.g. with `.astype`, so that both agree."
+                )
+        return ResultType(
+            self.tree, self.static, tuple(aval for aval in joined if aval is not None)
+        )
+
+    def __str__(self) -> str:
+        leaves = [promotion.show(aval) for aval in self.avals]
+        return str(jax.tree.unflatten(self.tree, self.static.join(leaves)))
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """A program traced at one signature, the values it captured, and how to rebuild its result."""
+
+    program: Program
+    captures: tuple[Any, ...]
+    result: ResultType
+    captured: Captured
+
+
+class Key(NamedTuple):
+    """What a trace depends on: the static half of the arguments, the types of the rest, JAX's settings."""
+
+    statics: CallStatics
+    avals: tuple[_jax.ShapedArray, ...]
+    context: Hashable
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A Python function to be traced, and what its traces gave so far."""
+
+    name: str
+    python: Callable[..., Any]
+    from_source: bool
+    cache: dict[Key, Staged] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Source, (self.name, self.python, self.from_source)
+
+    @functools.cached_property
+    def traceable(self) -> Callable[..., Any]:
+        if not self.from_source:
+            return self.python
+        # Imported where it is used: whoever lifts functions does not need it.
+        from lanewise.frontend.python import convert
+
+        return convert(self.python)
+
+    @functools.cached_property
+    def places(self) -> Places:
+        """What its code reads from outside."""
+        return Places(self.python, self.name)
+
+    @property
+    def location(self) -> Location | None:
+        from lanewise.frontend.python import location_of
+
+        return location_of(self.python)
+
+
+@dataclass(eq=False)
+class Entry:
+    """A function being traced, at one signature."""
+
+    name: str
+    depth: int
+    result: ResultType | None = None
+    traced: _jax.Traced | None = None
+    trace: Any = None
+    lowest_called: int = 0
+
+
+_EntryKey = tuple[int, Key]
+
+
+class _Build(threading.local):
+    """What is being traced on this thread; `stack` holds the entries in progress, outermost first."""
+
+    def __init__(self) -> None:
+        self.entries: dict[_EntryKey, Entry] = {}
+        self.stack: list[Entry] = []
+        # Entries of the last round: their names and types are where the next round starts.
+        self.remembered: dict[_EntryKey, Entry] = {}
+        self.unknowns = 0
+
+
+_build = _Build()
+_names_taken: dict[str, int] = {}
+_names_lock = threading.Lock()
+
+
+def _fresh_name(base: str) -> str:
+    with _names_lock:
+        count = _names_taken.get(base, 0)
+        _names_taken[base] = count + 1
+    return f"{base}.{count}" if count else base
+
+
+def stage(
+    source: Source, statics: CallStatics, dynamic: Sequence[Any]
+) -> tuple[Staged | Entry, list[Any]]:
+    """Trace a function at the types of its arguments, or find the trace, done or still in progress.
+
+    Gives with it the operands: the arguments `dynamic` as arrays of the types the trace takes.
+    """
+    operands = [_as_array(leaf) for leaf in dynamic]
+    key = Key(statics, tuple(_jax.aval_of(leaf) for leaf in operands), _jax.trace_context())
+    found = _build.entries.get((id(source), key)) or source.cache.get(key)
+    if found is not None:
+        if isinstance(found, Staged):
+            found.captured.check()
+        return found, operands
+    for (owner, other), entry in _build.entries.items():
+        # A recursive call with Python scalars takes the types of the recursion it is part of.
+        same = (owner, other.statics, other.context) == (id(source), statics, key.context)
+        if same and _fits(key.avals, other.avals):
+            return entry, [
+                promotion.convert(x, aval) for x, aval in zip(operands, other.avals, strict=True)
+            ]
+    return _settle(source, key), operands
+
+
+def call_in_progress(entry: Entry, operands: Sequence[Any]) -> Any:
+    """Call a function whose trace is not done: a `call` equation, once its result type is known."""
+    _note_call(entry.depth)
+    if entry.result is None:
+        _build.unknowns += 1
+        raise ResultUnknown(entry.name)
+    result = entry.result
+    answers = call_p.bind(*operands, name=entry.name, out_avals=result.avals, jvp_of=None)
+    return jax.tree.unflatten(result.tree, result.static.join(answers))
+
+
+def _settle(source: Source, key: Key) -> Staged | Entry:
+    """Trace to a fixed point. Gives a `Staged`, or the entry if it belongs to an outer recursion."""
+    for aval in key.avals:
+        if _jax.is_symbolic(*aval.shape):
+            raise TransformError(
+                f"`{source.name}` takes an array of the symbolic shape {aval.shape}: a lane's arrays have known sizes."
+                " Export it for fixed shapes.",
+                source.location,
+            )
+    source.places.begin()
+    depth = len(_build.stack)
+    entry_key = (id(source), key)
+    last = _build.remembered.get(entry_key)
+    entry = Entry(last.name, depth, last.result) if last else Entry(_fresh_name(source.name), depth)
+    inner_keys: list[_EntryKey] = []
+    unknown_outside, half_open_outside = _build.unknowns, progress.provisional
+    _build.stack.append(entry)
+    try:
+        for _ in range(MAX_ROUNDS):
+            _discard(inner_keys)
+            entry.lowest_called = depth
+            _build.entries[entry_key] = entry
+            known_before = set(_build.entries)
+            unknowns = _build.unknowns
+            try:
+                result = _trace_once(source, entry, key)
+            except ResultUnknown:
+                inner_keys = [k for k in _build.entries if k not in known_before]
+                if entry.lowest_called < depth:
+                    # The outer function's type will tell; it traces this one again then.
+                    raise
+                raise ResultTypeError(
+                    f"the result type of `{entry.name}` cannot be inferred: every path through it recurses."
+                    " Add a branch that returns without calling itself.",
+                    source.location,
+                ) from None
+            inner_keys = [k for k in _build.entries if k not in known_before]
+            settled = entry.result == result
+            recursive = any(_calls(entry.traced.jaxpr, entry.name)) if entry.traced else False
+            entry.result = result if entry.result is None else entry.result.join(result, entry.name)
+            resolved = _build.unknowns == unknowns
+            if resolved and (
+                settled or not (recursive or inner_keys or entry.lowest_called < depth)
+            ):
+                break
+            if entry.lowest_called < depth and entry.result == result and settled:
+                break
+        else:
+            raise ResultTypeError(
+                f"the result type of `{entry.name}` never settles: after {MAX_ROUNDS} rounds it still changes"
+                f" ({entry.result}). Convert the result to one type.",
+                source.location,
+            )
+        if entry.lowest_called < depth:
+            # Part of an outer recursion: stays in that one's table.
+            _note_call(entry.lowest_called)
+            return entry
+        members = [entry] + [_build.entries[k] for k in inner_keys]
+        staged = Staged(*_assemble(members), entry.result, source.places.now())
+        _discard([entry_key, *inner_keys])
+        # What this one did not know at first it knows now: the trace around it is as whole as it was.
+        _build.unknowns, progress.provisional = unknown_outside, half_open_outside
+        if not any(isinstance(value, Tracer) for value in staged.captures):
+            source.cache[key] = staged
+        return staged
+    except BaseException:
+        _discard([entry_key, *inner_keys])
+        raise
+    finally:
+        _build.stack.pop()
+        if not _build.stack:
+            _build.remembered.clear()
+            progress.provisional = 0
+
+
+def _discard(keys: Sequence[_EntryKey]) -> None:
+    for key in keys:
+        entry = _build.entries.pop(key, None)
+        if entry is not None:
+            _build.remembered[key] = entry
+
+
+def _trace_once(source: Source, entry: Entry, key: Key) -> ResultType:
+    trees: list[Any] = []
+
+    def flat(*leaves: Any) -> Sequence[Any]:
+        entry.trace = _jax.current_trace()
+        args, kwargs = key.statics.join(leaves)
+        with tracing_program():
+            value = source.traceable(*args, **kwargs)
+        dynamic, static_out, tree = split_leaves(value)
+        trees.append((tree, static_out))
+        if entry.result is not None and (entry.result.tree, entry.result.static) == (
+            tree,
+            static_out,
+        ):
+            wanted = [
+                promotion.join(_jax.aval_of(x), a)
+                for x, a in zip(dynamic, entry.result.avals, strict=True)
+            ]
+            dynamic = [
+                x if aval is None else promotion.convert(x, aval)
+                for x, aval in zip(dynamic, wanted, strict=True)
+            ]
+        return [_as_array(leaf) for leaf in dynamic]
+
+    try:
+        with _jax.unchecked():
+            entry.traced = _jax.trace(flat, key.avals)
+    except jax.errors.TracerBoolConversionError as error:
+        error.add_note(
+            f"Lanewise: while tracing the program `{entry.name}`. Only the program's own source is converted: put"
+            " @lanewise.program on the helper function that holds this `if` or `while` too."
+            if source.from_source
+            else f"Lanewise: `{entry.name}` was lifted, so its Python `if` and `while` run while tracing: use"
+            " @lanewise.program to convert its source."
+        )
+        name_the_line(error)
+        raise
+    except Exception as error:
+        name_the_line(error)
+        raise
+    tree, static_out = trees[-1]
+    # Shape, dtype and weak type only: under a mesh, types carry shardings that rounds need not agree on.
+    avals = tuple(_jax.shaped(a.shape, a.dtype, a.weak_type) for a in entry.traced.out_avals)
+    return ResultType(tree, static_out, avals)
+
+
+def _fits(given: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    return len(given) == len(wanted) and all(
+        promotion.join(g, w) == w for g, w in zip(given, wanted, strict=True)
+    )
+
+
+def _as_array(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+
+
+def _note_call(depth: int) -> None:
+    for entry in _build.stack[depth:]:
+        entry.lowest_called = min(entry.lowest_called, depth)
+
+
+def _calls(jaxpr: _jax.Jaxpr, name: str) -> Iterator[_jax.JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is call_p and eqn.params["name"] == name:
+            yield eqn
+        for inner in _jax.subjaxprs(eqn):
+            yield from _calls(inner, name)
+
+
+def _assemble(members: Sequence[Entry]) -> tuple[Program, tuple[Any, ...]]:
+    """One table of functions that recurse together; what they capture is shared by identity."""
+    captures: list[Any] = []
+    index: dict[int, int] = {}
+    functions = {}
+    for member in members:
+        assert member.traced is not None
+        for value in member.traced.captures:
+            if isinstance(value, Tracer) and any(_jax.trace_of(value) is m.trace for m in members):
+                raise ProgramError(
+                    f"`{member.name}` closes over a value computed inside a function with which it is mutually"
+                    " recursive. Pass the value as an argument instead."
+                )
+            if id(value) not in index:
+                index[id(value)] = len(captures)
+                captures.append(_jax.to_device(value))
+        ids = tuple(index[id(value)] for value in member.traced.captures)
+        functions[member.name] = Function(member.name, member.traced.jaxpr, ids)
+    return Program(functions, members[0].name, len(captures)), tuple(captures)
