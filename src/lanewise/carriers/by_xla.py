@@ -19,11 +19,12 @@ from lanewise._jax import JaxprEqn
 from lanewise.blocks.cost import size_of
 from lanewise.blocks.link import Linked
 from lanewise.core.events import Site
+from lanewise.core.keys import stored
 from lanewise.core.one_function import as_one_function
+from lanewise.core.telling import Whole
 from lanewise.job.plan import Plan
 from lanewise.job.results import Ran
-from lanewise.machine import observe
-from lanewise.machine.state import initial_state, stored
+from lanewise.machine.state import initial_state
 from lanewise.machine.ticking import answers, run_ticks, statistics
 
 # XLA:CPU hands float reductions over more elements than this to a library, which its one-function code cannot call.
@@ -68,7 +69,7 @@ def run_by_xla(plan: Plan, operands: Sequence[Any], capacity: int, watched: Site
         _, out = lax.scan(one, empty, own, length=plan.job.examples)
         return out
 
-    whole = None if watched is None else observe.Whole(watched, kept)
+    whole = None if watched is None else Whole(watched, kept)
     out = as_one_function(all_lanes, *kept)
     count = len(linked.program.entry_function.results)
     values = [

@@ -16,7 +16,6 @@ from lanewise.grow.growing import FIRST_DEPTH
 from lanewise.job.job import Job
 from lanewise.job.plan import HostRun, Plan
 from lanewise.job.results import Ran
-from lanewise.machine import observe
 
 
 def offer(job: Job, schedule: str, why: str) -> Plan | str:
@@ -53,5 +52,5 @@ def _run_lanes(plan: Plan, operands: Sequence[Any], capacity: int, stops: bool) 
     assert emitted is not None
     if stops:
         emitted = emitted.stopped_by_flag(device.LISTENING_TICKS)
-    call = functools.partial(device.call, lanes=job.options.lanes, site=observe.site_of(plan))
+    call = functools.partial(device.call, lanes=job.options.lanes, site=plan.site)
     return run_kernel(emitted, job.program, operands, job.examples, capacity, call)

@@ -13,7 +13,6 @@ from lanewise.job.job import Job
 from lanewise.job.linking import linked_for
 from lanewise.job.plan import HostRun, Plan
 from lanewise.job.results import shaped
-from lanewise.machine import observe
 from lanewise.machine.local import run_local
 
 
@@ -36,7 +35,7 @@ def on_host(plan: Plan) -> HostRun:
 
     def run_all(operands: Sequence[Any]) -> list[Any]:
         flat, flags = lanes_first(operands, job.lanes, job.mapped)
-        site = observe.site_of(plan)
+        site = plan.site
         number = None if site is None else watchers.begin(site)
         with _jax.our_transfers():
             ran = run_local(linked, flat, flags, job.examples, job.options)

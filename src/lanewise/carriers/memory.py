@@ -22,9 +22,9 @@ import jax
 
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import OptionError
+from lanewise.core.keys import storage_struct
 from lanewise.core.program import Program
 from lanewise.job.job import Job
-from lanewise.machine.state import storage_struct
 
 # How many parts a message names.
 MOST_NAMED = 3

@@ -29,7 +29,6 @@ from lanewise.cpp.variants.tiles import TILE, might_be_tiled, tiled
 from lanewise.job.job import Job
 from lanewise.job.plan import HostRun, Plan
 from lanewise.job.results import Ran
-from lanewise.machine import observe
 
 # The frames a stack holds at first: a core has one lane in flight, and memory is not touched before it is used.
 DEEP = 1 << 16
@@ -93,7 +92,7 @@ def _in_step(program: Program, varying: tuple[bool, ...], options: Options) -> E
 
 
 def _run_lanes(plan: Plan, operands: Sequence[Any], capacity: int, stops: bool) -> Ran:
-    site = observe.site_of(plan)
+    site = plan.site
     if plan.path == XLA:
         return by_xla.run_by_xla(plan, operands, capacity, site)
     assert plan.emitted is not None

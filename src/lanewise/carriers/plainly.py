@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 
+from lanewise.core.telling import Whole
 from lanewise.grow.growing import compiled
 from lanewise.job.axes import one_lane
 from lanewise.job.job import Job
 from lanewise.job.plan import HostRun, Plan
 from lanewise.job.results import none_failed
-from lanewise.machine import observe
 
 
 def offer(job: Job, schedule: str, why: str) -> Plan | str:
@@ -28,8 +28,8 @@ def offer(job: Job, schedule: str, why: str) -> Plan | str:
 def run(plan: Plan, operands: Sequence[Any]) -> list[Any]:
     """All lanes, as JAX batches them."""
     job = plan.job
-    site = observe.site_of(plan)
-    whole = None if site is None else observe.Whole(site, operands)
+    site = plan.site
+    whole = None if site is None else Whole(site, operands)
     batched = one_lane(job.program)
     for level in reversed(range(len(job.lanes))):
         axes = tuple(0 if flags[level] else None for flags in job.mapped)

@@ -11,9 +11,9 @@ from typing import Any
 
 from lanewise.carriers.memory import refuse_too_large
 from lanewise.core.options import DEPTH_INSIDE_JIT
-from lanewise.feed.refill import Refill, flow_grown, num_dear
+from lanewise.feed.refill import Refill, flow_grown, flow_moved
 from lanewise.grow.growing import FIRST_DEPTH, Growing, Phases, most_depth
-from lanewise.grow.larger import flow_moved, moved
+from lanewise.grow.larger import moved
 from lanewise.job.axes import lanes_first
 from lanewise.job.job import Job
 from lanewise.job.linking import linked_for
@@ -21,6 +21,7 @@ from lanewise.job.plan import HostRun, Plan
 from lanewise.job.results import shaped
 from lanewise.machine import observe
 from lanewise.machine.narrowing import run_shrinking, widths_for
+from lanewise.machine.schedule import num_dear
 from lanewise.machine.state import State, grown, initial_state
 from lanewise.machine.ticking import answers, statistics
 
@@ -77,7 +78,7 @@ def phases_of(plan: Plan, most: int) -> Phases:
     job, linked, schedule = plan.job, plan.linked, plan.schedule
     assert linked is not None
     options, width = job.options, job.examples
-    site = observe.site_of(plan)
+    site = plan.site
 
     def flat(operands: Sequence[Any]) -> list[Any]:
         return lanes_first(operands, job.lanes, job.mapped)[0]

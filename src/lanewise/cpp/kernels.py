@@ -10,13 +10,13 @@ from lanewise import _jax
 from lanewise.blocks.leaf import leaf_calls
 from lanewise.blocks.link import Linked, link
 from lanewise.core.errors import OptionError
+from lanewise.core.keys import stored
 from lanewise.core.options import Options
 from lanewise.core.outcomes import counts
 from lanewise.core.program import Program
 from lanewise.cpp.emit.emit import Emitted
 from lanewise.cpp.emit.lower import kernel_blocks
 from lanewise.cpp.emit.support import Obstacle, written
-from lanewise.machine.state import stored
 
 # Runs a kernel: the kernel, operands, how many examples, how many frames a stack holds. Gives answers, codes, sites,
 # and totals: all steps, most frames pending and, where it is measured, the lanes' busy seconds and those there were.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from lanewise.machine.state import stored
+from lanewise.core.keys import stored
 
 
 class Example(NamedTuple):

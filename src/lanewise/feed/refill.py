@@ -35,10 +35,13 @@ import jax.numpy as jnp
 from lanewise._jax import Var
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
+from lanewise.core.keys import storage_struct, stored
 from lanewise.core.options import Options
+from lanewise.grow.larger import Counterparts, moved, with_room
 from lanewise.machine import observe
 from lanewise.machine.advance import select
-from lanewise.machine.schedule import dear_for, swept_blocks
+from lanewise.machine.lanes import lanes_of, put_lanes, with_lanes
+from lanewise.machine.schedule import num_dear, swept_blocks
 from lanewise.machine.state import (
     State,
     grown,
@@ -46,8 +49,6 @@ from lanewise.machine.state import (
     initial_state,
     outcome_codes,
     running,
-    storage_struct,
-    stored,
     waits_for_stack,
 )
 from lanewise.machine.ticking import Pause, results, run_until, statistics
@@ -63,9 +64,6 @@ NARROWED_AT = 2 / 3
 WAITING_FOR_ROOM = 4
 # What a lane's element costs to put away or bring in, by index: a handful of operations.
 MOVE_OPERATIONS = 8.0
-
-_LANES_FIRST = ("pc", "registers", "depth", "steps", "code", "site", "life")
-_LANES_SECOND = ("stacks", "returns")
 
 
 @partial(
@@ -249,7 +247,7 @@ class Refill:
         def load(flow: Flow, takes: Any, number: Any) -> Flow:
             lane = lane_of[jnp.clip(number, 0, lanes - 1)]
             return flow.with_(
-                machine=_with_lanes(flow.machine, takes, lanes_of(wide, lane)),
+                machine=with_lanes(flow.machine, takes, lanes_of(wide, lane)),
                 example=jnp.where(takes, example[lane], flow.example),
             )
 
@@ -325,11 +323,6 @@ def restarted(linked: Linked, state: State, takes: Any, inputs: Mapping[Var, Any
     )
 
 
-def num_dear(linked: Linked, lanes: int, schedule: str) -> int:
-    """How many blocks the schedule keeps an account of."""
-    return len(dear_for(linked, lanes, schedule))
-
-
 def refill_ticks(linked: Linked, lanes: int, schedule: str) -> float:
     """What a refill costs, in ticks."""
     swept = [linked.costs[pc].operations for pc in swept_blocks(linked)] or [0.0]
@@ -344,39 +337,12 @@ def refill_ticks(linked: Linked, lanes: int, schedule: str) -> float:
     return (linked.profile.block_operations + lanes * once) / tick
 
 
-def lanes_of(state: State, lanes: Any) -> State:
-    """A state with these lanes of another."""
-    first = {name: _map(lambda x: x[lanes], getattr(state, name)) for name in _LANES_FIRST}
-    second = {name: _map(lambda x: x[:, lanes], getattr(state, name)) for name in _LANES_SECOND}
-    return state.with_(**first, **second)
-
-
-def put_lanes(state: State, lanes: Any, rows: State) -> State:
-    """A state with `rows` at these lanes; beyond the last lane, a row is dropped."""
-    first = {
-        name: _map(
-            lambda x, row: x.at[lanes].set(row, mode="drop"),
-            getattr(state, name),
-            getattr(rows, name),
-        )
-        for name in _LANES_FIRST
-    }
-    second = {
-        name: _map(
-            lambda x, row: x.at[:, lanes].set(row, mode="drop"),
-            getattr(state, name),
-            getattr(rows, name),
-        )
-        for name in _LANES_SECOND
-    }
-    return state.with_(**first, **second)
-
-
-def _with_lanes(state: State, takes: Any, rows: State) -> State:
-    """A state with `rows` for the lanes of `takes`."""
-    lanes = takes.shape[0]
-    return put_lanes(state, jnp.where(takes, jnp.arange(lanes), lanes), rows)
-
-
-def _map(change: Callable[..., Any], *trees: Any) -> Any:
-    return jax.tree.map(change, *trees)
+def flow_moved(
+    flow: Flow, smaller: Linked, larger: Linked, pairs: Counterparts, num_dear: int
+) -> Flow:
+    """The same of a machine that is refilled: what has been put away has room, too."""
+    answers = dict(zip(result_registers(smaller), flow.answers, strict=True))
+    return flow.with_(
+        machine=moved(flow.machine, smaller, larger, pairs, num_dear),
+        answers=tuple(with_room(answers[pairs[var]], var) for var in result_registers(larger)),
+    )

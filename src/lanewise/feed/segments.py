@@ -21,19 +21,15 @@ import numpy as np
 
 from lanewise.blocks.flatten import operand_avals
 from lanewise.core.errors import Outcome
+from lanewise.core.keys import loaded
 from lanewise.feed.fed import NONE_ENDED, Ended, Example, kept_row
-from lanewise.feed.refill import (
-    WAITING_FOR_ROOM,
-    input_registers,
-    num_dear,
-    refill_ticks,
-    restarted,
-)
+from lanewise.feed.refill import WAITING_FOR_ROOM, input_registers, refill_ticks, restarted
 from lanewise.grow.growing import FIRST_DEPTH, most_depth
 from lanewise.grow.rerun import GROWTH
 from lanewise.job.plan import Plan
 from lanewise.machine import observe
-from lanewise.machine.state import State, grown, initial_state, loaded
+from lanewise.machine.schedule import num_dear
+from lanewise.machine.state import State, grown, initial_state
 from lanewise.machine.ticking import Pause, run_until
 
 # How long a segment may take, in seconds: an interrupt, a slow source and a shown count wait no longer than this.
@@ -132,7 +128,7 @@ class Segments:
         self.patience = lanes * refill_ticks(self.linked, lanes, self.schedule)
         self._start = jax.jit(self._empty, static_argnums=0)
         self._run = jax.jit(self._segment, donate_argnums=0)
-        self.site = observe.site_of(plan)
+        self.site = plan.site
         self._finish = jax.jit(
             lambda state: observe.finished(state, state.code, lives_of_lanes=False)
         )

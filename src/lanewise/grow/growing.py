@@ -30,12 +30,13 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.blocks.link import Linked
+from lanewise.core.keys import storage_struct
 from lanewise.core.one_function import as_one_function
 from lanewise.core.options import Options
 from lanewise.grow.larger import Counterparts, counterparts
 from lanewise.grow.packed import Packing
 from lanewise.grow.rerun import GROWTH
-from lanewise.machine.state import State, storage_struct, waits_for_stack, waits_for_tape
+from lanewise.machine.state import State, waits_for_stack, waits_for_tape
 
 FIRST_DEPTH = 32
 # Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.

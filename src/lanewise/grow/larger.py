@@ -20,8 +20,8 @@ from lanewise._jax import Literal, Var
 from lanewise.blocks.form import Block, Call, TailCall, successors, terminator_atoms
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.feed.refill import Flow, result_registers
-from lanewise.machine.state import State, storage_struct, waits_for_tape
+from lanewise.core.keys import storage_struct
+from lanewise.machine.state import State, waits_for_tape
 
 Counterparts = dict[Var, Var]
 """For each variable of the larger program that of the smaller one."""
@@ -100,7 +100,7 @@ def moved(
 
     def given(new: Sequence[Var], old: Sequence[Var], arrays: Sequence[Any]) -> tuple[Any, ...]:
         held = dict(zip(old, arrays, strict=True))
-        return tuple(_with_room(held[pairs[var]], var) for var in new)
+        return tuple(with_room(held[pairs[var]], var) for var in new)
 
     waits = waits_for_tape(state)
     return state.with_(
@@ -114,18 +114,7 @@ def moved(
     )
 
 
-def flow_moved(
-    flow: Flow, smaller: Linked, larger: Linked, pairs: Counterparts, num_dear: int
-) -> Flow:
-    """The same of a machine that is refilled: what has been put away has room, too."""
-    answers = dict(zip(result_registers(smaller), flow.answers, strict=True))
-    return flow.with_(
-        machine=moved(flow.machine, smaller, larger, pairs, num_dear),
-        answers=tuple(_with_room(answers[pairs[var]], var) for var in result_registers(larger)),
-    )
-
-
-def _with_room(array: Any, var: Var) -> Any:
+def with_room(array: Any, var: Var) -> Any:
     """An array of values with zeros at the ends of those axes that the variable has longer."""
     wanted = storage_struct(var).shape
     front = array.ndim - len(wanted)

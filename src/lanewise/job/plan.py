@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lanewise.blocks.link import Linked
+from lanewise.core.events import Site
 from lanewise.job.job import Job
 
 if TYPE_CHECKING:
@@ -49,6 +50,15 @@ class Plan:
     def words(self) -> str:
         """What was chosen and why."""
         return f"carrier {self.carrier}, schedule {self.schedule}: {self.why}"
+
+    @property
+    def site(self) -> Site | None:
+        """What observers learn of the job's runs; None if there are none."""
+        job = self.job
+        if not job.options.watched:
+            return None
+        examples = 0 if job.streamed else job.examples
+        return Site(job.program.name, examples, job.options.progress, job.options.recorded, self)
 
     def because(self, why: str) -> Plan:
         """The same for another reason."""

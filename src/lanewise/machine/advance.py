@@ -30,8 +30,9 @@ from lanewise.blocks.form import (
 from lanewise.blocks.link import Linked, ReturnPoint
 from lanewise.blocks.update import masked_update, update_chain
 from lanewise.core.errors import Outcome
+from lanewise.core.keys import loaded, stored
 from lanewise.machine import observe
-from lanewise.machine.state import State, loaded, stored
+from lanewise.machine.state import State
 from lanewise.machine.together import FEWEST_GROUPS, index_for, lookups, needed_for, same_value
 
 # For an equation (by its id): the indices it reads at, by variable, where they are the same for all lanes.

@@ -19,8 +19,9 @@ from lanewise._jax import Var
 from lanewise.blocks.analysis import writes_in_order
 from lanewise.blocks.form import Block, Call, Return, TailCall, reads
 from lanewise.blocks.link import Linked
+from lanewise.core.keys import storage_struct
 from lanewise.machine.advance import Advance
-from lanewise.machine.state import State, storage_struct
+from lanewise.machine.state import State
 from lanewise.machine.together import lookups
 
 FEWEST_LANES = 16

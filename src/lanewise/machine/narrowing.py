@@ -18,10 +18,10 @@ import jax.numpy as jnp
 
 from lanewise.blocks.link import Linked
 from lanewise.core.options import Options
-from lanewise.feed.refill import lanes_of, num_dear, put_lanes
 from lanewise.machine import observe
 from lanewise.machine.compact import first_lanes
-from lanewise.machine.schedule import dear_for
+from lanewise.machine.lanes import lanes_of, put_lanes
+from lanewise.machine.schedule import dear_for, num_dear
 from lanewise.machine.state import State, has_fuel, running
 from lanewise.machine.ticking import begin, run_ticks
 

@@ -22,83 +22,18 @@ Where lanes run by themselves (`native`, `kernel`) there are no ticks. There the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from lanewise import _jax
-from lanewise._jax import Primitive, mlir
 from lanewise.core import events as watchers
-from lanewise.core.errors import Outcome
 from lanewise.core.events import Site
-from lanewise.job.job import Job
-from lanewise.machine.state import State, stored
+from lanewise.core.telling import MOST_EXAMPLES, begin_run, call_host, end_run, outcome_counts
+from lanewise.machine.state import State
 
 # A power of two, for neighbours are added up.
 BINS = 256
-MOST_EXAMPLES = 1 << 16
-
-# -- calls of the host -------------------------------------------------------------------------------
-
-tell_p = Primitive("tell")
-tell_p.multiple_results = True
-
-
-@tell_p.def_effectful_abstract_eval
-def _tell_abstract(*args: Any, fun: Any, results: tuple[Any, ...]) -> Any:
-    del args, fun
-    return list(results), {_jax.calls_host}
-
-
-mlir.register_lowering(
-    tell_p,
-    lambda ctx, *args, fun, results: _jax.lower_host_call(ctx, fun, args),
-    cacheable=False,
-)
-
-
-def _tell(fun: Callable[..., Sequence[Any]], answers: int, *args: Any) -> list[Any]:
-    """Call the host from traced code; it answers with so many int32."""
-    results = (_jax.shaped((), jnp.int32.dtype),) * answers
-    return tell_p.bind(*args, fun=fun, results=results)
-
-
-def begin_run(site: Site, operands: Sequence[Any]) -> Any:
-    """Tell that a run begins, when its operands are there; gives its number."""
-    (number,) = _tell(lambda *_: [watchers.begin(site)], 1, *map(_first_word, operands))
-    return number
-
-
-def end_run(number: Any, **arrays: Any) -> None:
-    """Tell that a run has ended, when these arrays are there, and what they hold."""
-    names = tuple(arrays)
-
-    def told(number: Any, *values: Any) -> list[Any]:
-        # XLA's own memory, which it takes back.
-        watchers.end(number, {name: np.array(x) for name, x in zip(names, values, strict=True)})
-        return []
-
-    _tell(told, 0, number, *arrays.values())
-
-
-class Planned(Protocol):
-    """What is known of a plan here: its job."""
-
-    @property
-    def job(self) -> Job: ...
-
-
-def site_of(plan: Planned) -> Site | None:
-    """What observers learn of a job that runs as planned; None if there are none."""
-    job = plan.job
-    if not job.options.watched:
-        return None
-    examples = 0 if job.streamed else job.examples
-    return Site(job.program.name, examples, job.options.progress, job.options.recorded, plan)
-
 
 # -- by ticks ----------------------------------------------------------------------------------------
 
@@ -202,7 +137,9 @@ def _looked_at(state: State, halt: int, waiting: Any) -> State:
     left = (state.pc != halt).sum(dtype=jnp.int32) + waiting
 
     def call() -> Any:
-        (due,) = _tell(lambda *told: [watchers.reach(*told)], 1, watch.number, state.ticks, left)
+        (due,) = call_host(
+            lambda *told: [watchers.reach(*told)], 1, watch.number, state.ticks, left
+        )
         return due
 
     # The end is told here, in its place; the call that ends a run XLA may put off until other work is done.
@@ -314,38 +251,8 @@ def finished(state: State, code: Any, *, lives_of_lanes: bool) -> None:
         peaks=trace.peaks,
         stride=trace.stride,
         lives=lives,
-        outcomes=_outcome_counts(code),
+        outcomes=outcome_counts(code),
     )
 
 
-def _outcome_counts(code: Any) -> Any:
-    """How many examples ended in each way."""
-    return jnp.zeros((len(Outcome),), jnp.int32).at[code.reshape(-1)].add(1, mode="drop")
-
-
 # -- each lane by itself -----------------------------------------------------------------------------
-
-
-class Whole:
-    """A run that is told of as a whole: one that begins and ends."""
-
-    def __init__(self, site: Site, operands: Sequence[Any]) -> None:
-        self.site = site
-        self.number = begin_run(site, operands)
-
-    def ended(self, answer: Any, code: Any = None, steps: Any = None, deepest: Any = None) -> None:
-        """Tell the end, when `answer` is there; of each example its steps and the most frames it had."""
-        if not self.site.recorded or code is None:
-            end_run(self.number, end=_first_word(answer))
-            return
-        known = {"outcomes": _outcome_counts(code)}
-        if steps is not None:
-            known |= {"steps": steps[:MOST_EXAMPLES], "deepest": deepest[:MOST_EXAMPLES]}
-        end_run(self.number, **known)
-
-
-def _first_word(value: Any) -> Any:
-    """Something small that is there when a value is."""
-    if not isinstance(value, jax.Array):
-        return jnp.int32(0)
-    return jnp.ravel(stored(value, _jax.aval_of(value)))[:1]

@@ -83,7 +83,7 @@ def lanes_at(state: State, linked: Linked) -> Any:
 def meet(advance: Advance) -> Tick:
     """One tick of lanes that meet: each by itself to the next dear block, then those for the lanes that are there."""
     # Kernels are dear to import: only for who writes one.
-    from lanewise.cpp.variants.between import run_between
+    from lanewise.machine.meeting import run_between
 
     linked, lanes = advance.linked, advance.lanes
     dear = meeting_blocks(linked)
@@ -118,7 +118,8 @@ def kernel_between(linked: Linked, max_steps: int | None, counting: bool) -> Emi
         return "it has no block with enough matrix work for lanes to meet at"
     # Kernels are expensive to import: only where one is written.
     from lanewise.cpp.emit.rules import Unsupported
-    from lanewise.cpp.variants.between import available, emit_between
+    from lanewise.cpp.variants.between import emit_between
+    from lanewise.machine.meeting import available
 
     if not available(linked.profile):
         return "kernels cannot be made here"
@@ -300,3 +301,8 @@ SCHEDULES: dict[str, Callable[[Advance], Tick]] = {
     "sweep": sweep,
     "meet": meet,
 }
+
+
+def num_dear(linked: Linked, lanes: int, schedule: str) -> int:
+    """How many blocks the schedule keeps an account of."""
+    return len(dear_for(linked, lanes, schedule))

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lanewise import _jax
 from lanewise._jax import Var
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
+from lanewise.core.keys import storage_struct, stored
 from lanewise.core.one_function import as_one_function
 from lanewise.core.outcomes import COUNTERS
 
@@ -74,21 +74,6 @@ class State:
 
     def with_(self, **changes: Any) -> State:
         return replace(self, **changes)
-
-
-def stored(value: Any, aval: Any) -> Any:
-    """A value as it is kept."""
-    return jax.random.key_data(value) if _jax.is_key(aval) else value
-
-
-def loaded(value: Any, aval: Any) -> Any:
-    """A kept value as the program sees it."""
-    return _jax.wrap_key(value, aval) if _jax.is_key(aval) else value
-
-
-def storage_struct(var: Var) -> jax.ShapeDtypeStruct:
-    struct = _jax.shape_dtype_struct(var.aval)
-    return jax.eval_shape(lambda x: stored(x, var.aval), struct)
 
 
 def initial_state(

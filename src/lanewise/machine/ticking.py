@@ -20,20 +20,13 @@ from jax import lax
 from lanewise._jax import Var
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
+from lanewise.core.keys import loaded
 from lanewise.core.one_function import as_one_function
 from lanewise.core.options import Options
 from lanewise.machine import observe
 from lanewise.machine.advance import Advance
 from lanewise.machine.schedule import SCHEDULES, Tick, dear_for
-from lanewise.machine.state import (
-    State,
-    any_running,
-    burned,
-    has_fuel,
-    loaded,
-    outcome_codes,
-    running,
-)
+from lanewise.machine.state import State, any_running, burned, has_fuel, outcome_codes, running
 
 
 class Pause(NamedTuple):

@@ -35,9 +35,9 @@ from lanewise._jax import Var
 from lanewise.blocks.form import Block, BlockProgram, Call, TailCall
 from lanewise.blocks.link import Linked, link
 from lanewise.core.errors import Outcome
+from lanewise.core.keys import stored
 from lanewise.core.options import DEPTH_INSIDE_JIT, Options
 from lanewise.job.job import Job
-from lanewise.machine.state import stored
 
 SAMPLED_LANES = 32
 # A smaller batch is run rather than sampled.

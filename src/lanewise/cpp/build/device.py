@@ -25,6 +25,7 @@ from lanewise import _jax
 from lanewise.core import events as watchers
 from lanewise.core.errors import InternalError, OptionError
 from lanewise.machine import observe
+from lanewise.core.telling import Whole
 from lanewise.cpp.build import cache as kept, launch
 from lanewise.cpp.emit.emit import Emitted
 from lanewise.core.events import Site
@@ -210,7 +211,7 @@ def call(
     Who watches (`site`) is told of the beginning and the end. Counting examples where a host can see it would cost
     every thread a way over the bus.
     """
-    whole = None if site is None else observe.Whole(site, operands)
+    whole = None if site is None else Whole(site, operands)
     answers = [
         *(jax.ShapeDtypeStruct((examples, *out.shape), out.dtype) for out in emitted.outputs),
         jax.ShapeDtypeStruct((examples,), jnp.int32),

@@ -25,6 +25,7 @@ import numpy as np
 
 from lanewise.core.errors import CompilerError, OptionError
 from lanewise.machine import observe
+from lanewise.core.telling import Whole
 from lanewise.cpp.build import host, signals, tiers
 from lanewise.cpp.emit.emit import Emitted
 from lanewise.cpp.build.ffi import CALLS
@@ -333,7 +334,7 @@ def call(
     ]
     whole, each = None, site is not None and site.recorded and counts
     if site is not None:
-        whole = observe.Whole(replace(site, ask=_asking(emitted.text)), operands)
+        whole = Whole(replace(site, ask=_asking(emitted.text)), operands)
     if each:
         results += [jax.ShapeDtypeStruct((examples,), jnp.int32)] * 2
     arguments = [*operands, *emitted.constants, *([] if whole is None else [whole.number])]

@@ -20,10 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lanewise._jax import JaxprEqn, Var
@@ -32,8 +29,6 @@ from lanewise.blocks.form import Block, Branch, Call, Jump, TailCall, successors
 from lanewise.blocks.inside import inside
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.core.profile import CPU, GPU, Profile
-from lanewise.cpp.build import device, foreign, launch
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.bodies import Bodies
 from lanewise.cpp.emit.emit import Emitted, Emitter, Operand, operand_of
@@ -42,7 +37,6 @@ from lanewise.cpp.emit.rules import Unsupported
 from lanewise.cpp.emit.structure import HALT
 from lanewise.cpp.emit.values import Part, Place, Scalar, Stored
 from lanewise.cpp.emit.writer import LONG, Writer
-from lanewise.machine.state import State
 
 # What threads that run a lane together may each do to a long array: it writes without reading what it writes over.
 DONE_TWICE = frozenset(
@@ -97,79 +91,6 @@ def _writes_shared(linked: Linked, block: Block) -> bool:
     if isinstance(block.terminator, Call | TailCall):
         written |= {var for var, atom in block.terminator.arguments if var is not atom}
     return bool(written & set(linked.uniforms))
-
-
-def arrays_of(state: State) -> list[Any]:
-    """The arrays of a state that lanes change by themselves, in the order of the kernel's arguments."""
-    own = [state.pc, state.depth, state.steps, state.returns]
-    return [*own, *state.registers, *state.stacks, state.code, state.site]
-
-
-def with_arrays(state: State, arrays: Sequence[Any]) -> State:
-    pc, depth, steps, returns, *rest = arrays
-    *rest, code, site = rest
-    registers = rest[: len(state.registers)]
-    return state.with_(
-        pc=pc,
-        depth=depth,
-        steps=steps,
-        returns=returns,
-        registers=tuple(registers),
-        stacks=tuple(rest[len(registers) :]),
-        code=code,
-        site=site,
-    )
-
-
-def run_between(
-    emitted: Emitted, state: State, lanes: int, counting: bool, profile: Profile
-) -> State:
-    """Run every lane up to the next dear block, as traceable code."""
-    arrays = arrays_of(state)
-    shared = [*state.uniforms]
-    capacity = state.returns.shape[0]
-    results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
-    aliases = {len(shared) + i: i for i in range(len(arrays))}
-    arguments = [*shared, *arrays, *emitted.constants]
-    run = _on_gpu if profile is GPU else _on_cpu
-    arrays, most = run(emitted, results, arguments, aliases, lanes, capacity)
-    state = with_arrays(state, arrays)
-    return state.with_(deepest=jnp.maximum(state.deepest, most)) if counting else state
-
-
-def _on_cpu(
-    emitted: Emitted,
-    results: list[Any],
-    arguments: list[Any],
-    aliases: Any,
-    lanes: int,
-    capacity: int,
-) -> tuple[Sequence[Any], Any]:
-    totals = jax.ShapeDtypeStruct((4,), jnp.float32)
-    *arrays, totals = foreign.run(
-        emitted, [*results, totals], arguments, lanes, capacity, aliases=aliases
-    )
-    return arrays, totals[1].astype(jnp.int32)
-
-
-def _on_gpu(
-    emitted: Emitted,
-    results: list[Any],
-    arguments: list[Any],
-    aliases: Any,
-    lanes: int,
-    capacity: int,
-) -> tuple[Sequence[Any], Any]:
-    made = device.run(emitted, results, arguments, lanes, capacity, spread=True, aliases=aliases)
-    *arrays, _, deepest, _, _ = made
-    return arrays, deepest.max(initial=0)
-
-
-def available(profile: Profile) -> bool:
-    """Whether kernels can be made for a platform, and be called by XLA on buffers that they change."""
-    if profile is CPU:
-        return foreign.available()
-    return profile is GPU and device.available() and launch.library() is not None
 
 
 class _OnState(Bodies):

@@ -8,14 +8,12 @@ read once) or `store` and `put` (element by element). A rule that meets what it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lanewise._jax import JaxprEqn
 
-if TYPE_CHECKING:
-    from lanewise.cpp.emit.writer import Writer
-
-Rule = Callable[["Writer", JaxprEqn], None]
+# A function of the writer (`writer.py`, which reads this table) and the equation.
+Rule = Callable[[Any, JaxprEqn], None]
 
 RULES: dict[str, Rule] = {}
 

@@ -1,0 +1,87 @@
+"""The kernel between meetings, on a machine's state: see `cpp/variants/between.py` for what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lanewise.core.profile import CPU, GPU, Profile
+from lanewise.cpp.build import device, foreign, launch
+from lanewise.cpp.emit.emit import Emitted
+from lanewise.machine.state import State
+
+
+def arrays_of(state: State) -> list[Any]:
+    """The arrays of a state that lanes change by themselves, in the order of the kernel's arguments."""
+    own = [state.pc, state.depth, state.steps, state.returns]
+    return [*own, *state.registers, *state.stacks, state.code, state.site]
+
+
+def with_arrays(state: State, arrays: Sequence[Any]) -> State:
+    pc, depth, steps, returns, *rest = arrays
+    *rest, code, site = rest
+    registers = rest[: len(state.registers)]
+    return state.with_(
+        pc=pc,
+        depth=depth,
+        steps=steps,
+        returns=returns,
+        registers=tuple(registers),
+        stacks=tuple(rest[len(registers) :]),
+        code=code,
+        site=site,
+    )
+
+
+def run_between(
+    emitted: Emitted, state: State, lanes: int, counting: bool, profile: Profile
+) -> State:
+    """Run every lane up to the next dear block, as traceable code."""
+    arrays = arrays_of(state)
+    shared = [*state.uniforms]
+    capacity = state.returns.shape[0]
+    results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
+    aliases = {len(shared) + i: i for i in range(len(arrays))}
+    arguments = [*shared, *arrays, *emitted.constants]
+    run = _on_gpu if profile is GPU else _on_cpu
+    arrays, most = run(emitted, results, arguments, aliases, lanes, capacity)
+    state = with_arrays(state, arrays)
+    return state.with_(deepest=jnp.maximum(state.deepest, most)) if counting else state
+
+
+def _on_cpu(
+    emitted: Emitted,
+    results: list[Any],
+    arguments: list[Any],
+    aliases: Any,
+    lanes: int,
+    capacity: int,
+) -> tuple[Sequence[Any], Any]:
+    totals = jax.ShapeDtypeStruct((4,), jnp.float32)
+    *arrays, totals = foreign.run(
+        emitted, [*results, totals], arguments, lanes, capacity, aliases=aliases
+    )
+    return arrays, totals[1].astype(jnp.int32)
+
+
+def _on_gpu(
+    emitted: Emitted,
+    results: list[Any],
+    arguments: list[Any],
+    aliases: Any,
+    lanes: int,
+    capacity: int,
+) -> tuple[Sequence[Any], Any]:
+    made = device.run(emitted, results, arguments, lanes, capacity, spread=True, aliases=aliases)
+    *arrays, _, deepest, _, _ = made
+    return arrays, deepest.max(initial=0)
+
+
+def available(profile: Profile) -> bool:
+    """Whether kernels can be made for a platform, and be called by XLA on buffers that they change."""
+    if profile is CPU:
+        return foreign.available()
+    return profile is GPU and device.available() and launch.library() is not None
