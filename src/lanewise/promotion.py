@@ -83,9 +83,9 @@ def same_code(first: _jax.Jaxpr, second: _jax.Jaxpr) -> bool:
     They do if every operation has the same dtypes: the Python code is the same, and a weak type shows in nothing else.
 
     >>> def mixed(x):
-    ...     return (x + jnp.float16(1)).astype(jnp.float32)
+    ...     return [(x + jnp.float16(1)).astype(jnp.float32)]
     >>> weak, strong = _jax.aval_of(1.0), _jax.shaped((), jnp.dtype(jnp.float32))
-    >>> codes = [_jax.trace(lambda x: jnp.sin(x) * 2, [aval]).jaxpr for aval in (weak, strong)]
+    >>> codes = [_jax.trace(lambda x: [jnp.sin(x) * 2], [aval]).jaxpr for aval in (weak, strong)]
     >>> differing = [_jax.trace(mixed, [aval]).jaxpr for aval in (weak, strong)]
     >>> same_code(*codes), same_code(*differing)
     (True, False)
