@@ -72,11 +72,9 @@ def native_path(
     """What compiles the program for one lane at a time, and why that; an error if nothing can."""
     varying = tuple(varying)
     obstacle = foreign.obstacle()
-    if obstacle is not None:
-        pass
-    elif _in_step(program, varying, options.unwatched().of_kernel(), expand) is not None:
-        return IN_STEP, "one loop of scalar arithmetic, which vector instructions run"
-    else:
+    if obstacle is None:
+        if _in_step(program, varying, options.unwatched().of_kernel(), expand) is not None:
+            return IN_STEP, "one loop of scalar arithmetic, which vector instructions run"
         found = kernel_or_obstacle(program, varying, options, expand)
         if isinstance(found, Emitted):
             return CPP, ""
