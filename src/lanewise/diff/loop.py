@@ -160,7 +160,9 @@ def _keep_states(
             state[i] = x
         return state
 
-    slots = [_jax.zeros(_jax.shaped((number, *a.shape), a.dtype)) for a in avals]
+    # A slot is read when a state was kept there; `write_if` may read one before, and throws that away.
+    rooms = [_jax.shaped((number, *a.shape), a.dtype) for a in avals]
+    slots = [unfilled(a, zeros=scope.checkpoints.filled) for a in rooms]
     # The sweep ahead spreads states over an even number of slots; with one slot it keeps the first state alone.
     spread_over = number - number % 2 or 1
     order = jnp.arange(
