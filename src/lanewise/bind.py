@@ -26,7 +26,7 @@ from jax.experimental import io_callback
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.errors import OptionError, TransformError
-from lanewise.machine.axes import Mapped
+from lanewise.machine.axes import Mapped, with_axes
 from lanewise.machine.execute import answer_axes, execute
 from lanewise.machine.on_host import execute_on_host
 from lanewise.machine.split import Split
@@ -186,23 +186,6 @@ def push_forward(
     answers, given = outs[: len(program.out_avals)], iter(outs[len(program.out_avals) :])
     found_tangents = [next(given) if i in inexact else None for i in range(len(answers))]
     return answers, found_tangents, rest
-
-
-def with_axes(
-    value: Any, found: tuple[bool, ...], wanted: tuple[bool, ...], lanes: tuple[int, ...]
-) -> Any:
-    """A value that has these of the lane axes in front, with those that are wanted."""
-    for axis, (have, want) in enumerate(zip(found, wanted, strict=True)):
-        place = sum(wanted[:axis])
-        if want and not have:
-            whole = jnp.expand_dims(value, place)
-            value = jnp.broadcast_to(
-                whole, (*whole.shape[:place], lanes[axis], *whole.shape[place + 1 :])
-            )
-        elif have and not want:
-            # By what it depends on, the answer is the same for all of the axis.
-            value = jax.lax.index_in_dim(value, 0, place, keepdims=False)
-    return value
 
 
 ad.primitive_jvps[program_p] = _jvp_program

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
-from lanewise.bind import push_forward, with_axes
+from lanewise.bind import push_forward
 from lanewise.blocks.flatten import operand_avals
 from lanewise.blocks.inside import tests_many
 from lanewise.errors import OptionError, Outcome, TransformError
-from lanewise.machine.axes import Mapped
+from lanewise.machine.axes import Mapped, with_axes
 from lanewise.machine.execute import answer_axes, execute, expand, plan
 from lanewise.machine.explain import explainable
 from lanewise.options import Options

@@ -64,3 +64,20 @@ def of_rows(
     flat, flags = lanes_first(operands, lanes, mapped)
     taken = [x[rows] if varies else x for x, varies in zip(flat, flags, strict=True)]
     return taken, tuple((varies,) for varies in flags)
+
+
+def with_axes(
+    value: Any, found: tuple[bool, ...], wanted: tuple[bool, ...], lanes: tuple[int, ...]
+) -> Any:
+    """A value that has these of the lane axes in front, with those that are wanted."""
+    for axis, (have, want) in enumerate(zip(found, wanted, strict=True)):
+        place = sum(wanted[:axis])
+        if want and not have:
+            whole = jnp.expand_dims(value, place)
+            value = jnp.broadcast_to(
+                whole, (*whole.shape[:place], lanes[axis], *whole.shape[place + 1 :])
+            )
+        elif have and not want:
+            # By what it depends on, the answer is the same for all of the axis.
+            value = jax.lax.index_in_dim(value, 0, place, keepdims=False)
+    return value

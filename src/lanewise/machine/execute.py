@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ from lanewise.machine.choose import (
     plan_for,
 )
 from lanewise.machine.draws import as_it_runs
+from lanewise.machine.folded import Folded, folded
 from lanewise.machine.given_up import or_given_up
 from lanewise.machine.growing import Phases
 from lanewise.machine.larger import flow_moved, moved
@@ -119,6 +120,18 @@ def _execute(
     if watchers.recorded():
         options = options.as_recorded()
     program = as_it_runs(program, options)
+    fold = None if chosen else folded_for(program, lanes, mapped, options, platform)
+    if fold is not None:
+        run = functools.partial(
+            _execute,
+            program=fold.program,
+            lanes=fold.lanes,
+            mapped=fold.mapped,
+            options=options,
+            platform=platform,
+            split=split,
+        )
+        return run_folded(fold, lambda given: run(*given), operands, lanes, mapped, options)
     chosen = chosen or plan(program, lanes, mapped, options, platform)
     if split is not None:
         split.refuse(program.name, chosen)
@@ -143,6 +156,34 @@ def _execute(
         )
     phases = phases_of(program, lanes, mapped, options, chosen, capacity)
     return phases.finish(phases.run(phases.start(capacity, *operands), *operands))
+
+
+def folded_for(
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    platform: str | None,
+) -> Folded | None:
+    """The program with those of its lane axes inside that belong there; None if there are none."""
+    if platform != "cpu" or len(lanes) < 2:
+        return None
+    options = options.unwatched()
+    wanted = answer_axes(program, mapped, options, lanes)
+    return folded(program, lanes, mapped, options, expand, wanted)
+
+
+def run_folded(
+    fold: Folded,
+    run: Callable[[list[Any]], list[Any]],
+    operands: Sequence[Any],
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+) -> list[Any]:
+    """Answers for these operands, by what runs the program with axes inside."""
+    found = answer_axes(fold.program, fold.mapped, options, fold.lanes)
+    return fold.answers(run(fold.operands(operands, mapped)), found, lanes)
 
 
 def refuse_too_large(

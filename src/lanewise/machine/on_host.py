@@ -27,14 +27,17 @@ from lanewise.machine.execute import (
     answer_axes,
     execute,
     expand,
+    folded_for,
     one_by_one,
     phases_of,
     plan,
     refills,
     refuse_too_large,
+    run_folded,
     shaped,
 )
 from lanewise.machine.explain import explainable
+from lanewise.machine.folded import Folded
 from lanewise.machine.given_up import or_given_up
 from lanewise.machine.growing import FIRST_DEPTH, Around, Growing, Whole, most_depth
 from lanewise.machine.link import link
@@ -93,9 +96,20 @@ class OnHost:
                 # As it is without anybody looking.
                 alone = on_host(program, lanes, mapped, options.unwatched(), where)
                 self._plan = alone.plan(operands)
+            elif (inner := self._folded()) is not None:
+                fold, run = inner
+                self._plan = run.plan(fold.operands(operands, mapped))
             else:
                 self._plan = plan(*self._signature, operands)
         return self._plan
+
+    def _folded(self) -> tuple[Folded, OnHost] | None:
+        """The program with some axes of lanes inside, and what runs that, if it is better."""
+        fold = folded_for(*self._signature)
+        if fold is None:
+            return None
+        _, _, _, options, where = self._signature
+        return fold, on_host(fold.program, fold.lanes, fold.mapped, options, where)
 
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
         program, _, _, options, _ = self._signature
@@ -108,9 +122,13 @@ class OnHost:
         return self._run
 
     def _made(self, operands: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-        program, lanes, _, options, _ = self._signature
+        program, lanes, mapped, options, _ = self._signature
         if math.prod(lanes) == 0:
             return lambda operands: no_lanes(program, lanes, options)
+        inner = self._folded()
+        if inner is not None:
+            fold, run = inner
+            return lambda operands: run_folded(fold, run, operands, lanes, mapped, options)
         compiling.watch(program.name, progress=options.progress, new=True)
         chosen = self.plan(operands)
         compiling.watch(program.name, chosen.words, options.progress)
