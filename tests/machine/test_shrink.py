@@ -130,3 +130,25 @@ def test_what_a_lane_may_go_round_without() -> None:
 def test_a_cpu_does_not_narrow() -> None:
     if jax.default_backend() == "cpu":
         assert widths_for(linked_with_weights(each_turn), 1 << 16, "sweep") == (1 << 16,)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "ticks", "widths"),
+    [
+        (1 << 16, 3.9, (1 << 16, 1 << 14)),
+        (1 << 16, 4.1, (1 << 16, 1 << 12)),
+        (1 << 14, 100.0, (1 << 14, 2048)),
+        (1 << 13, 1.0, (1 << 13, 2048)),
+        (4096, 100.0, (4096,)),
+    ],
+)
+def test_the_more_work_the_narrower(
+    lanes: int, ticks: float, widths: tuple[int, ...], monkeypatch: Any
+) -> None:
+    """`ticks`: what a tick has to do, by what it costs whatever it does."""
+    linked = linked_with_weights(each_turn)
+    work = lanes * max(cost.operations for cost in linked.costs)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setitem(schedule.GUARD_OPERATIONS, "gpu", work / 2)
+    monkeypatch.setitem(schedule.TICK_OPERATIONS, "gpu", work / ticks)
+    assert widths_for(linked, lanes, "sweep") == widths

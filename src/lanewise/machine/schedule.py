@@ -98,7 +98,7 @@ def meet(advance: Advance) -> Tick:
     between = kernel_between(linked, advance.max_steps, advance.counting)
     if isinstance(between, str):
         raise OptionError(f'schedule="meet" cannot run this program: {between}. Use "auto".')
-    tick_cost = float(_here(TICK_OPERATIONS))
+    tick_cost = float(tick_operations())
     run_dear = _running_dear(advance, dear, tick_cost, lambda state, pc: state)
 
     def tick(state: State) -> State:
@@ -148,7 +148,7 @@ def sweep(advance: Advance) -> Tick:
     linked, lanes = advance.linked, advance.lanes
     refuse_lost_lanes(linked, swept_blocks(linked))
     dear = dear_blocks(linked, lanes)
-    cheap_cost = _here(TICK_OPERATIONS) + sum(
+    cheap_cost = tick_operations() + sum(
         _run_cost(linked, pc, lanes) for pc in range(linked.halt) if pc not in dear
     )
     if not dear:
@@ -158,7 +158,7 @@ def sweep(advance: Advance) -> Tick:
         if always:
             dear = tuple(pc for pc in dear if pc not in always)
         all_of_them = lanes * sum(linked.costs[pc].operations for pc in one_of)
-        if one_of and all_of_them <= FREE_TICKS * _here(TICK_OPERATIONS):
+        if one_of and all_of_them <= FREE_TICKS * tick_operations():
             dear = tuple(pc for pc in dear if pc not in one_of)
         elif one_of and all(can_be_packed(linked, pc) for pc in one_of):
             return lambda state: _sweep_alternatives(advance, state, sorted(one_of))
@@ -303,6 +303,11 @@ def _run_cost(linked: Linked, pc: int, width: int) -> float:
 def block_operations() -> int:
     """The fixed cost of running any block here, in lane operations."""
     return _here(BLOCK_OPERATIONS)
+
+
+def tick_operations() -> int:
+    """What a tick costs here whatever runs in it, in lane operations."""
+    return _here(TICK_OPERATIONS)
 
 
 def _here(cost: dict[str, int]) -> int:
