@@ -52,10 +52,12 @@ def same_code(one: Jaxpr, other: Jaxpr) -> bool:
         return len(mine) == len(theirs) and all(map(same_atom, mine, theirs))
 
     def same_atom(mine: Atom, theirs: Atom) -> bool:
-        if mine.aval != theirs.aval or isinstance(mine, Literal) != isinstance(theirs, Literal):
+        if mine.aval != theirs.aval:
             return False
+        if isinstance(mine, Literal) or isinstance(theirs, Literal):
+            return isinstance(mine, Literal) and isinstance(theirs, Literal)
         # What comes from outside is met here first.
-        return isinstance(mine, Literal) or known.setdefault(mine, theirs) is theirs
+        return known.setdefault(mine, theirs) is theirs
 
     return (
         len(one.eqns) == len(other.eqns)
