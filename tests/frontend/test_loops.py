@@ -495,13 +495,18 @@ def test_turns_that_differ_are_written_out() -> None:
             x = jnp.tanh(x @ layers[i]) ** (i + 1)
         return x
 
+    def damped(x, layers):
+        for i in range(6):
+            x = x + 0.7**i * jnp.tanh(x @ layers[i])
+        return x
+
     def shorter_and_shorter(x, layers):
         for i in range(6):
             x = jnp.tanh(x[: 128 - i] @ layers[i][: 128 - i])
         return x
 
     x, layers = jnp.ones(128), jnp.asarray(LAYERS)
-    for differ in (residual_but_first, last_is_linear, powers, shorter_and_shorter):
+    for differ in (residual_but_first, last_is_linear, powers, damped, shorter_and_shorter):
         assert scans_and_products(differ, x, layers) == (0, 6), differ.__name__
 
     kept = list(LAYERS)
@@ -512,3 +517,12 @@ def test_turns_that_differ_are_written_out() -> None:
         return x
 
     assert scans_and_products(from_a_list, x) == (0, 6)
+
+    def kept_apart(x, layers):
+        outs = []
+        for i in range(6):
+            x = jnp.tanh(x @ layers[i])
+            outs.append(x)
+        return sum(outs)
+
+    assert scans_and_products(kept_apart, x, layers) == (0, 6)

@@ -4,7 +4,7 @@ A short `for` is written out, as Python under `jax.jit` would have it: the index
 becomes fast code. Where a turn holds a large matrix product there is little to gain, and compilers take their time
 over each copy: XLA measures every product on a GPU, and takes the 16 layers of a network for 16 different ones. So
 those turns become one loop, if they are alike: an index that decides anything but which elements are read, such as a
-branch, a shape or a static power, makes code that differs.
+branch, a shape, a static power or a plain float, makes code that differs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -55,7 +57,9 @@ def same_code(one: Jaxpr, other: Jaxpr) -> bool:
         if mine.aval != theirs.aval:
             return False
         if isinstance(mine, Literal) or isinstance(theirs, Literal):
-            return isinstance(mine, Literal) and isinstance(theirs, Literal)
+            return (
+                isinstance(mine, Literal) and isinstance(theirs, Literal) and _alike(mine, theirs)
+            )
         # What comes from outside is met here first.
         return known.setdefault(mine, theirs) is theirs
 
@@ -71,6 +75,11 @@ def same_code(one: Jaxpr, other: Jaxpr) -> bool:
         )
         and same_atoms(one.outvars, other.outvars)
     )
+
+
+def _alike(mine: Literal, theirs: Literal) -> bool:
+    """Whether two numbers may stand at one place: an index does; a float that Python made of it would be rounded anew."""
+    return np.issubdtype(mine.aval.dtype, np.integer) or bool(np.all(mine.val == theirs.val))
 
 
 def _same_parameters(mine: JaxprEqn, theirs: JaxprEqn) -> bool:
