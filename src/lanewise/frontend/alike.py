@@ -78,7 +78,7 @@ def same_code(one: Jaxpr, other: Jaxpr) -> bool:
 
 
 def _alike(mine: Literal, theirs: Literal) -> bool:
-    """Whether two numbers may stand at one place: an index does; a float that Python made of it would be rounded anew."""
+    """Whether two numbers may stand at one place: indices may; a float made of one would be rounded anew."""
     return np.issubdtype(mine.aval.dtype, np.integer) or bool(np.all(mine.val == theirs.val))
 
 
