@@ -27,6 +27,7 @@ from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.errors import OptionError, TransformError
 from lanewise.machine.axes import Mapped, with_axes
+from lanewise.machine.draws import as_it_runs
 from lanewise.machine.execute import answer_axes, execute
 from lanewise.machine.on_host import execute_on_host
 from lanewise.machine.split import Split
@@ -66,6 +67,8 @@ def _lower_program(ctx: Any, *operands: Any, **params: Any) -> Any:
     if _jax.lowers_for_export(ctx):
         params["options"] = _exported(params["program"].name, params["options"])
         anywhere = True
+    # As it is planned: a program that no kernel can be compiled for is remembered as that (`machine/given_up.py`).
+    params["program"] = as_it_runs(params["program"], params["options"])
     run = functools.partial(
         execute, platform=None if anywhere else platforms[0], split=Split.of_lowering(ctx)
     )
