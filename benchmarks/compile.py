@@ -13,7 +13,11 @@ draw, imports included.
 
 Gradients are compared with JAX's own, second derivatives of a recursion with the first (`_compile_gradients.py`).
 
-    python benchmarks/compile.py [--lanes 256] [--repeats 3] [--only {vmap,sampling,gradients}] [--models NAME ...]
+On a GPU, or with `--only control`, the matrix-heavy programs of the suite (`control/`) are compiled for the lanes that
+they are timed with there; the target is at most twice `jax.vmap`.
+
+    python benchmarks/compile.py [--lanes 256] [--repeats 3] [--only {vmap,control,sampling,gradients}]
+                                 [--models NAME ...]
 """
 
 from __future__ import annotations
@@ -27,8 +31,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +44,8 @@ import _models
 import _programs
 import lanewise as lw
 from _harness import Claim, compile_seconds, in_turns, report
+from control import SUITE, Case
+from control.measure import lanes_for
 
 SUBJECTS = (
     _programs.nested_loops,
@@ -50,15 +57,29 @@ SUBJECTS = (
 )
 TRANSFORMS = {"jax.vmap": jax.vmap, "ours": lw.vmap}
 TARGET = "<= 2.5"
+MATRIX = {entry.key: entry for entry in SUITE if "matrix" in entry.tags}
+MATRIX_TARGET = "<= 2.0"
 
 
 def halved(x: jax.Array) -> jax.Array:
     return lax.while_loop(lambda y: y > 1.0, lambda y: y / 2.0, x)
 
 
+def ours_of(case: Case) -> Callable[..., Any]:
+    return lw.vmap(case.ours, in_axes=case.in_axes, **case.options)
+
+
+def twin_of(case: Case) -> Callable[..., Any]:
+    return jax.vmap(case.twin, in_axes=case.in_axes)
+
+
 def measure(name: str, transform: str, lanes: int) -> float:
     """Compile one subject in this process, after another: XLA has started, and what is imported late is there."""
     compile_seconds(TRANSFORMS[transform](halved), (jnp.ones(4),))
+    if name in MATRIX:
+        case = MATRIX[name].make(lanes, False)
+        lifted = {"ours": ours_of, "jax.vmap": twin_of}[transform](case)
+        return compile_seconds(lifted, jax.device_put(case.arguments))[1]
     subject = getattr(_programs, name)(lanes)
     fun = TRANSFORMS[transform](subject.fun, in_axes=subject.in_axes)
     return compile_seconds(fun, subject.arguments)[1]
@@ -150,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--lanes", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", choices=("vmap", "sampling", "gradients"))
+    parser.add_argument("--only", choices=("vmap", "control", "sampling", "gradients"))
     parser.add_argument("--models", nargs="+", choices=_models.MODELS, default=[*_models.MODELS])
     parser.add_argument("--measure", nargs=2, metavar=("SUBJECT", "TRANSFORM"))
     options = parser.parse_args()
@@ -160,6 +181,11 @@ def main() -> None:
     claims: list[Claim] = []
     if options.only in (None, "vmap"):
         claims += lifting(options.lanes, options.repeats)
+    if options.only == "control" or (options.only is None and jax.default_backend() == "gpu"):
+        claims += [
+            compared(entry.name, entry.key, lanes_for(entry), options.repeats, MATRIX_TARGET)
+            for entry in MATRIX.values()
+        ]
     if options.only in (None, "sampling"):
         claims += sampling(options.models, options.repeats)
     if options.only in (None, "gradients"):
@@ -176,12 +202,17 @@ def lifting(lanes: int, repeats: int) -> list[Claim]:
         except ImportError as missing:
             print(f"{make.__name__}: left out, {missing.name} is not installed")
             continue
-        ours, peer = (
-            (transform, functools.partial(measured_apart, make.__name__, transform, lanes))
-            for transform in ("ours", "jax.vmap")
-        )
-        claims.append(in_turns(f"compile: {subject.name}", TARGET, ours, peer, repeats))
+        claims.append(compared(subject.name, make.__name__, lanes, repeats, TARGET))
     return claims
+
+
+def compared(title: str, name: str, lanes: int, repeats: int, target: str) -> Claim:
+    """One program compiled by both, in turns."""
+    ours, peer = (
+        (transform, functools.partial(measured_apart, name, transform, lanes))
+        for transform in ("ours", "jax.vmap")
+    )
+    return in_turns(f"compile: {title}", target, ours, peer, repeats)
 
 
 if __name__ == "__main__":

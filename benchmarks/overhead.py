@@ -1,7 +1,8 @@
 """What Lanewise costs where there is nothing to do: importing it, and calling a compiled program.
 
 The import is timed in fresh processes, after jax is there. The call is a program of a few lanes and no
-work, under `jax.jit`, against `jax.jit(jax.vmap)` of its twin, and once more without `jit` around it.
+work, under `jax.jit`, against `jax.jit(jax.vmap)` of its twin, and once more without `jit` around it. By `ticks` it is
+plain code; a row of its own has it as a machine, which has a host outside `jit`.
 Ratios are in units: seconds for the import, microseconds for a call.
 
 A call takes the least of many short runs, taken in turns, and not their median: a call of a few microseconds
@@ -71,9 +72,14 @@ def main() -> None:
 
     argument = jax.device_put(np.arange(1, LANES + 1, dtype=np.int32))
     extra: dict[str, float] = {}
+    ways: list[tuple[str, dict[str, str]]] = []
     for carrier in options.carriers or lanewise_options.CARRIERS:
+        ways.append((carrier, {"carrier": carrier}))
+        if carrier == "ticks":
+            ways.append(("ticks as a machine", {"carrier": carrier, "schedule": "sweep"}))
+    for carrier, how in ways:
         try:
-            program = lw.vmap(collatz, carrier=carrier)
+            program = lw.vmap(collatz, **how)
             contenders = {
                 "jax": jax.jit(jax.vmap(collatz_lax)),
                 "inside jit": jax.jit(program),

@@ -16,6 +16,7 @@ from jax import lax
 import lanewise as lw
 from lanewise.core.errors import OptionError, ResultTypeError, UnsupportedSyntaxError
 from lanewise.frontend.python import convert
+from programs.recursion import scaled_tree
 from programs.small import fib
 
 NS = jnp.array([0, 1, 5])
@@ -130,6 +131,75 @@ def test_pytrees_in_and_out() -> None:
     assert found["nothing"] is None and found["name"] == "mixed"
     batched = jax.vmap(lambda n: mixed({"step": 2.0}, Pair(1.0, n), Box(n, "tin"))["pair"])(NS)
     assert batched.x.tolist() == [1.0, 3.0, 11.0]
+
+
+def _functions(f: lw.ProgramFunction, *args: Any) -> list[str]:
+    """The functions of a program and of those it calls, by the names in their sources."""
+    found = f.stage(*args)[0].program
+    return [
+        name.split(".")[0]
+        for p in (found, *(e.params["program"] for e in found.parts))
+        for name in p.functions
+    ]
+
+
+def test_a_recursion_that_strengthens_its_types_is_one_program() -> None:
+    """Called with Python scalars it calls itself with arrays: the first call is like all others."""
+    x, strong = jnp.float32(0.3), jnp.float32(1.5)
+    expected = scaled_tree(strong, x, 4)
+    for args in ((1.5, x, 4), (strong, x, 4), (1.5, 0.3, 4)):
+        assert _functions(scaled_tree, *args) == ["scaled_tree"]
+        np.testing.assert_allclose(scaled_tree(*args), expected, rtol=1e-6)
+
+    @lw.program
+    def restarts(x, n):
+        if n <= 0:
+            return x
+        if n == 3:
+            return restarts(2.0, n - 1) * x  # at the types of the first call
+        return restarts(jnp.float32(x) * 1.5, n - 1)
+
+    assert _functions(restarts, 1.5, 5) == ["restarts"]
+    assert float(restarts(1.5, 5)) == 2.0 * 1.5**2 * 1.5**3
+
+    @lw.program
+    def up(x, n):
+        return x * 1.0 if n <= 0 else down(jnp.float32(x) * 2.0, n - 1) + 1.0
+
+    @lw.program
+    def down(y, n):
+        return y * y if n <= 0 else up(y + 1.0, n - 1) * y
+
+    for first in (up, down, up):
+        assert sorted(_functions(first, 0.5, 3)) == ["down", "up"]
+        assert sorted(_functions(first, x, 3)) == ["down", "up"]
+    assert float(up(0.5, 1)) == 2.0 and float(down(0.5, 1)) == 0.75
+
+
+def test_a_weak_type_that_makes_a_difference_is_kept() -> None:
+    """To other dtypes, or to what the caller gets: then the first call is a program of its own."""
+
+    @lw.program
+    def mixed(x, n):
+        if n <= 0:
+            return jnp.float32(x)
+        return mixed(jnp.float32(x * jnp.float16(1.001)), n - 1)
+
+    def plain(x, n):
+        return jnp.float32(x) if n <= 0 else plain(jnp.float32(x * jnp.float16(1.001)), n - 1)
+
+    assert _functions(mixed, 1.7, 3) == ["mixed", "mixed"]
+    # A Python scalar meets float16 in float16, an array of float32 in float32.
+    assert float(mixed(1.7, 3)) == float(plain(1.7, 3)) != float(plain(jnp.float32(1.7), 3))
+
+    @lw.program
+    def tripled(x, n):
+        if n > 0:
+            tripled(jnp.float32(x), n - 1)
+        return x * 3
+
+    for given in (0.5, jnp.float32(0.5)):
+        assert (tripled(given, 2) + jnp.float16(1)).dtype == (given * 3 + jnp.float16(1)).dtype
 
 
 def test_recursive_types_are_inferred() -> None:

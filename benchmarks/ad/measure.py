@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from _harness import MOST_REPEATS, WORTH_SECONDS, Claim
+from _harness import MOST_REPEATS, WORTH_SECONDS, Claim, run_seconds
 from ad.case import Case, Entry, Pair
 
 
@@ -200,19 +200,13 @@ def medians(
     `time.process_time` it is the time that all threads of the process had a core, which what else the machine does
     changes little.
     """
-
-    def run_seconds(fun: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
-        start = clock()
-        jax.block_until_ready(fun(*arguments))
-        return clock() - start
-
-    first = {name: run_seconds(fun, arguments) for name, fun in contenders.items()}
+    first = {name: run_seconds(fun, arguments, clock) for name, fun in contenders.items()}
     repeats = max(repeats, min(MOST_REPEATS, int(WORTH_SECONDS / max(first.values()))))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeats):
         for name, fun in contenders.items():
             run_seconds(fun, arguments)
-            times[name].append(run_seconds(fun, arguments))
+            times[name].append(run_seconds(fun, arguments, clock))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.records import SMALL, Tapes
 from lanewise.diff.vjp import vjp_program
 from lanewise.job import linking
+from programs.recursion import scaled_tree
 
 ROOM = 64
 
@@ -80,6 +82,24 @@ def test_a_function_is_derived_once_whatever_moves_at_its_calls(orders: Any) -> 
         for program, _ in made:
             # Besides the function's own, one for each order that calls it with tapes of nothing.
             assert len(program.functions) == 1 + order, program.functions.keys()
+
+
+def test_python_scalars_make_no_tapes_within_tapes() -> None:
+    """A recursion called with them has the second derivative of one called with arrays: the same sizes in memory."""
+
+    def saved(scale: Any) -> list[tuple[Any, ...]]:
+        staged = scaled_tree.stage(scale, jnp.float32(0.3), 4)[0].program
+        (forward, moving), _ = gradient(staged, (False, True, False))
+        (again, _), _ = gradient(forward, moving)
+        return [(a.shape, a.dtype) for a in again.out_avals]
+
+    assert saved(1.5) == saved(jnp.float32(1.5))
+    assert max(math.prod(shape) for shape, _ in saved(1.5)) < ROOM * ROOM
+
+    def twice(scale: Any) -> Any:
+        return jax.grad(jax.grad(lambda x: scaled_tree(scale, x, 2)))(jnp.float32(0.3))
+
+    np.testing.assert_allclose(twice(1.5), twice(jnp.float32(1.5)), rtol=1e-6)
 
 
 def test_few_tapes_whatever_is_saved(orders: Any) -> None:

@@ -1,10 +1,15 @@
 """`while` and `for`."""
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import lanewise as lw
 from lanewise.frontend.python import convert
 
 
@@ -444,3 +449,80 @@ def test_endless_iterable():
             jax.jit(convert(f))(1)
     finally:
         control._ENDLESS = before
+
+
+LAYERS = np.random.default_rng(3).standard_normal((6, 128, 128)).astype(np.float32) / 12.0
+
+
+def scans_and_products(f: Callable[..., Any], *args: Any) -> tuple[int, int]:
+    """How many loops and matrix products a program is made of; its answers are those of plain Python."""
+    staged, _ = lw.program(f).stage(*args)
+    names = re.findall(r"\b(scan|dot_general)\[", str(staged.program.functions))
+    np.testing.assert_allclose(lw.program(f)(*args), f(*args), rtol=1e-5, atol=1e-6)
+    return names.count("scan"), names.count("dot_general")
+
+
+def test_a_short_loop_around_large_products_is_a_loop() -> None:
+    def network(x, layers):
+        for i in range(layers.shape[0]):
+            x = x + jax.nn.gelu(jnp.tanh(x @ layers[i]))
+        return x
+
+    x, layers = jnp.ones(128), jnp.asarray(LAYERS)
+    assert scans_and_products(network, x, layers) == (1, 1)
+    assert scans_and_products(network, x, layers[:4]) == (0, 4)
+    assert scans_and_products(network, x[:64], layers[:, :64, :64]) == (0, 6)
+    by_hand = jax.grad(lambda x: network(x, layers).sum())(x)
+    ours = jax.grad(lambda x: lw.program(network)(x, layers).sum())(x)
+    np.testing.assert_allclose(ours, by_hand, rtol=1e-4, atol=1e-5)
+
+
+def test_turns_that_differ_are_written_out() -> None:
+    def residual_but_first(x, layers):
+        for i in range(6):
+            x = jnp.tanh(x @ layers[i]) if i == 0 else x + jnp.tanh(x @ layers[i])
+        return x
+
+    def last_is_linear(x, layers):
+        for i in range(6):
+            x = x @ layers[i]
+            if i < 5:
+                x = jnp.tanh(x)
+        return x
+
+    def powers(x, layers):
+        for i in range(6):
+            x = jnp.tanh(x @ layers[i]) ** (i + 1)
+        return x
+
+    def damped(x, layers):
+        for i in range(6):
+            x = x + 0.7**i * jnp.tanh(x @ layers[i])
+        return x
+
+    def shorter_and_shorter(x, layers):
+        for i in range(6):
+            x = jnp.tanh(x[: 128 - i] @ layers[i][: 128 - i])
+        return x
+
+    x, layers = jnp.ones(128), jnp.asarray(LAYERS)
+    for differ in (residual_but_first, last_is_linear, powers, damped, shorter_and_shorter):
+        assert scans_and_products(differ, x, layers) == (0, 6), differ.__name__
+
+    kept = list(LAYERS)
+
+    def from_a_list(x):
+        for i in range(6):
+            x = jnp.tanh(x @ kept[i])
+        return x
+
+    assert scans_and_products(from_a_list, x) == (0, 6)
+
+    def kept_apart(x, layers):
+        outs = []
+        for i in range(6):
+            x = jnp.tanh(x @ layers[i])
+            outs.append(x)
+        return sum(outs)
+
+    assert scans_and_products(kept_apart, x, layers) == (0, 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -135,3 +136,20 @@ def test_a_gpu_narrows_and_a_cpu_does_not() -> None:
     assert widths_for(linked_with_weights(each_turn), lanes, "sweep") == (lanes,)
     on_gpu = linked_with_weights(each_turn, GPU)
     assert len(widths_for(on_gpu, lanes, "sweep")) > 1
+
+
+@pytest.mark.parametrize(
+    ("lanes", "ticks", "widths"),
+    [
+        (1 << 16, 3.9, (1 << 16, 1 << 14)),
+        (1 << 16, 4.1, (1 << 16, 1 << 12)),
+        (1 << 14, 100.0, (1 << 14, 2048)),
+        (1 << 13, 1.0, (1 << 13, 2048)),
+        (4096, 100.0, (4096,)),
+    ],
+)
+def test_the_more_work_the_narrower(lanes: int, ticks: float, widths: tuple[int, ...]) -> None:
+    """`ticks`: what a tick has to do, by what it costs whatever it does."""
+    work = lanes * max(cost.operations for cost in linked_with_weights(each_turn).costs)
+    profile = replace(GPU, guard_operations=work / 2, tick_operations=work / ticks)
+    assert widths_for(linked_with_weights(each_turn, profile), lanes, "sweep") == widths

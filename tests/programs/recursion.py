@@ -399,6 +399,19 @@ def _ackermanns(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
 
 
 @lw.program
+def scaled_tree(scale, x, n):
+    """Called with a Python scalar, it calls itself with arrays of the same dtype."""
+    if n <= 0:
+        return scale * x
+    return scaled_tree(scale * jnp.cos(x), x * 0.9, n - 1) - scaled_tree(scale, x + 0.5, n - 2)
+
+
+@lw.program
+def from_a_scalar(x, n):
+    return scaled_tree(1.5, x, n)
+
+
+@lw.program
 def determinant(matrix, row, left):
     """By expansion along rows, of the columns whose bits are set in `left`: a loop of calls that share an array."""
     if left & (left - 1) == 0:
@@ -495,6 +508,13 @@ CASES = (
         recursive=True,
     ),
     Case("fold_tree", fold_tree, _folds, differentiable=(0,), recursive=True),
+    Case(
+        "from_a_scalar",
+        from_a_scalar,
+        inputs(floats(-1.0, 1.0), ints(-1, 6)),
+        differentiable=(0,),
+        recursive=True,
+    ),
     Case("determinant", determinant, _determinants, differentiable=(0,), recursive=True),
     Case("tree_path_count", tree_path_count, _paths, recursive=True),
     Case("evaluate", evaluate, _expressions, recursive=True),

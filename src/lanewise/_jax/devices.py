@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from jax._src import config as _config
+from jax._src.array import ArrayImpl
 from jax.core import Tracer
 from jax.sharding import SingleDeviceSharding
 
@@ -60,12 +61,14 @@ def placed(values: Sequence[Any]) -> tuple[str, int]:
     """
     platform, most = None, 1
     for value in values:
-        if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+        # Asked at each call outside `jit`: most operands are arrays on one device.
+        if type(value) is not ArrayImpl and not isinstance(value, jax.Array):
             continue
-        devices = value.sharding.device_set
+        sharding = value.sharding
         if platform is None and value.committed:
-            platform = next(iter(devices)).platform
-        most = max(most, len(devices))
+            platform = next(iter(sharding.device_set)).platform
+        if type(sharding) is not SingleDeviceSharding:
+            most = max(most, len(sharding.device_set))
     return platform or default_platform(), most
 
 

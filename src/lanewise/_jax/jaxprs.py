@@ -187,13 +187,7 @@ def with_eqns(jaxpr: Jaxpr, change: Callable[[JaxprEqn], JaxprEqn]) -> Jaxpr:
             if same:
                 return value
             return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
-        if isinstance(value, ClosedJaxpr | Jaxpr):
-            code = cast(Jaxpr, getattr(value, "jaxpr", value))
-            found = with_eqns(code, change)
-            if found is code:
-                return value
-            return found if code is value else close_jaxpr(found, attached_consts(value))
-        return value
+        return with_eqns(value, change) if isinstance(value, ClosedJaxpr | Jaxpr) else value
 
     eqns = []
     for eqn in jaxpr.eqns:
@@ -202,9 +196,8 @@ def with_eqns(jaxpr: Jaxpr, change: Callable[[JaxprEqn], JaxprEqn]) -> Jaxpr:
             if any(params[name] is not eqn.params[name] for name in params):
                 eqn = eqn.replace(params=params)
         eqns.append(change(eqn))
-    if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
-        return jaxpr
-    return cast(Jaxpr, cast(Any, jaxpr).replace(eqns=eqns))
+    same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+    return jaxpr if same else replace_eqns(jaxpr, eqns)
 
 
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:

@@ -19,11 +19,6 @@ from lanewise.core.program import Program, call_p, program_p
 Flags = tuple[bool, ...]
 
 
-def dependent_answers(program: Program, operands: Flags) -> Flags:
-    """Which answers depend on these operands."""
-    return dependence(program, operands)[0]
-
-
 @functools.lru_cache(maxsize=1024)
 def dependence(program: Program, operands: Flags) -> tuple[Flags, bool]:
     """Which answers depend on these operands, and whether the way through the program does."""

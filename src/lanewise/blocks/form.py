@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lanewise._jax import Atom, JaxprEqn, Literal, Var
+from lanewise._jax import Atom, JaxprEqn, Var
 from lanewise.core.errors import InternalError, Outcome
 from lanewise.core.outcomes import Site
 
@@ -177,10 +177,6 @@ def terminator_atoms(terminator: Terminator) -> tuple[Atom, ...]:
             return values
         case _:
             return ()
-
-
-def is_literal(atom: Atom) -> bool:
-    return isinstance(atom, Literal)
 
 
 def defined(block: Block) -> dict[Var, None]:

@@ -195,7 +195,7 @@ _ADVICE = {
     Outcome.STACK_OVERFLOW: "Raise max_depth, or pass throw=False for the other answers.",
     Outcome.ASSERTION_FAILED: "Pass throw=False for the other answers.",
     Outcome.TAPE_FULL: "Raise tape, or pass throw=False for the other answers.",
-    Outcome.LOST: "This is a bug in Lanewise: please report it with the text of the program.",
+    Outcome.LOST: "The program has no code where they are, which is a bug in Lanewise.",
 }
 
 

@@ -74,8 +74,9 @@ def _cond(
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         sums = list(itertools.compress(start[1:], inputs))
-        known = [ct is not None for ct in (*sums, *itertools.compress(cts, out_moving))]
-        given = itertools.compress((*sums, *itertools.compress(cts, out_moving)), known)
+        adjoints = [*sums, *itertools.compress(cts, out_moving)]
+        known = [ct is not None for ct in adjoints]
+        given = list(itertools.compress(adjoints, known))
 
         def back(own: Piece, mine: Sequence[int]) -> Callable[..., list[Any]]:
             def run(values: Any, saved: Any, tapes: Any, given: Any) -> list[Any]:
@@ -88,7 +89,7 @@ def _cond(
 
         backs = [back(*each) for each in zip(pieces, places, strict=True)]
         tapes = scope.tapes if threads else []
-        outs = _switch(index, backs, args, saved, tapes, list(given))
+        outs = _switch(index, backs, args, saved, tapes, given)
         num = sum(inputs)
         if threads:
             scope.tapes = with_tops(tapes, outs[num:])

@@ -122,51 +122,126 @@ def _keep_states(
 ) -> Any:
     body = _jax.without_effects(_jax.flat_jaxpr(loop.body))
     constants = _jax.attached_consts(loop.body)
+    behind, reads = _reverse_step(loop, body, constants, consts_moving, carry_moving, scope)
+    known = _Known.of(body, len(constants) + len(loop.consts), loop.init)
+    kept = _Kept(loop, known, tuple(known.needed(reads, len(loop.init))))
+    number = scope.checkpoints.slots(sum(map(_bytes, kept.avals)))
+    length, shift, order, slots, final = _kept_ahead(kept, number, scope.checkpoints.filled)
+
+    def one_further(carry: Any) -> Any:
+        at, selected = carry
+        state = kept.whole(selected, at)
+        return at + 1, kept.select(_jax.eval_jaxpr(body, *constants, *loop.consts, *state))
+
+    def back(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
+        used = (length + (jnp.int32(1) << shift) - 1) >> shift
+        places = jnp.arange(number, dtype=jnp.int32) << shift
+
+        def reverse_one(carry: Any) -> Any:
+            to_go, used, places, slots, adjoints, left = carry
+            wanted = to_go - 1
+            used = used - (read(places, used - 1) > wanted).astype(jnp.int32)
+            at, slot = read(places, used - 1), read(order, used - 1)
+            selected = [read(s, slot) for s in slots]
+
+            def short_of(carry: Any) -> Any:
+                return carry[0] < wanted
+
+            def further(carry: Any) -> Any:
+                at, used, places, slots, selected = carry
+                target = at + next_kept(wanted - at, number - used)
+                at, selected = lax.while_loop(lambda c: c[0] < target, one_further, (at, selected))
+                # Where no slot is free the last one is written as it was.
+                free, place = used < number, jnp.minimum(used, number - 1)
+                slot = read(order, place)
+                slots = [write_if(free, s, x, slot) for s, x in zip(slots, selected, strict=True)]
+                places = write_if(free, places, at, place)
+                return at, jnp.minimum(used + 1, number), places, slots, selected
+
+            at, used, places, slots, selected = lax.while_loop(
+                short_of, further, (at, used, places, slots, selected)
+            )
+            adjoints, left = behind([*kept.whole(selected, wanted), *adjoints], left)
+            return wanted, used, places, slots, adjoints, left
+
+        adjoints = [*sums, *cts]
+        left = behind.start([*loop.init, *adjoints])
+        carry = (length, used, places, slots, adjoints, left)
+        *_, adjoints, left = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
+        adjoints = behind.finish(adjoints, left)
+        return adjoints[: len(sums)], adjoints[len(sums) :]
+
+    return final, back
+
+
+def _reverse_step(
+    loop: _While,
+    body: _jax.Jaxpr,
+    constants: Sequence[Any],
+    consts_moving: Sequence[bool],
+    carry_moving: Sequence[bool],
+    scope: Scope,
+) -> tuple[Step, Sequence[bool]]:
+    """An iteration backwards, from the state before it, sums and adjoints; and which of that state it reads."""
     num_fixed = len(constants)
     flags = [*[False] * num_fixed, *consts_moving, *carry_moving]
     inner = scope.again()
-
-    def pulled(*values: Any) -> list[Any]:
-        given, rest = values[: len(state_avals)], values[len(state_avals) :]
-        swept = sweep(body, [*constants, *loop.consts, *given], flags, inner)
-        sums, cts = rest[: sum(consts_moving)], rest[sum(consts_moving) :]
-        start = [*[None] * num_fixed, *spread(sums, consts_moving), *[None] * len(given)]
-        found = swept.pull(spread(cts, carry_moving), start)[num_fixed:]
-        return zeros_for(found, [*const_avals, *state_avals], [*consts_moving, *carry_moving])
-
     const_avals = [_jax.aval_of(x) for x in loop.consts]
     state_avals = [_jax.strong(_jax.aval_of(x)) for x in loop.init]
     sum_avals = [_jax.tangent_aval(a) for a in itertools.compress(const_avals, consts_moving)]
     ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(state_avals, carry_moving)]
+
+    def pulled(*values: Any) -> list[Any]:
+        given, rest = values[: len(state_avals)], values[len(state_avals) :]
+        swept = sweep(body, [*constants, *loop.consts, *given], flags, inner)
+        sums, cts = rest[: len(sum_avals)], rest[len(sum_avals) :]
+        start = [*[None] * num_fixed, *spread(sums, consts_moving), *[None] * len(given)]
+        found = swept.pull(spread(cts, carry_moving), start)[num_fixed:]
+        return zeros_for(found, [*const_avals, *state_avals], [*consts_moving, *carry_moving])
+
     traced = _jax.trace(pulled, [*state_avals, *sum_avals, *ct_avals])
     step_back = folded(_jax.without_unused(traced.jaxpr))
     reads = _jax.used_inputs(step_back)[len(traced.captures) :][: len(state_avals)]
-    num_sums, num_cts = len(sum_avals), len(ct_avals)
     at_sums = len(traced.captures) + len(state_avals)
-    behind = Step(
-        traced.captures, delayed(step_back, [(at_sums + j, j) for j in range(num_sums + num_cts)])
-    )
-    known = _Known.of(body, num_fixed + len(loop.consts), loop.init)
-    kept = known.needed(reads, len(loop.init))
-    avals = [_jax.aval_of(loop.init[i]) for i in kept]
-    number = scope.checkpoints.slots(sum(_bytes(aval) for aval in avals))
+    carried = [(at_sums + j, j) for j in range(len(sum_avals) + len(ct_avals))]
+    return Step(traced.captures, delayed(step_back, carried)), reads
 
-    def select(state: Sequence[Any]) -> list[Any]:
-        return [state[i] for i in kept]
 
-    def whole(selected: Sequence[Any], at: Any) -> list[Any]:
+@dataclass(frozen=True)
+class _Kept:
+    """Which parts of a loop's state are kept; the others are known."""
+
+    loop: _While
+    known: _Known
+    which: tuple[int, ...]
+
+    @property
+    def avals(self) -> list[_jax.ShapedArray]:
+        return [_jax.aval_of(self.loop.init[i]) for i in self.which]
+
+    def select(self, state: Sequence[Any]) -> list[Any]:
+        return [state[i] for i in self.which]
+
+    def whole(self, selected: Sequence[Any], at: Any) -> list[Any]:
         """A state again; what no reverse step reads is as at the start."""
-        state = known.state(loop.init, at)
-        for i, x in zip(kept, selected, strict=True):
+        state = self.known.state(self.loop.init, at)
+        for i, x in zip(self.which, selected, strict=True):
             state[i] = x
         return state
 
-    slots = [_jax.zeros(_jax.shaped((number, *a.shape), a.dtype)) for a in avals]
-    # The sweep ahead spreads states over an even number of slots; with one slot it keeps the first state alone.
+
+def _kept_ahead(kept: _Kept, number: int, filled: bool) -> tuple[Any, ...]:
+    """Run the loop, keeping states in slots at even distances.
+
+    Gives its length, the distance as a power of two, the slots in the order of the states they hold, what is in the
+    slots, and the last state.
+    """
+    loop = kept.loop
+    # A slot is read when a state was kept there; `write_if` may read one before, and throws that away.
+    rooms = [_jax.shaped((number, *a.shape), a.dtype) for a in kept.avals]
+    slots = [unfilled(a, zeros=filled) for a in rooms]
+    # States are spread over an even number of slots; with one slot it keeps the first state alone.
     spread_over = number - number % 2 or 1
-    order = jnp.arange(
-        number, dtype=jnp.int32
-    )  # the slot of the first state kept, of the second, ...
 
     def going(carry: Any) -> Any:
         return loop.holds(carry[-1])
@@ -178,7 +253,7 @@ def _keep_states(
     def keep_one(carry: Any) -> Any:
         at, shift, order, slots, state = carry
         slot = read(order, at >> shift)
-        slots = [write(s, x, slot) for s, x in zip(slots, select(state), strict=True)]
+        slots = [write(s, x, slot) for s, x in zip(slots, kept.select(state), strict=True)]
         until = at + (jnp.int32(1) << shift)
 
         def on(carry: Any) -> Any:
@@ -204,54 +279,9 @@ def _keep_states(
         return at, shift, order, slots, state
 
     first_shift = jnp.int32(0 if spread_over > 1 else FARTHEST)
+    order = jnp.arange(number, dtype=jnp.int32)
     start = (jnp.int32(0), first_shift, order, slots, list(loop.init))
-    length, shift, order, slots, final = lax.while_loop(going, until_full, start)
-
-    def back(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
-        used = (length + (jnp.int32(1) << shift) - 1) >> shift
-        places = jnp.arange(number, dtype=jnp.int32) << shift
-
-        def reverse_one(carry: Any) -> Any:
-            to_go, used, places, slots, adjoints, left = carry
-            wanted = to_go - 1
-            used = used - (read(places, used - 1) > wanted).astype(jnp.int32)
-            at, slot = read(places, used - 1), read(order, used - 1)
-            selected = [read(s, slot) for s in slots]
-
-            def short_of(carry: Any) -> Any:
-                return carry[0] < wanted
-
-            def further(carry: Any) -> Any:
-                at, used, places, slots, selected = carry
-                target = at + next_kept(wanted - at, number - used)
-
-                def step(carry: Any) -> Any:
-                    at, selected = carry
-                    after = _jax.eval_jaxpr(body, *constants, *loop.consts, *whole(selected, at))
-                    return at + 1, select(after)
-
-                at, selected = lax.while_loop(lambda c: c[0] < target, step, (at, selected))
-                # Where no slot is free the last one is written as it was.
-                free, place = used < number, jnp.minimum(used, number - 1)
-                slot = read(order, place)
-                slots = [write_if(free, s, x, slot) for s, x in zip(slots, selected, strict=True)]
-                places = write_if(free, places, at, place)
-                return at, jnp.minimum(used + 1, number), places, slots, selected
-
-            at, used, places, slots, selected = lax.while_loop(
-                short_of, further, (at, used, places, slots, selected)
-            )
-            adjoints, left = behind([*whole(selected, wanted), *adjoints], left)
-            return wanted, used, places, slots, adjoints, left
-
-        adjoints = [*sums, *cts]
-        left = behind.start([*loop.init, *adjoints])
-        carry = (length, used, places, slots, adjoints, left)
-        *_, adjoints, left = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
-        adjoints = behind.finish(adjoints, left)
-        return adjoints[:num_sums], adjoints[num_sums:]
-
-    return final, back
+    return lax.while_loop(going, until_full, start)
 
 
 def _thinned(order: Any) -> Any:

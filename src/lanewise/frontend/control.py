@@ -28,6 +28,7 @@ from lanewise.core.errors import (
     UnsupportedSyntaxError,
 )
 from lanewise.frontend import iterate, values
+from lanewise.frontend.alike import holds_large_product, same_code
 from lanewise.frontend.branch import Side, progress, stage_branch, trace_side, truth
 from lanewise.frontend.loop import LoopSpec, stage_loop
 from lanewise.frontend.matching import Matching
@@ -239,7 +240,11 @@ class Runtime(Matching, Mutation):
             return
         if isinstance(iterable, range | np.ndarray):
             long = steps.length > UNROLL_MOST or (
-                steps.length > UNROLL_EXITS and _exits_when_run(iterable, body, variables, done)
+                steps.length > UNROLL_EXITS
+                and (
+                    _exits_when_run(iterable, body, variables, done)
+                    or _is_worth_a_loop(iterable, body, variables, done)
+                )
             )
             if long and not variables.site.acts:
                 saved = get()
@@ -369,6 +374,37 @@ def _exits_when_run(
         return _try_once(variables, done, lambda: body(items[0]))[1]
     except Exception:  # what it is will be told by the iteration itself
         return False
+
+
+def _is_worth_a_loop(
+    items: Any, body: Callable[[Any], None], variables: Variables, done: _Test | None
+) -> bool:
+    """Whether a short loop's turns hold large products, and are alike (see `alike.py`)."""
+    if done is not None or variables.site.acts:
+        return False
+
+    def turn(place: int) -> Any:
+        def run() -> list[Any]:
+            variables.set(tuple(value.rebuild() for value in entry))
+            body(items[place])
+            return variables.read()
+
+        saved = variables.get()
+        entry = [values.take_apart(value) for value in saved]
+        try:
+            return trace_side(run).traced.jaxpr
+        finally:
+            variables.set(saved)
+
+    met, returned = progress.provisional, progress.returned
+    try:
+        first = turn(0)
+        alike = holds_large_product(first) and all(same_code(first, turn(i)) for i in (1, -1))
+    except Exception:  # what it is will be told by the iteration itself
+        return False
+    finally:
+        progress.returned = returned
+    return alike and progress.provisional == met
 
 
 def _try_once(variables: Variables, test: _Test, body: _Block) -> tuple[Side | None, bool]:

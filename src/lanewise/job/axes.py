@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
@@ -55,3 +56,20 @@ def of_rows(
 def with_constants(constants: Sequence[Any], mapped: Mapped, lanes: tuple[int, ...]) -> Mapped:
     """Which lane axes operands have, those of a program's constants first, which have none."""
     return (*[(False,) * len(lanes)] * len(constants), *mapped)
+
+
+def with_axes(
+    value: Any, found: tuple[bool, ...], wanted: tuple[bool, ...], lanes: tuple[int, ...]
+) -> Any:
+    """A value that has these of the lane axes in front, with those that are wanted."""
+    for axis, (have, want) in enumerate(zip(found, wanted, strict=True)):
+        place = sum(wanted[:axis])
+        if want and not have:
+            whole = jnp.expand_dims(value, place)
+            value = jnp.broadcast_to(
+                whole, (*whole.shape[:place], lanes[axis], *whole.shape[place + 1 :])
+            )
+        elif have and not want:
+            # By what it depends on, the answer is the same for all of the axis.
+            value = jax.lax.index_in_dim(value, 0, place, keepdims=False)
+    return value

@@ -29,7 +29,7 @@ from lanewise.core.errors import OptionError, TransformError
 from lanewise.core.options import Options
 from lanewise.core.outcomes import NUM_STATS, Site, raise_if_failed, raise_inside_jit
 from lanewise.core.program import Program, program_p, throw_p
-from lanewise.job.axes import Mapped
+from lanewise.job.axes import Mapped, with_axes
 from lanewise.job.job import answer_axes
 from lanewise.plan.sharded import Split
 from lanewise.rules.execute import execute
@@ -187,23 +187,6 @@ def push_forward(
     answers, given = outs[: len(program.out_avals)], iter(outs[len(program.out_avals) :])
     found_tangents = [next(given) if i in inexact else None for i in range(len(answers))]
     return answers, found_tangents, rest
-
-
-def with_axes(
-    value: Any, found: tuple[bool, ...], wanted: tuple[bool, ...], lanes: tuple[int, ...]
-) -> Any:
-    """A value that has these of the lane axes in front, with those that are wanted."""
-    for axis, (have, want) in enumerate(zip(found, wanted, strict=True)):
-        place = sum(wanted[:axis])
-        if want and not have:
-            whole = jnp.expand_dims(value, place)
-            value = jnp.broadcast_to(
-                whole, (*whole.shape[:place], lanes[axis], *whole.shape[place + 1 :])
-            )
-        elif have and not want:
-            # By what it depends on, the answer is the same for all of the axis.
-            value = jax.lax.index_in_dim(value, 0, place, keepdims=False)
-    return value
 
 
 ad.primitive_jvps[program_p] = _jvp_program

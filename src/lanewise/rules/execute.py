@@ -6,6 +6,7 @@ outside `jit` is in `on_host.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lanewise import _jax
@@ -19,6 +20,7 @@ from lanewise.job.axes import Mapped
 from lanewise.job.job import Job, job_for
 from lanewise.job.results import of_no_lanes
 from lanewise.plan.choose import plan
+from lanewise.plan.folded import folded
 from lanewise.plan.given_up import or_given_up
 from lanewise.plan.sharded import Split
 
@@ -40,9 +42,12 @@ def execute(
     return or_given_up(job, lambda: _traced(job, operands, split))
 
 
-def _traced(job: Job, operands: tuple[Any, ...], split: Split | None) -> list[Any]:
+def _traced(job: Job, operands: Sequence[Any], split: Split | None) -> list[Any]:
     if job.examples == 0:
         return of_no_lanes(job)
+    fold = folded(job)
+    if fold is not None:
+        return fold.answers(_traced(fold.inner, fold.operands(operands), split))
     chosen = plan(job)
     if split is not None:
         split.refuse(chosen)

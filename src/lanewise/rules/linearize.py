@@ -26,10 +26,10 @@ from lanewise.blocks.inside import tests_many
 from lanewise.core.errors import OptionError, TransformError
 from lanewise.core.options import Options
 from lanewise.core.program import Function, Program, program_p, throw_p
-from lanewise.job.axes import Mapped, with_constants
+from lanewise.job.axes import Mapped, with_axes, with_constants
 from lanewise.job.job import answer_axes, job_for
 from lanewise.plan.choose import plan
-from lanewise.rules.bind import push_forward, with_axes
+from lanewise.rules.bind import push_forward
 from lanewise.rules.execute import execute
 from lanewise.rules.explain import explainable
 

@@ -28,6 +28,7 @@ from lanewise.job.plan import HostRun, Plan
 from lanewise.job.results import apart, of_no_lanes
 from lanewise.plan import given_up
 from lanewise.plan.choose import as_watched, plan
+from lanewise.plan.folded import folded
 from lanewise.plan.given_up import or_given_up
 from lanewise.plan.sharded import Split
 from lanewise.rules.explain import explainable
@@ -75,6 +76,8 @@ class OnHost:
         if self._plan is None or given_up.reason(job.program):
             if job.options.watched:
                 self._plan = as_watched(on_host(job.unwatched()).plan(operands), job)
+            elif (fold := folded(job)) is not None:
+                self._plan = on_host(fold.inner).plan(fold.operands(operands))
             else:
                 self._plan = plan(job, operands)
         return self._plan
@@ -92,6 +95,10 @@ class OnHost:
         job = self.job
         if job.examples == 0:
             return lambda operands: of_no_lanes(job)
+        fold = folded(job)
+        if fold is not None:
+            inner = on_host(fold.inner)
+            return lambda operands: fold.answers(inner(fold.operands(operands)))
         compiling.watch(job.program.name, progress=job.options.progress, new=True)
         chosen = self.plan(operands)
         compiling.watch(job.program.name, chosen.words, job.options.progress)

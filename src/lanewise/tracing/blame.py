@@ -21,6 +21,7 @@ _LIBRARIES = tuple(
         os.path.abspath(path) + os.sep
         for path in (
             *site.getsitepackages(),
+            site.getusersitepackages(),
             *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
         )
     }

@@ -7,6 +7,12 @@ assumes that type, and so on until the type that comes out is the type that went
 promotions may need a round more). Functions that call each other settle together: the outermost of
 them owns the table, as in Tarjan's strongly connected components. A function that calls nothing in
 progress is a program of its own, and its call is an ordinary nested `program_p`.
+
+A recursion that is called with Python scalars often calls itself with arrays of the same dtype: to JAX these are other
+types, weak and strong, and so other traces. It would be two programs, the first of which runs once and calls the
+second, and a derivative would have tapes within tapes. `lax.while_loop` makes such a carry strong; here, if the code at
+both types is the same but for weak types (`promotion.same_code`), and gives the same types, the call is one of the
+second program. Where a weak type made a difference, to how it meets other dtypes, there are two programs.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -72,12 +78,23 @@ class ResultType:
 
 @dataclass(frozen=True, eq=False)
 class Staged:
-    """A program traced at one signature, the values it captured, and how to rebuild its result."""
+    """A program traced at one signature, the values it captured, and how to rebuild its result.
+
+    `avals`: the types it takes. `stronger`: those with which it calls itself, if they differ from these in weak types.
+    `members`: what its functions are traces of.
+    """
 
     program: Program
     captures: tuple[Any, ...]
     result: ResultType
     captured: Captured
+    avals: tuple[_jax.ShapedArray, ...]
+    stronger: tuple[_jax.ShapedArray, ...] | None
+    members: tuple[tuple[Source, Key], ...]
+
+    @property
+    def code(self) -> _jax.Jaxpr:
+        return self.program.functions[self.program.entry].jaxpr
 
 
 class Key(NamedTuple):
@@ -125,12 +142,20 @@ class Source:
 class Entry:
     """A function being traced, at one signature."""
 
+    source: Source
+    key: Key
     name: str
     depth: int
     result: ResultType | None = None
     traced: _jax.Traced | None = None
     trace: Any = None
     lowest_called: int = 0
+    stronger: tuple[_jax.ShapedArray, ...] | None = None
+
+    def is_of(self, source: Source, key: Key) -> bool:
+        """Whether it is a trace of this function with these static arguments, whatever the types."""
+        mine = (self.key.statics, self.key.context)
+        return self.source is source and mine == (key.statics, key.context)
 
 
 _EntryKey = tuple[int, Key]
@@ -168,19 +193,48 @@ def stage(
     """
     operands = [_as_array(leaf) for leaf in dynamic]
     key = Key(statics, tuple(_jax.aval_of(leaf) for leaf in operands), _jax.trace_context())
-    found = _build.entries.get((id(source), key)) or source.cache.get(key)
-    if found is not None:
-        if isinstance(found, Staged):
-            found.captured.check()
-        return found, operands
-    for (owner, other), entry in _build.entries.items():
+    in_progress = _build.entries.get((id(source), key))
+    if in_progress is not None:
+        return in_progress, operands
+    for entry in _build.entries.values():
         # A recursive call with Python scalars takes the types of the recursion it is part of.
-        same = (owner, other.statics, other.context) == (id(source), statics, key.context)
-        if same and _fits(key.avals, other.avals):
-            return entry, [
-                promotion.convert(x, aval) for x, aval in zip(operands, other.avals, strict=True)
-            ]
-    return _settle(source, key), operands
+        if entry.is_of(source, key) and _fits(key.avals, entry.key.avals):
+            return entry, _converted(operands, entry.key.avals)
+    found = _staged(source, key)
+    _note_stronger([(source, key)] if isinstance(found, Entry) else found.members)
+    return found, operands if isinstance(found, Entry) else _converted(operands, found.avals)
+
+
+def _note_stronger(reached: Sequence[tuple[Source, Key]]) -> None:
+    """See which functions in progress are reached again at types that differ from theirs in weak types."""
+    for entry in _build.entries.values():
+        for source, key in reached:
+            if entry.is_of(source, key) and promotion.weaker(entry.key.avals, key.avals):
+                so_far = entry.stronger or entry.key.avals
+                entry.stronger = promotion.stronger(so_far, key.avals)
+
+
+def _staged(source: Source, key: Key) -> Staged | Entry:
+    """The trace at these types, or at stronger ones that serve for them as well."""
+    found = source.cache.get(key)
+    if found is not None:
+        found.captured.check()
+        return found
+    found = _settle(source, key)
+    if isinstance(found, Entry) or found.stronger is None:
+        return found
+    strong = _staged(source, key._replace(avals=found.stronger))
+    if isinstance(strong, Entry) or found.result != strong.result:
+        return found
+    if not promotion.same_code(found.code, strong.code):
+        return found
+    if key in source.cache:
+        source.cache[key] = strong
+    return strong
+
+
+def _converted(operands: Sequence[Any], avals: Sequence[_jax.ShapedArray]) -> list[Any]:
+    return [promotion.convert(x, aval) for x, aval in zip(operands, avals, strict=True)]
 
 
 def call_in_progress(entry: Entry, operands: Sequence[Any]) -> Any:
@@ -207,7 +261,8 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
     depth = len(_build.stack)
     entry_key = (id(source), key)
     last = _build.remembered.get(entry_key)
-    entry = Entry(last.name, depth, last.result) if last else Entry(_fresh_name(source.name), depth)
+    name = last.name if last else _fresh_name(source.name)
+    entry = Entry(source, key, name, depth, last.result if last else None)
     inner_keys: list[_EntryKey] = []
     unknown_outside, half_open_outside = _build.unknowns, progress.provisional
     _build.stack.append(entry)
@@ -252,13 +307,19 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
             _note_call(entry.lowest_called)
             return entry
         members = [entry] + [_build.entries[k] for k in inner_keys]
-        staged = Staged(*_assemble(members), entry.result, source.places.now())
+        made = _assemble(members)
+        reached = tuple((member.source, member.key) for member in members)
+        staged = [_of_member(member, *made, reached) for member in members]
         _discard([entry_key, *inner_keys])
         # What this one did not know at first it knows now: the trace around it is as whole as it was.
         _build.unknowns, progress.provisional = unknown_outside, half_open_outside
-        if not any(isinstance(value, Tracer) for value in staged.captures):
-            source.cache[key] = staged
-        return staged
+        if not any(isinstance(value, Tracer) for value in staged[0].captures):
+            source.cache[key] = staged[0]
+            # Whoever calls another of these functions later finds it in this table, and makes none that calls this one.
+            for member, found in zip(members, staged, strict=True):
+                if [each for each, _ in reached].count(member.source) == 1:
+                    member.source.cache[member.key] = found
+        return staged[0]
     except BaseException:
         _discard([entry_key, *inner_keys])
         raise
@@ -267,6 +328,19 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
         if not _build.stack:
             _build.remembered.clear()
             progress.provisional = 0
+
+
+def _of_member(
+    entry: Entry,
+    program: Program,
+    captures: tuple[Any, ...],
+    members: tuple[tuple[Source, Key], ...],
+) -> Staged:
+    """The program of functions that recurse together, entered at one of them."""
+    assert entry.result is not None
+    own = replace(program, entry=entry.name)
+    now = entry.source.places.now()
+    return Staged(own, captures, entry.result, now, entry.key.avals, entry.stronger, members)
 
 
 def _discard(keys: Sequence[_EntryKey]) -> None:

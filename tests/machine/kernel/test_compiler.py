@@ -163,6 +163,30 @@ def test_auto_runs_by_ticks_where_a_kernel_cannot_be_compiled(
         lw.vmap(steps_to_one, carrier="native")(n)
 
 
+@lw.program
+def depth(n):
+    return 0 if n <= 0 else 1 + depth(n - 1)
+
+
+@lw.program
+def depths(n):
+    total = 0
+    while n > 0:
+        total += jax.vmap(depth)(n + jnp.arange(3)).sum()
+        n = n - 1
+    return total
+
+
+@needs.on_cpu
+def test_a_program_that_options_change_inside_runs_by_ticks_too(cxx: Callable[[str], Path]) -> None:
+    """Its bound holds for the machine inside: what is planned is another program than what was traced."""
+    cxx(KERNELS_FAIL)
+    n = jnp.arange(4)
+    bounded = depths.with_options(max_depth=50)
+    assert lw.inspect(bounded, n).plan.carrier == "native"
+    assert jax.jit(lw.vmap(bounded))(n).tolist() == [0, 6, 15, 27]
+
+
 @needs.on_cpu
 def test_a_compiler_that_does_not_work_is_named(
     cxx: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+from lanewise.core.errors import Outcome
 from lanewise.core.options import Options
 from lanewise.cpp.build import compiler, host
 from lanewise.cpp.emit.emit import Emitted
@@ -71,12 +72,43 @@ def test_a_tape_is_neither_filled_nor_copied_on_a_host() -> None:
     text = body(kernel_for(gradient.forward.program, (True,) * len(operands), Options()))
     running, ending = text.split("finished: ;")
     # No loop goes over a tape: not before records are pushed, and in the end only on a GPU, or if the lane failed.
-    assert f"LW_PLATFORM(scratch + 0 * lanes, (char*)(out1 + example * {2 * records}ll))" in running
+    assert re.search(rf"LW_PLATFORM\(v\d+\.first, out1 \+ example \* {2 * records}ll\)", running)
     assert not re.search(rf"< {records}|< {2 * records}", running)
     fine, failed = ending.split("else {")
     loops = re.findall(rf"\n( *)for .*< (?:{records}|{2 * records});", fine)
     guards = re.findall(r"\n *if \(LW_PLATFORM\(true, false\)\) {\n *LW_UNROLL_FOUR\n *for", fine)
     assert len(loops) == len(guards) >= 3 and f"< {records}" in failed
+
+
+def test_answers_lie_in_their_buffers_whatever_the_order_of_examples() -> None:
+    """The tape of a loop, and a state that is written in place; by threads, with pauses, and examples that fail."""
+
+    @lw.program
+    def cumulated(x, n):
+        i = 0
+        while i < n:
+            x = x.at[i + 1].set(jnp.sin(x[i]) + x[i + 1])
+            i = i + 1
+        return x
+
+    records, length = 311, 400
+    staged, operands = cumulated.stage(jnp.zeros(length), jnp.int32(3))
+    gradient = vjp_program(staged.program, (True, False), Checkpoints("all", records=records))
+    assert not gradient.forward.constants
+    emitted = kernel_for(gradient.forward.program, (True,) * len(operands), Options())
+    running, _ = body(emitted).split("finished: ;")
+    assert not re.search(rf"< {records};", running)
+    assert len(re.findall(r"= LW_PLATFORM\(v\d+\.first, out\d \+ example", running)) == 2
+    x = np.random.default_rng(0).normal(size=(20, length)).astype(np.float32)
+    n = np.array([0, 310, 7, 330] * 5, np.int32)
+    for threads, flags in ((1, ()), (3, ("-DLW_TURNS=2",))):
+        ran = host.run(emitted, [x, n], len(n), threads=threads, flags=(*host.FLAGS, *flags))
+        np.testing.assert_array_equal(ran.code, [0, 0, 0, int(Outcome.ASSERTION_FAILED)] * 5)
+        for i, found in enumerate(ran.answers[0]):
+            expected = x[i].copy() if n[i] <= records else np.full(length, np.nan, np.float32)
+            for k in range(n[i] if n[i] <= records else 0):
+                expected[k + 1] += np.sin(expected[k])
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_is_left_unwritten_for_who_looks_for_nan() -> None:

@@ -108,9 +108,10 @@ class Bodies:
         shape, dtype = tuple(var.aval.shape), var.aval.dtype
         if var not in self.in_outputs:
             return self.room(shape, dtype)
-        name, size = self.writer.fresh("v"), math.prod(shape)
+        w, name, size = self.writer, self.writer.fresh("v"), math.prod(shape)
+        w.line(w.layout.declare(dtypes.ctype(dtype), name, size).removeprefix("const "))
         answer = f"{self.in_outputs[var]} + example * {size}ll"
-        self.writer.line(self.writer.layout.declare(dtypes.ctype(dtype), name, size, answer))
+        self.loads.append((f"{name}.first", f"LW_PLATFORM({name}.first, {answer})"))
         return Stored(shape, dtype, name, strided=True)
 
     def load(self) -> None:

@@ -200,6 +200,10 @@ class Emitter:
         and return: a new example among old ones would have its threads at ever more places, each of which runs by
         itself, so there the dispatch keeps to one example.
         """
+        for i, var in enumerate(results):
+            kind, size = dtypes.ctype(var.aval.dtype), math.prod(var.aval.shape)
+            if var in self.linked.storage.registers and Layout.strides(kind, size):
+                self.bodies.in_outputs.setdefault(var, f"out{i}")
         if self.linked.has_calls or len(self.structure.heads) == 1:
             self._program_in_examples(results)
         else:
@@ -210,10 +214,6 @@ class Emitter:
         header = (
             "for (long long example = LW_FIRST(next); example < examples; example = LW_NEXT(next))"
         )
-        for i, var in enumerate(results):
-            kind, size = dtypes.ctype(var.aval.dtype), math.prod(var.aval.shape)
-            if var in self.linked.storage.registers and Layout.strides(kind, size):
-                self.bodies.in_outputs.setdefault(var, f"out{i}")
         with w.block(header):
             self.bodies.declare()
             self.bodies.load()

@@ -32,16 +32,13 @@ class Layout:
         self.used = 0
         self.most = 0
 
-    def declare(self, kind: str, name: str, size: int, on_host: str = "") -> str:
-        """The declaration of an array of a lane's own; `on_host`: where else a larger one lies there."""
+    def declare(self, kind: str, name: str, size: int) -> str:
+        """The declaration of an array of a lane's own."""
         if not self.strides(kind, size):
             return f"{kind} {name}[{max(size, 1)}];"
         offset = self.lend(size * SIZES[kind])
         self.used += _aligned(size * SIZES[kind])
-        memory = f"scratch + {offset} * lanes"
-        if on_host:
-            memory = f"LW_PLATFORM({memory}, (char*)({on_host}))"
-        return f"const lw_strided<{kind}> {name}({memory}, lane, lanes);"
+        return f"const lw_strided<{kind}> {name}(scratch + {offset} * lanes, lane, lanes);"
 
     @staticmethod
     def strides(kind: str, size: int) -> bool:
