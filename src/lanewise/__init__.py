@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING, Any
 
+from lanewise import rules as _rules  # registers the rules of the program primitive
 from lanewise.api.fixed_point import fixed_point
 from lanewise.api.gradient import check_grads, grad, recomputed, value_and_grad
-from lanewise.api.inspect import Inspection, inspect
+from lanewise.api.inspect import inspect
+from lanewise.api.inspection import Inspection
 from lanewise.api.stream import stream
 from lanewise.api.vmap import vmap
 from lanewise.core import errors
 from lanewise.core.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.core.outcomes import Failure, Outcomes, Stats, lane_errors
 from lanewise.core.program import Program
-from lanewise.rules import bind as _bind  # registers the rules of the program primitive
-from lanewise.rules import linearize as _linearize
 from lanewise.tracing.decorator import ProgramFunction, lift, program
 from lanewise.watch.report import report
 from lanewise.watch.trace import trace
@@ -20,7 +20,7 @@ from lanewise.watch.trace import trace
 if TYPE_CHECKING:
     from lanewise import arrays
 
-del _bind, _linearize
+del _rules
 
 __all__ = [
     "Failure",

@@ -20,7 +20,7 @@ from lanewise.grow.growing import FIRST_DEPTH
 from lanewise.grow.larger import counterparts
 from lanewise.grow.rerun import RerunLarger
 from lanewise.job.linking import blocks_of
-from lanewise.rules.linearize import FIRST_RECORDS
+from lanewise.rules.forward import FIRST_RECORDS
 
 
 @lw.program

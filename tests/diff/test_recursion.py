@@ -17,7 +17,7 @@ from lanewise.core.errors import Outcome
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.lift import lifted
 from lanewise.diff.vjp import vjp_program
-from lanewise.rules.linearize import FIRST_RECORDS
+from lanewise.rules.forward import FIRST_RECORDS
 from programs.small import up
 
 

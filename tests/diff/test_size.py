@@ -13,6 +13,7 @@ import pytest
 
 import lanewise as lw
 from lanewise import _jax
+from lanewise.core.options import Options
 from lanewise.core.program import Program
 from lanewise.cpp import kernels as carry
 from lanewise.cpp.build import device, foreign
@@ -20,9 +21,11 @@ from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.records import SMALL, Tapes
 from lanewise.diff.vjp import vjp_program
 from lanewise.job import linking
+from lanewise.job.job import Job
+from lanewise.plan.choose import plan
 from programs.recursion import scaled_tree
 
-ROOM = 64
+ROOM = 128
 
 
 @lw.program
@@ -100,6 +103,16 @@ def test_python_scalars_make_no_tapes_within_tapes() -> None:
         return jax.grad(jax.grad(lambda x: scaled_tree(scale, x, 2)))(jnp.float32(0.3))
 
     np.testing.assert_allclose(twice(1.5), twice(jnp.float32(1.5)), rtol=1e-6)
+
+
+def test_a_tape_is_no_large_array_to_who_chooses(orders: Any) -> None:
+    """Alone, a recursion over numbers is C++ at every order, however long the tapes are."""
+    if not foreign.available():
+        pytest.skip("no C++ compiler")
+    for program, _ in (*orders[1], *orders[2]):
+        job = Job(program, (), ((),) * program.num_operands, Options(), "cpu")
+        chosen = plan(job)
+        assert chosen.carrier == "native", (program.entry, chosen.why)
 
 
 def test_few_tapes_whatever_is_saved(orders: Any) -> None:

@@ -22,7 +22,7 @@ CALLBACK_OPERATIONS = 1e7
 
 FREE = frozenset(
     "reshape squeeze expand_dims broadcast_in_dim slice copy copy_p stop_gradient optimization_barrier"
-    " bitcast_convert_type pvary".split()
+    " bitcast_convert_type pvary unfilled".split()
 )
 TRANSCENDENTAL = frozenset(
     "exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh logistic pow"

@@ -19,13 +19,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lanewise.carriers import alone, by_xla
-from lanewise.core.options import Options
-from lanewise.core.program import Program
 from lanewise.cpp.build import foreign, signals
 from lanewise.cpp.emit.emit import Emitted
-from lanewise.cpp.emit.lower import kernel_blocks
-from lanewise.cpp.kernels import blocks_for, kernel_or_obstacle, run_kernel
-from lanewise.cpp.variants.tiles import TILE, might_be_tiled, tiled
+from lanewise.cpp.kernels import blocks_for, kernel_in_step, kernel_or_obstacle, run_kernel
+from lanewise.cpp.variants.tiles import TILE
 from lanewise.job.job import Job
 from lanewise.job.plan import HostRun, Plan
 from lanewise.job.results import Ran
@@ -46,7 +43,7 @@ def offer(job: Job, schedule: str, why: str) -> Plan | str:
     given = (job.program, job.varying, job.options)
     in_the_way = foreign.obstacle()
     if in_the_way is None:
-        emitted = _in_step(job.program, job.varying, job.options.unwatched().of_kernel())
+        emitted = kernel_in_step(*given)
         if emitted is not None:
             why = f"{why}; one loop of scalar arithmetic, which vector instructions run"
             return Plan(job, "native", "one lane", why, IN_STEP, emitted=emitted)
@@ -77,18 +74,6 @@ def on_host(plan: Plan) -> HostRun:
     return alone.run_on_host(
         plan, _run_lanes, signals.stoppable, linked, in_flight=foreign.cores(), first=DEEP
     )
-
-
-@functools.lru_cache(maxsize=512)
-def _in_step(program: Program, varying: tuple[bool, ...], options: Options) -> Emitted | None:
-    """The kernel for several lanes in step, if the program has one."""
-    # Lanes in step do not stop one by one, and are not counted.
-    if options.stats or options.max_steps is not None:
-        return None
-    # Most programs have nothing of the kind, which is seen before the work of making branches selects.
-    if not might_be_tiled(blocks_for(program, varying, options)):
-        return None
-    return tiled(kernel_blocks(program, varying, options, selects=True), varying)
 
 
 def _run_lanes(plan: Plan, operands: Sequence[Any], capacity: int, stops: bool) -> Ran:

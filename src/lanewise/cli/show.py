@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lanewise._jax import Var
-from lanewise.api.inspect import Inspection, inspect
+from lanewise.api.inspect import inspect
+from lanewise.api.inspection import Inspection
 from lanewise.blocks.cost import bytes_of, cost_of
 from lanewise.blocks.form import (
     Block,

@@ -50,32 +50,22 @@ def check(
     values: Sequence[Any] = (),
 ) -> None:
     """End the lane with `assertion failed` unless `ok` holds; `writes` makes the message of the values."""
-    _check(ok, values, Outcome.ASSERTION_FAILED, False, message, location, writes)
+    check_outcome(ok, Outcome.ASSERTION_FAILED, message, location, writes, values)
 
 
-def check_room(fits: Any, waits: bool) -> None:
-    """End the lane with `tape full` unless one more record fits; `waits`: a host may make room, and the lane go on."""
-    _check(fits, (), Outcome.TAPE_FULL, waits, "", None, None)
-
-
-def _check(
+def check_outcome(
     ok: Any,
-    values: Sequence[Any],
     outcome: Outcome,
-    waits: bool,
-    message: str,
-    location: Location | None,
-    writes: Writes | None,
+    message: str = "",
+    location: Location | None = None,
+    writes: Writes | None = None,
+    values: Sequence[Any] = (),
+    *,
+    waits: bool = False,
 ) -> None:
-    check_p.bind(
-        jnp.asarray(ok, bool),
-        *values,
-        outcome=outcome,
-        waits=waits,
-        message=message,
-        location=location,
-        writes=writes,
-    )
+    """End the lane with an outcome unless `ok` holds; `waits`: a host may make it hold, and the lane go on."""
+    params = {"message": message, "location": location, "writes": writes}
+    check_p.bind(jnp.asarray(ok, bool), *values, outcome=outcome, waits=waits, **params)
 
 
 def _batch_check(args: Any, dims: Any, **params: Any) -> Any:

@@ -17,6 +17,7 @@ from lanewise.core.program import Program
 from lanewise.cpp.emit.emit import Emitted
 from lanewise.cpp.emit.lower import kernel_blocks
 from lanewise.cpp.emit.support import Obstacle, written
+from lanewise.cpp.variants.tiles import might_be_tiled, tiled
 
 # Runs a kernel: the kernel, operands, how many examples, how many frames a stack holds. Gives answers, codes, sites,
 # and totals: all steps, most frames pending and, where it is measured, the lanes' busy seconds and those there were.
@@ -76,3 +77,21 @@ def run_kernel(
     # A lane never waits for another, so it is never offered what it does not run.
     each = (examples, examples, examples, examples)
     return answers, code, site, counts(*each, *totals)
+
+
+def kernel_in_step(program: Program, varying: tuple[bool, ...], options: Options) -> Emitted | None:
+    """The kernel for several lanes in step, remembered, if the program has one. It counts nothing that is observed."""
+    return _kernel_in_step(program, varying, options.unwatched().of_kernel())
+
+
+@functools.lru_cache(maxsize=512)
+def _kernel_in_step(
+    program: Program, varying: tuple[bool, ...], options: Options
+) -> Emitted | None:
+    # Lanes in step do not stop one by one, and are not counted.
+    if options.stats or options.max_steps is not None:
+        return None
+    # Most programs have nothing of the kind, which is seen before the work of making branches selects.
+    if not might_be_tiled(blocks_for(program, varying, options)):
+        return None
+    return tiled(kernel_blocks(program, varying, options, selects=True), varying)

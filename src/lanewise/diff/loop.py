@@ -22,7 +22,6 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise.blocks.inside import tests_many, with_one_test
-from lanewise.core.check import check_room
 from lanewise.diff.activity import moving_carry
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import FARTHEST, next_kept, read, write, write_if
@@ -32,7 +31,7 @@ from lanewise.diff.piece import Step, piece
 from lanewise.diff.records import tops, with_tops
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
-from lanewise.diff.tape import unfilled
+from lanewise.diff.tape import check_room, unfilled
 
 
 @dataclass(frozen=True)

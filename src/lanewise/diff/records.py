@@ -21,9 +21,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
-from lanewise.core.check import check_room
 from lanewise.diff.checkpoint import read, write
-from lanewise.diff.tape import unfilled
+from lanewise.diff.tape import check_room, unfilled
 
 # Arrays of at most this many elements lie among the numbers of a record.
 SMALL = 16

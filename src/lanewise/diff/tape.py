@@ -17,6 +17,8 @@ from typing import Any
 
 from lanewise import _jax
 from lanewise._jax import mlir
+from lanewise.core.check import check_outcome
+from lanewise.core.errors import Outcome
 
 unfilled_p = _jax.Primitive("unfilled")
 
@@ -35,3 +37,8 @@ def _zeros(*, shape: tuple[int, ...], dtype: Any) -> Any:
 unfilled_p.def_impl(_zeros)
 unfilled_p.def_abstract_eval(lambda *, shape, dtype: _jax.shaped(shape, dtype))
 mlir.register_lowering(unfilled_p, mlir.lower_fun(_zeros, multiple_results=False))
+
+
+def check_room(fits: Any, waits: bool) -> None:
+    """End the lane unless one more record fits on a tape; `waits`: a host may make room, and the lane go on."""
+    check_outcome(fits, Outcome.TAPE_FULL, waits=waits)

@@ -18,7 +18,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.core.program import Function, Program, call_p
-from lanewise.diff import branch, loop, scan  # register their rules
+from lanewise.diff import rules as rules  # fills the table
 from lanewise.diff.activity import Moving, moving_outputs
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import Checkpoints
@@ -27,8 +27,6 @@ from lanewise.diff.records import tops
 from lanewise.diff.recursion import Derived, forward_name, reverse_name, settled
 from lanewise.diff.sweep import Scope
 from lanewise.diff.tail import as_loop
-
-del branch, loop, scan
 
 
 class WithConstants(NamedTuple):

@@ -1,4 +1,4 @@
-"""The forward program of a gradient, run now, with tapes that grow.
+"""The forward program of a gradient: run now, its tapes grow.
 
 Nobody knows before a run how long its tapes must be. Outside `jit` they start short, the host makes them longer while
 the program runs (`rules/on_host.py`), and what is given at the end has the shapes that were needed. A JAX primitive
@@ -8,6 +8,7 @@ what it gives ends with the number of records that tapes have room for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,17 +16,63 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import batching
+from lanewise.core.errors import OptionError
 from lanewise.core.options import Options
+from lanewise.core.program import Program, program_p
+from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import Room
 from lanewise.job.axes import Mapped, with_constants
 from lanewise.job.job import answer_axes
 from lanewise.rules.on_host import execute_on_host
 
+# How many records a tape of unknown length has room for inside `jit`, unless `tape` says otherwise.
+RECORDS_INSIDE_JIT = 1024
+
+
+FIRST_RECORDS = 64
+
 forward_p = _jax.Primitive("program_forward")
 forward_p.multiple_results = True
 
 
-def run_growing(
+def run_forward(
+    primals: Sequence[Any],
+    moving: tuple[bool, ...],
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+) -> Any:
+    """The gradient of a program, and what its forward program gives; outside `jit` its tapes grow."""
+    if options.offload and lanes:
+        raise OptionError(
+            f'offload="host" is for a lone call of `{program.name}`, or lanes that do not diverge; here'
+            f" {math.prod(lanes)} lanes take ways of their own. Leave it out, or set checkpoints to a number,"
+            " which bounds what is saved."
+        )
+    runs_now = options.tape is None and _jax.runs_now()
+    records = options.tape or (FIRST_RECORDS if runs_now else RECORDS_INSIDE_JIT)
+    grows = runs_now or options.tape_grows
+    # Who looks for NaN looks into all that is saved, written or not.
+    offload, filled = options.offload == "host", _jax.looks_for_nan()
+    setting = Checkpoints(options.checkpoints, records, offload, grows, filled)
+    room = Room(program, moving, setting)
+    if runs_now:
+        outs, room = _run_growing(primals, room, lanes, mapped, options)
+        return room.gradient, outs
+    forward = room.forward
+    outs = program_p.bind(
+        *forward.constants,
+        *primals,
+        program=forward.program,
+        lanes=lanes,
+        mapped=with_constants(forward.constants, mapped, lanes),
+        options=options,
+    )
+    return room.gradient, outs
+
+
+def _run_growing(
     primals: Sequence[Any], room: Room, lanes: tuple[int, ...], mapped: Mapped, options: Options
 ) -> tuple[list[Any], Room]:
     """What the forward program gives, and the room that its tapes have in the end."""

@@ -44,7 +44,7 @@ DONE_TWICE = frozenset(
     " log1p logistic tanh sinh cosh sin cos tan asin acos atan atan2 erf erfc erf_inv lgamma digamma floor ceil round"
     " is_finite nextafter and or not xor eq ne lt le gt ge select_n shift_left shift_right_logical"
     " shift_right_arithmetic population_count clz convert_element_type bitcast_convert_type copy copy_p stop_gradient"
-    " broadcast_in_dim reshape squeeze expand_dims slice transpose rev concatenate pad iota dynamic_slice"
+    " broadcast_in_dim reshape squeeze expand_dims slice transpose rev concatenate pad iota unfilled dynamic_slice"
     " dynamic_update_slice scatter dot_general reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or"
     " random_bits random_split random_fold_in random_wrap random_unwrap random_seed threefry2x32".split()
 )

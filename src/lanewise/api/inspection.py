@@ -1,0 +1,69 @@
+"""What `lanewise.inspect` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lanewise.blocks.analysis import Storage
+from lanewise.blocks.form import Block, BlockProgram
+from lanewise.blocks.text import print_program
+from lanewise.carriers.table import ALONE
+from lanewise.core.options import Options
+from lanewise.core.program import Program
+from lanewise.job.plan import Plan
+from lanewise.machine.schedule import dear_blocks
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What `inspect` found; print it."""
+
+    program: Program
+    blocks: BlockProgram
+    storage: Storage
+    plan: Plan
+    lanes: int | None
+    options: Options
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            [
+                f"program\n{self.program.text}",
+                f"blocks\n{print_program(self.blocks, self.storage)}",
+                f"carrier {self.plan.carrier} (by {self.plan.path}), schedule {self.plan.schedule}: {self.plan.why}",
+                self.work,
+            ]
+        )
+
+    @property
+    def work(self) -> str:
+        """How many lanes there are and what of their work is dear, in words."""
+        lanes = "one lane" if self.lanes is None else f"{self.lanes} lanes"
+        if self.plan.plain:
+            return f"{lanes}, plainly vectorized"
+        if self.plan.carrier in ALONE:
+            return f"{lanes}, each by itself"
+        width = min(self.lanes or 1, self.options.lanes or self.lanes or 1)
+        if self.lanes is not None and width < self.lanes:
+            lanes = f"{width} lanes for {self.lanes} examples"
+        assert self.plan.linked is not None
+        dear = dear_blocks(self.plan.linked, width)
+        named = (
+            ", ".join(str(getattr(self.plan.linked.order[pc], "label", pc)) for pc in dear)
+            or "none"
+        )
+        return f"{lanes}; dear blocks: {named}"
+
+    def svg(self) -> str:
+        """The block graph, drawn: a picture to put into a page or to write to a file."""
+        from lanewise.watch.draw import graph_svg
+
+        dear: set[int] = set()
+        linked = self.plan.linked
+        if linked is not None and self.plan.carrier not in ALONE:
+            width = min(self.lanes or 1, self.options.lanes or self.lanes or 1)
+            order = (linked.order[pc] for pc in dear_blocks(linked, width))
+            dear = {item.label for item in order if isinstance(item, Block)}
+        return graph_svg(self.blocks, self.storage, dear=dear)
+
+    __repr__ = __str__

@@ -1,0 +1,210 @@
+"""`tangents_p`: the linear map from tangents of operands to tangents of answers, at given operands.
+
+`rules/linearize.py` stages it. Run as it is, the map is the program's own derivative (`diff/jvp.py`); its transpose
+runs the reverse program (`diff/vjp.py`). An operand that lanes share has one adjoint, the sum over the lanes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lanewise import _jax
+from lanewise._jax import ad, batching, mlir
+from lanewise.core.program import program_p, throw_p
+from lanewise.job.axes import Mapped, with_axes, with_constants
+from lanewise.job.job import answer_axes
+from lanewise.rules.forward_mode import push_forward
+
+tangents_p = _jax.Primitive("program_tangents")
+tangents_p.multiple_results = True
+
+
+def _groups(operands: Sequence[Any], params: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Operands of the program, what is saved, and tangents."""
+    first = len(params["mapped"])
+    second = first + len(params["saved_mapped"])
+    return operands[:first], operands[first:second], operands[second:]
+
+
+def _moving_as(params: dict[str, Any]) -> Mapped:
+    """Which lane axes each operand has, itself or by its tangent."""
+    tangents = iter(params["tangents_mapped"])
+    return tuple(
+        tuple(a or b for a, b in zip(axes, next(tangents), strict=True)) if flag else axes
+        for axes, flag in zip(params["mapped"], params["moving"], strict=True)
+    )
+
+
+def _tangents(*operands: Any, **params: Any) -> list[Any]:
+    """The map itself: forward mode."""
+    primals, _, tangents = _groups(operands, params)
+    _, moved, _ = push_forward(
+        primals,
+        tangents,
+        params["moving"],
+        params["program"],
+        params["lanes"],
+        params["mapped"],
+        params["tangents_mapped"],
+        _moving_as(params),
+        params["options"],
+    )
+    return list(itertools.compress(moved, params["gradient"].out_moving))
+
+
+tangents_p.def_impl(_tangents)
+
+
+@tangents_p.def_abstract_eval
+def _tangents_abstract(*operands: Any, **params: Any) -> list[Any]:
+    program, lanes = params["program"], params["lanes"]
+    axes = answer_axes(program, _moving_as(params), params["options"], lanes)
+    outs = [
+        _jax.shaped((*itertools.compress(lanes, has), *aval.shape), aval.dtype)
+        for aval, has, flag in zip(
+            program.out_avals, axes, params["gradient"].out_moving, strict=True
+        )
+        if flag
+    ]
+    return _jax.varying_as(outs, operands)
+
+
+mlir.register_lowering(
+    tangents_p, lambda ctx, *args, **params: _jax.lower_unchecked(ctx, _tangents, *args, **params)
+)
+
+
+def _batch_tangents(
+    axis_data: Any, operands: Sequence[Any], dims: Sequence[int | None], **params: Any
+) -> Any:
+    operands = [jnp.moveaxis(x, d, 0) if d else x for x, d in zip(operands, dims, strict=True)]
+    groups = _groups(dims, params)
+    names = ("mapped", "saved_mapped", "tangents_mapped")
+    changed = {
+        name: tuple((d is not None, *axes) for d, axes in zip(own, params[name], strict=True))
+        for name, own in zip(names, groups, strict=True)
+    }
+    params = {**params, **changed, "lanes": (axis_data.size, *params["lanes"])}
+    outs = tangents_p.bind(*operands, **params)
+    axes = answer_axes(params["program"], _moving_as(params), params["options"], params["lanes"])
+    moved = itertools.compress(axes, params["gradient"].out_moving)
+    return outs, [0 if has[0] else None for has in moved]
+
+
+batching.fancy_primitive_batchers[tangents_p] = _batch_tangents
+
+
+def _jvp_tangents(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    moves = [type(t) is not ad.Zero for t in tangents]
+
+    def of_moved(*moved: Any) -> list[Any]:
+        given = iter(moved)
+        values = [next(given) if flag else x for x, flag in zip(primals, moves, strict=True)]
+        return _tangents(*values, **params)
+
+    return jax.jvp(
+        of_moved,
+        tuple(itertools.compress(primals, moves)),
+        tuple(itertools.compress(tangents, moves)),
+    )
+
+
+ad.primitive_jvps[tangents_p] = _jvp_tangents
+
+
+def _linearize_tangents(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
+    def of_moved(*moved: Any) -> list[Any]:
+        given = iter(moved)
+        values = [next(given) if flag else x for x, flag in zip(primals, nonzero, strict=True)]
+        return _tangents(*values, **params)
+
+    outs, linear = jax.linearize(of_moved, *itertools.compress(primals, nonzero))
+    residuals, tree = jax.tree.flatten(linear)
+
+    def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
+        given = [ad.instantiate_zeros(t) for t, flag in zip(tangents, nonzero, strict=True) if flag]
+        return list(jax.tree.unflatten(tree, residuals)(*given))
+
+    return outs, [True] * len(outs), residuals, tangents_of
+
+
+_jax.on_linearize(tangents_p, _linearize_tangents)
+
+
+def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
+    """The transpose: the reverse program."""
+    gradient, lanes, options = params["gradient"], params["lanes"], params["options"]
+    primals, saved, tangents = _groups(operands, params)
+    reverse = gradient.reverse
+    constants = list(reverse.constants)
+    if options.offload:
+        # JAX compiles transfers only where it sees one, and it does not look into programs: here is one to see.
+        constants[0] = jax.device_put(constants[0], _jax.HOST)
+    moving_as = _moving_as(params)
+    out_axes = answer_axes(params["program"], moving_as, options, lanes)
+    out_axes = list(itertools.compress(out_axes, gradient.out_moving))
+    cts = [
+        _at_first_lane(ad.instantiate_zeros(ct), axes, lanes)
+        for ct, axes in zip(cts, out_axes, strict=True)
+    ]
+    all_axes = (True,) * len(lanes)
+    mapped = (
+        *(params["mapped"][i] for i in gradient.reads),
+        *params["saved_mapped"],
+        *[all_axes] * len(cts),
+    )
+    mapped = with_constants(reverse.constants, mapped, lanes)
+    outs = program_p.bind(
+        *constants,
+        *(primals[i] for i in gradient.reads),
+        *saved,
+        *cts,
+        program=reverse.program,
+        lanes=lanes,
+        mapped=mapped,
+        options=options,
+    )
+    num_adjoints = len(reverse.program.out_avals)
+    adjoints, codes = outs[:num_adjoints], outs[num_adjoints:]
+    if codes and options.throw:
+        name, sites = params["program"].name, reverse.program.sites
+        adjoints = throw_p.bind(*adjoints, *codes, sites=sites, name=f"the gradient of {name}")
+    found = answer_axes(reverse.program, mapped, options, lanes)
+    ct_tangents = [
+        _summed(ct, has, wanted, lanes) if ad.is_undefined_primal(tangent) else None
+        for ct, has, wanted, tangent in zip(
+            adjoints, found, params["tangents_mapped"], tangents, strict=True
+        )
+    ]
+    return [*[None] * (len(primals) + len(saved)), *ct_tangents]
+
+
+ad.primitive_transposes[tangents_p] = transpose_tangents
+
+
+def _at_first_lane(ct: Any, axes: tuple[bool, ...], lanes: tuple[int, ...]) -> Any:
+    """An adjoint with all lane axes: that of an answer which lanes share belongs to one of them."""
+    for axis, (has, size) in enumerate(zip(axes, lanes, strict=True)):
+        if not has:
+            first = jnp.arange(size) == 0
+            own = jnp.expand_dims(ct, axis)
+            ct = jnp.where(first.reshape(-1, *[1] * (own.ndim - axis - 1)), own, 0)
+    return ct
+
+
+def _summed(
+    ct: Any, has: tuple[bool, ...], wanted: tuple[bool, ...], lanes: tuple[int, ...]
+) -> Any:
+    """An adjoint with the wanted lane axes: summed over those that the operand does not have."""
+    extra = tuple(
+        sum(has[:axis])
+        for axis, (have, want) in enumerate(zip(has, wanted, strict=True))
+        if have and not want
+    )
+    left = tuple(a and b for a, b in zip(has, wanted, strict=True))
+    return with_axes(ct.sum(extra) if extra else ct, left, wanted, lanes)

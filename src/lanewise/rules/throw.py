@@ -1,0 +1,63 @@
+"""`throw_p` passes answers through and raises if a lane failed: at once outside `jit`, by a callback inside it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import io_callback
+
+from lanewise import _jax
+from lanewise._jax import ad, batching, mlir
+from lanewise.core.errors import OptionError
+from lanewise.core.outcomes import Site, raise_if_failed, raise_inside_jit
+from lanewise.core.program import throw_p
+
+
+@throw_p.def_abstract_eval
+def _throw_abstract(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
+    del sites, name
+    return list(args[:-2])
+
+
+@throw_p.def_impl
+def _throw_now(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
+    *answers, code, site = args
+    raise_if_failed(code, site, sites, name)
+    return answers
+
+
+def _throw_inside_jit(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
+    *answers, code, site = args
+    fail = functools.partial(raise_inside_jit, sites=sites, name=name)
+    jax.lax.cond((code != 0).any(), lambda: io_callback(fail, None, code, site), lambda: None)
+    return answers
+
+
+def _lower_throw(ctx: Any, *args: Any, **params: Any) -> Any:
+    if _jax.lowers_for_export(ctx):
+        raise OptionError(
+            f"jax.export cannot serialize `{params['name']}`, which raises if a lane fails: that calls Python. Use"
+            " throw=False, and look at the outcomes where the exported function is called."
+        )
+    return _jax.lower_unchecked(ctx, _throw_inside_jit, *args, **params)
+
+
+def _batch_throw(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+    *_, code_dim, site_dim = dims
+    *answers, code, site = args
+    if code_dim:
+        code, site = jnp.moveaxis(code, code_dim, 0), jnp.moveaxis(site, site_dim, 0)
+    return throw_p.bind(*answers, code, site, **params), list(dims[:-2])
+
+
+def _jvp_throw(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    return throw_p.bind(*primals, **params), list(tangents[:-2])
+
+
+mlir.register_lowering(throw_p, _lower_throw)
+batching.fancy_primitive_batchers[throw_p] = _batch_throw
+ad.primitive_jvps[throw_p] = _jvp_throw
