@@ -266,11 +266,11 @@ def test_an_interrupt_while_a_batch_runs(monkeypatch: pytest.MonkeyPatch, ended:
 
 
 def test_auto_streams_as_vmap_runs() -> None:
-    from lanewise.api.stream import _Streaming
+    from lanewise.api.streaming import Streaming
 
     def fed_for(fun: Any, example: Any) -> str:
         program = lw.lift(fun).with_options(lanes=4, throw=False)
-        streaming = _Streaming(program, iter([example]), False, None)
+        streaming = Streaming(program, iter([example]), False, None)
         next(streaming.answers())
         assert streaming.first is not None
         return type(streaming.first.fed).__name__

@@ -16,7 +16,7 @@ from lanewise.core.options import Options
 from lanewise.diff.checkpoint import TAPE_GROWTH, Checkpoints
 from lanewise.diff.vjp import vjp_program
 from lanewise.grow import growing
-from lanewise.grow.growing import FIRST_DEPTH
+from lanewise.grow.depth import FIRST_DEPTH
 from lanewise.grow.larger import counterparts
 from lanewise.grow.rerun import RerunLarger
 from lanewise.job.linking import blocks_of

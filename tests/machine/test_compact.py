@@ -11,7 +11,7 @@ from lanewise.core.errors import Outcome
 from lanewise.core.profile import Profile
 from lanewise.machine import compact
 from lanewise.machine.compact import tile_width
-from lanewise.machine.schedule import dear_blocks
+from lanewise.machine.worth import dear_blocks
 from seeing import linked_of, on_profile
 
 WIDTH = 64

@@ -15,7 +15,7 @@ import lanewise as lw
 from lanewise import _jax
 from lanewise.cpp.build import foreign
 from lanewise.grow import growing
-from lanewise.grow.growing import FIRST_DEPTH
+from lanewise.grow.depth import FIRST_DEPTH
 
 STARTS = np.array([7, 1, 27, 6], np.int32)
 LENGTHS = np.array([16, 0, 111, 8], np.int32)

@@ -16,12 +16,9 @@ from lanewise.core.errors import InternalError, OptionError
 from lanewise.core.options import Options
 from lanewise.cpp.variants import between
 from lanewise.job.linking import blocks_of
-from lanewise.machine.schedule import (
-    kernel_between,
-    meeting_blocks,
-    refuse_lost_lanes,
-    swept_blocks,
-)
+from lanewise.machine.meet import kernel_between
+from lanewise.machine.sweep import refuse_lost_lanes
+from lanewise.machine.worth import meeting_blocks, swept_blocks
 from programs.numerics import rough
 from programs.recursion import mixed_tree, mixed_tree_vector
 

@@ -10,7 +10,7 @@ from jax import lax
 
 import lanewise as lw
 from lanewise.core.errors import OptionError
-from lanewise.machine.schedule import dear_blocks
+from lanewise.machine.worth import dear_blocks
 from programs.small import fib
 from seeing import linked_of
 

@@ -15,7 +15,7 @@ from lanewise.core.errors import OptionError
 from lanewise.core.options import NAMES
 from lanewise.job.job import job_for
 from lanewise.job.linking import blocks_of
-from lanewise.rules.on_host import on_host
+from lanewise.rules.host_run import on_host
 from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import is_array_like
 
@@ -76,7 +76,7 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
     lanes = tuple(size)
     mapped = tuple((flag,) if lanes else () for flag in varying)
     platform = _jax.placed(operands)[0]
-    job = job_for(staged.program, lanes, mapped, program.options, platform)
+    job = job_for(staged.program, lanes, mapped, program.options, platform=platform)
     found = on_host(job).plan(operands)
     blocks = (
         found.linked.program

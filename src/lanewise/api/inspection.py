@@ -11,7 +11,7 @@ from lanewise.carriers.table import ALONE
 from lanewise.core.options import Options
 from lanewise.core.program import Program
 from lanewise.job.plan import Plan
-from lanewise.machine.schedule import dear_blocks
+from lanewise.machine.worth import dear_blocks
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from lanewise.blocks.link import Linked
 from lanewise.carriers.memory import refuse_too_large
 from lanewise.core.options import DEPTH_INSIDE_JIT
-from lanewise.grow.growing import Around, compiled, most_depth
+from lanewise.grow.depth import most_depth
+from lanewise.grow.growing import Around, compiled
 from lanewise.grow.rerun import Rerun
 from lanewise.job.axes import lanes_first, of_rows
 from lanewise.job.plan import HostRun, Plan

@@ -12,7 +12,8 @@ from typing import Any
 from lanewise.carriers.memory import refuse_too_large
 from lanewise.carriers.phases import phases_of
 from lanewise.core.options import DEPTH_INSIDE_JIT
-from lanewise.grow.growing import FIRST_DEPTH, Growing, most_depth
+from lanewise.grow.depth import FIRST_DEPTH, most_depth
+from lanewise.grow.growing import Growing
 from lanewise.job.job import Job
 from lanewise.job.linking import linked_for
 from lanewise.job.plan import HostRun, Plan

@@ -68,7 +68,7 @@ class Program:
     @property
     def name(self) -> str:
         """The name of the function it was made from: the entry's, without the number of its trace."""
-        return re.sub(r"\.\d+$", "", self.entry)
+        return re.sub(r"\.\d+(?=\)*$)", "", self.entry)
 
     @functools.cached_property
     def out_avals(self) -> tuple[_jax.ShapedArray, ...]:

@@ -14,7 +14,7 @@ from lanewise.core.keys import stored
 from lanewise.core.options import Options
 from lanewise.core.outcomes import counts
 from lanewise.core.program import Program
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.lower import kernel_blocks
 from lanewise.cpp.emit.support import Obstacle, written
 from lanewise.cpp.variants.tiles import might_be_tiled, tiled

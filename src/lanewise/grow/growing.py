@@ -19,7 +19,6 @@ have ended, that was all. If they have not, the same function goes on, so the ma
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -30,18 +29,12 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.blocks.link import Linked
-from lanewise.core.keys import storage_struct
 from lanewise.core.one_function import as_one_function
-from lanewise.core.options import Options
+from lanewise.grow.depth import FIRST_DEPTH, GROWTH
 from lanewise.grow.larger import Counterparts, counterparts
 from lanewise.grow.packed import Packing
-from lanewise.grow.rerun import GROWTH
 from lanewise.machine.state import State, waits_for_stack, waits_for_tape
 
-FIRST_DEPTH = 32
-# Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
-DEEPEST = 1 << 20
-MOST_STACK_BYTES = 4 << 30
 # The machine has fuel for this many operations of its lanes at first (a tenth of a second, or less) and for at most
 # this many ticks; then for four times as many if it took less than the one, for fewer if it took more than the other.
 FIRST_OPERATIONS = 5e7
@@ -298,13 +291,3 @@ class Growing:
             self._larger = None if pairs is None else Larger(machine, operands, pairs)
             self._make_larger = None
         return self._larger is not None
-
-
-def most_depth(linked: Linked, lanes: int, options: Options) -> int:
-    """How deep stacks may grow outside `jit`."""
-    if options.max_depth is not None:
-        return options.max_depth
-    frame = sum(
-        math.prod(s.shape) * s.dtype.itemsize for s in map(storage_struct, linked.storage.stacks)
-    )
-    return max(FIRST_DEPTH, min(DEEPEST, MOST_STACK_BYTES // max((frame + 4) * lanes, 1)))

@@ -17,8 +17,8 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.core.errors import Outcome
+from lanewise.grow.depth import GROWTH
 
-GROWTH = 4
 # If more than this share of the lanes start again, all do.
 FEW = 0.5
 

@@ -127,6 +127,7 @@ def job_for(
     lanes: tuple[int, ...],
     mapped: Mapped,
     options: Options,
+    *,
     platform: str | None,
     room: Room | None = None,
 ) -> Job:

@@ -1,52 +1,24 @@
-"""Which block next: one tick under each schedule.
+"""Which block next: one tick under each schedule. The table is at the end.
 
 * `lowest`: the block with the lowest pc that any lane is at (Radul et al. 2019).
 * `most`: the block most lanes are at.
-* `sweep`: all cheap blocks in program order, each for the lanes that are at it when its turn comes, so that a lane
-  goes through a whole loop iteration in one tick; dear blocks run behind a guard, and only when it pays.
-* `meet`: each lane runs by itself, in one kernel, up to a block with matrix work, where lanes run together.
-
-When a dear block pays (sweep). Lanes gather at a dear block while the others run on. A lane that waits loses a tick,
-and a tick is worth what the machine spends in it, shared by the live lanes; a run costs the same for one lane as for
-all. So the block runs when the waiting, summed over lanes and ticks, has cost what the run costs: the ski-rental rule,
-weighted by lanes. With lanes arriving at a steady rate this waits `sqrt(2 K c)` ticks, where lanes come by every `K`
-ticks and a run costs `c` ticks, which is where the cost of waiting and the cost of running half-empty balance. When no
-block would run, the dear block with the most lanes runs at once.
-
-On a GPU a guard costs more, and dear blocks that lanes cannot go round without have none, or one for all of them: see
-`around.py`.
+* `sweep`: all cheap blocks in program order, dear ones when it pays (`sweep.py`).
+* `meet`: each lane by itself up to a block with matrix work, where lanes run together (`meet.py`).
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise.blocks.cost import holds_while
 from lanewise.blocks.link import Linked
-from lanewise.blocks.text import print_program
-from lanewise.core.errors import InternalError, OptionError
-from lanewise.core.one_function import as_one_function
 from lanewise.machine.advance import Advance
-from lanewise.machine.around import around
-from lanewise.machine.compact import can_be_packed, run_one_tile, run_tiles, tile_width
-from lanewise.machine.state import State, running
-
-if TYPE_CHECKING:
-    from lanewise.cpp.emit.emit import Emitted
-
-Tick = Callable[[State], State]
-
-# A block is worth meeting at if a lane's products in it take this many operations.
-MEETING_PRODUCTS = 10_000
-# The lanes that gather at the fullest of several alternatives, over those at each if all were as full.
-CROWDED = 1.0
-# Alternatives that together cost no more than so many ticks all run in each: lanes then need fewer ticks.
-FREE_TICKS = 3
+from lanewise.machine.state import State, Tick, running
+from lanewise.machine.sweep import sweep
+from lanewise.machine.worth import dear_blocks, meeting_blocks
 
 
 def lowest(advance: Advance) -> Tick:
@@ -80,214 +52,6 @@ def lanes_at(state: State, linked: Linked) -> Any:
     return (state.pc[:, None] == jnp.arange(linked.halt)).sum(0, dtype=jnp.int32)
 
 
-def meet(advance: Advance) -> Tick:
-    """One tick of lanes that meet: each by itself to the next dear block, then those for the lanes that are there."""
-    # Kernels are dear to import: only for who writes one.
-    from lanewise.machine.meeting import run_between
-
-    linked, lanes = advance.linked, advance.lanes
-    dear = meeting_blocks(linked)
-    between = kernel_between(linked, advance.max_steps, advance.counting)
-    if isinstance(between, str):
-        raise OptionError(f'schedule="meet" cannot run this program: {between}. Use "auto".')
-    tick_cost = float(linked.profile.tick_operations)
-    run_dear = _running_dear(advance, dear, tick_cost, lambda state, pc: state)
-
-    def tick(state: State) -> State:
-        state = run_between(between, state, lanes, advance.counting, linked.profile)
-        if len(dear) == 1 and tile_width(linked, dear[0], lanes) is None:
-            return advance.run(state, dear[0])
-        return run_dear(state)
-
-    return tick
-
-
-def meeting_blocks(linked: Linked) -> tuple[int, ...]:
-    """The blocks at which lanes meet: those whose work together is another than the work of each by itself."""
-    return tuple(
-        pc
-        for pc, cost in enumerate(linked.costs)
-        if pc != linked.entered_once and cost.products >= MEETING_PRODUCTS
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def kernel_between(linked: Linked, max_steps: int | None, counting: bool) -> Emitted | str:
-    """The kernel that runs lanes between meetings, or why there is none."""
-    if not meeting_blocks(linked):
-        return "it has no block with enough matrix work for lanes to meet at"
-    # Kernels are expensive to import: only where one is written.
-    from lanewise.cpp.emit.rules import Unsupported
-    from lanewise.cpp.variants.between import emit_between
-    from lanewise.machine.meeting import available
-
-    if not available(linked.profile):
-        return "kernels cannot be made here"
-    try:
-        return emit_between(
-            linked,
-            meeting_blocks(linked),
-            max_steps=max_steps,
-            counting=counting,
-        )
-    except Unsupported as refusal:
-        return f"{refusal.operation or 'its state'}: {refusal.why}"
-
-
-def sweep(advance: Advance) -> Tick:
-    """One tick of the sweep."""
-    linked, lanes = advance.linked, advance.lanes
-    refuse_lost_lanes(linked, swept_blocks(linked))
-    dear = dear_blocks(linked, lanes)
-    cheap_cost = linked.profile.tick_operations + sum(
-        _run_cost(linked, pc, lanes) for pc in range(linked.halt) if pc not in dear
-    )
-    if not dear:
-        return lambda state: _sweep_all(advance, state)
-    if linked.profile.host_reads_guards:
-        always, one_of = around(linked, dear)
-        if always:
-            dear = tuple(pc for pc in dear if pc not in always)
-        all_of_them = lanes * sum(linked.costs[pc].operations for pc in one_of)
-        if one_of and all_of_them <= FREE_TICKS * linked.profile.tick_operations:
-            dear = tuple(pc for pc in dear if pc not in one_of)
-        elif one_of and all(can_be_packed(linked, pc) for pc in one_of):
-            return lambda state: _sweep_alternatives(advance, state, sorted(one_of))
-        if not dear:
-            return lambda state: _sweep_all(advance, state)
-    return _running_dear(advance, dear, cheap_cost, functools.partial(_run_cheap, advance))
-
-
-def _running_dear(
-    advance: Advance,
-    dear: tuple[int, ...],
-    cheap_cost: float,
-    run_cheap: Callable[[State, int], State],
-) -> Tick:
-    """One tick that runs dear blocks when it pays, and `run_cheap` in the places of the others, for `cheap_cost`."""
-    linked, lanes = advance.linked, advance.lanes
-    places = jnp.asarray(dear, jnp.int32)
-    tiles = [tile_width(linked, pc, lanes) or lanes for pc in dear]
-    widths = jnp.asarray(tiles, jnp.int32)
-    prices = jnp.asarray(
-        [_run_cost(linked, pc, width) for pc, width in zip(dear, tiles, strict=True)], jnp.float32
-    )
-    order = jnp.arange(len(dear))
-
-    def decide(pc: Any, waited: Any, spent: Any) -> list[Any]:
-        here = (pc[:, None] == places).sum(0, dtype=jnp.int32)
-        live = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.int32)
-        price = prices * ((here + widths - 1) // widths)
-        # What a tick costs beside each block, by what ran in the last one.
-        beside = cheap_cost + spent.sum() - spent
-        due = (waited + here) * beside >= price * live
-        forced = (here.sum() == live) & ~(due & (here > 0)).any()
-        most_lanes = order == jnp.argmax(here) if len(dear) > 1 else True
-        run = (here > 0) & (due | (forced & most_lanes))
-        return [jnp.where(run, 0, waited + here), jnp.where(run, price, 0.0), *run]
-
-    def tick(state: State) -> State:
-        # A state has room for the account of every dear block, with a guard or without.
-        account = state.waited[: len(dear)], state.spent[: len(dear)]
-        waited, spent, *run = as_one_function(decide, state.pc, *account)
-        state = state.with_(
-            waited=lax.dynamic_update_slice(state.waited, waited, (0,)),
-            spent=lax.dynamic_update_slice(state.spent, spent, (0,)),
-        )
-        for pc in swept_blocks(linked):
-            if pc not in dear:
-                state = run_cheap(state, pc)
-                continue
-            place = dear.index(pc)
-            if tiles[place] < lanes:
-                state = run_tiles(advance, state, pc, tiles[place], run[place])
-            else:
-                state = _when(linked, run[place], functools.partial(advance.run, pc=pc), state)
-        return state
-
-    return tick
-
-
-def _when(linked: Linked, flag: Any, run: Callable[[State], State], state: State) -> State:
-    """`run(state)` if the flag holds.
-
-    On a CPU a loop of at most one turn: XLA lets a loop keep its state in place, and copies what goes through a `cond`
-    untouched. On a GPU a loop reads its flag twice, which costs more than the copies.
-    """
-    if linked.profile.host_reads_guards:
-        return lax.cond(flag, run, lambda s: s, state)
-    _, state = lax.while_loop(
-        lambda carry: carry[0], lambda carry: (jnp.array(False), run(carry[1])), (flag, state)
-    )
-    return state
-
-
-def _sweep_alternatives(advance: Advance, state: State, alternatives: list[int]) -> State:
-    """All other blocks, and in the place of the last of these the one with the most lanes, for a tile of them."""
-    places = jnp.asarray(alternatives, jnp.int32)
-    width = min(advance.lanes, int(advance.lanes * CROWDED / len(alternatives)) + 1)
-    for pc in swept_blocks(advance.linked):
-        if pc not in alternatives:
-            state = advance.run(state, pc)
-        elif pc == alternatives[-1]:
-            here = (state.pc[:, None] == places).sum(0, dtype=jnp.int32)
-            runs = [
-                functools.partial(run_one_tile, advance, pc=i, width=width) for i in alternatives
-            ]
-            state = lax.switch(jnp.argmax(here), runs, state)
-    return state
-
-
-def _run_cheap(advance: Advance, state: State, pc: int) -> State:
-    """Run a block for whoever is there; one that moves much, if anyone is."""
-    run = functools.partial(advance.run, pc=pc)
-    linked, profile = advance.linked, advance.linked.profile
-    moved = advance.lanes * linked.moves[pc]
-    if profile.host_reads_guards or moved < profile.guard_operations:
-        return run(state)
-    return _when(linked, (state.pc == pc).any(), run, state)
-
-
-def _sweep_all(advance: Advance, state: State) -> State:
-    for pc in swept_blocks(advance.linked):
-        state = _run_cheap(advance, state, pc)
-    return state
-
-
-def refuse_lost_lanes(linked: Linked, run: Collection[int]) -> None:
-    """Raise if a lane can come to a block that a tick never runs: the machine would tick for ever."""
-    lost = linked.destinations - {*run, linked.halt}
-    if lost:
-        places = ", ".join(map(str, sorted(lost)))
-        raise InternalError(
-            f"lanes come to pc {places}, which no tick runs", print_program(linked.program)
-        )
-
-
-def swept_blocks(linked: Linked) -> tuple[int, ...]:
-    """The blocks of a sweep: none that no lane is ever at, nor an entry that nothing comes back to (it runs before)."""
-    never = {linked.entered_once, *linked.bare_ends, *(linked.pc_of[b] for b in linked.waiting)}
-    return tuple(pc for pc in range(linked.halt) if pc not in never)
-
-
-def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
-    """The blocks worth a guard: more work than the guard costs, or a loop that must not run on stale values."""
-    work = [cost.shared + lanes * cost.operations for cost in linked.costs]
-    items = zip(linked.order, work, strict=True)
-    guard = linked.profile.guard_operations
-    return tuple(
-        pc
-        for pc, (item, cost) in enumerate(items)
-        if pc != linked.entered_once and (cost > guard or holds_while(getattr(item, "eqns", ())))
-    )
-
-
-def _run_cost(linked: Linked, pc: int, width: int) -> float:
-    """What it costs to run a block at a width, in lane operations."""
-    cost = linked.costs[pc]
-    return linked.profile.block_operations + cost.shared + width * cost.operations
-
-
 def dear_for(linked: Linked, lanes: int, schedule: str) -> tuple[int, ...]:
     """The blocks that a schedule runs only when it pays."""
     if schedule == "meet":
@@ -295,11 +59,18 @@ def dear_for(linked: Linked, lanes: int, schedule: str) -> tuple[int, ...]:
     return dear_blocks(linked, lanes) if schedule == "sweep" else ()
 
 
+def _meet(advance: Advance) -> Tick:
+    # It brings the C++ emitter along: only for who needs it.
+    from lanewise.machine.meet import meet
+
+    return meet(advance)
+
+
 SCHEDULES: dict[str, Callable[[Advance], Tick]] = {
     "lowest": lowest,
     "most": most,
     "sweep": sweep,
-    "meet": meet,
+    "meet": _meet,
 }
 
 

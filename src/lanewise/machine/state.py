@@ -6,7 +6,7 @@ is depth (one slot a frame), then lanes. Typed PRNG keys are kept as the integer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -74,6 +74,10 @@ class State:
 
     def with_(self, **changes: Any) -> State:
         return replace(self, **changes)
+
+
+# What a turn of the machine does to its state.
+Tick = Callable[[State], State]
 
 
 def initial_state(

@@ -25,8 +25,16 @@ from lanewise.core.one_function import as_one_function
 from lanewise.core.options import Options
 from lanewise.machine import observe
 from lanewise.machine.advance import Advance
-from lanewise.machine.schedule import SCHEDULES, Tick, dear_for
-from lanewise.machine.state import State, any_running, burned, has_fuel, outcome_codes, running
+from lanewise.machine.schedule import SCHEDULES, dear_for
+from lanewise.machine.state import (
+    State,
+    Tick,
+    any_running,
+    burned,
+    has_fuel,
+    outcome_codes,
+    running,
+)
 
 
 class Pause(NamedTuple):

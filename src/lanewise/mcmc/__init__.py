@@ -4,8 +4,9 @@ from lanewise.mcmc.hmc import HMC
 from lanewise.mcmc.mclmc import MCLMC
 from lanewise.mcmc.models import Model, from_numpyro, from_pymc
 from lanewise.mcmc.nuts import NUTS
-from lanewise.mcmc.sample import SamplingWarning, sample
+from lanewise.mcmc.sample import sample
 from lanewise.mcmc.samplers import Sampler, Told
+from lanewise.mcmc.trouble import SamplingWarning
 
 __all__ = [
     "HMC",

@@ -24,39 +24,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lanewise import _jax
-from lanewise._jax import JaxprEqn, Var
-from lanewise.blocks.cost import FREE, Cost, size_of
-from lanewise.blocks.form import Block
 from lanewise.blocks.link import Linked
-from lanewise.blocks.passes import PRODUCT_ALONE, PRODUCT_TOGETHER, Work, work_of
 from lanewise.carriers.table import ALONE, carrier_of
 from lanewise.core.errors import OptionError
-from lanewise.core.program import Program, call_p
 from lanewise.job.job import Job
 from lanewise.job.linking import linked_for
 from lanewise.job.plan import Plan
-from lanewise.machine.compact import move_operations, tile_width
-from lanewise.machine.schedule import dear_blocks, kernel_between, meeting_blocks
+from lanewise.machine.worth import dear_blocks, meeting_blocks
 from lanewise.plan import given_up
+from lanewise.plan.expected import (
+    CLEARLY,
+    Work,
+    better_alone,
+    computes_much,
+    expected,
+    may_depend_on_divergence,
+    work_of_blocks,
+    work_of_entry,
+    worth_compiling,
+)
 from lanewise.plan.holds import any_eqn, guards_a_loop, refuse_collectives, sees_batch
-from lanewise.plan.measure import Sample, take_sample
-
-# Matrix products run this much faster for all lanes at once than for one lane at a time.
-PRODUCTS_TOGETHER = 12.0
-# What any other work of a lane costs more in a tick: all lanes wait for the slowest, and pay for branches not taken.
-TICKED_OPERATION = 6.0
-# What a tick of a sweep costs beside its blocks, in lane operations.
-SWEEP_OPERATIONS = 300_000
-# How full the tiles are that a sweep packs the lanes at a dear block into.
-TILE_OCCUPANCY = 0.8
-# Another way than the one the code suggests must promise to be this much better.
-CLEARLY = 0.8
-# Where nothing diverges, lanes by themselves must save so many operations of a lane in all (a quarter of a
-# millisecond): a C++ compiler takes seconds.
-WORTH_COMPILING = 2e6
-# Arrays of a lane's own that are larger are worth vector instructions and all cores, which XLA has for a lone call.
-MOST_ELEMENTS_ALONE = 1024
+from lanewise.plan.measure import take_sample
 
 
 def plan(job: Job, operands: Sequence[Any] | None = None) -> Plan:
@@ -150,6 +138,9 @@ def _would_meet(job: Job, linked: Linked) -> bool:
     """Whether lanes should run together only at dear blocks: a recursion takes many ticks from one to the next."""
     if not (linked.has_calls and linked.profile.alone and meeting_blocks(linked)):
         return False
+    # It brings the C++ emitter along: only for who needs it.
+    from lanewise.machine.meet import kernel_between
+
     return not isinstance(kernel_between(linked, job.options.max_steps, job.options.stats), str)
 
 
@@ -162,12 +153,12 @@ def _measured(job: Job, operands: Sequence[Any]) -> Plan:
     if job.platform != "cpu" or not job.lanes or settled:
         return suggested
     linked = linked_for(job)
-    if linked.straight or not _may_depend_on_divergence(linked):
+    if linked.straight or not may_depend_on_divergence(linked):
         return suggested
     found = take_sample(linked, operands, job)
     if found is None:
         return suggested
-    costs = _expected(job, linked, found)
+    costs = expected(job, linked, found)
     mine = "native" if suggested.carrier == "native" else suggested.schedule
     weighed = ", ".join(f"{name} {cost:,.0f}" for name, cost in costs.items())
     why = f"{found}; so a lane costs this many operations: {weighed}"
@@ -183,47 +174,6 @@ def _measured(job: Job, operands: Sequence[Any]) -> Plan:
     return suggested
 
 
-def _may_depend_on_divergence(linked: Linked) -> bool:
-    """Whether lanes together would be clearly better than lanes by themselves if none had to wait."""
-    total = sum(linked.costs, Cost())
-    alone, together = (
-        total.operations - total.products * (1 - product)
-        for product in (PRODUCT_ALONE, PRODUCT_TOGETHER)
-    )
-    return together < CLEARLY * alone
-
-
-def _expected(job: Job, linked: Linked, found: Sample) -> dict[str, float]:
-    """What a lane would cost each way, by the visits of the sampled ones."""
-    lanes = job.examples
-    costs, mean, most = linked.costs, found.mean, found.most(lanes)
-    together = [
-        cost.operations - cost.products * (1 - PRODUCT_TOGETHER) + cost.shared / lanes
-        for cost in costs
-    ]
-    alone = [cost.operations - cost.products * (1 - PRODUCT_ALONE) + cost.shared for cost in costs]
-    dear = dear_blocks(linked, lanes)
-    ticks = most.max()
-    swept = ticks * SWEEP_OPERATIONS / lanes
-    for pc, (block, cost) in enumerate(zip(linked.order, together, strict=True)):
-        if pc not in dear:
-            swept += ticks * cost
-        elif isinstance(block, Block) and tile_width(linked, pc, lanes) is not None:
-            swept += mean[pc] * (cost / TILE_OCCUPANCY + move_operations(linked, block))
-        else:
-            swept += most[pc] * cost
-    expected = {"native": float(mean @ alone), "sweep": float(swept)}
-    # Loops in loops wait in each; branches would run for everyone, with what they close over copied for each lane.
-    if job.can_be_plain and linked.one_loop and not _sees_or_guards(job.program):
-        expected["plain"] = float(most @ together)
-    return expected
-
-
-def _sees_or_guards(program: Program) -> bool:
-    """Whether JAX's own batching is out of the question: lanes would see each other, or loops run that must not."""
-    return sees_batch(program) or guards_a_loop(program)
-
-
 def _alone(job: Job, why: str) -> Plan | None:
     """Each lane by itself, if there is a carrier for that here which takes the job."""
     name = job.profile.alone
@@ -234,18 +184,8 @@ def _alone(job: Job, why: str) -> Plan | None:
 
 
 def _alone_if_better(job: Job, linked: Linked) -> Plan | None:
-    total = sum(linked.costs, Cost())
-    alone = total.operations + total.shared
-    together = (total.operations - total.products) * TICKED_OPERATION + (
-        total.products / PRODUCTS_TOGETHER
-    )
-    if together < alone or _largest_of_a_lane(linked) > linked.profile.most_elements_a_thread:
-        return None
-    why = (
-        f"a lane's own code is {total.operations:,.0f} operations a turn, {total.products:,.0f} of them"
-        " matrix products: each lane runs by itself"
-    )
-    return _alone(job, why)
+    why = better_alone(linked)
+    return None if why is None else _alone(job, why)
 
 
 def _recursion_alone_if_better(job: Job, linked: Linked) -> Plan | None:
@@ -253,7 +193,7 @@ def _recursion_alone_if_better(job: Job, linked: Linked) -> Plan | None:
 
     A machine of one lane pays for a tick at every block, and XLA takes many times as long as a C++ compiler for it.
     """
-    if job.platform != "cpu" or job.options.stats or any_eqn(job.program, _computes_much):
+    if job.platform != "cpu" or job.options.stats or any_eqn(job.program, computes_much):
         return None
     found = _alone_if_better(job, linked)
     # Without a C++ compiler the code is XLA's either way.
@@ -264,58 +204,22 @@ def _straight_if_better(job: Job, linked: Linked) -> Plan | None:
     """Each lane by itself, where nothing diverges but XLA would go over memory again and again."""
     if not job.lanes:
         return None
-    uniform = linked.storage.uniform
-    work = sum(
-        (work_of(block.eqns, uniform.__contains__) for _, block in linked.program.all_blocks()),
-        Work(),
-    )
-    return _native_if_worth(job, work)
+    return _native_if_worth(job, work_of_blocks(linked))
 
 
 def _lone_if_better(job: Job) -> Plan | None:
     """A lone call as one function of machine code, where it loops over what is small."""
     program = job.program
     loops = any_eqn(program, lambda eqn: eqn.primitive.name in ("scan", "while"))
-    if not loops or any_eqn(program, _computes_much):
+    if not loops or any_eqn(program, computes_much):
         return None
-    work = work_of(program.functions[program.entry].jaxpr.eqns, lambda var: False)
-    return _native_if_worth(job, work)
-
-
-def _computes_much(eqn: JaxprEqn) -> bool:
-    """Whether an equation makes a large array, other than by looping or by reading and writing parts of one."""
-    name = eqn.primitive.name
-    if eqn.primitive is call_p or name in FREE or list(_jax.subjaxprs(eqn)):
-        return False
-    if name.startswith(("scatter", "dynamic_update")):
-        return False
-    return any(size_of(var) > MOST_ELEMENTS_ALONE for var in eqn.outvars)
+    return _native_if_worth(job, work_of_entry(program))
 
 
 def _native_if_worth(job: Job, work: Work) -> Plan | None:
-    alone, together = work.for_lanes(job.examples)
-    saved = (together - alone) * job.examples
-    if (job.options.carrier, job.platform) != ("auto", "cpu") or alone > CLEARLY * together:
+    if (job.options.carrier, job.platform) != ("auto", "cpu"):
         return None
-    if saved < WORTH_COMPILING:
-        return None
-    why = (
-        f"nothing diverges, but XLA would make {work.passes:,.0f} passes over memory, for a lane the cost of"
-        f" {together:,.0f} operations, against {alone:,.0f} by itself"
-    )
-    found = _alone(job, why)
+    why = worth_compiling(work, job.examples)
+    found = None if why is None else _alone(job, why)
     # By XLA, a lane by itself is no better than XLA's own batching.
     return None if found is None or found.path == "XLA" else found
-
-
-def _largest_of_a_lane(linked: Linked) -> int:
-    """The most elements that an array of a lane's own has."""
-    uniform = linked.storage.uniform
-    made = (
-        var
-        for _, block in linked.program.all_blocks()
-        for eqn in block.eqns
-        for var in (*eqn.outvars, *eqn.invars)
-        if isinstance(var, Var) and var not in uniform
-    )
-    return max((math.prod(var.aval.shape) for var in made), default=0)

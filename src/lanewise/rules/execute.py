@@ -14,9 +14,7 @@ from lanewise._jax import Jaxpr, JaxprEqn
 from lanewise.carriers.table import carrier_for
 from lanewise.core import compiling
 from lanewise.core import events as watchers
-from lanewise.core.options import Options
-from lanewise.core.program import Program, on_machine_inside
-from lanewise.job.axes import Mapped
+from lanewise.core.program import on_machine_inside
 from lanewise.job.job import Job, job_for
 from lanewise.job.results import of_no_lanes
 from lanewise.plan.choose import plan
@@ -26,19 +24,13 @@ from lanewise.plan.sharded import Split
 
 
 def execute(
-    *operands: Any,
-    program: Program,
-    lanes: tuple[int, ...],
-    mapped: Mapped,
-    options: Options,
-    platform: str | None = None,
-    split: Split | None = None,
+    *operands: Any, platform: str | None = None, split: Split | None = None, **params: Any
 ) -> list[Any]:
     """Answers, then outcomes and statistics if they are wanted, as traceable code for a platform, or for any.
 
-    `split`: how XLA may split what is traced over devices.
+    `params` are those of `program_p`; `split`: how XLA may split what is traced over devices.
     """
-    job = job_for(program, lanes, mapped, options, platform).as_it_runs()
+    job = job_for(**params, platform=platform).as_it_runs()
     return or_given_up(job, lambda: _traced(job, operands, split))
 
 

@@ -26,7 +26,7 @@ def whole_batch(
     Its gradient sums over lanes inside its matrix products, where a program for each lane would give each an adjoint of
     all that they share.
     """
-    job = job_for(program, lanes, mapped, options, platform).as_it_runs()
+    job = job_for(program, lanes, mapped, options, platform=platform).as_it_runs()
     if job.examples == 0 or not plan(job).plain:
         return None
     axes = [itertools.compress(lanes, has) for has in mapped]

@@ -16,7 +16,7 @@ from lanewise.blocks.link import Linked
 from lanewise.carriers.table import ALONE
 from lanewise.core.events import Site
 from lanewise.job.linking import blocks_of
-from lanewise.machine.schedule import dear_blocks
+from lanewise.machine.worth import dear_blocks
 from lanewise.watch import charts
 from lanewise.watch.charts import Axis, Line, count, percent, seconds
 from lanewise.watch.draw import graph_svg

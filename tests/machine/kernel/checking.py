@@ -13,7 +13,8 @@ import lanewise as lw
 from lanewise.blocks.link import Linked
 from lanewise.core.options import Options
 from lanewise.cpp.build import host
-from lanewise.cpp.emit.emit import Emitted, emit
+from lanewise.cpp.emit.emit import emit
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.lower import kernel_blocks
 
 

@@ -15,7 +15,7 @@ import lanewise as lw
 from lanewise.core.errors import Outcome
 from lanewise.core.options import Options
 from lanewise.cpp.build import compiler, host
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.lower import kernel_blocks
 from lanewise.cpp.emit.support import written
 from lanewise.cpp.kernels import kernel_for

@@ -20,7 +20,7 @@ from lanewise.blocks.link import link
 from lanewise.core.options import Options
 from lanewise.cpp.build import host
 from lanewise.cpp.emit import outline
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.lower import kernel_blocks
 from lanewise.cpp.emit.support import written
 from programs.numerics import rough, rough_pieces

@@ -13,7 +13,7 @@ import lanewise as lw
 from lanewise.blocks.link import Linked
 from lanewise.core.options import Options
 from lanewise.cpp.emit import seldom
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.lower import kernel_blocks
 from lanewise.cpp.emit.support import written
 

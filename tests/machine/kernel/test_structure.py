@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from lanewise.cpp.emit.graph import Node
-from lanewise.cpp.emit.structure import HALT, Code, Leave, Loop, Mark, Run, Structure, structure
+from lanewise.cpp.emit.graph import HALT, Node
+from lanewise.cpp.emit.structure import Code, Leave, Loop, Mark, Run, Structure, structure
 
 STEPS = 60
 

@@ -26,7 +26,7 @@ from corpus import CORPUS, Case
 from lanewise.core.options import Options
 from lanewise.cpp.build import cache as kept
 from lanewise.cpp.build import compiler, foreign, host, tiers
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.kernels import kernel_or_obstacle
 from machine.kernel.checking import words
 from machine.kernel.test_compiler import is_alive

@@ -14,7 +14,8 @@ from jax import lax
 import lanewise as lw
 from lanewise.core.options import Options
 from lanewise.cpp.build import host
-from lanewise.cpp.emit.emit import Emitted, emit
+from lanewise.cpp.emit.emit import emit
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.lower import kernel_blocks
 from lanewise.cpp.variants.tiles import TILE, tiled
 from machine.kernel.checking import words

@@ -27,7 +27,7 @@ from lanewise.core.errors import InternalError, OptionError
 from lanewise.machine import observe
 from lanewise.core.telling import Whole
 from lanewise.cpp.build import cache as kept, launch
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.core.events import Site
 
 # Lanes of a block share nothing; small blocks let a multiprocessor take the next one early.

@@ -27,7 +27,7 @@ from lanewise.core.errors import CompilerError, OptionError
 from lanewise.machine import observe
 from lanewise.core.telling import Whole
 from lanewise.cpp.build import host, signals, tiers
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.build.ffi import CALLS
 from lanewise.core.events import Site
 

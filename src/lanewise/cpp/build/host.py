@@ -27,7 +27,7 @@ from lanewise.core import events as watchers
 from lanewise.core.errors import CompilerError, InternalError, LanewiseError, OptionError
 from lanewise.cpp.build import compiler, cache as kept
 from lanewise.cpp.emit import prelude
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 
 BEST = "-O3"
 # What is asked for keeps XLA's floating point: no products fused into sums, no sums in another order. That nobody

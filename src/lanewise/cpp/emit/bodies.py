@@ -103,6 +103,17 @@ class Bodies:
         """Declare what a lane holds of a variable."""
         return self.writer.room(shape, dtype, "v")
 
+    def answer_in_place(self, results: Sequence[Var]) -> None:
+        """Have larger arrays that are answers lie in their outputs on a host."""
+        for i, var in enumerate(results):
+            kind, size = dtypes.ctype(var.aval.dtype), math.prod(var.aval.shape)
+            if var in self.linked.storage.registers and self.writer.layout.strides(kind, size):
+                self.in_outputs.setdefault(var, f"out{i}")
+
+    def lose(self) -> None:
+        """End the lane where it never comes, if everything is right."""
+        self.writer.line(f"outcome = {int(Outcome.LOST)};")
+
     def _own_room(self, var: Var) -> Scalar | Stored:
         """What a lane holds of a variable: where that is an answer, on a host the answer's own memory."""
         shape, dtype = tuple(var.aval.shape), var.aval.dtype

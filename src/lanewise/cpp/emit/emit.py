@@ -15,27 +15,21 @@ way. Recursion keeps a stack for each variable that needs one (see `blocks/analy
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
 
 from lanewise._jax import Var
 from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
 from lanewise.blocks.link import Linked, ReturnPoint
-from lanewise.core.errors import Outcome
-from lanewise.cpp.emit import dtypes, prelude
+from lanewise.cpp.emit import prelude
 from lanewise.cpp.emit.bodies import Bodies
-from lanewise.cpp.emit.graph import Node
-from lanewise.cpp.emit.layout import Layout
+from lanewise.cpp.emit.emitted import Emitted, Operand, operand_of
+from lanewise.cpp.emit.ends import answer_slot, blank, host_entry
+from lanewise.cpp.emit.graph import HALT, Node
 from lanewise.cpp.emit.outline import outlined
 from lanewise.cpp.emit.rules import table as table  # fills the table of rules
 from lanewise.cpp.emit.structure import (
     DISPATCH,
-    HALT,
     Code,
     Leave,
     Loop,
@@ -45,51 +39,7 @@ from lanewise.cpp.emit.structure import (
     structure,
     times_written,
 )
-from lanewise.cpp.emit.values import Scalar, Stored
 from lanewise.cpp.emit.writer import Writer
-
-
-@dataclass(frozen=True)
-class Operand:
-    """An array of the kernel's signature: shape and dtype for one example; `varies` if it has an axis of examples.
-
-    Typed keys are given as the `uint32` words they are made of.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    varies: bool
-    kind: str
-
-
-@dataclass(frozen=True)
-class Emitted:
-    """A kernel: its text, and what the launcher must know.
-
-    The arguments are `operands` (those of the program, then `constants`, which the launcher adds), `outputs`, then `int
-    code[examples]`, `int site[examples]`, `long long steps[examples]`, `int deepest[examples]`, `unsigned long long
-    next[1]` (zero at the start), `char scratch[scratch_bytes(capacity) * lanes]`, `long long examples`, `int capacity`.
-    A host's threads call `lanewise_work(lw_run*)` instead, and share an `lw_run` (see `prelude.py`).
-    """
-
-    text: str
-    operands: tuple[Operand, ...]
-    outputs: tuple[Operand, ...]
-    constants: tuple[np.ndarray, ...]
-    fixed_bytes: int
-    frame_bytes: int
-    # Whether a GPU runs a lane by the threads of a warp, together.
-    together: bool = False
-
-    name = "lanewise_kernel"
-
-    def stopped_by_flag(self, ticks: int) -> Emitted:
-        """The same kernel, which ends when its global `lw_stop` is set; it looks at that every `ticks` of its clock."""
-        return replace(self, text=f"#define LW_STOPS {ticks}ll\n{self.text}")
-
-    def scratch_bytes(self, capacity: int) -> int:
-        """The scratch memory one lane takes when its stacks hold `capacity` frames."""
-        return self.fixed_bytes + self.frame_bytes * capacity
 
 
 def emit(
@@ -101,14 +51,6 @@ def emit(
 ) -> Emitted:
     """Write the kernel of a linked program. `counting`: keep the lanes' steps even without `max_steps`."""
     return Emitter(Bodies(linked, tuple(varying), Writer(), max_steps, counting)).kernel()
-
-
-def operand_of(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
-    """An argument that holds arrays of this shape and type."""
-    kind = dtypes.ctype(dtype)
-    if kind == "key2":
-        return Operand((*shape, 2), np.dtype(np.uint32), varies, kind)
-    return Operand(tuple(shape), np.dtype(dtype), varies, kind)
 
 
 class Emitter:
@@ -200,10 +142,7 @@ class Emitter:
         and return: a new example among old ones would have its threads at ever more places, each of which runs by
         itself, so there the dispatch keeps to one example.
         """
-        for i, var in enumerate(results):
-            kind, size = dtypes.ctype(var.aval.dtype), math.prod(var.aval.shape)
-            if var in self.linked.storage.registers and Layout.strides(kind, size):
-                self.bodies.in_outputs.setdefault(var, f"out{i}")
+        self.bodies.answer_in_place(results)
         if self.linked.has_calls or len(self.structure.heads) == 1:
             self._program_in_examples(results)
         else:
@@ -265,7 +204,7 @@ class Emitter:
 
     def elsewhere(self) -> None:
         """Where a return leads to no case: without this the dispatch would go round for ever."""
-        self.writer.line(f"outcome = {int(Outcome.LOST)};")
+        self.bodies.lose()
         self.writer.line("goto finished;")
 
     def _named(self, head: Node) -> str:
@@ -367,7 +306,9 @@ class Emitter:
         w.line("site[example] = place;")
         w.line(f"steps[example] = {'count' if self.bodies.counts else '0'};")
         w.line(f"deepest[example] = {'most' if self.bodies.deepens else '0'};")
-        rooms = [_slot(f"out{i}", var.aval.shape, var.aval.dtype) for i, var in enumerate(results)]
+        rooms = [
+            answer_slot(f"out{i}", var.aval.shape, var.aval.dtype) for i, var in enumerate(results)
+        ]
         with w.block("if (outcome == 0)"):
             for i, (var, room) in enumerate(zip(results, rooms, strict=True)):
                 # On a host it may be there already.
@@ -377,7 +318,7 @@ class Emitter:
         if self.bodies.fails:
             with w.block("else"):
                 for room in rooms:
-                    w.copy(room, Scalar((), room.dtype, _blank(room.dtype)))
+                    w.copy(room, blank(room.dtype))
 
     def text(
         self, operands: Sequence[Operand], outputs: Sequence[Operand], num_constants: int
@@ -404,52 +345,6 @@ class Emitter:
         functions = "\n\n".join(self.writer.texts)
         helpers = prelude.needed(f"{tables}\n{functions}\n{kernel}")
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
-        entry = _host_entry(arguments)
+        entry = host_entry(arguments)
         parts = [prelude.HEADER, fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _slot(name: str, shape: Sequence[int], dtype: Any) -> Scalar | Stored:
-    """An example's place in an array of outputs."""
-    if not shape:
-        return Scalar((), dtype, f"{name}[example]", place=True)
-    size = int(np.prod(shape, dtype=np.int64))
-    return Stored(tuple(shape), dtype, f"({name} + example * {size})")
-
-
-def _blank(dtype: Any) -> str:
-    """What a failed lane answers."""
-    kind = dtypes.ctype(dtype)
-    if kind == "key2":
-        return "key2{{0u, 0u}}"
-    inexact = dtypes.is_float(dtype) or dtypes.is_complex(dtype)
-    value = complex(np.nan, 0.0) if dtypes.is_complex(dtype) else np.nan if inexact else 0
-    return dtypes.literal(value, dtype)
-
-
-def _host_entry(arguments: Sequence[str]) -> str:
-    """What a thread of the host calls: it has scratch memory of its own, and takes examples from all that are left."""
-    *buffers, _, _ = arguments
-    given = ", ".join(
-        f"({buffer.rsplit('*', 1)[0].strip()}*)run->arguments[{i}]"
-        for i, buffer in enumerate(buffers)
-    )
-    return f"""
-#ifndef __CUDACC__
-struct lw_thread {{
-  lw_run* run;
-  char* scratch;
-}};
-static void lw_run_lanes(void* data) {{
-  lw_run* run = ((lw_thread*)data)->run;
-  lw_share share = {{run, 0, 0, 1, 0, 0}};
-  lanewise_kernel({given}, &share, ((lw_thread*)data)->scratch, run->examples, run->capacity);
-}}
-extern "C" void lanewise_work(lw_run* run) {{
-  lw_thread own = {{run, (char*)malloc(run->lane_bytes + 1)}};
-  if (!own.scratch) return;
-  if (run->stoppable) run->stoppable(lw_run_lanes, &own, run->begun);
-  else lw_run_lanes(&own);
-  free(own.scratch);
-}}
-#endif""".strip()

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 Node = int
 ROOT: Node = -3
+HALT: Node = -1
 
 # The most code copied for one kernel, in equations and stores: for loops, and of nodes that several heads share.
 MOST_COPIED = 600

@@ -16,9 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from lanewise.cpp.emit.graph import ROOT, Copies, Graph, Node
+from lanewise.cpp.emit.graph import HALT, ROOT, Copies, Graph, Node
 
-HALT: Node = -1
 DISPATCH: Node = -2
 
 # The most equations and stores of a loop that is short.

@@ -18,7 +18,8 @@ from lanewise.blocks.link import Linked
 from lanewise.core.options import Options
 from lanewise.core.profile import CPU, Profile
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.emit import Emitted, emit
+from lanewise.cpp.emit.emit import emit
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.rules import RULES, Unsupported
 
 

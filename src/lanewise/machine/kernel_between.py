@@ -1,4 +1,4 @@
-"""The kernel between meetings, on a machine's state: see `cpp/variants/between.py` for what it is."""
+"""The kernel between meetings (`cpp/variants/between.py`), run on a machine's state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from lanewise.core.profile import CPU, GPU, Profile
 from lanewise.cpp.build import device, foreign, launch
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.machine.state import State
 
 

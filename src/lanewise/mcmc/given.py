@@ -1,0 +1,46 @@
+"""Keys and devices, as callers give them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key
+
+from lanewise import _jax
+from lanewise.core.errors import OptionError
+
+
+def typed_key(key: Any) -> Key[Array, ""]:
+    """One typed key; old ones, two numbers, are taken too."""
+    try:
+        is_typed = isinstance(key, jax.Array) and _jax.is_key(jax.typeof(key))
+        key = key if is_typed else jax.random.wrap_key_data(jnp.asarray(key, jnp.uint32))
+        if key.shape == ():
+            return key
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise OptionError(f"key={key!r} is not one random key; make one with jax.random.key(0).")
+
+
+@contextlib.contextmanager
+def on_device(device: Any) -> Iterator[None]:
+    """Run on a device, or on a platform's first."""
+    if device is None:
+        yield
+        return
+    if isinstance(device, str):
+        try:
+            device = jax.local_devices(backend=device)[0]
+        except RuntimeError as error:
+            known = ", ".join(sorted({d.platform for d in jax.devices()}))
+            raise OptionError(
+                f"device={device!r} is not there: {error}. Here are: {known}."
+            ) from None
+    if not isinstance(device, jax.Device):
+        raise OptionError(f'device={device!r} must be a JAX device, or "cpu" or "gpu".')
+    with jax.default_device(device):
+        yield
