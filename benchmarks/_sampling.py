@@ -20,7 +20,7 @@ def ours(model: Any, how: str, adaptation: str, first: bool) -> None:
     import jax
 
     from lanewise import mcmc
-    from lanewise.core import events as watchers
+    from lanewise.core import events
 
     class Noted:
         """In place of a bar: the first one of the warm-up is made when chains begin to draw."""
@@ -37,7 +37,7 @@ def ours(model: Any, how: str, adaptation: str, first: bool) -> None:
         def close(self, finished: bool = True) -> None: ...
 
     if first:
-        watchers.show_bars_with(Noted)
+        events.show_bars_with(Noted)
     density: Any = mcmc.from_numpyro(model.numpyro()) if how == "adapter" else model.logdensity
     mcmc.sample(
         density,

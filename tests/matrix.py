@@ -28,17 +28,17 @@ PROGRAMS = "60"
 # What `--short` runs.
 SHORT = (
     *(
-        "tests/test_bind.py",
+        "tests/rules/test_bind.py",
         "tests/test_program.py",
-        "tests/test_replay.py",
-        "tests/test_outcomes.py",
+        "tests/tracing/test_replay.py",
+        "tests/core/test_outcomes.py",
     ),
-    *("tests/test_gradient.py", "tests/diff/test_recursion.py", "tests/diff/test_vjp.py"),
+    *("tests/api/test_gradient.py", "tests/diff/test_recursion.py", "tests/diff/test_vjp.py"),
     *(
         "tests/frontend",
         "tests/blocks",
-        "tests/machine/test_native.py",
-        "tests/machine/test_ticks.py",
+        "tests/carriers/test_native.py",
+        "tests/machine/test_ticking.py",
     ),
     *("tests/machine/test_meet.py", "tests/arrays/test_scan.py", "tests/mcmc/test_nuts.py"),
     "tests/test_third_party.py",

@@ -15,7 +15,7 @@ import lanewise as lw
 from lanewise import _jax
 from lanewise.core.options import Options
 from lanewise.core.program import Program
-from lanewise.cpp import kernels as carry
+from lanewise.cpp import kernels
 from lanewise.cpp.build import device, foreign
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.records import SMALL, Tapes
@@ -180,7 +180,7 @@ def test_a_kernel_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(module, name, call)
 
-    counted(carry, "written", written)
+    counted(kernels, "written", written)
     counted(linking, "flatten", linked)
 
     @lw.program

@@ -14,7 +14,7 @@ import pytest
 
 import lanewise as lw
 from lanewise.blocks.form import Block
-from lanewise.core import events as watchers
+from lanewise.core import events
 from lanewise.machine import observe
 from lanewise.watch.figures import (
     TickFigures,
@@ -32,7 +32,7 @@ from watch.programs import NUMBERS, STEPS, SWEPT, decay
 @contextmanager
 def recording() -> Iterator[Recording]:
     recorder = Recording()
-    with watchers.recording(recorder):
+    with events.recording(recorder):
         yield recorder
     recorder.close()
 

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import lanewise as lw
-from lanewise.core import events as watchers
+from lanewise.core import events
 from lanewise.core.errors import OptionError
 from programs.small import collatz, fib
 from watch.programs import NUMBERS, STEPS, SWEPT, decay
@@ -42,8 +42,8 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Seen]]:
         made.append(Seen(total, label))
         return made[-1]
 
-    monkeypatch.setattr(watchers, "_new_bar", [new_bar])
-    monkeypatch.setattr(watchers, "BAR_SECONDS", 0.0)
+    monkeypatch.setattr(events, "_new_bar", [new_bar])
+    monkeypatch.setattr(events, "BAR_SECONDS", 0.0)
     yield made
 
 
@@ -125,7 +125,7 @@ def test_a_run_that_fails_closes_its_bar(bars: list[Seen]) -> None:
     with pytest.raises(lw.LaneError):
         lw.vmap(fib, progress=True, max_steps=3, carrier="ticks")(jnp.arange(9))
     assert len(bars) == 1 and bars[0].closed
-    assert not watchers.running()
+    assert not events.running()
 
 
 def test_a_bar_that_breaks_breaks_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,16 +133,14 @@ def test_a_bar_that_breaks_breaks_no_run(monkeypatch: pytest.MonkeyPatch) -> Non
         def update(self, *args: Any, **figures: Any) -> None:
             raise OSError("the terminal is gone")
 
-    monkeypatch.setattr(watchers, "_new_bar", [Breaks])
+    monkeypatch.setattr(events, "_new_bar", [Breaks])
     ways: list[dict[str, Any]] = [SWEPT, {"carrier": "native"}]
     for options in ways:
         run = lw.vmap(collatz, progress=True, **options)
         np.testing.assert_array_equal(run(NUMBERS), STEPS)
     # What that left behind does not keep the next from being shown.
     made: list[Seen] = []
-    monkeypatch.setattr(
-        watchers, "_new_bar", [lambda *about: made.append(Seen(*about)) or made[-1]]
-    )
+    monkeypatch.setattr(events, "_new_bar", [lambda *about: made.append(Seen(*about)) or made[-1]])
     run = lw.vmap(collatz, progress=True, **SWEPT)
     np.testing.assert_array_equal(run(NUMBERS), STEPS)
     check(made, 40)

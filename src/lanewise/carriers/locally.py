@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lanewise import _jax
-from lanewise.core import events as watchers
+from lanewise.core import events
 from lanewise.core.errors import OptionError
 from lanewise.job.axes import lanes_first
 from lanewise.job.job import Job
@@ -36,10 +36,10 @@ def on_host(plan: Plan) -> HostRun:
     def run_all(operands: Sequence[Any]) -> list[Any]:
         flat, flags = lanes_first(operands, job.lanes, job.mapped)
         site = plan.site
-        number = None if site is None else watchers.begin(site)
+        number = None if site is None else events.begin(site)
         with _jax.our_transfers():
             ran = run_local(linked, flat, flags, job.examples, job.options)
-        watchers.end(number, {})
+        events.end(number, {})
         return shaped(ran, job)
 
     return run_all

@@ -25,8 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 import lanewise as lw
-from lanewise.cpp.build import cache as kept
-from lanewise.cpp.build import device, foreign, host
+from lanewise.cpp.build import cache, device, foreign, host
 
 LEAST_PYTHON = (3, 11)
 # The extras that a user of the library may want; the others are for working on it.
@@ -208,9 +207,9 @@ def _kernel() -> Finding:
 
 def _kept_kernels() -> Finding:
     """Where compiled programs are kept: tried by keeping something."""
-    problem = kept.problem()
+    problem = cache.problem()
     if problem is None:
-        return Finding("kept kernels", State.WELL, str(kept.wanted()))
+        return Finding("kept kernels", State.WELL, str(cache.wanted()))
     return Finding(
         "kept kernels",
         State.WORSE,

@@ -24,11 +24,11 @@ from jax.core import ShapedArray
 
 from lanewise import _jax
 from lanewise._jax import Traced
+from lanewise.core import promotion
 from lanewise.core.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
 from lanewise.frontend import values
 from lanewise.frontend.site import RESULT, Site
 from lanewise.frontend.values import Undefined, Value
-from lanewise.tracing import promotion
 
 _Thunk = Callable[[], Sequence[Any]]
 

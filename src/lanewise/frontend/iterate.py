@@ -14,10 +14,10 @@ import numpy as np
 from jax import lax
 
 from lanewise import _jax
+from lanewise.core import promotion
 from lanewise.core.errors import LoopTypeError
 from lanewise.frontend import values
 from lanewise.frontend.site import Site
-from lanewise.tracing import promotion
 
 Item = Callable[[Any, Sequence[Any]], Any]
 

@@ -19,12 +19,12 @@ from jax.core import ShapedArray
 
 from lanewise import _jax
 from lanewise._jax import Traced
+from lanewise.core import promotion
 from lanewise.core.errors import LoopTypeError, ProgramError
 from lanewise.frontend import values
 from lanewise.frontend.branch import places_of, result_mismatch, truth
 from lanewise.frontend.site import RESULT, Site, Variables
 from lanewise.frontend.values import Undefined, Value
-from lanewise.tracing import promotion
 
 _MOST_PASSES = 16
 

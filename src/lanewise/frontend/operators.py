@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
+from lanewise.core import promotion
 from lanewise.frontend import values
 from lanewise.frontend.branch import stage_branch, truth
 from lanewise.frontend.site import Site
 from lanewise.frontend.values import is_traced
-from lanewise.tracing import promotion
 
 _Thunk = Callable[[], Any]
 

@@ -22,7 +22,7 @@ from jax import tree_util
 from jax.core import ShapedArray, Tracer
 
 from lanewise import _jax
-from lanewise.tracing import promotion
+from lanewise.core import promotion
 
 _NUMBERS = (bool, int, float, complex)
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from lanewise import _jax
 from lanewise.blocks.dependence import dependence
 from lanewise.blocks.flatten import operand_avals
-from lanewise.core import events as watchers
+from lanewise.core import events
 from lanewise.core.options import Options
 from lanewise.core.profile import Profile, profile_of
 from lanewise.core.program import Program
@@ -132,7 +132,7 @@ def job_for(
     room: Room | None = None,
 ) -> Job:
     """The job of running `program_p` with these parameters here and now."""
-    if watchers.recorded():
+    if events.recorded():
         options = options.as_recorded()
     return Job(program, lanes, mapped, options, platform, room=room)
 

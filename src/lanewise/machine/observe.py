@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise.core import events as watchers
+from lanewise.core import events
 from lanewise.core.events import Site
 from lanewise.core.telling import MOST_EXAMPLES, begin_run, call_host, end_run, outcome_counts
 from lanewise.machine.state import State
@@ -137,9 +137,7 @@ def _looked_at(state: State, halt: int, waiting: Any) -> State:
     left = (state.pc != halt).sum(dtype=jnp.int32) + waiting
 
     def call() -> Any:
-        (due,) = call_host(
-            lambda *told: [watchers.reach(*told)], 1, watch.number, state.ticks, left
-        )
+        (due,) = call_host(lambda *told: [events.reach(*told)], 1, watch.number, state.ticks, left)
         return due
 
     # The end is told here, in its place; the call that ends a run XLA may put off until other work is done.

@@ -12,8 +12,7 @@ from typing import Any
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn
 from lanewise.carriers.table import carrier_for
-from lanewise.core import compiling
-from lanewise.core import events as watchers
+from lanewise.core import compiling, events
 from lanewise.core.program import on_machine_inside
 from lanewise.job.job import Job, job_for
 from lanewise.job.results import of_no_lanes
@@ -54,7 +53,7 @@ def _machine_inside(eqn: JaxprEqn) -> Jaxpr:
     """
     options = eqn.params["options"].unwatched().updated(carrier="auto")
     params = eqn.params | {"options": options}
-    with watchers.not_recording():
+    with events.not_recording():
         return _jax.trace(lambda *operands: execute(*operands, **params), _avals(eqn)).jaxpr
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from lanewise import _jax
-from lanewise.core import events as watchers
+from lanewise.core import events
 from lanewise.job.job import Room, job_for
 from lanewise.plan.sharded import Split
 from lanewise.rules.explain import explainable
@@ -35,7 +35,7 @@ def execute_on_host(*operands: Any, room: Room | None = None, **params: Any) -> 
     if not job.options.watched:
         out = run(operands)
     else:
-        with watchers.call(program.name):
+        with events.call(program.name):
             out = run(operands)
             out = jax.block_until_ready(out) if job.options.recorded else out
     if program.formats:

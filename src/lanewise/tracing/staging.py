@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from lanewise import _jax
+from lanewise.core import promotion
 from lanewise.core.errors import (
     Location,
     ProgramError,
@@ -37,7 +38,6 @@ from lanewise.core.errors import (
 )
 from lanewise.core.program import Function, Program, call_p
 from lanewise.frontend.branch import progress, tracing_program
-from lanewise.tracing import promotion
 from lanewise.tracing.blame import name_the_line
 from lanewise.tracing.captured import Captured, Places
 from lanewise.tracing.signature import CallStatics, StaticLeaves, split_leaves

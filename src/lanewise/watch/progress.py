@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from lanewise.core import compiling
-from lanewise.core import events as watchers
+from lanewise.core import compiling, events
 
 # At most ten updates a second where the line is written over, one in ten seconds where every line stays.
 SECONDS_BETWEEN_UPDATES = 0.1
@@ -330,5 +329,5 @@ def _cut(text: str, columns: int) -> str:
     return text if len(text) <= columns else text[: columns - 1] + "~"
 
 
-watchers.show_bars_with(lambda total, label: Bar(total, label).open())
+events.show_bars_with(lambda total, label: Bar(total, label).open())
 compiling.show_notes_with(Note)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lanewise.core import events as watchers
+from lanewise.core import events
 from lanewise.core.events import Site
 
 # Runs kept with what their machines recorded: of one machine, and of all; runs in all; readings of the clock in one;
@@ -150,7 +150,7 @@ class Recording:
     def close(self) -> None:
         """No more will be told. Runs that go on in the background are waited for."""
         until = time.perf_counter() + PATIENCE
-        while self._going_on and watchers.running() and time.perf_counter() < until:
+        while self._going_on and events.running() and time.perf_counter() < until:
             time.sleep(0.005)
         self.closed = time.perf_counter() - self.opened
         for run in self.runs:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lanewise.core import events as watchers
+from lanewise.core import events
 from lanewise.core.errors import OptionError
 from lanewise.watch.recording import Recording
 
@@ -56,7 +56,7 @@ def report(path: str | os.PathLike[str], *, title: str = "Lanewise report") -> I
     _open.append(opened)
     error = None
     try:
-        with watchers.recording(opened.recording):
+        with events.recording(opened.recording):
             yield opened
             opened.recording.close()
     except BaseException as raised:

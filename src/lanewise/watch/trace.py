@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from lanewise.core import events as watchers
+from lanewise.core import events
 from lanewise.core.events import Site
 from lanewise.watch.figures import TickFigures, ended_over_time, outcomes_of, tick_figures
 from lanewise.watch.recording import Recording, Run, plain_options
@@ -50,7 +50,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     target = writable(path, "trace")
     recording = Recording()
     try:
-        with watchers.recording(recording):
+        with events.recording(recording):
             yield
     finally:
         recording.close()

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lanewise.core.errors import CompilerError, InternalError, OptionError
-from lanewise.cpp.build import cache as kept
+from lanewise.cpp.build import cache
 
 FOR_THIS_CPU = "-march=native"
 # Those looked for beside the one of the environment.
@@ -92,7 +92,7 @@ class Compilation:
     ) -> None:
         self.words, self.text, self._beside = tuple(words), text, beside
         self._work = tempfile.TemporaryDirectory(
-            prefix=kept.WORK, dir=folder, ignore_cleanup_errors=True
+            prefix=cache.WORK, dir=folder, ignore_cleanup_errors=True
         )
         self._library = Path(self._work.name) / "made.so"
         self._source = Path(self._work.name) / "made.cpp"
@@ -187,11 +187,11 @@ def _last_line(said: str) -> str:
 def compiled(words: Sequence[str], text: str, *, beside: bool = False) -> bytes:
     """A library made of a text by the compiler with its flags, in the first folder that has room for the work."""
     obstacles: list[str] = []
-    for folder in kept.folders(obstacles):
+    for folder in cache.folders(obstacles):
         try:
             return Compilation(words, text, folder, beside=beside).content()
         except OSError as error:
-            obstacles.append(kept.described(error, folder))
+            obstacles.append(cache.described(error, folder))
     raise CompilerError(f"no folder has room to compile in: {'; '.join(obstacles)}")
 
 

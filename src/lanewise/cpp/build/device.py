@@ -22,11 +22,10 @@ import jax.numpy as jnp
 from jax.experimental.buffer_callback import buffer_callback
 
 from lanewise import _jax
-from lanewise.core import events as watchers
+from lanewise.core import events
 from lanewise.core.errors import InternalError, OptionError
-from lanewise.machine import observe
 from lanewise.core.telling import Whole
-from lanewise.cpp.build import cache as kept, launch
+from lanewise.cpp.build import cache, launch
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.core.events import Site
 
@@ -123,12 +122,12 @@ def machine_code(text: str, architecture: str) -> bytes:
     _, nvrtc = _bindings()
     version = _checked(nvrtc.nvrtcVersion())
     options = (*COMPILE_OPTIONS, f"--gpu-architecture={architecture}")
-    name = kept.name_of((text, *options, str(version)), ".cubin")
-    code = kept.read(name)
+    name = cache.name_of((text, *options, str(version)), ".cubin")
+    code = cache.read(name)
     if code is None:
-        with watchers.compiling("CUDA by NVRTC"):
+        with events.compiling("CUDA by NVRTC"):
             code = _compiled(text, options)
-        kept.keep(name, code)
+        cache.keep(name, code)
     return code
 
 

@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise.core.errors import CompilerError, OptionError
-from lanewise.machine import observe
 from lanewise.core.telling import Whole
 from lanewise.cpp.build import host, signals, tiers
 from lanewise.cpp.emit.emitted import Emitted

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lanewise.core import events as watchers
+from lanewise.core import events
 from lanewise.core.errors import CompilerError, InternalError, LanewiseError, OptionError
-from lanewise.cpp.build import compiler, cache as kept
+from lanewise.cpp.build import compiler, cache
 from lanewise.cpp.emit import prelude
 from lanewise.cpp.emit.emitted import Emitted
 
@@ -113,12 +113,12 @@ def tuned(flags: Sequence[str], effort: Sequence[str]) -> tuple[str, ...]:
 
 
 def _name(command: Sequence[str], flags: Sequence[str], text: str) -> str:
-    return kept.name_of((*command, *flags, compiler.this_cpu() or "", text), ".so")
+    return cache.name_of((*command, *flags, compiler.this_cpu() or "", text), ".so")
 
 
 def loaded_if_found(command: Sequence[str], flags: Sequence[str], text: str) -> ctypes.CDLL | None:
     """A library that was compiled before."""
-    path = kept.found(_name(command, flags, text))
+    path = cache.found(_name(command, flags, text))
     try:
         return None if path is None else ctypes.CDLL(str(path))
     except OSError:
@@ -130,11 +130,11 @@ def made(
 ) -> ctypes.CDLL:
     """Compile a library, keep it and load it; `beside` other work if that is to go on meanwhile."""
     # Nobody waits for what is compiled beside, so it is none of the time that a report says went into compiling.
-    recorded = contextlib.nullcontext() if beside else watchers.compiling(f"C++ by {command[0]}")
+    recorded = contextlib.nullcontext() if beside else events.compiling(f"C++ by {command[0]}")
     with recorded:
         content = compiler.compiled((*command, *flags), text, beside=beside)
     try:
-        return kept.loaded(
+        return cache.loaded(
             _name(command, flags, text), content, lambda path: ctypes.CDLL(str(path))
         )
     except OSError as error:

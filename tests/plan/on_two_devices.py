@@ -1,4 +1,4 @@
-"""Arguments that are split over two devices, in a process that has two; `test_split.py` reads what this prints.
+"""Arguments that are split over two devices, in a process that has two; `test_sharded.py` reads what this prints.
 
 A line for each case: its name, then "right", "wrong", or the type and text of the error.
 """

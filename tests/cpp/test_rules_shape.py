@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from machine.kernel.cases import INTS, Case, check, numbers
+from cpp.cases import INTS, Case, check, numbers
 
 PADDINGS = (
     ((1, 2, 0), (0, 1, 2)),

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
-from machine.kernel.checking import run_batch
+from cpp.checking import run_batch
 
 # What each is in `float64`.
 FUNCTIONS = {

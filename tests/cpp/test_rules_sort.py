@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from machine.kernel.cases import EXAMPLES, FLOATS, INTS, Case, check, numbers
+from cpp.cases import EXAMPLES, FLOATS, INTS, Case, check, numbers
 
 
 def _both_axes(x: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from machine.kernel.cases import FLOATS, INTS, Case, check, numbers
+from cpp.cases import FLOATS, INTS, Case, check, numbers
 
 GROUPS = pytest.mark.parametrize(
     "dtypes",

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+from cpp.checking import check
 from lanewise.core.errors import Outcome
 from lanewise.core.options import Options
 from lanewise.cpp.build import compiler, host
@@ -21,7 +22,6 @@ from lanewise.cpp.emit.support import written
 from lanewise.cpp.kernels import kernel_for
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import vjp_program
-from machine.kernel.checking import check
 from programs.recursion import determinant
 from programs.small import collatz, fib
 

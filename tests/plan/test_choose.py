@@ -15,16 +15,15 @@ import lanewise as lw
 import needs
 from comparing import lanes_of
 from corpus import Case, case_named
+from cpp.test_corpus import operands_of
 from lanewise.blocks.form import verify
 from lanewise.blocks.link import Linked, link
 from lanewise.core.options import Options
 from lanewise.job.job import Job
 from lanewise.job.linking import blocks_of
-from lanewise.plan import choose
-from lanewise.plan import measure as sample
+from lanewise.plan import choose, measure
 from lanewise.plan.measure import SAMPLED_LANES, Sample, counted, take_sample
 from lanewise.rules import on_host
-from machine.kernel.test_corpus import operands_of
 from test_corpus import batch
 
 LANES = 512
@@ -79,7 +78,7 @@ def sampled(case: Case) -> tuple[Linked, Sample | None]:
 @needs.compiler
 @pytest.mark.parametrize("name", ["collatz", "fibonacci", "is_even", "quicksort", "recursive_nuts"])
 def test_visits_make_up_the_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "FEWEST_LANES", 1)
+    monkeypatch.setattr(measure, "FEWEST_LANES", 1)
     linked, found = sampled(case_named(name))
     assert found is not None and found.cut == 0 and len(found.steps) == SAMPLED_LANES
     steps = np.array([getattr(item, "steps", 0) for item in linked.order])

@@ -23,15 +23,15 @@ import lanewise as lw
 import needs
 from comparing import lanes_of, take
 from corpus import CORPUS, Case
+from cpp.checking import words
+from cpp.test_compiler import is_alive
+from cpp.test_corpus import FRAMES, SIZE, operands_of
+from cpp.test_emit import kernel
 from lanewise.core.options import Options
 from lanewise.cpp.build import cache as kept
 from lanewise.cpp.build import compiler, foreign, host, tiers
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.kernels import kernel_or_obstacle
-from machine.kernel.checking import words
-from machine.kernel.test_compiler import is_alive
-from machine.kernel.test_corpus import FRAMES, SIZE, operands_of
-from machine.kernel.test_emit import kernel
 from test_corpus import batch
 
 pytestmark = needs.compiler

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+from cpp.cases import EXAMPLES, Case, check, numbers
 from lanewise.cpp.emit.rules import RULES, table
-from machine.kernel.cases import EXAMPLES, Case, check, numbers
 
 EDGES = [
     0,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from machine.kernel.cases import EXAMPLES, Case, check, numbers
+from cpp.cases import EXAMPLES, Case, check, numbers
 
 INDICES = {
     "int32": [[0, 2, 1], [-1, 5, 2], [1, 1, 1]],

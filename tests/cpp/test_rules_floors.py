@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from machine.kernel.checking import check, kernel_of
+from cpp.checking import check, kernel_of
 
 NUMBERS = np.r_[-70:70, -(2**31) : -(2**31) + 9, 2**31 - 9 : 2**31].astype(np.int32)
 

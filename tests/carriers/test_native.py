@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import lanewise as lw
 from comparing import assert_same, take
+from core.test_outcomes import checked
 from corpus import Case, case_named
 from lanewise.carriers.native import CPP, IN_STEP, XLA
 from lanewise.core.errors import InternalError, OptionError, Outcome
@@ -22,7 +23,6 @@ from lanewise.plan import choose
 from lanewise.rules import on_host
 from programs.small import depth, fib
 from test_corpus import batch, one_at_a_time
-from test_outcomes import checked
 
 SIZE = 17
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from machine.kernel.cases import Case, check, numbers
+from cpp.cases import Case, check, numbers
 
 CONVOLUTIONS: tuple[tuple[Any, ...], ...] = (
     # strides, padding, dilations of both sides, groups of features and of the batch

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from machine.kernel.cases import EXAMPLES, Case, check
+from cpp.cases import EXAMPLES, Case, check
 
 SHAPES = ((), (7, 3))
 

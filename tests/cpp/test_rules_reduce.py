@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from machine.kernel.cases import FLOATS, Case, check, numbers
+from cpp.cases import FLOATS, Case, check, numbers
 
 PADDINGS = ("SAME", "VALID", ((2, 1), (0, 1)))
 

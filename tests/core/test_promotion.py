@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lanewise import _jax
-from lanewise.tracing import promotion
+from lanewise.core import promotion
 
 WEAK = {kind: _jax.aval_of(kind(1)) for kind in (int, float, complex)}
 

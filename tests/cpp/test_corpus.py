@@ -13,6 +13,7 @@ import pytest
 
 from comparing import assert_same, lane_axes, lanes_of, take
 from corpus import CORPUS, Case, case_named
+from cpp.checking import words
 from lanewise.blocks.link import link
 from lanewise.blocks.reference import interpret
 from lanewise.core.errors import OptionError, Outcome
@@ -20,7 +21,6 @@ from lanewise.core.options import Options
 from lanewise.cpp.build import host
 from lanewise.cpp.kernels import kernel_for
 from lanewise.job.linking import blocks_of
-from machine.kernel.checking import words
 from test_corpus import batch, one_at_a_time
 
 SIZE = 17

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
+from cpp.checking import words
 from lanewise.blocks.link import link
 from lanewise.core.options import Options
 from lanewise.cpp.build import host
 from lanewise.cpp.emit.emit import emit
 from lanewise.job.linking import blocks_of
-from machine.kernel.checking import words
 
 EXAMPLES = 3
 FLAGS = tuple("-O0" if flag == "-O3" else flag for flag in host.FLAGS)
