@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lanewise.cpp.build import tiers
+from lanewise.cpp.toolchain import tiers
 
 # How much time a contender is given, where its runs are so short that a few of them say little, and how
 # many runs at most.

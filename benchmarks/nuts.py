@@ -28,7 +28,7 @@ from jax import lax, random
 
 import lanewise as lw
 from _harness import Claim, report, use_device
-from lanewise.cpp.build import tiers
+from lanewise.cpp.toolchain import tiers
 from lanewise.mcmc import NUTS
 from lanewise.mcmc.chain import chain_of, keeping
 from lanewise.mcmc.space import Place

@@ -23,7 +23,7 @@ import jax
 import lanewise as lw
 from _harness import Claim, report
 from control import SUITE
-from lanewise.cpp.build import tiers
+from lanewise.cpp.toolchain import tiers
 
 SUBJECTS = ("nuts_funnel", "nuts_logistic_regression")
 TIERS = ("quick", "optimized")

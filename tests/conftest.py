@@ -20,7 +20,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 import needs  # noqa: E402
-from lanewise.cpp.build import host  # noqa: E402
+from lanewise.cpp.toolchain import host  # noqa: E402
 
 # Tracing makes many objects that live on: to look through all of them as often as Python does takes a sixth of it.
 gc.set_threshold(100_000, 20, 100)

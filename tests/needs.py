@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 
-from lanewise.cpp.build import foreign
+from lanewise.cpp.toolchain import foreign
 
 # Which extra of the package brings a library that tests use.
 EXTRA = {

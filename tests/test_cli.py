@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 import lanewise.cli
 from lanewise.cli import bench, doctor
 from lanewise.cli.app import app
-from lanewise.cpp.build import device, foreign
+from lanewise.cpp.toolchain import device, foreign
 
 PROGRAMS = """
 import jax.numpy as jnp

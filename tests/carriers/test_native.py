@@ -18,7 +18,7 @@ from core.test_outcomes import checked
 from corpus import Case, case_named
 from lanewise.carriers.native import CPP, IN_STEP, XLA
 from lanewise.core.errors import InternalError, OptionError, Outcome
-from lanewise.cpp.build import compiler, foreign, host
+from lanewise.cpp.toolchain import compiler, foreign, host
 from lanewise.plan import choose
 from lanewise.rules import on_host
 from programs.small import depth, fib

@@ -18,8 +18,8 @@ import lanewise as lw
 from cpp.checking import words
 from lanewise.blocks.link import link
 from lanewise.core.options import Options
-from lanewise.cpp.build import host
 from lanewise.cpp.emit.emit import emit
+from lanewise.cpp.toolchain import host
 from lanewise.job.linking import blocks_of
 
 EXAMPLES = 3

@@ -12,10 +12,10 @@ import numpy as np
 import lanewise as lw
 from lanewise.blocks.link import Linked
 from lanewise.core.options import Options
-from lanewise.cpp.build import host
 from lanewise.cpp.emit.emit import emit
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.lower import kernel_blocks
+from lanewise.cpp.toolchain import host
 
 
 def linked_of(f: Callable[..., Any], args: Sequence[Any], varying: Sequence[bool]) -> Linked:

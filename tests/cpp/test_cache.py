@@ -17,8 +17,8 @@ import pytest
 import lanewise as lw
 import needs
 from lanewise.core.errors import CompilerError
-from lanewise.cpp.build import cache as kept
-from lanewise.cpp.build import host
+from lanewise.cpp.toolchain import cache as kept
+from lanewise.cpp.toolchain import host
 
 TEXT = 'extern "C" int answer() { return 42; }\n'
 FLAGS = ("-O0", "-fPIC", "-shared")
@@ -204,7 +204,7 @@ def test_what_was_left_by_who_was_killed_is_removed(cache: Path) -> None:
 ON_A_FULL_DISK = """
 import os, sys
 from pathlib import Path
-from lanewise.cpp.build import cache as kept
+from lanewise.cpp.toolchain import cache as kept
 kept.IN_MEMORY = Path("/nonexistent")
 if sys.argv[1] == "limit":
     import resource

@@ -16,8 +16,8 @@ import pytest
 import lanewise as lw
 import needs
 from lanewise.core.errors import CompilerError, OptionError
-from lanewise.cpp.build import cache as kept
-from lanewise.cpp.build import compiler, foreign, host, tiers
+from lanewise.cpp.toolchain import cache as kept
+from lanewise.cpp.toolchain import compiler, foreign, host, tiers
 from lanewise.plan import choose, given_up
 from lanewise.rules import on_host
 

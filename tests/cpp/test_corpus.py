@@ -18,8 +18,8 @@ from lanewise.blocks.link import link
 from lanewise.blocks.reference import interpret
 from lanewise.core.errors import OptionError, Outcome
 from lanewise.core.options import Options
-from lanewise.cpp.build import host
 from lanewise.cpp.kernels import kernel_for
+from lanewise.cpp.toolchain import host
 from lanewise.job.linking import blocks_of
 from test_corpus import batch, one_at_a_time
 

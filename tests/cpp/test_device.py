@@ -16,7 +16,7 @@ from corpus import CORPUS, Case
 from cpp.test_corpus import CARRIED
 from derivatives import of_smooth, to_scalar
 from lanewise.core.errors import OptionError
-from lanewise.cpp.build import device
+from lanewise.cpp.toolchain import device
 from machine.test_meet import arguments, walks
 from programs.small import collatz, depth, fib
 from test_corpus import batch, one_at_a_time

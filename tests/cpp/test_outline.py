@@ -18,11 +18,11 @@ import needs
 from lanewise.blocks.leaf import leaf_calls
 from lanewise.blocks.link import link
 from lanewise.core.options import Options
-from lanewise.cpp.build import host
 from lanewise.cpp.emit import outline
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.lower import kernel_blocks
 from lanewise.cpp.emit.support import written
+from lanewise.cpp.toolchain import host
 from programs.numerics import rough, rough_pieces
 
 FRAMES = 16

@@ -12,8 +12,8 @@ import pytest
 import lanewise as lw
 import needs
 from lanewise.core.options import Options
-from lanewise.cpp.build import device, host, waiting
 from lanewise.cpp.kernels import kernel_for
+from lanewise.cpp.toolchain import device, host, waiting
 from programs.recursion import fibonacci
 
 

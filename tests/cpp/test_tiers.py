@@ -28,10 +28,10 @@ from cpp.test_compiler import is_alive
 from cpp.test_corpus import FRAMES, SIZE, operands_of
 from cpp.test_emit import kernel
 from lanewise.core.options import Options
-from lanewise.cpp.build import cache as kept
-from lanewise.cpp.build import compiler, foreign, host, tiers
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.kernels import kernel_or_obstacle
+from lanewise.cpp.toolchain import cache as kept
+from lanewise.cpp.toolchain import compiler, foreign, host, tiers
 from test_corpus import batch
 
 pytestmark = needs.compiler
@@ -170,7 +170,7 @@ def test_a_run_under_way_takes_no_more_examples_from_what_is_superseded(two_tier
 LEAVING = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from lanewise.cpp.build import host, tiers
+from lanewise.cpp.toolchain import host, tiers
 # It may have been started where interrupts are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 tiers.LARGE, host.QUICK = 0, ("-O0",)

@@ -16,7 +16,7 @@ from lanewise import _jax
 from lanewise.core.options import Options
 from lanewise.core.program import Program
 from lanewise.cpp import kernels
-from lanewise.cpp.build import device, foreign
+from lanewise.cpp.toolchain import device, foreign
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.records import SMALL, Tapes
 from lanewise.diff.vjp import vjp_program

@@ -13,7 +13,7 @@ import pytest
 
 import lanewise as lw
 from lanewise import _jax
-from lanewise.cpp.build import foreign
+from lanewise.cpp.toolchain import foreign
 from lanewise.grow import growing
 from lanewise.grow.depth import FIRST_DEPTH
 

@@ -8,7 +8,7 @@ import pytest
 
 import needs
 from apart import cases_of
-from lanewise.cpp.build import foreign
+from lanewise.cpp.toolchain import foreign
 
 TICKS = ("ticks", "ticks recursion", "ticks refill")
 NATIVE = ("native", "native in step", "native recursion", "stream")

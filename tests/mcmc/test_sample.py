@@ -19,7 +19,7 @@ import pytest
 import lanewise as lw
 from lanewise import mcmc
 from lanewise.core.errors import LaneError, OptionError
-from lanewise.cpp.build import foreign
+from lanewise.cpp.toolchain import foreign
 from lanewise.mcmc.saved import Saved
 
 CHAINS, DRAWS, WARMUP, EVERY = 6, 12, 40, 5

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
-from lanewise.cpp.build import foreign
+from lanewise.cpp.toolchain import foreign
 from lanewise.job.job import Job
 from lanewise.plan.folded import FEWEST_LANES, MOST_INSIDE, Folded, folded
 from lanewise.rules import execute, on_host

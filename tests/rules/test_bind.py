@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 import lanewise as lw
 from lanewise.carriers import native
 from lanewise.core.errors import TransformError
-from lanewise.cpp.build import foreign
+from lanewise.cpp.toolchain import foreign
 from programs.small import fib
 
 TRACES = {"power": 0}

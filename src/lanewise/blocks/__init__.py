@@ -1,0 +1,1 @@
+"""Programs flattened to blocks: made, simplified, analysed, linked, interpreted."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from lanewise.carriers import alone
 from lanewise.core.profile import GPU
-from lanewise.cpp.build import device, waiting
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.support import size_obstacle
 from lanewise.cpp.kernels import blocks_for, kernel_or_obstacle, run_kernel
+from lanewise.cpp.toolchain import device, waiting
 from lanewise.grow.depth import FIRST_DEPTH
 from lanewise.job.job import Job
 from lanewise.job.plan import HostRun, Plan

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 import lanewise as lw
-from lanewise.cpp.build import cache, device, foreign, host
+from lanewise.cpp.toolchain import cache, device, foreign, host
 
 LEAST_PYTHON = (3, 11)
 # The extras that a user of the library may want; the others are for working on it.

@@ -1,1 +1,1 @@
-"""The carrier `kernel`: the whole program as one CUDA kernel, a thread for each lane."""
+"""Kernels in C++ and CUDA."""

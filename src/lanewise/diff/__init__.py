@@ -1,0 +1,1 @@
+"""Differentiation, program to program."""

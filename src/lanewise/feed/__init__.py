@@ -1,0 +1,1 @@
+"""Examples into lanes: refill, streams."""

@@ -23,7 +23,7 @@ from lanewise.blocks.flatten import operand_avals
 from lanewise.core.keys import loaded, stored
 from lanewise.core.options import Options
 from lanewise.core.program import Program
-from lanewise.cpp.build.waiting import not_waiting
+from lanewise.cpp.toolchain.waiting import not_waiting
 from lanewise.feed.fed import NONE_ENDED, Ended, Example
 
 # A batch is at most this many times the lanes. Two of them are held: one runs and one waits.

@@ -1,0 +1,1 @@
+"""Python source to code that JAX can trace."""

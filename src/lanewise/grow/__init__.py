@@ -1,0 +1,1 @@
+"""Stacks and tapes that grow, where the host has a part in a run."""

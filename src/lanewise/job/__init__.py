@@ -1,0 +1,1 @@
+"""A `Job` (what is asked for) and a `Plan` (what will run), lane axes and results."""

@@ -1,0 +1,1 @@
+"""The tick machine: its state, what a block does to it, schedules, narrowing."""

@@ -1,0 +1,1 @@
+"""From a call to a `Program`, once for each signature."""

@@ -1,0 +1,1 @@
+"""Other forms of a kernel: several lanes in step, and lanes between meetings."""

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lanewise.core.errors import CompilerError, InternalError, OptionError
-from lanewise.cpp.build import cache
+from lanewise.cpp.toolchain import cache
 
 FOR_THIS_CPU = "-march=native"
 # Those looked for beside the one of the environment.

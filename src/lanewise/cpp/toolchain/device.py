@@ -24,10 +24,10 @@ from jax.experimental.buffer_callback import buffer_callback
 from lanewise import _jax
 from lanewise.core import events
 from lanewise.core.errors import InternalError, OptionError
-from lanewise.core.telling import Whole
-from lanewise.cpp.build import cache, launch
-from lanewise.cpp.emit.emitted import Emitted
 from lanewise.core.events import Site
+from lanewise.core.telling import Whole
+from lanewise.cpp.emit.emitted import Emitted
+from lanewise.cpp.toolchain import cache, launch
 
 # Lanes of a block share nothing; small blocks let a multiprocessor take the next one early.
 LANES_PER_BLOCK = 128

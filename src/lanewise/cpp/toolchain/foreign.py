@@ -24,11 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise.core.errors import CompilerError, OptionError
-from lanewise.core.telling import Whole
-from lanewise.cpp.build import host, signals, tiers
-from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.build.ffi import CALLS
 from lanewise.core.events import Site
+from lanewise.core.telling import Whole
+from lanewise.cpp.emit.emitted import Emitted
+from lanewise.cpp.toolchain import host, signals, tiers
+from lanewise.cpp.toolchain.ffi import CALLS
 
 _ENTRY = r"""
 #include <fenv.h>

@@ -21,8 +21,8 @@ import jax
 import numpy as np
 
 from lanewise.core.errors import LanewiseError
-from lanewise.cpp.build import host
-from lanewise.cpp.build.ffi import CALLS
+from lanewise.cpp.toolchain import host
+from lanewise.cpp.toolchain.ffi import CALLS
 
 TARGET = "lanewise_launch"
 

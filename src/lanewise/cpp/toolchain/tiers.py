@@ -22,7 +22,7 @@ import threading
 import time
 
 from lanewise.core.errors import LanewiseError
-from lanewise.cpp.build import compiler, host
+from lanewise.cpp.toolchain import compiler, host
 
 # From this many characters on, text included that all kernels have, the best takes a second or more.
 LARGE = 60_000

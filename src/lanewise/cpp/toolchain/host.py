@@ -25,9 +25,9 @@ import numpy as np
 
 from lanewise.core import events
 from lanewise.core.errors import CompilerError, InternalError, LanewiseError, OptionError
-from lanewise.cpp.build import compiler, cache
 from lanewise.cpp.emit import prelude
 from lanewise.cpp.emit.emitted import Emitted
+from lanewise.cpp.toolchain import cache, compiler
 
 BEST = "-O3"
 # What is asked for keeps XLA's floating point: no products fused into sums, no sums in another order. That nobody

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 
 from lanewise.core.errors import LanewiseError
-from lanewise.cpp.build import host
+from lanewise.cpp.toolchain import host
 
 # The error of a call that was cut short.
 CUT = "lanewise: interrupted"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from lanewise.cpp.build import device
+from lanewise.cpp.toolchain import device
 
 # How long Python looks for a kernel's end without a rest.
 SOON_SECONDS = 1e-3

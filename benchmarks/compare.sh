@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Two commits on one machine: control, nuts, ad, compile and overhead of each, in turns, and the geometric mean of new
+# over old for every claim that both make. A claim is a ratio to a peer in the same process, so that what else the machine
+# does cancels.
+#
+#   benchmarks/compare.sh OLD NEW [cpu | gpu] [ROUNDS]
+#
+# Both commits are checked out beside this one and run by the same Python (PYTHON, or .venv/bin/python), each with its own
+# sources. On a GPU packages that it lacks may lie in a folder named by LANEWISE_PACKAGES.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+old=$1 new=$2 device=${3:-cpu} rounds=${4:-2}
+python=${PYTHON:-$PWD/.venv/bin/python}
+work=$(mktemp -d)
+trap 'git worktree remove --force "$work/old"; git worktree remove --force "$work/new"; rm -rf "$work"' EXIT
+git worktree add -q --detach "$work/old" "$old"
+git worktree add -q --detach "$work/new" "$new"
+if [ "$device" = gpu ]; then
+  jobs=("control.py --device gpu" "nuts.py --device gpu --chains 16384 --repeats 3" "compile.py --only control" "overhead.py --carriers ticks kernel")
+else
+  jobs=("control.py" "nuts.py --repeats 3" "ad.py" "compile.py --only gradients" "overhead.py --carriers ticks native")
+fi
+for round in $(seq "$rounds"); do
+  for job in "${jobs[@]}"; do
+    for side in old new; do
+      echo "== round $round, $side: $job" >&2
+      (
+        cd "$work/$side"
+        PYTHONPATH="src:tests:benchmarks${LANEWISE_PACKAGES:+:$LANEWISE_PACKAGES}" XLA_PYTHON_CLIENT_PREALLOCATE=false \
+          "$python" -W ignore benchmarks/$job || echo "(failed: $job)" >&2
+      ) | grep '^{' >> "$work/$side.jsonl" || true
+    done
+  done
+done
+"$python" - "$work/old.jsonl" "$work/new.jsonl" <<'END'
+import json, math, statistics, sys
+
+
+def claims(path):
+    """By claim how good it is: the median ratio of the better to the worse direction."""
+    found = {}
+    for line in open(path):
+        claim = json.loads(line)
+        ratio = float(claim["ratio"])
+        if ratio > 0:
+            faster = claim["target"].startswith(">=")
+            found.setdefault(claim["claim"], []).append(ratio if faster else 1 / ratio)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+old, new = (claims(path) for path in sys.argv[1:])
+shared = [name for name in old if name in new]
+for name in shared:
+    print(f"{new[name] / old[name]:6.3f}  {name}  ({old[name]:.3g} -> {new[name]:.3g})")
+mean = math.exp(statistics.fmean(math.log(new[name] / old[name]) for name in shared))
+print(f"{mean:6.3f}  geometric mean over {len(shared)} claims: new over old, more is better")
+END
