@@ -36,6 +36,7 @@ from lanewise._jax.avals import (
 )
 from lanewise._jax.devices import (
     default_platform,
+    device_memory,
     devices_of,
     devices_of_lowering,
     explicit_axes,

@@ -78,3 +78,10 @@ def has_platform(platform: str) -> bool:
         return bool(jax.devices(platform))
     except RuntimeError:
         return False
+
+
+def device_memory(platform: str) -> int | None:
+    """How many bytes JAX may use on a device of a platform; None if nobody knows."""
+    device = next(iter(jax.local_devices(backend=platform)), None)
+    stats = device.memory_stats() if device is not None else None
+    return stats.get("bytes_limit") if stats else None

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
+from lanewise import _jax
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import OptionError
 from lanewise.core.keys import storage_struct
@@ -111,9 +110,7 @@ def refuse_parts(
 def device_bytes(platform: str) -> int | None:
     """The memory of a device of the platform: what JAX may use, or what the machine has; None if nobody knows."""
     if platform != "cpu":
-        device = next(iter(jax.local_devices(backend=platform)), None)
-        stats = device.memory_stats() if device is not None else None
-        return stats.get("bytes_limit") if stats else None
+        return _jax.device_memory(platform)
     try:
         whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
