@@ -15,12 +15,11 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+from lanewise.api.streaming import MOST_HELD, Streaming
 from lanewise.core.errors import OptionError, Outcome, TransformError
 from lanewise.feed.batches import BATCH_LANES, InBatches, size_for
 from lanewise.feed.segments import Segments
 from programs.small import collatz, depth, positive_root
-
-stream_module = sys.modules["lanewise.stream"]
 
 # What runs lanes together, and what runs each by itself, on this device.
 CARRIERS = ("ticks", "kernel" if jax.default_backend() == "gpu" else "native")
@@ -185,7 +184,7 @@ def test_an_endless_source_is_read_as_needed(ordered: bool, carrier: str) -> Non
     for got, _ in enumerate(itertools.islice(answers, 100), 1):
         # In the lanes (or a batch), waiting, and just finished.
         held = 8 if carrier == "ticks" else BATCH_LANES * 8
-        assert source.taken <= got + 3 * held + (stream_module.MOST_HELD * 8 if ordered else 0)
+        assert source.taken <= got + 3 * held + (MOST_HELD * 8 if ordered else 0)
     answers.close()
     before = source.taken
     assert list(answers) == [] and source.taken == before
@@ -199,7 +198,7 @@ def test_ordered_answers_do_not_pile_up_behind_a_slow_one(carrier: str) -> None:
     source = Counted(iter(itertools.chain([3_000_000], itertools.repeat(1))))
     answers = lw.stream(count, source, lanes=4, carrier=carrier, ordered=True)
     assert next(answers) == (0, 3_000_000)
-    assert source.taken <= (stream_module.MOST_HELD + 1) * 4
+    assert source.taken <= (MOST_HELD + 1) * 4
     answers.close()
 
 
@@ -266,8 +265,6 @@ def test_an_interrupt_while_a_batch_runs(monkeypatch: pytest.MonkeyPatch, ended:
 
 
 def test_auto_streams_as_vmap_runs() -> None:
-    from lanewise.api.streaming import Streaming
-
     def fed_for(fun: Any, example: Any) -> str:
         program = lw.lift(fun).with_options(lanes=4, throw=False)
         streaming = Streaming(program, iter([example]), False, None)

@@ -14,7 +14,7 @@ import lanewise as lw
 from lanewise.blocks.link import Linked
 from lanewise.carriers import phases
 from lanewise.core.profile import CPU, GPU, Profile
-from lanewise.machine import schedule
+from lanewise.machine import sweep
 from lanewise.machine.around import around
 from lanewise.machine.narrowing import widths_for
 from programs.small import fib
@@ -93,7 +93,7 @@ def test_the_answers_are_the_same(fun: Any, free: int, request: Any, monkeypatch
     args = batch(48)
     expected = swept(fun, args)
     request.getfixturevalue("narrowing")
-    monkeypatch.setattr(schedule, "FREE_TICKS", free)
+    monkeypatch.setattr(sweep, "FREE_TICKS", free)
     found, stats = swept(fun, args, stats=True)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert stats.steps == swept(fun, args, stats=True)[1].steps

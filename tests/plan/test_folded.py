@@ -15,7 +15,7 @@ import lanewise as lw
 from lanewise.cpp.toolchain import foreign
 from lanewise.job.job import Job
 from lanewise.plan.folded import FEWEST_LANES, MOST_INSIDE, Folded, folded
-from lanewise.rules import execute, on_host
+from lanewise.rules import execute, host_run
 
 LANES = FEWEST_LANES + 8
 XS = jnp.linspace(0.1, 1.7, LANES)
@@ -46,7 +46,7 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Folded | None]]:
             found.append(fold)
         return fold
 
-    for module in (execute, on_host):
+    for module in (execute, host_run):
         monkeypatch.setattr(module, "folded", seen)
     yield found
 

@@ -329,6 +329,7 @@ def test_the_same_signature_never_traces_or_compiles_again() -> None:
         run(X, N)
         power(2.0, 3)
         jax.vmap(fib)(N)
+        lw.vmap(power)(X, N)
     traced = TRACES["power"]
     compiled: list[str] = []
 

@@ -62,7 +62,9 @@ def placed(values: Sequence[Any]) -> tuple[str, int]:
     platform, most = None, 1
     for value in values:
         # Asked at each call outside `jit`: most operands are arrays on one device.
-        if type(value) is not ArrayImpl and not isinstance(value, jax.Array):
+        if type(value) is not ArrayImpl and (
+            not isinstance(value, jax.Array) or isinstance(value, Tracer)
+        ):
             continue
         sharding = value.sharding
         if platform is None and value.committed:

@@ -23,7 +23,6 @@ from lanewise.blocks.flatten import operand_avals
 from lanewise.core.keys import loaded, stored
 from lanewise.core.options import Options
 from lanewise.core.program import Program
-from lanewise.cpp.toolchain.waiting import not_waiting
 from lanewise.feed.fed import NONE_ENDED, Ended, Example
 
 # A batch is at most this many times the lanes. Two of them are held: one runs and one waits.
@@ -72,6 +71,9 @@ class InBatches:
             rows = np.stack([example.rows[place] for example in taken])
             filled = np.resize(rows, (size, *rows.shape[1:]))
             given.append(loaded(jnp.asarray(filled), aval))
+        # It brings what launches kernels along: only for who runs some.
+        from lanewise.cpp.toolchain.waiting import not_waiting
+
         with not_waiting():
             self.out = self.run(
                 *self.captures,
