@@ -5,7 +5,7 @@ lane by itself. Printed are, for products of a vector and a shared matrix, what 
 (`native`) and all lanes together (one matrix product of XLA's); and what it costs to take an element of a lane out of a
 register by index, and to put it back.
 
-    python benchmarks/profile.py [--lanes 2048] [--repeats 7]
+    python benchmarks/device_profile.py [--lanes 2048] [--repeats 7]
 """
 
 from __future__ import annotations
