@@ -50,6 +50,12 @@ def layers(x: Any) -> Any:
     return jnp.tanh(jnp.tanh(x @ w) @ w.T)
 
 
+def layers_in_a_loop(x: Any) -> Any:
+    """Each turn reads the weights of its layer, which all lanes share: that is no pass over lanes."""
+    weights = jnp.ones((16, 128, 128)) / 128
+    return lax.fori_loop(0, 16, lambda i, x: jnp.tanh(x @ weights[i]), x)
+
+
 def rows(lanes: int, *shapes: tuple[int, ...]) -> list[Any]:
     rng = np.random.default_rng(0)
     return [jnp.asarray(rng.normal(size=(lanes, *shape)), jnp.float32) for shape in shapes]
@@ -63,8 +69,9 @@ def rows(lanes: int, *shapes: tuple[int, ...]) -> list[Any]:
         (polynomial, MANY, [()], "ticks"),
         (softmax, MANY, [(32,)], "ticks"),
         (layers, MANY, [(16,)], "ticks"),
+        (layers_in_a_loop, 1024, [(128,)], "ticks"),
     ],
-    ids=["slopes", "too_few_lanes", "elementwise", "softmax", "layers"],
+    ids=["slopes", "too_few_lanes", "elementwise", "softmax", "layers", "layers_in_a_loop"],
 )
 def test_passes_over_memory_decide(
     function: Callable[..., Any], lanes: int, shapes: list[tuple[int, ...]], carrier: str

@@ -12,17 +12,15 @@ programs from one operation to the Hessian of a rotation, at 256 to 16,384 lanes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.cost import ASSUMED_TRIPS, FREE, TRANSCENDENTAL, eqn_cost, size_of
+from lanewise.core.profile import CPU
 from lanewise.core.program import program_p
 
-# An operation of a product, done for a lane alone and for all lanes together.
-PRODUCT_ALONE = 0.45
-PRODUCT_TOGETHER = 0.11
 # A transcendental function of a number, and any other operation that XLA fuses.
 _FUNCTION_ALONE = 38.0
 _FUNCTION_TOGETHER = 6.0
@@ -77,11 +75,38 @@ def work_of(eqns: Iterable[JaxprEqn], is_uniform: Callable[[Var], bool]) -> Work
         return defined[atom] if atom in defined else is_uniform(atom)
 
     for eqn in eqns:
-        everywhere = all(map(same, eqn.invars)) and not eqn.effects
-        work = _work(eqn)
+        flags = [same(atom) for atom in eqn.invars]
+        everywhere = all(flags) and not eqn.effects
+        work = _work_of_scan(eqn, flags) if eqn.primitive.name == "scan" else _work(eqn)
         total = total + (Work(alone=work.alone) if everywhere else work)
         defined.update((var, everywhere) for var in eqn.outvars)
     return total
+
+
+def _work_of_scan(eqn: JaxprEqn, flags: Sequence[bool]) -> Work:
+    """The work of a scan some of whose operands are the same for all lanes: a layer's weights are read once."""
+    body = eqn.params["jaxpr"]
+    first, end = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+    flags = list(flags)
+    while True:
+        uniform = {var for var, flag in zip(body.invars, flags, strict=True) if flag}
+        _mark(body.eqns, uniform)
+        carry = [
+            flag and (isinstance(out, Literal) or out in uniform)
+            for flag, out in zip(flags[first:end], body.outvars, strict=False)
+        ]
+        if carry == flags[first:end]:
+            break
+        flags[first:end] = carry
+    once = work_of(body.eqns, uniform.__contains__)
+    return (once + Work(passes=1)) * eqn.params["length"]
+
+
+def _mark(eqns: Iterable[JaxprEqn], uniform: set[Var]) -> None:
+    """Add what equations make of values that are the same for all lanes, and of nothing else."""
+    for eqn in eqns:
+        if all(isinstance(a, Literal) or a in uniform for a in eqn.invars) and not eqn.effects:
+            uniform.update(eqn.outvars)
 
 
 def _all(eqns: Iterable[JaxprEqn]) -> Work:
@@ -113,7 +138,7 @@ def _work(eqn: JaxprEqn) -> Work:
     if cost.products:
         rest = cost.operations - cost.products
         alone, together = (
-            rest + share * cost.products for share in (PRODUCT_ALONE, PRODUCT_TOGETHER)
+            rest + share * cost.products for share in (CPU.product_alone, CPU.product_together)
         )
         return Work(alone, together + _MOVED * size, 1)
     inner = list(_jax.subjaxprs(eqn))

@@ -35,6 +35,12 @@ class Profile:
     narrows: bool
     # A thread that walks by itself through a longer array is slower than all threads together.
     most_elements_a_thread: float
+    # An operation of a matrix product, done for a lane by itself and for all lanes together. On a CPU both have vector
+    # instructions: `benchmarks/device_profile.py` has 0.7 to 1.8 times from 16 to 256 rows, the suite up to 2.5.
+    product_alone: float
+    product_together: float
+    # Taking an element of a lane out of its row by index, and putting it back.
+    move_operations: float
     # The most scratch memory of a lane beside its stacks. A GPU has very many lanes in flight; a CPU one on each core,
     # where tapes and adjoints of large arrays may lie.
     most_lane_bytes: int
@@ -50,6 +56,9 @@ CPU = Profile(
     most_tile_bytes=2 << 20,
     narrows=False,
     most_elements_a_thread=math.inf,
+    product_alone=0.28,
+    product_together=0.11,
+    move_operations=8.0,
     most_lane_bytes=1 << 28,
 )
 GPU = Profile(
@@ -62,6 +71,9 @@ GPU = Profile(
     most_tile_bytes=math.inf,
     narrows=True,
     most_elements_a_thread=1024,
+    product_alone=1.0,
+    product_together=1 / 12,
+    move_operations=8.0,
     most_lane_bytes=1 << 18,
 )
 # Other accelerators are started by a host, too; they have no carrier of their own.

@@ -17,9 +17,6 @@ from lanewise.machine.advance import select
 from lanewise.machine.state import State
 from lanewise.machine.worth import swept_blocks
 
-# What a lane's element costs to put away or bring in, by index: a handful of operations.
-MOVE_OPERATIONS = 8.0
-
 
 def result_registers(linked: Linked) -> tuple[Var, ...]:
     """The registers that hold results at a lane's end."""
@@ -65,5 +62,5 @@ def refill_ticks(linked: Linked, lanes: int, schedule: str) -> float:
     moved = [*result_registers(linked), *(var for var in linked.program.inputs if var in kept)]
     elements = sum(math.prod(storage_struct(var).shape) for var in moved)
     entry = linked.pc_of[linked.program.entry_function.entry]
-    once = linked.costs[entry].operations + MOVE_OPERATIONS * elements
+    once = linked.costs[entry].operations + linked.profile.move_operations * elements
     return (linked.profile.block_operations + lanes * once) / tick

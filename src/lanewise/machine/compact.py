@@ -25,8 +25,6 @@ from lanewise.machine.state import State
 from lanewise.machine.together import lookups
 
 FEWEST_LANES = 16
-# What an element costs to take out of a row and put back, in operations.
-MOVE_OPERATIONS = 32.0
 # What a tile must be worth for each lane of the machine: choosing its lanes looks at all of them, longer if they must
 # agree.
 CHOICE_OPERATIONS = 4e3
@@ -55,7 +53,9 @@ def tile_width(linked: Linked, pc: int, lanes: int) -> int | None:
 
 def move_operations(linked: Linked, block: Block) -> float:
     """What it costs to take a lane out for this block, and to put it back."""
-    return MOVE_OPERATIONS * sum(math.prod(var.aval.shape) for var in _touched(linked, block))
+    return linked.profile.move_operations * sum(
+        math.prod(var.aval.shape) for var in _touched(linked, block)
+    )
 
 
 def can_be_packed(linked: Linked, pc: int) -> bool:

@@ -117,7 +117,7 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
     meets = bool(job.lanes) and may_meet and _would_meet(job, linked)
     if options.carrier == "auto" and not (meets and platform == "gpu"):
         better = _alone_if_better if job.lanes else _recursion_alone_if_better
-        found = better(job, linked)
+        found = better(job, linked, meets)
         if found is not None:
             return found
     if meets:
@@ -183,19 +183,19 @@ def _alone(job: Job, why: str) -> Plan | None:
     return None if isinstance(found, str) else found
 
 
-def _alone_if_better(job: Job, linked: Linked) -> Plan | None:
-    why = better_alone(linked)
+def _alone_if_better(job: Job, linked: Linked, meets: bool) -> Plan | None:
+    why = better_alone(linked, meets)
     return None if why is None else _alone(job, why)
 
 
-def _recursion_alone_if_better(job: Job, linked: Linked) -> Plan | None:
+def _recursion_alone_if_better(job: Job, linked: Linked, meets: bool) -> Plan | None:
     """A lone call that XLA's own loops cannot run, as machine code with a stack, where its arrays are small.
 
     A machine of one lane pays for a tick at every block, and XLA takes many times as long as a C++ compiler for it.
     """
     if job.platform != "cpu" or job.options.stats or any_eqn(job.program, computes_much):
         return None
-    found = _alone_if_better(job, linked)
+    found = _alone_if_better(job, linked, meets)
     # Without a C++ compiler the code is XLA's either way.
     return None if found is None or found.path == "XLA" else found
 

@@ -9,7 +9,7 @@ from lanewise._jax import JaxprEqn, Var
 from lanewise.blocks.cost import FREE, Cost, size_of
 from lanewise.blocks.form import Block
 from lanewise.blocks.link import Linked
-from lanewise.blocks.passes import PRODUCT_ALONE, PRODUCT_TOGETHER, Work, work_of
+from lanewise.blocks.passes import Work, work_of
 from lanewise.core.program import Program, call_p
 from lanewise.job.job import Job
 from lanewise.machine.compact import move_operations, tile_width
@@ -17,10 +17,10 @@ from lanewise.machine.worth import dear_blocks
 from lanewise.plan.holds import guards_a_loop, sees_batch
 from lanewise.plan.measure import Sample
 
-# Matrix products run this much faster for all lanes at once than for one lane at a time.
-PRODUCTS_TOGETHER = 12.0
 # What any other work of a lane costs more in a tick: all lanes wait for the slowest, and pay for branches not taken.
 TICKED_OPERATION = 6.0
+# The same where lanes meet: going to the machine's state and back.
+MET_OPERATION = 2.0
 # What a tick of a sweep costs beside its blocks, in lane operations.
 SWEEP_OPERATIONS = 300_000
 # How full the tiles are that a sweep packs the lanes at a dear block into.
@@ -37,22 +37,26 @@ WORTH_COMPILING = 2e6
 def may_depend_on_divergence(linked: Linked) -> bool:
     """Whether lanes together would be clearly better than lanes by themselves if none had to wait."""
     total = sum(linked.costs, Cost())
+    profile = linked.profile
     alone, together = (
         total.operations - total.products * (1 - product)
-        for product in (PRODUCT_ALONE, PRODUCT_TOGETHER)
+        for product in (profile.product_alone, profile.product_together)
     )
     return together < CLEARLY * alone
 
 
 def expected(job: Job, linked: Linked, found: Sample) -> dict[str, float]:
     """What a lane would cost each way, by the visits of the sampled ones."""
-    lanes = job.examples
+    lanes, profile = job.examples, linked.profile
     costs, mean, most = linked.costs, found.mean, found.most(lanes)
     together = [
-        cost.operations - cost.products * (1 - PRODUCT_TOGETHER) + cost.shared / lanes
+        cost.operations - cost.products * (1 - profile.product_together) + cost.shared / lanes
         for cost in costs
     ]
-    alone = [cost.operations - cost.products * (1 - PRODUCT_ALONE) + cost.shared for cost in costs]
+    alone = [
+        cost.operations - cost.products * (1 - profile.product_alone) + cost.shared
+        for cost in costs
+    ]
     dear = dear_blocks(linked, lanes)
     ticks = most.max()
     swept = ticks * SWEEP_OPERATIONS / lanes
@@ -98,14 +102,17 @@ def largest_of_a_lane(linked: Linked) -> int:
     return max((math.prod(var.aval.shape) for var in made), default=0)
 
 
-def better_alone(linked: Linked) -> str | None:
-    """Why lanes by themselves are better than a machine's ticks, by the code alone; None if they are not."""
+def better_alone(linked: Linked, meets: bool = False) -> str | None:
+    """Why lanes by themselves are better than a machine, by the code alone; None if they are not.
+
+    `meets`: in that machine lanes run by themselves between products.
+    """
     total = sum(linked.costs, Cost())
-    alone = total.operations + total.shared
-    together = (total.operations - total.products) * TICKED_OPERATION + (
-        total.products / PRODUCTS_TOGETHER
-    )
-    if together < alone or largest_of_a_lane(linked) > linked.profile.most_elements_a_thread:
+    profile, others = linked.profile, total.operations - total.products
+    alone = others + total.products * profile.product_alone + total.shared
+    beside = MET_OPERATION if meets else TICKED_OPERATION
+    together = others * beside + total.products * profile.product_together
+    if together < alone or largest_of_a_lane(linked) > profile.most_elements_a_thread:
         return None
     return (
         f"a lane's own code is {total.operations:,.0f} operations a turn, {total.products:,.0f} of them"
