@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from lanewise import errors
 from lanewise import rules as _rules  # registers the rules of the program primitive
 from lanewise.api.fixed_point import fixed_point
 from lanewise.api.gradient import check_grads, grad, recomputed, value_and_grad
@@ -9,7 +10,6 @@ from lanewise.api.inspect import inspect
 from lanewise.api.inspection import Inspection
 from lanewise.api.stream import stream
 from lanewise.api.vmap import vmap
-from lanewise.core import errors
 from lanewise.core.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.core.outcomes import Failure, Outcomes, Stats, lane_errors
 from lanewise.core.program import Program
