@@ -377,7 +377,7 @@ def test_options_of_the_outermost_call_hold_inside(monkeypatch: pytest.MonkeyPat
     @lw.program
     def steady(x, w):
         for _ in range(40):
-            x = jnp.sin(x * w) + 1
+            x = x * w + 1
         return x
 
     def refuse(*args: Any, **kwargs: Any) -> None:
@@ -388,7 +388,7 @@ def test_options_of_the_outermost_call_hold_inside(monkeypatch: pytest.MonkeyPat
         assert lw.inspect(steady, many, w, in_axes=(0, None)).plan.carrier == "native"
     monkeypatch.setattr(native, "_run_lanes", refuse)
     inside = lw.vmap(lambda x, w: steady(x, w), in_axes=(0, None), carrier="ticks")
-    expected = jax.vmap(lambda x: lax.fori_loop(0, 40, lambda _, x: jnp.sin(x * w) + 1, x))(many)
+    expected = jax.vmap(lambda x: lax.fori_loop(0, 40, lambda _, x: x * w + 1, x))(many)
     np.testing.assert_allclose(inside(many, w), expected, rtol=1e-5)
 
     def total(w: Any) -> Any:
