@@ -138,3 +138,22 @@ def test_what_does_not_correspond_is_told_apart() -> None:
 
     assert counterparts(linked(turns, 64), linked(turns, 256)) is not None
     assert counterparts(linked(turns, 64), linked(sines, 64)) is None
+
+
+@lw.program
+def steep(x, n, m):
+    """A gradient with a tape of its own, inside a program whose gradient has another."""
+    y = lw.grad(turns, checkpoints="all", tape=8)(x, n)
+    while m > 0:
+        y = jnp.sin(y) + x
+        m = m - 1
+    return y
+
+
+@pytest.mark.parametrize("carrier", ["ticks", "native"])
+def test_a_tape_of_fixed_length_inside_does_not_grow(carrier: str) -> None:
+    slope = jax.grad(steep.with_options(carrier=carrier, checkpoints="all"))
+    _, expected = jax.jvp(lambda x: steep(x, 5, FIRST_RECORDS + 10), (0.3,), (1.0,))
+    np.testing.assert_allclose(slope(0.3, 5, FIRST_RECORDS + 10), expected, rtol=1e-4)
+    with pytest.raises(lw.LaneError, match="tape full"):
+        slope(0.3, 20, FIRST_RECORDS + 10)
