@@ -85,8 +85,8 @@ def work_of(eqns: Iterable[JaxprEqn], is_uniform: Callable[[Var], bool]) -> Work
 
 def _work_of_scan(eqn: JaxprEqn, flags: Sequence[bool]) -> Work:
     """The work of a scan some of whose operands are the same for all lanes: a layer's weights are read once."""
-    body = eqn.params["jaxpr"]
-    first, end = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+    body, parts = eqn.params["jaxpr"], _jax.scan_parts(eqn)
+    first, end = parts.num_consts, parts.num_consts + parts.num_carry
     flags = list(flags)
     while True:
         uniform = {var for var, flag in zip(body.invars, flags, strict=True) if flag}
@@ -99,7 +99,7 @@ def _work_of_scan(eqn: JaxprEqn, flags: Sequence[bool]) -> Work:
             break
         flags[first:end] = carry
     once = work_of(body.eqns, uniform.__contains__)
-    return (once + Work(passes=1)) * eqn.params["length"]
+    return (once + Work(passes=1)) * parts.length
 
 
 def _mark(eqns: Iterable[JaxprEqn], uniform: set[Var]) -> None:
