@@ -4,6 +4,7 @@
 # does cancels.
 #
 #   benchmarks/compare.sh OLD NEW [cpu | gpu] [ROUNDS]
+#   JOBS=control.py benchmarks/compare.sh OLD NEW      some of them alone, a line each
 #
 # Both commits are checked out beside this one and run by the same Python (PYTHON, or .venv/bin/python), each with its own
 # sources. On a GPU packages that it lacks may lie in a folder named by LANEWISE_PACKAGES.
@@ -20,6 +21,7 @@ if [ "$device" = gpu ]; then
 else
   jobs=("control.py" "nuts.py --repeats 3" "ad.py" "compile.py --only gradients" "overhead.py --carriers ticks native")
 fi
+if [ -n "${JOBS:-}" ]; then mapfile -t jobs <<< "$JOBS"; fi
 for round in $(seq "$rounds"); do
   for job in "${jobs[@]}"; do
     for side in old new; do
