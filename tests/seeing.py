@@ -17,6 +17,8 @@ from lanewise.blocks.simplify import simplify
 from lanewise.core.profile import CPU, Profile
 from lanewise.core.program import machine_inside
 from lanewise.job import job
+from lanewise.plan import choose
+from lanewise.rules import host_run, on_host
 from lanewise.tracing.decorator import ProgramFunction
 
 
@@ -89,3 +91,9 @@ def on_profile(monkeypatch: Any, **changes: Any) -> Profile:
     other = replace(CPU, **changes)
     monkeypatch.setattr(job, "profile_of", lambda platform: other)
     return other
+
+
+def forget_plans() -> None:
+    """Have jobs be planned anew."""
+    for cache in (choose._planned, choose._refilled, host_run.on_host, on_host._runs):
+        cache.cache_clear()

@@ -19,17 +19,11 @@ from corpus import Case, case_named
 from lanewise.carriers.native import CPP, IN_STEP, XLA
 from lanewise.core.errors import InternalError, OptionError, Outcome
 from lanewise.cpp.toolchain import compiler, foreign, host
-from lanewise.plan import choose
-from lanewise.rules import on_host
 from programs.small import depth, fib
+from seeing import forget_plans
 from test_corpus import batch, one_at_a_time
 
 SIZE = 17
-
-
-def forget_plans() -> None:
-    choose._planned.cache_clear()
-    on_host.on_host.cache_clear()
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from lanewise import mcmc
 from lanewise.core.profile import CPU, GPU, profile_of
 from lanewise.job.job import Job
 from lanewise.plan import choose
-from lanewise.rules import host_run
 from programs.small import fib
+from seeing import forget_plans
 
 
 @pytest.fixture
@@ -28,8 +28,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         planned.append(job)
         return real(job, **how)
 
-    for cache in (choose._planned, choose._refilled, host_run.on_host):
-        cache.cache_clear()
+    forget_plans()
     monkeypatch.setattr(choose, "_decided", seen)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     return planned

@@ -18,8 +18,8 @@ import needs
 from lanewise.core.errors import CompilerError, OptionError
 from lanewise.cpp.toolchain import cache as kept
 from lanewise.cpp.toolchain import compiler, foreign, host, tiers
-from lanewise.plan import choose, given_up
-from lanewise.rules import on_host
+from lanewise.plan import given_up
+from seeing import forget_plans
 
 TEXT = 'extern "C" int answer() { return 42; }\n'
 FLAGS = ("-O0", "-fPIC", "-shared")
@@ -41,8 +41,9 @@ def cxx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[s
 
     def forget() -> None:
         caches = (host._loaded, host._first_that_works, host.obstacle, tiers.load)
-        for cache in (*caches, choose._planned, on_host.on_host):
+        for cache in caches:
             cache.cache_clear()
+        forget_plans()
         given_up._reasons.clear()
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

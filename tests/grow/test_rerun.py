@@ -13,7 +13,7 @@ import lanewise as lw
 from lanewise.carriers import native
 from lanewise.core.errors import Outcome
 from lanewise.grow.rerun import Rerun
-from lanewise.rules import on_host
+from seeing import forget_plans
 
 
 @lw.program
@@ -70,7 +70,7 @@ def test_the_room_is_remembered() -> None:
 @pytest.mark.parametrize("axes", [(0, 0), (0, None)])
 def test_deep_lanes_among_shallow_ones(axes: tuple[Any, ...], monkeypatch: Any) -> None:
     monkeypatch.setattr(native, "DEEP", 4)
-    on_host.on_host.cache_clear()
+    forget_plans()
     n = jnp.array([1, 90, 3, 0, 5, 2, 1, 20])
     keys = jax.random.split(jax.random.key(0), 8)
     given = keys if axes[1] == 0 else keys[0]

@@ -23,7 +23,7 @@ from lanewise.job.job import Job
 from lanewise.job.linking import blocks_of
 from lanewise.plan import choose, measure
 from lanewise.plan.measure import SAMPLED_LANES, Sample, counted, take_sample
-from lanewise.rules import on_host
+from seeing import forget_plans
 from test_corpus import batch
 
 LANES = 512
@@ -62,7 +62,7 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> list[Sample | None]:
         return taken[-1]
 
     monkeypatch.setattr(choose, "take_sample", take)
-    on_host.on_host.cache_clear()
+    forget_plans()
     return taken
 
 

@@ -7,27 +7,37 @@ by ticks comes back to Python every now and then (`growing.py`), and kernels are
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 
 from lanewise import _jax
 from lanewise.core import events
+from lanewise.core.options import Options
+from lanewise.core.program import Program
+from lanewise.job.axes import Mapped
 from lanewise.job.job import Room, job_for
 from lanewise.plan.sharded import Split
 from lanewise.rules.explain import explainable
-from lanewise.rules.host_run import on_host
+from lanewise.rules.host_run import OnHost, on_host
 
 
-def execute_on_host(*operands: Any, room: Room | None = None, **params: Any) -> list[Any]:
+def execute_on_host(
+    *operands: Any,
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    room: Room | None = None,
+) -> list[Any]:
     """Answers of all lanes, then what else is wanted; stacks grow as far as `max_depth` allows.
 
-    `params` are those of `program_p`; `room`: tapes grow as well.
+    With `room` tapes grow as well.
     """
     platform, devices = _jax.placed(operands)
-    job = job_for(**params, platform=platform, room=room)
-    program = job.program
-    run = on_host(job)
+    run = _runs(program, lanes, mapped, options, platform, events.recorded(), room)
+    job = run.job
     if devices > 1 and job.examples:
         split = Split.of_values(operands)
         if split is not None:
@@ -35,9 +45,25 @@ def execute_on_host(*operands: Any, room: Room | None = None, **params: Any) -> 
     if not job.options.watched:
         out = run(operands)
     else:
-        with events.call(program.name):
+        with events.call(job.program.name):
             out = run(operands)
             out = jax.block_until_ready(out) if job.options.recorded else out
-    if program.formats:
-        explainable(out[len(program.out_avals)], run.job.program, operands, job.mapped)
+    if job.program.formats:
+        explainable(out[len(job.program.out_avals)], job.program, operands, job.mapped)
     return out
+
+
+# Looked up at each call, by what is at hand: a job takes longer to make than to find what it came to.
+@functools.lru_cache(maxsize=1024)
+def _runs(
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    platform: str,
+    recorded: bool,
+    room: Room | None,
+) -> OnHost:
+    """What runs `program_p` with these parameters."""
+    del recorded  # a job knows
+    return on_host(job_for(program, lanes, mapped, options, platform=platform, room=room))
