@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from lanewise.blocks.link import link
 from lanewise.core.errors import Outcome
 from lanewise.core.options import Options
@@ -21,6 +22,8 @@ from lanewise.grow.larger import counterparts
 from lanewise.grow.rerun import RerunLarger
 from lanewise.job.linking import blocks_of
 from lanewise.rules.forward import FIRST_RECORDS
+
+pytestmark = needs.on_cpu  # it asks for `native`
 
 
 @lw.program

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from lanewise.carriers import native
 from lanewise.core.errors import Outcome
 from lanewise.grow.rerun import Rerun
 from seeing import forget_plans
+
+pytestmark = needs.on_cpu  # it asks for `native`
 
 
 @lw.program

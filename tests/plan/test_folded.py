@@ -12,10 +12,13 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+import needs
 from lanewise.cpp.toolchain import foreign
 from lanewise.job.job import Job
 from lanewise.plan.folded import FEWEST_LANES, MOST_INSIDE, Folded, folded
 from lanewise.rules import execute, host_run
+
+pytestmark = needs.on_cpu  # it asks for `native`
 
 LANES = FEWEST_LANES + 8
 XS = jnp.linspace(0.1, 1.7, LANES)
