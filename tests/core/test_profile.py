@@ -69,6 +69,7 @@ def test_inside_jit_it_is_what_xla_compiles_for(jobs: list[Job]) -> None:
 
 
 def test_a_sampler_runs_on_the_device_that_is_asked_for(jobs: list[Job]) -> None:
+    pytest.importorskip("arviz")
     data = mcmc.sample(
         lambda x: -0.5 * jnp.sum(x**2),
         jax.random.key(0),
