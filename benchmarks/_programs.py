@@ -58,13 +58,13 @@ def nested_loops(lanes: int, width: int = 128, outer: int = 16) -> Subject:
 def dear_branch(
     lanes: int, width: int = 128, steps: int = 64, odds: int = 32, by_hand: bool = False
 ) -> Subject:
-    """A loop of cheap steps; one lane in `odds` takes a dear branch at each of them.
+    """A loop of cheap steps; one lane in `odds` takes an expensive branch at each of them.
 
     `jax.vmap` of the `cond` copies the weights for every lane. `by_hand` gives it the version of
     someone who knows: both sides computed, then a select, the weights shared.
     """
 
-    def dear(x: jax.Array, weights: jax.Array) -> jax.Array:
+    def expensive(x: jax.Array, weights: jax.Array) -> jax.Array:
         for layer in weights:
             x = jnp.tanh(x @ layer + 0.1)
         return x
@@ -74,13 +74,13 @@ def dear_branch(
 
     def fun(x: jax.Array, takes: jax.Array, weights: jax.Array) -> jax.Array:
         def step(i: jax.Array, x: jax.Array) -> jax.Array:
-            return lax.cond(takes[i], lambda x: dear(x, weights), cheap, x)
+            return lax.cond(takes[i], lambda x: expensive(x, weights), cheap, x)
 
         return lax.fori_loop(0, steps, step, x)
 
     def peer(x: jax.Array, takes: jax.Array, weights: jax.Array) -> jax.Array:
         def step(i: jax.Array, x: jax.Array) -> jax.Array:
-            return jnp.where(takes[i], dear(x, weights), cheap(x))
+            return jnp.where(takes[i], expensive(x, weights), cheap(x))
 
         return lax.fori_loop(0, steps, step, x)
 
@@ -89,8 +89,8 @@ def dear_branch(
     x = rng.standard_normal((lanes, width)).astype(np.float32)
     arguments = (x, takes, _weights(rng, width, 4))
     if by_hand:
-        return Subject("dear branch by hand", fun, arguments, (0, 0, None), peer=peer)
-    return Subject("dear branch, few lanes", fun, arguments, (0, 0, None))
+        return Subject("expensive branch by hand", fun, arguments, (0, 0, None), peer=peer)
+    return Subject("expensive branch, few lanes", fun, arguments, (0, 0, None))
 
 
 def dear_branch_by_hand(lanes: int) -> Subject:

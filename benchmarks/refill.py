@@ -8,7 +8,7 @@ was for a lane, over all blocks by their operations. The line of a program gives
 width would reach at best with these examples in this order: a long example that comes last leaves the other
 lanes idle, whoever runs it.
 
-Then the programs whose work is matrix products, a lane for each example, by `ticks`: how full their dear blocks
+Then the programs whose work is matrix products, a lane for each example, by `ticks`: how full their expensive blocks
 run. These are nearly all of their work, so it is the occupancy by work that is claimed.
 
     python benchmarks/refill.py [--lanes 128] [--carriers ticks native] [--programs ...] [--plot]
@@ -103,7 +103,7 @@ def measured(entry: Entry, carrier: str, lanes: int, repeats: int) -> tuple[floa
 
 
 def dear_claims(programs: Sequence[str]) -> list[Claim]:
-    """How full the dear blocks of matrix-heavy programs run, at the batch of the suite."""
+    """How full the expensive blocks of matrix-heavy programs run, at the batch of the suite."""
     claims = []
     for entry in SUITE:
         if entry.key not in programs or entry.key not in MATRIX_PROGRAMS:

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-# What it costs is told by benchmarks/overhead.py; these are what made it dear, each needed by some uses only.
-DEAR = (
+# What it costs is told by benchmarks/overhead.py; these are what made it expensive, each needed by some uses only.
+EXPENSIVE = (
     "jax.extend",
     "jax._src.pallas",
     "equinox",
@@ -28,7 +28,7 @@ def imported() -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("name", DEAR)
+@pytest.mark.parametrize("name", EXPENSIVE)
 def test_dear_modules_are_imported_by_who_uses_them(name: str, imported: set[str]) -> None:
     assert "lanewise.api.vmap" in imported
     assert name not in imported

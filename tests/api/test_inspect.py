@@ -30,7 +30,7 @@ def test_everything_is_printed() -> None:
         "schedule sweep",
     ):
         assert part in text, part
-    assert found.lanes == 5 and found.plan.why in text and "5 lanes; dear blocks: none" in text
+    assert found.lanes == 5 and found.plan.why in text and "5 lanes; expensive blocks: none" in text
     assert repr(found) == text
 
 
@@ -44,8 +44,8 @@ def test_dear_blocks_and_uniform_weights() -> None:
     found = lw.inspect(lw.lift(iterate, schedule="sweep"), *args, in_axes=(0, None, 0))
     (weights,) = [var for var in found.storage.registers if var.aval.shape == (48, 48)]
     assert weights in found.storage.uniform
-    dear = str(found).rsplit("dear blocks: ", 1)[1].strip()
-    assert f"block {dear} (body)" in str(found)
+    expensive = str(found).rsplit("expensive blocks: ", 1)[1].strip()
+    assert f"block {expensive} (body)" in str(found)
 
 
 def test_plain_where_nothing_diverges() -> None:

@@ -49,15 +49,15 @@ def test_a_scan_stays_a_scan_unless_its_body_parts() -> None:
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, expected))
 
 
-def dear(flag, m):
+def expensive(flag, m):
     return lax.cond(flag > 0, lambda: m @ m @ m, lambda: m)
 
 
 def test_a_uniform_cond_stays_a_cond() -> None:
     m = jnp.ones((16, 16))
-    program = blocks_of(dear, INT, m, varying=[False, True])
+    program = blocks_of(expensive, INT, m, varying=[False, True])
     assert len(all_blocks(program)) == 1 and "cond" in operations(all_blocks(program))
-    parted = blocks_of(dear, INT, m, varying=[True, True])
+    parted = blocks_of(expensive, INT, m, varying=[True, True])
     assert branches(parted) and "cond" not in operations(all_blocks(parted))
 
 
@@ -81,7 +81,7 @@ def test_equinox_looks_at_its_own_lane_only(schedule: str) -> None:
 
 
 def test_a_uniform_loop_never_runs_on_values_that_are_not_there() -> None:
-    # `step` is made in a dear block that no lane has reached in the first tick; a loop that ran on it would not end.
+    # `step` is made in an expensive block that no lane reaches in the first tick; a loop that ran on it would not end.
     def f(x, w):
         x = lax.while_loop(lambda x: x > 0, lambda x: x - 1, x)
         step = 1.0 + (w @ w)[0, 0] * 0

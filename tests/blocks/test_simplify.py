@@ -153,10 +153,10 @@ def test_a_cheap_branch_is_a_select() -> None:
 
 
 def test_a_dear_branch_stays_a_branch() -> None:
-    def dear(x, m):
+    def expensive(x, m):
         return jax.lax.cond(x > 0, lambda: (m @ m @ m)[0, 0], lambda: x)
 
-    program = blocks_of(dear, jnp.float32(1), jnp.ones((16, 16)), varying=[True, False])
+    program = blocks_of(expensive, jnp.float32(1), jnp.ones((16, 16)), varying=[True, False])
     (branch,) = branches(program)
     by_label = {block.label: block for block in all_blocks(program)}
     holds = ["dot_general" in operations([by_label[t]]) for t in targets(branch)]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from lanewise import _jax
 from lanewise.core.options import Options
 from lanewise.core.program import Program
@@ -108,7 +109,7 @@ def test_python_scalars_make_no_tapes_within_tapes() -> None:
 def test_a_tape_is_no_large_array_to_who_chooses(orders: Any) -> None:
     """Alone, a recursion over numbers is C++ at every order, however long the tapes are."""
     if not foreign.available():
-        pytest.skip("no C++ compiler")
+        pytest.skip(needs.COMPILER_REASON)
     for program, _ in (*orders[1], *orders[2]):
         job = Job(program, (), ((),) * program.num_operands, Options(), "cpu")
         chosen = plan(job)

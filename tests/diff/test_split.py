@@ -192,9 +192,9 @@ def test_the_cut_saves_the_fewest_bytes_and_computes_nothing_dear_twice() -> Non
         e = jnp.exp(x)
         return [jnp.sum(e), ct * e * jnp.sum(x)]
 
-    dear = cut(both, [x], [ct], [True])
-    assert [a.shape for a in dear.saved] == [(8,), ()]
-    assert not any(eqn.primitive.name == "exp" for eqn in dear.reverse.eqns)
+    expensive = cut(both, [x], [ct], [True])
+    assert [a.shape for a in expensive.saved] == [(8,), ()]
+    assert not any(eqn.primitive.name == "exp" for eqn in expensive.reverse.eqns)
 
     def cheap(x: Any, ct: Any) -> Any:
         return [jnp.sum(x * 2.0), ct * (x * 2.0 + 1.0)]

@@ -14,7 +14,6 @@ import pytest
 import lanewise as lw
 import needs
 from lanewise import _jax
-from lanewise.cpp.toolchain import foreign
 from lanewise.grow import growing
 from lanewise.grow.depth import FIRST_DEPTH
 
@@ -86,7 +85,7 @@ def test_a_recursion_that_fits_is_one_call(calls: list[str]) -> None:
 
 
 @needs.on_cpu
-@pytest.mark.skipif(not foreign.available(), reason="there is no C++ compiler")
+@needs.compiler
 @pytest.mark.parametrize("make", [steps_to_one, sums])
 def test_a_run_of_lanes_by_themselves_is_one_call(
     calls: list[str], make: Callable[[], lw.ProgramFunction]

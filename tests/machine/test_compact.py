@@ -1,4 +1,4 @@
-"""Dear blocks run for the lanes that are there, tile by tile; nothing but the work changes."""
+"""Expensive blocks run for the lanes that are there, tile by tile; nothing but the work changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lanewise.core.errors import Outcome
 from lanewise.core.profile import Profile
 from lanewise.machine import compact
 from lanewise.machine.compact import tile_width
-from lanewise.machine.worth import dear_blocks
+from lanewise.machine.worth import expensive_blocks
 from seeing import linked_of, on_profile
 
 WIDTH = 64
@@ -49,16 +49,16 @@ def test_which_blocks_are_cut_into_tiles(always_packed: Profile) -> None:
     x, n, w = arguments(1)
     varying = (True, True, False)
     linked = linked_of(tail, x[0], n[0], w, varying=varying, profile=always_packed)
-    (dear,) = dear_blocks(linked, 64)
-    assert tile_width(linked, dear, 64) == 4
-    assert tile_width(linked, dear, 8) is None
+    (expensive,) = expensive_blocks(linked, 64)
+    assert tile_width(linked, expensive, 64) == 4
+    assert tile_width(linked, expensive, 8) is None
 
 
 def test_small_blocks_run_at_full_width() -> None:
     x, n, w = arguments(1)
     linked = linked_of(tail, x[0], n[0], w, varying=(True, True, False))
-    (dear,) = dear_blocks(linked, 64)
-    assert tile_width(linked, dear, 64) is None
+    (expensive,) = expensive_blocks(linked, 64)
+    assert tile_width(linked, expensive, 64) is None
 
 
 @pytest.mark.parametrize("max_steps", [None, 6])

@@ -1,4 +1,4 @@
-"""Machines that become narrower, and dear blocks without guards: the answers are those of the plain sweep."""
+"""Machines that become narrower, and expensive blocks without guards: the answers are those of the plain sweep."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from jax import lax
 
 import lanewise as lw
 from lanewise.core.errors import OptionError
-from lanewise.machine.worth import dear_blocks
+from lanewise.machine.worth import expensive_blocks
 from programs.small import fib
 from seeing import linked_of
 
@@ -31,7 +31,7 @@ def nested(n):
 
 
 def dear_step(x, n, w):
-    """Every third iteration, by lane, is dear."""
+    """Every third iteration, by lane, is expensive."""
 
     def body(state):
         x, i = state
@@ -81,8 +81,8 @@ def test_dear_blocks_wait_for_company() -> None:
         jnp.asarray(rng.integers(1, 40, lanes)),
     )
     linked = linked_of(dear_step, x[0], n[0], w, varying=[True, True, False])
-    assert len(dear_blocks(linked, lanes)) == 1
-    assert dear_blocks(linked, 1) == ()
+    assert len(expensive_blocks(linked, lanes)) == 1
+    assert expensive_blocks(linked, 1) == ()
     _, stats = lw.vmap(dear_step, in_axes=(0, 0, None), schedule="sweep", stats=True)(x, n, w)
     assert float(stats.occupancy) > 2 / lanes
     expected = jax.vmap(dear_step, in_axes=(0, 0, None))(x, n, w)
@@ -137,7 +137,7 @@ def test_how_full_dear_blocks_are() -> None:
     swept = stats_under("sweep")
     assert 0 < float(swept.dear_advanced) < float(swept.advanced)
     assert float(swept.dear_offered) % lanes == 0
-    # Each lane takes the dear step for every third of its iterations.
+    # Each lane takes the expensive step for every third of its iterations.
     assert float(swept.dear_advanced) == sum(len(range(3, int(m) + 1, 3)) for m in n)
     assert 0 < float(swept.dear_occupancy) <= 1
     assert float(stats_under("most").dear_occupancy) == 0

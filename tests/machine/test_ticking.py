@@ -79,7 +79,7 @@ def test_indexed_writes_are_scatters(schedule: str) -> None:
 
 @lw.program
 def journal(n, notes):
-    """A history that is written by index, on one of two ways, with a dear step now and then."""
+    """A history that is written by index, on one of two ways, with an expensive step now and then."""
     i = 0
     while i < n:
         if i % 3 == 0:

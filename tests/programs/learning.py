@@ -45,22 +45,22 @@ def early_exit_lax(layers, head, x):
 
 
 @lw.program
-def mixture(gate, cheap, dear, x):
-    """One expert in four is dear: it iterates a matrix to a fixed point."""
+def mixture(gate, cheap, expensive, x):
+    """One expert in four is expensive: it iterates a matrix to a fixed point."""
     expert = jnp.argmax(gate @ x)
     if expert == 0:
         y = jnp.zeros_like(x)
         for _ in range(10):
-            y = jnp.tanh(dear @ y + x)
+            y = jnp.tanh(expensive @ y + x)
         return y
     elif expert == 1:
         return cheap[0] * x
     return jnp.where(expert == 2, cheap[1], cheap[2]) + x
 
 
-def mixture_lax(gate, cheap, dear, x):
+def mixture_lax(gate, cheap, expensive, x):
     def iterate(x):
-        return lax.fori_loop(0, 10, lambda _, y: jnp.tanh(dear @ y + x), jnp.zeros_like(x))
+        return lax.fori_loop(0, 10, lambda _, y: jnp.tanh(expensive @ y + x), jnp.zeros_like(x))
 
     branches = [iterate, lambda x: cheap[0] * x, lambda x: cheap[1] + x, lambda x: cheap[2] + x]
     return lax.switch(jnp.argmax(gate @ x), branches, x)
@@ -161,7 +161,7 @@ def _sentences(rng: np.random.Generator, n: int) -> tuple:
 
 
 LAYERS, HEAD = _weights(0, (4, 5, 5), (3, 5))
-GATE, CHEAP, DEAR = _weights(1, (4, 4), (3, 4), (4, 4))
+GATE, CHEAP, EXPENSIVE = _weights(1, (4, 4), (3, 4), (4, 4))
 (TRANSITIONS,) = _weights(2, (7, 7))
 (RECURRENT,) = _weights(4, (4, 4))
 
@@ -178,7 +178,7 @@ CASES = (
     Case(
         "mixture",
         mixture,
-        inputs(constant(GATE), constant(CHEAP), constant(0.5 * DEAR), normals(4)),
+        inputs(constant(GATE), constant(CHEAP), constant(0.5 * EXPENSIVE), normals(4)),
         in_axes=(None, None, None, 0),
         lax_form=mixture_lax,
         rtol=1e-4,

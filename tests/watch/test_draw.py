@@ -85,5 +85,7 @@ def test_dear_blocks_are_marked() -> None:
         return x
 
     tree = drawn(layers, jnp.ones((128, 64)), jnp.arange(128), schedule="sweep")
-    assert any(g.get("class") == "lw-dear" for g in tree.iter(f"{SVG}g"))
-    assert not any(g.get("class") == "lw-dear" for g in drawn(fib, jnp.arange(5)).iter(f"{SVG}g"))
+    assert any(g.get("class") == "lw-expensive" for g in tree.iter(f"{SVG}g"))
+    assert not any(
+        g.get("class") == "lw-expensive" for g in drawn(fib, jnp.arange(5)).iter(f"{SVG}g")
+    )

@@ -11,7 +11,7 @@ from lanewise.carriers.table import ALONE
 from lanewise.core.options import Options
 from lanewise.core.program import Program
 from lanewise.job.plan import Plan
-from lanewise.machine.worth import dear_blocks
+from lanewise.machine.worth import expensive_blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Inspection:
 
     @property
     def work(self) -> str:
-        """How many lanes there are and what of their work is dear, in words."""
+        """How many lanes there are and what of their work is expensive, in words."""
         lanes = "one lane" if self.lanes is None else f"{self.lanes} lanes"
         if self.plan.plain:
             return f"{lanes}, plainly vectorized"
@@ -47,23 +47,23 @@ class Inspection:
         if self.lanes is not None and width < self.lanes:
             lanes = f"{width} lanes for {self.lanes} examples"
         assert self.plan.linked is not None
-        dear = dear_blocks(self.plan.linked, width)
+        expensive = expensive_blocks(self.plan.linked, width)
         named = (
-            ", ".join(str(getattr(self.plan.linked.order[pc], "label", pc)) for pc in dear)
+            ", ".join(str(getattr(self.plan.linked.order[pc], "label", pc)) for pc in expensive)
             or "none"
         )
-        return f"{lanes}; dear blocks: {named}"
+        return f"{lanes}; expensive blocks: {named}"
 
     def svg(self) -> str:
         """The block graph, drawn: a picture to put into a page or to write to a file."""
         from lanewise.watch.draw import graph_svg
 
-        dear: set[int] = set()
+        expensive: set[int] = set()
         linked = self.plan.linked
         if linked is not None and self.plan.carrier not in ALONE:
             width = min(self.lanes or 1, self.options.lanes or self.lanes or 1)
-            order = (linked.order[pc] for pc in dear_blocks(linked, width))
-            dear = {item.label for item in order if isinstance(item, Block)}
-        return graph_svg(self.blocks, self.storage, dear=dear)
+            order = (linked.order[pc] for pc in expensive_blocks(linked, width))
+            expensive = {item.label for item in order if isinstance(item, Block)}
+        return graph_svg(self.blocks, self.storage, expensive=expensive)
 
     __repr__ = __str__

@@ -153,7 +153,7 @@ def eqn_cost(eqn: JaxprEqn) -> Cost:
     if name in ("gather", "dynamic_slice"):
         return Cost(INDEXED_OPERATIONS / 2 + 2.0 * out_size, written)
     if "callback" in name:
-        # It must run only where a lane is: dear enough never to be run for nobody.
+        # It must run only where a lane is: expensive enough never to be run for nobody.
         return Cost(CALLBACK_OPERATIONS, written)
     inner = list(_jax.subjaxprs(eqn))
     if inner and name not in ("reduce", "reduce_window", "reduce_precision"):

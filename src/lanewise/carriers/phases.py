@@ -13,7 +13,7 @@ from lanewise.job.plan import Plan
 from lanewise.job.results import shaped
 from lanewise.machine import observe
 from lanewise.machine.narrowing import run_shrinking, widths_for
-from lanewise.machine.schedule import num_dear
+from lanewise.machine.schedule import num_expensive
 from lanewise.machine.state import State, grown, initial_state
 from lanewise.machine.ticking import answers, statistics
 
@@ -46,8 +46,8 @@ def phases_of(plan: Plan, most: int) -> Phases:
         )
 
     def start(capacity: int, *operands: Any) -> State:
-        dear = num_dear(linked, width, schedule)
-        state = initial_state(linked, flat(operands), job.varying, width, capacity, dear)
+        expensive = num_expensive(linked, width, schedule)
+        state = initial_state(linked, flat(operands), job.varying, width, capacity, expensive)
         return observe.watched(state, site, linked.halt, operands)
 
     def run(state: State, *operands: Any) -> State:

@@ -17,7 +17,7 @@ from lanewise.grow.growing import Growing
 from lanewise.job.job import Job
 from lanewise.job.linking import linked_for
 from lanewise.job.plan import HostRun, Plan
-from lanewise.machine.schedule import num_dear
+from lanewise.machine.schedule import num_expensive
 
 
 def offer(job: Job, schedule: str, why: str) -> Plan | str:
@@ -50,7 +50,7 @@ def growing(plan: Plan) -> Growing:
         linked,
         job.width,
         most,
-        num_dear(linked, job.width, plan.schedule),
+        num_expensive(linked, job.width, plan.schedule),
         _larger(plan) if linked.waiting else None,
         watched=job.options.watched,
     )

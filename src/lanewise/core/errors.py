@@ -2,7 +2,7 @@
 
 Three voices, and each keeps to itself:
 
-* a mistake in the user's program (`ProgramError`): told at its own file and line, with the variable,
+* a mistake in the user's program (`ProgramError`): reported at its own file and line, with the variable,
   the types and the fix;
 * a lane that ended badly at run time (`LaneError`): names the lanes and carries every outcome;
 * a mistake of ours (`InternalError`): says so, and asks for the program's text.
@@ -33,7 +33,7 @@ class LanewiseError(Exception):
 
 
 class ProgramError(LanewiseError):
-    """A mistake in the user's program, told at its own file and line."""
+    """A mistake in the user's program, reported at its own file and line."""
 
     def __init__(self, message: str, location: Location | None = None) -> None:
         self.location = location

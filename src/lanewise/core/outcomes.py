@@ -60,11 +60,11 @@ class Stats:
     """What the machine did, as scalars.
 
     `ticks`: turns of the machine. `runs`: blocks run, over all ticks. `advanced`: lanes advanced, summed over those
-    runs; `offered`: lanes there were room for. `dear_advanced`, `dear_offered`: the part of these that the dear blocks
-    of a sweep have. `work`, `work_offered`: lanes advanced and lanes offered, each times the operations of its block.
-    `busy`: lanes with an example that runs, summed over ticks; `room`: lanes in use, summed likewise. Where lanes run
-    by themselves, `busy` and `room` are summed over time instead, in seconds. `steps`: loop iterations and calls of
-    all lanes together. `deepest`: the most frames any lane had pending.
+    runs; `offered`: lanes there were room for. `dear_advanced`, `dear_offered`: the part of these that the expensive
+    blocks of a sweep have. `work`, `work_offered`: lanes advanced and lanes offered, each times the operations of its
+    block. `busy`: lanes with an example that runs, summed over ticks; `room`: lanes in use, summed likewise. Where
+    lanes run by themselves, `busy` and `room` are summed over time instead, in seconds. `steps`: loop iterations and
+    calls of all lanes together. `deepest`: the most frames any lane had pending.
     """
 
     ticks: Any
@@ -87,7 +87,7 @@ class Stats:
 
     @property
     def dear_occupancy(self) -> Any:
-        """The same over the dear blocks alone: how full the work that costs is done. 0 if there were none."""
+        """The same over the expensive blocks alone: how full the work that costs is done. 0 if there were none."""
         return self.dear_advanced / jax.numpy.maximum(self.dear_offered, 1)
 
     @property
@@ -114,7 +114,7 @@ def counts(
     busy: Any = 0,
     room: Any = 0,
 ) -> list[Any]:
-    """What `Stats` is made of, for what runs no dear blocks."""
+    """What `Stats` is made of, for what runs no expensive blocks."""
     floats = (runs, advanced, offered, 0, 0, advanced, offered, busy, room, steps)
     whole = jax.numpy.int32
     return [whole(ticks), *(jax.numpy.float32(count) for count in floats), whole(deepest)]

@@ -55,12 +55,12 @@ def end_run(number: Any, **arrays: Any) -> None:
     """Tell that a run has ended, when these arrays are there, and what they hold."""
     names = tuple(arrays)
 
-    def told(number: Any, *values: Any) -> list[Any]:
+    def report(number: Any, *values: Any) -> list[Any]:
         # XLA's own memory, which it takes back.
         events.end(number, {name: np.array(x) for name, x in zip(names, values, strict=True)})
         return []
 
-    call_host(told, 0, number, *arrays.values())
+    call_host(report, 0, number, *arrays.values())
 
 
 def outcome_counts(code: Any) -> Any:
@@ -69,7 +69,7 @@ def outcome_counts(code: Any) -> Any:
 
 
 class Whole:
-    """A run that is told of as a whole: one that begins and ends."""
+    """A run that is reported as a whole: when it begins and when it ends."""
 
     def __init__(self, site: Site, operands: Sequence[Any]) -> None:
         self.site = site

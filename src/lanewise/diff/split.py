@@ -3,9 +3,9 @@
 The sweeps of a piece of code are first traced as one: values and adjoints in, results and adjoints out. What does not
 depend on adjoints can run in the forward sweep. Some of that the reverse sweep reads, and each such value can be saved,
 or computed again from others that are. Which to save is a minimum cut: every value costs its bytes; what both sweeps
-have anyway costs nothing; what is dear to compute is never computed twice. (The same idea serves PyTorch's compiler as
-its min-cut partitioner; here it decides what a loop saves for each iteration and a call for each frame, so an array
-that is written in place and read one element at a time saves the elements.)
+have anyway costs nothing; what is expensive to compute is never computed twice. (The same idea serves PyTorch's
+compiler as its min-cut partitioner; here it decides what a loop saves for each iteration and a call for each frame, so
+an array that is written in place and read one element at a time saves the elements.)
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the lane starts over with the next example. All of it is traceable code around `
 
 When it pays. A refill costs about the same for one lane as for all, so lanes that have ended wait for others: the
 refill is due when their waiting, summed over lanes and ticks, has cost what the refill costs. It is the rule by which
-`schedule.py` runs a dear block, for the same reason. Ordinary ticks pay one scalar test.
+`schedule.py` runs an expensive block, for the same reason. Ordinary ticks pay one scalar test.
 
 When there is nothing to refill with, lanes run out and the machine would end as empty as any other. Once a third of the
 lanes idle, those that still run become the examples of a second machine with a quarter of the lanes, which loads them
@@ -38,7 +38,7 @@ from lanewise.feed.restart import input_registers, refill_ticks, restarted, resu
 from lanewise.grow.larger import Counterparts, moved, with_room
 from lanewise.machine import observe
 from lanewise.machine.lanes import lanes_of, put_lanes, with_lanes
-from lanewise.machine.schedule import num_dear
+from lanewise.machine.schedule import num_expensive
 from lanewise.machine.state import (
     State,
     grown,
@@ -120,10 +120,10 @@ class Refill:
         """The first examples in their lanes."""
         flags = [self.mapped[var] for var in self.linked.program.inputs]
         first = [x[: self.lanes] if flag else x for x, flag in zip(operands, flags, strict=True)]
-        dear = num_dear(self.linked, self.lanes, self.schedule)
+        expensive = num_expensive(self.linked, self.lanes, self.schedule)
         structs = map(storage_struct, self.results)
         return Flow(
-            machine=initial_state(self.linked, first, flags, self.lanes, capacity, dear),
+            machine=initial_state(self.linked, first, flags, self.lanes, capacity, expensive),
             example=jnp.arange(self.lanes, dtype=jnp.int32),
             next=jnp.int32(self.lanes),
             answers=tuple(jnp.zeros((self.examples, *s.shape), s.dtype) for s in structs),
@@ -246,12 +246,12 @@ class Refill:
                 example=jnp.where(takes, example[lane], flow.example),
             )
 
-        dear = num_dear(self.linked, width, self.schedule)
+        expensive = num_expensive(self.linked, width, self.schedule)
         number = jnp.arange(width, dtype=jnp.int32)
         empty = lanes_of(wide, number).with_(
             pc=jnp.full((width,), self.linked.halt, jnp.int32),
-            waited=jnp.zeros((dear,), wide.waited.dtype),
-            spent=jnp.zeros((dear,), wide.spent.dtype),
+            waited=jnp.zeros((expensive,), wide.waited.dtype),
+            spent=jnp.zeros((expensive,), wide.spent.dtype),
         )
         none = jnp.full((width,), self.examples, jnp.int32)
         narrow = flow.with_(machine=empty, example=none, next=jnp.minimum(width, count))
@@ -285,11 +285,11 @@ def flow_grown(flow: Flow, linked: Linked, capacity: int) -> Flow:
 
 
 def flow_moved(
-    flow: Flow, smaller: Linked, larger: Linked, pairs: Counterparts, num_dear: int
+    flow: Flow, smaller: Linked, larger: Linked, pairs: Counterparts, num_expensive: int
 ) -> Flow:
     """The same of a machine that is refilled: what has been put away has room, too."""
     answers = dict(zip(result_registers(smaller), flow.answers, strict=True))
     return flow.with_(
-        machine=moved(flow.machine, smaller, larger, pairs, num_dear),
+        machine=moved(flow.machine, smaller, larger, pairs, num_expensive),
         answers=tuple(with_room(answers[pairs[var]], var) for var in result_registers(larger)),
     )

@@ -28,7 +28,7 @@ from lanewise.feed.restart import input_registers, refill_ticks, restarted
 from lanewise.grow.depth import FIRST_DEPTH, GROWTH, most_depth
 from lanewise.job.plan import Plan
 from lanewise.machine import observe
-from lanewise.machine.schedule import num_dear
+from lanewise.machine.schedule import num_expensive
 from lanewise.machine.state import State, grown, initial_state
 from lanewise.machine.ticking import Pause, run_until
 
@@ -143,9 +143,9 @@ class Segments:
             loaded(jnp.zeros((self.lanes, *kept_row(aval).shape), kept_row(aval).dtype), aval)
             for aval in self.avals[len(captures) :]
         ]
-        dear = num_dear(self.linked, self.lanes, self.schedule)
+        expensive = num_expensive(self.linked, self.lanes, self.schedule)
         state = initial_state(
-            self.linked, [*captures, *rows], self.mapped, self.lanes, capacity, dear
+            self.linked, [*captures, *rows], self.mapped, self.lanes, capacity, expensive
         )
         state = state.with_(pc=jnp.full((self.lanes,), self.linked.halt, jnp.int32))
         return observe.watched(state, self.site, self.linked.halt, captures)

@@ -150,9 +150,9 @@ class Small:
 class Growing:
     """A program compiled so that the host has its turn between runs.
 
-    `most` is how many frames stacks may ever hold, `num_dear` how many blocks the machine keeps an account of. `larger`
-    makes a machine of the same program with larger tapes, and says how to give it its operands. `watched`: starting
-    and finishing it tells somebody.
+    `most` is how many frames stacks may ever hold, `num_expensive` how many blocks the machine keeps an account of.
+    `larger` makes a machine of the same program with larger tapes, and says how to give it its operands. `watched`:
+    starting and finishing it tells somebody.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Growing:
         linked: Linked,
         lanes: int,
         most: int,
-        num_dear: int,
+        num_expensive: int,
         larger: Callable[[], tuple[Growing, Callable[[Sequence[Any]], Sequence[Any]]]] | None,
         *,
         watched: bool = False,
@@ -175,7 +175,7 @@ class Growing:
         self.fuel = Fuel(linked, lanes)
         self.capacity = min(FIRST_DEPTH, most)
         self.most = most
-        self.num_dear = num_dear
+        self.num_expensive = num_expensive
         self._watched = watched
         self._small: dict[int, Small | None] = {}
         self._make_larger = larger
@@ -273,7 +273,7 @@ class Growing:
                     assert self._larger is not None
                     larger, theirs, pairs = self._larger
                     larger.capacity = max(larger.capacity, self.capacity)
-                    args = (self.linked, larger.linked, pairs, larger.num_dear)
+                    args = (self.linked, larger.linked, pairs, larger.num_expensive)
                     state = self.phases.moved(state, *args)
                     began, operands = time.perf_counter(), theirs(operands)
                     return larger._with_host(larger._go_on(state, operands), began, operands)

@@ -91,11 +91,11 @@ def _compare(old: Any, new: Any, same: Callable[[Iterable[Any], Iterable[Any]], 
 
 
 def moved(
-    state: State, smaller: Linked, larger: Linked, pairs: Counterparts, num_dear: int
+    state: State, smaller: Linked, larger: Linked, pairs: Counterparts, num_expensive: int
 ) -> State:
     """The state of a machine of the smaller program as one of the larger; lanes that waited for a tape go on.
 
-    `num_dear` is how many blocks the larger one keeps an account of; what was waited for them is forgotten.
+    `num_expensive` is how many blocks the larger one keeps an account of; what was waited for them is forgotten.
     """
 
     def given(new: Sequence[Var], old: Sequence[Var], arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -109,8 +109,8 @@ def moved(
         registers=given(larger.registers, smaller.registers, state.registers),
         uniforms=given(larger.uniforms, smaller.uniforms, state.uniforms),
         stacks=given(larger.storage.stacks, smaller.storage.stacks, state.stacks),
-        waited=jnp.zeros((num_dear,), state.waited.dtype),
-        spent=jnp.zeros((num_dear,), state.spent.dtype),
+        waited=jnp.zeros((num_expensive,), state.waited.dtype),
+        spent=jnp.zeros((num_expensive,), state.spent.dtype),
     )
 
 

@@ -42,8 +42,8 @@ Shared = Mapping[int, Mapping[Any, Any]]
 class Advance:
     """How blocks of one linked program change the state.
 
-    `max_steps`: end a lane before it exceeds this many steps. `counting`: keep the counters of `Stats`. `dear`: the
-    blocks that a sweep guards.
+    `max_steps`: end a lane before it exceeds this many steps. `counting`: keep the counters of `Stats`. `expensive`:
+    the blocks that a sweep guards.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Advance:
         *,
         max_steps: int | None,
         counting: bool,
-        dear: Collection[int] = (),
+        expensive: Collection[int] = (),
     ) -> None:
         self.linked = linked
         self.lanes = lanes
         self.max_steps = max_steps
         self.counting = counting
-        self.dear = dear
+        self.expensive = expensive
         self.place = {var: i for i, var in enumerate(linked.registers)}
         self.uniform_place = {var: i for i, var in enumerate(linked.uniforms)}
         self.stack_place = {var: i for i, var in enumerate(linked.storage.stacks)}
@@ -67,7 +67,11 @@ class Advance:
     def with_lanes(self, lanes: int) -> Advance:
         """The same for another number of lanes."""
         return Advance(
-            self.linked, lanes, max_steps=self.max_steps, counting=self.counting, dear=self.dear
+            self.linked,
+            lanes,
+            max_steps=self.max_steps,
+            counting=self.counting,
+            expensive=self.expensive,
         )
 
     def run(self, state: State, pc: int) -> State:
@@ -138,7 +142,7 @@ class Advance:
         ran = (active > 0).astype(jnp.float32)
         share = [active, ran * self.lanes]
         nothing = [jnp.zeros_like(ran)] * 2
-        of_dear = share if pc in self.dear else nothing
+        of_dear = share if pc in self.expensive else nothing
         # A block that only jumps is a little work as well.
         work = [(1.0 + self.linked.costs[pc].operations) * count for count in share]
         # The last two are a tick's to count.

@@ -1,8 +1,8 @@
-"""Which dear blocks a lane cannot go round without.
+"""Which expensive blocks a lane cannot go round without.
 
 A guard is a predicate that the host reads before it starts what comes next: on a GPU 10 to 30 µs, in which nothing
-runs. It is worth that where a block might run for nobody. Where every way round leads through one dear block, some lane
-is at it in every tick: it needs no guard. Where every way round leads through one of several (an expert for each
+runs. It is worth that where a block might run for nobody. Where every way round leads through one expensive block, some
+lane is at it in every tick: it needs no guard. Where every way round leads through one of several (an expert for each
 choice), all lanes gather there: the one with the most lanes runs, which is one thing to read for all of them.
 """
 
@@ -14,16 +14,16 @@ from lanewise.blocks.form import Block, successors
 from lanewise.blocks.link import Linked
 
 
-def around(linked: Linked, dear: Collection[int]) -> tuple[frozenset[int], frozenset[int]]:
-    """The dear blocks on every way round, and those of which one is on every way round; the others are neither.
+def around(linked: Linked, expensive: Collection[int]) -> tuple[frozenset[int], frozenset[int]]:
+    """The expensive blocks on every way round, and those of which one is on every way round; the others are neither.
 
     The second are alternatives: none of them leads to another without going round.
     """
     nothing: frozenset[int] = frozenset()
-    if linked.has_calls or not dear or not _acyclic(linked, dear):
+    if linked.has_calls or not expensive or not _acyclic(linked, expensive):
         return nothing, nothing
-    always = frozenset(pc for pc in dear if _acyclic(linked, (pc,)))
-    others = frozenset(dear) - always
+    always = frozenset(pc for pc in expensive if _acyclic(linked, (pc,)))
+    others = frozenset(expensive) - always
     if always or len(others) < 2 or not _alternatives(linked, others):
         return always, nothing
     return nothing, others

@@ -1,4 +1,4 @@
-"""Dear blocks for the lanes that are there: packed into tiles of a fixed width, run tile by tile, and put back.
+"""Expensive blocks for the lanes that are there: packed into tiles of a fixed width, run tile by tile, and put back.
 
 A block costs the same for one lane as for all when it runs at full width. Taking what it reads out of the rows of the
 lanes that are at it, and putting what it writes back, costs less than running it for the others too; and a loop over

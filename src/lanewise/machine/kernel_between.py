@@ -39,7 +39,7 @@ def with_arrays(state: State, arrays: Sequence[Any]) -> State:
 def run_between(
     emitted: Emitted, state: State, lanes: int, counting: bool, profile: Profile
 ) -> State:
-    """Run every lane up to the next dear block, as traceable code."""
+    """Run every lane up to the next expensive block, as traceable code."""
     arrays = arrays_of(state)
     shared = [*state.uniforms]
     capacity = state.returns.shape[0]

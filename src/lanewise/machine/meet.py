@@ -16,25 +16,25 @@ from lanewise.machine.advance import Advance
 from lanewise.machine.compact import tile_width
 from lanewise.machine.kernel_between import available, run_between
 from lanewise.machine.state import State, Tick
-from lanewise.machine.sweep import running_dear
+from lanewise.machine.sweep import running_expensive
 from lanewise.machine.worth import meeting_blocks
 
 
 def meet(advance: Advance) -> Tick:
-    """One tick of lanes that meet: each by itself to the next dear block, then those for the lanes that are there."""
+    """One tick of lanes that meet: each by itself to the next expensive block, then that for the lanes there."""
     linked, lanes = advance.linked, advance.lanes
-    dear = meeting_blocks(linked)
+    expensive = meeting_blocks(linked)
     between = kernel_between(linked, advance.max_steps, advance.counting)
     if isinstance(between, str):
         raise OptionError(f'schedule="meet" cannot run this program: {between}. Use "auto".')
     tick_cost = float(linked.profile.tick_operations)
-    run_dear = running_dear(advance, dear, tick_cost, lambda state, pc: state)
+    run_expensive = running_expensive(advance, expensive, tick_cost, lambda state, pc: state)
 
     def tick(state: State) -> State:
         state = run_between(between, state, lanes, advance.counting, linked.profile)
-        if len(dear) == 1 and tile_width(linked, dear[0], lanes) is None:
-            return advance.run(state, dear[0])
-        return run_dear(state)
+        if len(expensive) == 1 and tile_width(linked, expensive[0], lanes) is None:
+            return advance.run(state, expensive[0])
+        return run_expensive(state)
 
     return tick
 

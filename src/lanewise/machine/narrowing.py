@@ -27,7 +27,7 @@ from lanewise.core.options import Options
 from lanewise.machine import observe
 from lanewise.machine.compact import first_lanes
 from lanewise.machine.lanes import lanes_of, put_lanes
-from lanewise.machine.schedule import dear_for, num_dear
+from lanewise.machine.schedule import expensive_for, num_expensive
 from lanewise.machine.state import State, has_fuel, running
 from lanewise.machine.ticking import begin, run_ticks
 
@@ -41,11 +41,11 @@ FEWEST_LANES = 2048
 
 def widths_for(linked: Linked, lanes: int, schedule: str) -> tuple[int, ...]:
     """The widths of the machines, the first as wide as there are lanes; only that one where narrowing does not pay."""
-    dear = dear_for(linked, lanes, schedule)
-    if not linked.profile.narrows or not dear:
+    expensive = expensive_for(linked, lanes, schedule)
+    if not linked.profile.narrows or not expensive:
         return (lanes,)
-    # A lane runs one of its dear blocks at a time.
-    work = max(linked.costs[pc].operations for pc in dear)
+    # A lane runs one of its expensive blocks at a time.
+    work = max(linked.costs[pc].operations for pc in expensive)
     share = NARROWEST if lanes * NARROW * work > linked.profile.tick_operations else NARROW
     width = -(-int(lanes * share) // ROUND) * ROUND
     width = max(width, FEWEST_LANES)
@@ -79,9 +79,10 @@ def _run(
         return state
     # Without fuel more lanes run than fit: those that do not stay, and the others come back.
     rows = first_lanes(running(state, linked), few)
-    dear = num_dear(linked, few, schedule)
+    expensive = num_expensive(linked, few, schedule)
     inner = lanes_of(state, jnp.minimum(rows, width - 1)).with_(
-        waited=jnp.zeros((dear,), state.waited.dtype), spent=jnp.zeros((dear,), state.spent.dtype)
+        waited=jnp.zeros((expensive,), state.waited.dtype),
+        spent=jnp.zeros((expensive,), state.spent.dtype),
     )
     inner = inner.with_(pc=jnp.where(rows < width, inner.pc, linked.halt))
     inner = _run(linked, inner, options, schedule, narrower)

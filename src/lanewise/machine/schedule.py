@@ -2,7 +2,7 @@
 
 * `lowest`: the block with the lowest pc that any lane is at (Radul et al. 2019).
 * `most`: the block most lanes are at.
-* `sweep`: all cheap blocks in program order, dear ones when it pays (`sweep.py`).
+* `sweep`: all cheap blocks in program order, expensive ones when it pays (`sweep.py`).
 * `meet`: each lane by itself up to a block with matrix work, where lanes run together (`meet.py`).
 """
 
@@ -18,7 +18,7 @@ from lanewise.blocks.link import Linked
 from lanewise.machine.advance import Advance
 from lanewise.machine.state import State, Tick, running
 from lanewise.machine.sweep import sweep
-from lanewise.machine.worth import dear_blocks, meeting_blocks
+from lanewise.machine.worth import expensive_blocks, meeting_blocks
 
 
 def lowest(advance: Advance) -> Tick:
@@ -52,11 +52,11 @@ def lanes_at(state: State, linked: Linked) -> Any:
     return (state.pc[:, None] == jnp.arange(linked.halt)).sum(0, dtype=jnp.int32)
 
 
-def dear_for(linked: Linked, lanes: int, schedule: str) -> tuple[int, ...]:
+def expensive_for(linked: Linked, lanes: int, schedule: str) -> tuple[int, ...]:
     """The blocks that a schedule runs only when it pays."""
     if schedule == "meet":
         return meeting_blocks(linked)
-    return dear_blocks(linked, lanes) if schedule == "sweep" else ()
+    return expensive_blocks(linked, lanes) if schedule == "sweep" else ()
 
 
 def _meet(advance: Advance) -> Tick:
@@ -74,6 +74,6 @@ SCHEDULES: dict[str, Callable[[Advance], Tick]] = {
 }
 
 
-def num_dear(linked: Linked, lanes: int, schedule: str) -> int:
+def num_expensive(linked: Linked, lanes: int, schedule: str) -> int:
     """How many blocks the schedule keeps an account of."""
-    return len(dear_for(linked, lanes, schedule))
+    return len(expensive_for(linked, lanes, schedule))

@@ -86,7 +86,7 @@ def initial_state(
     mapped: Sequence[bool],
     lanes: int,
     capacity: int,
-    num_dear: int = 0,
+    num_expensive: int = 0,
 ) -> State:
     """All lanes at the entry, with their inputs in place; `capacity` is how many frames a stack holds."""
     given = {
@@ -128,8 +128,8 @@ def initial_state(
         site=per_lane(-1),
         ticks=jnp.int32(0),
         counters=jnp.zeros((len(COUNTERS),), jnp.float32),
-        waited=jnp.zeros((num_dear,), jnp.int32),
-        spent=jnp.zeros((num_dear,), jnp.float32),
+        waited=jnp.zeros((num_expensive,), jnp.int32),
+        spent=jnp.zeros((num_expensive,), jnp.float32),
     )
 
 

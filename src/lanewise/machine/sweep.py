@@ -1,17 +1,17 @@
-"""The schedule `sweep`: all cheap blocks in program order, and dear ones when it pays.
+"""The schedule `sweep`: all cheap blocks in program order, and expensive ones when it pays.
 
 Each block runs for the lanes that are at it when its turn comes, so that a lane goes through a whole loop iteration in
-one tick. Dear blocks run behind a guard.
+one tick. Expensive blocks run behind a guard.
 
-When a dear block pays. Lanes gather at a dear block while the others run on. A lane that waits loses a tick, and a tick
-is worth what the machine spends in it, shared by the live lanes; a run costs the same for one lane as for all. So the
-block runs when the waiting, summed over lanes and ticks, has cost what the run costs: the ski-rental rule, weighted by
-lanes. With lanes arriving at a steady rate this waits `sqrt(2 K c)` ticks, where lanes come by every `K` ticks and a
-run costs `c` ticks, which is where the cost of waiting and the cost of running half-empty balance. When no block would
-run, the dear block with the most lanes runs at once.
+When an expensive block pays. Lanes gather at an expensive block while the others run on. A lane that waits loses a
+tick, and a tick is worth what the machine spends in it, shared by the live lanes; a run costs the same for one lane as
+for all. So the block runs when the waiting, summed over lanes and ticks, has cost what the run costs: the ski-rental
+rule, weighted by lanes. With lanes arriving at a steady rate this waits `sqrt(2 K c)` ticks, where lanes come by every
+`K` ticks and a run costs `c` ticks, which is where the cost of waiting and the cost of running half-empty balance. When
+no block would run, the expensive block with the most lanes runs at once.
 
-On a GPU a guard costs more, and dear blocks that lanes cannot go round without have none, or one for all of them: see
-`around.py`.
+On a GPU a guard costs more, and expensive blocks that lanes cannot go round without have none, or one for all of them:
+see `around.py`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from lanewise.machine.advance import Advance
 from lanewise.machine.around import around
 from lanewise.machine.compact import can_be_packed, run_one_tile, run_tiles, tile_width
 from lanewise.machine.state import State, Tick
-from lanewise.machine.worth import dear_blocks, swept_blocks
+from lanewise.machine.worth import expensive_blocks, swept_blocks
 
 # The lanes that gather at the fullest of several alternatives, over those at each if all were as full.
 CROWDED = 1.0
 
 
-# Alternatives that together cost no more than so many ticks all run in each: lanes then need fewer ticks.
+# Alternatives that together cost no more than this many ticks all run in each: lanes then need fewer ticks.
 FREE_TICKS = 3
 
 
@@ -45,41 +45,42 @@ def sweep(advance: Advance) -> Tick:
     """One tick of the sweep."""
     linked, lanes = advance.linked, advance.lanes
     refuse_lost_lanes(linked, swept_blocks(linked))
-    dear = dear_blocks(linked, lanes)
+    expensive = expensive_blocks(linked, lanes)
     cheap_cost = linked.profile.tick_operations + sum(
-        _run_cost(linked, pc, lanes) for pc in range(linked.halt) if pc not in dear
+        _run_cost(linked, pc, lanes) for pc in range(linked.halt) if pc not in expensive
     )
-    if not dear:
+    if not expensive:
         return lambda state: _sweep_all(advance, state)
     if linked.profile.host_reads_guards:
-        always, one_of = around(linked, dear)
+        always, one_of = around(linked, expensive)
         if always:
-            dear = tuple(pc for pc in dear if pc not in always)
+            expensive = tuple(pc for pc in expensive if pc not in always)
         all_of_them = lanes * sum(linked.costs[pc].operations for pc in one_of)
         if one_of and all_of_them <= FREE_TICKS * linked.profile.tick_operations:
-            dear = tuple(pc for pc in dear if pc not in one_of)
+            expensive = tuple(pc for pc in expensive if pc not in one_of)
         elif one_of and all(can_be_packed(linked, pc) for pc in one_of):
             return lambda state: _sweep_alternatives(advance, state, sorted(one_of))
-        if not dear:
+        if not expensive:
             return lambda state: _sweep_all(advance, state)
-    return running_dear(advance, dear, cheap_cost, functools.partial(_run_cheap, advance))
+    return running_expensive(advance, expensive, cheap_cost, functools.partial(_run_cheap, advance))
 
 
-def running_dear(
+def running_expensive(
     advance: Advance,
-    dear: tuple[int, ...],
+    expensive: tuple[int, ...],
     cheap_cost: float,
     run_cheap: Callable[[State, int], State],
 ) -> Tick:
-    """One tick that runs dear blocks when it pays, and `run_cheap` in the places of the others, for `cheap_cost`."""
+    """One tick that runs expensive blocks when it pays, and `run_cheap` in place of the others, for `cheap_cost`."""
     linked, lanes = advance.linked, advance.lanes
-    places = jnp.asarray(dear, jnp.int32)
-    tiles = [tile_width(linked, pc, lanes) or lanes for pc in dear]
+    places = jnp.asarray(expensive, jnp.int32)
+    tiles = [tile_width(linked, pc, lanes) or lanes for pc in expensive]
     widths = jnp.asarray(tiles, jnp.int32)
     prices = jnp.asarray(
-        [_run_cost(linked, pc, width) for pc, width in zip(dear, tiles, strict=True)], jnp.float32
+        [_run_cost(linked, pc, width) for pc, width in zip(expensive, tiles, strict=True)],
+        jnp.float32,
     )
-    order = jnp.arange(len(dear))
+    order = jnp.arange(len(expensive))
 
     def decide(pc: Any, waited: Any, spent: Any) -> list[Any]:
         here = (pc[:, None] == places).sum(0, dtype=jnp.int32)
@@ -89,23 +90,23 @@ def running_dear(
         beside = cheap_cost + spent.sum() - spent
         due = (waited + here) * beside >= price * live
         forced = (here.sum() == live) & ~(due & (here > 0)).any()
-        most_lanes = order == jnp.argmax(here) if len(dear) > 1 else True
+        most_lanes = order == jnp.argmax(here) if len(expensive) > 1 else True
         run = (here > 0) & (due | (forced & most_lanes))
         return [jnp.where(run, 0, waited + here), jnp.where(run, price, 0.0), *run]
 
     def tick(state: State) -> State:
-        # A state has room for the account of every dear block, with a guard or without.
-        account = state.waited[: len(dear)], state.spent[: len(dear)]
+        # A state has room for the account of every expensive block, with a guard or without.
+        account = state.waited[: len(expensive)], state.spent[: len(expensive)]
         waited, spent, *run = as_one_function(decide, state.pc, *account)
         state = state.with_(
             waited=lax.dynamic_update_slice(state.waited, waited, (0,)),
             spent=lax.dynamic_update_slice(state.spent, spent, (0,)),
         )
         for pc in swept_blocks(linked):
-            if pc not in dear:
+            if pc not in expensive:
                 state = run_cheap(state, pc)
                 continue
-            place = dear.index(pc)
+            place = expensive.index(pc)
             if tiles[place] < lanes:
                 state = run_tiles(advance, state, pc, tiles[place], run[place])
             else:

@@ -25,7 +25,7 @@ from lanewise.core.one_function import as_one_function
 from lanewise.core.options import Options
 from lanewise.machine import observe
 from lanewise.machine.advance import Advance
-from lanewise.machine.schedule import SCHEDULES, dear_for
+from lanewise.machine.schedule import SCHEDULES, expensive_for
 from lanewise.machine.state import (
     State,
     Tick,
@@ -124,7 +124,7 @@ def begin(
         lanes,
         max_steps=options.max_steps,
         counting=counting,
-        dear=dear_for(linked, lanes, schedule),
+        expensive=expensive_for(linked, lanes, schedule),
     )
     tick = SCHEDULES[schedule](advance)
 

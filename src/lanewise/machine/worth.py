@@ -15,7 +15,7 @@ def swept_blocks(linked: Linked) -> tuple[int, ...]:
     return tuple(pc for pc in range(linked.halt) if pc not in never)
 
 
-def dear_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
+def expensive_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
     """The blocks worth a guard: more work than the guard costs, or a loop that must not run on stale values."""
     work = [cost.shared + lanes * cost.operations for cost in linked.costs]
     items = zip(linked.order, work, strict=True)

@@ -23,11 +23,11 @@ def warn_of(begin: Starts, drawn: Drawn, failed: np.ndarray) -> None:
     starts = begin.positions[:, None]
     stays = (positions == positions[:, :1]) if positions.shape[1] > 1 else (positions == starts)
     stuck = (stays | np.isnan(positions)).all(axis=(1, 2)) & ~failed
-    told = [
+    warned = [
         (failed, "failed: their draws are NaN from there on"),
         (stuck, "never moved (see init= and the density at their starts)"),
     ]
-    for which, what in told:
+    for which, what in warned:
         if which.any():
             warnings.warn(f"{_chains(which)} {what}.", SamplingWarning, stacklevel=3)
     if diverging.any():

@@ -30,7 +30,7 @@ from lanewise.core.errors import OptionError
 from lanewise.job.job import Job
 from lanewise.job.linking import linked_for
 from lanewise.job.plan import Plan
-from lanewise.machine.worth import dear_blocks, meeting_blocks
+from lanewise.machine.worth import expensive_blocks, meeting_blocks
 from lanewise.plan import given_up
 from lanewise.plan.expected import (
     CLEARLY,
@@ -110,7 +110,7 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
     # JAX's own batching would let a lane see its neighbours where code looks at the batch.
     free = free and not sees_batch(job.program)
     if free and linked.straight:
-        why = "nothing diverges: no trip count varies and no branch is dear"
+        why = "nothing diverges: no trip count varies and no branch is expensive"
         return _straight_if_better(job, linked) or _offered(job, "ticks", "plain", why)
     if options.schedule != "auto":
         return _offered(job, "ticks", options.schedule, "asked for")
@@ -123,19 +123,19 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
     if meets:
         why = "lanes meet at blocks with matrix work, and between them run each by itself, in one kernel"
         return _offered(job, "ticks", "meet", f"a recursion around matrix products: {why}")
-    dear = dear_blocks(linked, job.examples)
-    if free and linked.one_loop and not guards_a_loop(job.program) and len(dear) <= 1:
+    expensive = expensive_blocks(linked, job.examples)
+    if free and linked.one_loop and not guards_a_loop(job.program) and len(expensive) <= 1:
         why = "one loop without branches: each lane waits for the last whatever runs it"
         return _offered(job, "ticks", "plain", why)
     why = (
-        f"{linked.halt} blocks, {len(dear)} of them dear: cheap blocks of an iteration run in one tick,"
-        " dear ones when enough lanes wait for them"
+        f"{linked.halt} blocks, {len(expensive)} of them expensive: cheap blocks of an iteration run in one tick,"
+        " expensive ones when enough lanes wait for them"
     )
     return _offered(job, "ticks", "sweep", why)
 
 
 def _would_meet(job: Job, linked: Linked) -> bool:
-    """Whether lanes should run together only at dear blocks: a recursion takes many ticks from one to the next."""
+    """Whether lanes should run together only at expensive blocks: a recursion takes many ticks from one to the next."""
     if not (linked.has_calls and linked.profile.alone and meeting_blocks(linked)):
         return False
     # It brings the C++ emitter along: only for who needs it.

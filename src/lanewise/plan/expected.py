@@ -13,7 +13,7 @@ from lanewise.blocks.passes import Work, work_of
 from lanewise.core.program import Program, call_p
 from lanewise.job.job import Job
 from lanewise.machine.compact import move_operations, tile_width
-from lanewise.machine.worth import dear_blocks
+from lanewise.machine.worth import expensive_blocks
 from lanewise.plan.holds import guards_a_loop, sees_batch
 from lanewise.plan.measure import Sample
 
@@ -23,13 +23,13 @@ TICKED_OPERATION = 6.0
 MET_OPERATION = 2.0
 # What a tick of a sweep costs beside its blocks, in lane operations.
 SWEEP_OPERATIONS = 300_000
-# How full the tiles are that a sweep packs the lanes at a dear block into.
+# How full the tiles are that a sweep packs the lanes at an expensive block into.
 TILE_OCCUPANCY = 0.8
 # Another way than the one the code suggests must promise to be this much better.
 CLEARLY = 0.8
 # Arrays of a lane's own that are larger are worth vector instructions and all cores, which XLA has for a lone call.
 MOST_ELEMENTS_ALONE = 1024
-# Where nothing diverges, lanes by themselves must save so many operations of a lane in all (a quarter of a
+# Where nothing diverges, lanes by themselves must save this many operations of a lane in all (a quarter of a
 # millisecond): a C++ compiler takes seconds.
 WORTH_COMPILING = 2e6
 
@@ -57,11 +57,11 @@ def expected(job: Job, linked: Linked, found: Sample) -> dict[str, float]:
         cost.operations - cost.products * (1 - profile.product_alone) + cost.shared
         for cost in costs
     ]
-    dear = dear_blocks(linked, lanes)
+    expensive = expensive_blocks(linked, lanes)
     ticks = most.max()
     swept = ticks * SWEEP_OPERATIONS / lanes
     for pc, (block, cost) in enumerate(zip(linked.order, together, strict=True)):
-        if pc not in dear:
+        if pc not in expensive:
             swept += ticks * cost
         elif isinstance(block, Block) and tile_width(linked, pc, lanes) is not None:
             swept += mean[pc] * (cost / TILE_OCCUPANCY + move_operations(linked, block))

@@ -167,9 +167,9 @@ def _one_more() -> Any:
 
 
 def _most_steps(linked: Linked, options: Options) -> int:
-    """How many steps a lane may take, by what the dearest block costs."""
-    dearest = max((cost.operations + cost.shared for cost in linked.costs), default=0.0)
-    bound = int(MOST_OPERATIONS / (SAMPLED_LANES * max(dearest, 10.0)))
+    """How many steps a lane may take, by what the costliest block costs."""
+    costliest = max((cost.operations + cost.shared for cost in linked.costs), default=0.0)
+    bound = int(MOST_OPERATIONS / (SAMPLED_LANES * max(costliest, 10.0)))
     return max(1, min(bound, options.max_steps or bound))
 
 

@@ -56,7 +56,7 @@ svg.lw-graph:root {{ color: #1f2933; background: #ffffff; }}
 .lw-graph .lw-way {{ font-size: {NOTE_SIZE - 1}px; opacity: 0.75; }}
 .lw-graph .lw-box {{ fill: currentColor; fill-opacity: 0.045; stroke: currentColor; stroke-opacity: 0.4; }}
 .lw-graph .lw-share {{ fill: #0d9488; fill-opacity: 0.3; stroke: none; }}
-.lw-graph .lw-dear .lw-box {{ stroke: #d97706; stroke-opacity: 1; stroke-width: 1.8; }}
+.lw-graph .lw-expensive .lw-box {{ stroke: #d97706; stroke-opacity: 1; stroke-width: 1.8; }}
 .lw-graph .lw-edge {{ fill: none; stroke: currentColor; stroke-opacity: 0.55; stroke-width: 1.2; }}
 .lw-graph .lw-back {{ stroke: #0d9488; stroke-opacity: 1; }}
 .lw-graph .lw-call {{ stroke-dasharray: 4 3; stroke: #6366f1; stroke-opacity: 0.9; }}
@@ -99,12 +99,12 @@ def graph_svg(
     program: BlockProgram,
     storage: Storage | None = None,
     *,
-    dear: Collection[Label] = (),
+    expensive: Collection[Label] = (),
     shares: Mapping[Label, float] | None = None,
 ) -> str:
     """The blocks of a program and the ways between them.
 
-    `dear` blocks are marked; `shares` fills a block by how much of the work it did, from 0 to 1.
+    `expensive` blocks are marked; `shares` fills a block by how much of the work it did, from 0 to 1.
     """
     columns, parts = [], []
     left = MARGIN
@@ -136,7 +136,7 @@ def graph_svg(
         )
         parts += [
             _drawn_block(
-                column, block, storage, block.label in dear, (shares or {}).get(block.label)
+                column, block, storage, block.label in expensive, (shares or {}).get(block.label)
             )
             for block in column.function.blocks
         ]
@@ -296,12 +296,12 @@ def _line(path: str, kind: str = "") -> str:
 
 
 def _drawn_block(
-    column: _Column, block: Block, storage: Storage | None, dear: bool, share: float | None
+    column: _Column, block: Block, storage: Storage | None, expensive: bool, share: float | None
 ) -> str:
     x, y = column.left, column.top[block.label]
     box = {"x": x, "y": y, "height": HEIGHT, "rx": 6}
     parts = [
-        title(_told(block, storage, dear, share)),
+        title(_told(block, storage, expensive, share)),
         tag("rect", width=column.width, class_="lw-box", **box),
     ]
     if share:
@@ -310,20 +310,22 @@ def _drawn_block(
     name, about = _name(block), _about(block)
     parts.append(text(x + 12, y + 19, _short(name, most / NAME_SIZE), class_="lw-name"))
     parts.append(text(x + 12, y + 35, _short(about, most / NOTE_SIZE), class_="lw-note"))
-    return tag("g", parts, class_="lw-dear" if dear else "lw-block", data_block=str(block.label))
+    return tag(
+        "g", parts, class_="lw-expensive" if expensive else "lw-block", data_block=str(block.label)
+    )
 
 
 def _short(words: str, letters: float) -> str:
     return words if len(words) <= letters else words[: int(letters) - 1] + "…"
 
 
-def _told(block: Block, storage: Storage | None, dear: bool, share: float | None) -> str:
+def _told(block: Block, storage: Storage | None, expensive: bool, share: float | None) -> str:
     """What there is to say about a block beside its box."""
     lines = [f"block {block.label} ({block.note})", str(cost_of(block.eqns))]
     if block.steps:
         lines.append(f"{block.steps} step" + ("s" if block.steps > 1 else ""))
-    if dear:
-        lines.append("dear: runs when enough lanes wait for it")
+    if expensive:
+        lines.append("expensive: runs when enough lanes wait for it")
     if share is not None:
         lines.append(f"{share:.1%} of the work")
     if storage is not None and isinstance(block.terminator, Call):

@@ -16,7 +16,7 @@ from lanewise.blocks.link import Linked
 from lanewise.carriers.table import ALONE
 from lanewise.core.events import Site
 from lanewise.job.linking import blocks_of
-from lanewise.machine.worth import dear_blocks
+from lanewise.machine.worth import expensive_blocks
 from lanewise.watch import charts
 from lanewise.watch.charts import Axis, Line, count, percent, seconds
 from lanewise.watch.draw import graph_svg
@@ -352,15 +352,15 @@ def _steps(run: Run) -> str:
 
 def _graph(site: Site, figures: TickFigures | None) -> str:
     blocks, linked = _blocks_of(site)
-    dear: set[int] = set()
+    expensive: set[int] = set()
     if linked is not None:
-        items = (linked.order[pc] for pc in dear_blocks(linked, site.plan.job.width))
-        dear = {item.label for item in items if isinstance(item, Block)}
+        items = (linked.order[pc] for pc in expensive_blocks(linked, site.plan.job.width))
+        expensive = {item.label for item in items if isinstance(item, Block)}
     storage = None if linked is None else linked.storage
     shares = None if figures is None else figures.work_by_label()
     filled = "" if shares is None else " A block is filled by its share of the work."
-    marked = " Orange: dear, runs when enough lanes wait for it." if dear else ""
-    picture = graph_svg(blocks, storage, dear=dear, shares=shares)
+    marked = " Orange: expensive, runs when enough lanes wait for it." if expensive else ""
+    picture = graph_svg(blocks, storage, expensive=expensive, shares=shares)
     return (
         f"<figure><h3>The block graph</h3><figcaption>Blocks of straight-line code and the ways between them: loops on"
         f' the left, dashed lines are calls.{filled}{marked}</figcaption><div class="graph">{picture}</div></figure>'

@@ -1,16 +1,16 @@
 """The cheap blocks of a machine, as a kernel that works on its state.
 
-Under the schedule `meet` (see `schedule.py`) lanes run together only where that pays, at dear blocks, which XLA runs
-for all lanes that are there. Between them each lane runs by itself, through calls, returns and branches, until it
-comes to the next dear block or ends: one kernel, which reads and writes the registers and stacks of the machine where
-they are.
+Under the schedule `meet` (see `schedule.py`) lanes run together only where that pays, at expensive blocks, which XLA
+runs for all lanes that are there. Between them each lane runs by itself, through calls, returns and branches, until it
+comes to the next expensive block or ends: one kernel, which reads and writes the registers and stacks of the machine
+where they are.
 
 On a GPU the threads of a warp run a lane together where its code allows it: all of them go the same way, scalars are
 computed by each, and long arrays, which lie in memory that they share, are cut into parts. With a thread a lane, a
 recursion over vectors of 100 elements took 1.26 ms from meeting to meeting of 16,384 lanes; together it takes 0.24.
 
-A lane comes in with a pc, and goes out with one: that of the dear block it waits at, that of a lane that has ended, or
-`-1 - pc` of a call for which its stack has no room, as everywhere in the machine.
+A lane comes in with a pc, and goes out with one: that of the expensive block it waits at, that of a lane that has
+ended, or `-1 - pc` of a call for which its stack has no room, as everywhere in the machine.
 
 What it does not do: write values that all lanes share, and count for `Stats` how often its blocks ran; what a lane does
 by itself, no other waits for.
@@ -41,15 +41,15 @@ MOST_SHARED_BYTES = 40_000
 
 
 def emit_between(
-    linked: Linked, dear: Sequence[int], *, max_steps: int | None, counting: bool
+    linked: Linked, expensive: Sequence[int], *, max_steps: int | None, counting: bool
 ) -> Emitted:
-    """Write the kernel of all blocks but the dear ones; raises `Unsupported` where it cannot."""
-    refuse_between(linked, dear)
+    """Write the kernel of all blocks but the expensive ones; raises `Unsupported` where it cannot."""
+    refuse_between(linked, expensive)
     writer = Writer()
-    writer.together = work_together(linked, dear)
-    found = _Between(_OnState(linked, dear, writer, max_steps, counting)).kernel()
+    writer.together = work_together(linked, expensive)
+    found = _Between(_OnState(linked, expensive, writer, max_steps, counting)).kernel()
     if writer.shared_bytes > MOST_SHARED_BYTES:
-        found = _Between(_OnState(linked, dear, Writer(), max_steps, counting)).kernel()
+        found = _Between(_OnState(linked, expensive, Writer(), max_steps, counting)).kernel()
     return found
 
 
@@ -59,13 +59,13 @@ class _OnState(Bodies):
     def __init__(
         self,
         linked: Linked,
-        dear: Sequence[int],
+        expensive: Sequence[int],
         writer: Writer,
         max_steps: int | None,
         counting: bool,
     ) -> None:
         super().__init__(linked, (), writer, max_steps, counting)
-        self.dear = frozenset(dear)
+        self.expensive = frozenset(expensive)
         self.arrays: list[Operand] = []
         # Scalars to be written back, with the name of their array.
         self.near: list[tuple[Scalar, str]] = []
@@ -126,7 +126,7 @@ class _OnState(Bodies):
         w.line("deepest[example] = most;")
 
     def write(self, pc: int) -> str:
-        if pc in self.dear:
+        if pc in self.expensive:
             self.writer.line(f"stop = {pc};")
             return ""
         return super().write(pc)
@@ -157,31 +157,31 @@ class _Between(Emitter):
     bodies: _OnState
 
     def edges(self) -> dict[Node, list[Node]]:
-        return super().edges() | {pc: [HALT] for pc in self.bodies.dear}
+        return super().edges() | {pc: [HALT] for pc in self.bodies.expensive}
 
     def heads(self) -> list[Node]:
-        """Where a lane may come in: after a dear block or the entry, where calls lead and come back, and at calls."""
+        """Where a lane may come in: after an expensive block or the entry, where calls lead or come back, at calls."""
         linked = self.linked
         heads = super().heads()
         for pc, item in enumerate(linked.order):
             if not isinstance(item, Block):
                 continue
-            after_xla = pc in self.bodies.dear or pc == linked.entered_once
+            after_xla = pc in self.bodies.expensive or pc == linked.entered_once
             if after_xla and isinstance(item.terminator, Jump | Branch):
                 heads += [linked.pc_of[target] for target in successors(item)]
             if after_xla and isinstance(item.terminator, TailCall):
                 heads.append(linked.pc_of[linked.program.functions[item.terminator.callee].entry])
             if isinstance(item.terminator, Call):
                 heads.append(pc)
-        return [head for head in dict.fromkeys(heads) if head not in self.bodies.dear]
+        return [head for head in dict.fromkeys(heads) if head not in self.bodies.expensive]
 
     def times(self) -> dict[Node, int]:
-        return {pc: n for pc, n in super().times().items() if pc not in self.bodies.dear}
+        return {pc: n for pc, n in super().times().items() if pc not in self.bodies.expensive}
 
     def elsewhere(self) -> None:
         """A call that XLA ran may come back to an expensive block, or, from a bare end, to none: XLA goes on there."""
         w = self.writer
-        waits = "".join(f" || pc == {dear}" for dear in sorted(self.bodies.dear))
+        waits = "".join(f" || pc == {expensive}" for expensive in sorted(self.bodies.expensive))
         with w.block(f"if (pc == {self.linked.halt}{waits})"):
             w.line("stop = pc;")
             w.line("goto finished;")
@@ -196,7 +196,7 @@ class _Between(Emitter):
         first = "LW_PLATFORM(blockIdx.x, LW_FIRST(next))" if w.together else "LW_FIRST(next)"
         after = "LW_PLATFORM(examples, LW_NEXT(next))" if w.together else "LW_NEXT(next)"
         header = f"for (long long example = {first}; example < examples; example = {after})"
-        waits = "".join(f" || pc == {dear}" for dear in sorted(self.bodies.dear))
+        waits = "".join(f" || pc == {expensive}" for expensive in sorted(self.bodies.expensive))
         with w.block(header):
             w.line("int32 pc = out0[example];")
             w.line("steps[example] = 0;")

@@ -25,10 +25,12 @@ DONE_TWICE = frozenset(
 )
 
 
-def work_together(linked: Linked, dear: Sequence[int]) -> bool:
+def work_together(linked: Linked, expensive: Sequence[int]) -> bool:
     """Whether a GPU's threads can run a lane together: whatever is done to long arrays, each may do it all."""
     cheap = [
-        item for pc, item in enumerate(linked.order) if isinstance(item, Block) and pc not in dear
+        item
+        for pc, item in enumerate(linked.order)
+        if isinstance(item, Block) and pc not in expensive
     ]
     return all(_may_be_done_twice(eqn) for block in cheap for eqn in block.eqns)
 
@@ -49,10 +51,10 @@ def _writes_shared(linked: Linked, block: Block) -> bool:
     return bool(written & set(linked.uniforms))
 
 
-def refuse_between(linked: Linked, dear: Sequence[int]) -> None:
-    """Raise if the blocks beside the dear ones cannot be a kernel on a machine's state."""
+def refuse_between(linked: Linked, expensive: Sequence[int]) -> None:
+    """Raise if the blocks beside the expensive ones cannot be a kernel on a machine's state."""
     if linked.waiting:
         raise Unsupported("a tape that may grow")
     for pc, item in enumerate(linked.order):
-        if isinstance(item, Block) and pc not in dear and _writes_shared(linked, item):
-            raise Unsupported("a value that all lanes share is written between dear blocks")
+        if isinstance(item, Block) and pc not in expensive and _writes_shared(linked, item):
+            raise Unsupported("a value that all lanes share is written between expensive blocks")
