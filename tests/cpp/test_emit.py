@@ -15,10 +15,8 @@ import lanewise as lw
 from cpp.checking import check
 from lanewise.core.errors import Outcome
 from lanewise.core.options import Options
-from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.emit.lower import kernel_blocks
-from lanewise.cpp.emit.support import written
-from lanewise.cpp.kernels import kernel_for
+from lanewise.cpp.emit.emit import Emitted, written
+from lanewise.cpp.kernels import kernel_blocks, kernel_for
 from lanewise.cpp.toolchain import compiler, host
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import vjp_program

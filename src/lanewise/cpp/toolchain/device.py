@@ -26,7 +26,7 @@ from lanewise.core import events
 from lanewise.core.errors import InternalError, OptionError
 from lanewise.core.events import Site
 from lanewise.core.telling import Whole
-from lanewise.cpp.emit.emitted import Emitted
+from lanewise.cpp.emit.emit import Emitted
 from lanewise.cpp.toolchain import cache, launch
 
 # Lanes of a block share nothing; small blocks let a multiprocessor take the next one early.

@@ -26,7 +26,7 @@ import numpy as np
 from lanewise.core import events
 from lanewise.core.errors import CompilerError, InternalError, LanewiseError, OptionError
 from lanewise.cpp.emit import prelude
-from lanewise.cpp.emit.emitted import Emitted
+from lanewise.cpp.emit.emit import Emitted
 from lanewise.cpp.toolchain import cache, compiler
 
 BEST = "-O3"

@@ -29,11 +29,9 @@ from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.bodies import Bodies
-from lanewise.cpp.emit.emit import Emitter
-from lanewise.cpp.emit.emitted import Emitted, Operand, operand_of
-from lanewise.cpp.emit.graph import HALT, Node
+from lanewise.cpp.emit.emit import Emitted, Emitter, Operand, operand_of
+from lanewise.cpp.emit.structure import HALT, Node
 from lanewise.cpp.emit.values import Part, Place, Scalar, Stored
-from lanewise.cpp.emit.writer import Writer
 from lanewise.cpp.variants.together import refuse_between, work_together
 
 # The most memory that the threads of a lane may share for temporaries.
@@ -45,11 +43,11 @@ def emit_between(
 ) -> Emitted:
     """Write the kernel of all blocks but the expensive ones; raises `Unsupported` where it cannot."""
     refuse_between(linked, expensive)
-    writer = Writer()
-    writer.together = work_together(linked, expensive)
-    found = _Between(_OnState(linked, expensive, writer, max_steps, counting)).kernel()
-    if writer.shared_bytes > MOST_SHARED_BYTES:
-        found = _Between(_OnState(linked, expensive, Writer(), max_steps, counting)).kernel()
+    bodies = _OnState(linked, expensive, max_steps, counting)
+    bodies.writer.together = work_together(linked, expensive)
+    found = _Between(bodies).kernel()
+    if bodies.writer.shared_bytes > MOST_SHARED_BYTES:
+        found = _Between(_OnState(linked, expensive, max_steps, counting)).kernel()
     return found
 
 
@@ -57,14 +55,9 @@ class _OnState(Bodies):
     """What a lane holds lies in the machine's arrays; its scalars are brought near, and written back at the end."""
 
     def __init__(
-        self,
-        linked: Linked,
-        expensive: Sequence[int],
-        writer: Writer,
-        max_steps: int | None,
-        counting: bool,
+        self, linked: Linked, expensive: Sequence[int], max_steps: int | None, counting: bool
     ) -> None:
-        super().__init__(linked, (), writer, max_steps, counting)
+        super().__init__(linked, (), max_steps, counting)
         self.expensive = frozenset(expensive)
         self.arrays: list[Operand] = []
         # Scalars to be written back, with the name of their array.
