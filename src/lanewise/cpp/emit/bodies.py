@@ -270,7 +270,8 @@ class Bodies:
         w = self.writer
         match block.terminator:
             case Branch():
-                return self._index(block.terminator.index, values[0])
+                index = block.terminator.index
+                return str(int(index.val)) if isinstance(index, Literal) else values[0].at(())
             case Call(arguments=arguments):
                 self._push(block)
                 self._pass(arguments, values)
@@ -286,11 +287,6 @@ class Bodies:
             case _:
                 pass
         return ""
-
-    def _index(self, atom: Atom, value: Value) -> str:
-        if isinstance(atom, Literal):
-            return str(int(atom.val))
-        return value.at(())
 
     def _pass(self, arguments: Sequence[tuple[Var, Atom]], values: Sequence[Value]) -> None:
         self.writer.assign(

@@ -129,11 +129,8 @@ def _mulhi(w: Writer, eqn: JaxprEqn) -> None:
 @rule("neg")
 def _neg(w: Writer, eqn: JaxprEqn) -> None:
     dtype = dtype_of(eqn)
-    each(
-        w,
-        eqn,
-        (lambda a: f"lw_neg({a})") if _is_int(dtype) else rounded(dtype, lambda a: f"(-{a})"),
-    )
+    plain = rounded(dtype, lambda a: f"(-{a})")
+    each(w, eqn, (lambda a: f"lw_neg({a})") if _is_int(dtype) else plain)
 
 
 @rule("abs")
@@ -226,11 +223,8 @@ def _logic(w: Writer, eqn: JaxprEqn) -> None:
 @rule("not")
 def _not(w: Writer, eqn: JaxprEqn) -> None:
     dtype = dtype_of(eqn)
-    each(
-        w,
-        eqn,
-        (lambda a: f"!{a}") if dtypes.is_bool(dtype) else rounded(dtype, lambda a: f"(~{a})"),
-    )
+    bits = rounded(dtype, lambda a: f"(~{a})")
+    each(w, eqn, (lambda a: f"!{a}") if dtypes.is_bool(dtype) else bits)
 
 
 @rule("shift_left", "shift_right_logical", "shift_right_arithmetic")
