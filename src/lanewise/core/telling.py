@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
-from lanewise._jax import Primitive, mlir
+from lanewise._jax import Primitive, mlir, stored
 from lanewise.core import events
 from lanewise.core.errors import Outcome
 from lanewise.core.events import Site
-from lanewise.core.keys import stored
 
 # What is recorded of each example is recorded of this many.
 MOST_EXAMPLES = 1 << 16
