@@ -20,13 +20,13 @@ import numpy as np
 from jax import lax
 
 from lanewise import _jax
-from lanewise.core.check import check
 from lanewise.core.errors import (
     ProgramError,
     ResultUnknown,
     UndefinedVariableError,
     UnsupportedSyntaxError,
 )
+from lanewise.core.program import check
 from lanewise.frontend import iterate, values
 from lanewise.frontend.alike import holds_large_product, same_code
 from lanewise.frontend.branch import Side, progress, stage_branch, trace_side, truth

@@ -24,8 +24,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from lanewise import _jax
 from lanewise.core import events
 from lanewise.core.errors import InternalError, OptionError
-from lanewise.core.events import Site
-from lanewise.core.telling import Whole
+from lanewise.core.events import Site, Whole
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.toolchain import cache, launch
 

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise.core.errors import CompilerError, OptionError
-from lanewise.core.events import Site
-from lanewise.core.telling import Whole
+from lanewise.core.events import Site, Whole
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.toolchain import host, signals, tiers
 from lanewise.cpp.toolchain.ffi import CALLS
