@@ -24,11 +24,9 @@ from jax.core import ShapedArray
 
 from lanewise import _jax
 from lanewise._jax import Traced
-from lanewise.core import promotion
 from lanewise.core.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
 from lanewise.frontend import values
-from lanewise.frontend.site import RESULT, Site
-from lanewise.frontend.values import Undefined, Value
+from lanewise.frontend.values import RESULT, Site, Undefined, Value
 
 _Thunk = Callable[[], Sequence[Any]]
 
@@ -214,7 +212,7 @@ def _join(
                 raise _mismatch(name, index, first, second, site)
             build.append(_constant(x))
         else:
-            aval = promotion.join(_jax.aval_of(x), _jax.aval_of(y))
+            aval = values.join(_jax.aval_of(x), _jax.aval_of(y))
             if aval is None:
                 raise _mismatch(name, index, first, second, site)
             build.append(_pick(len(outputs)))
@@ -260,7 +258,7 @@ def _fits(a: Value, b: Value, which: int) -> bool:
                 return False
         else:
             aval = _jax.aval_of(x)
-            joined = promotion.join(aval, _jax.aval_of(y))
+            joined = values.join(aval, _jax.aval_of(y))
             if joined is None or not values.same_type(joined, aval):
                 return False
     return True

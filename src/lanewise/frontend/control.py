@@ -34,8 +34,7 @@ from lanewise.frontend.loop import LoopSpec, stage_loop
 from lanewise.frontend.matching import Matching
 from lanewise.frontend.messages import text_of
 from lanewise.frontend.mutation import Mutation
-from lanewise.frontend.site import Variables
-from lanewise.frontend.values import Undefined, is_traced
+from lanewise.frontend.values import Undefined, Variables, is_traced
 
 UNROLL_MOST = 32  # a range this short is unrolled
 UNROLL_EXITS = 4  # so is one this short whose `break` or `return` is only known at run time

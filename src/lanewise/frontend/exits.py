@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 
 from lanewise.core.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend.patterns import match_as_if
-from lanewise.frontend.site import FLAG
+from lanewise.frontend.values import FLAG
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from lanewise.core.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend.names import Names, own_nodes, parameters
-from lanewise.frontend.site import Site
+from lanewise.frontend.values import Site
 
 _Node = TypeVar("_Node", bound=ast.AST)
 _BUILTINS = frozenset({"max", "min", "any", "all", "int", "float", "bool"})

@@ -14,10 +14,9 @@ import numpy as np
 from jax import lax
 
 from lanewise import _jax
-from lanewise.core import promotion
 from lanewise.core.errors import LoopTypeError
 from lanewise.frontend import values
-from lanewise.frontend.site import Site
+from lanewise.frontend.values import Site
 
 Item = Callable[[Any, Sequence[Any]], Any]
 
@@ -54,7 +53,7 @@ def _index(value: Any, site: Site) -> Any:
             site.location,
         )
     wanted = index_type()
-    return promotion.convert(value, wanted)
+    return values.convert(value, wanted)
 
 
 def range_(site: Site, *args: Any) -> Any:

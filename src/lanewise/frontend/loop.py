@@ -19,12 +19,10 @@ from jax.core import ShapedArray
 
 from lanewise import _jax
 from lanewise._jax import Traced
-from lanewise.core import promotion
 from lanewise.core.errors import LoopTypeError, ProgramError
 from lanewise.frontend import values
 from lanewise.frontend.branch import places_of, result_mismatch, truth
-from lanewise.frontend.site import RESULT, Site, Variables
-from lanewise.frontend.values import Undefined, Value
+from lanewise.frontend.values import RESULT, Site, Undefined, Value, Variables
 
 _MOST_PASSES = 16
 
@@ -121,7 +119,7 @@ def _join_variable(
                 raise _mismatch(site, index, before, out)
             joined.append(None)
             continue
-        wider = promotion.join(aval, _jax.aval_of(after)) if values.is_array(after) else None
+        wider = values.join(aval, _jax.aval_of(after)) if values.is_array(after) else None
         if wider is None:
             raise _mismatch(site, index, before, out)
         joined.append(wider)

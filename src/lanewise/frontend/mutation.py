@@ -17,8 +17,7 @@ from jax import tree_util
 from lanewise.core.errors import UnsupportedSyntaxError
 from lanewise.frontend import values
 from lanewise.frontend.operators import Operators
-from lanewise.frontend.site import Site
-from lanewise.frontend.values import Undefined
+from lanewise.frontend.values import Site, Undefined
 
 
 class Mutation(Operators):

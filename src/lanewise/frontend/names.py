@@ -22,7 +22,7 @@ from lanewise.frontend.exits import (
     is_true,
     swallows,
 )
-from lanewise.frontend.site import FLAG, RESULT
+from lanewise.frontend.values import FLAG, RESULT
 
 Names = frozenset[str]
 _NONE: Names = frozenset()

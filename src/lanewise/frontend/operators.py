@@ -14,11 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise.core import promotion
 from lanewise.frontend import values
 from lanewise.frontend.branch import stage_branch, truth
-from lanewise.frontend.site import Site
-from lanewise.frontend.values import is_traced
+from lanewise.frontend.values import Site, is_traced
 
 _Thunk = Callable[[], Any]
 
@@ -146,7 +144,7 @@ class Operators:
                 return truth(only, self.sites[k])
             if fun is builtins.int or fun is builtins.float:
                 number = jnp.trunc(only) if fun is builtins.int and _floats(only) else only
-                return promotion.convert(number, _jax.aval_of(fun(0)))
+                return values.convert(number, _jax.aval_of(fun(0)))
         return fun(*args)
 
     def _each_truth(self, k: int, items: Sequence[Any]) -> list[Any]:

@@ -41,8 +41,8 @@ from lanewise.frontend.names import (
     reset_flags,
     root,
 )
-from lanewise.frontend.site import RESULT, Site
 from lanewise.frontend.syntax import refuse_unsupported
+from lanewise.frontend.values import RESULT, Site
 
 _CONTROL = (ast.If, Guard, ast.While, ast.For)
 _NOTHING: Names = frozenset()
