@@ -31,8 +31,48 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lanewise.core.errors import Location, UnsupportedSyntaxError
-from lanewise.frontend.patterns import match_as_if
 from lanewise.frontend.values import FLAG
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+# Python that a program cannot hold, and what to write instead.
+_ADVICE: dict[type[ast.AST], str] = {
+    ast.Yield: "a generator. Collect the values in an array, or return them",
+    ast.YieldFrom: "a generator. Collect the values in an array, or return them",
+    ast.Await: "`await`. A program runs from start to end by itself; await its answer outside",
+    ast.AsyncFor: "`async for`. Use `for`",
+    ast.AsyncWith: "`async with`. Use it around the call of the program",
+    ast.Global: "`global`. Take the value as an argument, and return the new one",
+    ast.Nonlocal: "`nonlocal`. Take the value as an argument, and return the new one",
+}
+
+
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and what is below it in the same scope (comprehensions count, nested functions do not)."""
+    yield node
+    if isinstance(node, SCOPES):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from own_nodes(child)
+
+
+def refuse_unsupported(node: ast.FunctionDef | ast.AsyncFunctionDef, filename: str) -> None:
+    """Raise at the first statement of a function that no program can hold."""
+    if isinstance(node, ast.AsyncFunctionDef):
+        raise UnsupportedSyntaxError(
+            "a program cannot be `async`. A program runs from start to end by itself; "
+            "make it a plain function and await its answer outside",
+            Location(filename, node.lineno, node.name),
+        )
+    for statement in node.body:
+        for child in own_nodes(statement):
+            advice = _ADVICE.get(type(child))
+            if isinstance(child, ast.comprehension) and child.is_async:
+                advice = _ADVICE[ast.AsyncFor]
+            if advice is not None:
+                line = getattr(child, "lineno", node.lineno)
+                raise UnsupportedSyntaxError(
+                    f"a program cannot hold {advice}", Location(filename, line, node.name)
+                )
 
 
 @dataclass(eq=False)
@@ -207,6 +247,8 @@ class Exits:
         out: list[ast.stmt] = []
         for node in block:
             if isinstance(node, ast.Match):
+                from lanewise.frontend.matching import match_as_if  # most programs have no `match`
+
                 self.count += 1
                 out += self.reachable(match_as_if(node, f"_lw_subject{self.count}"))
             else:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from lanewise.frontend.exits import Exit, Exits, Guard, blocks_of, runs_once
+from lanewise.frontend.exits import Exit, Exits, Guard, blocks_of, refuse_unsupported, runs_once
 from lanewise.frontend.expressions import (
     Expressions,
     Unit,
@@ -41,7 +41,6 @@ from lanewise.frontend.names import (
     reset_flags,
     root,
 )
-from lanewise.frontend.syntax import refuse_unsupported
 from lanewise.frontend.values import RESULT, Site
 
 _CONTROL = (ast.If, Guard, ast.While, ast.For)

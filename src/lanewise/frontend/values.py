@@ -340,6 +340,17 @@ class Variables:
         """The variables that matter after the statement."""
         return list(self.get()[: self.site.live])
 
+    def from_here(self, block: Callable[[], None]) -> Callable[[], list[Any]]:
+        """How to run a block on copies of what the variables hold now; gives what it leaves of those that matter."""
+        entry = [take_apart(value) for value in self.get()]
+
+        def run() -> list[Any]:
+            self.set(tuple(value.rebuild() for value in entry))
+            block()
+            return self.read()
+
+        return run
+
     def write(self, values: list[Any]) -> None:
         """Give the variables that matter their values; the temporaries become undefined."""
         temporaries = self.site.names[self.site.live :]
