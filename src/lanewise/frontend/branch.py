@@ -86,13 +86,9 @@ class Side:
         out = []
         for value, places in zip(self.values, self.places, strict=True):
             pairs = zip(value.leaves, places, strict=True)
-            leaves = [leaf if i is None or _is_plain(leaf) else flat[i] for leaf, i in pairs]
+            leaves = [leaf if i is None or values.is_number(leaf) else flat[i] for leaf, i in pairs]
             out.append(value.rebuild(leaves))
         return out
-
-
-def _is_plain(leaf: Any) -> bool:
-    return isinstance(leaf, bool | int | float | complex)
 
 
 def trace_side(thunk: _Sides) -> Side:
@@ -193,7 +189,7 @@ def _branch(side: Side, which: int, outputs: Sequence[_Output]) -> Callable[[], 
                 out.append(values.placeholder(output.aval))
             else:
                 place, leaf = source
-                value = leaf if _is_plain(leaf) else flat[place]
+                value = leaf if values.is_number(leaf) else flat[place]
                 out.append(values.as_type(value, output.aval))
         return out
 
@@ -254,7 +250,7 @@ def _one_sided(
     value = side.values[index]
     build: list[Callable[[Sequence[Any]], Any]] = []
     for leaf, place in zip(value.leaves, side.places[index], strict=True):
-        if place is None or _is_plain(leaf):
+        if place is None or values.is_number(leaf):
             build.append(_constant(leaf))
             continue
         build.append(_pick(len(outputs)))
@@ -298,9 +294,7 @@ def _left_undefined(name: str, a: Undefined | None, b: Undefined | None, site: S
 
 
 def _mismatch(name: str, index: int, first: Side, second: Side, site: Site) -> ProgramError:
-    a, b = first.values[index].rebuild(), second.values[index].rebuild()
-    found = values.first_mismatch(a, b)
-    found = found or values.Mismatch("", values.type_text(a), values.type_text(b))
+    found = values.mismatch(first.values[index], second.values[index])
     if name == RESULT:
         return result_mismatch(found, first.returned, second.returned, site)
     if not name:

@@ -165,10 +165,7 @@ def _join_variable(
 
 
 def _mismatch(site: Site, index: int, before: Value, out: Value) -> ProgramError:
-    name = site.names[index]
-    a, b = before.rebuild(), out.rebuild()
-    found = values.first_mismatch(a, b)
-    found = found or values.Mismatch("", values.type_text(a), values.type_text(b))
+    name, found = site.names[index], values.mismatch(before, out)
     if name == RESULT:
         return result_mismatch(found, None, None, site)
     return LoopTypeError(
@@ -285,10 +282,7 @@ def _emit(
 
     def body(carry: Sequence[Any], items: Sequence[Any]) -> list[Any]:
         flat = done.traced(*items, *assemble(carry))
-        raw = [
-            slot.leaf if isinstance(slot.leaf, bool | int | float | complex) else flat[slot.write]
-            for slot in slots
-        ]
+        raw = [slot.leaf if values.is_number(slot.leaf) else flat[slot.write] for slot in slots]
         return [values.as_type(value, slot.aval) for value, slot in zip(raw, slots, strict=True)]
 
     start = [slot.start for slot in slots]
@@ -328,7 +322,7 @@ def _finish_born(
         return lambda final: left
     build: list[Any] = []
     for leaf, write in zip(out.leaves, done.places[index], strict=True):
-        if write is None or isinstance(leaf, bool | int | float | complex):
+        if write is None or values.is_number(leaf):
             build.append((None, leaf))
             continue
         aval = _jax.aval_of(leaf)

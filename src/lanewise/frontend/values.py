@@ -44,13 +44,17 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
+def is_number(leaf: Any) -> bool:
+    return isinstance(leaf, _NUMBERS)
+
+
 def is_array(leaf: Any) -> bool:
     """Whether a leaf can be carried by staged control flow.
 
     >>> is_array(1.5), is_array("text")
     (True, False)
     """
-    if isinstance(leaf, _NUMBERS) or isinstance(leaf, jax.Array):
+    if is_number(leaf) or isinstance(leaf, jax.Array):
         return True
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind in "biufc" or leaf.dtype == jnp.bfloat16
@@ -103,13 +107,9 @@ def same_number(a: Any, b: Any) -> bool:
     >>> same_number(1, 1), same_number(1, 1.0), same_number(0.0, -0.0)
     (True, False, False)
     """
-    if type(a) is not type(b) or not isinstance(a, _NUMBERS):
+    if type(a) is not type(b) or not is_number(a):
         return False
-    if isinstance(a, float):
-        return repr(a) == repr(b)
-    if isinstance(a, complex):
-        return repr(a) == repr(b)
-    return a == b
+    return repr(a) == repr(b) if isinstance(a, float | complex) else a == b
 
 
 def same_leaf(a: Any, b: Any) -> bool:
@@ -188,7 +188,7 @@ def as_type(value: Any, aval: ShapedArray) -> Any:
     value = _jax.varying_untold(value)
     if same_type(_jax.aval_of(value), aval):
         return value
-    if isinstance(value, _NUMBERS):
+    if is_number(value):
         if not weak:
             return np.asarray(value).astype(aval.dtype)[()]
         return type(weak_example(aval.dtype))(value)
@@ -220,7 +220,7 @@ def type_text(value: Any) -> str:
         return value.str_short()
     if is_array(value):
         text = type_text(_jax.aval_of(value))
-        return f"{text} (a Python {type(value).__name__})" if isinstance(value, _NUMBERS) else text
+        return f"{text} (a Python {type(value).__name__})" if is_number(value) else text
     if isinstance(value, dict):
         return f"a dict with keys {sorted(map(repr, value))}".replace('"', "")
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
@@ -241,7 +241,13 @@ class Mismatch:
     second: str
 
 
-def first_mismatch(a: Any, b: Any, path: str = "") -> Mismatch | None:
+def mismatch(first: Value, second: Value) -> Mismatch:
+    """Where two variables that do not join differ."""
+    a, b = first.rebuild(), second.rebuild()
+    return _first_mismatch(a, b) or Mismatch("", type_text(a), type_text(b))
+
+
+def _first_mismatch(a: Any, b: Any, path: str = "") -> Mismatch | None:
     """Look for the first place where two values do not join, descending together."""
     if is_array(a) and is_array(b):
         if join(_jax.aval_of(a), _jax.aval_of(b)) is None:
@@ -256,7 +262,7 @@ def first_mismatch(a: Any, b: Any, path: str = "") -> Mismatch | None:
     if type(a) is not type(b) or [k for k, _ in a_kids] != [k for k, _ in b_kids]:
         return Mismatch(path, *_tell_apart(a, b))
     for (key, x), (_, y) in zip(a_kids, b_kids, strict=True):
-        found = first_mismatch(x, y, path + key)
+        found = _first_mismatch(x, y, path + key)
         if found is not None:
             return found
     if tree_util.tree_structure(a) != tree_util.tree_structure(b):
