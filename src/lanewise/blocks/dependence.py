@@ -13,8 +13,7 @@ from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Var
 from lanewise.blocks.divergence import changed_carry, flag_of
 from lanewise.blocks.inside import inside, is_throw
-from lanewise.core.check import check_p
-from lanewise.core.program import Program, call_p, program_p
+from lanewise.core.program import Program, call_p, check_p, program_p
 
 Flags = tuple[bool, ...]
 

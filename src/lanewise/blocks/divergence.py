@@ -19,8 +19,7 @@ from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Literal, Var
 from lanewise.blocks.cost import Cost, bytes_of, cost_of, holds_while
 from lanewise.blocks.inside import inside, is_throw, looks_at_batch
-from lanewise.core.check import check_p
-from lanewise.core.program import call_p, program_p
+from lanewise.core.program import call_p, check_p, program_p
 
 Flags = tuple[bool, ...]
 

@@ -38,10 +38,9 @@ from lanewise.blocks.form import (
 )
 from lanewise.blocks.inside import inside, is_throw, tests_many, with_one_test
 from lanewise.blocks.update import UPDATES
-from lanewise.core.check import check_p
 from lanewise.core.errors import Outcome, TransformError
 from lanewise.core.outcomes import Site
-from lanewise.core.program import Function, Program, call_p, program_p, site_of
+from lanewise.core.program import Function, Program, call_p, check_p, program_p, site_of
 
 Env = dict[Var, Atom]
 

@@ -15,13 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
-from lanewise._jax import JaxprEqn
+from lanewise._jax import JaxprEqn, stored
 from lanewise.blocks.cost import size_of
 from lanewise.blocks.link import Linked
-from lanewise.core.events import Site
-from lanewise.core.keys import stored
+from lanewise.core.events import Site, Whole
 from lanewise.core.one_function import as_one_function
-from lanewise.core.telling import Whole
 from lanewise.job.plan import Plan
 from lanewise.job.results import Ran
 from lanewise.machine.state import initial_state

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from lanewise import _jax
+from lanewise._jax import storage_struct
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import OptionError
-from lanewise.core.keys import storage_struct
 from lanewise.core.program import Program
 from lanewise.job.job import Job
 

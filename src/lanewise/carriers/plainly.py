@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from lanewise.core.telling import Whole
+from lanewise.core.events import Whole
 from lanewise.grow.growing import compiled
 from lanewise.job.axes import one_lane
 from lanewise.job.job import Job

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lanewise import _jax
+from lanewise._jax import stored
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.leaf import leaf_calls
 from lanewise.blocks.link import Linked, link
 from lanewise.blocks.simplify import simplify
 from lanewise.core.errors import OptionError
-from lanewise.core.keys import stored
 from lanewise.core.options import Options
 from lanewise.core.outcomes import counts
 from lanewise.core.program import Program

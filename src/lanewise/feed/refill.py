@@ -31,8 +31,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lanewise._jax import storage_struct
 from lanewise.blocks.link import Linked
-from lanewise.core.keys import storage_struct
 from lanewise.core.options import Options
 from lanewise.feed.restart import input_registers, refill_ticks, restarted, result_registers
 from lanewise.grow.larger import Counterparts, moved, with_room

@@ -8,10 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lanewise._jax import Var
+from lanewise._jax import Var, storage_struct, stored
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.core.keys import storage_struct, stored
 from lanewise.machine import observe
 from lanewise.machine.advance import select
 from lanewise.machine.state import State

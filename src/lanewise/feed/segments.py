@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lanewise._jax import loaded
 from lanewise.blocks.flatten import operand_avals
 from lanewise.core.errors import Outcome
-from lanewise.core.keys import loaded
 from lanewise.feed.fed import NONE_ENDED, Ended, Example, kept_row
 from lanewise.feed.refill import WAITING_FOR_ROOM
 from lanewise.feed.restart import input_registers, refill_ticks, restarted

@@ -6,12 +6,16 @@ entry is converted and the body traced again. What the body gives back untouched
 carry. A variable that is undefined at the entry is undefined in the traced body too, so that a read
 of it is found there; if the body assigns it, it leaves the loop defined only when the loop is known to
 run at least once, or when only a jump out of the loop leads to its readers.
+
+A `while` whose first test is plain but whose later ones may be traced (`done = False; while not done`)
+is looked at before it runs: its first iteration is traced aside (`try_once`); if the next test then is traced,
+the loop is staged from its start and the trial forgotten; if not, the trial becomes the first iteration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax import lax
@@ -19,12 +23,10 @@ from jax.core import ShapedArray
 
 from lanewise import _jax
 from lanewise._jax import Traced
-from lanewise.core import promotion
 from lanewise.core.errors import LoopTypeError, ProgramError
 from lanewise.frontend import values
-from lanewise.frontend.branch import places_of, result_mismatch, truth
-from lanewise.frontend.site import RESULT, Site, Variables
-from lanewise.frontend.values import Undefined, Value
+from lanewise.frontend.branch import Side, places_of, progress, result_mismatch, trace_side, truth
+from lanewise.frontend.values import RESULT, Site, Undefined, Value, Variables, is_traced
 
 _MOST_PASSES = 16
 
@@ -43,6 +45,40 @@ class LoopSpec:
     @property
     def site(self) -> Site:
         return self.variables.site
+
+
+@dataclass(frozen=True)
+class Stageable:
+    """A sequence that a staged loop can step through.
+
+    `item(k, slices)` is the k-th item, given the k-th slice of each of `xs`; `counts` tells whether it
+    looks at `k`. `length` is a plain int, or traced. `python` is what plain Python would iterate, where
+    the length is plain: short ones and stubborn bodies are unrolled over it.
+    """
+
+    length: Any
+    item: Callable[[Any, Sequence[Any]], Any]
+    xs: tuple[Any, ...] = ()
+    counts: bool = False
+    python: Callable[[], Any] | None = None
+
+
+class Counting:
+    """A loop's hidden index, as one more variable in front of the loop's own."""
+
+    def __init__(self, variables: Variables) -> None:
+        self.index: Any = 0
+        site = variables.site
+
+        def assign(new: tuple[Any, ...]) -> None:
+            self.index = new[0]
+            variables.set(new[1:])
+
+        self.variables = Variables(
+            replace(site, names=("_lw_index", *site.names), live=site.live + 1),
+            lambda: (self.index, *variables.get()),
+            assign,
+        )
 
 
 @dataclass(frozen=True)
@@ -121,7 +157,7 @@ def _join_variable(
                 raise _mismatch(site, index, before, out)
             joined.append(None)
             continue
-        wider = promotion.join(aval, _jax.aval_of(after)) if values.is_array(after) else None
+        wider = values.join(aval, _jax.aval_of(after)) if values.is_array(after) else None
         if wider is None:
             raise _mismatch(site, index, before, out)
         joined.append(wider)
@@ -129,10 +165,7 @@ def _join_variable(
 
 
 def _mismatch(site: Site, index: int, before: Value, out: Value) -> ProgramError:
-    name = site.names[index]
-    a, b = before.rebuild(), out.rebuild()
-    found = values.first_mismatch(a, b)
-    found = found or values.Mismatch("", values.type_text(a), values.type_text(b))
+    name, found = site.names[index], values.mismatch(before, out)
     if name == RESULT:
         return result_mismatch(found, None, None, site)
     return LoopTypeError(
@@ -249,10 +282,7 @@ def _emit(
 
     def body(carry: Sequence[Any], items: Sequence[Any]) -> list[Any]:
         flat = done.traced(*items, *assemble(carry))
-        raw = [
-            slot.leaf if isinstance(slot.leaf, bool | int | float | complex) else flat[slot.write]
-            for slot in slots
-        ]
+        raw = [slot.leaf if values.is_number(slot.leaf) else flat[slot.write] for slot in slots]
         return [values.as_type(value, slot.aval) for value, slot in zip(raw, slots, strict=True)]
 
     start = [slot.start for slot in slots]
@@ -292,10 +322,48 @@ def _finish_born(
         return lambda final: left
     build: list[Any] = []
     for leaf, write in zip(out.leaves, done.places[index], strict=True):
-        if write is None or isinstance(leaf, bool | int | float | complex):
+        if write is None or values.is_number(leaf):
             build.append((None, leaf))
             continue
         aval = _jax.aval_of(leaf)
         build.append((len(slots), None))
         slots.append(_Slot(aval, values.placeholder(aval), None, write, leaf))
     return _finish(out, build)
+
+
+def try_once(
+    variables: Variables, test: Callable[[], Any], body: Callable[[], None]
+) -> tuple[Side | None, bool]:
+    """Trace one iteration aside: what it did (None: do it again), and whether the next test is traced."""
+    saved, turn = variables.get(), variables.from_here(body)
+    traced_next: list[bool] = []
+    met = progress.provisional
+
+    def run() -> list[Any]:
+        after = turn()
+        if progress.provisional == met:
+            traced_next.append(is_traced(aside(test)))
+        return after
+
+    try:
+        side = trace_side(run)
+    finally:
+        variables.set(saved)
+    if any(traced_next):
+        return None, True
+    fixed = [leaf for value in side.values for leaf in value.leaves if not values.is_array(leaf)]
+    # A function or an object of the user's may hold what was traced aside: then it is made anew.
+    simple = all(isinstance(leaf, str | bytes) for leaf in fixed)
+    return (side if simple else None), False
+
+
+def aside(test: Callable[[], Any]) -> Any:
+    """What a test gives, without leaving its operations in the current trace."""
+    seen: list[Any] = []
+
+    def run() -> list[Any]:
+        seen.append(test())
+        return []
+
+    _jax.trace(run, [])
+    return seen[0]

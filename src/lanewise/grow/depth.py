@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from lanewise._jax import storage_struct
 from lanewise.blocks.link import Linked
-from lanewise.core.keys import storage_struct
 from lanewise.core.options import Options
 
 FIRST_DEPTH = 32

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
-from lanewise._jax import Literal, Var
+from lanewise._jax import Literal, Var, loaded, stored
 from lanewise.blocks.analysis import writes_in_order
 from lanewise.blocks.form import (
     Block,
@@ -30,7 +30,6 @@ from lanewise.blocks.form import (
 from lanewise.blocks.link import Linked, ReturnPoint
 from lanewise.blocks.update import masked_update, update_chain
 from lanewise.core.errors import Outcome
-from lanewise.core.keys import loaded, stored
 from lanewise.machine import observe
 from lanewise.machine.state import State
 from lanewise.machine.together import FEWEST_GROUPS, index_for, lookups, needed_for, same_value

@@ -14,10 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lanewise._jax import Var
+from lanewise._jax import Var, storage_struct, stored
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.core.keys import storage_struct, stored
 from lanewise.core.one_function import as_one_function
 from lanewise.core.outcomes import COUNTERS
 

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise._jax import Var
+from lanewise._jax import Var, loaded
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.core.keys import loaded
 from lanewise.core.one_function import as_one_function
 from lanewise.core.options import Options
 from lanewise.machine import observe

@@ -31,11 +31,10 @@ import jax
 import numpy as np
 
 from lanewise import _jax
-from lanewise._jax import Var
+from lanewise._jax import Var, stored
 from lanewise.blocks.form import Block, BlockProgram, Call, TailCall
 from lanewise.blocks.link import Linked, link
 from lanewise.core.errors import Outcome
-from lanewise.core.keys import stored
 from lanewise.core.options import DEPTH_INSIDE_JIT, Options
 from lanewise.job.job import Job
 

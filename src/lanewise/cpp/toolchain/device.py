@@ -31,8 +31,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from lanewise import _jax
 from lanewise.core import events
 from lanewise.core.errors import InternalError, LanewiseError, OptionError
-from lanewise.core.events import Site
-from lanewise.core.telling import Whole
+from lanewise.core.events import Site, Whole
 from lanewise.cpp.emit.emit import Emitted
 from lanewise.cpp.toolchain import cache, host
 from lanewise.cpp.toolchain.ffi import CALLS

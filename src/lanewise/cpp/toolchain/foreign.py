@@ -37,8 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise.core.errors import CompilerError, LanewiseError, OptionError
-from lanewise.core.events import Site
-from lanewise.core.telling import Whole
+from lanewise.core.events import Site, Whole
 from lanewise.cpp.emit.emit import Emitted
 from lanewise.cpp.toolchain import host
 from lanewise.cpp.toolchain.ffi import CALLS

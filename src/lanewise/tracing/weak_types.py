@@ -1,6 +1,10 @@
-"""How two types meet, as JAX has it: shapes must be equal, weak types give way to strong ones.
+"""Recursions that differ in weak types alone.
 
-And what a weak type does to code: nothing, unless it meets another dtype.
+A recursion that is called with Python scalars often calls itself with arrays of the same dtype: to JAX these are other
+types, weak and strong, and so other traces. It would be two programs, the first of which runs once and calls the
+second, and a derivative would have tapes within tapes. `lax.while_loop` makes such a carry strong; here, if the code at
+both types is the same but for weak types (`same_code`), and gives the same types, the call is one of the second
+program. Where a weak type made a difference, to how it meets other dtypes, there are two programs.
 """
 
 from __future__ import annotations
@@ -8,57 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax.core import ShapedArray
 
 from lanewise import _jax
 
 
-def show(aval: Any) -> str:
-    """A type as messages print it.
-
-    >>> show(_jax.shaped((3,), jnp.float32))
-    'float32[3]'
-    """
-    return aval.str_short()
-
-
-def join(first: ShapedArray, second: ShapedArray) -> ShapedArray | None:
-    """The type both can become, or None where there is none.
-
-    A weak type (a Python scalar's) becomes the strong type it meets if JAX's promotion says so.
-
-    >>> weak_int = _jax.aval_of(1)
-    >>> join(weak_int, _jax.shaped((), jnp.int8))
-    ShapedArray(int8[])
-    >>> join(_jax.shaped((), jnp.int32), _jax.shaped((), jnp.float32)) is None
-    True
-    """
-    if first.shape != second.shape:
-        return None
-    first_weak, second_weak = bool(first.weak_type), bool(second.weak_type)
-    if first.dtype == second.dtype:
-        return _jax.shaped(first.shape, first.dtype, first_weak and second_weak)
-    if _jax.is_extended(first.dtype) or _jax.is_extended(second.dtype):
-        return None
-    if first_weak and second_weak:
-        return _jax.shaped(first.shape, jnp.promote_types(first.dtype, second.dtype), True)
-    if first_weak and _gives_way(first, second):
-        return second
-    if second_weak and _gives_way(second, first):
-        return first
-    return None
-
-
-def _gives_way(weak: ShapedArray, strong: ShapedArray) -> bool:
-    # `jnp.result_type` looks for a weak type on values only: a `ShapeDtypeStruct` always counts as strong.
-    return jnp.result_type(weak_example(weak.dtype), strong.dtype) == strong.dtype
-
-
 def weaker(first: Sequence[ShapedArray], second: Sequence[ShapedArray]) -> bool:
     """Whether types differ from others in weak types alone, and some of the first are weak where the others are not.
 
-    >>> weak, strong = _jax.aval_of(1.0), _jax.shaped((), jnp.dtype(jnp.float32))
+    >>> weak, strong = _jax.aval_of(1.0), _jax.strong(_jax.aval_of(1.0))
     >>> weaker([weak, strong], [strong, weak]), weaker([strong], [weak]), weaker([weak], [_jax.aval_of(1)])
     (True, False, False)
     """
@@ -82,9 +44,10 @@ def same_code(first: _jax.Jaxpr, second: _jax.Jaxpr) -> bool:
 
     They do if every operation has the same dtypes: the Python code is the same, and a weak type shows in nothing else.
 
+    >>> import jax.numpy as jnp
     >>> def mixed(x):
     ...     return [(x + jnp.float16(1)).astype(jnp.float32)]
-    >>> weak, strong = _jax.aval_of(1.0), _jax.shaped((), jnp.dtype(jnp.float32))
+    >>> weak, strong = _jax.aval_of(1.0), _jax.strong(_jax.aval_of(1.0))
     >>> codes = [_jax.trace(lambda x: [jnp.sin(x) * 2], [aval]).jaxpr for aval in (weak, strong)]
     >>> differing = [_jax.trace(mixed, [aval]).jaxpr for aval in (weak, strong)]
     >>> same_code(*codes), same_code(*differing)
@@ -112,22 +75,3 @@ def _outline(jaxpr: _jax.Jaxpr) -> Iterator[Any]:
 
 def _types(atoms: Sequence[_jax.Atom]) -> list[Any]:
     return [(atom.aval.shape, atom.aval.dtype) for atom in atoms]
-
-
-def weak_example(dtype: Any) -> Any:
-    """A Python number, so weakly typed, of a dtype's kind.
-
-    >>> weak_example(jnp.int32), weak_example(jnp.float32)
-    (0, 0.0)
-    """
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return 0j
-    return 0.0 if jnp.issubdtype(dtype, jnp.floating) else 0
-
-
-def convert(value: Any, aval: Any) -> Any:
-    """`value` as exactly the type `aval`, weak type included."""
-    have = _jax.aval_of(value)
-    if have.dtype == aval.dtype and have.weak_type == aval.weak_type:
-        return value
-    return _jax.convert_to_aval(value, aval)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lanewise import _jax
-from lanewise.core import promotion
+from lanewise.frontend import values
 
 WEAK = {kind: _jax.aval_of(kind(1)) for kind in (int, float, complex)}
 
@@ -37,8 +37,8 @@ def strong(dtype: Any, *shape: int) -> Any:
 )
 def test_a_weak_type_becomes_the_strong_type_it_meets(number: type, dtype: str) -> None:
     wanted = strong(dtype)
-    assert promotion.join(WEAK[number], wanted) == wanted
-    assert promotion.join(wanted, WEAK[number]) == wanted
+    assert values.join(WEAK[number], wanted) == wanted
+    assert values.join(wanted, WEAK[number]) == wanted
     # JAX's own arithmetic agrees.
     assert (number(1) + jnp.ones((), dtype)).dtype == wanted.dtype
 
@@ -56,8 +56,8 @@ def test_a_weak_type_becomes_the_strong_type_it_meets(number: type, dtype: str) 
     ],
 )
 def test_a_strong_type_never_changes(number: type, dtype: str) -> None:
-    assert promotion.join(WEAK[number], strong(dtype)) is None
-    assert promotion.join(strong(dtype), WEAK[number]) is None
+    assert values.join(WEAK[number], strong(dtype)) is None
+    assert values.join(strong(dtype), WEAK[number]) is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_strong_type_never_changes(number: type, dtype: str) -> None:
     ],
 )
 def test_two_weak_types_promote_and_stay_weak(first: type, second: type, wanted: type) -> None:
-    joined = promotion.join(WEAK[first], WEAK[second])
+    joined = values.join(WEAK[first], WEAK[second])
     assert joined == WEAK[wanted]
     assert joined is not None and joined.weak_type
 
@@ -88,34 +88,34 @@ def test_two_weak_types_promote_and_stay_weak(first: type, second: type, wanted:
     ],
 )
 def test_two_strong_types_must_be_equal(first: str, second: str) -> None:
-    assert promotion.join(strong(first), strong(second)) is None
-    assert promotion.join(strong(first), strong(first)) == strong(first)
+    assert values.join(strong(first), strong(second)) is None
+    assert values.join(strong(first), strong(first)) == strong(first)
 
 
 def test_the_strong_one_of_two_equal_dtypes_wins() -> None:
     for kind, weak in WEAK.items():
         dtype = jnp.result_type(kind)
-        assert promotion.join(weak, strong(dtype)) == strong(dtype)
-        assert promotion.join(strong(dtype), weak) == strong(dtype)
+        assert values.join(weak, strong(dtype)) == strong(dtype)
+        assert values.join(strong(dtype), weak) == strong(dtype)
 
 
 def test_shapes_must_be_equal_and_are_kept() -> None:
-    assert promotion.join(strong("float32", 3), strong("float32", 4)) is None
-    assert promotion.join(strong("float32", 3), strong("float32")) is None
-    assert promotion.join(WEAK[int], strong("int8", 1)) is None
+    assert values.join(strong("float32", 3), strong("float32", 4)) is None
+    assert values.join(strong("float32", 3), strong("float32")) is None
+    assert values.join(WEAK[int], strong("int8", 1)) is None
     weak_row = _jax.shaped((3,), WEAK[int].dtype, True)
-    assert promotion.join(weak_row, strong("int8", 3)) == strong("int8", 3)
-    assert promotion.join(weak_row, weak_row) == weak_row
+    assert values.join(weak_row, strong("int8", 3)) == strong("int8", 3)
+    assert values.join(weak_row, weak_row) == weak_row
 
 
 def test_keys_join_keys_of_their_own_kind_only() -> None:
     key = _jax.aval_of(jax.random.key(0))
-    assert promotion.join(key, key) == key
-    assert promotion.join(key, WEAK[int]) is None
-    assert promotion.join(strong("uint32"), key) is None
-    assert promotion.join(key, _jax.aval_of(jax.random.key(0, impl="rbg"))) is None
+    assert values.join(key, key) == key
+    assert values.join(key, WEAK[int]) is None
+    assert values.join(strong("uint32"), key) is None
+    assert values.join(key, _jax.aval_of(jax.random.key(0, impl="rbg"))) is None
 
 
 def test_convert_gives_the_type_weakness_included() -> None:
     for aval in (strong("int8"), strong("bfloat16"), WEAK[int], WEAK[float]):
-        assert _jax.aval_of(promotion.convert(np.int32(1), aval)) == aval
+        assert _jax.aval_of(values.convert(np.int32(1), aval)) == aval
