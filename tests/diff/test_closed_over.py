@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+from lanewise.blocks.equations import update_chain
 from lanewise.blocks.flatten import operand_avals
 from lanewise.blocks.form import Block, Call, TailCall
 from lanewise.blocks.link import Linked, link
-from lanewise.blocks.update import update_chain
 from lanewise.core.options import Options
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import vjp_program

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
-from lanewise.blocks.cost import ASSUMED_TRIPS, FREE, TRANSCENDENTAL, eqn_cost, size_of
+from lanewise.blocks.equations import ASSUMED_TRIPS, FREE, TRANSCENDENTAL, eqn_cost, size_of
 from lanewise.core.profile import CPU
 from lanewise.core.program import program_p
 

@@ -16,7 +16,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import JaxprEqn
-from lanewise.blocks.cost import size_of
+from lanewise.blocks.equations import size_of
 from lanewise.blocks.link import Linked
 from lanewise.core.events import Site
 from lanewise.core.keys import stored

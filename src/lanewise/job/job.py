@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from lanewise import _jax
-from lanewise.blocks.dependence import dependence
+from lanewise.blocks.divergence import dependence
 from lanewise.blocks.flatten import operand_avals
 from lanewise.core import events
 from lanewise.core.options import Options

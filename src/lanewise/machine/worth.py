@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lanewise.blocks.cost import holds_while
+from lanewise.blocks.equations import holds_while
 from lanewise.blocks.link import Linked
 
 # A block is worth meeting at if a lane's products in it take this many operations.

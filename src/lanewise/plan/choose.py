@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from lanewise.blocks.equations import any_eqn, guards_a_loop, refuse_collectives, sees_batch
 from lanewise.blocks.link import Linked
 from lanewise.carriers.table import ALONE, carrier_of
 from lanewise.core.errors import OptionError
@@ -43,7 +44,6 @@ from lanewise.plan.expected import (
     work_of_entry,
     worth_compiling,
 )
-from lanewise.plan.holds import any_eqn, guards_a_loop, refuse_collectives, sees_batch
 from lanewise.plan.measure import take_sample
 
 

@@ -6,7 +6,7 @@ import math
 
 from lanewise import _jax
 from lanewise._jax import JaxprEqn, Var
-from lanewise.blocks.cost import FREE, Cost, size_of
+from lanewise.blocks.equations import FREE, Cost, guards_a_loop, sees_batch, size_of
 from lanewise.blocks.form import Block
 from lanewise.blocks.link import Linked
 from lanewise.blocks.passes import Work, work_of
@@ -14,7 +14,6 @@ from lanewise.core.program import Program, call_p
 from lanewise.job.job import Job
 from lanewise.machine.compact import move_operations, tile_width
 from lanewise.machine.worth import expensive_blocks
-from lanewise.plan.holds import guards_a_loop, sees_batch
 from lanewise.plan.measure import Sample
 
 # What any other work of a lane costs more in a tick: all lanes wait for the slowest, and pay for branches not taken.

@@ -7,8 +7,8 @@ import itertools
 from typing import Any
 
 from lanewise import _jax
+from lanewise.blocks.equations import tests_many
 from lanewise.blocks.flatten import operand_avals
-from lanewise.blocks.inside import tests_many
 from lanewise.core.options import Options
 from lanewise.core.program import Function, Program
 from lanewise.job.axes import Mapped

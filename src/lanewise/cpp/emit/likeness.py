@@ -14,8 +14,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.cost import FREE, TRANSCENDENTAL, size_of
-from lanewise.blocks.inside import CALL_LIKE, tests_many
+from lanewise.blocks.equations import CALL_LIKE, FREE, TRANSCENDENTAL, size_of, tests_many
 
 # Parameters that hold code which is written where the equation is.
 _CODE = {name: (param,) for name, param in CALL_LIKE.items()} | {

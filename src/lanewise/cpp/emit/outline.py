@@ -17,10 +17,9 @@ from dataclasses import dataclass, field, replace
 
 from lanewise import _jax
 from lanewise._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
-from lanewise.blocks.cost import size_of
+from lanewise.blocks.equations import UPDATES, size_of
 from lanewise.blocks.form import Block, terminator_atoms
 from lanewise.blocks.link import Linked
-from lanewise.blocks.update import UPDATES
 from lanewise.cpp.emit.likeness import Likeness, held_code, with_code
 from lanewise.cpp.emit.repeats import repeats
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lanewise._jax import JaxprEqn, Var
-from lanewise.blocks.known import Known
+from lanewise.blocks.analysis import Known
 from lanewise.cpp.emit.uses import Uses
 from lanewise.cpp.emit.values import Stored, Value
 

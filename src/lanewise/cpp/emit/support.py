@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn
+from lanewise.blocks.equations import implementation, inside
 from lanewise.blocks.form import Block
-from lanewise.blocks.inside import implementation, inside
 from lanewise.blocks.link import Linked
 from lanewise.core.options import Options
 from lanewise.core.profile import CPU, Profile

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from lanewise._jax import JaxprEqn
 from lanewise.blocks.analysis import writes_in_order
+from lanewise.blocks.equations import inside
 from lanewise.blocks.form import Block, Call, TailCall
-from lanewise.blocks.inside import inside
 from lanewise.blocks.link import Linked
 from lanewise.cpp.emit.rules import Unsupported
 from lanewise.cpp.emit.writer import LONG

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lanewise._jax import Atom, JaxprEqn
-from lanewise.blocks.inside import inside
-from lanewise.blocks.known import Known, evaluate, value_of
+from lanewise.blocks.analysis import Known, evaluate, value_of
+from lanewise.blocks.equations import inside
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.helpers.vector import VECTOR_FUNCTIONS
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from lanewise import _jax
 from lanewise._jax import Atom, DropVar, Jaxpr, JaxprEqn
 from lanewise.blocks.divergence import changed_carry
-from lanewise.blocks.inside import inside, tests_many, with_one_test
+from lanewise.blocks.equations import inside, tests_many, with_one_test
 from lanewise.cpp.emit.rules import Unsupported, rule
 from lanewise.cpp.emit.stores import assign
 from lanewise.cpp.emit.values import Index, Part, Place, Stored, Value, times
