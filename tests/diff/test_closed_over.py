@@ -17,7 +17,7 @@ from lanewise.blocks.link import Linked, link
 from lanewise.core.options import Options
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import vjp_program
-from lanewise.job.linking import blocks_of
+from lanewise.job.job import blocks_of
 
 SIZE, RECORDS = 1009, 1021
 TABLE = jnp.sin(jnp.arange(SIZE, dtype=jnp.float32))

@@ -22,8 +22,7 @@ from lanewise.core.events import Site
 from lanewise.core.keys import stored
 from lanewise.core.one_function import as_one_function
 from lanewise.core.telling import Whole
-from lanewise.job.plan import Plan
-from lanewise.job.results import Ran
+from lanewise.job.plan import Plan, Ran
 from lanewise.machine.state import initial_state
 from lanewise.machine.ticking import answers, run_ticks, statistics
 

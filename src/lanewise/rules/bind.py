@@ -25,8 +25,7 @@ from lanewise.core.errors import OptionError, TransformError
 from lanewise.core.options import Options
 from lanewise.core.outcomes import NUM_STATS
 from lanewise.core.program import Program, program_p
-from lanewise.job.axes import Mapped
-from lanewise.job.job import answer_axes
+from lanewise.job.job import Mapped, answer_axes
 from lanewise.plan.sharded import Split
 from lanewise.rules.execute import execute
 from lanewise.rules.on_host import execute_on_host

@@ -15,10 +15,9 @@ from lanewise.carriers.table import carrier_for
 from lanewise.core import compiling, events
 from lanewise.core.program import on_machine_inside
 from lanewise.job.job import Job, job_for
-from lanewise.job.results import of_no_lanes
-from lanewise.plan.choose import plan
+from lanewise.job.plan import of_no_lanes
+from lanewise.plan.choose import or_given_up, plan
 from lanewise.plan.folded import folded
-from lanewise.plan.given_up import or_given_up
 from lanewise.plan.sharded import Split
 
 

@@ -21,8 +21,7 @@ from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import Room
-from lanewise.job.axes import Mapped, with_constants
-from lanewise.job.job import answer_axes
+from lanewise.job.job import Mapped, answer_axes, with_constants
 from lanewise.rules.on_host import execute_on_host
 
 # How many records a tape of unknown length has room for inside `jit`, unless `tape` says otherwise.

@@ -10,8 +10,7 @@ from lanewise import _jax
 from lanewise._jax import ad
 from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p
-from lanewise.job.axes import Mapped, with_axes
-from lanewise.job.job import answer_axes
+from lanewise.job.job import Mapped, answer_axes, with_axes
 
 
 def _jvp_program(

@@ -9,12 +9,9 @@ from typing import Any
 from lanewise.carriers.table import carrier_for
 from lanewise.core import compiling
 from lanewise.job.job import Job
-from lanewise.job.plan import HostRun, Plan
-from lanewise.job.results import of_no_lanes
-from lanewise.plan import given_up
-from lanewise.plan.choose import as_watched, plan
+from lanewise.job.plan import HostRun, Plan, of_no_lanes
+from lanewise.plan.choose import as_watched, given_up, or_given_up, plan
 from lanewise.plan.folded import folded
-from lanewise.plan.given_up import or_given_up
 from lanewise.rules.larger_tapes import with_larger_tapes
 
 
@@ -30,7 +27,7 @@ class OnHost:
     def plan(self, operands: Sequence[Any]) -> Plan:
         """How the job runs; these operands may be sampled if none have been."""
         job = self.job
-        if self._plan is None or given_up.reason(job.program):
+        if self._plan is None or given_up(job.program):
             if job.options.watched:
                 self._plan = as_watched(on_host(job.unwatched()).plan(operands), job)
             elif (fold := folded(job)) is not None:
@@ -43,7 +40,7 @@ class OnHost:
         return or_given_up(self.job, lambda: self._latest(operands)(operands))
 
     def _latest(self, operands: Sequence[Any]) -> HostRun:
-        failed = given_up.reason(self.job.program)
+        failed = given_up(self.job.program)
         if self._run is None or failed != self._failed:
             self._run, self._failed = self._made(operands), failed
         return self._run

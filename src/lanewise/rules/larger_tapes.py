@@ -10,10 +10,8 @@ import numpy as np
 
 from lanewise.carriers.table import ALONE
 from lanewise.grow.rerun import RerunLarger
-from lanewise.job.axes import of_rows
-from lanewise.job.job import Job
-from lanewise.job.plan import HostRun, Plan
-from lanewise.job.results import apart
+from lanewise.job.job import Job, of_rows
+from lanewise.job.plan import HostRun, Plan, apart
 
 
 def with_larger_tapes(

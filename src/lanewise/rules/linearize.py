@@ -21,8 +21,7 @@ from lanewise import _jax
 from lanewise._jax import ad
 from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p, throw_p
-from lanewise.job.axes import Mapped, with_axes, with_constants
-from lanewise.job.job import answer_axes
+from lanewise.job.job import Mapped, answer_axes, with_axes, with_constants
 from lanewise.rules.explain import explainable
 from lanewise.rules.tangents import tangents_p
 from lanewise.rules.whole_batch import whole_batch

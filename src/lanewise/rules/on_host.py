@@ -16,8 +16,7 @@ from lanewise import _jax
 from lanewise.core import events
 from lanewise.core.options import Options
 from lanewise.core.program import Program
-from lanewise.job.axes import Mapped
-from lanewise.job.job import Room, job_for
+from lanewise.job.job import Mapped, Room, job_for
 from lanewise.plan.sharded import Split
 from lanewise.rules.explain import explainable
 from lanewise.rules.host_run import OnHost, on_host

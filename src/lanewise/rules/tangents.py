@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.core.program import program_p, throw_p
-from lanewise.job.axes import Mapped, with_axes, with_constants
-from lanewise.job.job import answer_axes
+from lanewise.job.job import Mapped, answer_axes, with_axes, with_constants
 from lanewise.rules.forward_mode import push_forward
 
 tangents_p = _jax.Primitive("program_tangents")

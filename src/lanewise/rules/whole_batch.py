@@ -11,8 +11,7 @@ from lanewise.blocks.equations import tests_many
 from lanewise.blocks.flatten import operand_avals
 from lanewise.core.options import Options
 from lanewise.core.program import Function, Program
-from lanewise.job.axes import Mapped
-from lanewise.job.job import job_for
+from lanewise.job.job import Mapped, job_for
 from lanewise.plan.choose import plan
 from lanewise.rules.execute import execute
 
