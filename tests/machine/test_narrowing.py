@@ -15,8 +15,8 @@ from lanewise.blocks.link import Linked
 from lanewise.carriers import ticks
 from lanewise.core.profile import CPU, GPU, Profile
 from lanewise.machine import sweep
-from lanewise.machine.around import around
 from lanewise.machine.narrowing import widths_for
+from lanewise.machine.worth import around
 from programs.small import fib
 from seeing import linked_of, on_profile
 

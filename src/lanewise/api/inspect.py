@@ -14,7 +14,7 @@ from lanewise.blocks.analysis import storage
 from lanewise.core.errors import OptionError
 from lanewise.core.options import NAMES
 from lanewise.job.job import blocks_of, job_for
-from lanewise.rules.host_run import on_host
+from lanewise.rules.run import on_host
 from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import is_array_like
 
