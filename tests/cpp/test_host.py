@@ -18,7 +18,7 @@ import needs
 from lanewise.core.errors import CompilerError, OptionError
 from lanewise.cpp.toolchain import cache as kept
 from lanewise.cpp.toolchain import foreign, host
-from lanewise.plan import given_up
+from lanewise.plan import choose
 from seeing import forget_plans
 
 TEXT = 'extern "C" int answer() { return 42; }\n'
@@ -44,7 +44,7 @@ def cxx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[s
         for cache in caches:
             cache.cache_clear()
         forget_plans()
-        given_up._reasons.clear()
+        choose._given_up.clear()
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forget()

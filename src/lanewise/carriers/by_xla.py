@@ -16,12 +16,11 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import JaxprEqn, stored
-from lanewise.blocks.cost import size_of
+from lanewise.blocks.equations import size_of
 from lanewise.blocks.link import Linked
 from lanewise.core.events import Site, Whole
 from lanewise.core.one_function import as_one_function
-from lanewise.job.plan import Plan
-from lanewise.job.results import Ran
+from lanewise.job.plan import Plan, Ran
 from lanewise.machine.state import initial_state
 from lanewise.machine.ticking import answers, run_ticks, statistics
 

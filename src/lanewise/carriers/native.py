@@ -24,8 +24,7 @@ from lanewise.cpp.kernels import blocks_for, kernel_in_step, kernel_or_obstacle,
 from lanewise.cpp.toolchain import foreign
 from lanewise.cpp.variants.tiles import TILE
 from lanewise.job.job import Job
-from lanewise.job.plan import HostRun, Plan
-from lanewise.job.results import Ran
+from lanewise.job.plan import HostRun, Plan, Ran
 
 # The frames a stack holds at first: a core has one lane in flight, and memory is not touched before it is used.
 DEEP = 1 << 16

@@ -1,7 +1,7 @@
 """Running one block for the lanes that are at it.
 
 The block's code runs for all lanes; what it stores is kept where the lane is at the block (`mask`) and the old value
-elsewhere. Only what another block reads is stored. Indexed writes are masked themselves (see `update.py`).
+elsewhere. Only what another block reads is stored. Indexed writes are masked themselves (`masked_update`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import Literal, Var, loaded, stored
 from lanewise.blocks.analysis import writes_in_order
+from lanewise.blocks.equations import masked_update, update_chain
 from lanewise.blocks.form import (
     Block,
     Branch,
@@ -28,7 +29,6 @@ from lanewise.blocks.form import (
     terminator_atoms,
 )
 from lanewise.blocks.link import Linked, ReturnPoint
-from lanewise.blocks.update import masked_update, update_chain
 from lanewise.core.errors import Outcome
 from lanewise.machine import observe
 from lanewise.machine.state import State

@@ -17,19 +17,20 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import batching, mlir
+from lanewise.core import events
 from lanewise.core.errors import OptionError, TransformError
 from lanewise.core.options import Options
 from lanewise.core.outcomes import NUM_STATS
 from lanewise.core.program import Program, program_p
-from lanewise.job.axes import Mapped
-from lanewise.job.job import answer_axes
+from lanewise.job.job import Mapped, Room, answer_axes, job_for
 from lanewise.plan.sharded import Split
-from lanewise.rules.execute import execute
-from lanewise.rules.on_host import execute_on_host
+from lanewise.rules.explain import explainable
+from lanewise.rules.run import OnHost, execute, on_host
 
 
 @program_p.def_abstract_eval
@@ -54,7 +55,51 @@ def _program_abstract(
     return _jax.varying_as([*answers, *outcomes, *stats], operands)
 
 
-program_p.def_impl(execute_on_host)
+@program_p.def_impl
+def execute_on_host(
+    *operands: Any,
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    room: Room | None = None,
+) -> list[Any]:
+    """Answers of all lanes, then what else is wanted; stacks grow as far as `max_depth` allows.
+
+    With `room` tapes grow as well.
+    """
+    platform, devices = _jax.placed(operands)
+    run = _runs(program, lanes, mapped, options, platform, events.recorded(), room)
+    job = run.job
+    if devices > 1 and job.examples:
+        split = Split.of_values(operands)
+        if split is not None:
+            split.refuse(run.plan(operands))
+    if not job.options.watched:
+        out = run(operands)
+    else:
+        with events.call(job.program.name):
+            out = run(operands)
+            out = jax.block_until_ready(out) if job.options.recorded else out
+    if job.program.formats:
+        explainable(out[len(job.program.out_avals)], job.program, operands, job.mapped)
+    return out
+
+
+# Looked up at each call, by what is at hand: a job takes longer to make than to find what it came to.
+@functools.lru_cache(maxsize=1024)
+def _runs(
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    platform: str,
+    recorded: bool,
+    room: Room | None,
+) -> OnHost:
+    """What runs `program_p` with these parameters."""
+    del recorded  # a job knows
+    return on_host(job_for(program, lanes, mapped, options, platform=platform, room=room))
 
 
 def _lower_program(ctx: Any, *operands: Any, **params: Any) -> Any:

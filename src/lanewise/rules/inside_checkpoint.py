@@ -16,8 +16,7 @@ from lanewise._jax import ad
 from lanewise.core.errors import TransformError
 from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p
-from lanewise.job.axes import Mapped, with_constants
-from lanewise.job.job import answer_axes
+from lanewise.job.job import Mapped, answer_axes, with_constants
 from lanewise.rules.tangents import transpose_tangents
 
 

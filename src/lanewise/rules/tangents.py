@@ -1,7 +1,8 @@
-"""`tangents_p`: the linear map from tangents of operands to tangents of answers, at given operands.
+"""Forward mode through `program_p`, and `tangents_p`: the linear map from tangents of operands to those of answers.
 
-`rules/linearize.py` stages it. Run as it is, the map is the program's own derivative (`diff/jvp.py`); its transpose
-runs the reverse program (`diff/vjp.py`). An operand that lanes share has one adjoint, the sum over the lanes.
+The derivative of a program by tangents is another program (`diff/jvp.py`). `rules/linearize.py` stages `tangents_p`,
+the same map at given operands. Run as it is, it is that derivative; its transpose runs the reverse program
+(`diff/vjp.py`). An operand that lanes share has one adjoint, the sum over the lanes.
 """
 
 from __future__ import annotations
@@ -15,10 +16,79 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
-from lanewise.core.program import program_p, throw_p
-from lanewise.job.axes import Mapped, with_axes, with_constants
-from lanewise.job.job import answer_axes
-from lanewise.rules.forward_mode import push_forward
+from lanewise.core.options import Options
+from lanewise.core.program import Program, program_p, throw_p
+from lanewise.job.job import Mapped, answer_axes, with_axes, with_constants
+
+
+def _jvp_program(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+) -> tuple[list[Any], list[Any]]:
+    moving = tuple(type(t) is not ad.Zero for t in tangents)
+    given = list(itertools.compress(tangents, moving))
+    axes = tuple(itertools.compress(mapped, moving))
+    answers, moved, rest = push_forward(
+        primals, given, moving, program, lanes, mapped, axes, mapped, options
+    )
+    tangent_outs = [
+        _jax.zero_tangent(x) if tangent is None else tangent
+        for x, tangent in zip(answers, moved, strict=True)
+    ]
+    return [*answers, *rest], [*tangent_outs, *(_jax.zero_tangent(x) for x in rest)]
+
+
+def push_forward(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    moving: tuple[bool, ...],
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    tangents_mapped: Mapped,
+    wanted_as: Mapped,
+    options: Options,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Answers of a program, their tangents (`None` for those that have none), and what else it gives.
+
+    `tangents` are those of the operands that move. Answers and tangents have the lane axes that answers have where the
+    operands have those of `wanted_as`.
+    """
+    # Imported where it is used, as most who import Lanewise do not differentiate.
+    from lanewise.diff.jvp import jvp_program
+
+    derived = jvp_program(program, moving)
+    captured = program.num_captures
+    moved = sum(moving[:captured])
+    operands = [*primals[:captured], *tangents[:moved], *primals[captured:], *tangents[moved:]]
+    all_mapped = (
+        *mapped[:captured],
+        *tangents_mapped[:moved],
+        *mapped[captured:],
+        *tangents_mapped[moved:],
+    )
+    outs = program_p.bind(
+        *operands, program=derived, lanes=lanes, mapped=all_mapped, options=options
+    )
+    # The derived program may find that an answer, or its tangent alone, is the same for all lanes of an axis.
+    inexact = [i for i, aval in enumerate(program.out_avals) if _jax.has_tangent(aval)]
+    wanted = answer_axes(program, wanted_as, options, lanes)
+    wanted = [*wanted, *(wanted[i] for i in inexact)]
+    found = answer_axes(derived, all_mapped, options, lanes)
+    rest = outs[len(found) :]
+    outs = [with_axes(*each, lanes) for each in zip(outs[: len(found)], found, wanted, strict=True)]
+    answers, given = outs[: len(program.out_avals)], iter(outs[len(program.out_avals) :])
+    found_tangents = [next(given) if i in inexact else None for i in range(len(answers))]
+    return answers, found_tangents, rest
+
+
+ad.primitive_jvps[program_p] = _jvp_program
+
 
 tangents_p = _jax.Primitive("program_tangents")
 tangents_p.multiple_results = True
@@ -99,16 +169,21 @@ def _batch_tangents(
 batching.fancy_primitive_batchers[tangents_p] = _batch_tangents
 
 
-def _jvp_tangents(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-    moves = [type(t) is not ad.Zero for t in tangents]
+def _of_moved(primals: Sequence[Any], moves: Sequence[bool], params: dict[str, Any]) -> Any:
+    """The map as a function of those of its operands that move."""
 
     def of_moved(*moved: Any) -> list[Any]:
         given = iter(moved)
         values = [next(given) if flag else x for x, flag in zip(primals, moves, strict=True)]
         return _tangents(*values, **params)
 
+    return of_moved
+
+
+def _jvp_tangents(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    moves = [type(t) is not ad.Zero for t in tangents]
     return jax.jvp(
-        of_moved,
+        _of_moved(primals, moves, params),
         tuple(itertools.compress(primals, moves)),
         tuple(itertools.compress(tangents, moves)),
     )
@@ -118,12 +193,9 @@ ad.primitive_jvps[tangents_p] = _jvp_tangents
 
 
 def _linearize_tangents(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
-    def of_moved(*moved: Any) -> list[Any]:
-        given = iter(moved)
-        values = [next(given) if flag else x for x, flag in zip(primals, nonzero, strict=True)]
-        return _tangents(*values, **params)
-
-    outs, linear = jax.linearize(of_moved, *itertools.compress(primals, nonzero))
+    outs, linear = jax.linearize(
+        _of_moved(primals, nonzero, params), *itertools.compress(primals, nonzero)
+    )
     residuals, tree = jax.tree.flatten(linear)
 
     def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:

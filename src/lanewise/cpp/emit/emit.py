@@ -27,8 +27,8 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Var
+from lanewise.blocks.equations import implementation, inside
 from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
-from lanewise.blocks.inside import implementation, inside
 from lanewise.blocks.link import Linked, ReturnPoint
 from lanewise.core.options import Options
 from lanewise.core.profile import CPU, Profile

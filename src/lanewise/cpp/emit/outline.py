@@ -24,11 +24,9 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
-from lanewise.blocks.cost import FREE, TRANSCENDENTAL, size_of
+from lanewise.blocks.equations import CALL_LIKE, FREE, TRANSCENDENTAL, UPDATES, size_of, tests_many
 from lanewise.blocks.form import Block, terminator_atoms
-from lanewise.blocks.inside import CALL_LIKE, tests_many
 from lanewise.blocks.link import Linked
-from lanewise.blocks.update import UPDATES
 from lanewise.cpp.emit.repeats import repeats
 
 # What a run must weigh to become a function.

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lanewise._jax import Atom, JaxprEqn, Var
-from lanewise.blocks.known import Known
+from lanewise.blocks.analysis import Known
 from lanewise.cpp.emit.dtypes import SIZES
 
 Index = int | str

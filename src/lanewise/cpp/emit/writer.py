@@ -19,8 +19,8 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.inside import implementation
-from lanewise.blocks.known import evaluate, value_of
+from lanewise.blocks.analysis import evaluate, value_of
+from lanewise.blocks.equations import implementation
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.rules import RULES, Unsupported
 from lanewise.cpp.emit.values import (

@@ -25,8 +25,8 @@ import numpy as np
 
 from lanewise._jax import JaxprEqn, Var
 from lanewise.blocks.analysis import writes_in_order
+from lanewise.blocks.equations import inside
 from lanewise.blocks.form import Block, Branch, Call, Jump, TailCall, successors
-from lanewise.blocks.inside import inside
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.cpp.emit.bodies import Bodies

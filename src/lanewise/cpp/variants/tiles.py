@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lanewise._jax import Atom, JaxprEqn, Var
+from lanewise.blocks.analysis import Known, evaluate, value_of
+from lanewise.blocks.equations import inside
 from lanewise.blocks.form import Block, Branch, successors
-from lanewise.blocks.inside import inside
-from lanewise.blocks.known import Known, evaluate, value_of
 from lanewise.blocks.link import Linked
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.bodies import Bodies

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from lanewise import _jax
 from lanewise._jax import Atom, DropVar, Jaxpr, JaxprEqn
 from lanewise.blocks.divergence import changed_carry
-from lanewise.blocks.inside import inside, tests_many, with_one_test
+from lanewise.blocks.equations import inside, tests_many, with_one_test
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.outline import Likeness
 from lanewise.cpp.emit.rules import Unsupported, rule

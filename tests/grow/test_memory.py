@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from lanewise.carriers import memory
 from lanewise.core.errors import OptionError
+from lanewise.grow import memory
 from programs.recursion import fibonacci
 
 WEIGHTS = jnp.eye(32) * 0.1

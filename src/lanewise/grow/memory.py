@@ -1,9 +1,10 @@
-"""What a run holds in memory, known before it is compiled.
+"""What a run holds in memory, known before it is compiled, and how many frames its stacks may hold.
 
 A machine holds every register of every lane and, where it recurses, as many frames of every stack as there is room for.
 Inside `jit` that is fixed when the code is made: the gradient of a recursion has an adjoint of whatever it closes over
 in each of 1,024 frames of each lane, which can be terabytes. XLA would ask for it all, and the process end. So what is
-known to be more than the device has is refused, with the largest parts and what makes them smaller.
+known to be more than the device has is refused, with the largest parts and what makes them smaller. Outside `jit`
+stacks start small and grow, up to `most_depth`.
 
 What is not counted: XLA's own copies, and the stacks of kernels, which take memory as they use it.
 """
@@ -22,12 +23,19 @@ from lanewise import _jax
 from lanewise._jax import storage_struct
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import OptionError
+from lanewise.core.options import Options
 from lanewise.core.program import Program
 from lanewise.job.job import Job
 
 # How many parts a message names.
 MOST_NAMED = 3
 LIMIT_OF_GROUP = Path("/sys/fs/cgroup/memory.max")
+# How many frames a stack holds at first outside `jit`, and how many times as many after each growth.
+FIRST_DEPTH = 32
+GROWTH = 4
+# Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
+DEEPEST = 1 << 20
+MOST_STACK_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,11 @@ def parts_of_state(linked: Linked, lanes: int, capacity: int) -> list[Part]:
 def parts_of_answers(avals: Iterable[Any], lanes: int) -> list[Part]:
     """The arrays of answers."""
     return [
-        Part(_each(aval, lanes), math.prod(aval.shape) * _itemsize(aval) * lanes, answered=True)
+        Part(
+            _each(aval, lanes),
+            math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 8) * lanes,
+            answered=True,
+        )
         for aval in avals
     ]
 
@@ -142,5 +154,9 @@ def _bytes(var: Any) -> int:
     return math.prod(struct.shape) * struct.dtype.itemsize
 
 
-def _itemsize(aval: Any) -> int:
-    return getattr(aval.dtype, "itemsize", 8)
+def most_depth(linked: Linked, lanes: int, options: Options) -> int:
+    """How deep stacks may grow outside `jit`."""
+    if options.max_depth is not None:
+        return options.max_depth
+    frame = sum(map(_bytes, linked.storage.stacks))
+    return max(FIRST_DEPTH, min(DEEPEST, MOST_STACK_BYTES // max((frame + 4) * lanes, 1)))

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from lanewise import _jax
-from lanewise.blocks.update import masked_update
+from lanewise.blocks.equations import masked_update
 
 SIZE = 300
 NUMBERS = lax.ScatterDimensionNumbers((), (0,), (0,))
