@@ -2,7 +2,7 @@
 
 A value *varies* if it may differ between lanes. Control flow *diverges* if lanes may take different ways through it:
 a branch whose index varies, a loop whose trip count varies, a call into a recursion, an assertion, or anything
-that holds one of these. What diverges is flattened into blocks; what does not stays one equation inside a block,
+that holds one of these. So does what adds to an accumulator: it adds for the lanes that are there. What diverges is flattened into blocks; what does not stays one equation inside a block,
 where JAX's own batching is the right code. So does a branch on a varying index whose sides are both cheap: running
 both and selecting costs less than parting.
 
@@ -19,6 +19,7 @@ from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Literal, Var
 from lanewise.blocks.cost import Cost, bytes_of, cost_of, holds_while
 from lanewise.blocks.inside import inside, is_throw, looks_at_batch
+from lanewise.core.accumulate import accumulate_p
 from lanewise.core.check import check_p
 from lanewise.core.program import call_p, program_p
 
@@ -65,7 +66,7 @@ class Divergence:
             return self._while(eqn, varying)
         if name == "scan":
             return self._scan(eqn, varying)
-        if eqn.primitive is check_p or eqn.primitive is call_p:
+        if eqn.primitive in (check_p, call_p, accumulate_p):
             return everything, True
         if is_throw(eqn):
             # Codes of lanes under an inner `jax.vmap`: any of them may end ours.

@@ -38,6 +38,7 @@ from lanewise.blocks.form import (
 )
 from lanewise.blocks.inside import inside, is_throw, tests_many, with_one_test
 from lanewise.blocks.update import UPDATES
+from lanewise.core.accumulate import accumulate_p
 from lanewise.core.check import check_p
 from lanewise.core.errors import Outcome, TransformError
 from lanewise.core.outcomes import Site
@@ -104,6 +105,7 @@ class _Flattener:
             (*captured, *frame.params),
             tuple(self.constants),
             tuple(self.sites),
+            program.sums,
         )
 
     def link_captures(self, program: Program, variables: Sequence[Var]) -> None:
@@ -198,6 +200,9 @@ class _Flattener:
             return _STRUCTURED[name](self, eqn, operands)
         if eqn.primitive is check_p:
             return self.check(eqn, operands)
+        if eqn.primitive is accumulate_p:
+            self.eqns.append(eqn.replace(invars=list(operands)))
+            return []
         if eqn.primitive is call_p:
             function = self.owner.functions[eqn.params["name"]]
             return self.call(self.owner, function, operands)

@@ -7,6 +7,7 @@ Parameters of `program_p`
 -------------------------
 `lanes`: the sizes of the lane axes, outermost first; `()` for a call that is not batched. `mapped`: for each operand,
 which of those axes it has, in front. Nested `vmap`s add axes and never copy: an operand that no `vmap` maps has none.
+`summed`: the answers that are wanted as sums over all lanes (`sums.py`).
 Outputs are the answers, then outcome codes and sites if lanes can fail, then statistics if asked for.
 """
 
@@ -17,6 +18,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
@@ -30,12 +32,19 @@ from lanewise.job.job import answer_axes
 from lanewise.plan.sharded import Split
 from lanewise.rules.execute import execute
 from lanewise.rules.on_host import execute_on_host
+from lanewise.rules.sums import axes_with_sums, unsummed
 
 
 @program_p.def_abstract_eval
 def _program_abstract(
-    *operands: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
+    *operands: Any,
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    summed: tuple[int, ...] = (),
 ) -> list[Any]:
+    axes_of_answers = answer_axes(program, mapped, options, lanes)
     answers = [
         _jax.in_memory_of(
             _jax.shaped(
@@ -44,7 +53,7 @@ def _program_abstract(
             aval,
         )
         for aval, axes in zip(
-            program.out_avals, answer_axes(program, mapped, options, lanes), strict=True
+            program.out_avals, axes_with_sums(axes_of_answers, summed, lanes), strict=True
         )
     ]
     code = _jax.shaped(lanes, jnp.int32.dtype)
@@ -95,12 +104,19 @@ def _batch_program(
     lanes: tuple[int, ...],
     mapped: Mapped,
     options: Options,
+    summed: tuple[int, ...] = (),
 ) -> tuple[list[Any], list[int | None]]:
     if _jax.is_symbolic(axis_data.size):
         raise TransformError(
             f"`{program.name}` is batched with the symbolic size {axis_data.size}: a machine has a known number of"
             " lanes. Export it for a fixed size, and pad batches to that or call it several times."
         )
+    if summed:
+        # The lanes of the new axis have sums of their own.
+        params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
+        run = functools.partial(unsummed, **params, summed=summed)
+        outs = jax.vmap(run, list(dims), axis_size=axis_data.size)(*operands)
+        return list(outs), [0] * len(outs)
     if all(dim is None for dim in dims):
         outs = program_p.bind(
             *operands, program=program, lanes=lanes, mapped=mapped, options=options

@@ -12,6 +12,7 @@ from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p
 from lanewise.job.axes import Mapped, with_axes
 from lanewise.job.job import answer_axes
+from lanewise.rules.sums import axes_with_sums
 
 
 def _jvp_program(
@@ -22,12 +23,13 @@ def _jvp_program(
     lanes: tuple[int, ...],
     mapped: Mapped,
     options: Options,
+    summed: tuple[int, ...] = (),
 ) -> tuple[list[Any], list[Any]]:
     moving = tuple(type(t) is not ad.Zero for t in tangents)
     given = list(itertools.compress(tangents, moving))
     axes = tuple(itertools.compress(mapped, moving))
     answers, moved, rest = push_forward(
-        primals, given, moving, program, lanes, mapped, axes, mapped, options
+        primals, given, moving, program, lanes, mapped, axes, mapped, options, summed
     )
     tangent_outs = [
         _jax.zero_tangent(x) if tangent is None else tangent
@@ -46,6 +48,7 @@ def push_forward(
     tangents_mapped: Mapped,
     wanted_as: Mapped,
     options: Options,
+    summed: tuple[int, ...] = (),
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Answers of a program, their tangents (`None` for those that have none), and what else it gives.
 
@@ -65,14 +68,22 @@ def push_forward(
         *mapped[captured:],
         *tangents_mapped[moved:],
     )
+    inexact = [i for i, aval in enumerate(program.out_avals) if _jax.has_tangent(aval)]
+    # What is summed has a tangent that is.
+    all_summed = (*summed, *(len(program.out_avals) + inexact.index(i) for i in summed))
     outs = program_p.bind(
-        *operands, program=derived, lanes=lanes, mapped=all_mapped, options=options
+        *operands,
+        program=derived,
+        lanes=lanes,
+        mapped=all_mapped,
+        options=options,
+        summed=all_summed,
     )
     # The derived program may find that an answer, or its tangent alone, is the same for all lanes of an axis.
-    inexact = [i for i, aval in enumerate(program.out_avals) if _jax.has_tangent(aval)]
-    wanted = answer_axes(program, wanted_as, options, lanes)
+    wanted = axes_with_sums(answer_axes(program, wanted_as, options, lanes), summed, lanes)
     wanted = [*wanted, *(wanted[i] for i in inexact)]
     found = answer_axes(derived, all_mapped, options, lanes)
+    found = axes_with_sums(found, all_summed, lanes)
     rest = outs[len(found) :]
     outs = [with_axes(*each, lanes) for each in zip(outs[: len(found)], found, wanted, strict=True)]
     answers, given = outs[: len(program.out_avals)], iter(outs[len(program.out_avals) :])

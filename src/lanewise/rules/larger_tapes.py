@@ -32,5 +32,5 @@ def with_larger_tapes(
         taken, axes = of_rows(larger.given(operands), rows, job.lanes, job.mapped)
         return on_host(replace(larger, lanes=rows.shape, mapped=axes))(taken)
 
-    codes = len(job.program.out_avals)
+    codes = job.program.num_results
     return RerunLarger(run, whole, part if alone and apart(job) else None, codes).run_growing

@@ -24,7 +24,8 @@ from lanewise.core.program import Program, program_p, throw_p
 from lanewise.job.axes import Mapped, with_axes, with_constants
 from lanewise.job.job import answer_axes
 from lanewise.rules.explain import explainable
-from lanewise.rules.tangents import tangents_p
+from lanewise.rules.sums import unsummed
+from lanewise.rules.tangents import linearized, tangents_p
 from lanewise.rules.whole_batch import whole_batch
 
 
@@ -35,8 +36,14 @@ def _linearize(
     lanes: tuple[int, ...],
     mapped: Mapped,
     options: Options,
+    summed: tuple[int, ...] = (),
 ) -> Any:
     """JAX's rule: answers, which of their tangents are not zero, residuals, and the linear map of those."""
+    if summed:
+        params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
+        return linearized(
+            functools.partial(unsummed, **params, summed=summed), nonzero, primals
+        )
     if lanes and not (options.stats or program.gives_outcomes(options)):
         whole = whole_batch(program, lanes, mapped, options, _jax.placed(primals)[0])
         if whole is not None:

@@ -30,13 +30,14 @@ def execute_on_host(
     mapped: Mapped,
     options: Options,
     room: Room | None = None,
+    summed: tuple[int, ...] = (),
 ) -> list[Any]:
     """Answers of all lanes, then what else is wanted; stacks grow as far as `max_depth` allows.
 
     With `room` tapes grow as well.
     """
     platform, devices = _jax.placed(operands)
-    run = _runs(program, lanes, mapped, options, platform, events.recorded(), room)
+    run = _runs(program, lanes, mapped, options, platform, events.recorded(), room, summed)
     job = run.job
     if devices > 1 and job.examples:
         split = Split.of_values(operands)
@@ -49,7 +50,7 @@ def execute_on_host(
             out = run(operands)
             out = jax.block_until_ready(out) if job.options.recorded else out
     if job.program.formats:
-        explainable(out[len(job.program.out_avals)], job.program, operands, job.mapped)
+        explainable(out[job.program.num_results], job.program, operands, job.mapped)
     return out
 
 
@@ -63,7 +64,10 @@ def _runs(
     platform: str,
     recorded: bool,
     room: Room | None,
+    summed: tuple[int, ...],
 ) -> OnHost:
     """What runs `program_p` with these parameters."""
     del recorded  # a job knows
-    return on_host(job_for(program, lanes, mapped, options, platform=platform, room=room))
+    return on_host(
+        job_for(program, lanes, mapped, options, platform=platform, room=room, summed=summed)
+    )

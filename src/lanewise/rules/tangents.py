@@ -6,8 +6,9 @@ runs the reverse program (`diff/vjp.py`). An operand that lanes share has one ad
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,9 +17,10 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.core.program import program_p, throw_p
-from lanewise.job.axes import Mapped, with_axes, with_constants
+from lanewise.job.axes import Mapped, with_constants
 from lanewise.job.job import answer_axes
 from lanewise.rules.forward_mode import push_forward
+from lanewise.rules.sums import axes_with_sums, summed_over, worth_accumulating
 
 tangents_p = _jax.Primitive("program_tangents")
 tangents_p.multiple_results = True
@@ -118,10 +120,15 @@ ad.primitive_jvps[tangents_p] = _jvp_tangents
 
 
 def _linearize_tangents(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
+    return linearized(functools.partial(_tangents, **params), nonzero, primals)
+
+
+def linearized(run: Callable[..., list[Any]], nonzero: Sequence[bool], primals: Sequence[Any]) -> Any:
+    """What JAX's rule gives for a function of these values, by JAX's own linearization of what it does."""
+
     def of_moved(*moved: Any) -> list[Any]:
         given = iter(moved)
-        values = [next(given) if flag else x for x, flag in zip(primals, nonzero, strict=True)]
-        return _tangents(*values, **params)
+        return run(*(next(given) if flag else x for x, flag in zip(primals, nonzero, strict=True)))
 
     outs, linear = jax.linearize(of_moved, *itertools.compress(primals, nonzero))
     residuals, tree = jax.tree.flatten(linear)
@@ -159,6 +166,8 @@ def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> lis
         *[all_axes] * len(cts),
     )
     mapped = with_constants(reverse.constants, mapped, lanes)
+    found = answer_axes(reverse.program, mapped, options, lanes)
+    summed = worth_accumulating(reverse.program, found, params["tangents_mapped"], options)
     outs = program_p.bind(
         *constants,
         *(primals[i] for i in gradient.reads),
@@ -168,15 +177,16 @@ def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> lis
         lanes=lanes,
         mapped=mapped,
         options=options,
+        summed=summed,
     )
     num_adjoints = len(reverse.program.out_avals)
     adjoints, codes = outs[:num_adjoints], outs[num_adjoints:]
     if codes and options.throw:
         name, sites = params["program"].name, reverse.program.sites
         adjoints = throw_p.bind(*adjoints, *codes, sites=sites, name=f"the gradient of {name}")
-    found = answer_axes(reverse.program, mapped, options, lanes)
+    found = axes_with_sums(found, summed, lanes)
     ct_tangents = [
-        _summed(ct, has, wanted, lanes) if ad.is_undefined_primal(tangent) else None
+        summed_over(ct, has, wanted, lanes) if ad.is_undefined_primal(tangent) else None
         for ct, has, wanted, tangent in zip(
             adjoints, found, params["tangents_mapped"], tangents, strict=True
         )
@@ -197,14 +207,3 @@ def _at_first_lane(ct: Any, axes: tuple[bool, ...], lanes: tuple[int, ...]) -> A
     return ct
 
 
-def _summed(
-    ct: Any, has: tuple[bool, ...], wanted: tuple[bool, ...], lanes: tuple[int, ...]
-) -> Any:
-    """An adjoint with the wanted lane axes: summed over those that the operand does not have."""
-    extra = tuple(
-        sum(has[:axis])
-        for axis, (have, want) in enumerate(zip(has, wanted, strict=True))
-        if have and not want
-    )
-    left = tuple(a and b for a, b in zip(has, wanted, strict=True))
-    return with_axes(ct.sum(extra) if extra else ct, left, wanted, lanes)
