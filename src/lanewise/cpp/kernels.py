@@ -7,21 +7,37 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lanewise import _jax
+from lanewise.blocks.flatten import flatten
 from lanewise.blocks.leaf import leaf_calls
 from lanewise.blocks.link import Linked, link
+from lanewise.blocks.simplify import simplify
 from lanewise.core.errors import OptionError
 from lanewise.core.keys import stored
 from lanewise.core.options import Options
 from lanewise.core.outcomes import counts
 from lanewise.core.program import Program
-from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.emit.lower import kernel_blocks
-from lanewise.cpp.emit.support import Obstacle, written
+from lanewise.cpp.emit.emit import Emitted, Obstacle, written
 from lanewise.cpp.variants.tiles import might_be_tiled, tiled
 
 # Runs a kernel: the kernel, operands, how many examples, how many frames a stack holds. Gives answers, codes, sites,
 # and totals: all steps, most frames pending and, where it is measured, the lanes' busy seconds and those there were.
 Run = Callable[[Emitted, Sequence[Any], int, int], tuple[list[Any], Any, Any, Any]]
+
+
+def kernel_blocks(
+    program: Program,
+    varying: Sequence[bool],
+    options: Options,
+    *,
+    selects: bool = False,
+) -> Linked:
+    """The blocks a kernel is written from: those of `ticks`, but for branches.
+
+    Where every lane has a program counter of its own, skipping code is cheaper than running it and selecting, and
+    arrays that only one side changes are not copied. Lanes in step (`tiles.py`) want cheap branches as `selects`.
+    """
+    blocks = flatten(program, varying, every_loop=options.max_steps is not None)
+    return link(simplify(blocks, selects=selects), varying)
 
 
 def blocks_for(program: Program, varying: tuple[bool, ...], options: Options) -> Linked:

@@ -2,7 +2,7 @@
 
 The host has a part in such a run. When a stack or a tape is full it makes room, and the machine goes on from the state
 it stopped in. It looks at some lanes before it decides how to run them all. And an interrupt ends the run: a machine
-by ticks comes back to Python every now and then (`growing.py`), and kernels are left (`cpp/toolchain/signals.py`).
+by ticks comes back to Python every now and then (`growing.py`), and kernels are left (`cpp/toolchain/foreign.py`).
 """
 
 from __future__ import annotations

@@ -11,35 +11,95 @@ example and joins in (on the host, where threads do not run in step, they never 
 Variables of blocks are C++ variables declared at the top of a lane's body; what the equations of a block define lives
 inside the block. A block's stores happen all at once: `Bodies` orders them, and copies where two are in each other's
 way. Recursion keeps a stack for each variable that needs one (see `blocks/analysis.py`) in the scratch memory.
+
+A program can be carried if every equation has a rule that takes it, every value a dtype a kernel holds, and a lane's
+state room in memory. Writing a kernel is quick beside compiling it, so the last word is a trial: what the rules refuse
+is found by writing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from lanewise._jax import Var
+import numpy as np
+
+from lanewise import _jax
+from lanewise._jax import Atom, JaxprEqn, Var
 from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
+from lanewise.blocks.inside import implementation, inside
 from lanewise.blocks.link import Linked, ReturnPoint
-from lanewise.cpp.emit import prelude
+from lanewise.core.options import Options
+from lanewise.core.profile import CPU, Profile
+from lanewise.cpp.emit import dtypes, prelude
 from lanewise.cpp.emit.bodies import Bodies
-from lanewise.cpp.emit.emitted import Emitted, Operand, operand_of
-from lanewise.cpp.emit.ends import answer_slot, blank, host_entry
-from lanewise.cpp.emit.graph import HALT, Node
 from lanewise.cpp.emit.outline import outlined
-from lanewise.cpp.emit.rules import table as table  # fills the table of rules
+from lanewise.cpp.emit.rules.table import RULES, Unsupported, needed
 from lanewise.cpp.emit.structure import (
     DISPATCH,
+    HALT,
     Code,
     Leave,
     Loop,
     Mark,
+    Node,
     Run,
     leaves,
     structure,
     times_written,
 )
-from lanewise.cpp.emit.writer import Writer
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array of the kernel's signature: shape and dtype for one example; `varies` if it has an axis of examples.
+
+    Typed keys are given as the `uint32` words they are made of.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    varies: bool
+    kind: str
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A kernel: its text, and what the launcher must know.
+
+    The arguments are `operands` (those of the program, then `constants`, which the launcher adds), `outputs`, then `int
+    code[examples]`, `int site[examples]`, `long long steps[examples]`, `int deepest[examples]`, `unsigned long long
+    next[1]` (zero at the start), `char scratch[scratch_bytes(capacity) * lanes]`, `long long examples`, `int capacity`.
+    A host's threads call `lanewise_work(lw_run*)` instead, and share an `lw_run` (see `prelude.py`).
+    """
+
+    text: str
+    operands: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    constants: tuple[np.ndarray, ...]
+    fixed_bytes: int
+    frame_bytes: int
+    # Whether a GPU runs a lane by the threads of a warp, together.
+    together: bool = False
+
+    name = "lanewise_kernel"
+
+    def stopped_by_flag(self, ticks: int) -> Emitted:
+        """The same kernel, which ends when its global `lw_stop` is set; it looks at that every `ticks` of its clock."""
+        return replace(self, text=f"#define LW_STOPS {ticks}ll\n{self.text}")
+
+    def scratch_bytes(self, capacity: int) -> int:
+        """The scratch memory one lane takes when its stacks hold `capacity` frames."""
+        return self.fixed_bytes + self.frame_bytes * capacity
+
+
+def operand_of(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
+    """An argument that holds arrays of this shape and type."""
+    kind = dtypes.ctype(dtype)
+    if kind == "key2":
+        return Operand((*shape, 2), np.dtype(np.uint32), varies, kind)
+    return Operand(tuple(shape), np.dtype(dtype), varies, kind)
 
 
 def emit(
@@ -50,7 +110,7 @@ def emit(
     counting: bool = False,
 ) -> Emitted:
     """Write the kernel of a linked program. `counting`: keep the lanes' steps even without `max_steps`."""
-    return Emitter(Bodies(linked, tuple(varying), Writer(), max_steps, counting)).kernel()
+    return Emitter(Bodies(linked, tuple(varying), max_steps, counting)).kernel()
 
 
 class Emitter:
@@ -166,7 +226,7 @@ class Emitter:
                     self.cases(found.heads)
                     w.line("dispatch: ;")
             w.line("finished: ;")
-            self.answers(results)
+            self.bodies.answers(results)
 
     def _examples_in_dispatch(self, results: Sequence[Var]) -> None:
         w = self.writer
@@ -181,7 +241,7 @@ class Emitter:
                 w.line(f"pc = {self.entry()};")
             self.cases(self.structure.heads)
             w.line("finished: ;")
-            self.answers(results)
+            self.bodies.answers(results)
             w.line("example = LW_NEXT(next);")
             w.line("pc = -1;")
             w.line("dispatch: ;")
@@ -300,26 +360,6 @@ class Emitter:
             self._code(inner)
         self._code(rest)
 
-    def answers(self, results: Sequence[Var]) -> None:
-        w = self.writer
-        w.line("code[example] = outcome;")
-        w.line("site[example] = place;")
-        w.line(f"steps[example] = {'count' if self.bodies.counts else '0'};")
-        w.line(f"deepest[example] = {'most' if self.bodies.deepens else '0'};")
-        rooms = [
-            answer_slot(f"out{i}", var.aval.shape, var.aval.dtype) for i, var in enumerate(results)
-        ]
-        with w.block("if (outcome == 0)"):
-            for i, (var, room) in enumerate(zip(results, rooms, strict=True)):
-                # On a host it may be there already.
-                there = self.bodies.in_outputs.get(var) == f"out{i}"
-                with w.block("if (LW_PLATFORM(true, false))") if there else nullcontext():
-                    w.copy(room, self.bodies.places[var])
-        if self.bodies.fails:
-            with w.block("else"):
-                for room in rooms:
-                    w.copy(room, blank(room.dtype))
-
     def text(
         self, operands: Sequence[Operand], outputs: Sequence[Operand], num_constants: int
     ) -> str:
@@ -343,8 +383,105 @@ class Emitter:
         )
         tables = "\n".join(self.writer.tables)
         functions = "\n\n".join(self.writer.texts)
-        helpers = prelude.needed(f"{tables}\n{functions}\n{kernel}")
+        helpers = needed(f"{tables}\n{functions}\n{kernel}")
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
-        entry = host_entry(arguments)
+        entry = _host_entry(arguments)
         parts = [prelude.HEADER, fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _host_entry(arguments: Sequence[str]) -> str:
+    """What a thread of the host calls: it has scratch memory of its own, and takes examples from all that are left."""
+    *buffers, _, _ = arguments
+    given = ", ".join(
+        f"({buffer.rsplit('*', 1)[0].strip()}*)run->arguments[{i}]"
+        for i, buffer in enumerate(buffers)
+    )
+    return f"""
+#ifndef __CUDACC__
+struct lw_thread {{
+  lw_run* run;
+  char* scratch;
+}};
+static void lw_run_lanes(void* data) {{
+  lw_run* run = ((lw_thread*)data)->run;
+  lw_share share = {{run, 0, 0, 1, 0, 0}};
+  lanewise_kernel({given}, &share, ((lw_thread*)data)->scratch, run->examples, run->capacity);
+}}
+extern "C" void lanewise_work(lw_run* run) {{
+  lw_thread own = {{run, (char*)malloc(run->lane_bytes + 1)}};
+  if (!own.scratch) return;
+  if (run->stoppable) run->stoppable(lw_run_lanes, &own, run->begun);
+  else lw_run_lanes(&own);
+  free(own.scratch);
+}}
+#endif""".strip()
+
+
+# -- what cannot be a kernel ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a program cannot be a kernel: the operation, the user's line it comes from, and what is the matter."""
+
+    operation: str
+    line: str
+    why: str
+
+    def __str__(self) -> str:
+        where = f" ({self.line})" if self.line else ""
+        return f"{self.operation}: {self.why}{where}"
+
+
+def written(
+    linked: Linked, varying: Sequence[bool], options: Options
+) -> Emitted | tuple[Obstacle, ...]:
+    """A program's kernel, or all that keeps it from being one."""
+    blocks = [item for item in linked.order if isinstance(item, Block)]
+    found = list(_in_equations(eqn for block in blocks for eqn in block.eqns))
+    variables: list[Atom] = [*linked.program.inputs, *linked.program.entry_function.results]
+    found += [
+        Obstacle("an operand or answer", "", f"a kernel holds no {var.aval.dtype}")
+        for var in variables
+        if not dtypes.held(var.aval.dtype)
+    ]
+    if found:
+        return tuple(dict.fromkeys(found))
+    try:
+        emitted = emit(linked, varying, max_steps=options.max_steps, counting=options.stats)
+    except Unsupported as refusal:
+        return (Obstacle(refusal.operation, refusal.line, refusal.why),)
+    too_large = size_obstacle(emitted, CPU)
+    return emitted if too_large is None else (too_large,)
+
+
+def size_obstacle(emitted: Emitted, profile: Profile) -> Obstacle | None:
+    """What keeps a kernel from running on a platform, if its lanes take too much memory for that."""
+    most = profile.most_lane_bytes
+    if emitted.fixed_bytes <= most:
+        return None
+    why = f"a lane would take {emitted.fixed_bytes:,} bytes; at most {most:,} are sensible"
+    return Obstacle("the state of a lane", "", why)
+
+
+def _in_equations(eqns: Iterable[JaxprEqn], around: str = "") -> Iterator[Obstacle]:
+    """What has no rule. Code that JAX traced once for all its users has their line `around` it."""
+    for eqn in eqns:
+        name, line = eqn.primitive.name, _jax.user_line(eqn) or around
+        if name not in RULES:
+            traced = implementation(eqn)
+            if traced is None:
+                yield Obstacle(name, line, "a kernel has no rule for it")
+            else:
+                yield from _in_equations(traced.jaxpr.eqns, line)
+            continue
+        for atom in (*eqn.invars, *eqn.outvars):
+            if not dtypes.held(atom.aval.dtype):
+                yield Obstacle(name, line, f"a kernel holds no {atom.aval.dtype}")
+        called = inside(eqn)
+        if called is not None:
+            yield from _in_equations(called.jaxpr.eqns, line)
+        elif name in ("while", "cond", "scan"):
+            for inner in _jax.subjaxprs(eqn):
+                yield from _in_equations(inner.eqns, line)

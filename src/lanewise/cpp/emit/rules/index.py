@@ -20,10 +20,9 @@ from jax.lax import GatherScatterMode
 from lanewise import _jax
 from lanewise._jax import JaxprEqn
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.prelude import helpers
-from lanewise.cpp.emit.rules import Unsupported, rule
+from lanewise.cpp.emit.rules import Unsupported, helpers, rule
 from lanewise.cpp.emit.rules.shape import rename
-from lanewise.cpp.emit.values import Index, Scalar, Value, plus
+from lanewise.cpp.emit.values import Index, Scalar, Value, plus, view
 from lanewise.cpp.emit.writer import Writer
 
 helpers(
@@ -75,7 +74,7 @@ def dynamic_slice(w: Writer, eqn: JaxprEqn) -> None:
     def element(indices: tuple[Index, ...]) -> str:
         return value.at([plus(at, i) for at, i in zip(corner, indices)])
 
-    rename(w, eqn.outvars[0], w.view(sizes, value.dtype, element, value))
+    rename(w, eqn.outvars[0], view(sizes, value.dtype, element, value))
 
 
 @rule("dynamic_update_slice")
@@ -142,9 +141,7 @@ def gather(w: Writer, eqn: JaxprEqn) -> None:
         found, inside = corner_at([0] * len(batch_axes))
         corner = [at if isinstance(at, int) else w.let(at, _INT32, "at").text for at in found]
         test = w.let(inside, _BOOL, "inside").text if inside else ""
-        reads = w.view(
-            out.aval.shape, operand.dtype, lambda i: element_of(corner, test, i), operand
-        )
+        reads = view(out.aval.shape, operand.dtype, lambda i: element_of(corner, test, i), operand)
         rename(w, out, reads)
         return
 
@@ -152,7 +149,7 @@ def gather(w: Writer, eqn: JaxprEqn) -> None:
         corner, inside = corner_at([indices[axis] for axis in batch_axes])
         return element_of(corner, inside, indices)
 
-    w.compute(out, w.view(out.aval.shape, operand.dtype, element, operand, starts))
+    w.compute(out, view(out.aval.shape, operand.dtype, element, operand, starts))
 
 
 def _mode(eqn: JaxprEqn) -> Any:

@@ -21,8 +21,7 @@ from typing import Any
 
 from lanewise._jax import JaxprEqn
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.prelude import helpers
-from lanewise.cpp.emit.rules import rule
+from lanewise.cpp.emit.rules import helpers, rule
 from lanewise.cpp.emit.rules.reduce import accumulator, combine
 from lanewise.cpp.emit.values import Index, Part, Place, Stored, Value, plus
 from lanewise.cpp.emit.writer import Writer

@@ -1,4 +1,4 @@
-"""`complex64` and its functions, each by the real functions of its parts.
+"""Rules of complex numbers: their parts, and `complex64` with its functions, each by the real functions of its parts.
 
 Branch cuts are XLA's: a number on a cut of `sqrt`, `acos`, `asin`, `acosh` or `asinh` belongs to the side that its
 zero part would have if it were positive, whichever sign that zero has. Large numbers do not overflow on the way to a
@@ -7,16 +7,30 @@ result that does not, but in products and quotients.
 
 from __future__ import annotations
 
-from lanewise.cpp.emit.prelude import helpers
+from lanewise._jax import JaxprEqn
+from lanewise.cpp.emit import dtypes
+from lanewise.cpp.emit.rules import helpers, rule
+from lanewise.cpp.emit.rules.elementwise import dtype_of, each
+from lanewise.cpp.emit.writer import Writer
 
 
-def _turned(name: str) -> str:
-    """A circular function by the hyperbolic one: f(z) = -i fh(iz)."""
-    return f"""
-LW_FUNCTION complex64 lw_complex_{name}(complex64 z) {{
-  complex64 turned = lw_complex_{name}h(complex64(-z.im, z.re));
-  return complex64(turned.im, -turned.re);
-}}"""
+@rule("real", "imag")
+def _part(w: Writer, eqn: JaxprEqn) -> None:
+    field = {"real": "re", "imag": "im"}[eqn.primitive.name]
+    each(w, eqn, lambda a: f"({a}).{field}")
+
+
+@rule("complex")
+def _complex(w: Writer, eqn: JaxprEqn) -> None:
+    each(w, eqn, lambda a, b: f"complex64({a}, {b})")
+
+
+@rule("conj")
+def _conj(w: Writer, eqn: JaxprEqn) -> None:
+    if dtypes.is_complex(dtype_of(eqn)):
+        each(w, eqn, lambda a: f"lw_complex_conj({a})")
+    else:
+        each(w, eqn, lambda a: f"complex64({a}, 0.0f)")
 
 
 helpers(
@@ -178,7 +192,12 @@ LW_FUNCTION complex64 lw_complex_sin(complex64 z) {
 LW_FUNCTION complex64 lw_complex_cos(complex64 z) {
   return complex64(cosf(z.re) * coshf(z.im), z.re == 0.0f ? 0.0f : -sinf(z.re) * sinhf(z.im));
 }""",
-        "lw_complex_tan": _turned("tan"),
+        # Circular functions by hyperbolic ones: f(z) = -i fh(iz).
+        "lw_complex_tan": r"""
+LW_FUNCTION complex64 lw_complex_tan(complex64 z) {
+  complex64 turned = lw_complex_tanh(complex64(-z.im, z.re));
+  return complex64(turned.im, -turned.re);
+}""",
         "lw_complex_asinh": r"""
 LW_FUNCTION complex64 lw_complex_asinh(complex64 z) {
   return lw_complex_signed_asinh(complex64(lw_complex_unsigned_zero(z.re), z.im));
@@ -226,7 +245,11 @@ LW_FUNCTION complex64 lw_complex_atanh(complex64 z) {
   float32 real = 0.25f * log1pf(4.0f * size / (less * less + height));
   return complex64(copysignf(real, z.re), 0.5f * atan2f(2.0f * z.im, less * (1.0f + size) - height));
 }""",
-        "lw_complex_atan": _turned("atan"),
+        "lw_complex_atan": r"""
+LW_FUNCTION complex64 lw_complex_atan(complex64 z) {
+  complex64 turned = lw_complex_atanh(complex64(-z.im, z.re));
+  return complex64(turned.im, -turned.re);
+}""",
         "lw_complex_logistic": r"""
 LW_FUNCTION complex64 lw_complex_logistic(complex64 z) {
   // Of the exponentials of z and -z the one that does not overflow.

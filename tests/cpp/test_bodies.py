@@ -12,10 +12,9 @@ import pytest
 import lanewise as lw
 from lanewise.blocks.link import Linked
 from lanewise.core.options import Options
-from lanewise.cpp.emit import seldom
-from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.emit.lower import kernel_blocks
-from lanewise.cpp.emit.support import written
+from lanewise.cpp.emit import bodies
+from lanewise.cpp.emit.emit import Emitted, written
+from lanewise.cpp.kernels import kernel_blocks
 
 
 def linked_and_text(f: Callable[..., Any], *example: Any) -> tuple[Linked, str]:
@@ -47,9 +46,9 @@ def total_of_rounds(x, rounds):
 
 @pytest.mark.parametrize("size", [2, 16], ids=["all has room", "it has not"])
 def test_arrays_outside_of_a_recursion(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seldom, "REGISTERS", 64)
+    monkeypatch.setattr(bodies, "REGISTERS", 64)
     linked, text = linked_and_text(total_of_rounds, np.zeros(size, np.float32), np.int32(3))
-    far = seldom.seldom_touched(linked)
+    far = bodies.seldom_touched(linked)
     # The total and its scale; the argument is read where it is.
     assert text.count("LW_IN_MEMORY(v") == (0 if size == 2 else 2)
     assert len(far) == (0 if size == 2 else 3)
@@ -59,7 +58,7 @@ def test_arrays_outside_of_a_recursion(size: int, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("wide", [True, False])
 def test_only_a_recursion_is_hot(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seldom, "REGISTERS", 0 if wide else 10**6)
+    monkeypatch.setattr(bodies, "REGISTERS", 0 if wide else 10**6)
 
     def loop(x):
         while x[0] < 10.0:

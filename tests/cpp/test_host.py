@@ -17,7 +17,7 @@ import lanewise as lw
 import needs
 from lanewise.core.errors import CompilerError, OptionError
 from lanewise.cpp.toolchain import cache as kept
-from lanewise.cpp.toolchain import compiler, foreign, host, tiers
+from lanewise.cpp.toolchain import foreign, host
 from lanewise.plan import given_up
 from seeing import forget_plans
 
@@ -40,7 +40,7 @@ def cxx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[s
         return path
 
     def forget() -> None:
-        caches = (host._loaded, host._first_that_works, host.obstacle, tiers.load)
+        caches = (host._loaded, host._first_that_works, host.obstacle, host.load_soon)
         for cache in caches:
             cache.cache_clear()
         forget_plans()
@@ -61,9 +61,9 @@ def test_arguments_of_the_compiler(cxx: Callable[[str], Path], monkeypatch: pyte
     spaced.write_text("#!/bin/sh\nexit 1\n")
     spaced.chmod(0o700)
     monkeypatch.setenv("CXX", str(spaced))
-    assert compiler.commands()[0] == (str(spaced),)
+    assert host.commands()[0] == (str(spaced),)
     monkeypatch.setenv("CXX", "no-such-compiler 'unbalanced")
-    assert compiler.commands()[0][0] in compiler.COMPILERS
+    assert host.commands()[0][0] in host.COMPILERS
 
 
 def test_another_compiler_takes_the_place_of_one_that_rejects_the_least_of_programs(
@@ -71,7 +71,7 @@ def test_another_compiler_takes_the_place_of_one_that_rejects_the_least_of_progr
 ) -> None:
     works = cxx('real "$@"').rename(tmp_path / "works")
     broken = cxx("case $* in *-nostdinc++*) echo 'error: no stdlib.h' >&2; exit 1;; esac; real $*")
-    monkeypatch.setattr(compiler, "COMPILERS", (str(works),))
+    monkeypatch.setattr(host, "COMPILERS", (str(works),))
     with pytest.warns(UserWarning, match=rf"{broken} does not compile.*so {works} compiles"):
         assert host.command() == (str(works),)
     with warnings.catch_warnings():
@@ -99,7 +99,7 @@ def test_a_compiler_that_hangs_is_killed_with_all_it_started(
     cxx: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cxx(f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
-    monkeypatch.setattr(compiler, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(host, "MOST_SECONDS", 0.5)
     with pytest.raises(CompilerError, match=r"did not end within 0\.5 seconds"):
         host.load(TEXT, FLAGS)
     assert not is_alive(int((tmp_path / "pid").read_text()))
@@ -193,7 +193,7 @@ def test_a_compiler_that_does_not_work_is_named(
     cxx: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = cxx("exit 1")
-    monkeypatch.setattr(compiler, "COMPILERS", ())
+    monkeypatch.setattr(host, "COMPILERS", ())
     assert not foreign.available()
     assert f"{path} does not compile the least of programs" in (foreign.obstacle() or "")
     found = lw.inspect(steps_to_one.with_options(carrier="native"), jnp.arange(3)).plan

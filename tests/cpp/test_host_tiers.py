@@ -24,14 +24,14 @@ import needs
 from comparing import lanes_of, take
 from corpus import CORPUS, Case
 from cpp.checking import words
-from cpp.test_compiler import is_alive
 from cpp.test_corpus import FRAMES, SIZE, operands_of
 from cpp.test_emit import kernel
+from cpp.test_host import is_alive
 from lanewise.core.options import Options
-from lanewise.cpp.emit.emitted import Emitted
+from lanewise.cpp.emit.emit import Emitted
 from lanewise.cpp.kernels import kernel_or_obstacle
 from lanewise.cpp.toolchain import cache as kept
-from lanewise.cpp.toolchain import compiler, foreign, host, tiers
+from lanewise.cpp.toolchain import foreign, host
 from test_corpus import batch
 
 pytestmark = needs.compiler
@@ -43,15 +43,15 @@ BEST = (host.BEST, *host.FLAGS[1:])
 def two_tiers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Every kernel is large, the quick tier is not optimized at all, and nothing is compiled yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tiers, "LARGE", 0)
-    monkeypatch.setattr(tiers, "_turns", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(host, "LARGE", 0)
+    monkeypatch.setattr(host, "_turns", threading.BoundedSemaphore(1))
     monkeypatch.setattr(host, "QUICK", ("-O0",))
     monkeypatch.setattr(host, "FLAGS", BEST)
-    caches = (host._loaded, host.obstacle, tiers.load)
+    caches = (host._loaded, host.obstacle, host.load_soon)
     for cache in caches:
         cache.cache_clear()
     yield tmp_path / "lanewise" / "kernels"
-    assert tiers.wait(60.0)
+    assert host.wait(60.0)
     for cache in caches:
         cache.cache_clear()
 
@@ -85,10 +85,10 @@ def test_the_optimized_library_takes_over(two_tiers: Path) -> None:
     x = jnp.arange(3, dtype=jnp.int32)
     emitted = showing(1)
     # Held back until the quick tier has been seen.
-    with tiers._turns:
+    with host._turns:
         run = runs(emitted)
         assert run(x) == [1, 2, 3]
-    assert tiers.wait(60.0)
+    assert host.wait(60.0)
     assert run(x) == [2, 3, 4]
     text, flags = emitted.text + foreign.CALLS + foreign._ENTRY, foreign._flags()
     for effort in (host.QUICK, host.OPTIMIZED):
@@ -100,13 +100,13 @@ def test_a_later_process_begins_with_the_optimized_library(
     two_tiers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = showing(2).text + foreign.CALLS + foreign._ENTRY
-    first = tiers.load(text, foreign._flags())
-    assert tiers.wait(60.0)
-    tiers.load.cache_clear()
+    first = host.load_soon(text, foreign._flags())
+    assert host.wait(60.0)
+    host.load_soon.cache_clear()
     host._loaded.cache_clear()
-    monkeypatch.setattr(compiler, "compiled", None)
-    later = tiers.load(text, foreign._flags())
-    assert later._name != first._name and not tiers._beside[-1].is_alive()
+    monkeypatch.setattr(host, "compiled", None)
+    later = host.load_soon(text, foreign._flags())
+    assert later._name != first._name and not host._beside[-1].is_alive()
 
 
 @needs.on_cpu
@@ -122,24 +122,24 @@ def test_where_the_optimized_library_cannot_be_made_the_quick_one_stays(
     run = runs(showing(3))
     x = jnp.arange(2, dtype=jnp.int32)
     assert run(x) == [1, 2]
-    assert tiers.wait(60.0)
+    assert host.wait(60.0)
     assert run(x) == [1, 2]
 
 
 @needs.on_cpu
 def test_optimized_at_once(two_tiers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANEWISE_COMPILE", "optimized")
-    before = list(tiers._beside)
+    before = list(host._beside)
     assert runs(showing(4))(jnp.zeros(1, jnp.int32)) == [2]
-    assert tiers._beside == before
+    assert host._beside == before
 
 
 @needs.on_cpu
 def test_small_kernels_are_compiled_once(two_tiers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers, "LARGE", 1 << 30)
-    before = list(tiers._beside)
+    monkeypatch.setattr(host, "LARGE", 1 << 30)
+    before = list(host._beside)
     assert runs(showing(5))(jnp.zeros(1, jnp.int32)) == [2]
-    assert tiers._beside == before
+    assert host._beside == before
 
 
 def test_a_run_under_way_takes_no_more_examples_from_what_is_superseded(two_tiers: Path) -> None:
@@ -170,11 +170,11 @@ def test_a_run_under_way_takes_no_more_examples_from_what_is_superseded(two_tier
 LEAVING = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from lanewise.cpp.toolchain import host, tiers
+from lanewise.cpp.toolchain import host
 # It may have been started where interrupts are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-tiers.LARGE, host.QUICK = 0, ("-O0",)
-tiers.load('extern "C" void lanewise_work() {}', ("-O3", "-shared", "-fPIC"))
+host.LARGE, host.QUICK = 0, ("-O0",)
+host.load_soon('extern "C" void lanewise_work() {}', ("-O3", "-shared", "-fPIC"))
 pid = Path(sys.argv[1])
 while not pid.exists() or not pid.read_text().strip():
     time.sleep(0.01)
@@ -223,15 +223,15 @@ def test_the_compiler_beside_ends_with_the_process(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_has_no_compilers(two_tiers: Path) -> None:
-    with tiers._turns:
-        tiers.load(showing(7).text + foreign.CALLS + foreign._ENTRY, foreign._flags())
+    with host._turns:
+        host.load_soon(showing(7).text + foreign.CALLS + foreign._ENTRY, foreign._flags())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             child = os.fork()
         if not child:
-            os._exit(0 if tiers.wait(0) and not compiler._at_work else 1)
+            os._exit(0 if host.wait(0) and not host._at_work else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert not tiers.wait(0)
+        assert not host.wait(0)
 
 
 def bits(case: Case, flags: tuple[str, ...]) -> list[bytes]:
