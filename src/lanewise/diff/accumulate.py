@@ -46,7 +46,9 @@ def accumulating(program: Program, summed: tuple[int, ...]) -> Program:
     wanted = {index: Link(number, None) for number, index in enumerate(summed)}
     analysis = _analyzed(program, wanted)
     functions = {
-        name: _rewritten(function, wanted if function is entry else analysis.links.get(name, {}), analysis)
+        name: _rewritten(
+            function, wanted if function is entry else analysis.links.get(name, {}), analysis
+        )
         for name, function in program.functions.items()
     }
     return replace(program, functions=functions, sums=avals)
@@ -389,7 +391,9 @@ class _Rewriter:
         def test(carry: list[Any]) -> Any:
             left = iter(carry)
             whole = [None if i in links else next(left) for i in range(len(eqn.outvars))]
-            tested = [v for v, x in zip(cond.invars, (*first, *whole), strict=True) if x is not None]
+            tested = [
+                v for v, x in zip(cond.invars, (*first, *whole), strict=True) if x is not None
+            ]
             code = _jax.new_jaxpr([*cond.constvars, *tested], cond.outvars, cond.eqns)
             given = [x for x in (*first, *whole) if x is not None]
             return _jax.eval_jaxpr(code, *_jax.attached_consts(cond), *given)[0]

@@ -145,11 +145,7 @@ def job_for(
 def can_be_plain(program: Program, options: Options) -> bool:
     """Whether JAX's own control flow can say all of the program."""
     return not (
-        program.recursive
-        or program.sites
-        or program.has_tapes
-        or program.sums
-        or options.max_steps
+        program.recursive or program.sites or program.has_tapes or program.sums or options.max_steps
     )
 
 

@@ -20,7 +20,7 @@ from lanewise.core.events import Site
 from lanewise.job.job import Job
 
 if TYPE_CHECKING:
-    from lanewise.cpp.emit.emit import Emitted
+    from lanewise.cpp.emit.emitted import Emitted
 
 # A run outside `jit`: operands in, what the job gives out.
 HostRun = Callable[[Sequence[Any]], list[Any]]

@@ -41,9 +41,7 @@ def _linearize(
     """JAX's rule: answers, which of their tangents are not zero, residuals, and the linear map of those."""
     if summed:
         params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
-        return linearized(
-            functools.partial(unsummed, **params, summed=summed), nonzero, primals
-        )
+        return linearized(functools.partial(unsummed, **params, summed=summed), nonzero, primals)
     if lanes and not (options.stats or program.gives_outcomes(options)):
         whole = whole_batch(program, lanes, mapped, options, _jax.placed(primals)[0])
         if whole is not None:

@@ -123,7 +123,9 @@ def _linearize_tangents(nonzero: Sequence[bool], *primals: Any, **params: Any) -
     return linearized(functools.partial(_tangents, **params), nonzero, primals)
 
 
-def linearized(run: Callable[..., list[Any]], nonzero: Sequence[bool], primals: Sequence[Any]) -> Any:
+def linearized(
+    run: Callable[..., list[Any]], nonzero: Sequence[bool], primals: Sequence[Any]
+) -> Any:
     """What JAX's rule gives for a function of these values, by JAX's own linearization of what it does."""
 
     def of_moved(*moved: Any) -> list[Any]:
@@ -205,5 +207,3 @@ def _at_first_lane(ct: Any, axes: tuple[bool, ...], lanes: tuple[int, ...]) -> A
             own = jnp.expand_dims(ct, axis)
             ct = jnp.where(first.reshape(-1, *[1] * (own.ndim - axis - 1)), own, 0)
     return ct
-
-

@@ -348,7 +348,7 @@ class Uses:
         if self._counts.get(var) != 1:
             return False
         reader = self._reader[var]
-        if reader is None:
+        if reader is None or not reader.outvars:
             return True
         name = reader.primitive.name
         if name in RENAMES:

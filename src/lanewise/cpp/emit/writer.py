@@ -66,6 +66,7 @@ class Writer:
         self.scopes: list[Scope] = []
         self.constants: list[np.ndarray] = []
         self.tables: list[str] = []
+        self.sums: list[Stored] = []
         # Whether the threads of a warp run one lane together. Long arrays are then shared by them.
         self.together = False
         self.shared_bytes = 0

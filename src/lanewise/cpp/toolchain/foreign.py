@@ -39,7 +39,7 @@ import numpy as np
 from lanewise.core.errors import CompilerError, LanewiseError, OptionError
 from lanewise.core.events import Site
 from lanewise.core.telling import Whole
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.toolchain import host
 from lanewise.cpp.toolchain.ffi import CALLS
 
@@ -432,7 +432,7 @@ def call(
     `site` is for who watches; `counts`: the kernel counts the steps of its lanes; `stops`: an interrupt ends it.
     """
     results = [
-        *(jax.ShapeDtypeStruct((examples, *out.shape), out.dtype) for out in emitted.outputs),
+        *emitted.results(examples),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((4,), jnp.float32),
@@ -442,7 +442,8 @@ def call(
         whole = Whole(replace(site, ask=_asking(emitted.text)), operands)
     if each:
         results += [jax.ShapeDtypeStruct((examples,), jnp.int32)] * 2
-    arguments = [*operands, *emitted.constants, *([] if whole is None else [whole.number])]
+    arguments, aliases = emitted.arguments(operands)
+    arguments += [] if whole is None else [whole.number]
     out = run(
         emitted,
         results,
@@ -452,6 +453,7 @@ def call(
         watched=whole is not None,
         each=each,
         stops=stops,
+        aliases=aliases,
     )
     out, (steps, deepest) = (out[:-2], out[-2:]) if each else (out, (None, None))
     *answers, code, place, totals = out

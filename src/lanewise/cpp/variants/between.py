@@ -30,7 +30,8 @@ from lanewise.blocks.inside import inside
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.cpp.emit.bodies import Bodies
-from lanewise.cpp.emit.emit import Emitted, Emitter, Operand, operand_of
+from lanewise.cpp.emit.emit import Emitter
+from lanewise.cpp.emit.emitted import Emitted, Operand, operand_of
 from lanewise.cpp.emit.rules import Unsupported
 from lanewise.cpp.emit.structure import HALT, Node
 from lanewise.cpp.emit.values import Part, Place, Scalar, Stored
