@@ -12,7 +12,8 @@ import numpy as np
 import lanewise as lw
 from lanewise.blocks.link import Linked
 from lanewise.core.options import Options
-from lanewise.cpp.emit.emit import Emitted, emit
+from lanewise.cpp.emit.emit import emit
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.kernels import kernel_blocks
 from lanewise.cpp.toolchain import host
 

@@ -13,7 +13,8 @@ import lanewise as lw
 from lanewise.blocks.link import Linked
 from lanewise.core.options import Options
 from lanewise.cpp.emit import bodies
-from lanewise.cpp.emit.emit import Emitted, written
+from lanewise.cpp.emit.emit import written
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.kernels import kernel_blocks
 
 

@@ -15,7 +15,8 @@ import lanewise as lw
 from cpp.checking import check
 from lanewise.core.errors import Outcome
 from lanewise.core.options import Options
-from lanewise.cpp.emit.emit import Emitted, written
+from lanewise.cpp.emit.emit import written
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.kernels import kernel_blocks, kernel_for
 from lanewise.cpp.toolchain import host
 from lanewise.diff.checkpoint import Checkpoints

@@ -28,7 +28,7 @@ from cpp.test_corpus import FRAMES, SIZE, operands_of
 from cpp.test_emit import kernel
 from cpp.test_host import is_alive
 from lanewise.core.options import Options
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.kernels import kernel_or_obstacle
 from lanewise.cpp.toolchain import cache as kept
 from lanewise.cpp.toolchain import foreign, host

@@ -14,7 +14,8 @@ from jax import lax
 import lanewise as lw
 from cpp.checking import words
 from lanewise.core.options import Options
-from lanewise.cpp.emit.emit import Emitted, emit
+from lanewise.cpp.emit.emit import emit
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.kernels import kernel_blocks
 from lanewise.cpp.toolchain import host
 from lanewise.cpp.variants.tiles import TILE, tiled

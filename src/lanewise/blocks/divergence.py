@@ -1,10 +1,10 @@
 """What of a program varies between lanes: which equations make lanes part ways, and which answers have lanes' axes.
 
 A value *varies* if it may differ between lanes. Control flow *diverges* if lanes may take different ways through it:
-a branch whose index varies, a loop whose trip count varies, a call into a recursion, an assertion, or anything
-that holds one of these. What diverges is flattened into blocks; what does not stays one equation inside a block,
-where JAX's own batching is the right code. So does a branch on a varying index whose sides are both cheap: running
-both and selecting costs less than parting.
+a branch whose index varies, a loop whose trip count varies, a call into a recursion, an assertion, or anything that
+holds one of these. So does what adds to an accumulator: it adds for the lanes that are there. What diverges is
+flattened into blocks; what does not stays one equation inside a block, where JAX's own batching is the right code. So
+does a branch on a varying index whose sides are both cheap: running both and selecting costs less than parting.
 
 Once a loop is flattened its lanes are at different iterations at one time, so everything it changes varies, its
 counter too. The same holds for all parameters of a recursive function.
@@ -31,6 +31,7 @@ from lanewise.blocks.equations import (
     is_throw,
     looks_at_batch,
 )
+from lanewise.core.accumulate import accumulate_p
 from lanewise.core.program import Program, call_p, check_p, program_p
 
 Flags = tuple[bool, ...]
@@ -76,7 +77,7 @@ class Divergence:
             return self._while(eqn, varying)
         if name == "scan":
             return self._scan(eqn, varying)
-        if eqn.primitive is check_p or eqn.primitive is call_p:
+        if eqn.primitive in (check_p, call_p, accumulate_p):
             return everything, True
         if is_throw(eqn):
             # Codes of lanes under an inner `jax.vmap`: any of them may end ours.

@@ -25,6 +25,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import TransformError
 from lanewise.core.program import Program, machine_inside, program_p, throw_p
 
@@ -379,6 +380,9 @@ def eqn_cost(eqn: JaxprEqn) -> Cost:
         return Cost(INDEXED_OPERATIONS + 4.0 * size_of(update), 0.0)
     if name in ("gather", "dynamic_slice"):
         return Cost(INDEXED_OPERATIONS / 2 + 2.0 * out_size, written)
+    if eqn.primitive is accumulate_p:
+        *_, added = eqn.invars if eqn.params["places"] else eqn.invars[:1]
+        return Cost(float(size_of(added)) + INDEXED_OPERATIONS * (len(eqn.invars) > 1), 0.0)
     if "callback" in name:
         # It must run only where a lane is: expensive enough never to be run for nobody.
         return Cost(CALLBACK_OPERATIONS, written)

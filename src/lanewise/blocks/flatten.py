@@ -37,6 +37,7 @@ from lanewise.blocks.form import (
     Return,
     Terminator,
 )
+from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import Outcome, TransformError
 from lanewise.core.outcomes import Site
 from lanewise.core.program import Function, Program, call_p, check_p, program_p, site_of
@@ -102,6 +103,7 @@ class _Flattener:
             (*captured, *frame.params),
             tuple(self.constants),
             tuple(self.sites),
+            program.sums,
         )
 
     def link_captures(self, program: Program, variables: Sequence[Var]) -> None:
@@ -196,6 +198,9 @@ class _Flattener:
             return _STRUCTURED[name](self, eqn, operands)
         if eqn.primitive is check_p:
             return self.check(eqn, operands)
+        if eqn.primitive is accumulate_p:
+            self.eqns.append(eqn.replace(invars=list(operands)))
+            return []
         if eqn.primitive is call_p:
             function = self.owner.functions[eqn.params["name"]]
             return self.call(self.owner, function, operands)

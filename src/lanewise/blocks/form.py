@@ -117,14 +117,15 @@ class BlockFunction:
 class BlockProgram:
     """All functions of a program in flat form.
 
-    `inputs` are the variables the operands go to (captures first); `constants` hold arrays found in the code.
-    """
+    `inputs` are the variables the operands go to (captures first); `constants` hold arrays found in the code; `sums`
+    are the types of the accumulators that blocks add to."""
 
     functions: dict[str, BlockFunction]
     entry: str
     inputs: tuple[Var, ...]
     constants: tuple[tuple[Var, Any], ...]
     sites: tuple[Site, ...]
+    sums: tuple[Any, ...] = ()
 
     @property
     def entry_function(self) -> BlockFunction:

@@ -73,7 +73,7 @@ def run_on_host(
         return _run(some, taken, lanes, capacity, stops=True)
 
     most = most_depth(linked, in_flight, job.options)
-    codes = len(job.program.out_avals)
+    codes = job.program.num_results
     again = Rerun(whole, part if apart(job) else None, codes, min(first, most), most, around)
     return again.run_growing
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lanewise.carriers import alone
 from lanewise.core.profile import GPU
-from lanewise.cpp.emit.emit import Emitted, size_obstacle
+from lanewise.cpp.emit.emitted import Emitted, size_obstacle
 from lanewise.cpp.kernels import blocks_for, kernel_or_obstacle, run_kernel
 from lanewise.cpp.toolchain import device, waiting
 from lanewise.grow.memory import FIRST_DEPTH

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lanewise.carriers import alone, by_xla
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.kernels import blocks_for, kernel_in_step, kernel_or_obstacle, run_kernel
 from lanewise.cpp.toolchain import foreign
 from lanewise.cpp.variants.tiles import TILE

@@ -67,11 +67,15 @@ class Function:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Functions and an entry. Operands are `num_captures` captured values, then the entry's parameters."""
+    """Functions and an entry. Operands are `num_captures` captured values, then the entry's parameters.
+
+    `sums`: the types of the accumulators that its code adds to (`accumulate.py`); all lanes share them.
+    """
 
     functions: dict[str, Function]
     entry: str
     num_captures: int = 0
+    sums: tuple[_jax.ShapedArray, ...] = ()
 
     @property
     def name(self) -> str:
@@ -81,6 +85,11 @@ class Program:
     @functools.cached_property
     def out_avals(self) -> tuple[_jax.ShapedArray, ...]:
         return tuple(atom.aval for atom in self.functions[self.entry].jaxpr.outvars)
+
+    @property
+    def num_results(self) -> int:
+        """How many answers and accumulators it gives."""
+        return len(self.out_avals) + len(self.sums)
 
     @functools.cached_property
     def capture_avals(self) -> tuple[_jax.ShapedArray, ...]:

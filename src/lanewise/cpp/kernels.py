@@ -16,7 +16,8 @@ from lanewise.core.errors import OptionError
 from lanewise.core.options import Options
 from lanewise.core.outcomes import counts
 from lanewise.core.program import Program
-from lanewise.cpp.emit.emit import Emitted, Obstacle, written
+from lanewise.cpp.emit.emit import written
+from lanewise.cpp.emit.emitted import Emitted, Obstacle
 from lanewise.cpp.variants.tiles import might_be_tiled, tiled
 
 # Runs a kernel: the kernel, operands, how many examples, how many frames a stack holds. Gives answers, codes, sites,
@@ -88,7 +89,7 @@ def run_kernel(
     values, code, site, totals = run(emitted, given, examples, capacity)
     answers = [
         _jax.wrap_key(value, aval) if _jax.is_key(aval) else value
-        for value, aval in zip(values, program.out_avals, strict=True)
+        for value, aval in zip(values, (*program.out_avals, *program.sums), strict=True)
     ]
     # A lane never waits for another, so it is never offered what it does not run.
     each = (examples, examples, examples, examples)
@@ -104,8 +105,8 @@ def kernel_in_step(program: Program, varying: tuple[bool, ...], options: Options
 def _kernel_in_step(
     program: Program, varying: tuple[bool, ...], options: Options
 ) -> Emitted | None:
-    # Lanes in step do not stop one by one, and are not counted.
-    if options.stats or options.max_steps is not None:
+    # Lanes in step do not stop one by one, are not counted, and add to no sum.
+    if options.stats or options.max_steps is not None or program.sums:
         return None
     # Most programs have nothing of the kind, which is seen before the work of making branches selects.
     if not might_be_tiled(blocks_for(program, varying, options)):

@@ -271,6 +271,7 @@ class Refill:
         return narrow.with_(
             machine=put_lanes(left, back, whole).with_(
                 uniforms=whole.uniforms,
+                sums=whole.sums,
                 deepest=whole.deepest,
                 ticks=whole.ticks,
                 counters=whole.counters,

@@ -27,6 +27,7 @@ from lanewise.core import events
 from lanewise.core.options import Options
 from lanewise.core.profile import Profile, profile_of
 from lanewise.core.program import Program
+from lanewise.diff.accumulate import accumulating
 from lanewise.job.draws import as_it_runs
 
 # For each operand, which axes of lanes it has.
@@ -57,7 +58,7 @@ class Job:
 
     `streamed`: examples come from the host, and nobody knows how many; `lanes` is then how many are in flight. `room`:
     the program is the forward one of a gradient, whose tapes the host makes longer; what it gives ends with the number
-    of records they have room for then.
+    of records they have room for then. `summed`: the places of the program's accumulators among what the job gives.
     """
 
     program: Program
@@ -67,6 +68,7 @@ class Job:
     platform: str | None = None
     streamed: bool = False
     room: Room | None = None
+    summed: tuple[int, ...] = ()
 
     @functools.cached_property
     def varying(self) -> tuple[bool, ...]:
@@ -139,16 +141,21 @@ def job_for(
     *,
     platform: str | None,
     room: Room | None = None,
+    summed: tuple[int, ...] = (),
 ) -> Job:
     """The job of running `program_p` with these parameters here and now."""
     if events.recorded():
         options = options.as_recorded()
-    return Job(program, lanes, mapped, options, platform, room=room)
+    if summed:
+        program = accumulating(program, summed)
+    return Job(program, lanes, mapped, options, platform, room=room, summed=summed)
 
 
 def can_be_plain(program: Program, options: Options) -> bool:
     """Whether JAX's own control flow can say all of the program."""
-    return not (program.recursive or program.sites or program.has_tapes or options.max_steps)
+    return not (
+        program.recursive or program.sites or program.has_tapes or program.sums or options.max_steps
+    )
 
 
 @functools.lru_cache(maxsize=1024)

@@ -21,12 +21,13 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise.blocks.link import Linked
+from lanewise.core.errors import Outcome
 from lanewise.core.events import Site
-from lanewise.core.outcomes import counts
+from lanewise.core.outcomes import blank, counts
 from lanewise.job.job import Job
 
 if TYPE_CHECKING:
-    from lanewise.cpp.emit.emit import Emitted
+    from lanewise.cpp.emit.emitted import Emitted
 
 
 # A run outside `jit`: operands in, what the job gives out.
@@ -84,7 +85,7 @@ class Carrier(Protocol):
     def on_host(self, plan: Plan) -> HostRun: ...
 
 
-# Answers of all examples, their outcome codes and sites, and the statistics of the run.
+# Answers of all examples and the sums over them, outcome codes and sites, and the statistics of the run.
 Ran = tuple[list[Any], Any, Any, list[Any]]
 
 
@@ -97,14 +98,21 @@ def compiled(run: Callable[..., list[Any]], around: Around | None = None) -> Hos
 def shaped(ran: Ran, job: Job) -> list[Any]:
     """What a run of all lanes gives, with the lane axes of the job."""
     values, code, site, stats = ran
-    out = []
-    for value, axes, aval in zip(values, job.answer_axes, job.program.out_avals, strict=True):
+    out: list[Any] = []
+    num_answers = len(job.program.out_avals)
+    answers, sums = values[:num_answers], values[num_answers:]
+    for value, axes, aval in zip(answers, job.answer_axes, job.program.out_avals, strict=True):
         apart = value.reshape(*job.lanes, *value.shape[1:])
         if aval.weak_type:
             # Kernels know nothing of weak types.
             apart = _jax.convert_to_aval(apart, aval)
         # All entries along an axis that the answer does not depend on are the same.
         out.append(apart[tuple(slice(None) if has else 0 for has in axes)])
+    if job.program.can_fail(job.options):
+        # As the answer of a lane that failed is blank, so is a sum that it has a part in.
+        failed = (code != int(Outcome.DONE)).any()
+        sums = [jnp.where(failed, jnp.asarray(blank(x.dtype), x.dtype), x) for x in sums]
+    out = _with_sums(out, sums, job)
     if job.program.gives_outcomes(job.options):
         out += [code.reshape(job.lanes), site.reshape(job.lanes)]
     return _with_records(out + (list(stats) if job.options.stats else []), job)
@@ -120,6 +128,13 @@ def none_failed(answers: list[Any], job: Job) -> list[Any]:
     return _with_records([*answers, *stats], job)
 
 
+def _with_sums(answers: list[Any], sums: Sequence[Any], job: Job) -> list[Any]:
+    """Answers and sums in the order in which the job gives them."""
+    own = dict(zip(job.summed, sums, strict=True))
+    rest = iter(answers)
+    return [own[i] if i in own else next(rest) for i in range(job.program.num_results)]
+
+
 def _with_records(out: list[Any], job: Job) -> list[Any]:
     return out if job.room is None else [*out, jnp.int32(job.room.records)]
 
@@ -130,14 +145,14 @@ def of_no_lanes(job: Job) -> list[Any]:
     def empty(leaf: Any) -> Any:
         return jnp.broadcast_to(leaf, (*job.lanes, *leaf.shape))
 
-    return none_failed(
-        [jax.tree.map(empty, _jax.zeros(aval)) for aval in job.program.out_avals], job
-    )
+    answers = [jax.tree.map(empty, _jax.zeros(aval)) for aval in job.program.out_avals]
+    sums = [_jax.zeros(aval) for aval in job.program.sums]
+    return none_failed(_with_sums(answers, sums, job), job)
 
 
 def apart(job: Job) -> bool:
     """Whether what some lanes give can take its place among what the others gave.
 
-    Statistics are of one run, and what is the same for all lanes of an axis belongs to none of them.
+    Statistics and sums are of one run, and what is the same for all lanes of an axis belongs to none of them.
     """
-    return not job.options.stats and all(map(all, job.answer_axes))
+    return not (job.options.stats or job.summed) and all(map(all, job.answer_axes))

@@ -29,9 +29,11 @@ from lanewise.blocks.form import (
     terminator_atoms,
 )
 from lanewise.blocks.link import Linked, ReturnPoint
+from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import Outcome
 from lanewise.machine import observe
 from lanewise.machine.state import State
+from lanewise.machine.sums import BlockSums
 from lanewise.machine.together import FEWEST_GROUPS, index_for, lookups, needed_for, same_value
 
 # For an equation (by its id): the indices it reads at, by variable, where they are the same for all lanes.
@@ -173,7 +175,11 @@ class Advance:
         once = [var in self.uniform_place for var in (*kept, *self._parameters(block))]
         handed = [update_chain(block.eqns, *pair) for pair in _arguments(block)]
         updates = [eqn for chain in (*chains.values(), *handed) for eqn in chain]
-        values = self._compute(state, block, [*atoms, *given], once, updates, mask, shared or {})
+        sums = BlockSums.of(block, self.uniform_place.__contains__, shared or {})
+        once += [var not in sums.varying for var in sums.needs]
+        outputs = [*atoms, *given, *sums.needs]
+        values = self._compute(state, block, outputs, once, updates, mask, shared or {})
+        state = state.with_(sums=sums.added(state.sums, values[len(atoms) + len(given) :], mask))
         registers, uniforms = list(state.registers), list(state.uniforms)
         for var, value in zip(kept, values, strict=False):
             value = stored(value, var.aval)
@@ -183,9 +189,8 @@ class Advance:
                 registers[self.place[var]] = value
             else:
                 registers[self.place[var]] = select(mask, value, registers[self.place[var]])
-        return state.with_(registers=tuple(registers), uniforms=tuple(uniforms)), values[
-            len(kept) :
-        ]
+        state = state.with_(registers=tuple(registers), uniforms=tuple(uniforms))
+        return state, values[len(kept) : len(kept) + len(given)]
 
     def _is_kept(self, var: Var) -> bool:
         return var in self.place or var in self.uniform_place
@@ -224,6 +229,8 @@ class Advance:
                 )
 
             for eqn in block.eqns:
+                if eqn.primitive is accumulate_p:
+                    continue
                 # Closed over, and so the same for all lanes.
                 common = shared.get(id(eqn), {})
                 args = [

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from lanewise.core.profile import CPU, GPU, Profile
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.toolchain import device, foreign
 from lanewise.machine.state import State
 

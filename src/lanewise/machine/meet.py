@@ -9,7 +9,7 @@ import functools
 
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import OptionError
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.rules import Unsupported
 from lanewise.cpp.variants.between import emit_between
 from lanewise.machine.advance import Advance

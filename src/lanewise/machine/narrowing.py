@@ -87,6 +87,7 @@ def _run(
     inner = _run(linked, inner, options, schedule, narrower)
     return put_lanes(state, rows, inner).with_(
         uniforms=inner.uniforms,
+        sums=inner.sums,
         deepest=inner.deepest,
         ticks=inner.ticks,
         counters=inner.counters,

@@ -1,8 +1,8 @@
 """What the machine keeps between ticks, how a block changes it, and how lanes are taken out of it and put back.
 
 Every array has a leading axis of lanes, but for values that are uniform over lanes and for stacks, whose leading axis
-is depth (one slot a frame), then lanes. Typed PRNG keys are kept as the integers they are made of.
-"""
+is depth (one slot a frame), then lanes, and for the sums that all lanes add to. Typed PRNG keys are kept as the
+integers they are made of."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from lanewise.core.outcomes import COUNTERS
         "registers",
         "uniforms",
         "stacks",
+        "sums",
         "returns",
         "depth",
         "deepest",
@@ -55,6 +56,7 @@ class State:
     registers: tuple[Any, ...]
     uniforms: tuple[Any, ...]
     stacks: tuple[Any, ...]
+    sums: tuple[Any, ...]
     returns: Any
     depth: Any
     deepest: Any
@@ -119,6 +121,7 @@ def initial_state(
         registers=tuple(map(register, linked.registers)),
         uniforms=tuple(map(uniform, linked.uniforms)),
         stacks=tuple(map(stack, linked.storage.stacks)),
+        sums=tuple(jnp.zeros(a.shape, a.dtype) for a in linked.program.sums),
         returns=jnp.zeros((frames, lanes), jnp.int32),
         depth=per_lane(0),
         deepest=jnp.int32(0),

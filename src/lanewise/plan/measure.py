@@ -84,7 +84,8 @@ class Sample:
 def take_sample(linked: Linked, operands: Sequence[Any], job: Job) -> Sample | None:
     """Run some of the lanes for their counts; None where that cannot be done or tells nothing."""
     # Imported here as in choose.py: only where a kernel may run.
-    from lanewise.cpp.emit.emit import Emitted, written
+    from lanewise.cpp.emit.emit import written
+    from lanewise.cpp.emit.emitted import Emitted
     from lanewise.cpp.toolchain import foreign, host
 
     lanes, mapped, options, varying = job.lanes, job.mapped, job.options, job.varying

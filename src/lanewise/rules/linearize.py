@@ -28,7 +28,8 @@ from lanewise.job.job import Mapped, answer_axes, job_for, with_axes, with_const
 from lanewise.plan.choose import plan
 from lanewise.rules.explain import explainable
 from lanewise.rules.run import execute
-from lanewise.rules.tangents import tangents_p
+from lanewise.rules.sums import unsummed
+from lanewise.rules.tangents import linearized, tangents_p
 
 
 def _linearize(
@@ -38,8 +39,12 @@ def _linearize(
     lanes: tuple[int, ...],
     mapped: Mapped,
     options: Options,
+    summed: tuple[int, ...] = (),
 ) -> Any:
     """JAX's rule: answers, which of their tangents are not zero, residuals, and the linear map of those."""
+    if summed:
+        params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
+        return linearized(functools.partial(unsummed, **params, summed=summed), nonzero, primals)
     if lanes and not (options.stats or program.gives_outcomes(options)):
         whole = whole_batch(program, lanes, mapped, options, _jax.placed(primals)[0])
         if whole is not None:

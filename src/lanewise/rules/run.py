@@ -4,7 +4,7 @@
 `OnHost` is made once for each job. When a stack or a tape is full the host makes room, and the machine goes on from the
 state it stopped in. It looks at some lanes before it decides how to run them all. And an interrupt ends the run: a
 machine by ticks comes back to Python every now and then (`growing.py`), and kernels are left
-(`cpp/toolchain/signals.py`).
+(`cpp/toolchain/foreign.py`).
 """
 
 from __future__ import annotations
@@ -132,5 +132,5 @@ def _with_larger_tapes(run: HostRun, chosen: Plan, larger: Job) -> HostRun:
         taken, axes = of_rows(larger.given(operands), rows, job.lanes, job.mapped)
         return on_host(replace(larger, lanes=rows.shape, mapped=axes))(taken)
 
-    codes = len(job.program.out_avals)
+    codes = job.program.num_results
     return RerunLarger(run, whole, part if alone and apart(job) else None, codes).run_growing

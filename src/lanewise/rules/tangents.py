@@ -7,8 +7,9 @@ the same map at given operands. Run as it is, it is that derivative; its transpo
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from lanewise._jax import ad, batching, mlir
 from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p, throw_p
 from lanewise.job.job import Mapped, answer_axes, with_axes, with_constants
+from lanewise.rules.sums import axes_with_sums, summed_over, worth_accumulating
 
 
 def _jvp_program(
@@ -29,12 +31,13 @@ def _jvp_program(
     lanes: tuple[int, ...],
     mapped: Mapped,
     options: Options,
+    summed: tuple[int, ...] = (),
 ) -> tuple[list[Any], list[Any]]:
     moving = tuple(type(t) is not ad.Zero for t in tangents)
     given = list(itertools.compress(tangents, moving))
     axes = tuple(itertools.compress(mapped, moving))
     answers, moved, rest = push_forward(
-        primals, given, moving, program, lanes, mapped, axes, mapped, options
+        primals, given, moving, program, lanes, mapped, axes, mapped, options, summed
     )
     tangent_outs = [
         _jax.zero_tangent(x) if tangent is None else tangent
@@ -53,6 +56,7 @@ def push_forward(
     tangents_mapped: Mapped,
     wanted_as: Mapped,
     options: Options,
+    summed: tuple[int, ...] = (),
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Answers of a program, their tangents (`None` for those that have none), and what else it gives.
 
@@ -72,14 +76,22 @@ def push_forward(
         *mapped[captured:],
         *tangents_mapped[moved:],
     )
+    inexact = [i for i, aval in enumerate(program.out_avals) if _jax.has_tangent(aval)]
+    # What is summed has a tangent that is.
+    all_summed = (*summed, *(len(program.out_avals) + inexact.index(i) for i in summed))
     outs = program_p.bind(
-        *operands, program=derived, lanes=lanes, mapped=all_mapped, options=options
+        *operands,
+        program=derived,
+        lanes=lanes,
+        mapped=all_mapped,
+        options=options,
+        summed=all_summed,
     )
     # The derived program may find that an answer, or its tangent alone, is the same for all lanes of an axis.
-    inexact = [i for i, aval in enumerate(program.out_avals) if _jax.has_tangent(aval)]
-    wanted = answer_axes(program, wanted_as, options, lanes)
+    wanted = axes_with_sums(answer_axes(program, wanted_as, options, lanes), summed, lanes)
     wanted = [*wanted, *(wanted[i] for i in inexact)]
     found = answer_axes(derived, all_mapped, options, lanes)
+    found = axes_with_sums(found, all_summed, lanes)
     rest = outs[len(found) :]
     outs = [with_axes(*each, lanes) for each in zip(outs[: len(found)], found, wanted, strict=True)]
     answers, given = outs[: len(program.out_avals)], iter(outs[len(program.out_avals) :])
@@ -193,9 +205,19 @@ ad.primitive_jvps[tangents_p] = _jvp_tangents
 
 
 def _linearize_tangents(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
-    outs, linear = jax.linearize(
-        _of_moved(primals, nonzero, params), *itertools.compress(primals, nonzero)
-    )
+    return linearized(functools.partial(_tangents, **params), nonzero, primals)
+
+
+def linearized(
+    run: Callable[..., list[Any]], nonzero: Sequence[bool], primals: Sequence[Any]
+) -> Any:
+    """What JAX's rule gives for a function of these values, by JAX's own linearization of what it does."""
+
+    def of_moved(*moved: Any) -> list[Any]:
+        given = iter(moved)
+        return run(*(next(given) if flag else x for x, flag in zip(primals, nonzero, strict=True)))
+
+    outs, linear = jax.linearize(of_moved, *itertools.compress(primals, nonzero))
     residuals, tree = jax.tree.flatten(linear)
 
     def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
@@ -231,6 +253,8 @@ def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> lis
         *[all_axes] * len(cts),
     )
     mapped = with_constants(reverse.constants, mapped, lanes)
+    found = answer_axes(reverse.program, mapped, options, lanes)
+    summed = worth_accumulating(reverse.program, found, params["tangents_mapped"], options)
     outs = program_p.bind(
         *constants,
         *(primals[i] for i in gradient.reads),
@@ -240,15 +264,16 @@ def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> lis
         lanes=lanes,
         mapped=mapped,
         options=options,
+        summed=summed,
     )
     num_adjoints = len(reverse.program.out_avals)
     adjoints, codes = outs[:num_adjoints], outs[num_adjoints:]
     if codes and options.throw:
         name, sites = params["program"].name, reverse.program.sites
         adjoints = throw_p.bind(*adjoints, *codes, sites=sites, name=f"the gradient of {name}")
-    found = answer_axes(reverse.program, mapped, options, lanes)
+    found = axes_with_sums(found, summed, lanes)
     ct_tangents = [
-        _summed(ct, has, wanted, lanes) if ad.is_undefined_primal(tangent) else None
+        summed_over(ct, has, wanted, lanes) if ad.is_undefined_primal(tangent) else None
         for ct, has, wanted, tangent in zip(
             adjoints, found, params["tangents_mapped"], tangents, strict=True
         )
@@ -267,16 +292,3 @@ def _at_first_lane(ct: Any, axes: tuple[bool, ...], lanes: tuple[int, ...]) -> A
             own = jnp.expand_dims(ct, axis)
             ct = jnp.where(first.reshape(-1, *[1] * (own.ndim - axis - 1)), own, 0)
     return ct
-
-
-def _summed(
-    ct: Any, has: tuple[bool, ...], wanted: tuple[bool, ...], lanes: tuple[int, ...]
-) -> Any:
-    """An adjoint with the wanted lane axes: summed over those that the operand does not have."""
-    extra = tuple(
-        sum(has[:axis])
-        for axis, (have, want) in enumerate(zip(has, wanted, strict=True))
-        if have and not want
-    )
-    left = tuple(a and b for a, b in zip(has, wanted, strict=True))
-    return with_axes(ct.sum(extra) if extra else ct, left, wanted, lanes)

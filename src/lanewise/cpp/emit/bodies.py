@@ -55,6 +55,10 @@ class Bodies:
         self.linked = linked
         self.varying = varying
         self.writer = Writer()
+        self.writer.sums = [
+            Stored(tuple(aval.shape), aval.dtype, f"sum{i}")
+            for i, aval in enumerate(linked.program.sums)
+        ]
         self.max_steps = max_steps
         blocks = [item for item in linked.order if isinstance(item, Block)]
         self.counts = counting or max_steps is not None

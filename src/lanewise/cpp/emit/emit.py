@@ -20,10 +20,6 @@ is found by writing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Var
@@ -31,9 +27,16 @@ from lanewise.blocks.equations import implementation, inside
 from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
 from lanewise.blocks.link import Linked, ReturnPoint
 from lanewise.core.options import Options
-from lanewise.core.profile import CPU, Profile
 from lanewise.cpp.emit import dtypes, prelude
 from lanewise.cpp.emit.bodies import Bodies
+from lanewise.cpp.emit.emitted import (
+    Emitted,
+    Obstacle,
+    Operand,
+    host_entry,
+    operand_of,
+    size_obstacle,
+)
 from lanewise.cpp.emit.outline import outlined
 from lanewise.cpp.emit.rules.table import RULES, Unsupported, needed
 from lanewise.cpp.emit.structure import (
@@ -49,57 +52,6 @@ from lanewise.cpp.emit.structure import (
     structure,
     times_written,
 )
-
-
-@dataclass(frozen=True)
-class Operand:
-    """An array of the kernel's signature: shape and dtype for one example; `varies` if it has an axis of examples.
-
-    Typed keys are given as the `uint32` words they are made of.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    varies: bool
-    kind: str
-
-
-@dataclass(frozen=True)
-class Emitted:
-    """A kernel: its text, and what the launcher must know.
-
-    The arguments are `operands` (those of the program, then `constants`, which the launcher adds), `outputs`, then `int
-    code[examples]`, `int site[examples]`, `long long steps[examples]`, `int deepest[examples]`, `unsigned long long
-    next[1]` (zero at the start), `char scratch[scratch_bytes(capacity) * lanes]`, `long long examples`, `int capacity`.
-    A host's threads call `lanewise_work(lw_run*)` instead, and share an `lw_run` (see `prelude.py`).
-    """
-
-    text: str
-    operands: tuple[Operand, ...]
-    outputs: tuple[Operand, ...]
-    constants: tuple[np.ndarray, ...]
-    fixed_bytes: int
-    frame_bytes: int
-    # Whether a GPU runs a lane by the threads of a warp, together.
-    together: bool = False
-
-    name = "lanewise_kernel"
-
-    def stopped_by_flag(self, ticks: int) -> Emitted:
-        """The same kernel, which ends when its global `lw_stop` is set; it looks at that every `ticks` of its clock."""
-        return replace(self, text=f"#define LW_STOPS {ticks}ll\n{self.text}")
-
-    def scratch_bytes(self, capacity: int) -> int:
-        """The scratch memory one lane takes when its stacks hold `capacity` frames."""
-        return self.fixed_bytes + self.frame_bytes * capacity
-
-
-def operand_of(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
-    """An argument that holds arrays of this shape and type."""
-    kind = dtypes.ctype(dtype)
-    if kind == "key2":
-        return Operand((*shape, 2), np.dtype(np.uint32), varies, kind)
-    return Operand(tuple(shape), np.dtype(dtype), varies, kind)
 
 
 def emit(
@@ -184,7 +136,8 @@ class Emitter:
         self.bodies.declare_stacks()
         self.lanes(results)
         operands += [operand_of(c.shape, c.dtype, False) for c in w.constants]
-        text = self.text(operands, outputs, len(w.constants))
+        sums = [operand_of(a.shape, a.dtype, False) for a in linked.program.sums]
+        text = self.text(operands, outputs, len(w.constants), sums)
         return Emitted(
             text,
             tuple(operands),
@@ -192,6 +145,7 @@ class Emitter:
             tuple(w.constants),
             w.layout.most,
             self.bodies.frame_bytes,
+            sums=tuple(sums),
         )
 
     def lanes(self, results: Sequence[Var]) -> None:
@@ -361,14 +315,20 @@ class Emitter:
         self._code(rest)
 
     def text(
-        self, operands: Sequence[Operand], outputs: Sequence[Operand], num_constants: int
+        self,
+        operands: Sequence[Operand],
+        outputs: Sequence[Operand],
+        num_constants: int,
+        sums: Sequence[Operand] = (),
     ) -> str:
         num_inputs = len(operands) - num_constants
         names = [f"in{i}" for i in range(num_inputs)]
         names += [f"constant{i}" for i in range(num_constants)]
         arguments = [
             *(f"const {o.kind}* __restrict__ {n}" for o, n in zip(operands, names, strict=True)),
+            *(f"const {o.kind}* zeros{i}" for i, o in enumerate(sums)),
             *(f"{o.kind}* __restrict__ out{i}" for i, o in enumerate(outputs)),
+            *(f"{o.kind}* __restrict__ sum{i}" for i, o in enumerate(sums)),
             "int* code",
             "int* site",
             "long long* steps",
@@ -385,53 +345,13 @@ class Emitter:
         functions = "\n\n".join(self.writer.texts)
         helpers = needed(f"{tables}\n{functions}\n{kernel}")
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
-        entry = _host_entry(arguments)
+        first = len(operands) + len(sums) + len(outputs)
+        entry = host_entry(arguments, dict(enumerate(sums, first)))
         parts = [prelude.HEADER, fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _host_entry(arguments: Sequence[str]) -> str:
-    """What a thread of the host calls: it has scratch memory of its own, and takes examples from all that are left."""
-    *buffers, _, _ = arguments
-    given = ", ".join(
-        f"({buffer.rsplit('*', 1)[0].strip()}*)run->arguments[{i}]"
-        for i, buffer in enumerate(buffers)
-    )
-    return f"""
-#ifndef __CUDACC__
-struct lw_thread {{
-  lw_run* run;
-  char* scratch;
-}};
-static void lw_run_lanes(void* data) {{
-  lw_run* run = ((lw_thread*)data)->run;
-  lw_share share = {{run, 0, 0, 1, 0, 0}};
-  lanewise_kernel({given}, &share, ((lw_thread*)data)->scratch, run->examples, run->capacity);
-}}
-extern "C" void lanewise_work(lw_run* run) {{
-  lw_thread own = {{run, (char*)malloc(run->lane_bytes + 1)}};
-  if (!own.scratch) return;
-  if (run->stoppable) run->stoppable(lw_run_lanes, &own, run->begun);
-  else lw_run_lanes(&own);
-  free(own.scratch);
-}}
-#endif""".strip()
-
-
 # -- what cannot be a kernel ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Obstacle:
-    """Why a program cannot be a kernel: the operation, the user's line it comes from, and what is the matter."""
-
-    operation: str
-    line: str
-    why: str
-
-    def __str__(self) -> str:
-        where = f" ({self.line})" if self.line else ""
-        return f"{self.operation}: {self.why}{where}"
 
 
 def written(
@@ -452,17 +372,8 @@ def written(
         emitted = emit(linked, varying, max_steps=options.max_steps, counting=options.stats)
     except Unsupported as refusal:
         return (Obstacle(refusal.operation, refusal.line, refusal.why),)
-    too_large = size_obstacle(emitted, CPU)
+    too_large = size_obstacle(emitted)
     return emitted if too_large is None else (too_large,)
-
-
-def size_obstacle(emitted: Emitted, profile: Profile) -> Obstacle | None:
-    """What keeps a kernel from running on a platform, if its lanes take too much memory for that."""
-    most = profile.most_lane_bytes
-    if emitted.fixed_bytes <= most:
-        return None
-    why = f"a lane would take {emitted.fixed_bytes:,} bytes; at most {most:,} are sensible"
-    return Obstacle("the state of a lane", "", why)
 
 
 def _in_equations(eqns: Iterable[JaxprEqn], around: str = "") -> Iterator[Obstacle]:

@@ -137,7 +137,7 @@ static inline long long lw_next(lw_share* share) {
 #endif
 
 // A kernel that can be stopped asks where its loops pause, and now and then: the answer lies far away. (Threads of a
-// host are called out of their kernels by a signal, see `signals.py`.)
+// host are called out of their kernels by a signal, see `foreign.py`.)
 #ifdef LW_STOPS
 extern "C" {
 LW_GLOBAL volatile int lw_stop;

@@ -323,6 +323,8 @@ MAPS = frozenset(
     reduce_and reduce_or reduce_xor argmax argmin
     """.split()
 )
+# Arrays of at least this many elements are the work of all threads that run a lane together.
+LONG = 32
 # Primitives that only rename indices, each element of the operand appearing at most once in the result.
 RENAMES = frozenset("reshape squeeze expand_dims transpose rev slice concatenate pad".split())
 
@@ -348,7 +350,7 @@ class Uses:
         if self._counts.get(var) != 1:
             return False
         reader = self._reader[var]
-        if reader is None:
+        if reader is None or not reader.outvars:
             return True
         name = reader.primitive.name
         if name in RENAMES:

@@ -24,6 +24,7 @@ from lanewise.blocks.equations import implementation
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.rules import RULES, Unsupported
 from lanewise.cpp.emit.values import (
+    LONG,
     Index,
     Layout,
     Mapped,
@@ -44,8 +45,6 @@ UNROLLED_WHOLE = 8
 UNROLLED = 16
 # Those of more iterations than this are many.
 MANY = 48
-# Arrays of at least this many elements are the work of all threads that run a lane together.
-LONG = 32
 # Operands of at most this many elements are brought to the lane when it takes its example.
 NEAR = 64
 # Loops inside unrolled loops are unrolled only if that makes at most this many copies in all.
@@ -66,6 +65,7 @@ class Writer:
         self.scopes: list[Scope] = []
         self.constants: list[np.ndarray] = []
         self.tables: list[str] = []
+        self.sums: list[Stored] = []
         # Whether the threads of a warp run one lane together. Long arrays are then shared by them.
         self.together = False
         self.shared_bytes = 0

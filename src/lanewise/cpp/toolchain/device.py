@@ -32,7 +32,7 @@ from lanewise import _jax
 from lanewise.core import events
 from lanewise.core.errors import InternalError, LanewiseError, OptionError
 from lanewise.core.events import Site, Whole
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.toolchain import cache, host
 from lanewise.cpp.toolchain.ffi import CALLS
 
@@ -315,12 +315,12 @@ def call(
     """
     whole = None if site is None else Whole(site, operands)
     answers = [
-        *(jax.ShapeDtypeStruct((examples, *out.shape), out.dtype) for out in emitted.outputs),
+        *emitted.results(examples),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
     ]
-    arguments = (*operands, *emitted.constants)
-    made = run(emitted, answers, arguments, examples, capacity, lanes=lanes)
+    arguments, aliases = emitted.arguments(operands)
+    made = run(emitted, answers, arguments, examples, capacity, lanes=lanes, aliases=aliases)
     *answers, code, place, steps, deepest, _, _ = made
     if whole is not None:
         whole.ended(code, code, steps[:, 0].astype(jnp.int32), deepest)

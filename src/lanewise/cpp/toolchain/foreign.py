@@ -38,7 +38,7 @@ import numpy as np
 
 from lanewise.core.errors import CompilerError, LanewiseError, OptionError
 from lanewise.core.events import Site, Whole
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.toolchain import host
 from lanewise.cpp.toolchain.ffi import CALLS
 
@@ -165,7 +165,7 @@ static long long lw_now() {
   return clock.tv_sec * 1000000000ll + clock.tv_nsec;
 }
 
-// What works on examples: this library's own function, until that of a better one takes over (`tiers.py`).
+// What works on examples: this library's own function, until that of a better one takes over (`host.py`).
 static void (*lw_worker)(lw_run*) = lanewise_work;
 
 extern "C" void lanewise_take_over(void (*better)(lw_run*)) {
@@ -259,7 +259,7 @@ static XLA_FFI_Error* lw_no_memory(XLA_FFI_CallFrame* frame) {
                    "lanewise: no memory for a lane; set max_depth to fewer frames.");
 }
 
-// What `signals.py` offers, if it was loaded before this.
+// What the library of signals offers, if it was loaded before this.
 extern "C" {
 extern __attribute__((weak)) int lanewise_signals;
 __attribute__((weak)) void lanewise_stoppable(void (*work)(void*), void* data, int begun);
@@ -431,7 +431,7 @@ def call(
     `site` is for who watches; `counts`: the kernel counts the steps of its lanes; `stops`: an interrupt ends it.
     """
     results = [
-        *(jax.ShapeDtypeStruct((examples, *out.shape), out.dtype) for out in emitted.outputs),
+        *emitted.results(examples),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((4,), jnp.float32),
@@ -441,7 +441,8 @@ def call(
         whole = Whole(replace(site, ask=_asking(emitted.text)), operands)
     if each:
         results += [jax.ShapeDtypeStruct((examples,), jnp.int32)] * 2
-    arguments = [*operands, *emitted.constants, *([] if whole is None else [whole.number])]
+    arguments, aliases = emitted.arguments(operands)
+    arguments += [] if whole is None else [whole.number]
     out = run(
         emitted,
         results,
@@ -451,6 +452,7 @@ def call(
         watched=whole is not None,
         each=each,
         stops=stops,
+        aliases=aliases,
     )
     out, (steps, deepest) = (out[:-2], out[-2:]) if each else (out, (None, None))
     *answers, code, place, totals = out

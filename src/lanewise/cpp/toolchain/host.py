@@ -49,7 +49,7 @@ import numpy as np
 
 from lanewise.core import events
 from lanewise.core.errors import CompilerError, InternalError, LanewiseError, OptionError
-from lanewise.cpp.emit.emit import Emitted
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.prelude import HEADER
 from lanewise.cpp.toolchain import cache
 
@@ -452,6 +452,7 @@ def run(
 ) -> Ran:
     """Run a kernel over all examples; operands are as the emitted text takes them, keys as their `uint32` words."""
     given = [np.asarray(x, order="C") for x in (*operands, *emitted.constants)]
+    sums = [np.zeros(out.shape, out.dtype) for out in emitted.sums]
     for position, (array, wanted) in enumerate(zip(given, emitted.operands, strict=True)):
         shape = (examples, *wanted.shape) if wanted.varies else wanted.shape
         if (array.shape, array.dtype.name) != (shape, wanted.dtype.name):
@@ -462,7 +463,7 @@ def run(
     answers = [np.zeros((examples, *out.shape), out.dtype) for out in emitted.outputs]
     code, site, deepest = (np.zeros(examples, np.int32) for _ in range(3))
     steps = np.zeros(examples, np.int64)
-    arrays = [*given, *answers, code, site, steps, deepest]
+    arrays = [*given, *sums, *answers, *sums, code, site, steps, deepest]
     pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
     whole = _Run(
         pointers, examples, emitted.scratch_bytes(capacity), capacity, threads, 0, 0, 0, None
@@ -471,4 +472,4 @@ def run(
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(work, ctypes.byref(whole)) for _ in range(threads)]:
             done.result()
-    return Ran(answers, code, site, steps, deepest)
+    return Ran([*answers, *sums], code, site, steps, deepest)

@@ -30,11 +30,11 @@ from lanewise.blocks.form import Block, Branch, Call, Jump, TailCall, successors
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.cpp.emit.bodies import Bodies
-from lanewise.cpp.emit.emit import Emitted, Emitter, Operand, operand_of
+from lanewise.cpp.emit.emit import Emitter
+from lanewise.cpp.emit.emitted import Emitted, Operand, operand_of
 from lanewise.cpp.emit.rules import Unsupported
 from lanewise.cpp.emit.structure import HALT, Node
-from lanewise.cpp.emit.values import Part, Place, Scalar, Stored
-from lanewise.cpp.emit.writer import LONG
+from lanewise.cpp.emit.values import LONG, Part, Place, Scalar, Stored
 
 # The most memory that the threads of a lane may share for temporaries.
 MOST_SHARED_BYTES = 40_000

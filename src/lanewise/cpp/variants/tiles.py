@@ -26,7 +26,8 @@ from lanewise.blocks.form import Block, Branch, successors
 from lanewise.blocks.link import Linked
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.bodies import Bodies
-from lanewise.cpp.emit.emit import Emitted, Emitter
+from lanewise.cpp.emit.emit import Emitter
+from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.rules.functions import VECTOR_FUNCTIONS
 from lanewise.cpp.emit.structure import HALT, Node
 from lanewise.cpp.emit.values import Scalar
