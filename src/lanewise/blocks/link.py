@@ -298,13 +298,15 @@ def _results_in_parameters(program: BlockProgram, uniform: frozenset[Var]) -> di
         for dst, src in block.assigns
         if isinstance(src, Var)
     }
+    # One that has such a place already keeps it: it is read there as a parameter, too.
+    taken = {var for function in program.functions.values() for var in function.params}
     place: dict[Var, Var] = {}
     for name, function in program.functions.items():
         if not _is_called(program, name):
             continue
         alive = live_out(program, function)
         conflicts = _conflicts(program, function, alive, set(function.results) - uniform)
-        for result in function.results:
+        for result in (var for var in function.results if var not in taken):
             for param in function.params:
                 same_type = (result.aval.shape, result.aval.dtype) == (
                     param.aval.shape,

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jax import lax
+
 from lanewise import _jax
 
 
@@ -41,6 +43,19 @@ accumulate_p.multiple_results = True
 def _accumulate_abstract(*operands: Any, **params: Any) -> Any:
     del operands, params
     return [], {accumulate_effect}
+
+
+def accumulated(params: dict[str, Any], whole: Any, operands: Sequence[Any]) -> Any:
+    """What an accumulator is after an equation with these parameters and operands."""
+    if params["places"] is not None:
+        numbers, mode = params["places"]
+        return lax.scatter_add(whole, *operands, numbers, mode=mode)
+    part, *starts = operands
+    if not starts:
+        return lax.add(whole, part)
+    old = lax.dynamic_slice(whole, starts, part.shape, allow_negative_indices=False)
+    new = lax.add(old, part)
+    return lax.dynamic_update_slice(whole, new, starts, allow_negative_indices=False)
 
 
 def accumulate(number: int, value: Any) -> None:

@@ -217,6 +217,13 @@ class Advance:
         arrays = [self._read(state, var) for var in inputs]
         axes = [None if var in self.uniform_place else 0 for var in inputs]
         masked = {id(eqn) for eqn in updates}
+        # What only leads to a sum over lanes is not computed for each of them.
+        needed = {id(eqn) for eqn in needed_for(block, [a for a in outputs if isinstance(a, Var)])}
+        eqns = [
+            eqn
+            for eqn in block.eqns
+            if id(eqn) in needed or (eqn.effects and eqn.primitive is not accumulate_p)
+        ]
 
         def one_lane(here: Any, *values: Any) -> list[Any]:
             env = dict(zip(inputs, values, strict=True))
@@ -228,9 +235,7 @@ class Advance:
                     else env[atom]
                 )
 
-            for eqn in block.eqns:
-                if eqn.primitive is accumulate_p:
-                    continue
+            for eqn in eqns:
                 # Closed over, and so the same for all lanes.
                 common = shared.get(id(eqn), {})
                 args = [

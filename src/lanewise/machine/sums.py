@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.arrays.summed import (
@@ -25,7 +24,7 @@ from lanewise.arrays.summed import (
     varying_results,
 )
 from lanewise.blocks.form import Block, reads
-from lanewise.core.accumulate import accumulate_p
+from lanewise.core.accumulate import accumulate_p, accumulated
 from lanewise.machine.together import same_value
 
 
@@ -80,26 +79,16 @@ class BlockSums:
 
     def _with(self, eqn: JaxprEqn, total: RowSum, whole: Any, look: Look, mask: Any) -> Any:
         if eqn.params["places"] is not None:
-            places, (indices, updates) = eqn.params["places"], eqn.invars
-            params = places._asdict()
+            indices, updates = eqn.invars
+            params = eqn.params["places"]._asdict()
             if not self._varies(indices):
-                return lax.scatter_add(
-                    whole,
-                    look(indices),
-                    total.total(look, mask),
-                    places.dimension_numbers,
-                    mode=places.mode,
-                )
+                return accumulated(eqn.params, whole, [look(indices), total.total(look, mask)])
             rows = mask.shape[0]
             return add_rows_at(params, whole, look(indices), self._rows(updates, look, rows), mask)
         part, *starts = eqn.invars
-        if not starts:
-            return whole + total.total(look, mask)
         if not any(map(self._varies, starts)):
-            own = [look(a) for a in starts]
-            old = lax.dynamic_slice(whole, own, part.aval.shape, allow_negative_indices=False)
-            new = old + total.total(look, mask)
-            return lax.dynamic_update_slice(whole, new, own, allow_negative_indices=False)
+            own = [total.total(look, mask), *map(look, starts)]
+            return accumulated(eqn.params, whole, own)
         parts = self._rows(part, look, mask.shape[0])
         return add_rows_in_slices(whole, parts, [look(a) for a in starts], mask)
 

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from lanewise.blocks.equations import holds_while
 from lanewise.blocks.form import Block, successors
 from lanewise.blocks.link import Linked
+from lanewise.core.accumulate import accumulate_p
 
 # A block is worth meeting at if a lane's products in it take this many operations.
 MEETING_PRODUCTS = 10_000
@@ -37,12 +38,22 @@ def expensive_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
 
 
 def meeting_blocks(linked: Linked) -> tuple[int, ...]:
-    """The blocks at which lanes meet: those whose work together is another than the work of each by itself."""
-    return tuple(
+    """The blocks at which lanes meet: those whose work together is another than the work of each by itself.
+
+    If there are any, lanes also meet where they add to a sum: a kernel on the machine's state has none of its own.
+    """
+    found = [
         pc
         for pc, cost in enumerate(linked.costs)
         if pc != linked.entered_once and cost.products >= MEETING_PRODUCTS
-    )
+    ]
+    adding = [
+        pc
+        for pc, item in enumerate(linked.order)
+        if pc != linked.entered_once
+        and any(eqn.primitive is accumulate_p for eqn in getattr(item, "eqns", ()))
+    ]
+    return tuple(sorted({*found, *adding})) if found else ()
 
 
 def around(linked: Linked, expensive: Collection[int]) -> tuple[frozenset[int], frozenset[int]]:

@@ -392,6 +392,9 @@ class Likeness:
         self._weights: dict[int, tuple[JaxprEqn, float]] = {}
 
     def eqn(self, eqn: JaxprEqn) -> int:
+        if eqn.effects:
+            # Like nothing else, itself at another place included.
+            return self._number(("alone", len(self._numbers)))
         found = self._of_eqn.get(id(eqn))
         if found is None:
             found = self._of_eqn[id(eqn)] = (eqn, self._number(self._key(eqn)))
@@ -433,8 +436,6 @@ class Likeness:
 
     def _key(self, eqn: JaxprEqn) -> Hashable:
         name = eqn.primitive.name
-        if eqn.effects:
-            return ("alone", id(eqn))
         if name in CALL_LIKE:
             params: Hashable = self.code(eqn.params[CALL_LIKE[name]])
         else:
