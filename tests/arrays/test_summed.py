@@ -42,6 +42,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], list[bool]]] =
     "not linear": (lambda x, g: jnp.sin(jnp.outer(x, g)), [(3,), (4,)], [True, True]),
     "spread": (lambda x, g: x[:, None, None] * g[None], [(3,), (2, 4)], [True, True]),
     "difference": (lambda x, g: jnp.outer(x, g) - jnp.outer(g, x), [(3,), (3,)], [True, True]),
+    "padded": (lambda x, g: jnp.pad(jnp.outer(x, g), ((1, 2), (0, 1))), [(3,), (4,)], [True, True]),
     "sum of it": (lambda x, g: jnp.outer(x, g).sum(0), [(3,), (4,)], [True, True]),
 }
 

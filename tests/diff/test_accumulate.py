@@ -123,9 +123,24 @@ def squared(w: Any, x: Any, n: Any) -> Any:
     return jnp.tanh(total)
 
 
+@lw.program
+def experts(w: Any, x: Any, n: Any) -> Any:
+    """Parts of the weights at places that are known, in branches."""
+    while n > 0:
+        if x[0] > 0.3:
+            x = jnp.tanh(x @ w[0])
+        elif x[0] > -0.3:
+            x = jnp.sin(x @ w[1])
+        else:
+            x = jnp.cos(x @ w[2])
+        n = n - 1
+    return x.sum()
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], Any]] = {
     "looped": (looped, matrix(SIZE, SIZE)),
     "layered": (layered, matrix(3, SIZE, SIZE)),
+    "experts": (experts, matrix(3, SIZE, SIZE)),
     "tabled": (tabled, matrix(50, 3)),
     "recursive": (recursive, matrix(SIZE, SIZE)),
     "mutual": (even, matrix(SIZE, SIZE)),

@@ -113,7 +113,7 @@ def row_sum(eqns: Sequence[JaxprEqn], atom: Atom, varying: set[Var]) -> RowSum:
         if name in _SUMS or name == "sub":
             terms = [_of_shape(plan(a), a, eqn.outvars[0].aval.shape) for a in eqn.invars]
             return _joined(terms, eqn)
-        if places == [0] and (name in _LINEAR or name == "div"):
+        if places == [0] and (name in _LINEAR or name == "div" or _pads_zeros(eqn)):
             return _through(eqn, 0, plan(eqn.invars[0]))
         if name in ("mul", "dot_general") and len(places) == 1:
             return _through(eqn, places[0], plan(eqn.invars[places[0]]))
@@ -126,6 +126,13 @@ def row_sum(eqns: Sequence[JaxprEqn], atom: Atom, varying: set[Var]) -> RowSum:
         return _added_up(atom)
 
     return plan(atom)
+
+
+def _pads_zeros(eqn: JaxprEqn) -> bool:
+    if eqn.primitive.name != "pad":
+        return False
+    value = eqn.invars[1]
+    return isinstance(value, Literal) and bool(value.val == 0)
 
 
 def kept(values: Any, mask: Any) -> Any:

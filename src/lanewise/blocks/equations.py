@@ -267,13 +267,15 @@ class Cost:
     """Scalar operations and bytes written, for one lane.
 
     `products` are those of the operations that belong to matrix products; `shared` are operations beside them whose
-    operands are the same for all lanes, so that all lanes together may do them once.
+    operands are the same for all lanes, so that all lanes together may do them once; `sums` are additions to what lanes
+    share, which a product makes for all lanes together.
     """
 
     operations: float = 0.0
     bytes: float = 0.0
     products: float = 0.0
     shared: float = 0.0
+    sums: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -281,12 +283,12 @@ class Cost:
             self.bytes + other.bytes,
             self.products + other.products,
             self.shared + other.shared,
+            self.sums + other.sums,
         )
 
     def __mul__(self, times: float) -> Cost:
-        return Cost(
-            self.operations * times, self.bytes * times, self.products * times, self.shared * times
-        )
+        own = (self.operations, self.bytes, self.products, self.shared, self.sums)
+        return Cost(*(times * each for each in own))
 
     def __str__(self) -> str:
         return f"{self.operations:,.0f} ops, {self.bytes:,.0f} bytes"
@@ -381,8 +383,9 @@ def eqn_cost(eqn: JaxprEqn) -> Cost:
     if name in ("gather", "dynamic_slice"):
         return Cost(INDEXED_OPERATIONS / 2 + 2.0 * out_size, written)
     if eqn.primitive is accumulate_p:
-        *_, added = eqn.invars if eqn.params["places"] else eqn.invars[:1]
-        return Cost(float(size_of(added)) + INDEXED_OPERATIONS * (len(eqn.invars) > 1), 0.0)
+        added = size_of(eqn.invars[1 if eqn.params["places"] else 0])
+        at_index = INDEXED_OPERATIONS if len(eqn.invars) > 1 else 0.0
+        return Cost(at_index, sums=float(added))
     if "callback" in name:
         # It must run only where a lane is: expensive enough never to be run for nobody.
         return Cost(CALLBACK_OPERATIONS, written)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from lanewise import _jax
@@ -123,6 +124,10 @@ class _Analysis:
             atoms: Sequence[Atom] = eqn.invars
         elif name in _ADDS_AT:
             atoms = eqn.invars[:1]
+        elif name == "pad":
+            return [] if _pads_zeros(eqn) else None
+        elif name == "dynamic_update_slice" and is_zeros(eqn.invars[0], uses.made):
+            return []
         elif name == "dynamic_update_slice":
             write = _adds_to_slice(uses, eqn)
             taken = eqn.invars[0]
@@ -272,6 +277,15 @@ def _adds_to_slice(uses: Uses, eqn: JaxprEqn) -> Write | None:
     return write if same else None
 
 
+def _pads_zeros(eqn: JaxprEqn) -> bool:
+    """Whether an equation puts zeros around a part: the adjoint of a read of that part."""
+    value = eqn.invars[1]
+    plain = all(
+        low >= 0 <= high and not between for low, high, between in eqn.params["padding_config"]
+    )
+    return plain and isinstance(value, Literal) and bool(value.val == 0)
+
+
 def _is_same(one: Atom, other: Atom) -> bool:
     if isinstance(one, Literal) and isinstance(other, Literal):
         return bool(one.val == other.val)
@@ -322,8 +336,7 @@ class _Rewriter:
         for eqn in code.eqns:
             if eqn.primitive.name == "dynamic_update_slice" and eqn.outvars[0] in virtual:
                 write = _adds_to_slice(uses, eqn)
-                assert write is not None
-                skipped.update(id(part) for part in write.eqns[:-1])
+                skipped.update(id(part) for part in (write.eqns[:-1] if write else ()))
 
         def value(atom: Atom) -> Any:
             return atom.val if isinstance(atom, Literal) else values[atom]
@@ -370,9 +383,12 @@ class _Rewriter:
             number = virtual[eqn.outvars[0]]
             add(eqn.invars[0], number)
             write = _adds_to_slice(uses, eqn)
-            assert write is not None
-            part, *_ = write.operands
+            part = eqn.invars[1] if write is None else write.operands[0]
             accumulate_at(number, value(part), [value(a) for a in eqn.invars[2:]])
+            return []
+        if name == "pad":
+            starts = [np.int32(low) for low, _, _ in eqn.params["padding_config"]]
+            accumulate_at(virtual[eqn.outvars[0]], value(eqn.invars[0]), starts)
             return []
         links = self.analysis.links_inside(eqn, virtual)
         for link in links.values():

@@ -145,6 +145,17 @@ class Part(_InMemory):
         return f"{self.name}[{plus(self.offset, index)}]"
 
 
+def window(value: Value, corner: Sequence[Index], shape: Sequence[int]) -> Part | None:
+    """The elements of a window of a value, if they lie in memory one after the other."""
+    if not isinstance(value, Stored):
+        return None
+    # At the axes before the first that is longer than one the window is a place, at those after it it is all there is.
+    first = next((axis for axis, size in enumerate(shape) if size != 1), len(shape))
+    if tuple(shape[first + 1 :]) != value.shape[first + 1 :]:
+        return None
+    return Part(tuple(shape), value.dtype, value.name, ravel(value.shape, corner))
+
+
 @dataclass(frozen=True)
 class View(Value):
     """Elements computed where they are read: `element` maps indices to an expression."""
@@ -352,11 +363,11 @@ class Uses:
         reader = self._reader[var]
         if reader is None or not reader.outvars:
             return True
-        name = reader.primitive.name
-        if name in RENAMES:
+        name, size = reader.primitive.name, reader.outvars[0].aval.size
+        if name in RENAMES or (name == "broadcast_in_dim" and var.aval.size == size):
             return self.fuses(reader.outvars[0])
         # An axis of one element that is spread over a longer one would be evaluated again and again.
-        spread = name not in ("concatenate", "pad") and var.aval.size < reader.outvars[0].aval.size
+        spread = name not in ("concatenate", "pad") and var.aval.size < size
         return name in MAPS and not spread
 
 

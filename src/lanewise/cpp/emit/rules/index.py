@@ -23,7 +23,7 @@ from lanewise.core.accumulate import Places
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.rules import Unsupported, helpers, rule
 from lanewise.cpp.emit.rules.shape import rename
-from lanewise.cpp.emit.values import Index, Scalar, Value, plus, view
+from lanewise.cpp.emit.values import Index, Scalar, Value, plus, view, window
 from lanewise.cpp.emit.writer import Writer
 
 helpers(
@@ -76,6 +76,10 @@ def dynamic_slice(w: Writer, eqn: JaxprEqn) -> None:
     value, *starts = map(w.value, eqn.invars)
     sizes = eqn.params["slice_sizes"]
     corner = _corner(w, starts, value.shape, sizes)
+    part = window(value, corner, sizes) if eqn.outvars[0].aval.size > 1 else None
+    if part is not None and not w.together:
+        w.define(eqn.outvars[0], part)
+        return
 
     def element(indices: tuple[Index, ...]) -> str:
         return value.at([plus(at, i) for at, i in zip(corner, indices)])

@@ -16,6 +16,7 @@ from lanewise.cpp.emit.rules import rule
 from lanewise.cpp.emit.values import (
     Index,
     Mapped,
+    Part,
     Reshaped,
     Scalar,
     Stored,
@@ -43,7 +44,7 @@ def with_shape(value: Value, shape: Sequence[int]) -> Value:
     shape = tuple(shape)
     if value.shape == shape:
         return value
-    if isinstance(value, Stored) and shape:
+    if isinstance(value, Stored | Part) and shape:
         return replace(value, shape=shape)
     wide = [axis for axis, size in enumerate(shape) if size != 1]
     if [shape[axis] for axis in wide] != [size for size in value.shape if size != 1] or 0 in shape:
