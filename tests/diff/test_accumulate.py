@@ -174,7 +174,8 @@ ALL_WAYS = [
     *(pytest.param(way, marks=pytest.mark.slow) for way in ("lowest", "most")),
     "sweep",
     "refill",
-    pytest.param("native", marks=needs.compiler),
+    pytest.param("native", marks=[needs.compiler, needs.on_cpu]),
+    pytest.param("kernel", marks=needs.on_gpu),
 ]
 
 
@@ -188,7 +189,7 @@ def test_the_sum_of_each_lanes_adjoint(name: str, way: str) -> None:
         wanted = each_lane(program, jnp.asarray(w), weights)
         found = jax.grad(lambda w: total(own, w, weights))(jnp.asarray(w))
         np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-11)
-        if way in ("sweep", "native"):
+        if way in ("sweep", "native", "kernel"):
             inside = jax.jit(jax.grad(lambda w: total(own, w, weights)))(jnp.asarray(w))
             np.testing.assert_allclose(inside, wanted, rtol=1e-9, atol=1e-11)
 
