@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Two commits on one machine: control, nuts, ad, compile and overhead of each, in turns, and the geometric mean of new
 # over old for every claim that both make. A claim is a ratio to a peer in the same process, so that what else the machine
-# does cancels.
+# does cancels; one that is the difference to a peer (what a call takes over `jax.jit`) may be nothing, so the differences are
+# compared with 10 µs, or 0.1 s, added.
 #
 #   benchmarks/compare.sh OLD NEW [cpu | gpu] [ROUNDS]
 #   JOBS=control.py benchmarks/compare.sh OLD NEW      some of them alone, a line each
@@ -45,6 +46,8 @@ def claims(path):
     for line in open(path):
         claim = json.loads(line)
         ratio = float(claim["ratio"])
+        if " over jax" in claim["claim"]:
+            ratio = max(ratio, 0) + (10 if "microseconds" in claim["claim"] else 0.1)
         if ratio > 0:
             faster = claim["target"].startswith(">=")
             found.setdefault(claim["claim"], []).append(ratio if faster else 1 / ratio)

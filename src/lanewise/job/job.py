@@ -27,7 +27,6 @@ from lanewise.core import events
 from lanewise.core.options import Options
 from lanewise.core.profile import Profile, profile_of
 from lanewise.core.program import Program
-from lanewise.diff.accumulate import accumulating
 from lanewise.job.draws import as_it_runs
 
 # For each operand, which axes of lanes it has.
@@ -147,6 +146,9 @@ def job_for(
     if events.recorded():
         options = options.as_recorded()
     if summed:
+        # Imported where it is used, as most who import Lanewise do not differentiate.
+        from lanewise.diff.accumulate import accumulating
+
         program = accumulating(program, summed)
     return Job(program, lanes, mapped, options, platform, room=room, summed=summed)
 
