@@ -1,6 +1,6 @@
 """What a block adds to the sums that all lanes share.
 
-Each `accumulate` of the block is summed over the lanes that run it (`arrays/summed.py`): an outer product of two values
+Each `accumulate` of the block is summed over the lanes that run it (`core/summed.py`): an outer product of two values
 of each lane is one product of matrices. Where all of these lanes add at the same index (a layer's weights, looked up by
 lanes that agree: `together.py`), their sum is added there once.
 """
@@ -15,7 +15,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
-from lanewise.arrays.summed import (
+from lanewise.blocks.form import Block, reads
+from lanewise.core.accumulate import accumulate_p, accumulated
+from lanewise.core.summed import (
     Look,
     RowSum,
     add_rows_at,
@@ -23,8 +25,6 @@ from lanewise.arrays.summed import (
     row_sum,
     varying_results,
 )
-from lanewise.blocks.form import Block, reads
-from lanewise.core.accumulate import accumulate_p, accumulated
 from lanewise.machine.together import same_value
 
 

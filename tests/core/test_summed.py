@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from lanewise import _jax
-from lanewise.arrays.summed import add_rows_in_slices, sum_over_rows
+from lanewise.core.summed import add_rows_in_slices, sum_over_rows
 
 ROWS = 7
 
