@@ -34,6 +34,7 @@ SHORT = (
         "tests/core/test_outcomes.py",
     ),
     *("tests/api/test_gradient.py", "tests/diff/test_recursion.py", "tests/diff/test_vjp.py"),
+    *("tests/core/test_summed.py", "tests/diff/test_accumulate.py"),
     *(
         "tests/frontend",
         "tests/blocks",
