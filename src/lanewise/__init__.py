@@ -13,6 +13,9 @@ from lanewise.api.vmap import vmap
 from lanewise.core.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.core.outcomes import Failure, Outcomes, Stats, lane_errors
 from lanewise.core.program import Program
+from lanewise.records.forest import Forest, pack
+from lanewise.records.reference import Reference
+from lanewise.records.schema import record
 from lanewise.tracing.decorator import ProgramFunction, lift, program
 from lanewise.watch.report import report
 from lanewise.watch.trace import trace
@@ -24,6 +27,7 @@ del _rules
 
 __all__ = [
     "Failure",
+    "Forest",
     "Inspection",
     "LaneError",
     "LanewiseError",
@@ -32,6 +36,7 @@ __all__ = [
     "Program",
     "ProgramError",
     "ProgramFunction",
+    "Reference",
     "Stats",
     "arrays",
     "check_grads",
@@ -41,8 +46,10 @@ __all__ = [
     "inspect",
     "lane_errors",
     "lift",
+    "pack",
     "program",
     "recomputed",
+    "record",
     "report",
     "stream",
     "trace",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from lanewise import _jax
 from lanewise._jax import Traced
 from lanewise.core import promotion
 from lanewise.core.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
+from lanewise.core.objects import is_held, none_filled
 from lanewise.frontend import values
 from lanewise.frontend.site import RESULT, Site
 from lanewise.frontend.values import Undefined, Value
@@ -74,6 +75,23 @@ class Side:
         return out
 
 
+    def with_value(self, index: int, value: Value) -> Side:
+        """Another value in a variable, made of its leaves and of plain ones."""
+        known = {
+            id(leaf): place
+            for row, places in zip(self.values, self.places, strict=True)
+            for leaf, place in zip(row.leaves, places, strict=True)
+        }
+        row = tuple(
+            known.get(id(leaf), 0) if values.is_array(leaf) else None for leaf in value.leaves
+        )
+        return replace(
+            self,
+            values=(*self.values[:index], value, *self.values[index + 1 :]),
+            places=(*self.places[:index], row, *self.places[index + 1 :]),
+        )
+
+
 def _is_plain(leaf: Any) -> bool:
     return isinstance(leaf, bool | int | float | complex)
 
@@ -114,8 +132,14 @@ class _Output:
     sources: tuple[tuple[int, Any] | None, tuple[int, Any] | None]
 
 
+def asked(value: Any) -> Any:
+    """A condition as it is; a held value says itself whether it counts as true."""
+    return value._lw_truth() if is_held(value) else value
+
+
 def truth(value: Any, site: Site) -> Any:
     """The truth of a value as a condition: a plain bool, or a traced boolean scalar."""
+    value = asked(value)
     if not values.is_traced(value):
         return bool(value)
     aval = _jax.aval_of(value)
@@ -203,7 +227,11 @@ def _join(
         if not _fits(a, b, which):
             return _one_sided(index, live, which, outputs)
     if a.treedef != b.treedef:
-        raise _mismatch(name, index, first, second, site)
+        filled = _none_filled(index, first, second)
+        if filled is None:
+            raise _mismatch(name, index, first, second, site)
+        first, second = filled
+        a, b = first.values[index], second.values[index]
     build: list[Callable[[Sequence[Any]], Any]] = []
     for i, (x, y) in enumerate(zip(a.leaves, b.leaves, strict=True)):
         place_a, place_b = first.places[index][i], second.places[index][i]
@@ -220,6 +248,19 @@ def _join(
             build.append(_pick(len(outputs)))
             outputs.append(_Output(aval, ((place_a, x), (place_b, y))))
     return lambda results: a.rebuild([leaf(results) for leaf in build])
+
+
+def _none_filled(index: int, first: Side, second: Side) -> tuple[Side, Side] | None:
+    """Both sides with None in a variable as a value that may be None, if that makes them one type."""
+    sides = (first, second)
+    try:
+        filled = none_filled(*(side.values[index].rebuild() for side in sides))
+    except (ValueError, TypeError):
+        return None
+    taken = [values.take_apart(value) for value in filled]
+    if taken[0].treedef != taken[1].treedef:
+        return None
+    return tuple(side.with_value(index, value) for side, value in zip(sides, taken))  # type: ignore[return-value]
 
 
 def _constant(value: Any) -> Callable[[Sequence[Any]], Any]:

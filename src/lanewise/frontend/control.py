@@ -29,7 +29,7 @@ from lanewise.core.errors import (
 )
 from lanewise.frontend import iterate, values
 from lanewise.frontend.alike import holds_large_product, same_code
-from lanewise.frontend.branch import Side, progress, stage_branch, trace_side, truth
+from lanewise.frontend.branch import Side, asked, progress, stage_branch, trace_side, truth
 from lanewise.frontend.loop import LoopSpec, stage_loop
 from lanewise.frontend.matching import Matching
 from lanewise.frontend.messages import text_of
@@ -85,6 +85,7 @@ class Runtime(Matching, Mutation):
     # -- branches ----------------------------------------------------------------------------
 
     def if_(self, k: int, test: Any, then: _Block, orelse: _Block, get: _Get, set: _Set) -> None:
+        test = asked(test)
         if not is_traced(test):
             return then() if test else orelse()
         site = self.sites[k]
@@ -146,6 +147,7 @@ class Runtime(Matching, Mutation):
         self, k: int, test: Any, message: Callable[[], Any] | None, source: str | None
     ) -> None:
         site = self.sites[k]
+        test = asked(test)
         if not is_traced(test):
             if not test:
                 raise AssertionError(*(() if message is None else (message(),)))
@@ -361,7 +363,7 @@ def _aside(test: _Test) -> Any:
         return []
 
     _jax.trace(run, [])
-    return seen[0]
+    return asked(seen[0])
 
 
 def _exits_when_run(

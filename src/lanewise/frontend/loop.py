@@ -11,7 +11,7 @@ run at least once, or when only a jump out of the loop leads to its readers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax import lax
@@ -21,6 +21,7 @@ from lanewise import _jax
 from lanewise._jax import Traced
 from lanewise.core import promotion
 from lanewise.core.errors import LoopTypeError, ProgramError
+from lanewise.core.objects import none_filled
 from lanewise.frontend import values
 from lanewise.frontend.branch import places_of, result_mismatch, truth
 from lanewise.frontend.site import RESULT, Site, Variables
@@ -53,6 +54,18 @@ class _Pass:
     outs: tuple[Value, ...]
     places: tuple[tuple[int | None, ...], ...]
     unchanged: frozenset[tuple[int, int]]
+
+    def with_out(self, index: int, value: Value) -> _Pass:
+        """Another value at the end of the body, made of its leaves and of plain ones."""
+        before = dict(zip(map(id, self.outs[index].leaves), self.places[index], strict=True))
+        row = tuple(
+            before.get(id(leaf), 0) if values.is_array(leaf) else None for leaf in value.leaves
+        )
+        return replace(
+            self,
+            outs=(*self.outs[:index], value, *self.outs[index + 1 :]),
+            places=(*self.places[:index], row, *self.places[index + 1 :]),
+        )
 
 
 _Types = list[list[ShapedArray | None]]
@@ -90,12 +103,29 @@ def _settle(spec: LoopSpec, entry: list[Value]) -> tuple[list[Value], _Types, _P
                 types[index] = []
                 again = True
                 continue
+            if before.treedef != out.treedef and (filled := _none_filled(before, out)) is not None:
+                if filled[0].treedef != before.treedef:
+                    entry[index], types[index] = filled[0], _types_of(filled[0])
+                    again = True
+                    continue
+                out = filled[1]
+                done = done.with_out(index, out)
             joined = _join_variable(spec.site, index, before, types[index], out)
             again |= not _equal_types(joined, types[index])
             types[index] = joined
         if not again:
             return entry, types, done
     raise LoopTypeError("the types of this loop's variables never settle", spec.site.location)
+
+
+def _none_filled(before: Value, out: Value) -> tuple[Value, Value] | None:
+    """None at a loop's entry or its end as a value that may be None, where the other has one."""
+    try:
+        filled = none_filled(before.rebuild(), out.rebuild())
+    except (ValueError, TypeError):
+        return None
+    one, other = map(values.take_apart, filled)
+    return (one, other) if one.treedef == other.treedef else None
 
 
 def _types_of(value: Value) -> list[ShapedArray | None]:

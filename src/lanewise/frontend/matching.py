@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise.core.errors import Location, UnsupportedSyntaxError
+from lanewise.core.objects import is_held
 from lanewise.frontend.values import is_traced, type_text
 
 # Classes whose one positional pattern is the subject itself.
@@ -23,6 +24,8 @@ class Matching:
 
     def is_singleton(self, subject: Any, value: Any) -> Any:
         """`case None`, `case True`, `case False`; a traced bool is compared."""
+        if is_held(subject):
+            return subject._lw_is_none() if value is None else False
         if is_traced(subject) and value is not None and _jax.aval_of(subject).dtype == jnp.bool_:
             return subject if value else jnp.logical_not(subject)
         return subject is value
@@ -41,7 +44,9 @@ class Matching:
     def other_items(self, subject: Any, keys: tuple[Any, ...]) -> dict[Any, Any]:
         return {key: value for key, value in subject.items() if key not in keys}
 
-    def is_instance(self, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> bool:
+    def is_instance(self, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> Any:
+        if is_held(subject):
+            return subject._lw_is_instance(cls)
         if is_traced(subject) and cls in _NUMBERS:
             here = sys._getframe(1)
             raise UnsupportedSyntaxError(

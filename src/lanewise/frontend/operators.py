@@ -15,12 +15,28 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise.core import promotion
+from lanewise.core.objects import Items, is_held
 from lanewise.frontend import values
-from lanewise.frontend.branch import stage_branch, truth
+from lanewise.frontend.branch import asked, stage_branch, truth
 from lanewise.frontend.site import Site
 from lanewise.frontend.values import is_traced
 
 _Thunk = Callable[[], Any]
+
+
+def same(left: Any, right: Any) -> Any:
+    """`is`; a held value says itself whether it is None, or another."""
+    if not (is_held(left) or is_held(right)):
+        return left is right
+    if not is_held(left):
+        left, right = right, left
+    return left._lw_is_none() if right is None else left._lw_is_same(right)
+
+
+def not_same(left: Any, right: Any) -> Any:
+    answer = same(left, right)
+    return jnp.logical_not(answer) if is_traced(answer) else not answer
+
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq,
@@ -29,8 +45,8 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "LtE": operator.le,
     "Gt": operator.gt,
     "GtE": operator.ge,
-    "Is": operator.is_,
-    "IsNot": operator.is_not,
+    "Is": same,
+    "IsNot": not_same,
     "In": lambda a, b: a in b,
     "NotIn": lambda a, b: a not in b,
 }
@@ -60,6 +76,7 @@ class Operators:
 
     def choose(self, k: int, test: Any, then: _Thunk, orelse: _Thunk) -> Any:
         """A conditional expression."""
+        test = asked(test)
         if not is_traced(test):
             return then() if test else orelse()
         return self._choose(k, truth(test, self.sites[k]), then, orelse)
@@ -74,7 +91,14 @@ class Operators:
     def truth(self, k: int, value: Any) -> Any:
         return truth(value, self.sites[k])
 
+    def is_(self, left: Any, right: Any) -> Any:
+        return same(left, right)
+
+    def is_not(self, left: Any, right: Any) -> Any:
+        return not_same(left, right)
+
     def not_(self, k: int, value: Any) -> Any:
+        value = asked(value)
         if not is_traced(value):
             return not value
         return jnp.logical_not(truth(value, self.sites[k]))
@@ -83,20 +107,20 @@ class Operators:
         """`and`, with the values of all operands but the first still to be computed."""
         if not others:
             return value
-        if not is_traced(value):
+        if not is_traced(asked(value)):
             return self.and_(k, others[0](), *others[1:]) if value else value
         pred = truth(value, self.sites[k])
-        otherwise = False if _jax.aval_of(value).dtype == jnp.bool_ else value
+        otherwise = False if is_bool(value) else value
         rest = others[1:]
         return self._choose(k, pred, lambda: self.and_(k, others[0](), *rest), lambda: otherwise)
 
     def or_(self, k: int, value: Any, *others: _Thunk) -> Any:
         if not others:
             return value
-        if not is_traced(value):
+        if not is_traced(asked(value)):
             return value if value else self.or_(k, others[0](), *others[1:])
         pred = truth(value, self.sites[k])
-        chosen = True if _jax.aval_of(value).dtype == jnp.bool_ else value
+        chosen = True if is_bool(value) else value
         rest = others[1:]
         return self._choose(k, pred, lambda: chosen, lambda: self.or_(k, others[0](), *rest))
 
@@ -124,6 +148,10 @@ class Operators:
 
     def builtin(self, k: int, fun: Any, *args: Any, **kwargs: Any) -> Any:
         """Call what stands under the name of a built-in function."""
+        if fun is builtins.isinstance and len(args) == 2 and is_held(args[0]):
+            return args[0]._lw_is_instance(args[1])
+        if fun is builtins.len and len(args) == 1 and isinstance(args[0], Items):
+            return args[0]._lw_length()
         if kwargs or len(args) == 0:
             return fun(*args, **kwargs)
         only: Any = args[0] if len(args) == 1 else None
@@ -164,6 +192,10 @@ class Operators:
                 jnp.where(better, item, best) if is_traced(better) else (item if better else best)
             )
         return best
+
+
+def is_bool(value: Any) -> bool:
+    return not is_held(value) and _jax.aval_of(value).dtype == jnp.bool_
 
 
 def _floats(value: Any) -> bool:

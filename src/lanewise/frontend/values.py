@@ -23,6 +23,7 @@ from jax.core import ShapedArray, Tracer
 
 from lanewise import _jax
 from lanewise.core import promotion
+from lanewise.core.objects import in_shells, is_held
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -73,7 +74,9 @@ def take_apart(value: Any) -> Value:
     if isinstance(value, Undefined):
         return Value((), None, value)
     while True:
-        leaves, treedef = tree_util.tree_flatten(value)
+        leaves, treedef = tree_util.tree_flatten(value, is_leaf=is_held)
+        if any(map(is_held, leaves)):
+            leaves, treedef = tree_util.tree_flatten(in_shells(value))
         strangers = {type(leaf) for leaf in leaves if _is_plain_dataclass(leaf)}
         if not strangers:
             return Value(tuple(leaves), treedef)
@@ -166,6 +169,8 @@ def type_text(value: Any) -> str:
     if is_array(value):
         text = type_text(_jax.aval_of(value))
         return f"{text} (a Python {type(value).__name__})" if isinstance(value, _NUMBERS) else text
+    if is_held(value):
+        return repr(value)
     if isinstance(value, dict):
         return f"a dict with keys {sorted(map(repr, value))}".replace('"', "")
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
@@ -218,7 +223,7 @@ def _tell_apart(a: Any, b: Any) -> tuple[str, str]:
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:
     """One level of a pytree as (key text, child), or None for a leaf or None."""
-    if value is None or is_array(value):
+    if value is None or is_array(value) or is_held(value):
         return None
     pairs, _ = tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
     if len(pairs) == 1 and pairs[0][1] is value:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise.core.errors import OptionError, TransformError
+from lanewise.core.objects import held_again, taken
 from lanewise.core.options import NAMES, Options, refuse_unknown
 from lanewise.core.outcomes import Outcomes, Stats, counts
 from lanewise.core.program import program_p, throw_p
@@ -18,7 +19,7 @@ from lanewise.tracing import copies
 from lanewise.tracing.plain import call_plainly, has_values
 from lanewise.tracing.replay import Replays
 from lanewise.tracing.signature import DYNAMIC, CallStatics, Signature
-from lanewise.tracing.staging import Entry, Source, Staged, call_in_progress, stage
+from lanewise.tracing.staging import Entry, Source, Staged, call_in_progress, inside_a_program, stage
 
 T = TypeVar("T")
 
@@ -98,9 +99,10 @@ class ProgramFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _jax.outside_traces():
+            args = taken(args)
             return self.replays(self._traced)(args, kwargs)
         if not _jax.jit_disabled():
-            return self._traced(*args, **kwargs)
+            return self._traced(*taken(args), **kwargs)
         dynamic, statics = self._signature.split(args, kwargs)
         if has_values(dynamic):
             return self._with_extras(call_plainly(self.python, statics, dynamic))
@@ -128,12 +130,13 @@ class ProgramFunction:
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
         staged, operands = self._stage(args, kwargs)
         if isinstance(staged, Entry):
-            return call_in_progress(staged, operands)
-        return self._bind(staged, operands)
+            return held_again(call_in_progress(staged, operands), (args, kwargs))
+        value = self._bind(staged, operands)
+        return held_again(value, (args, kwargs)) if inside_a_program() else value
 
     def stage(self, *args: Any, **kwargs: Any) -> tuple[Staged, list[Any]]:
         """Trace at the types of these arguments; gives the program and its operands."""
-        staged, operands = self._stage(args, kwargs)
+        staged, operands = self._stage(taken(args), kwargs)
         if isinstance(staged, Entry):
             raise TransformError(
                 f"`{staged.name}` cannot be staged while it is itself being traced."

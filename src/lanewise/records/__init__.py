@@ -1,0 +1,1 @@
+"""Recursive data: records in Python, packed into arrays that all lanes share."""

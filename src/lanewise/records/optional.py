@@ -1,0 +1,107 @@
+"""A number or an array that may be None: the field of a record that is annotated `int | None`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lanewise.core.objects import Held
+
+
+class Optional(Held):
+    """A value, and whether there is one. It computes as its value does, which is zero where it is None.
+
+    >>> import jax.numpy as jnp
+    >>> both = Optional(jnp.array(3), jnp.array(True))
+    >>> int(both + 1), int(jnp.square(both))
+    (4, 9)
+    """
+
+    __slots__ = ("present", "value")
+
+    def __init__(self, value: Any, present: Any) -> None:
+        self.value = value
+        self.present = present
+
+    def __jax_array__(self) -> Any:
+        return jnp.asarray(self.value)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.asarray(self.value, dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in ("value", "present"):
+            raise AttributeError(name)
+        return getattr(jnp.asarray(self.value), name)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.value[place]
+
+    def __repr__(self) -> str:
+        return f"Optional({self.value}, present={self.present})"
+
+    def _lw_parts(self) -> tuple[Any, ...]:
+        return self.value, self.present
+
+    def _lw_with(self, parts: Sequence[Any]) -> Optional:
+        return Optional(*parts)
+
+    def _lw_type(self) -> Any:
+        return Optional
+
+    def _lw_is_none(self) -> Any:
+        return jnp.logical_not(self.present)
+
+    def _lw_truth(self) -> Any:
+        return jnp.logical_and(self.present, jnp.asarray(self.value) != 0)
+
+    def _lw_none(self) -> Optional:
+        return Optional(np.zeros(jnp.shape(self.value), jnp.result_type(self.value)), False)
+
+    def _lw_given(self, value: Any) -> Optional:
+        """A plain value as one that may be None."""
+        return Optional(value, True)
+
+    def _lw_loose(self) -> Optional:
+        return self
+
+
+jax.tree_util.register_pytree_node(
+    Optional, lambda x: ((x.value, x.present), None), lambda _, parts: Optional(*parts)
+)
+
+
+def _plain(x: Any) -> Any:
+    return x.value if isinstance(x, Optional) else x
+
+
+def _forward(name: str) -> None:
+    function = getattr(operator, name)
+
+    def left(self: Optional, other: Any) -> Any:
+        return function(jnp.asarray(self.value), _plain(other))
+
+    def right(self: Optional, other: Any) -> Any:
+        return function(other, jnp.asarray(self.value))
+
+    setattr(Optional, f"__{name}__", left)
+    if name not in ("lt", "le", "gt", "ge", "eq", "ne"):
+        setattr(Optional, f"__r{name}__", right)
+
+
+for _name in (
+    "add sub mul truediv floordiv mod pow matmul lt le gt ge eq ne lshift rshift xor".split()
+):
+    _forward(_name)
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(
+        Optional,
+        f"__{_name}__",
+        lambda self, _function=getattr(operator, _name): _function(jnp.asarray(self.value)),
+    )
+Optional.__hash__ = None  # type: ignore[assignment]
