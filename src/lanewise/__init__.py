@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lanewise import errors
+from lanewise import errors, records
 from lanewise import rules as _rules  # registers the rules of the program primitive
 from lanewise.api.fixed_point import fixed_point
 from lanewise.api.gradient import check_grads, grad, recomputed, value_and_grad
@@ -50,6 +50,7 @@ __all__ = [
     "program",
     "recomputed",
     "record",
+    "records",
     "report",
     "stream",
     "trace",

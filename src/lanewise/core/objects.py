@@ -4,8 +4,8 @@
 end asks these classes first. They are pytrees; `lanewise.records` has the references and lists that implement them.
 Their methods begin with `_lw_`: every other name may be a field of the user's.
 
-A held value is a few numbers of its own, its *parts*, and arrays that it shares with others. Branches and loops merge the
-parts and read the shared arrays where they are; what leaves a program are the parts alone.
+A held value is a few numbers of its own, its *parts*, and arrays that it shares with others. Branches and loops merge
+the parts and read the shared arrays where they are; what leaves a program are the parts alone.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Held:
         """Whether it is that object."""
         return self is other
 
-    def _lw_is_instance(self, cls: Any) -> Any:
-        """Whether it is of that class, or of one of these classes."""
+    def _lw_is_instance(self, cls: Any, gone: Sequence[Any] = ()) -> Any:
+        """Whether it is of that class, or of one of these classes, if it is of none that are gone."""
         return isinstance(self, cls)
 
     def _lw_truth(self) -> Any:
@@ -168,4 +168,6 @@ def none_filled(one: Any, other: Any) -> tuple[Any, Any]:
             return x
         return y._lw_none() if x is None else y._lw_given(x)
 
-    return jax.tree.map(fill, one, other, is_leaf=leaf), jax.tree.map(fill, other, one, is_leaf=leaf)
+    return jax.tree.map(fill, one, other, is_leaf=leaf), jax.tree.map(
+        fill, other, one, is_leaf=leaf
+    )

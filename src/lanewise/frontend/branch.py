@@ -74,7 +74,6 @@ class Side:
             out.append(value.rebuild(leaves))
         return out
 
-
     def with_value(self, index: int, value: Value) -> Side:
         """Another value in a variable, made of its leaves and of plain ones."""
         known = {

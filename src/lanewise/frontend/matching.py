@@ -44,9 +44,12 @@ class Matching:
     def other_items(self, subject: Any, keys: tuple[Any, ...]) -> dict[Any, Any]:
         return {key: value for key, value in subject.items() if key not in keys}
 
-    def is_instance(self, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> Any:
+    def is_instance(
+        self, subject: Any, cls: Any, count: int, names: tuple[str, ...], gone: tuple[Any, ...]
+    ) -> Any:
+        """`case cls(...)`; earlier cases have taken what is of the classes `gone`, which may hold None."""
         if is_held(subject):
-            return subject._lw_is_instance(cls)
+            return subject._lw_is_instance(cls, gone)
         if is_traced(subject) and cls in _NUMBERS:
             here = sys._getframe(1)
             raise UnsupportedSyntaxError(

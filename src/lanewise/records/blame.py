@@ -82,8 +82,8 @@ def _from(
             return RecordError(f"{place} is {_told(child)}; its annotation is `{names}`.")
         if id(child) in around:
             return RecordError(
-                f"{place} is the same record as {around[id(child)]}, which it is part of: a cycle. Records may be shared,"
-                " but not be part of themselves."
+                f"{place} is the same record as {around[id(child)]}, which it is part of: a cycle. Records may be"
+                " shared, but not be part of themselves."
             )
         if id(child) in done:
             continue
@@ -139,7 +139,7 @@ def _value(
     if value is None:
         return None
     try:
-        taken, _ = taker(field, codes)([value])
+        taker(field, codes)([value])
     except Wrong:
         if field.what == "text":
             return RecordError(f"{place} is {_told(value)}, for which `codes` has no number.")
@@ -151,7 +151,8 @@ def _value(
         theirs, first = shapes.setdefault(key, (mine, place))
         if theirs != mine:
             return RecordError(
-                f"{place} is {_type(*mine)}, and {first} is {_type(*theirs)}. Arrays in one field have one shape and dtype."
+                f"{place} is {_type(*mine)}, and {first} is {_type(*theirs)}. Arrays in one field have one shape and"
+                " dtype."
             )
     return None
 
@@ -167,7 +168,7 @@ def _told(value: Any) -> str:
         return f"a record {type(value).__name__}"
     if isinstance(value, np.ndarray | np.generic) or hasattr(value, "aval"):
         return _type(np.shape(value), np.asarray(value).dtype)
-    return f"{value!r:.60} (a {type(value).__name__})"
+    return f"{value!r:.60} ({type(value).__name__})"
 
 
 def _names(schema: Schema) -> str:

@@ -14,23 +14,24 @@ from lanewise import _jax
 from lanewise.core.errors import InternalError, OptionError, RecordError
 from lanewise.core.objects import Held, take_as
 from lanewise.records.blame import blame
+from lanewise.records.cycles import has_cycle
 from lanewise.records.reference import Many, Reference, Store, at_row
 from lanewise.records.schema import Field, Schema, is_record, on_record, schema_of
 from lanewise.records.values import Wrong
-from lanewise.records.walk import Column, Walk, walk
+from lanewise.records.walk import Column, Walk, rows_in_order, walk
 
-_LEAST = 16
+_STEP = 16  # capacities are multiples of this
 
 
 def bucket(count: int) -> int:
     """A capacity for this many rows, in steps of a quarter.
 
     >>> [bucket(n) for n in (0, 16, 17, 1000)]
-    [16, 16, 20, 1165]
+    [16, 16, 32, 1104]
     """
-    size = _LEAST
+    size = _STEP
     while size < count:
-        size = math.ceil(size * 1.25)
+        size = math.ceil(size * 1.25 / _STEP) * _STEP
     return size
 
 
@@ -83,7 +84,9 @@ class Forest(Held):
     def objects(self) -> list[Any]:
         """The records themselves, of the roots' kind: answers at `nodes` are in this order."""
         if self._objects is None:
-            raise RecordError("this forest has been through a transformation; `pack` gave one with objects.")
+            raise RecordError(
+                "this forest has been through a transformation; `pack` gave one with objects."
+            )
         return self._objects()
 
     def __len__(self) -> int:
@@ -125,7 +128,9 @@ class Forest(Held):
                 raise OptionError(f"{name}: the column has {shape[0]} rows; got {jnp.shape(new)}.")
             mine[name] = {**old, "value": new} if nested else new
         every = tuple(mine if i == self._kind else c for i, c in enumerate(store.columns))
-        new_store = Store(store.schema, store.most, every, store.tags, store.counts)
+        new_store = Store(
+            store.schema, store.most, store.none_roots, every, store.tags, store.counts
+        )
         return Forest(self._index, new_store, self._kind, self._objects)
 
     def __repr__(self) -> str:
@@ -203,6 +208,8 @@ def pack(
     schema, kind = _schema(roots, codes, like)
     try:
         walked = walk(roots, schema, kind, codes)
+        if walked.rows is not None and has_cycle(walked):
+            raise Wrong
     except Wrong:
         raise blame("trees", roots, schema, codes) or InternalError(
             "records do not fit their annotations, and none was found that does not."
@@ -226,7 +233,7 @@ def _schema(
         if not is_record(cls):
             place = next(i for i, each in enumerate(roots) if type(each) is cls)
             raise RecordError(
-                f"trees[{place}] is a {cls.__name__}; `pack` takes records, of classes with @lanewise.record."
+                f"trees[{place}] is of class {cls.__name__}; `pack` takes records, of classes with @lanewise.record."
             )
     if like is not None:
         known = like._store.schema
@@ -254,7 +261,7 @@ def _packed(
         capacity = bucket(walked.counts[k] + 1)
         if old is not None:
             capacity = max(capacity, old.tags[k].shape[0])
-        rows = {cls: _rows(walked.blocks[cls]) for cls in kind.classes}
+        rows = {cls: rows_in_order(walked.blocks[cls]) for cls in kind.classes}
         tag = np.full(capacity, -1, np.int8)
         for place, cls in enumerate(kind.classes):
             tag[rows[cls]] = place
@@ -279,29 +286,25 @@ def _packed(
                     f" {filler.shape_wanted}."
                 ) from None
             if field.what == "many":
-                longest = max((int(s.max()) for _, c in found for s in c.sizes if len(s)), default=0)
+                longest = max(
+                    (int(s.max()) for _, c in found for s in c.sizes if len(s)), default=0
+                )
                 at = f"{k}.{name}"
                 most[at] = max(bucket_of_items(longest), most.get(at, 0))
         columns.append(made)
-    arrays = jax.device_put((columns, tags, [np.int32(n) for n in walked.counts], walked.roots_of(roots)))
-    columns, tags, counts, index = arrays
-    store = Store(schema, tuple(sorted(most.items())), tuple(columns), tuple(tags), tuple(counts))
+    counts = tuple(np.int32(n) for n in walked.counts)
+    none_roots = (old is not None and old.none_roots) or any(root is None for root in roots)
+    store = Store(
+        schema, tuple(sorted(most.items())), none_roots, tuple(columns), tuple(tags), counts
+    )
+    with jax.ensure_compile_time_eval():
+        index, store = jax.device_put((walked.roots_of(roots), store))
     return Forest(index, store, walked.root, lambda: _objects(walked, walked.root))
 
 
 def bucket_of_items(count: int) -> int:
     """A bound on the length of lists, in steps that repeat: 2, 4, 8, 16, then those of `bucket`."""
     return bucket(count) if count > 8 else max(2, 1 << max(count - 1, 0).bit_length())
-
-
-def _rows(blocks: Sequence[tuple[Any, int]]) -> np.ndarray:
-    """The rows of the records of a class, in the order in which they were visited."""
-    if not blocks:
-        return np.empty(0, np.int64)
-    if isinstance(blocks[0][0], np.ndarray):
-        return np.concatenate([rows for rows, _ in blocks])
-    firsts, sizes = (np.array(x, np.int64) for x in zip(*blocks, strict=True))
-    return np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
 
 
 class _Filler:
@@ -388,7 +391,7 @@ def _objects(walked: Walk, kind: int) -> list[Any]:
     """The records of a kind by row."""
     found: list[Any] = [None] * walked.counts[kind]
     for cls in walked.schema.kinds[kind].classes:
-        rows = _rows(walked.blocks[cls]).tolist()
+        rows = rows_in_order(walked.blocks[cls]).tolist()
         for row, record in zip(rows, walked.kept[cls], strict=True):
             found[row - 1] = record
     return found

@@ -81,6 +81,7 @@ def _plain(x: Any) -> Any:
 
 
 def _forward(name: str) -> None:
+    """Define an operator of two operands as that of the value."""
     function = getattr(operator, name)
 
     def left(self: Optional, other: Any) -> Any:
@@ -89,19 +90,20 @@ def _forward(name: str) -> None:
     def right(self: Optional, other: Any) -> Any:
         return function(other, jnp.asarray(self.value))
 
-    setattr(Optional, f"__{name}__", left)
-    if name not in ("lt", "le", "gt", "ge", "eq", "ne"):
-        setattr(Optional, f"__r{name}__", right)
+    setattr(Optional, f"__{name.strip('_')}__", left)
+    if name not in _COMPARISONS:
+        setattr(Optional, f"__r{name.strip('_')}__", right)
 
 
-for _name in (
-    "add sub mul truediv floordiv mod pow matmul lt le gt ge eq ne lshift rshift xor".split()
-):
+def _forward_unary(name: str) -> None:
+    function = getattr(operator, name)
+    setattr(Optional, f"__{name}__", lambda self: function(jnp.asarray(self.value)))
+
+
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift xor and_ or_".split()
+for _name in (*_BINARY, *_COMPARISONS):
     _forward(_name)
 for _name in ("neg", "pos", "abs", "invert"):
-    setattr(
-        Optional,
-        f"__{_name}__",
-        lambda self, _function=getattr(operator, _name): _function(jnp.asarray(self.value)),
-    )
+    _forward_unary(_name)
 Optional.__hash__ = None  # type: ignore[assignment]

@@ -25,20 +25,22 @@ from lanewise.records.schema import Field, Schema
 
 
 class Store:
-    """The columns of all kinds; `tags` says of kinds with several classes which one a row is of."""
+    """The columns of all kinds. `tags` says which class of its kind a row is of, `most` how long lists are."""
 
-    __slots__ = ("columns", "counts", "most", "schema", "tags")
+    __slots__ = ("columns", "counts", "most", "none_roots", "schema", "tags")
 
     def __init__(
         self,
         schema: Schema,
         most: tuple[tuple[str, int], ...],
+        none_roots: bool,
         columns: Any,
         tags: Any,
         counts: Any,
     ) -> None:
         self.schema = schema
         self.most = most
+        self.none_roots = none_roots
         self.columns = columns
         self.tags = tags
         self.counts = counts
@@ -46,7 +48,10 @@ class Store:
 
 jax.tree_util.register_pytree_node(
     Store,
-    lambda store: ((store.columns, store.tags, store.counts), (store.schema, store.most)),
+    lambda store: (
+        (store.columns, store.tags, store.counts),
+        (store.schema, store.most, store.none_roots),
+    ),
     lambda aux, parts: Store(*aux, *parts),
 )
 
@@ -154,18 +159,18 @@ class Reference(Held):
             return False
         return _plain(self._index == other._index)
 
-    def _lw_is_instance(self, cls: Any) -> Any:
-        if isinstance(cls, tuple):
-            classes = cls
-        else:
-            classes = getattr(cls, "__args__", None) or (cls,)
+    def _lw_is_instance(self, cls: Any, gone: Sequence[Any] = ()) -> Any:
+        classes = cls if isinstance(cls, tuple) else getattr(cls, "__args__", None) or (cls,)
         members = self._schema.kinds[self._kind].classes
         wanted = [i for i, each in enumerate(members) if any(issubclass(each, c) for c in classes)]
         if not wanted:
             return False
-        there = self._index >= 0
-        if len(wanted) == len(members):
-            return _plain(there)
+        left = [each for each in members if each not in gone]
+        if all(members.index(each) in wanted for each in left):
+            if None in gone or not self._may_be_none():
+                return True
+            if len(wanted) == len(members):
+                return _plain(self._index >= 0)
         if self._store is None:
             raise AttributeError("a reference that came out of a program does not know its class.")
         tag = read(self._store.tags[self._kind], self._index)
@@ -173,6 +178,11 @@ class Reference(Held):
         for other in wanted[1:]:
             test = test | (tag == other)
         return _plain(test)
+
+    def _may_be_none(self) -> bool:
+        """Whether a field, or a root, is None by its annotation; a variable of the program may be all the same."""
+        none_roots = self._store is not None and self._store.none_roots
+        return none_roots or self._schema.kinds[self._kind].optional
 
     def _lw_truth(self) -> Any:
         return _plain(self._index >= 0)
@@ -283,7 +293,9 @@ class Many(Items):
 
     def _lw_item(self, index: Any) -> Any:
         if self._store is None:
-            raise AttributeError("a list that came out of a program has no items. Return its record.")
+            raise AttributeError(
+                "a list that came out of a program has no items. Return its record."
+            )
         kind, name = self._place
         found = read(self._store.columns[kind][name]["items"], self._begin + index)
         if self._field.what != "one":
@@ -343,7 +355,7 @@ class Many(Items):
     def _lw_is_none(self) -> bool:
         return False
 
-    def _lw_is_instance(self, cls: Any) -> bool:
+    def _lw_is_instance(self, cls: Any, gone: Sequence[Any] = ()) -> bool:
         return cls in (list, tuple, Sequence)
 
     def _lw_truth(self) -> Any:

@@ -106,6 +106,7 @@ class Kind:
 
     classes: tuple[type, ...]
     fields: dict[str, Field]
+    optional: bool  # whether an annotation says that a record of this kind may be None
 
     @property
     def name(self) -> str:
@@ -169,7 +170,9 @@ def _made(roots: Sequence[type], coded: frozenset[str]) -> Schema:
                     groups.append(set(part.classes))
                     left.extend(reversed(part.classes))
     kinds = []
-    for group in sorted(_joined([*groups, *({cls} for cls in fields)]), key=lambda g: min(map(_place, g))):
+    for group in sorted(
+        _joined([*groups, *({cls} for cls in fields)]), key=lambda g: min(map(_place, g))
+    ):
         members = tuple(sorted(group, key=_place))
         columns: dict[str, Field] = {}
         for cls in members:
@@ -183,7 +186,13 @@ def _made(roots: Sequence[type], coded: frozenset[str]) -> Schema:
                     )
                 if field.optional:
                     columns[name] = field
-        kinds.append(Kind(members, columns))
+        optional = any(
+            part.optional and part.classes and part.classes[0] in group
+            for each in fields.values()
+            for field in each.values()
+            for part in (field, *([field.item] if field.item else []))
+        )
+        kinds.append(Kind(members, columns, optional))
     return Schema(tuple(kinds), coded)
 
 
@@ -284,7 +293,11 @@ def _text(field: Field) -> str:
         return " | ".join(cls.__name__ for cls in field.classes)
     if field.item is not None:
         return f"a list of {_text(field.item)}"
-    return "a str" if field.what == "text" else ("an array" if field.dtype is None else field.dtype.name)
+    return (
+        "a str"
+        if field.what == "text"
+        else ("an array" if field.dtype is None else field.dtype.name)
+    )
 
 
 def _shown(hint: Any) -> str:

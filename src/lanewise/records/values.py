@@ -65,7 +65,10 @@ def _numbers(found: list[Any], dtype: np.dtype) -> np.ndarray:
     try:
         if kinds <= _FIT[dtype.kind]:
             return np.fromiter(found, dtype, len(found))
-        if not all(issubclass(kind, np.generic | np.ndarray | jax.Array) or kind in _FIT[dtype.kind] for kind in kinds):
+        if not all(
+            issubclass(kind, np.generic | np.ndarray | jax.Array) or kind in _FIT[dtype.kind]
+            for kind in kinds
+        ):
             raise Wrong
         every = np.array([np.asarray(x) for x in found])
     except (OverflowError, ValueError, TypeError):

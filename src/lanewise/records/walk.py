@@ -104,6 +104,7 @@ def _walk(
     kept: dict[type, list[Any]] = {cls: [] for cls in columns}
     met = _Met()
     work: list[tuple[int, list[Any], int]] = []
+    pending: list[list[Any]] = [[] for _ in schema.kinds]  # what the block at hand refers to
 
     def meet(kind: int, records: list[Any], ids: np.ndarray) -> int:
         """Give records rows, and visit them later; the row of the first."""
@@ -117,13 +118,19 @@ def _walk(
             known.update(zip(found, range(first, first + len(found))))
         elif records:
             met.add(ids)
-        if records:
-            counts[kind] += len(records)
-            work.append((kind, records, first))
+        counts[kind] += len(records)
+        pending[kind] += records
         return first
+
+    def flush() -> None:
+        for kind, records in enumerate(pending):
+            if records:
+                work.append((kind, records, counts[kind] + 1 - len(records)))
+                pending[kind] = []
 
     some = [each for each in roots if each is not None]
     meet(root, some, _identities(some))
+    flush()
     while work:
         kind, records, first = work.pop()
         if len(records) > _BLOCK:
@@ -137,6 +144,7 @@ def _walk(
             blocks[classes[0]].append((first, len(records)))
             kept[classes[0]] += records
             _visit(columns[classes[0]], records, schema, meet)
+            flush()
             continue
         for cls in classes:
             places = [i for i, each in enumerate(types) if each is cls]
@@ -145,6 +153,7 @@ def _walk(
                 blocks[cls].append((first + np.array(places), len(places)))
                 kept[cls] += some
                 _visit(columns[cls], some, schema, meet)
+        flush()
     if not shared:
         met.check()
     return Walk(schema, columns, counts, blocks, rows if shared else None, root, kept)
@@ -196,6 +205,16 @@ def _columns(schema: Schema, cls: type, codes: Mapping[str, Any]) -> list[Column
             take = taker(kept, codes.get(each.name))
             found.append(Column(each, operator.attrgetter(each.name), take))
     return found
+
+
+def rows_in_order(blocks: Sequence[tuple[Any, int]]) -> np.ndarray:
+    """The rows of the records of a class, in the order in which they were visited."""
+    if not blocks:
+        return np.empty(0, np.int64)
+    if isinstance(blocks[0][0], np.ndarray):
+        return np.concatenate([rows for rows, _ in blocks])
+    firsts, sizes = (np.array(x, np.int64) for x in zip(*blocks, strict=True))
+    return np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
 
 
 class _Met:

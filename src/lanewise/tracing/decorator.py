@@ -19,7 +19,14 @@ from lanewise.tracing import copies
 from lanewise.tracing.plain import call_plainly, has_values
 from lanewise.tracing.replay import Replays
 from lanewise.tracing.signature import DYNAMIC, CallStatics, Signature
-from lanewise.tracing.staging import Entry, Source, Staged, call_in_progress, inside_a_program, stage
+from lanewise.tracing.staging import (
+    Entry,
+    Source,
+    Staged,
+    call_in_progress,
+    inside_a_program,
+    stage,
+)
 
 T = TypeVar("T")
 
@@ -98,11 +105,11 @@ class ProgramFunction:
         return twin
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args = taken(args)
         if _jax.outside_traces():
-            args = taken(args)
             return self.replays(self._traced)(args, kwargs)
         if not _jax.jit_disabled():
-            return self._traced(*taken(args), **kwargs)
+            return self._traced(*args, **kwargs)
         dynamic, statics = self._signature.split(args, kwargs)
         if has_values(dynamic):
             return self._with_extras(call_plainly(self.python, statics, dynamic))
