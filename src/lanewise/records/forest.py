@@ -27,7 +27,7 @@ def bucket(count: int) -> int:
     """A capacity for this many rows, in steps of a quarter.
 
     >>> [bucket(n) for n in (0, 16, 17, 1000)]
-    [16, 16, 32, 1104]
+    [16, 16, 32, 1200]
     """
     size = _STEP
     while size < count:
@@ -71,6 +71,11 @@ class Forest(Held):
         row = jnp.arange(1, self._capacity(kind), dtype=jnp.int32)
         index = jnp.where(row <= self._store.counts[kind], row, -1)
         return Reference(index, self._store, schema, kind)
+
+    @property
+    def axes(self) -> Any:
+        """`in_axes` of `jax.vmap` for `roots` and `nodes`: lanes have a reference each, and share the arrays."""
+        return self.roots._lw_lanes(0)[1]
 
     def _capacity(self, kind: int) -> int:
         return self._store.tags[kind].shape[0]
