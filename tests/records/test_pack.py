@@ -217,8 +217,14 @@ WRONG: dict[str, tuple[Any, str]] = {
         r"trees\[0\]\.left is a record Even; its annotation is `Tree`",
     ),
     "a number for a record": ([Tree(1), Tree(2, None, 7)], r"trees\[1\]\.right is 7 \(int\)"),  # type: ignore[arg-type]
-    "a string for a number": ([Tree(0, Tree("x"))], r"trees\[0\]\.left\.label is 'x' \(str\), which"),  # type: ignore[arg-type]
-    "a float for an int": ([Tree(0.5)], r"trees\[0\]\.label is 0\.5 \(float\), which does not fit one int32"),  # type: ignore[arg-type]
+    "a string for a number": (
+        [Tree(0, Tree("x"))],
+        r"trees\[0\]\.left\.label is 'x' \(str\), which",
+    ),  # type: ignore[arg-type]
+    "a float for an int": (
+        [Tree(0.5)],
+        r"trees\[0\]\.label is 0\.5 \(float\), which does not fit one int32",
+    ),  # type: ignore[arg-type]
     "too large": ([Tree(2**40)], r"trees\[0\]\.label is 1099511627776 \(int\), which does not"),
     "None for a number": ([Tree(None)], r"trees\[0\]\.label is None. Give it a value"),  # type: ignore[arg-type]
     "two shapes": (
@@ -228,7 +234,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no list": ([Plant(0.0, ONES, "", None)], r"trees\[0\]\.children is None; .* a list"),  # type: ignore[arg-type]
     "None in a list": ([Plant(0.0, ONES, "", [None])], r"trees\[0\]\.children\[0\] is None, and"),  # type: ignore[list-item]
     "no record": ([Tree(1), 5], r"trees\[1\] is of class int; `pack` takes records"),
-    "nothing": ([], "Give `like=`"),
+    "nothing": ([], "Give `of=` or `like=`"),
 }
 
 
@@ -239,7 +245,9 @@ def test_what_is_wrong_is_told_by_instance_and_path(records: Any, message: str) 
 
 
 def test_words_without_a_code() -> None:
-    with pytest.raises(RecordError, match=r"trees\[0\]\.word is 'c' \(str\), for which `codes` has no"):
+    with pytest.raises(
+        RecordError, match=r"trees\[0\]\.word is 'c' \(str\), for which `codes` has no"
+    ):
         lw.pack([Plant(0.0, ONES, "c", [])], codes={"word": {"a": 1}})
     assert lw.pack([Plant(0.0, ONES, "c", [])], codes={"word": len})[0].word == 1
     with pytest.raises(OptionError, match="has no field of strings with that name"):
@@ -250,9 +258,13 @@ def test_like_another_forest() -> None:
     large = lw.pack([random_tree(random.Random(0), 100)])
     small = lw.pack([Tree(1)], like=large)
     assert [x.shape for x in jax.tree.leaves(small)] == [x.shape for x in jax.tree.leaves(large)]
-    assert len(lw.pack([], like=large)) == 0
+    assert len(lw.pack([], like=large)) == len(lw.pack([], of=Tree)) == 0
+    with pytest.raises(OptionError, match=r"of=<class 'int'>: int has no @lanewise\.record"):
+        lw.pack([], of=int)
     plants = lw.pack([Plant(0.0, ONES, "", [])])
-    with pytest.raises(RecordError, match=r"float32\[2\], and those of the forest given as `like` are float32\[1\]"):
+    with pytest.raises(
+        RecordError, match=r"float32\[2\], and those of the forest given as `like` are float32\[1\]"
+    ):
         lw.pack([Plant(0.0, TWOS, "", [])], like=plants)
 
 
@@ -277,7 +289,9 @@ def test_annotations_that_are_no_records() -> None:
     class Holder:
         inside: First | Second
 
-    with pytest.raises(OptionError, match=r"Odd_\.things is annotated dict\[str, int\]; .* is not a number"):
+    with pytest.raises(
+        OptionError, match=r"Odd_\.things is annotated dict\[str, int\]; .* is not a number"
+    ):
         lw.pack([Odd_({})])
     with pytest.raises(OptionError, match=r"say what its items are, as in `list\[Bare\]`"):
         lw.pack([Bare([])])

@@ -108,7 +108,9 @@ def links(values: list[int]) -> Link | None:
     return head
 
 
-def trees(count: int, most: int, seed: int = 0, make: Callable[..., Any] = random_tree) -> list[Any]:
+def trees(
+    count: int, most: int, seed: int = 0, make: Callable[..., Any] = random_tree
+) -> list[Any]:
     rng = random.Random(seed)
     return [make(rng, rng.randint(1, most)) for _ in range(count)]
 
@@ -457,7 +459,9 @@ def test_a_reference_that_left_says_how_to_read_it() -> None:
     found = lw.vmap(largest)(forest)
     with pytest.raises(AttributeError, match=r"forest\.at"):
         found.value  # noqa: B018
-    with pytest.raises(AttributeError, match="has no field 'valeu'; it has 'value', 'mark', 'next'"):
+    with pytest.raises(
+        AttributeError, match="has no field 'valeu'; it has 'value', 'mark', 'next'"
+    ):
         forest[0].valeu  # noqa: B018
     with pytest.raises(AttributeError, match="shared by all lanes"):
         forest[0].value = 3
@@ -507,7 +511,9 @@ def test_attention_over_children(carrier: str) -> None:
     forest = lw.pack(batch)
     expected = [plain_attention(node) for node in batch]
     np.testing.assert_allclose(run(attention, forest, carrier), expected, rtol=1e-4)
-    np.testing.assert_allclose(run(best_score, forest, carrier), [plain_best(n) for n in batch], rtol=1e-6)
+    np.testing.assert_allclose(
+        run(best_score, forest, carrier), [plain_best(n) for n in batch], rtol=1e-6
+    )
 
 
 def test_records_are_not_reduced() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -179,12 +180,14 @@ jax.tree_util.register_pytree_node(
 def pack(
     records: Sequence[Any],
     *,
+    of: Any = None,
     codes: Mapping[str, Mapping[str, int] | Callable[[str], int]] | None = None,
     like: Forest | None = None,
 ) -> Forest:
     """Records, and all that they refer to, as arrays.
 
-    A record that is referred to twice is packed once. `codes` gives the number of each string, by field; a field of
+    A record that is referred to twice is packed once. `of` are the classes that the records may have (`Leaf | Node`),
+    where a batch need not show all of them. `codes` gives the number of each string, by field; a field of
     strings without codes is left out. `like` is another forest whose capacities are the least that this one has: what
     was compiled for that forest serves this one, unless it is larger.
 
@@ -210,7 +213,7 @@ def pack(
     """
     roots = list(records)
     codes = {} if codes is None else codes
-    schema, kind = _schema(roots, codes, like)
+    schema, kind = _schema(roots, codes, like, of)
     try:
         walked = walk(roots, schema, kind, codes)
         if walked.rows is not None and has_cycle(walked):
@@ -231,12 +234,15 @@ on_record(lambda cls: take_as(cls, _reference_to))
 
 
 def _schema(
-    roots: Sequence[Any], codes: Mapping[str, Any], like: Forest | None
+    roots: Sequence[Any], codes: Mapping[str, Any], like: Forest | None, of: Any
 ) -> tuple[Schema, int]:
-    classes = set(map(type, roots)) - {type(None)}
+    classes = set(map(type, roots)) | set(typing.get_args(of) or ([of] if of else []))
+    classes -= {type(None)}
     for cls in classes:
         if not is_record(cls):
-            place = next(i for i, each in enumerate(roots) if type(each) is cls)
+            place = next((i for i, each in enumerate(roots) if type(each) is cls), None)
+            if place is None:
+                raise OptionError(f"of={of!r}: {cls.__name__} has no @lanewise.record.")
             raise RecordError(
                 f"trees[{place}] is of class {cls.__name__}; `pack` takes records, of classes with @lanewise.record."
             )
@@ -245,7 +251,9 @@ def _schema(
         if all(known.kind_of.get(cls) == like._kind for cls in classes):
             return known, like._kind
     if not classes:
-        raise RecordError("there is no record to tell the class of what is packed. Give `like=`.")
+        raise RecordError(
+            "there is no record to tell the class of what is packed. Give `of=` or `like=`."
+        )
     schema = schema_of(classes, codes)
     for name in codes:
         fields = [kind.fields[name] for kind in schema.kinds if name in kind.fields]
@@ -298,7 +306,10 @@ def _packed(
                 most[at] = max(bucket_of_items(longest), most.get(at, 0))
         columns.append(made)
     counts = tuple(np.int32(n) for n in walked.counts)
-    none_roots = (old is not None and old.none_roots) or any(root is None for root in roots)
+    # Where annotations say that records of this kind may be None there is nothing to add.
+    none_roots = not schema.kinds[walked.root].optional and (
+        (old is not None and old.none_roots) or any(root is None for root in roots)
+    )
     store = Store(
         schema, tuple(sorted(most.items())), none_roots, tuple(columns), tuple(tags), counts
     )
