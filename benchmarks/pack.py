@@ -107,7 +107,9 @@ def main() -> None:
             trees = [make(rng, rng.randint(20, 40)) for _ in range(count)]
             nodes = int(lw.pack(trees).size)
             assert nodes == len(peer(trees)[0])  # type: ignore[arg-type]
-            times = [(seconds(lw.pack, trees), seconds(peer, trees)) for _ in range(options.repeats)]
+            times = [
+                (seconds(lw.pack, trees), seconds(peer, trees)) for _ in range(options.repeats)
+            ]
             ours, theirs = (float(np.median(each)) for each in zip(*times, strict=True))
             print(
                 f"{name}, {count:,} trees, {nodes:,} nodes: {nodes / ours / 1e6:.2f} million nodes a second, node by"
@@ -116,7 +118,9 @@ def main() -> None:
             )
             what = f"pack, {name}, {count:,} trees"
             claims.append(Claim(f"{what}: over node by node", ours, theirs, ">= 1"))
-            claims.append(Claim(f"{what}: 2 million a second", ours, nodes / NODES_A_SECOND, ">= 1"))
+            claims.append(
+                Claim(f"{what}: 2 million a second", ours, nodes / NODES_A_SECOND, ">= 1")
+            )
     report(claims)
 
 

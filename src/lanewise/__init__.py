@@ -13,7 +13,8 @@ from lanewise.api.vmap import vmap
 from lanewise.core.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.core.outcomes import Failure, Outcomes, Stats, lane_errors
 from lanewise.core.program import Program
-from lanewise.records.forest import Forest, pack
+from lanewise.records.forest import Forest
+from lanewise.records.pack import pack
 from lanewise.records.reference import Reference
 from lanewise.records.schema import record
 from lanewise.tracing.decorator import ProgramFunction, lift, program

@@ -4,7 +4,8 @@
 them and reads its fields. Readers make records of text.
 """
 
-from lanewise.records.forest import Forest, pack
+from lanewise.records.forest import Forest
+from lanewise.records.pack import pack
 from lanewise.records.readers import Phrase, Sentence, Word, bracketed, conllu, nested
 from lanewise.records.reference import Reference
 from lanewise.records.schema import record

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from lanewise.records.walk import Walk, rows_in_order
+from lanewise.records.walk import Walk
 
 
 def has_cycle(walked: Walk) -> bool:
     parents, children = _references(walked)
-    size = sum(walked.counts)
+    size = sum(map(len, walked.records))
     order = np.argsort(parents, kind="stable")
     children = children[order]
     ends = np.cumsum(np.bincount(parents, minlength=size))
@@ -36,17 +36,16 @@ def has_cycle(walked: Walk) -> bool:
 def _references(walked: Walk) -> tuple[np.ndarray, np.ndarray]:
     """Who refers to whom, all kinds numbered through."""
     schema = walked.schema
-    offsets = np.cumsum([0, *walked.counts]) - 1
+    offsets = np.cumsum([0, *map(len, walked.records)]) - 1
     parents, children = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for cls, columns in walked.columns.items():
-        rows = rows_in_order(walked.blocks[cls]) + offsets[schema.kind_of[cls]]
+        rows = walked.rows_of(cls) + offsets[schema.kind_of[cls]]
         for column in columns:
-            kept = column.field.item or column.field
-            if kept.what != "one" or not column.ids:
+            if not column.rows:
                 continue
-            target = schema.target(kept)
-            found = walked.rows_of(column, target)
+            found = np.concatenate(column.rows)
             owners = np.repeat(rows, np.concatenate(column.sizes)) if column.sizes else rows
             parents.append(owners[found >= 0])
+            target = schema.target(column.field.item or column.field)
             children.append(found[found >= 0] + offsets[target])
     return np.concatenate(parents), np.concatenate(children)
