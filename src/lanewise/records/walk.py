@@ -1,10 +1,9 @@
 """All records that can be reached from some, in one pass.
 
 The loop over records is written for the classes at hand and compiled (`_source` has its text): it reads each field by
-name and appends to one list for each. On CPython that is twice as fast as asking a block of records for one field at a
-time by `map` and `attrgetter`, and as fast as what one would write by hand for one class. Records are visited level by
-level, the trees of a few roots at a time, so that what is read was close in memory; lists become arrays when they are
-long.
+name and appends to one list for each. On CPython that takes less time than asking a block of records for one field
+after the other by `map` and `attrgetter` (`benchmarks/pack.py`). Records are visited level by level, the trees of a few
+roots at a time, so that what is read was close in memory; lists become arrays when they are long.
 
 In a forest of trees each record is met once, and gets the next row when it is met. Whether that holds is checked by the
 identities of all records met, each time there are four times as many. If a record was met twice, the walk begins again
@@ -42,13 +41,20 @@ class Column:
     present: list[Any] = field(default_factory=list)  # whether a value is not None, where it may be
     rows: list[Any] = field(default_factory=list)  # of records, -1 for None
 
-    def add(self, sizes: list[int], found: list[Any]) -> None:
+    def add(self, sizes: list[int], found: list[Any], shared: bool) -> None:
         """Take what the loop has collected; the lists are empty afterwards."""
+        kept = self.field.item
+        consecutive = kept is not None and _is_consecutive(kept, shared)
+        lengths = np.fromiter(sizes, np.int64, len(sizes))
         if self.field.what == "many":
-            self.sizes.append(np.fromiter(sizes, np.int64, len(sizes)))
+            self.sizes.append(lengths)
             sizes.clear()
         if (self.field.item or self.field).what == "one":
-            self.rows.append(np.fromiter(found, np.int32, len(found)))
+            rows = np.fromiter(found, np.int32, len(found))
+            if consecutive:
+                before = np.cumsum(lengths) - lengths
+                rows = np.repeat(rows + 1 - before, lengths) + np.arange(lengths.sum())
+            self.rows.append(rows.astype(np.int32, copy=False))
         else:
             values, present = self.take(found)
             self.values.append(values)
@@ -102,7 +108,7 @@ def _walk(
 
     def flush() -> None:
         for (sizes, found), column in zip(lists, (c for each in columns.values() for c in each)):
-            column.add(sizes, found)
+            column.add(sizes, found, shared)
 
     for first in range(0, len(roots), _ROOTS):
         part = roots[first : first + _ROOTS]
@@ -151,8 +157,8 @@ def _compiled(schema: Schema, root: int, shared: bool) -> Callable[..., Any]:
 def _source(schema: Schema, root: int, shared: bool) -> str:
     """The text of the loop.
 
-    `n0` is the last row of kind 0 so far, `nodes0` its records in the order of their rows and `i0` how many of them were
-    visited; `s3` and `f3` are the sizes and what was found in column 3.
+    `n0` is the last row of kind 0 so far, `nodes0` its records in the order of their rows and `i0` how many of them
+    were visited; `s3` and `f3` are the sizes and what was found in column 3.
     """
     kinds = range(len(schema.kinds))
     lines = [
@@ -215,11 +221,17 @@ def _of_field(schema: Schema, field: Field, column: int, shared: bool) -> list[s
     if field.item.what != "one":
         return [*begin, f"f{column}.extend(ys)"]
     k = schema.target(field.item)
-    if not (shared or field.item.optional):
-        extend = f"f{column}.extend(range(n{k} + 1, n{k} + 1 + m))"
-        return [*begin, f"nodes{k}.extend(ys)", extend, f"n{k} += m"]
+    if _is_consecutive(field.item, shared):
+        # The rows of a list follow each other: the one before the first tells all.
+        more = [f"    nodes{k}.extend(ys)", f"    n{k} += m"]
+        return [*begin, f"f{column}.append(n{k})", "if m:", *more]
     lines = _of_record(k, field.item.optional, f"f{column}", shared)
     return [*begin, "for y in ys:", *("    " + line for line in lines)]
+
+
+def _is_consecutive(item: Field, shared: bool) -> bool:
+    """Whether the records of a list have rows that follow each other."""
+    return item.what == "one" and not (shared or item.optional)
 
 
 def _of_record(k: int, optional: bool, into: str, shared: bool) -> list[str]:
