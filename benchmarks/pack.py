@@ -4,8 +4,8 @@
 
 Random trees of 20 to 40 leaves, binary or with any number of children, each with a label. The peer visits one node
 after the other, appends its fields to lists and makes arrays of them, for one class and without a check: what one would
-write by hand. Times are of the process. A claim for the ratio of both, and one for two million nodes a second, where the
-peer is a clock of half a microsecond a node.
+write by hand. Times are of the process. A claim for the ratio of both, and one for two million nodes a second, where
+the peer is a clock of half a microsecond a node.
 """
 
 from __future__ import annotations

@@ -135,7 +135,9 @@ def test_arrays_lists_and_words() -> None:
 
 def test_classes_that_name_each_other() -> None:
     forest = lw.pack([Even(Odd([Even(None), Even(Odd([], np.int8(2)))], np.int8(5)))])
-    assert forest[0].odd.size == 5 and forest[0].odd.size.dtype == np.int8
+    odd: Any = forest[0].odd
+    assert odd.size == 5
+    assert np.asarray(odd.size).dtype == np.int8
     assert forest[0].odd.evens[0].odd is None
     assert forest[0].odd.evens[-1].odd.size == 2
     assert len(forest.nodes_of(Odd)) >= 2
@@ -205,35 +207,39 @@ def cycle() -> Tree:
     return tree
 
 
+# As the type checker would not have it.
+tree: Any = Tree
+strict: Any = Strict
+plant: Any = Plant
 ONES, TWOS = np.ones(1), np.ones(2)
 WRONG: dict[str, tuple[Any, str]] = {
     "a cycle": (
-        [Tree(1), cycle()],
+        [tree(1), cycle()],
         r"trees\[1\]\.right\.left\.right is the same record as trees\[1\]\.right, which it is part of: a cycle",
     ),
-    "no child": ([Strict(None)], r"trees\[0\]\.below is None, and its annotation is `Strict`"),  # type: ignore[arg-type]
+    "no child": ([strict(None)], r"trees\[0\]\.below is None, and its annotation is `Strict`"),
     "another class": (
-        [Tree(1, Even(None))],  # type: ignore[arg-type]
+        [tree(1, Even(None))],
         r"trees\[0\]\.left is a record Even; its annotation is `Tree`",
     ),
-    "a number for a record": ([Tree(1), Tree(2, None, 7)], r"trees\[1\]\.right is 7 \(int\)"),  # type: ignore[arg-type]
+    "a number for a record": ([tree(1), tree(2, None, 7)], r"trees\[1\]\.right is 7 \(int\)"),
     "a string for a number": (
-        [Tree(0, Tree("x"))],
+        [tree(0, tree("x"))],
         r"trees\[0\]\.left\.label is 'x' \(str\), which",
-    ),  # type: ignore[arg-type]
+    ),
     "a float for an int": (
-        [Tree(0.5)],
+        [tree(0.5)],
         r"trees\[0\]\.label is 0\.5 \(float\), which does not fit one int32",
-    ),  # type: ignore[arg-type]
-    "too large": ([Tree(2**40)], r"trees\[0\]\.label is 1099511627776 \(int\), which does not"),
-    "None for a number": ([Tree(None)], r"trees\[0\]\.label is None. Give it a value"),  # type: ignore[arg-type]
+    ),
+    "too large": ([tree(2**40)], r"trees\[0\]\.label is 1099511627776 \(int\), which does not"),
+    "None for a number": ([tree(None)], r"trees\[0\]\.label is None. Give it a value"),
     "two shapes": (
-        [Plant(0.0, ONES, "", []), Plant(0.0, ONES, "", [Plant(0.0, TWOS, "", [])])],
+        [plant(0.0, ONES, "", []), plant(0.0, ONES, "", [plant(0.0, TWOS, "", [])])],
         r"trees\[1\]\.children\[0\]\.vector is float64\[2\], and trees\[0\]\.vector is float64\[1\]",
     ),
-    "no list": ([Plant(0.0, ONES, "", None)], r"trees\[0\]\.children is None; .* a list"),  # type: ignore[arg-type]
-    "None in a list": ([Plant(0.0, ONES, "", [None])], r"trees\[0\]\.children\[0\] is None, and"),  # type: ignore[list-item]
-    "no record": ([Tree(1), 5], r"trees\[1\] is of class int; `pack` takes records"),
+    "no list": ([plant(0.0, ONES, "", None)], r"trees\[0\]\.children is None; .* a list"),
+    "None in a list": ([plant(0.0, ONES, "", [None])], r"trees\[0\]\.children\[0\] is None, and"),
+    "no record": ([tree(1), 5], r"trees\[1\] is of class int; `pack` takes records"),
     "nothing": ([], "Give `of=` or `like=`"),
 }
 

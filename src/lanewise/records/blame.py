@@ -97,7 +97,7 @@ def _from(
 
 def _children(record: Any, path: _Place, schema: Schema) -> Iterator[tuple[Field, Any, _Place]]:
     for field in schema.kinds[schema.kind_of[type(record)]].fields_of(type(record)):
-        value = getattr(record, field.name, None)
+        value: Any = getattr(record, field.name, None)
         if field.what == "one":
             yield field, value, _Place(f".{field.name}", path)
         elif field.item is not None and field.item.what == "one":

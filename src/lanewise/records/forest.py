@@ -106,7 +106,7 @@ class Forest(Held):
         for name, new in columns.items():
             old = self._column(name)
             nested = isinstance(old, dict) and "value" in old
-            shape = (old["value"] if nested else old).shape
+            shape = jnp.shape(self.values(name))
             if jnp.shape(new)[:1] != shape[:1]:
                 raise OptionError(f"{name}: the column has {shape[0]} rows; got {jnp.shape(new)}.")
             mine[name] = {**old, "value": new} if nested else new

@@ -347,7 +347,8 @@ class Many(Items):
         return self._begin, self._size
 
     def _lw_with(self, parts: Sequence[Any]) -> Many:
-        return Many(*parts, self._store, self._schema, self._place)
+        begin, size = parts
+        return Many(begin, size, self._store, self._schema, self._place)
 
     def _lw_type(self) -> Any:
         return Many, _Same(self._store), self._schema, self._place

@@ -23,8 +23,12 @@ from lanewise.core.errors import OptionError
 
 _Class = TypeVar("_Class", bound=type)
 _MARK = "__lanewise_record__"
-_NUMBERS: dict[Any, Any] = {bool: np.bool_, int: np.int32, float: np.float32, complex: np.complex64}
-_WIDE: dict[Any, Any] = {int: np.int64, float: np.float64, complex: np.complex128}
+_NUMBERS: dict[Any, Any] = {
+    bool: np.bool_,
+    int: np.int64,
+    float: np.float64,
+    complex: np.complex128,
+}
 _LISTS = (list, tuple, collections.abc.Sequence)
 
 
@@ -141,7 +145,7 @@ _schemas: dict[Any, Schema] = {}
 
 def schema_of(classes: Iterable[type], coded: Iterable[str] = ()) -> Schema:
     """The schema of what can be reached from these classes."""
-    key = (frozenset(classes), frozenset(coded), bool(jax.config.jax_enable_x64))
+    key = (frozenset(classes), frozenset(coded), jax.dtypes.canonicalize_dtype(np.float64))
     found = _schemas.get(key)
     if found is None:
         made = _made(sorted(key[0], key=_place), key[1])
@@ -239,8 +243,7 @@ def _field(cls: type, name: str, hint: Any) -> Field:
         if part is str:
             return Field(name, "text", optional, np.int32)
         if part in _NUMBERS:
-            wide = _WIDE if jax.config.jax_enable_x64 else {}
-            return Field(name, "value", optional, np.dtype(wide.get(part, _NUMBERS[part])))
+            return Field(name, "value", optional, jax.dtypes.canonicalize_dtype(_NUMBERS[part]))
         if isinstance(part, type) and issubclass(part, np.generic):
             return Field(name, "value", optional, jax.dtypes.canonicalize_dtype(part))
         if _is_array(part):

@@ -12,9 +12,9 @@ with a loop that looks each record up in a table.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,16 +30,18 @@ class _Shared(Exception):
     """A record was met twice."""
 
 
-@dataclass
+@dataclasses.dataclass
 class Column:
     """What the records of one class have in one field, in the order of their rows."""
 
     field: Field
     take: Callable[[list[Any]], Taken]
-    sizes: list[Any] = field(default_factory=list)  # of lists
-    values: list[Any] = field(default_factory=list)
-    present: list[Any] = field(default_factory=list)  # whether a value is not None, where it may be
-    rows: list[Any] = field(default_factory=list)  # of records, -1 for None
+    sizes: list[Any] = dataclasses.field(default_factory=list)  # of lists
+    values: list[Any] = dataclasses.field(default_factory=list)
+    present: list[Any] = dataclasses.field(
+        default_factory=list
+    )  # whether a value is not None, where it may be
+    rows: list[Any] = dataclasses.field(default_factory=list)  # of records, -1 for None
 
     def add(self, sizes: list[int], found: list[Any], shared: bool) -> None:
         """Take what the loop has collected; the lists are empty afterwards."""
@@ -63,7 +65,7 @@ class Column:
         found.clear()
 
 
-@dataclass
+@dataclasses.dataclass
 class Walk:
     """What was found. Rows of a kind begin with 1."""
 
@@ -71,11 +73,10 @@ class Walk:
     root: int  # the kind of the roots
     shared: bool  # whether a record is referred to twice
     columns: dict[type, list[Column]]
-    roots: list[int] = field(default_factory=list)  # their rows
-    records: list[list[Any]] = field(
-        default_factory=list
-    )  # of each kind, in the order of their rows
-    tags: list[np.ndarray] = field(default_factory=list)  # which class of its kind a record is of
+    roots: list[int] = dataclasses.field(default_factory=list)  # their rows
+    # Of each kind, in the order of their rows: the records, and which class of the kind they are of.
+    records: list[list[Any]] = dataclasses.field(default_factory=list)
+    tags: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def rows_of(self, cls: type) -> np.ndarray:
         kind = self.schema.kind_of[cls]
