@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+from lanewise.errors import RecordError
 
 CARRIERS = ("ticks", "native")
 every_carrier = pytest.mark.parametrize("carrier", CARRIERS)
@@ -332,6 +335,7 @@ def test_a_record_as_an_argument() -> None:
     assert depth(tree) == plain_depth(tree)
     assert jax.jit(depth)(lw.pack([tree])[0]) == plain_depth(tree)
     assert depth(None) == 0
+    assert depth(tree=tree) == plain_depth(tree)
 
 
 def test_as_plain_python() -> None:
@@ -345,6 +349,7 @@ def test_as_plain_python() -> None:
         for node in trees(3, 9, 5, random_node):
             assert total(node) == plain_total(node)
         assert longest(links([3, 1])) == (2, 103)
+        assert lw.vmap(depth)(lw.pack([None, Tree(1)])).tolist() == [0, 1]
 
 
 def test_answers_at_every_node() -> None:
@@ -452,6 +457,43 @@ def test_identity() -> None:
     forest = lw.pack([Link(1, None, tail), links([4, 5]), tail])
     found = jax.vmap(lambda i: meets(forest[i], forest[2]))(jnp.arange(3))
     assert found.tolist() == [True, False, True]
+
+
+@lw.program
+def marks(node):
+    """Patterns over a field that may be None: None is not zero."""
+    found = 0
+    while node is not None:
+        match node:
+            case Link(mark=None):
+                found += 1
+            case Link(mark=0):
+                found += 10
+            case _:
+                found += 100
+        node = node.next
+    return found
+
+
+def test_none_is_not_zero() -> None:
+    values = [[0, 1, 3], [0, 0, 2, 4]]
+    forest = lw.pack([links(each) for each in values])
+    assert lw.vmap(marks)(forest).tolist() == [111, 22]
+    optional = jax.vmap(lambda i: forest[i].mark)(jnp.arange(2))
+    assert (optional == 0).tolist() == [True, True] and (optional == None).tolist() == [False] * 2  # noqa: E711
+
+
+def test_copies() -> None:
+    batch = trees(5, 12)
+    forest = lw.pack(batch)
+    twin = pickle.loads(pickle.dumps(forest))
+    assert jax.tree.structure(twin) == jax.tree.structure(forest)
+    assert lw.vmap(depth)(twin).tolist() == [plain_depth(tree) for tree in batch]
+    assert copy.copy(forest[0]).label == copy.deepcopy(forest[0]).label == batch[0].label
+    with pytest.raises(RecordError, match="`pack` gave one with objects"):
+        twin.objects  # noqa: B018
+    with pytest.raises(TypeError, match="compared by `is`"):
+        forest[0] == forest[0]  # noqa: B015
 
 
 def test_a_reference_that_left_says_how_to_read_it() -> None:

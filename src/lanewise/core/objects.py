@@ -95,11 +95,26 @@ def take_as(cls: type, convert: Any) -> None:
     _taken_as[cls] = convert
 
 
-def taken(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments as a program takes them."""
-    if not _taken_as or not any(type(arg) in _taken_as for arg in args):
-        return args
-    return tuple(_taken_as[type(arg)](arg) if type(arg) in _taken_as else arg for arg in args)
+    if not _taken_as or not any(type(arg) in _taken_as for arg in (*args, *kwargs.values())):
+        return args, kwargs
+
+    def take(arg: Any) -> Any:
+        return _taken_as[type(arg)](arg) if type(arg) in _taken_as else arg
+
+    return tuple(map(take, args)), {name: take(arg) for name, arg in kwargs.items()}
+
+
+def seen_plainly(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments for plain Python, which asks `is None` itself: what is known to be None is None."""
+
+    def see(arg: Any) -> Any:
+        return None if is_held(arg) and arg._lw_is_none() is True else arg
+
+    return tuple(map(see, args)), {name: see(arg) for name, arg in kwargs.items()}
 
 
 def is_held(value: Any) -> bool:

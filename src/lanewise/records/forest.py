@@ -29,6 +29,9 @@ class Forest(Held):
         self._kind = kind
         self._objects = objects
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Forest, (self._index, self._store, self._kind)
+
     @property
     def roots(self) -> Reference:
         """References to the records that were packed, in their order."""

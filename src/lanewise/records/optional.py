@@ -28,6 +28,14 @@ class Optional(Held):
         self.value = value
         self.present = present
 
+    def __eq__(self, other: object) -> Any:
+        if other is None:
+            return self._lw_is_none()
+        return jnp.logical_and(self.present, jnp.asarray(self.value) == _plain(other))
+
+    def __ne__(self, other: object) -> Any:
+        return jnp.logical_not(self == other)
+
     def __jax_array__(self) -> Any:
         return jnp.asarray(self.value)
 
@@ -100,7 +108,7 @@ def _forward_unary(name: str) -> None:
     setattr(Optional, f"__{name}__", lambda self: function(jnp.asarray(self.value)))
 
 
-_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_COMPARISONS = ("lt", "le", "gt", "ge")
 _BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift xor and_ or_".split()
 for _name in (*_BINARY, *_COMPARISONS):
     _forward(_name)

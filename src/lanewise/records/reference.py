@@ -82,7 +82,12 @@ class Reference(Held):
         put(self, "_schema", schema)
         put(self, "_kind", kind)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reference, (self._index, self._store, self._schema, self._kind)
+
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # no field: what Python looks for by itself
+            raise AttributeError(name)
         kind = self._schema.kinds[self._kind]
         field = kind.fields.get(name)
         if field is None:
@@ -124,6 +129,15 @@ class Reference(Held):
             f"`{name}` cannot be assigned: the records of a forest are shared by all lanes. Use"
             " `forest.replace(...)`, outside of the program."
         )
+
+    def __eq__(self, other: object) -> Any:
+        if other is None:
+            return self._lw_is_none()
+        raise TypeError(
+            "references are compared by `is`; to compare records, compare their fields."
+        )
+
+    __hash__ = object.__hash__
 
     def __len__(self) -> int:
         if np.ndim(self._index) == 0:

@@ -136,6 +136,9 @@ class Schema:
         """The kind that a field of records points into."""
         return self.kind_of[field.classes[0]]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (tuple(kind.classes for kind in self.kinds), self.coded)
+
     def __repr__(self) -> str:
         return f"Schema({', '.join(kind.name for kind in self.kinds)})"
 
@@ -148,21 +151,25 @@ def schema_of(classes: Iterable[type], coded: Iterable[str] = ()) -> Schema:
     key = (frozenset(classes), frozenset(coded), jax.dtypes.canonicalize_dtype(np.float64))
     found = _schemas.get(key)
     if found is None:
-        made = _made(sorted(key[0], key=_place), key[1])
-        # From whichever of its classes it was made.
-        every = (tuple(kind.classes for kind in made.kinds), *key[1:])
-        found = _schemas[key] = _schemas.setdefault(every, made)
+        found = _schemas[key] = _again([key[0]], key[1])
     return found
+
+
+def _again(groups: Sequence[Iterable[type]], coded: frozenset[str]) -> Schema:
+    """The schema of groups of classes, each of which is in one kind: one object, whatever it is made from."""
+    made = _made([sorted(group, key=_place) for group in groups], coded)
+    wide = jax.dtypes.canonicalize_dtype(np.float64)
+    return _schemas.setdefault((tuple(kind.classes for kind in made.kinds), coded, wide), made)
 
 
 def _place(cls: type) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
 
 
-def _made(roots: Sequence[type], coded: frozenset[str]) -> Schema:
+def _made(roots: Sequence[Sequence[type]], coded: frozenset[str]) -> Schema:
     fields: dict[type, dict[str, Field]] = {}
-    left = list(reversed(roots))
-    groups: list[set[type]] = [set(roots)]
+    left = [cls for group in roots for cls in group]
+    groups: list[set[type]] = [set(group) for group in roots]
     while left:
         cls = left.pop()
         if cls in fields:

@@ -105,7 +105,7 @@ class ProgramFunction:
         return twin
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args = taken(args)
+        args, kwargs = taken(args, kwargs)
         if _jax.outside_traces():
             return self.replays(self._traced)(args, kwargs)
         if not _jax.jit_disabled():
@@ -143,7 +143,7 @@ class ProgramFunction:
 
     def stage(self, *args: Any, **kwargs: Any) -> tuple[Staged, list[Any]]:
         """Trace at the types of these arguments; gives the program and its operands."""
-        staged, operands = self._stage(taken(args), kwargs)
+        staged, operands = self._stage(*taken(args, kwargs))
         if isinstance(staged, Entry):
             raise TransformError(
                 f"`{staged.name}` cannot be staged while it is itself being traced."

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import batching
+from lanewise.core.objects import seen_plainly
 from lanewise.tracing.signature import CallStatics, split_leaves
 
 plain_p = _jax.Primitive("plain_python")
@@ -31,13 +32,13 @@ def call_plainly(fun: Callable[..., Any], statics: CallStatics, dynamic: Sequenc
     found: list[Any] = []
 
     def flat(*leaves: Any) -> list[Any]:
-        args, kwargs = statics.join(leaves)
+        args, kwargs = seen_plainly(*statics.join(leaves))
         arrays, rest, tree = split_leaves(fun(*args, **kwargs))
         found.append((rest, tree))
         return [jnp.asarray(x) for x in arrays]
 
     if not any(map(_jax.is_batched, dynamic)):
-        args, kwargs = statics.join(dynamic)
+        args, kwargs = seen_plainly(*statics.join(dynamic))
         return fun(*args, **kwargs)
     answers = plain_p.bind(*map(jnp.asarray, dynamic), fun=flat)
     rest, tree = found[-1]
