@@ -376,11 +376,54 @@ def test_jax_vmap() -> None:
         jax.vmap(depth)(forest.roots)
 
 
-def test_refilled_lanes_and_streams() -> None:
+def test_refilled_lanes() -> None:
     batch = trees(40, 15, 4)
     forest = lw.pack(batch)
     expected = [plain_depth(tree) for tree in batch]
     assert lw.vmap(depth, lanes=8)(forest).tolist() == expected
+
+
+@every_carrier
+def test_long_chains_and_wide_nodes(carrier: str) -> None:
+    chain = None
+    for label in range(3_000):
+        chain = Tree(label, 0.0, chain)
+    assert run(depth, lw.pack([chain, Tree(1), None]), carrier).tolist() == [3_000, 1, 0]
+    twice = Node(1, [], [])
+    wide = Node(1, [Node(i, [twice, twice], []) for i in range(1000)], [])
+    assert run(total, lw.pack([wide, Node(3, [], [])]), carrier).tolist() == [501_501, 3]
+
+
+def test_fresh_batches_compile_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    jitted = jax.jit(lambda forest: lw.vmap(depth, carrier="ticks")(forest).sum())
+    batched = lw.vmap(depth, carrier="ticks")
+    forest = lw.pack(trees(16, 40, 100))
+    for seed in range(30):
+        batch = trees(16, 30, seed)
+        forest = lw.pack(batch, like=forest)
+        with jax.log_compiles(seed > 0):
+            found = batched(forest)
+            assert jitted(forest) == found.sum()
+        assert found.tolist() == [plain_depth(tree) for tree in batch]
+    assert not [text for text in caplog.messages if "ompil" in text]
+
+
+def test_wide_numbers() -> None:
+    with jax.enable_x64(True):
+        forest = lw.pack([Node(2**40, [Node(1, [], [0.5])], [])])
+        assert lw.vmap(total)(forest).tolist() == [2**40 + 1]
+        assert forest[0].children[0].scores[0].dtype == np.float64
+    assert lw.pack([Node(1, [], [])])[0].label.dtype == np.int32
+
+
+def test_what_is_not_one_record() -> None:
+    forest = lw.pack(trees(3, 5))
+    with pytest.raises(lw.errors.OptionError, match=r"packed first: give `lanewise\.pack"):
+        lw.vmap(depth)([Tree(1), Tree(2)])
+    with pytest.raises(AttributeError, match="a forest has no 'left'"):
+        signed(forest)
+    with pytest.raises(lw.errors.RecordError, match="Use a `for` statement"):
+        lw.lift(lambda node: [child.label for child in node.children])(Node(1, [], []))
 
 
 # -- references as values --------------------------------------------------------------------

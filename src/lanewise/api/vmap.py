@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from lanewise.core.errors import OptionError
-from lanewise.core.objects import is_held
+from lanewise.core.objects import is_held, is_taken
 from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import hashable
 
@@ -90,6 +90,8 @@ def vmap(
         chosen = replays
         if any(map(is_held, args)):
             args, chosen = over_lanes(args)
+        elif any(isinstance(arg, list | tuple) and arg and is_taken(arg[0]) for arg in args):
+            raise OptionError("a list of records is packed first: give `lanewise.pack(records)`.")
         try:
             return chosen(args, kwargs)
         except ValueError as error:

@@ -106,6 +106,11 @@ def taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...
     return tuple(map(take, args)), {name: take(arg) for name, arg in kwargs.items()}
 
 
+def is_taken(arg: Any) -> bool:
+    """Whether a program takes an argument as something else: it is a record."""
+    return type(arg) in _taken_as
+
+
 def seen_plainly(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -119,6 +119,14 @@ class Forest(Held):
         )
         return Forest(self._index, new_store, self._kind, self._objects)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"a forest has no {name!r}. Fields are those of its records: `forest[i]`, `forest.roots`, or the argument"
+            " of a program under `lanewise.vmap`."
+        )
+
     def __repr__(self) -> str:
         try:
             counts = [int(n) for n in self._store.counts]
