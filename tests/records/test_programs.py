@@ -416,6 +416,40 @@ def test_wide_numbers() -> None:
     assert lw.pack([Node(1, [], [])])[0].label.dtype == np.int32
 
 
+def test_streams_and_inspection() -> None:
+    batch = trees(5, 9)
+    forest = lw.pack(batch)
+    found = dict(lw.stream(lambda i: depth(forest[i]), range(5), lanes=2))
+    assert [found[i] for i in range(5)] == [plain_depth(tree) for tree in batch]
+    with pytest.raises(lw.errors.OptionError, match="Pack them, and give their numbers"):
+        list(lw.stream(depth, batch))
+    assert lw.inspect(depth, forest).lanes == 5
+    assert lw.inspect(depth, batch[0], in_axes=None).lanes is None
+
+
+@lw.program
+def crossed(tree):
+    """Two references take turns in a loop, and one of them becomes None in a conditional expression."""
+    a, b, steps = tree.left, tree.right, 0
+    while a is not None or b is not None:
+        a, b = b, (a.left if a is not None else None)
+        steps += 1
+    return steps
+
+
+@every_carrier
+def test_references_that_change_places(carrier: str) -> None:
+    batch = trees(11, 15, 8)
+    expected = []
+    for tree in batch:
+        a, b, steps = tree.left, tree.right, 0
+        while a is not None or b is not None:
+            a, b = b, (a.left if a is not None else None)
+            steps += 1
+        expected.append(steps)
+    assert run(crossed, lw.pack(batch), carrier).tolist() == expected
+
+
 def test_what_is_not_one_record() -> None:
     forest = lw.pack(trees(3, 5))
     with pytest.raises(lw.errors.OptionError, match=r"packed first: give `lanewise\.pack"):

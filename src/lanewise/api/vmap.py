@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from lanewise.core.errors import OptionError
-from lanewise.core.objects import is_held, is_taken
+from lanewise.core.objects import is_held, is_taken, over_lanes
 from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import hashable
 
@@ -74,22 +74,13 @@ def vmap(
     batched = jax.vmap(program, **axes)
     replays = program.replays(batched, hashable(axes))
 
-    def over_lanes(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-        """The arguments, with lanes along the numbers of held ones alone: what these point into is shared."""
-        each = in_axes if isinstance(in_axes, tuple | list) else (in_axes,) * len(args)
-        pairs = [
-            arg._lw_lanes(axis) if is_held(arg) and isinstance(axis, int) else (arg, axis)
-            for arg, axis in zip(args, each, strict=True)
-        ]
-        given, found = zip(*pairs, strict=True)
-        told = {**axes, "in_axes": found}
-        return given, program.replays(jax.vmap(program, **told), hashable(told))
-
     @functools.wraps(batched)
     def call(*args: Any, **kwargs: Any) -> Any:
         chosen = replays
         if any(map(is_held, args)):
-            args, chosen = over_lanes(args)
+            args, found = over_lanes(args, in_axes)
+            told = {**axes, "in_axes": found}
+            chosen = program.replays(jax.vmap(program, **told), hashable(told))
         elif any(isinstance(arg, list | tuple) and arg and is_taken(arg[0]) for arg in args):
             raise OptionError("a list of records is packed first: give `lanewise.pack(records)`.")
         try:

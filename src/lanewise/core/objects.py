@@ -106,6 +106,18 @@ def taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...
     return tuple(map(take, args)), {name: take(arg) for name, arg in kwargs.items()}
 
 
+def over_lanes(args: tuple[Any, ...], in_axes: Any) -> tuple[tuple[Any, ...], Any]:
+    """Arguments and axes for `jax.vmap`, with lanes along the parts of held arguments: what they share is shared."""
+    if not any(map(is_held, args)):
+        return args, in_axes
+    each = in_axes if isinstance(in_axes, tuple | list) else (in_axes,) * len(args)
+    pairs = [
+        arg._lw_lanes(axis) if is_held(arg) and isinstance(axis, int) else (arg, axis)
+        for arg, axis in zip(args, each, strict=True)
+    ]
+    return tuple(arg for arg, _ in pairs), tuple(axis for _, axis in pairs)
+
+
 def is_taken(arg: Any) -> bool:
     """Whether a program takes an argument as something else: it is a record."""
     return type(arg) in _taken_as
