@@ -324,10 +324,34 @@ def test_lists_and_optional_fields(carrier: str) -> None:
     assert marks.tolist() == [sum(v if v % 3 == 0 else 100 for v in each) for each in values]
 
 
+@every_carrier
+def test_beyond_the_last_record_a_recursion_ends(carrier: str) -> None:
+    """`nodes` has None where there is no record, and a match over all classes has no case for it."""
+    forest = lw.pack(trees(3, 9, 1, random_term))
+    found = run(evaluate, forest.nodes, carrier)
+    count = len(forest.objects)
+    expected = [plain_evaluate(term) for term in forest.objects]
+    np.testing.assert_allclose(found[:count], expected, rtol=1e-4, atol=1e-5)
+    assert len(found) > count and not found[count:].any()
+    assert run(count_labels, forest.nodes, carrier, 0)[count:].all()
+
+
 def test_none_among_the_roots() -> None:
     forest = lw.pack([None, Tree(1, 0.0, Tree(2)), None])
     assert run(depth, forest, "ticks").tolist() == [0, 2, 0]
     assert run(leaves, forest, "native").tolist() == [0, 1, 0]
+
+    @lw.program
+    def kind(term):
+        match term:
+            case Leaf():
+                return 1
+            case Binary() | Call():
+                return 2
+            case None:
+                return 3
+
+    assert run(kind, lw.pack([Call([], 0), None, Leaf(1.0, 0)]), "ticks").tolist() == [2, 3, 1]
 
 
 def test_a_record_as_an_argument() -> None:

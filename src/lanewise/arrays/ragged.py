@@ -63,7 +63,7 @@ class Ragged(Items):
     def _lw_type(self) -> Any:
         return Ragged, jax.tree.structure(self.values)
 
-    def _lw_is_none(self) -> bool:
+    def _lw_is_none(self, gone: Sequence[Any] = ()) -> bool:
         return False
 
     def _lw_truth(self) -> Any:

@@ -33,8 +33,8 @@ class Held:
         """What two values must have in common to be merged; compared by `==`."""
         raise NotImplementedError
 
-    def _lw_is_none(self) -> Any:
-        """Whether it is None: a bool, or a traced one."""
+    def _lw_is_none(self, gone: Sequence[Any] = ()) -> Any:
+        """Whether it is None: a bool, or a traced one. It is of none of the classes that are gone."""
         raise NotImplementedError
 
     def _lw_is_same(self, other: Any) -> Any:

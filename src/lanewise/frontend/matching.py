@@ -22,10 +22,10 @@ _NUMBERS = (bool, int, float, complex)
 class Matching:
     """The part of a `Runtime` that `match` calls."""
 
-    def is_singleton(self, subject: Any, value: Any) -> Any:
+    def is_singleton(self, subject: Any, value: Any, gone: tuple[Any, ...]) -> Any:
         """`case None`, `case True`, `case False`; a traced bool is compared."""
         if is_held(subject):
-            return subject._lw_is_none() if value is None else False
+            return subject._lw_is_none(gone) if value is None else False
         if is_traced(subject) and value is not None and _jax.aval_of(subject).dtype == jnp.bool_:
             return subject if value else jnp.logical_not(subject)
         return subject is value

@@ -83,7 +83,9 @@ def _ask(pattern: ast.pattern, subject: ast.expr, gone: Sequence[ast.expr] = ())
         case ast.MatchValue(value):
             return _Asked(values=[ast.Compare(subject, [ast.Eq()], [value])])
         case ast.MatchSingleton(value):
-            return _Asked(values=[_runtime("is_singleton", subject, ast.Constant(value))])
+            others = ast.Tuple(list(gone), ast.Load())
+            test = _runtime("is_singleton", subject, ast.Constant(value), others)
+            return _Asked(values=[test])
         case ast.MatchAs(None, None):
             return _Asked()
         case ast.MatchAs(inner, name):

@@ -145,7 +145,7 @@ class Forest(Held):
     def _lw_type(self) -> Any:
         return (Forest, self.roots._lw_type())
 
-    def _lw_is_none(self) -> bool:
+    def _lw_is_none(self, gone: Sequence[Any] = ()) -> bool:
         return False
 
     def _lw_truth(self) -> bool:

@@ -62,7 +62,7 @@ class Optional(Held):
     def _lw_type(self) -> Any:
         return Optional
 
-    def _lw_is_none(self) -> Any:
+    def _lw_is_none(self, gone: Sequence[Any] = ()) -> Any:
         return jnp.logical_not(self.present)
 
     def _lw_truth(self) -> Any:

@@ -126,6 +126,10 @@ def _packed(
 ) -> Forest:
     schema = walked.schema
     old = None if like is None or like._store.schema is not schema else like._store
+    # Where annotations say that records of this kind may be None there is nothing to add.
+    none_roots = not schema.kinds[walked.root].optional and (
+        (old is not None and old.none_roots) or any(root is None for root in roots)
+    )
     columns: list[dict[str, Any]] = []
     tags = []
     most: dict[str, int] = {} if old is None else dict(old.most)
@@ -138,6 +142,8 @@ def _packed(
         rows = {cls: slice(1, count + 1) if one else walked.rows_of(cls) for cls in kind.classes}
         tag = np.full(capacity, -1, np.int8)
         tag[1 : count + 1] = walked.tags[k]
+        if not (kind.optional or (none_roots and k == walked.root)):
+            tag[0] = schema.ends[k]
         tags.append(tag)
         made: dict[str, Any] = {}
         for name, field in kind.fields.items():
@@ -166,10 +172,6 @@ def _packed(
                 most[at] = max(bucket_of_items(longest), most.get(at, 0))
         columns.append(made)
     counts = tuple(np.int32(len(each)) for each in walked.records)
-    # Where annotations say that records of this kind may be None there is nothing to add.
-    none_roots = not schema.kinds[walked.root].optional and (
-        (old is not None and old.none_roots) or any(root is None for root in roots)
-    )
     store = Store(
         schema, tuple(sorted(most.items())), none_roots, tuple(columns), tuple(tags), counts
     )

@@ -165,7 +165,9 @@ class Reference(Held):
     def _lw_type(self) -> Any:
         return Reference, _Same(self._store), self._schema, self._kind
 
-    def _lw_is_none(self) -> Any:
+    def _lw_is_none(self, gone: Sequence[Any] = ()) -> Any:
+        if all(cls in gone for cls in self._schema.kinds[self._kind].classes):
+            return True
         return _plain(self._index < 0)
 
     def _lw_is_same(self, other: Any) -> Any:
@@ -367,7 +369,7 @@ class Many(Items):
     def _lw_type(self) -> Any:
         return Many, _Same(self._store), self._schema, self._place
 
-    def _lw_is_none(self) -> bool:
+    def _lw_is_none(self, gone: Sequence[Any] = ()) -> bool:
         return False
 
     def _lw_is_instance(self, cls: Any, gone: Sequence[Any] = ()) -> bool:

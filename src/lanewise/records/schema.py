@@ -132,6 +132,21 @@ class Schema:
     def kind_of(self) -> dict[type, int]:
         return {cls: i for i, kind in enumerate(self.kinds) for cls in kind.classes}
 
+    @functools.cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Of each kind a class where a recursion can end: its records need no others, or such as end before.
+
+        Row 0, which is read where there is no record, is of that class unless a record of the kind may be None.
+        """
+        found: dict[int, int] = {}
+        for _ in self.kinds:
+            for k, kind in enumerate(self.kinds):
+                for place, cls in enumerate(kind.classes):
+                    needs = [f for f in kind.fields_of(cls) if f.what == "one" and not f.optional]
+                    if k not in found and all(self.target(f) in found for f in needs):
+                        found[k] = place
+        return tuple(found.get(k, 0) for k in range(len(self.kinds)))
+
     def target(self, field: Field) -> int:
         """The kind that a field of records points into."""
         return self.kind_of[field.classes[0]]
