@@ -594,7 +594,7 @@ def test_copies() -> None:
     with pytest.raises(RecordError, match="`pack` gave one with objects"):
         twin.objects  # noqa: B018
     with pytest.raises(TypeError, match="compared by `is`"):
-        forest[0] == forest[0]  # noqa: B015
+        assert forest[0] == forest[0]
 
 
 def test_a_reference_that_left_says_how_to_read_it() -> None:
