@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lanewise.cpp.toolchain import tiers
+from lanewise.cpp.toolchain import host
 
 # How much time a contender is given, where its runs are so short that a few of them say little, and how
 # many runs at most.
@@ -118,7 +118,7 @@ def run_seconds(
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     # Large kernels begin on a quick tier; what is timed is the code that a longer run would have.
-    tiers.wait()
+    host.wait()
     start = clock()
     jax.block_until_ready(fun(*arguments))
     return clock() - start

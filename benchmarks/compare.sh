@@ -7,15 +7,16 @@
 #   JOBS=control.py benchmarks/compare.sh OLD NEW      some of them alone, a line each
 #
 # Both commits are checked out beside this one and run by the same Python (PYTHON, or .venv/bin/python), each with its own
-# sources. On a GPU packages that it lacks may lie in a folder named by LANEWISE_PACKAGES.
+# sources. A folder with a checkout will do in place of a commit, where there is no git. On a GPU packages that it lacks may lie in a folder named by LANEWISE_PACKAGES.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 old=$1 new=$2 device=${3:-cpu} rounds=${4:-2}
 python=${PYTHON:-$PWD/.venv/bin/python}
 work=$(mktemp -d)
-trap 'git worktree remove --force "$work/old"; git worktree remove --force "$work/new"; rm -rf "$work"' EXIT
-git worktree add -q --detach "$work/old" "$old"
-git worktree add -q --detach "$work/new" "$new"
+trap 'for side in old new; do [ -L "$work/$side" ] || git worktree remove --force "$work/$side"; done; rm -rf "$work"' EXIT
+check_out() { if [ -d "$2" ]; then ln -s "$(realpath "$2")" "$work/$1"; else git worktree add -q --detach "$work/$1" "$2"; fi; }
+check_out old "$old"
+check_out new "$new"
 if [ "$device" = gpu ]; then
   jobs=("control.py --device gpu" "nuts.py --device gpu --chains 16384 --repeats 3" "compile.py --only control" "overhead.py --carriers ticks kernel")
 else

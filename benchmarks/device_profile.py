@@ -1,7 +1,7 @@
 """What a CPU's profile (`core/profile.py`) says of products and of moving elements, measured.
 
-A lane's operation is counted as `blocks/cost.py` counts it, and its unit is an operation of elementwise arithmetic of a
-lane by itself. Printed are, for products of a vector and a shared matrix, what an operation costs a lane by itself
+A lane's operation is counted as `blocks/equations.py` counts it, and its unit is an operation of elementwise arithmetic
+of a lane by itself. Printed are, for products of a vector and a shared matrix, what an operation costs a lane by itself
 (`native`) and all lanes together (one matrix product of XLA's); and what it costs to take an element of a lane out of a
 register by index, and to put it back.
 

@@ -18,7 +18,7 @@ if [ "$what" = all ] || [ "$what" = tests ]; then
   # Answers are compared lane by lane: matrix products at full precision.
   export JAX_DEFAULT_MATMUL_PRECISION=highest
   run() { "$python" -m pytest -q -n "$workers" -p no:cacheprovider --durations=5 "$@"; }
-  run tests/cpp/test_device.py tests/machine/test_narrowing.py tests/machine/test_meet.py tests/core/test_profile.py
+  run tests/cpp/test_device.py tests/machine/test_narrowing.py tests/machine/test_meet.py tests/core/test_profile.py tests/diff/test_accumulate.py
   run tests/test_corpus.py -k "sweep or lax_form"
   run tests/test_tfp_programs.py -k "sweep or most"
   unset JAX_DEFAULT_MATMUL_PRECISION

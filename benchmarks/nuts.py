@@ -28,7 +28,7 @@ from jax import lax, random
 
 import lanewise as lw
 from _harness import Claim, report, use_device
-from lanewise.cpp.toolchain import tiers
+from lanewise.cpp.toolchain import host
 from lanewise.mcmc import NUTS
 from lanewise.mcmc.chain import chain_of, keeping
 from lanewise.mcmc.space import Place
@@ -226,7 +226,7 @@ def fsm(path: str) -> Callable[..., Contender]:
 
 def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
     # Large kernels begin on a quick tier; what is timed is the code that a longer run would have.
-    tiers.wait()
+    host.wait()
     start = time.perf_counter()
     out = jax.block_until_ready(run())
     return time.perf_counter() - start, out

@@ -23,7 +23,7 @@ import jax
 import lanewise as lw
 from _harness import Claim, report
 from control import SUITE
-from lanewise.cpp.toolchain import tiers
+from lanewise.cpp.toolchain import host
 
 SUBJECTS = ("nuts_funnel", "nuts_logistic_regression")
 TIERS = ("quick", "optimized")
@@ -38,10 +38,10 @@ def compiler_seconds() -> float:
 
 def measure(name: str, tier: str, lanes: int) -> tuple[float, float]:
     """How long the C++ compiler takes for one program in this process, and its run."""
-    tiers.LARGE = 0 if tier == "quick" else sys.maxsize
+    host.LARGE = 0 if tier == "quick" else sys.maxsize
     # What would take over never gets its turn.
-    for _ in range(tiers.MOST_BESIDE if tier == "quick" else 0):
-        tiers._turns.acquire()
+    for _ in range(host.MOST_BESIDE if tier == "quick" else 0):
+        host._turns.acquire()
     # The probes of the compiler do not count.
     jax.block_until_ready(lw.vmap(lambda x: x * 2.0, carrier="native")(jax.numpy.ones(4)))
     (entry,) = (entry for entry in SUITE if entry.key == name)

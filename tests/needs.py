@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 
-from lanewise.cpp.toolchain import foreign
+from lanewise.cpp.toolchain import device, foreign
 
 # Which extra of the package brings a library that tests use.
 EXTRA = {
@@ -57,4 +57,7 @@ def installed(name: str) -> pytest.MarkDecorator:
 
 # Marks.
 compiler = pytest.mark.skipif(not foreign.available(), reason=COMPILER_REASON)
+on_gpu = pytest.mark.skipif(
+    jax.default_backend() != "gpu" or not device.available(), reason=GPU_REASON
+)
 on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="it tests a CPU's choices")

@@ -18,7 +18,7 @@ from lanewise.core.profile import CPU, Profile
 from lanewise.core.program import machine_inside
 from lanewise.job import job
 from lanewise.plan import choose
-from lanewise.rules import host_run, on_host
+from lanewise.rules import bind, run
 from lanewise.tracing.decorator import ProgramFunction
 
 
@@ -95,5 +95,5 @@ def on_profile(monkeypatch: Any, **changes: Any) -> Profile:
 
 def forget_plans() -> None:
     """Have jobs be planned anew."""
-    for cache in (choose._planned, choose._refilled, host_run.on_host, on_host._runs):
+    for cache in (choose._planned, choose._refilled, run.on_host, bind._runs):
         cache.cache_clear()

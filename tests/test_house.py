@@ -12,11 +12,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import apart
 import lanewise
+import needs
 
 ROOT = Path(lanewise.__file__).parent
 MOST_IMPORTS = 12
 MOST_LINES = 500
+# The modules whose functions a first `jax.vmap` of a program runs on `native`.
+MOST_ON_THE_WAY = 59
 # Which backend is the default, or which devices there are.
 PLATFORM = re.compile(
     r"\b(default_backend|default_platform|platform_of|local_devices|jax\.devices)\("
@@ -112,6 +116,47 @@ def test_nothing_below_the_public_functions_asks_for_a_platform() -> None:
         if PLATFORM.search(path.read_text()) and module.split(".")[1:2] not in [[a] for a in ASKS]
     }
     assert asking == MAY_ASK_FOR_A_PLATFORM.keys()
+
+
+FIRST_CALL = """
+import sys, threading
+import jax, jax.numpy as jnp, lanewise as lw
+from pathlib import Path
+
+root, seen = str(Path(lw.__file__).parent), set()
+
+def see(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_filename.startswith(root) and code.co_name != "<module>":
+        seen.add(code.co_filename[len(root) + 1 :])
+
+@lw.program
+def collatz(n):
+    steps = 0
+    while n != 1:
+        if n % 2 == 0:
+            n = n // 2
+        else:
+            n = 3 * n + 1
+        steps = steps + 1
+    return steps
+
+sys.setprofile(see)
+threading.setprofile(see)
+jax.vmap(collatz.with_options(carrier="native"))(jnp.arange(1, 9)).block_until_ready()
+sys.setprofile(None)
+for module in sorted(seen):
+    print(f"{module}: on the way")
+"""
+
+
+@needs.compiler
+def test_the_way_of_one_call_is_short(tmp_path: Path) -> None:
+    """Counted with an empty cache, so that the compiler is on the way."""
+    script = tmp_path / "first.py"
+    script.write_text(FIRST_CALL)
+    modules = apart.cases_of(script, XDG_CACHE_HOME=str(tmp_path))
+    assert len(modules) <= MOST_ON_THE_WAY, sorted(modules)
 
 
 def test_the_exceptions_say_why() -> None:

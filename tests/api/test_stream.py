@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
-from lanewise.api.streaming import MOST_HELD, Streaming
+from lanewise.api.stream import MOST_HELD, Streaming
 from lanewise.core.errors import OptionError, Outcome, TransformError
 from lanewise.feed.batches import BATCH_LANES, InBatches, size_for
 from lanewise.feed.segments import Segments

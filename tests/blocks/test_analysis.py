@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 import lanewise as lw
 from lanewise.blocks.analysis import reachable_functions
-from lanewise.blocks.cost import cost_of, eqn_cost, holds_while
+from lanewise.blocks.equations import cost_of, eqn_cost, holds_while
 from lanewise.blocks.form import Call, TailCall
 from lanewise.blocks.link import ReturnPoint
 from programs.small import fib

@@ -11,7 +11,7 @@ from lanewise.blocks.form import verify
 from lanewise.blocks.leaf import leaf_calls
 from lanewise.blocks.reference import interpret
 from lanewise.core.options import Options
-from lanewise.job.linking import blocks_of
+from lanewise.job.job import blocks_of
 from test_corpus import batch
 
 RECURSIVE = [

@@ -9,6 +9,7 @@ import pytest
 
 import lanewise as lw
 from corpus import case_named
+from lanewise.blocks.analysis import storage
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import Block, BlockProgram, Branch, Call, Jump, Return, TailCall, verify
 from lanewise.blocks.simplify import SELECTING, THREADING, simplify, tail_calls
@@ -305,3 +306,58 @@ def test_functions_that_are_no_longer_called_go() -> None:
     assert list(linked_of(decided, jnp.array(True), INT).program.functions) == ["decided"]
     found = lw.vmap(decided, schedule="lowest")(jnp.array([True, False]), jnp.array([1, 2]))
     assert found.tolist() == [4, 2]
+
+
+# What a program inside a program closes over is read where it is.
+TABLE = np.linspace(-1.0, 1.0, 400, dtype=np.float32)
+
+
+@lw.program
+def descend(x, step, depth):
+    """A recursion that closes over a table, and hands its step on."""
+    if depth == 0:
+        return x + step * jnp.sum(jnp.sin(TABLE * x))
+    near = descend(x, step, depth - 1)
+    return descend(near, step, depth - 1)
+
+
+@lw.program
+def outer(x, step):
+    total = x
+    for i in range(20):
+        total = descend(total, step * x, i % 3)
+    return total
+
+
+def blocks_with_table() -> BlockProgram:
+    return blocks_of(outer, jnp.float32(0.5), jnp.float32(0.1))
+
+
+def test_a_closed_over_table_is_no_parameter_and_is_shared() -> None:
+    found = blocks_with_table()
+    given = [
+        var.aval.shape
+        for _, block in found.all_blocks()
+        if isinstance(block.terminator, Call)
+        for var, _ in block.terminator.arguments
+    ]
+    assert given and TABLE.shape not in given
+    (table,) = [var for var in found.inputs if var.aval.shape == TABLE.shape]
+    assert table in storage(found, [False, True, True]).uniform
+
+
+def test_what_a_recursion_hands_on_is_not_saved() -> None:
+    found = blocks_with_table()
+    saved = storage(found, [False, True, True])
+    (recursion,) = [f for name, f in found.functions.items() if name.startswith("descend")]
+    _, step, _ = recursion.params
+    assert saved.stacks and step not in saved.stacks
+
+
+def test_answers_with_a_shared_table() -> None:
+    xs, steps = jnp.linspace(0.1, 2.0, 5), jnp.full(5, 1e-3)
+    ticked = lw.vmap(outer, carrier="ticks", schedule="sweep")(xs, steps)
+    alone = jnp.stack([outer.python(x, s) for x, s in zip(xs, steps)])
+    np.testing.assert_allclose(ticked, alone, rtol=1e-5)
+    native = jax.vmap(outer.with_options(carrier="native"))(xs, steps)
+    np.testing.assert_allclose(native, alone, rtol=1e-5)

@@ -18,7 +18,7 @@ from core.test_outcomes import checked
 from corpus import Case, case_named
 from lanewise.carriers.native import CPP, IN_STEP, XLA
 from lanewise.core.errors import InternalError, OptionError, Outcome
-from lanewise.cpp.toolchain import compiler, foreign, host
+from lanewise.cpp.toolchain import foreign, host
 from programs.small import depth, fib
 from seeing import forget_plans
 from test_corpus import batch, one_at_a_time
@@ -120,7 +120,7 @@ def test_outcomes(path: str, request: Any) -> None:
 
 def test_a_compiler_that_fails_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
-    monkeypatch.setattr(compiler, "COMPILERS", ())
+    monkeypatch.setattr(host, "COMPILERS", ())
     assert not foreign.available()
     n = jnp.arange(5)
     assert lw.vmap(lw.program(lambda n: n * 2 + 1))(n).tolist() == [1, 3, 5, 7, 9]

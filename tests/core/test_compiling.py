@@ -54,7 +54,7 @@ def waits(seconds: float) -> Callable[[], bool]:
     ("path", "says"),
     [
         ("/lib/jax/_src/compiler.py", ["in XLA", "jax_compilation_cache_dir"]),
-        ("/lib/lanewise/cpp/toolchain/compiler.py", ["in the C++ compiler", 'carrier="ticks"']),
+        ("/lib/lanewise/cpp/toolchain/host.py", ["in the C++ compiler", 'carrier="ticks"']),
         ("/lib/lanewise/tracing/staging.py", ["in tracing", "make its bound an argument"]),
     ],
 )

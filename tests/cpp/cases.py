@@ -20,7 +20,7 @@ from lanewise.blocks.link import link
 from lanewise.core.options import Options
 from lanewise.cpp.emit.emit import emit
 from lanewise.cpp.toolchain import host
-from lanewise.job.linking import blocks_of
+from lanewise.job.job import blocks_of
 
 EXAMPLES = 3
 FLAGS = tuple("-O0" if flag == "-O3" else flag for flag in host.FLAGS)

@@ -20,7 +20,7 @@ from lanewise.core.errors import OptionError, Outcome
 from lanewise.core.options import Options
 from lanewise.cpp.kernels import kernel_for
 from lanewise.cpp.toolchain import host
-from lanewise.job.linking import blocks_of
+from lanewise.job.job import blocks_of
 from test_corpus import batch, one_at_a_time
 
 SIZE = 17

@@ -16,14 +16,9 @@ from corpus import CORPUS, Case
 from cpp.test_corpus import CARRIED
 from derivatives import of_smooth, to_scalar
 from lanewise.core.errors import OptionError
-from lanewise.cpp.toolchain import device
 from machine.test_meet import arguments, walks
 from programs.small import collatz, depth, fib
 from test_corpus import batch, one_at_a_time
-
-on_gpu = pytest.mark.skipif(
-    jax.default_backend() != "gpu" or not device.available(), reason=needs.GPU_REASON
-)
 
 
 def on_host(name: str) -> tuple[Any, Any]:
@@ -32,7 +27,7 @@ def on_host(name: str) -> tuple[Any, Any]:
         return batch(name), one_at_a_time(name)
 
 
-@on_gpu
+@needs.on_gpu
 @pytest.mark.parametrize("case", CARRIED, ids=lambda case: case.name)
 def test_the_corpus_as_kernels(case: Case) -> None:
     args, expected = on_host(case.name)
@@ -41,7 +36,7 @@ def test_the_corpus_as_kernels(case: Case) -> None:
     assert_same(jax.jit(run)(*args), expected, max(case.rtol, 2e-4))
 
 
-@on_gpu
+@needs.on_gpu
 @pytest.mark.parametrize(
     "case", [c for c in CORPUS if c.differentiable and not c.heavy], ids=lambda case: case.name
 )
@@ -64,14 +59,14 @@ def test_gradients_as_kernels(case: Case) -> None:
     assert_same(gradient(args, carrier="kernel", tape=256), expected, max(case.rtol, 2e-3))
 
 
-@on_gpu
+@needs.on_gpu
 def test_more_examples_than_lanes() -> None:
     n = jnp.arange(1, 100_001)
     few = lw.vmap(collatz, carrier="kernel", lanes=256)(n)
     assert (few == lw.vmap(collatz, carrier="kernel")(n)).all()
 
 
-@on_gpu
+@needs.on_gpu
 def test_between_other_operations_and_more_than_once() -> None:
     @jax.jit
     def run(n):
@@ -84,7 +79,7 @@ def test_between_other_operations_and_more_than_once() -> None:
         np.testing.assert_array_equal(run(n), expected)
 
 
-@on_gpu
+@needs.on_gpu
 def test_stacks_grow_outside_jit() -> None:
     n = jnp.array([0, 5, 100, 3000])
     assert lw.vmap(depth, carrier="kernel")(n).tolist() == n.tolist()
@@ -98,7 +93,7 @@ def test_without_a_gpu_it_is_told() -> None:
         lw.vmap(collatz, carrier="kernel")(jnp.arange(1, 5))
 
 
-@on_gpu
+@needs.on_gpu
 def test_lanes_that_meet_are_run_by_warps() -> None:
     with jax.default_device(jax.devices("cpu")[0]):
         args = arguments(40)

@@ -15,11 +15,10 @@ import lanewise as lw
 from cpp.checking import check
 from lanewise.core.errors import Outcome
 from lanewise.core.options import Options
+from lanewise.cpp.emit.emit import written
 from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.emit.lower import kernel_blocks
-from lanewise.cpp.emit.support import written
-from lanewise.cpp.kernels import kernel_for
-from lanewise.cpp.toolchain import compiler, host
+from lanewise.cpp.kernels import kernel_blocks, kernel_for
+from lanewise.cpp.toolchain import host
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import vjp_program
 from programs.recursion import determinant
@@ -279,9 +278,9 @@ def test_obstacles_name_the_operation_and_its_line() -> None:
 
 
 def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
+    monkeypatch.setattr(host.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match="C\\+\\+"):
-        compiler.commands()
+        host.commands()
 
 
 def test_a_compiler_that_knows_no_such_cpu_and_a_library_for_another(
@@ -296,9 +295,9 @@ def test_a_compiler_that_knows_no_such_cpu_and_a_library_for_another(
         np.testing.assert_array_equal(host.run(emitted, [n], len(n)).answers[0], n * 3 + 7)
         return len(list(tmp_path.glob("**/*.so")))
 
-    monkeypatch.setattr(compiler, "FOR_THIS_CPU", "-march=of-no-maker")
+    monkeypatch.setattr(host, "FOR_THIS_CPU", "-march=of-no-maker")
     assert libraries() == libraries() == 1
-    monkeypatch.setattr(compiler, "this_cpu", lambda: "another")
+    monkeypatch.setattr(host, "this_cpu", lambda: "another")
     assert libraries() == 2
 
 

@@ -19,9 +19,9 @@ from lanewise.blocks.leaf import leaf_calls
 from lanewise.blocks.link import link
 from lanewise.core.options import Options
 from lanewise.cpp.emit import outline
+from lanewise.cpp.emit.emit import written
 from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.emit.lower import kernel_blocks
-from lanewise.cpp.emit.support import written
+from lanewise.cpp.kernels import kernel_blocks
 from lanewise.cpp.toolchain import host
 from programs.numerics import rough, rough_pieces
 

@@ -29,9 +29,9 @@ def test_the_runs_are_those_that_trying_all_finds() -> None:
             [rng.randrange(3) for _ in range(rng.randrange(12))] for _ in range(rng.randrange(4))
         ]
         found = {}
-        for run in repeats(sequences):
-            number, start = run.places[0]
-            numbers = tuple(sequences[number][start : start + run.length])
-            assert len(numbers) == run.length and numbers not in found
-            found[numbers] = set(run.places)
+        for length, places in repeats(sequences):
+            number, start = places[0]
+            numbers = tuple(sequences[number][start : start + length])
+            assert len(numbers) == length and numbers not in found
+            found[numbers] = set(places)
         assert found == all_runs(sequences)

@@ -6,8 +6,17 @@ import random
 
 import pytest
 
-from lanewise.cpp.emit.graph import HALT, Node
-from lanewise.cpp.emit.structure import Code, Leave, Loop, Mark, Run, Structure, structure
+from lanewise.cpp.emit.structure import (
+    HALT,
+    Code,
+    Leave,
+    Loop,
+    Mark,
+    Node,
+    Run,
+    Structure,
+    structure,
+)
 
 STEPS = 60
 

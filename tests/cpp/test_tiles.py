@@ -16,7 +16,7 @@ from cpp.checking import words
 from lanewise.core.options import Options
 from lanewise.cpp.emit.emit import emit
 from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.emit.lower import kernel_blocks
+from lanewise.cpp.kernels import kernel_blocks
 from lanewise.cpp.toolchain import host
 from lanewise.cpp.variants.tiles import TILE, tiled
 

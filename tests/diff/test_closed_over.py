@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+from lanewise.blocks.equations import update_chain
 from lanewise.blocks.flatten import operand_avals
 from lanewise.blocks.form import Block, Call, TailCall
 from lanewise.blocks.link import Linked, link
-from lanewise.blocks.update import update_chain
 from lanewise.core.options import Options
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import vjp_program
-from lanewise.job.linking import blocks_of
+from lanewise.job.job import blocks_of
 
 SIZE, RECORDS = 1009, 1021
 TABLE = jnp.sin(jnp.arange(SIZE, dtype=jnp.float32))

@@ -17,10 +17,10 @@ from lanewise.core.options import Options
 from lanewise.diff.checkpoint import TAPE_GROWTH, Checkpoints
 from lanewise.diff.vjp import vjp_program
 from lanewise.grow import growing
-from lanewise.grow.depth import FIRST_DEPTH
 from lanewise.grow.larger import counterparts
+from lanewise.grow.memory import FIRST_DEPTH
 from lanewise.grow.rerun import RerunLarger
-from lanewise.job.linking import blocks_of
+from lanewise.job.job import blocks_of
 from lanewise.rules.forward import FIRST_RECORDS
 
 pytestmark = needs.on_cpu  # it asks for `native`

@@ -21,7 +21,7 @@ from lanewise.cpp.toolchain import device, foreign
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.records import SMALL, Tapes
 from lanewise.diff.vjp import vjp_program
-from lanewise.job import linking
+from lanewise.job import job
 from lanewise.job.job import Job
 from lanewise.plan.choose import plan
 from programs.recursion import scaled_tree
@@ -182,7 +182,7 @@ def test_a_kernel_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, call)
 
     counted(kernels, "written", written)
-    counted(linking, "flatten", linked)
+    counted(job, "flatten", linked)
 
     @lw.program
     def halvings(x):

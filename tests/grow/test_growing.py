@@ -15,7 +15,7 @@ import lanewise as lw
 import needs
 from lanewise import _jax
 from lanewise.grow import growing
-from lanewise.grow.depth import FIRST_DEPTH
+from lanewise.grow.memory import FIRST_DEPTH
 
 STARTS = np.array([7, 1, 27, 6], np.int32)
 LENGTHS = np.array([16, 0, 111, 8], np.int32)

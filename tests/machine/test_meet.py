@@ -15,7 +15,7 @@ from lanewise.blocks.link import link
 from lanewise.core.errors import InternalError, OptionError
 from lanewise.core.options import Options
 from lanewise.cpp.variants import between
-from lanewise.job.linking import blocks_of
+from lanewise.job.job import blocks_of
 from lanewise.machine.meet import kernel_between
 from lanewise.machine.sweep import refuse_lost_lanes
 from lanewise.machine.worth import meeting_blocks, swept_blocks

@@ -12,11 +12,11 @@ import pytest
 
 import lanewise as lw
 from lanewise.blocks.link import Linked
-from lanewise.carriers import phases
+from lanewise.carriers import ticks
 from lanewise.core.profile import CPU, GPU, Profile
 from lanewise.machine import sweep
-from lanewise.machine.around import around
 from lanewise.machine.narrowing import widths_for
+from lanewise.machine.worth import around
 from programs.small import fib
 from seeing import linked_of, on_profile
 
@@ -84,7 +84,7 @@ def narrowing(monkeypatch: Any) -> None:
     """As on a GPU: the host reads guards, and a machine narrows."""
     on_profile(monkeypatch, host_reads_guards=True)
     widths = lambda linked, lanes, schedule: (lanes, lanes // 2, lanes // 4)  # noqa: E731
-    monkeypatch.setattr(phases, "widths_for", widths)
+    monkeypatch.setattr(ticks, "widths_for", widths)
 
 
 @pytest.mark.parametrize("fun", [one_of_four, each_turn, now_and_then])
@@ -102,7 +102,7 @@ def test_the_answers_are_the_same(fun: Any, free: int, request: Any, monkeypatch
 def test_a_narrower_machine_is_offered_less(narrowing: None, monkeypatch: Any) -> None:
     args = batch(64)
     narrow = swept(each_turn, args, stats=True)[1]
-    monkeypatch.setattr(phases, "widths_for", lambda linked, lanes, schedule: (lanes,))
+    monkeypatch.setattr(ticks, "widths_for", lambda linked, lanes, schedule: (lanes,))
     wide = swept(each_turn, args, stats=True)[1]
     assert narrow.advanced == wide.advanced
     assert narrow.offered < wide.offered

@@ -181,13 +181,13 @@ def test_a_chain_is_compiled_once(
     """One kernel for all windows and the draws, and no XLA compilation of what the host computes by itself."""
     key = jax.random.key(0)
     kernels = []
-    load = foreign.tiers.load
+    load = foreign.host.load_soon
 
     def counted(text: str, flags: tuple[str, ...]) -> Any:
         kernels.append(text)
         return load(text, flags)
 
-    monkeypatch.setattr(foreign.tiers, "load", counted)
+    monkeypatch.setattr(foreign.host, "load_soon", counted)
     with jax.log_compiles(), caplog.at_level("DEBUG", "jax"):
         data = mcmc.sample(
             lambda x: -0.5 * jnp.sum(x**2),

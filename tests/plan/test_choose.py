@@ -19,8 +19,7 @@ from cpp.test_corpus import operands_of
 from lanewise.blocks.form import verify
 from lanewise.blocks.link import Linked, link
 from lanewise.core.options import Options
-from lanewise.job.job import Job
-from lanewise.job.linking import blocks_of
+from lanewise.job.job import Job, blocks_of
 from lanewise.plan import choose, measure
 from lanewise.plan.measure import SAMPLED_LANES, Sample, counted, take_sample
 from seeing import forget_plans

@@ -16,7 +16,7 @@ import needs
 from lanewise.cpp.toolchain import foreign
 from lanewise.job.job import Job
 from lanewise.plan.folded import FEWEST_LANES, MOST_INSIDE, Folded, folded
-from lanewise.rules import execute, host_run
+from lanewise.rules import run
 
 pytestmark = needs.on_cpu  # it asks for `native`
 
@@ -49,8 +49,7 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Folded | None]]:
             found.append(fold)
         return fold
 
-    for module in (execute, host_run):
-        monkeypatch.setattr(module, "folded", seen)
+    monkeypatch.setattr(run, "folded", seen)
     yield found
 
 

@@ -13,7 +13,7 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 
 from lanewise._jax.jaxprs import JaxprEqn, Primitive, Var, new_var
-from lanewise._jax.varying import unchecked
+from lanewise._jax.values import unchecked
 
 Effect = _effects.Effect
 

@@ -15,7 +15,7 @@ from lanewise.feed.fed import Fed
 from lanewise.feed.segments import InLanes
 from lanewise.job.job import job_for
 from lanewise.plan.choose import plan
-from lanewise.rules.on_host import execute_on_host
+from lanewise.rules.bind import execute_on_host
 
 
 def fed_by(program: Program, captures: Sequence[Any], lanes: int, options: Options) -> Fed:

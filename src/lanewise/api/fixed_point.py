@@ -24,9 +24,9 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise.api import implicit
-from lanewise.core.check import check
 from lanewise.core.errors import Location, OptionError
 from lanewise.core.options import Options, refuse_unknown
+from lanewise.core.program import check
 from lanewise.tracing.closures import put_together, taken_apart
 from lanewise.tracing.decorator import ProgramFunction, lift
 

@@ -14,9 +14,8 @@ from lanewise.blocks.analysis import storage
 from lanewise.core.errors import OptionError
 from lanewise.core.objects import over_lanes, taken
 from lanewise.core.options import NAMES
-from lanewise.job.job import job_for
-from lanewise.job.linking import blocks_of
-from lanewise.rules.host_run import on_host
+from lanewise.job.job import blocks_of, job_for
+from lanewise.rules.run import on_host
 from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import is_array_like
 

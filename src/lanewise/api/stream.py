@@ -12,16 +12,33 @@ no example is taken before the earlier one is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from lanewise import _jax
-from lanewise.api.streaming import Streaming
-from lanewise.core.errors import OptionError
+from lanewise.api.fed_by import fed_by
+from lanewise.core.errors import InternalError, LaneError, OptionError, Outcome, TransformError
 from lanewise.core.objects import is_taken
 from lanewise.core.options import flag
+from lanewise.core.outcomes import Failure, Outcomes
+from lanewise.feed.fed import Ended, Example, Fed, kept_row
 from lanewise.tracing.decorator import ProgramFunction, lift
+from lanewise.tracing.signature import CallStatics
+from lanewise.tracing.staging import Staged
 from lanewise.watch.progress import Bar
+
+# A source that takes longer than this, in seconds, is left alone once the device is idle.
+SLOW_SECONDS = 0.1
+MOST_HELD = 8
 
 
 def stream(
@@ -109,3 +126,218 @@ def _plainly(
     for index, example in enumerate(source):
         args = example if type(example) is tuple else (example,)
         yield index, program(*args)
+
+
+class _Kept(NamedTuple):
+    """The type of an array of an example, and the type it is kept in."""
+
+    aval: Any
+    is_key: bool
+    row: Any
+
+
+@dataclass(frozen=True, eq=False)
+class _First:
+    """What the first example decides for all: the traced program, what runs it, and how arrays are kept."""
+
+    staged: Staged
+    statics: CallStatics
+    fed: Fed
+    arguments: list[_Kept]
+    # Which arrays of an answer are typed keys.
+    keys: list[bool]
+
+
+class Streaming:
+    """One stream under way."""
+
+    def __init__(
+        self,
+        program: ProgramFunction,
+        source: Iterator[Any],
+        ordered: bool,
+        progress: Bar | None,
+    ) -> None:
+        self.program = program
+        self.lanes: int = program.options.lanes or 1
+        self.source = source
+        self.ordered = ordered
+        self.progress = progress
+        self.first: _First | None = None
+        self.error: Exception | None = None
+        self.exhausted = False
+        self.waiting: deque[Example] = deque()
+        self.taken = self.done = self.failed = 0
+        # What has finished and is not handed over yet, by index, and the next index to hand over in order.
+        self.finished: dict[int, Any] = {}
+        self.next_in_order = 0
+
+    def answers(self) -> Generator[tuple[int, Any], None, None]:
+        with self.progress or contextlib.nullcontext():
+            try:
+                self._pull(device_works=lambda: False)
+                if self.first is not None:
+                    yield from self._turns(self.first)
+            except KeyboardInterrupt:
+                # An interrupt may have come while the state was being handed to the device, and have lost it.
+                with contextlib.suppress(Exception):
+                    if self.first is not None:
+                        self._keep(self.first, self.first.fed.so_far())
+                yield from self._hand_over(everything=True)
+                raise
+            finally:
+                # A state that an interrupt has lost cannot be told of.
+                with contextlib.suppress(Exception):
+                    if self.first is not None:
+                        self.first.fed.close()
+            if self.error is not None:
+                raise self.error
+
+    def _turns(self, first: _First) -> Iterator[tuple[int, Any]]:
+        """Run what waits, hand answers over and take examples meanwhile, and again."""
+        fed = first.fed
+        while True:
+            with _jax.our_transfers():
+                started = fed.start(self.waiting)
+            if started:
+                yield from self._hand_over()
+                self._pull(device_works=lambda: not fed.ready())
+                with _jax.our_transfers():
+                    ended = fed.ended()
+                self._keep(first, ended)
+                continue
+            yield from self._hand_over()
+            self._pull(device_works=lambda: False)
+            if not self.waiting:
+                return
+
+    # -- examples ----------------------------------------------------------------------------------
+
+    def _pull(self, device_works: Callable[[], bool]) -> None:
+        """Take as many examples as are wanted; a slow source is left alone once the device is idle."""
+        began = time.perf_counter()
+        while not self.exhausted and self._wants_more():
+            slow = time.perf_counter() - began > SLOW_SECONDS
+            if slow and self.waiting and not device_works():
+                return
+            try:
+                rows = self._rows(next(self.source))
+                self.waiting.append(Example(self.taken, rows))
+                self.taken += 1
+            except StopIteration:
+                self.exhausted = True
+            except Exception as error:
+                self.error, self.exhausted = error, True
+
+    def _wants_more(self) -> bool:
+        if self.ordered and self.taken - self.next_in_order >= MOST_HELD * self.lanes:
+            return False
+        return self.first is None or len(self.waiting) < self.first.fed.wanted
+
+    def _rows(self, example: Any) -> list[np.ndarray]:
+        """An example's arrays, as they are kept; the first decides what the others must be."""
+        args = example if type(example) is tuple else (example,)
+        leaves, statics = self.program.split(*args)
+        _refuse_traced(leaves, f"example {self.taken} holds")
+        if self.first is None:
+            self.first = self._begun(args, statics)
+        if statics != self.first.statics:
+            raise OptionError(
+                f"example {self.taken} has another structure than example 0: {_shown(statics)}, not"
+                f" {_shown(self.first.statics)}. All examples of a stream must be alike."
+            )
+        return [
+            _row(leaf, kept, self.taken, place)
+            for place, (leaf, kept) in enumerate(zip(leaves, self.first.arguments, strict=True))
+        ]
+
+    @_jax.our_transfers()
+    def _begun(self, args: tuple[Any, ...], statics: CallStatics) -> _First:
+        staged, _ = self.program.stage(*args)
+        _refuse_traced(staged.captures, f"`{self.program.__name__}` closes over")
+        fed = fed_by(staged.program, staged.captures, self.lanes, self.program.options)
+        arguments = [_Kept(aval, _jax.is_key(aval), kept_row(aval)) for aval in fed.avals]
+        return _First(
+            staged, statics, fed, arguments, [_jax.is_key(aval) for aval in staged.result.avals]
+        )
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _keep(self, first: _First, ended: Ended) -> None:
+        """Keep the answers of what has ended until they are handed over."""
+        if len(ended.index) == 0:
+            return
+        staged = first.staged
+        result, finished = staged.result, {}
+        for place, (index, code) in enumerate(zip(ended.index, ended.code, strict=True)):
+            if code == Outcome.DONE:
+                leaves = [
+                    _jax.wrap_key(jnp.asarray(column[place]), aval) if is_key else column[place]
+                    for column, aval, is_key in zip(
+                        ended.columns, result.avals, first.keys, strict=True
+                    )
+                ]
+                value = jax.tree.unflatten(result.tree, result.static.join(leaves))
+            else:
+                outcome = Outcome(int(code))
+                if outcome is Outcome.LOST:
+                    raise InternalError(f"{self.program.__name__}: lost in example {index}")
+                known = outcome is Outcome.ASSERTION_FAILED
+                site = staged.program.sites[ended.site[place]] if known else None
+                value = Failure(outcome, site)
+                self.failed += 1
+            finished[int(index)] = value
+        self.finished |= finished
+        self.done += len(finished)
+        if self.progress is not None:
+            self.progress.update(self.done, failed=self.failed)
+
+    def _hand_over(self, everything: bool = False) -> Iterator[tuple[int, Any]]:
+        """Yield what has finished; in order only what follows on what was yielded before, but for `everything`."""
+        for index in sorted(self.finished):
+            if self.ordered and not everything and index != self.next_in_order:
+                return
+            self.next_in_order = index + 1
+            value = self.finished.pop(index)
+            if isinstance(value, Failure) and self.program.options.throw:
+                raise LaneError(
+                    f"{self.program.__name__}: {value} in example {index}."
+                    " Pass throw=False for the answers of the others.",
+                    Outcomes(np.int32(value.outcome), np.int32(-1), ()),
+                )
+            yield index, value
+
+
+def _refuse_traced(values: Sequence[Any], who: str) -> None:
+    """A stream runs now: what is traced has no value yet, and a derivative would end at the host."""
+    if any(isinstance(value, Tracer) for value in values):
+        raise TransformError(
+            f"lanewise.stream runs on the host, and {who} a traced value: inside jit there is no value yet, and no"
+            " gradient goes through a stream. Use lanewise.vmap(fun, lanes=...) on the stacked examples, which works"
+            " inside jit and under jax.grad."
+        )
+
+
+def _row(leaf: Any, kept: _Kept, number: int, place: int) -> np.ndarray:
+    """One leaf of an example as an array on the host, if it is what the first example has there."""
+    aval = kept.aval
+    if isinstance(leaf, jax.Array) and _jax.is_key(_jax.aval_of(leaf)):
+        found, value = leaf.dtype, np.asarray(jax.random.key_data(leaf))
+    else:
+        value = np.asarray(leaf)
+        found = jax.dtypes.canonicalize_dtype(value.dtype)
+        # A Python number takes the type of the first example's, where that can hold it.
+        if isinstance(leaf, bool | int | float) and np.can_cast(found, aval.dtype, "same_kind"):
+            found = aval.dtype
+    if np.shape(leaf) != aval.shape or found != aval.dtype:
+        raise OptionError(
+            f"example {number}, array {place}: it has shape {np.shape(leaf)} and type {found}, and that of example 0"
+            f" has shape {tuple(aval.shape)} and type {aval.dtype}. All examples of a stream must be alike: pad or"
+            " convert them."
+        )
+    return value.astype(kept.row.dtype, copy=False)
+
+
+def _shown(statics: CallStatics) -> str:
+    args, _ = statics.join(["*"] * len(statics.leaves.leaves))
+    return str(args[0] if len(args) == 1 else args)

@@ -1,4 +1,4 @@
-"""What is known about blocks without running them: liveness, storage, uniformity.
+"""What is known about blocks without running them: liveness, storage, uniformity, constants.
 
 Storage
 -------
@@ -10,18 +10,31 @@ Each frame has one slot in every stack, at the frame's depth. So a value that wa
 its slot at the next call of the same frame: it is not pushed again (pop-push cancels) unless the variable changed in
 between; and after the return it is not popped unless something reads it before the next call. Both are found by
 dataflow: *saved* goes forward (what certainly lies in its slot), *wanted* backward (what is read before the next call).
+
+Constants
+---------
+`evaluate` folds the small scalars that control flow hangs on: flags, indices, comparisons of constants.
+`constants_at_start` follows them from block to block: conditional constant propagation. Optimistic, after Wegman and
+Zadeck (1991): a way that a known branch rules out brings nothing, so a flag that only an already threaded exit sets is
+known to be clear in the rest of its loop. A branch tells about its own index too: on the way taken for True the index
+is True.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from lanewise._jax import Literal, Var
+import numpy as np
+
+from lanewise import _jax
+from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
     BlockProgram,
+    Branch,
     Call,
     Label,
     Return,
@@ -306,3 +319,166 @@ def uniform_variables(program: BlockProgram, varying_inputs: Iterable[bool]) -> 
                 varies.add(var)
                 changed = True
     return frozenset(var for var in sources if var not in varies)
+
+
+Known = dict[Var, Any]
+
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "xor": np.bitwise_xor,
+}
+
+
+# What can be told of an equation's results, all of its inputs known or only some.
+_FOLDED = {
+    *_PLAIN,
+    *("not", "and", "or", "select_n", "cond", "jit", "pjit"),
+    *("convert_element_type", "copy", "stop_gradient"),
+}
+
+
+def known_value(atom: Atom, eqns: Iterable[JaxprEqn]) -> Any | None:
+    """The value of a scalar if the equations fix it, else None."""
+    return value_of(evaluate(eqns, {}), atom)
+
+
+def evaluate(eqns: Iterable[JaxprEqn], known: Known) -> Known:
+    """What the equations fix, given what is known of their inputs."""
+    known = dict(known)
+    for eqn in eqns:
+        if eqn.primitive.name in _FOLDED and all(var.aval.shape == () for var in eqn.outvars):
+            known.update(
+                {
+                    k: v
+                    for k, v in zip(eqn.outvars, _outputs(eqn, known), strict=True)
+                    if v is not None
+                }
+            )
+    return known
+
+
+def value_of(known: Known, atom: Atom) -> Any | None:
+    if isinstance(atom, Literal):
+        return np.asarray(atom.val, atom.aval.dtype)[()] if np.ndim(atom.val) == 0 else None
+    return known.get(atom)
+
+
+def identical(first: Any, second: Any) -> bool:
+    """Whether two constants are the same bits.
+
+    >>> identical(np.float32(0.0), np.float32(-0.0))
+    False
+    """
+    first, second = np.asarray(first), np.asarray(second)
+    return (first.dtype, first.shape, first.tobytes()) == (
+        second.dtype,
+        second.shape,
+        second.tobytes(),
+    )
+
+
+def _outputs(eqn: JaxprEqn, known: Known) -> list[Any | None]:
+    values = [value_of(known, atom) for atom in eqn.invars]
+    nothing = [None] * len(eqn.outvars)
+    name = eqn.primitive.name
+    is_bool = len(eqn.outvars) == 1 and eqn.outvars[0].aval.dtype == np.bool_
+    if name == "not" and is_bool:
+        return [None if values[0] is None else np.logical_not(values[0])]
+    if name in ("and", "or") and is_bool:
+        decisive = name == "or"
+        if any(v is not None and bool(v) == decisive for v in values):
+            return [np.bool_(decisive)]
+        return nothing if any(v is None for v in values) else [np.bool_(not decisive)]
+    if name == "select_n" and values[0] is not None:
+        return [values[1 + int(values[0])]]
+    if name == "cond" and values[0] is not None:
+        return _run(eqn.params["branches"][int(values[0])], values[1:])
+    if name in ("jit", "pjit"):
+        return _run(eqn.params["jaxpr"], values)
+    if any(v is None for v in values):
+        return nothing
+    if name == "convert_element_type" and not _jax.is_extended(eqn.params["new_dtype"]):
+        return [np.asarray(values[0]).astype(eqn.params["new_dtype"])[()]]
+    if name in ("copy", "stop_gradient"):
+        return [values[0]]
+    return [_PLAIN[name](*values)] if name in _PLAIN else nothing
+
+
+def _run(jaxpr: Any, values: Iterable[Any | None]) -> list[Any | None]:
+    known = evaluate(
+        jaxpr.eqns, {var: v for var, v in zip(jaxpr.invars, values, strict=True) if v is not None}
+    )
+    return [value_of(known, atom) for atom in jaxpr.outvars]
+
+
+def constants_at_start(program: BlockProgram, function: BlockFunction) -> dict[Label, Known]:
+    """Known scalars at the start of each block that can be reached."""
+    blocks = {block.label: block for block in function.blocks}
+    position = {label: i for i, label in enumerate(blocks)}
+    at_start: dict[Label, Known] = {function.entry: {}}
+    work = {function.entry}
+    while work:
+        # In program order, what comes after a join is looked at when all ways into it have been.
+        label = min(work, key=position.__getitem__)
+        work.remove(label)
+        for target, leaving in constants_leaving(program, blocks[label], at_start[label]):
+            before = at_start.get(target)
+            now = (
+                leaving
+                if before is None
+                else {v: x for v, x in before.items() if _same(x, leaving.get(v))}
+            )
+            if before is None or len(now) != len(before):
+                at_start[target] = now
+                work.add(target)
+    return at_start
+
+
+def _same(first: Any, second: Any) -> bool:
+    # Bit for bit: 0.0 equals -0.0, and is another constant.
+    return first is second or (second is not None and identical(first, second))
+
+
+def constants_leaving(
+    program: BlockProgram, block: Block, known: Known
+) -> list[tuple[Label, Known]]:
+    """Where a block may go when it starts with these constants, and what is known on each way."""
+    written = defined(block)
+    inside = evaluate(block.eqns, {v: x for v, x in known.items() if v not in written})
+    after = dict(inside)
+    for var, atom in block.assigns:
+        value = value_of(inside, atom)
+        if value is None or var.aval.shape != ():
+            after.pop(var, None)
+        else:
+            after[var] = value
+    if isinstance(block.terminator, Call):
+        for var in program.functions[block.terminator.callee].results:
+            after.pop(var, None)
+    if not isinstance(block.terminator, Branch):
+        return [(target, after) for target in successors(block)]
+    index, targets = block.terminator.index, block.terminator.targets
+    value = value_of(inside, index)
+    if value is not None:
+        return [(targets[int(value)], after)]
+    return [
+        (target, _refined(after, block, index, targets, target)) for target in successors(block)
+    ]
+
+
+def _refined(
+    after: Known, block: Block, index: Any, targets: tuple[Label, ...], target: Label
+) -> Known:
+    """On the way to one of two targets, the index itself is known, wherever it was stored."""
+    if len(targets) != 2 or targets[0] == targets[1] or not isinstance(index, Var):
+        return after
+    value = np.asarray(targets.index(target), index.aval.dtype)[()]
+    stored = {var for var, atom in block.assigns if atom is index}
+    overwritten = {var for var, _ in block.assigns}
+    holders = stored | ({index} - overwritten)
+    return {**after, **dict.fromkeys(holders, value)}

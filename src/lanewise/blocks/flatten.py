@@ -24,6 +24,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.blocks.divergence import Divergence, changed_carry, flag_of
+from lanewise.blocks.equations import UPDATES, inside, is_throw, tests_many, with_one_test
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -36,12 +37,10 @@ from lanewise.blocks.form import (
     Return,
     Terminator,
 )
-from lanewise.blocks.inside import inside, is_throw, tests_many, with_one_test
-from lanewise.blocks.update import UPDATES
-from lanewise.core.check import check_p
+from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import Outcome, TransformError
 from lanewise.core.outcomes import Site
-from lanewise.core.program import Function, Program, call_p, program_p, site_of
+from lanewise.core.program import Function, Program, call_p, check_p, program_p, site_of
 
 Env = dict[Var, Atom]
 
@@ -104,6 +103,7 @@ class _Flattener:
             (*captured, *frame.params),
             tuple(self.constants),
             tuple(self.sites),
+            program.sums,
         )
 
     def link_captures(self, program: Program, variables: Sequence[Var]) -> None:
@@ -198,6 +198,9 @@ class _Flattener:
             return _STRUCTURED[name](self, eqn, operands)
         if eqn.primitive is check_p:
             return self.check(eqn, operands)
+        if eqn.primitive is accumulate_p:
+            self.eqns.append(eqn.replace(invars=list(operands)))
+            return []
         if eqn.primitive is call_p:
             function = self.owner.functions[eqn.params["name"]]
             return self.call(self.owner, function, operands)
@@ -428,7 +431,8 @@ def _calls_in(jaxpr: Jaxpr) -> list[JaxprEqn]:
 def _keeps_batching_rule(eqn: JaxprEqn) -> bool:
     """Whether JAX's own batching of the equation is what we want.
 
-    A `jit` or `custom_jvp` is, unless it hides a write by index, as JAX's own functions for that do: see `update.py`.
+    A `jit` or `custom_jvp` is, unless it hides a write by index, as JAX's own functions for that do: see
+    `masked_update`.
     """
     if eqn.primitive.name not in ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call"):
         return False

@@ -6,7 +6,8 @@ swap is a swap. A block reads a variable at its start unless an equation of the 
 that no other block reads never leaves its block: whether a variable is a temporary, a register or a stack
 is not written here but found by `analysis.py`.
 
-Every program has one verifier, `verify`, which tests run after each pass.
+What passes over blocks are made of is here too: substitution, joining two blocks, one function at a time. Every program
+has one verifier, `verify`, which tests run after each pass.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lanewise._jax import Atom, JaxprEqn, Var
+from lanewise import _jax
+from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.core.errors import InternalError, Outcome
 from lanewise.core.outcomes import Site
 
@@ -115,14 +117,15 @@ class BlockFunction:
 class BlockProgram:
     """All functions of a program in flat form.
 
-    `inputs` are the variables the operands go to (captures first); `constants` hold arrays found in the code.
-    """
+    `inputs` are the variables the operands go to (captures first); `constants` hold arrays found in the code; `sums`
+    are the types of the accumulators that blocks add to."""
 
     functions: dict[str, BlockFunction]
     entry: str
     inputs: tuple[Var, ...]
     constants: tuple[tuple[Var, Any], ...]
     sites: tuple[Site, ...]
+    sums: tuple[Any, ...] = ()
 
     @property
     def entry_function(self) -> BlockFunction:
@@ -276,3 +279,91 @@ def _verify_defined(program: BlockProgram, function: BlockFunction) -> None:
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise InternalError(message)
+
+
+Pass = Callable[[BlockProgram], BlockProgram]
+
+
+def each_function(
+    step: Callable[[BlockProgram, BlockFunction], Sequence[Block]],
+) -> Pass:
+    """A pass over one function's blocks, lifted to programs."""
+
+    def run(program: BlockProgram) -> BlockProgram:
+        functions = {
+            name: replace(function, blocks=reachable(step(program, function)))
+            for name, function in program.functions.items()
+        }
+        return replace(program, functions=functions)
+
+    run.__name__ = step.__name__
+    run.__doc__ = step.__doc__
+    return run
+
+
+def reachable(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    by_label = {block.label: block for block in blocks}
+    seen: set[Label] = set()
+    work = [blocks[0].label]
+    while work:
+        label = work.pop()
+        if label not in seen:
+            seen.add(label)
+            work += successors(by_label[label])
+    return tuple(block for block in blocks if block.label in seen)
+
+
+def substitute(env: dict[Var, Atom], atom: Atom) -> Atom:
+    return atom if isinstance(atom, Literal) else env.get(atom, atom)
+
+
+def substitute_inputs(env: dict[Var, Atom], eqn: JaxprEqn) -> JaxprEqn:
+    """The equation itself where nothing in it is substituted: most are left as they are by most passes."""
+    if not any(isinstance(atom, Var) and atom in env for atom in eqn.invars):
+        return eqn
+    return eqn.replace(invars=[substitute(env, atom) for atom in eqn.invars])
+
+
+def substitute_block(env: dict[Var, Atom], block: Block) -> Block:
+    """The block reading these atoms for variables."""
+    return block.with_(
+        eqns=tuple(substitute_inputs(env, eqn) for eqn in block.eqns),
+        assigns=tuple((var, substitute(env, atom)) for var, atom in block.assigns),
+        terminator=substitute_terminator(block.terminator, env),
+    )
+
+
+def joined(first: Block, second: Block) -> Block:
+    """`first`, then `second`, as one block. What `second` defines is renamed: `first` may define it too."""
+    env: dict[Var, Atom] = dict(first.assigns)
+    eqns = list(first.eqns)
+    fresh: dict[Var, Atom] = {}
+    for eqn in second.eqns:
+        outs = []
+        for var in eqn.outvars:
+            renamed = _jax.new_var(var.aval)
+            outs.append(renamed)
+            fresh[var] = renamed
+        eqns.append(eqn.replace(invars=[substitute(env, a) for a in eqn.invars], outvars=outs))
+        env.update(zip(eqn.outvars, outs, strict=True))
+    stored = dict(first.assigns) | fresh
+    stored |= {var: substitute(env, atom) for var, atom in second.assigns}
+    assigns = tuple((var, atom) for var, atom in stored.items() if var is not atom)
+    return first.with_(
+        eqns=tuple(eqns),
+        assigns=assigns,
+        terminator=substitute_terminator(second.terminator, env),
+        steps=first.steps + second.steps,
+    )
+
+
+def substitute_terminator(terminator: Terminator, env: dict[Var, Atom]) -> Terminator:
+    match terminator:
+        case Branch(index, targets):
+            return Branch(substitute(env, index), targets)
+        case Call(callee, arguments, target):
+            return Call(callee, tuple((v, substitute(env, a)) for v, a in arguments), target)
+        case TailCall(callee, arguments):
+            return TailCall(callee, tuple((v, substitute(env, a)) for v, a in arguments))
+        case _:
+            return terminator

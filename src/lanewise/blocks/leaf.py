@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from lanewise import _jax
 from lanewise._jax import Atom, Literal, Var
-from lanewise.blocks.cost import cost_of
+from lanewise.blocks.equations import cost_of
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -30,8 +30,8 @@ from lanewise.blocks.form import (
     Jump,
     Label,
     Return,
+    joined,
 )
-from lanewise.blocks.rewrite import joined
 
 # What the copy of a callee's test, and that of a way to its return, may cost a lane.
 TEST_OPERATIONS = 16

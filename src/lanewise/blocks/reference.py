@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+
 from lanewise import _jax
-from lanewise._jax import Var
+from lanewise._jax import Literal, Var
 from lanewise.blocks.form import (
     Block,
     BlockProgram,
@@ -25,6 +27,7 @@ from lanewise.blocks.form import (
     reads,
     terminator_atoms,
 )
+from lanewise.core.accumulate import accumulate_p, accumulated
 from lanewise.core.errors import Outcome
 
 Values = dict[Var, Any]
@@ -32,7 +35,7 @@ Values = dict[Var, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """What one lane gives: its answers (None unless done), how it ended, and what it took."""
+    """What one lane gives: its answers (None unless done), how it ended, what it took, and what it adds to sums."""
 
     values: list[Any] | None
     outcome: Outcome
@@ -41,6 +44,7 @@ class Answer:
     deepest: int
     # What the assertion says that it failed, where the program was flattened to explain.
     message: str | None = None
+    sums: tuple[Any, ...] = ()
 
 
 def interpret(
@@ -61,6 +65,7 @@ def interpret(
     label = function.entry
     frames: list[tuple[Values, int]] = []
     steps = deepest = 0
+    sums = [jnp.zeros(aval.shape, aval.dtype) for aval in program.sums]
 
     def ended(outcome: Outcome, site: int = -1, message: str | None = None) -> Answer:
         found = (
@@ -68,7 +73,7 @@ def interpret(
             if outcome is Outcome.DONE
             else None
         )
-        return Answer(found, outcome, site, steps, deepest, message)
+        return Answer(found, outcome, site, steps, deepest, message, tuple(sums))
 
     while True:
         function, block = blocks[label]
@@ -84,6 +89,12 @@ def interpret(
         if visit is not None:
             visit(block)
         stored, given = run(block, values)
+        for eqn in block.eqns:
+            if eqn.primitive is accumulate_p:
+                made = values | {var: stored[var] for var in defined(block)}
+                own = [a.val if isinstance(a, Literal) else made[a] for a in eqn.invars]
+                number = eqn.params["number"]
+                sums[number] = accumulated(eqn.params, sums[number], own)
         values = values | stored
         match block.terminator:
             case Jump(target):
@@ -129,4 +140,5 @@ def block_code(block: Block) -> tuple[list[Var], list[Var], _jax.Jaxpr]:
         *terminator_atoms(block.terminator),
     ]
     inputs = list(reads(block))
-    return names, inputs, _jax.new_jaxpr(inputs, atoms, block.eqns)
+    eqns = [eqn for eqn in block.eqns if eqn.primitive is not accumulate_p]
+    return names, inputs, _jax.new_jaxpr(inputs, atoms, eqns)

@@ -11,8 +11,16 @@ import numpy as np
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.analysis import live_out, writes
-from lanewise.blocks.cost import Cost, bytes_of, cost_of, holds_while
 from lanewise.blocks.divergence import CHEAP_BYTES, CHEAP_OPERATIONS
+from lanewise.blocks.equations import (
+    Cost,
+    before_updates,
+    bytes_of,
+    cost_of,
+    holds_while,
+    masked_update,
+    update_chain,
+)
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -22,10 +30,11 @@ from lanewise.blocks.form import (
     Label,
     defined,
     defined_at_start,
+    each_function,
+    joined,
     predecessors,
+    substitute,
 )
-from lanewise.blocks.rewrite import each_function, joined, substitute
-from lanewise.blocks.update import UPDATES, masked_update, update_chain
 
 
 @each_function
@@ -96,10 +105,8 @@ def _cheap(sides: Sequence[Block | None], alive: dict[Label, Any]) -> bool:
 def _only_updated(side: Block, var: Var) -> bool:
     """Whether a side leaves in `var` another variable as it is, or written at some places."""
     atom = dict(side.assigns).get(var, var)
-    made_by = {out: eqn for eqn in side.eqns for out in eqn.outvars}
-    while isinstance(atom, Var) and atom in made_by and made_by[atom].primitive.name in UPDATES:
-        atom = made_by[atom].invars[0]
-    return isinstance(atom, Var) and atom not in made_by
+    old = before_updates(side.eqns, atom)
+    return old is not None and old not in defined(side)
 
 
 def _selected(
@@ -144,8 +151,8 @@ def _selected(
 
 def _written_where_taken(index: Atom, options: Sequence[Atom], eqns: list[JaxprEqn]) -> Atom | None:
     """An array that each side leaves alone or writes at some places: masked writes one after the other, no select."""
-    old = _before_updates(eqns, options[0])
-    if old is None or any(_before_updates(eqns, option) is not old for option in options):
+    old = before_updates(eqns, options[0])
+    if old is None or any(before_updates(eqns, option) is not old for option in options):
         return None
     value: Atom = old
     for side, new in enumerate(options):
@@ -154,17 +161,6 @@ def _written_where_taken(index: Atom, options: Sequence[Atom], eqns: list[JaxprE
             (mask,) = _inlined(_side_taken(index, side, len(options)), [index], eqns)
             value = _masked(chain, value, mask, eqns)
     return value
-
-
-def _before_updates(eqns: Sequence[JaxprEqn], atom: Atom) -> Var | None:
-    """The variable that `atom` is, but for indexed writes."""
-    made_by = {out: eqn for eqn in eqns for out in eqn.outvars}
-    while isinstance(atom, Var):
-        eqn = made_by.get(atom)
-        if eqn is None or eqn.primitive.name not in UPDATES:
-            return atom
-        atom = eqn.invars[0]
-    return None
 
 
 def _side_taken(index: Atom, side: int, num_sides: int) -> Any:

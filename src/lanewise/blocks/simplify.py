@@ -4,6 +4,11 @@ After flattening, a `break` is a flag that a later branch tests. `thread_jumps` 
 a flag with a known value and goes on to a block that only tests it jumps straight to where the test leads, so early
 exits become jumps, and the flag dies. Loop rotation is the same operation: a loop's test is copied to the end of its
 body, so that an iteration is one block. `select_cheap_branches` then turns branches around little work into selects.
+
+Two passes are about calls. `tail_calls`: a call whose result is returned as it is keeps no frame. `inherit`: a program
+called inside another takes what it closes over, the data a density is of for example, as parameters. Such a parameter
+would be copied at each call and, though all lanes share the input, be spread over the lanes, since lanes are called at
+different times. Where every call gives a parameter the same input, or hands its own value on, it *is* that input.
 """
 
 from __future__ import annotations
@@ -16,35 +21,37 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, Literal, Var
-from lanewise.blocks.analysis import live_out, reachable_functions
-from lanewise.blocks.constants import constants_at_start, constants_leaving
-from lanewise.blocks.cost import cost_of
+from lanewise.blocks.analysis import (
+    constants_at_start,
+    constants_leaving,
+    known_value,
+    live_out,
+    reachable_functions,
+)
+from lanewise.blocks.equations import cost_of
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
     BlockProgram,
     Branch,
+    Call,
     Jump,
     Label,
+    Pass,
+    Return,
+    TailCall,
     defined,
+    each_function,
+    joined,
     predecessors,
+    reachable,
     retarget,
+    substitute,
+    substitute_block,
     successors,
     terminator_atoms,
 )
-from lanewise.blocks.inherit import inherit
-from lanewise.blocks.known import known_value
-from lanewise.blocks.rewrite import (
-    Pass,
-    each_function,
-    joined,
-    reachable,
-    substitute,
-    substitute_inputs,
-    substitute_terminator,
-)
 from lanewise.blocks.select import fold_short_circuits, select_cheap_branches
-from lanewise.blocks.tail import tail_calls
 
 # Code copied to the end of another block (a loop's test, say) may cost a lane no more than this.
 COPY_OPERATIONS = 256
@@ -158,7 +165,7 @@ def thread_jumps(program: BlockProgram, function: BlockFunction) -> Sequence[Blo
                 break
             blocks[label] = together
     # A branch's side that only carries a constant to a test is threaded too: give the edge a block of its own.
-    return _fold_branches(list(blocks.values()))
+    return [_decided(block) for block in blocks.values()]
 
 
 @each_function
@@ -236,10 +243,6 @@ def _decided(block: Block) -> Block:
     return block if value is None else block.with_(terminator=Jump(targets[int(value)]))
 
 
-def _fold_branches(blocks: Sequence[Block]) -> Sequence[Block]:
-    return [_decided(block) for block in blocks]
-
-
 @each_function
 def propagate_constants(program: BlockProgram, function: BlockFunction) -> Sequence[Block]:
     """Put constants in place of the variables that hold them on every way to a block."""
@@ -258,11 +261,7 @@ def _with_constants(block: Block, known: dict[Var, Any]) -> Block:
         for var, value in known.items()
         if var not in inside
     }
-    return block.with_(
-        eqns=tuple(substitute_inputs(env, eqn) for eqn in block.eqns),
-        assigns=tuple((var, substitute(env, atom)) for var, atom in block.assigns),
-        terminator=substitute_terminator(block.terminator, env),
-    )
+    return substitute_block(env, block)
 
 
 @each_function
@@ -284,6 +283,127 @@ def _without_dead(block: Block, alive: Any) -> Block:
             eqns.append(eqn)
             needed |= {atom for atom in eqn.invars if isinstance(atom, Var)}
     return block.with_(eqns=tuple(reversed(eqns)), assigns=assigns)
+
+
+def tail_calls(program: BlockProgram) -> BlockProgram:
+    """A call whose result is returned as it is keeps no frame: tail recursion costs what a loop costs."""
+    reach = reachable_functions(program)
+    results = _shared_results(program, reach)
+    functions = {}
+    for name, function in program.functions.items():
+        blocks = {block.label: block for block in function.blocks}
+        for label, block in blocks.items():
+            if isinstance(block.terminator, Call) and _returns_at_once(
+                program, function, blocks, block
+            ):
+                callee = block.terminator.callee
+                if name in reach[callee] and results[callee] == results[name]:
+                    blocks[label] = block.with_(
+                        terminator=TailCall(callee, block.terminator.arguments)
+                    )
+        functions[name] = replace(function, blocks=reachable(list(blocks.values())))
+    return _unify_results(replace(program, functions=functions), results)
+
+
+def _shared_results(
+    program: BlockProgram, reach: dict[str, frozenset[str]]
+) -> dict[str, tuple[Var, ...]]:
+    """Result variables for each function: those that recurse together and return the same types share them."""
+    shared: dict[Any, tuple[Var, ...]] = {}
+    found = {}
+    for name, function in program.functions.items():
+        group = frozenset(other for other in reach[name] if name in reach[other])
+        types = tuple((var.aval.shape, str(var.aval.dtype)) for var in function.results)
+        found[name] = shared.setdefault((group or name, types), function.results)
+    return found
+
+
+def _unify_results(program: BlockProgram, results: dict[str, tuple[Var, ...]]) -> BlockProgram:
+    rename: dict[Var, Atom] = {
+        old: new
+        for name, function in program.functions.items()
+        for old, new in zip(function.results, results[name], strict=True)
+        if old is not new
+    }
+    if not rename:
+        return program
+
+    def renamed(block: Block) -> Block:
+        block = substitute_block(rename, block)
+        return block.with_(assigns=tuple((rename.get(v, v), a) for v, a in block.assigns))
+
+    functions = {
+        name: replace(f, results=results[name], blocks=tuple(renamed(b) for b in f.blocks))
+        for name, f in program.functions.items()
+    }
+    return replace(program, functions=functions)
+
+
+def _returns_at_once(
+    program: BlockProgram, function: BlockFunction, blocks: dict[Label, Block], block: Block
+) -> bool:
+    """Whether everything after a call only hands the callee's results on."""
+    assert isinstance(block.terminator, Call)
+    callee = program.functions[block.terminator.callee]
+    if len(callee.results) != len(function.results):
+        return False
+    values: dict[Var, Atom] = {var: var for var in callee.results}
+    label: Label = block.terminator.target
+    for _ in range(len(blocks)):
+        after = blocks[label]
+        if after.eqns or after.steps:
+            return False
+        values |= {var: substitute(values, atom) for var, atom in after.assigns}
+        if isinstance(after.terminator, Return):
+            handed = [values.get(var) for var in function.results]
+            return all(h is r for h, r in zip(handed, callee.results, strict=True))
+        if not isinstance(after.terminator, Jump):
+            return False
+        label = after.terminator.target
+    return False
+
+
+def inherit(program: BlockProgram) -> BlockProgram:
+    """Read inputs where they are, not through parameters."""
+    while env := _inherited(program):
+        functions = {
+            name: replace(
+                function,
+                params=tuple(var for var in function.params if var not in env),
+                blocks=tuple(_reading_through(block, env) for block in function.blocks),
+            )
+            for name, function in program.functions.items()
+        }
+        program = replace(program, functions=functions)
+    return program
+
+
+def _inherited(program: BlockProgram) -> dict[Var, Atom]:
+    """The parameters that every call gives one and the same variable that never changes, with that variable."""
+    given: dict[Var, set[Var | None]] = {}
+    changing: set[Var] = {var for f in program.functions.values() for var in f.results}
+    for _, block in program.all_blocks():
+        changing.update(defined(block), (var for var, _ in block.assigns))
+        if isinstance(block.terminator, Call | TailCall):
+            for var, atom in block.terminator.arguments:
+                if atom is not var:
+                    given.setdefault(var, set()).add(atom if isinstance(atom, Var) else None)
+    fixed = {*program.inputs, *(var for var, _ in program.constants)} - changing - given.keys()
+    found: dict[Var, Atom] = {}
+    for var, atoms in given.items():
+        if var not in changing and var not in program.inputs and len(atoms) == 1:
+            (atom,) = atoms
+            if atom in fixed:
+                found[var] = atom
+    return found
+
+
+def _reading_through(block: Block, env: dict[Var, Atom]) -> Block:
+    terminator = block.terminator
+    if isinstance(terminator, Call | TailCall):
+        kept = tuple((var, atom) for var, atom in terminator.arguments if var not in env)
+        block = block.with_(terminator=replace(terminator, arguments=kept))
+    return substitute_block(env, block)
 
 
 THREADING: tuple[Pass, ...] = (

@@ -9,7 +9,7 @@ import numpy as np
 
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.analysis import Storage
-from lanewise.blocks.cost import cost_of
+from lanewise.blocks.equations import cost_of
 from lanewise.blocks.form import (
     Block,
     BlockFunction,

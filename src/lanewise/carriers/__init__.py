@@ -1,1 +1,1 @@
-"""What a machine is compiled to, behind one interface: see `plan.py`."""
+"""What a machine is compiled to, behind one interface: see `job/plan.py`."""

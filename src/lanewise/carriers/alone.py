@@ -11,14 +11,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from lanewise.blocks.link import Linked
-from lanewise.carriers.memory import refuse_too_large
 from lanewise.core.options import DEPTH_INSIDE_JIT
-from lanewise.grow.depth import most_depth
-from lanewise.grow.growing import Around, compiled
+from lanewise.grow.memory import most_depth, refuse_too_large
 from lanewise.grow.rerun import Rerun
-from lanewise.job.axes import lanes_first, of_rows
-from lanewise.job.plan import HostRun, Plan
-from lanewise.job.results import Ran, apart, shaped
+from lanewise.job.job import lanes_first, of_rows
+from lanewise.job.plan import Around, HostRun, Plan, Ran, apart, compiled, shaped
 
 
 class RunLanes(Protocol):
@@ -76,7 +73,7 @@ def run_on_host(
         return _run(some, taken, lanes, capacity, stops=True)
 
     most = most_depth(linked, in_flight, job.options)
-    codes = len(job.program.out_avals)
+    codes = job.program.num_results
     again = Rerun(whole, part if apart(job) else None, codes, min(first, most), most, around)
     return again.run_growing
 

@@ -15,15 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
-from lanewise._jax import JaxprEqn
-from lanewise.blocks.cost import size_of
+from lanewise._jax import JaxprEqn, stored
+from lanewise.blocks.equations import size_of
 from lanewise.blocks.link import Linked
-from lanewise.core.events import Site
-from lanewise.core.keys import stored
+from lanewise.core.events import Site, Whole
 from lanewise.core.one_function import as_one_function
-from lanewise.core.telling import Whole
-from lanewise.job.plan import Plan
-from lanewise.job.results import Ran
+from lanewise.job.plan import Plan, Ran
 from lanewise.machine.state import initial_state
 from lanewise.machine.ticking import answers, run_ticks, statistics
 
@@ -40,48 +37,52 @@ _ARRAY_REDUCTIONS = ("reduce", "arg", "cum")
 
 
 def run_by_xla(plan: Plan, operands: Sequence[Any], capacity: int, watched: Site | None) -> Ran:
-    """A machine of one lane, run for one example after the other; stacks are handed on as they are."""
+    """A machine of one lane, run for one example after the other; stacks and sums are handed on as they are."""
     linked, options, varying = plan.linked, plan.job.options, plan.job.varying
     assert linked is not None
     kept = [stored(x, _jax.aval_of(x)) for x in operands]
     avals = [_jax.aval_of(x) for x in operands]
+    count = len(linked.program.entry_function.results)
 
     def all_lanes(*kept: Any) -> list[Any]:
         shared = [x for x, flag in zip(kept, varying, strict=True) if not flag]
         own = [x for x, flag in zip(kept, varying, strict=True) if flag]
 
-        def one(stacks: Any, row: list[Any]) -> Any:
+        def one(handed_on: Any, row: list[Any]) -> Any:
             rows, rest = iter(row), iter(shared)
             values = [
                 _as_lane(next(rows), aval) if flag else _as_shared(next(rest), aval)
                 for aval, flag in zip(avals, varying, strict=True)
             ]
             state = initial_state(linked, values, varying, 1, capacity)
-            if stacks is not None:
-                state = state.with_(stacks=stacks[0], returns=stacks[1])
+            if handed_on is not None:
+                stacks, returns, sums = handed_on
+                state = state.with_(stacks=stacks, returns=returns, sums=sums)
             state = run_ticks(linked, state, 1, options, "lowest")
             found, code, site = answers(linked, state)
-            out = [*(stored(x, _jax.aval_of(x)) for x in found), code, site, *statistics(state)]
-            return (state.stacks, state.returns), out
+            own = (stored(x, _jax.aval_of(x)) for x in found[:count])
+            return (state.stacks, state.returns, state.sums), [*own, code, site, *statistics(state)]
 
         first = jax.eval_shape(lambda row: one(None, row)[0], [x[0] for x in own])
         empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), first)
-        _, out = lax.scan(one, empty, own, length=plan.job.examples)
-        return out
+        (_, _, sums), out = lax.scan(one, empty, own, length=plan.job.examples)
+        return [*sums, *out]
 
     whole = None if watched is None else Whole(watched, kept)
+    num_sums = len(linked.program.sums)
     out = as_one_function(all_lanes, *kept)
-    count = len(linked.program.entry_function.results)
+    totals, out = out[:num_sums], out[num_sums:]
     values = [
         _jax.wrap_key(x[:, 0], var.aval) if _jax.is_key(var.aval) else x[:, 0]
         for x, var in zip(out[:count], linked.program.entry_function.results, strict=True)
     ]
     code, site = (x[:, 0] for x in out[count : count + 2])
-    ticks, *sums, deepest = out[count + 2 :]
+    ticks, *counted, deepest = out[count + 2 :]
     if whole is not None:
-        whole.ended(code, code, sums[-1].astype(jnp.int32), deepest)
-    sums = [x.sum(dtype=jnp.float32) for x in sums]
-    return values, code, site, [ticks.sum(dtype=jnp.int32), *sums, deepest.max(initial=0)]
+        whole.ended(code, code, counted[-1].astype(jnp.int32), deepest)
+    counted = [x.sum(dtype=jnp.float32) for x in counted]
+    stats = [ticks.sum(dtype=jnp.int32), *counted, deepest.max(initial=0)]
+    return [*values, *totals], code, site, stats
 
 
 def _as_lane(row: Any, aval: Any) -> Any:

@@ -8,14 +8,12 @@ from typing import Any
 
 from lanewise.carriers import alone
 from lanewise.core.profile import GPU
-from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.emit.support import size_obstacle
+from lanewise.cpp.emit.emitted import Emitted, size_obstacle
 from lanewise.cpp.kernels import blocks_for, kernel_or_obstacle, run_kernel
 from lanewise.cpp.toolchain import device, waiting
-from lanewise.grow.depth import FIRST_DEPTH
+from lanewise.grow.memory import FIRST_DEPTH
 from lanewise.job.job import Job
-from lanewise.job.plan import HostRun, Plan
-from lanewise.job.results import Ran
+from lanewise.job.plan import HostRun, Plan, Ran
 
 
 def offer(job: Job, schedule: str, why: str) -> Plan | str:

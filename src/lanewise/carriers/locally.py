@@ -8,11 +8,8 @@ from typing import Any
 from lanewise import _jax
 from lanewise.core import events
 from lanewise.core.errors import OptionError
-from lanewise.job.axes import lanes_first
-from lanewise.job.job import Job
-from lanewise.job.linking import linked_for
-from lanewise.job.plan import HostRun, Plan
-from lanewise.job.results import shaped
+from lanewise.job.job import Job, lanes_first, linked_for
+from lanewise.job.plan import HostRun, Plan, shaped
 from lanewise.machine.local import run_local
 
 

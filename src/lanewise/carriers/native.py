@@ -21,11 +21,10 @@ from typing import Any
 from lanewise.carriers import alone, by_xla
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.kernels import blocks_for, kernel_in_step, kernel_or_obstacle, run_kernel
-from lanewise.cpp.toolchain import foreign, signals
+from lanewise.cpp.toolchain import foreign
 from lanewise.cpp.variants.tiles import TILE
 from lanewise.job.job import Job
-from lanewise.job.plan import HostRun, Plan
-from lanewise.job.results import Ran
+from lanewise.job.plan import HostRun, Plan, Ran
 
 # The frames a stack holds at first: a core has one lane in flight, and memory is not touched before it is used.
 DEEP = 1 << 16
@@ -72,7 +71,7 @@ def on_host(plan: Plan) -> HostRun:
     job = plan.job
     linked = blocks_for(job.program, job.varying, job.options)
     return alone.run_on_host(
-        plan, _run_lanes, signals.stoppable, linked, in_flight=foreign.cores(), first=DEEP
+        plan, _run_lanes, foreign.stoppable, linked, in_flight=foreign.cores(), first=DEEP
     )
 
 

@@ -7,12 +7,9 @@ from typing import Any
 
 import jax
 
-from lanewise.core.telling import Whole
-from lanewise.grow.growing import compiled
-from lanewise.job.axes import one_lane
-from lanewise.job.job import Job
-from lanewise.job.plan import HostRun, Plan
-from lanewise.job.results import none_failed
+from lanewise.core.events import Whole
+from lanewise.job.job import Job, one_lane
+from lanewise.job.plan import HostRun, Plan, compiled, none_failed
 
 
 def offer(job: Job, schedule: str, why: str) -> Plan | str:

@@ -15,7 +15,7 @@ from rich.text import Text
 from lanewise._jax import Var
 from lanewise.api.inspect import inspect
 from lanewise.api.inspection import Inspection
-from lanewise.blocks.cost import bytes_of, cost_of
+from lanewise.blocks.equations import bytes_of, cost_of
 from lanewise.blocks.form import (
     Block,
     BlockFunction,

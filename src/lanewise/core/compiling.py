@@ -34,14 +34,13 @@ _FILES = {
     "jax/_src/compiler.py": XLA,
     "jax/_src/interpreters/mlir.py": TRACING,
     "jax/_src/interpreters/partial_eval.py": TRACING,
-    "lanewise/cpp/toolchain/compiler.py": CPP,
     "lanewise/cpp/toolchain/host.py": CPP,
     "lanewise/cpp/toolchain/device.py": CUDA,
     "lanewise/tracing/staging.py": TRACING,
     # From here machines are run: whatever is further out does not matter.
     "lanewise/grow/growing.py": None,
     "lanewise/grow/rerun.py": None,
-    "lanewise/cpp/toolchain/signals.py": None,
+    "lanewise/cpp/toolchain/foreign.py": None,
     "lanewise/cpp/toolchain/waiting.py": None,
 }
 _FOLDERS = {"lanewise/blocks/": TRACING, "lanewise/diff/": TRACING, "lanewise/cpp/": TRACING}

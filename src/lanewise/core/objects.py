@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.core import Tracer
 
 
 class Held:
@@ -136,6 +138,25 @@ def seen_plainly(
 
 def is_held(value: Any) -> bool:
     return isinstance(value, Held)
+
+
+def asked(value: Any) -> Any:
+    """A condition as it is; a held value says itself whether it counts as true."""
+    return value._lw_truth() if is_held(value) else value
+
+
+def same(left: Any, right: Any) -> Any:
+    """`is`; a held value says itself whether it is None, or another."""
+    if not (is_held(left) or is_held(right)):
+        return left is right
+    if not is_held(left):
+        left, right = right, left
+    return left._lw_is_none() if right is None else left._lw_is_same(right)
+
+
+def not_same(left: Any, right: Any) -> Any:
+    answer = same(left, right)
+    return jnp.logical_not(answer) if isinstance(answer, Tracer) else not answer
 
 
 def let_go(value: Any) -> Any:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
@@ -274,3 +275,8 @@ def lane_errors() -> Iterator[None]:
         del _open[id(found)]
     if found:
         raise found[0]
+
+
+def blank(dtype: Any) -> Any:
+    """What a failed lane answers."""
+    return jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 0

@@ -4,6 +4,12 @@
 own `while`, `cond` and `scan`; recursion, which JAX lacks, is the one new primitive, `call`, that names
 a function of the table. Calling a decorated function (`tracing/decorator.py`) traces it once for each signature
 (`tracing/staging.py`) and binds `program_p`; `rules/` has that primitive's rules.
+
+An `assert` is the primitive `check`. It takes one boolean and gives nothing back; it carries an effect so that no
+dead-code pass drops it. It never reaches XLA as itself: flattening turns it into a branch to a block that ends the lane
+with the outcome that the check names, and a program that holds a check is never lowered structured. The values that its
+message formats are operands too. Nothing is done with them until a lane has failed, and then only outside `jit`
+(`rules/explain.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
+
 from lanewise import _jax
-from lanewise.core.check import check_p
-from lanewise.core.errors import OptionError, Outcome, TransformError
+from lanewise._jax import ad, batching
+from lanewise.core.errors import Location, OptionError, Outcome, TransformError
 from lanewise.core.options import Options
 from lanewise.core.outcomes import Site
 
@@ -59,11 +67,15 @@ class Function:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Functions and an entry. Operands are `num_captures` captured values, then the entry's parameters."""
+    """Functions and an entry. Operands are `num_captures` captured values, then the entry's parameters.
+
+    `sums`: the types of the accumulators that its code adds to (`accumulate.py`); all lanes share them.
+    """
 
     functions: dict[str, Function]
     entry: str
     num_captures: int = 0
+    sums: tuple[_jax.ShapedArray, ...] = ()
 
     @property
     def name(self) -> str:
@@ -73,6 +85,11 @@ class Program:
     @functools.cached_property
     def out_avals(self) -> tuple[_jax.ShapedArray, ...]:
         return tuple(atom.aval for atom in self.functions[self.entry].jaxpr.outvars)
+
+    @property
+    def num_results(self) -> int:
+        """How many answers and accumulators it gives."""
+        return len(self.out_avals) + len(self.sums)
 
     @functools.cached_property
     def capture_avals(self) -> tuple[_jax.ShapedArray, ...]:
@@ -202,7 +219,7 @@ def _call_under_vmap(axis_data: Any, args: Any, dims: Any, *, name: str, **param
     )
 
 
-_jax.batching.fancy_primitive_batchers[call_p] = _call_under_vmap
+batching.fancy_primitive_batchers[call_p] = _call_under_vmap
 
 
 def _sites_in(jaxpr: _jax.Jaxpr) -> Iterator[Site]:
@@ -247,3 +264,72 @@ def _recurses(jaxpr: _jax.Jaxpr) -> bool:
         or any(_recurses(inner) for inner in _jax.subjaxprs(eqn))
         for eqn in jaxpr.eqns
     )
+
+
+# -- check: `assert` inside a program ----------------------------------------------------------------
+
+Writes = Callable[[Sequence[Any]], str]
+
+
+class CheckEffect(_jax.Effect):
+    """Keeps checks alive."""
+
+    def __str__(self) -> str:
+        return "check"
+
+
+check_effect = CheckEffect()
+_jax.allow_effect(CheckEffect)
+
+check_p = _jax.Primitive("check")
+check_p.multiple_results = True
+
+
+@check_p.def_effectful_abstract_eval
+def _check_abstract(ok: Any, *values: Any, **params: Any) -> Any:
+    del ok, values, params
+    return [], {check_effect}
+
+
+def check(
+    ok: Any,
+    message: str,
+    location: Location,
+    writes: Writes | None = None,
+    values: Sequence[Any] = (),
+) -> None:
+    """End the lane with `assertion failed` unless `ok` holds; `writes` makes the message of the values."""
+    check_outcome(ok, Outcome.ASSERTION_FAILED, message, location, writes, values)
+
+
+def check_outcome(
+    ok: Any,
+    outcome: Outcome,
+    message: str = "",
+    location: Location | None = None,
+    writes: Writes | None = None,
+    values: Sequence[Any] = (),
+    *,
+    waits: bool = False,
+) -> None:
+    """End the lane with an outcome unless `ok` holds; `waits`: a host may make it hold, and the lane go on."""
+    params = {"message": message, "location": location, "writes": writes}
+    check_p.bind(jnp.asarray(ok, bool), *values, outcome=outcome, waits=waits, **params)
+
+
+def _batch_check(args: Any, dims: Any, **params: Any) -> Any:
+    # An inner array axis: the lane's assertion holds when it holds all along the axis.
+    ok, *values = args
+    check_p.bind(jnp.all(ok), *values, **params)
+    return [], []
+
+
+batching.primitive_batchers[check_p] = _batch_check
+
+
+def _jvp_check(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    check_p.bind(*primals, **params)
+    return [], []
+
+
+ad.primitive_jvps[check_p] = _jvp_check

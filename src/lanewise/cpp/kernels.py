@@ -7,21 +7,38 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lanewise import _jax
+from lanewise._jax import stored
+from lanewise.blocks.flatten import flatten
 from lanewise.blocks.leaf import leaf_calls
 from lanewise.blocks.link import Linked, link
+from lanewise.blocks.simplify import simplify
 from lanewise.core.errors import OptionError
-from lanewise.core.keys import stored
 from lanewise.core.options import Options
 from lanewise.core.outcomes import counts
 from lanewise.core.program import Program
-from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.emit.lower import kernel_blocks
-from lanewise.cpp.emit.support import Obstacle, written
+from lanewise.cpp.emit.emit import written
+from lanewise.cpp.emit.emitted import Emitted, Obstacle
 from lanewise.cpp.variants.tiles import might_be_tiled, tiled
 
 # Runs a kernel: the kernel, operands, how many examples, how many frames a stack holds. Gives answers, codes, sites,
 # and totals: all steps, most frames pending and, where it is measured, the lanes' busy seconds and those there were.
 Run = Callable[[Emitted, Sequence[Any], int, int], tuple[list[Any], Any, Any, Any]]
+
+
+def kernel_blocks(
+    program: Program,
+    varying: Sequence[bool],
+    options: Options,
+    *,
+    selects: bool = False,
+) -> Linked:
+    """The blocks a kernel is written from: those of `ticks`, but for branches.
+
+    Where every lane has a program counter of its own, skipping code is cheaper than running it and selecting, and
+    arrays that only one side changes are not copied. Lanes in step (`tiles.py`) want cheap branches as `selects`.
+    """
+    blocks = flatten(program, varying, every_loop=options.max_steps is not None)
+    return link(simplify(blocks, selects=selects), varying)
 
 
 def blocks_for(program: Program, varying: tuple[bool, ...], options: Options) -> Linked:
@@ -72,7 +89,7 @@ def run_kernel(
     values, code, site, totals = run(emitted, given, examples, capacity)
     answers = [
         _jax.wrap_key(value, aval) if _jax.is_key(aval) else value
-        for value, aval in zip(values, program.out_avals, strict=True)
+        for value, aval in zip(values, (*program.out_avals, *program.sums), strict=True)
     ]
     # A lane never waits for another, so it is never offered what it does not run.
     each = (examples, examples, examples, examples)
@@ -88,8 +105,8 @@ def kernel_in_step(program: Program, varying: tuple[bool, ...], options: Options
 def _kernel_in_step(
     program: Program, varying: tuple[bool, ...], options: Options
 ) -> Emitted | None:
-    # Lanes in step do not stop one by one, and are not counted.
-    if options.stats or options.max_steps is not None:
+    # Lanes in step do not stop one by one, are not counted, and add to no sum.
+    if options.stats or options.max_steps is not None or program.sums:
         return None
     # Most programs have nothing of the kind, which is seen before the work of making branches selects.
     if not might_be_tiled(blocks_for(program, varying, options)):

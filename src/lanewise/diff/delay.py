@@ -26,7 +26,7 @@ FEWEST_ELEMENTS = 32
 
 
 @dataclass(frozen=True)
-class _Write:
+class Write:
     """One write to an array: an equation that overwrites or adds; or, with `read`, one that adds to what it reads."""
 
     eqn: _jax.JaxprEqn
@@ -84,7 +84,7 @@ class _Writes:
 
     taken: int
     given: int
-    each: tuple[_Write, ...]
+    each: tuple[Write, ...]
 
     def made(self, array: Any, operands: Sequence[Sequence[Any]]) -> Any:
         for write, own in zip(self.each, operands, strict=True):
@@ -133,7 +133,7 @@ class Delayed:
 def delayed(jaxpr: _jax.Jaxpr, carried: Sequence[tuple[int, int]]) -> Delayed:
     """Put off writes to what is carried: pairs of an input and the result it is in the next iteration, by number."""
     jaxpr = shared(jaxpr)
-    uses = _Uses(jaxpr)
+    uses = Uses(jaxpr)
     found: list[_Writes] = []
     for taken, given in carried:
         var = jaxpr.invars[taken]
@@ -178,7 +178,7 @@ def _neutral(aval: _jax.ShapedArray) -> Any:
     return lax.neg(zeros) if jnp.issubdtype(aval.dtype, jnp.inexact) else zeros
 
 
-class _Uses:
+class Uses:
     """What makes and what reads the values of some code."""
 
     def __init__(self, jaxpr: _jax.Jaxpr) -> None:
@@ -189,13 +189,13 @@ class _Uses:
             if not isinstance(atom, _jax.Literal):
                 self.readers.setdefault(atom, []).append(reader)
 
-    def writes_between(self, first: _jax.Var, last: _jax.Atom) -> list[_Write]:
+    def writes_between(self, first: _jax.Var, last: _jax.Atom) -> list[Write]:
         """The writes that make one array of another, in order, if nobody sees the arrays between."""
-        found: list[_Write] = []
+        found: list[Write] = []
         reader: _jax.JaxprEqn | None = None
         while last is not first:
             eqn = None if isinstance(last, _jax.Literal) else self.made.get(last)
-            write = None if eqn is None else self._write(eqn)
+            write = None if eqn is None else self.write(eqn)
             if eqn is None or write is None:
                 return []
             # Between writes only the next one reads the array.
@@ -206,16 +206,16 @@ class _Uses:
             last = eqn.invars[0]
         return found
 
-    def _write(self, eqn: _jax.JaxprEqn) -> _Write | None:
+    def write(self, eqn: _jax.JaxprEqn) -> Write | None:
         name = eqn.primitive.name
         if name in ("scatter", "scatter-add", "scatter_add"):
             clips = eqn.params["mode"] == lax.GatherScatterMode.CLIP
-            return None if clips or len(eqn.invars) != 3 or not _has_outside(eqn) else _Write(eqn)
+            return None if clips or len(eqn.invars) != 3 or not _has_outside(eqn) else Write(eqn)
         if name != "dynamic_update_slice":
             return None
         part = eqn.invars[1]
         if isinstance(part, _jax.Literal):
-            return _Write(eqn)
+            return Write(eqn)
         added = self.made.get(part)
         if added is not None and added.primitive.name == "add" and self.readers[part] == [eqn]:
             for atom in added.invars:
@@ -223,8 +223,8 @@ class _Uses:
                 reads = taken is not None and taken.primitive.name == "dynamic_slice"
                 if taken is not None and reads and taken.invars[0] is eqn.invars[0]:
                     if self.readers[taken.outvars[0]] == [added]:
-                        return _Write(eqn, (taken, added))
-        return _Write(eqn)
+                        return Write(eqn, (taken, added))
+        return Write(eqn)
 
     def leads_to(self, reader: _jax.JaxprEqn | None, writes: set[int]) -> bool:
         """Whether what a reader reads is for the writes alone, so that it comes before them."""

@@ -51,7 +51,7 @@ def folded(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
             whole, updates = [], []
             for atom in terms(eqn):
                 update = only_read_here(atom, _SCATTERS)
-                if update and _is_zeros(update.invars[0], made):
+                if update and is_zeros(update.invars[0], made):
                     updates.append(update)
                 else:
                     whole.append(atom)
@@ -96,10 +96,11 @@ def _updated(eqn: _jax.JaxprEqn, total: Any, rest: list[Any]) -> Any:
     return _jax.run_eqn(eqn, [total, *rest])[0]
 
 
-def _is_zeros(atom: _jax.Atom, made: dict[_jax.Var, _jax.JaxprEqn]) -> bool:
+def is_zeros(atom: _jax.Atom, made: dict[_jax.Var, _jax.JaxprEqn]) -> bool:
+    """Whether a value is zero by how it is made."""
     if isinstance(atom, _jax.Literal):
         return bool(jnp.ndim(atom.val) == 0 and atom.val == 0)
     eqn = made.get(atom)
     if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type"):
         return False
-    return _is_zeros(eqn.invars[0], made)
+    return is_zeros(eqn.invars[0], made)

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from lanewise import _jax
-from lanewise.blocks.inside import tests_many, with_one_test
+from lanewise.blocks.equations import tests_many, with_one_test
 from lanewise.diff.activity import moving_carry
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import FARTHEST, next_kept, read, write, write_if

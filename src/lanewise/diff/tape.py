@@ -17,8 +17,8 @@ from typing import Any
 
 from lanewise import _jax
 from lanewise._jax import mlir
-from lanewise.core.check import check_outcome
 from lanewise.core.errors import Outcome
+from lanewise.core.program import check_outcome
 
 unfilled_p = _jax.Primitive("unfilled")
 

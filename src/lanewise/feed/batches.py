@@ -19,8 +19,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from lanewise._jax import loaded, stored
 from lanewise.blocks.flatten import operand_avals
-from lanewise.core.keys import loaded, stored
 from lanewise.core.options import Options
 from lanewise.core.program import Program
 from lanewise.feed.fed import NONE_ENDED, Ended, Example

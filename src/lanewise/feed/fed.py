@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from lanewise.core.keys import stored
+from lanewise._jax import stored
 
 
 class Example(NamedTuple):

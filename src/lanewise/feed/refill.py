@@ -23,7 +23,8 @@ What it does not do: order examples by length. Nothing is known of an example be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,24 +32,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lanewise._jax import Var, storage_struct, stored
 from lanewise.blocks.link import Linked
-from lanewise.core.keys import storage_struct
+from lanewise.core.errors import Outcome
 from lanewise.core.options import Options
-from lanewise.feed.restart import input_registers, refill_ticks, restarted, result_registers
 from lanewise.grow.larger import Counterparts, moved, with_room
 from lanewise.machine import observe
-from lanewise.machine.lanes import lanes_of, put_lanes, with_lanes
+from lanewise.machine.advance import select
 from lanewise.machine.schedule import num_expensive
 from lanewise.machine.state import (
     State,
     grown,
     has_fuel,
     initial_state,
+    lanes_of,
     outcome_codes,
+    put_lanes,
     running,
     waits_for_stack,
+    with_lanes,
 )
 from lanewise.machine.ticking import Pause, results, run_until, statistics
+from lanewise.machine.worth import swept_blocks
 
 # How many times fewer lanes the machine has that finishes what is left, how often that is done, and the fewest lanes
 # worth a machine.
@@ -266,6 +271,7 @@ class Refill:
         return narrow.with_(
             machine=put_lanes(left, back, whole).with_(
                 uniforms=whole.uniforms,
+                sums=whole.sums,
                 deepest=whole.deepest,
                 ticks=whole.ticks,
                 counters=whole.counters,
@@ -293,3 +299,51 @@ def flow_moved(
         machine=moved(flow.machine, smaller, larger, pairs, num_expensive),
         answers=tuple(with_room(answers[pairs[var]], var) for var in result_registers(larger)),
     )
+
+
+def result_registers(linked: Linked) -> tuple[Var, ...]:
+    """The registers that hold results at a lane's end."""
+    kept = frozenset(linked.registers)
+    return tuple(dict.fromkeys(v for v in linked.program.entry_function.results if v in kept))
+
+
+def input_registers(linked: Linked, operands: Sequence[Any]) -> dict[Var, Any]:
+    """What the registers that have a value before the program starts hold then."""
+    given = {
+        var: stored(value, var.aval)
+        for var, value in zip(linked.program.inputs, operands, strict=True)
+    }
+    given |= {var: jnp.asarray(value) for var, value in linked.program.constants}
+    return {var: given[var] for var in linked.registers if var in given}
+
+
+def restarted(linked: Linked, state: State, takes: Any, inputs: Mapping[Var, Any]) -> State:
+    """The lanes of `takes` at the entry, with these inputs; the other lanes, and what all share, as they are."""
+    registers = tuple(
+        select(takes, inputs[var], old) if var in inputs else old
+        for var, old in zip(linked.registers, state.registers, strict=True)
+    )
+    entry = linked.pc_of[linked.program.entry_function.entry]
+    return state.with_(
+        pc=jnp.where(takes, entry, state.pc),
+        registers=registers,
+        depth=jnp.where(takes, 0, state.depth),
+        steps=jnp.where(takes, 0, state.steps),
+        code=jnp.where(takes, int(Outcome.DONE), state.code),
+        site=jnp.where(takes, -1, state.site),
+        life=observe.restarted(state, takes),
+    )
+
+
+def refill_ticks(linked: Linked, lanes: int, schedule: str) -> float:
+    """What a refill costs, in ticks."""
+    swept = [linked.costs[pc].operations for pc in swept_blocks(linked)] or [0.0]
+    blocks_a_tick = len(swept) if schedule == "sweep" else 1
+    operations = sum(swept) * blocks_a_tick / len(swept)
+    tick = blocks_a_tick * linked.profile.block_operations + lanes * operations
+    kept = set(linked.registers)
+    moved = [*result_registers(linked), *(var for var in linked.program.inputs if var in kept)]
+    elements = sum(math.prod(storage_struct(var).shape) for var in moved)
+    entry = linked.pc_of[linked.program.entry_function.entry]
+    once = linked.costs[entry].operations + linked.profile.move_operations * elements
+    return (linked.profile.block_operations + lanes * once) / tick

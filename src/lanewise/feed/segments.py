@@ -19,13 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lanewise._jax import loaded
 from lanewise.blocks.flatten import operand_avals
 from lanewise.core.errors import Outcome
-from lanewise.core.keys import loaded
 from lanewise.feed.fed import NONE_ENDED, Ended, Example, kept_row
-from lanewise.feed.refill import WAITING_FOR_ROOM
-from lanewise.feed.restart import input_registers, refill_ticks, restarted
-from lanewise.grow.depth import FIRST_DEPTH, GROWTH, most_depth
+from lanewise.feed.refill import WAITING_FOR_ROOM, input_registers, refill_ticks, restarted
+from lanewise.grow.memory import FIRST_DEPTH, GROWTH, most_depth
 from lanewise.job.plan import Plan
 from lanewise.machine import observe
 from lanewise.machine.schedule import num_expensive

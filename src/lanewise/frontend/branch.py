@@ -8,30 +8,48 @@ What the sides leave in a variable decides what becomes of it:
   and a placeholder of its type here;
 * undefined on one side only: undefined afterwards, with a note of who left it so; only a read complains;
 * anything else: an error that names the variable and both types.
+
+Expressions that choose are such branches too: `and`, `or`, conditional expressions, chained comparisons, `in`, and the
+built-in functions that would ask a traced value for a plain one (`max`, `min`, `any`, `all`, `int`, `float`, `bool`).
+A held value (`core/objects.py`) answers `is`, `isinstance` and `len` itself.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 
 from lanewise import _jax
 from lanewise._jax import Traced
-from lanewise.core import promotion
 from lanewise.core.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
-from lanewise.core.objects import is_held, none_filled
+from lanewise.core.objects import Items, asked, is_held, not_same, same
 from lanewise.frontend import values
-from lanewise.frontend.site import RESULT, Site
-from lanewise.frontend.values import Undefined, Value
+from lanewise.frontend.values import RESULT, Site, Undefined, Value, is_traced
 
-_Thunk = Callable[[], Sequence[Any]]
+_Sides = Callable[[], Sequence[Any]]
+_Thunk = Callable[[], Any]
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "Eq": operator.eq,
+    "NotEq": operator.ne,
+    "Lt": operator.lt,
+    "LtE": operator.le,
+    "Gt": operator.gt,
+    "GtE": operator.ge,
+    "Is": same,
+    "IsNot": not_same,
+    "In": lambda a, b: a in b,
+    "NotIn": lambda a, b: a not in b,
+}
 
 
 class _Progress(threading.local):
@@ -70,32 +88,17 @@ class Side:
         out = []
         for value, places in zip(self.values, self.places, strict=True):
             pairs = zip(value.leaves, places, strict=True)
-            leaves = [leaf if i is None or _is_plain(leaf) else flat[i] for leaf, i in pairs]
+            leaves = [leaf if i is None or values.is_number(leaf) else flat[i] for leaf, i in pairs]
             out.append(value.rebuild(leaves))
         return out
 
     def with_value(self, index: int, value: Value) -> Side:
-        """Another value in a variable, made of its leaves and of plain ones."""
-        known = {
-            id(leaf): place
-            for row, places in zip(self.values, self.places, strict=True)
-            for leaf, place in zip(row.leaves, places, strict=True)
-        }
-        row = tuple(
-            known.get(id(leaf), 0) if values.is_array(leaf) else None for leaf in value.leaves
-        )
-        return replace(
-            self,
-            values=(*self.values[:index], value, *self.values[index + 1 :]),
-            places=(*self.places[:index], row, *self.places[index + 1 :]),
-        )
+        """Another value in a variable, made of leaves of the side and of plain ones."""
+        taken, places = values.with_value(self.values, self.places, index, value)
+        return replace(self, values=taken, places=places)
 
 
-def _is_plain(leaf: Any) -> bool:
-    return isinstance(leaf, bool | int | float | complex)
-
-
-def trace_side(thunk: _Thunk) -> Side:
+def trace_side(thunk: _Sides) -> Side:
     """Trace a side on no operands; values of enclosing traces are closed over."""
     taken: list[Value] = []
 
@@ -131,11 +134,6 @@ class _Output:
     sources: tuple[tuple[int, Any] | None, tuple[int, Any] | None]
 
 
-def asked(value: Any) -> Any:
-    """A condition as it is; a held value says itself whether it counts as true."""
-    return value._lw_truth() if is_held(value) else value
-
-
 def truth(value: Any, site: Site) -> Any:
     """The truth of a value as a condition: a plain bool, or a traced boolean scalar."""
     value = asked(value)
@@ -152,7 +150,7 @@ def truth(value: Any, site: Site) -> Any:
     return value if aval.dtype == jnp.bool_ else value != 0
 
 
-def stage_branch(pred: Any, then: _Thunk, orelse: _Thunk, site: Site) -> list[Any]:
+def stage_branch(pred: Any, then: _Sides, orelse: _Sides, site: Site) -> list[Any]:
     """Trace both sides and emit the `cond`; returns the variables' values after it."""
     sides: list[Side | None] = []
     problems: list[Exception] = []
@@ -199,7 +197,7 @@ def _branch(side: Side, which: int, outputs: Sequence[_Output]) -> Callable[[], 
                 out.append(values.placeholder(output.aval))
             else:
                 place, leaf = source
-                value = leaf if _is_plain(leaf) else flat[place]
+                value = leaf if values.is_number(leaf) else flat[place]
                 out.append(values.as_type(value, output.aval))
         return out
 
@@ -226,11 +224,11 @@ def _join(
         if not _fits(a, b, which):
             return _one_sided(index, live, which, outputs)
     if a.treedef != b.treedef:
-        filled = _none_filled(index, first, second)
+        filled = values.none_filled(a, b)
         if filled is None:
             raise _mismatch(name, index, first, second, site)
-        first, second = filled
-        a, b = first.values[index], second.values[index]
+        a, b = filled
+        first, second = first.with_value(index, a), second.with_value(index, b)
     build: list[Callable[[Sequence[Any]], Any]] = []
     for i, (x, y) in enumerate(zip(a.leaves, b.leaves, strict=True)):
         place_a, place_b = first.places[index][i], second.places[index][i]
@@ -241,25 +239,12 @@ def _join(
                 raise _mismatch(name, index, first, second, site)
             build.append(_constant(x))
         else:
-            aval = promotion.join(_jax.aval_of(x), _jax.aval_of(y))
+            aval = values.join(_jax.aval_of(x), _jax.aval_of(y))
             if aval is None:
                 raise _mismatch(name, index, first, second, site)
             build.append(_pick(len(outputs)))
             outputs.append(_Output(aval, ((place_a, x), (place_b, y))))
     return lambda results: a.rebuild([leaf(results) for leaf in build])
-
-
-def _none_filled(index: int, first: Side, second: Side) -> tuple[Side, Side] | None:
-    """Both sides with None in a variable as a value that may be None, if that makes them one type."""
-    sides = (first, second)
-    try:
-        filled = none_filled(*(side.values[index].rebuild() for side in sides))
-    except (ValueError, TypeError):
-        return None
-    taken = [values.take_apart(value) for value in filled]
-    if taken[0].treedef != taken[1].treedef:
-        return None
-    return tuple(side.with_value(index, value) for side, value in zip(sides, taken))  # type: ignore[return-value]
 
 
 def _constant(value: Any) -> Callable[[Sequence[Any]], Any]:
@@ -277,7 +262,7 @@ def _one_sided(
     value = side.values[index]
     build: list[Callable[[Sequence[Any]], Any]] = []
     for leaf, place in zip(value.leaves, side.places[index], strict=True):
-        if place is None or _is_plain(leaf):
+        if place is None or values.is_number(leaf):
             build.append(_constant(leaf))
             continue
         build.append(_pick(len(outputs)))
@@ -300,7 +285,7 @@ def _fits(a: Value, b: Value, which: int) -> bool:
                 return False
         else:
             aval = _jax.aval_of(x)
-            joined = promotion.join(aval, _jax.aval_of(y))
+            joined = values.join(aval, _jax.aval_of(y))
             if joined is None or not values.same_type(joined, aval):
                 return False
     return True
@@ -321,9 +306,7 @@ def _left_undefined(name: str, a: Undefined | None, b: Undefined | None, site: S
 
 
 def _mismatch(name: str, index: int, first: Side, second: Side, site: Site) -> ProgramError:
-    a, b = first.values[index].rebuild(), second.values[index].rebuild()
-    found = values.first_mismatch(a, b)
-    found = found or values.Mismatch("", values.type_text(a), values.type_text(b))
+    found = values.mismatch(first.values[index], second.values[index])
     if name == RESULT:
         return result_mismatch(found, first.returned, second.returned, site)
     if not name:
@@ -358,3 +341,152 @@ def _how(found: values.Mismatch) -> str:
     if "None" in (found.first, found.second):
         return "; None is no array"
     return ""
+
+
+# -- expressions -------------------------------------------------------------------------------------
+
+
+class Operators:
+    """The part of a `Runtime` that expressions call."""
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self.sites = tuple(sites)
+        self._local = threading.local()
+
+    @property
+    def staged(self) -> list[int]:
+        """The statements being staged now in this thread, innermost last."""
+        if not hasattr(self._local, "staged"):
+            self._local.staged = []
+        return self._local.staged
+
+    @contextlib.contextmanager
+    def staging(self, k: int) -> Iterator[None]:
+        self.staged.append(k)
+        try:
+            yield
+        finally:
+            self.staged.pop()
+
+    def choose(self, k: int, test: Any, then: _Thunk, orelse: _Thunk) -> Any:
+        """A conditional expression."""
+        test = asked(test)
+        if not is_traced(test):
+            return then() if test else orelse()
+        return self._choose(k, truth(test, self.sites[k]), then, orelse)
+
+    def _choose(self, k: int, pred: Any, then: _Thunk, orelse: _Thunk) -> Any:
+        site = self.sites[k]
+        site.forbid_staging()
+        with self.staging(k):
+            (value,) = stage_branch(pred, lambda: (then(),), lambda: (orelse(),), site)
+        return value
+
+    def truth(self, k: int, value: Any) -> Any:
+        return truth(value, self.sites[k])
+
+    is_, is_not = staticmethod(same), staticmethod(not_same)
+
+    def not_(self, k: int, value: Any) -> Any:
+        value = asked(value)
+        if not is_traced(value):
+            return not value
+        return jnp.logical_not(truth(value, self.sites[k]))
+
+    def and_(self, k: int, value: Any, *others: _Thunk) -> Any:
+        """`and`, with the values of all operands but the first still to be computed."""
+        if not others:
+            return value
+        if not is_traced(asked(value)):
+            return self.and_(k, others[0](), *others[1:]) if value else value
+        pred = truth(value, self.sites[k])
+        otherwise = False if _is_bool(value) else value
+        rest = others[1:]
+        return self._choose(k, pred, lambda: self.and_(k, others[0](), *rest), lambda: otherwise)
+
+    def or_(self, k: int, value: Any, *others: _Thunk) -> Any:
+        if not others:
+            return value
+        if not is_traced(asked(value)):
+            return value if value else self.or_(k, others[0](), *others[1:])
+        pred = truth(value, self.sites[k])
+        chosen = True if _is_bool(value) else value
+        rest = others[1:]
+        return self._choose(k, pred, lambda: chosen, lambda: self.or_(k, others[0](), *rest))
+
+    def compare(self, k: int, left: Any, *rest: Any) -> Any:
+        """A chain of comparisons: operator, operand still to be computed, operator, operand..."""
+        right = rest[1]()
+        result = _COMPARE[rest[0]](left, right)
+        if len(rest) == 2:
+            return result
+        return self.and_(k, result, lambda: self.compare(k, right, *rest[2:]))
+
+    def in_(self, k: int, value: Any, container: Any) -> Any:
+        """`in`, where the value or what it is looked for among is traced."""
+        if isinstance(container, jax.Array) and (is_traced(container) or is_traced(value)):
+            return jnp.any(container == value)
+        if isinstance(container, list | tuple | set | frozenset | range) and (
+            is_traced(value) or any(map(is_traced, container))
+        ):
+            tests = [lambda item=item: value == item for item in container]
+            return self.or_(k, False, *tests) if tests else False
+        return value in container
+
+    def not_in(self, k: int, value: Any, container: Any) -> Any:
+        return self.not_(k, self.in_(k, value, container))
+
+    def builtin(self, k: int, fun: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call what stands under the name of a built-in function."""
+        if fun is builtins.isinstance and len(args) == 2 and is_held(args[0]):
+            return args[0]._lw_is_instance(args[1])
+        if fun is builtins.len and len(args) == 1 and isinstance(args[0], Items):
+            return args[0]._lw_length()
+        if kwargs or len(args) == 0:
+            return fun(*args, **kwargs)
+        only: Any = args[0] if len(args) == 1 else None
+        if fun is builtins.max or fun is builtins.min:
+            items = list(args) if len(args) > 1 else None
+            if items is None and isinstance(only, list | tuple):
+                items = list(only)
+            if items is not None and any(map(is_traced, items)):
+                return self._extreme(k, items, operator.gt if fun is builtins.max else operator.lt)
+        elif len(args) > 1:
+            pass
+        elif (fun is builtins.any or fun is builtins.all) and not isinstance(only, jax.Array):
+            items = list(only)
+            if any(map(is_traced, items)):
+                test = self.or_ if fun is builtins.any else self.and_
+                return test(k, *self._each_truth(k, items))
+            return fun(items)
+        elif is_traced(only) and _jax.aval_of(only).shape == ():
+            if fun is builtins.bool:
+                return truth(only, self.sites[k])
+            if fun is builtins.int or fun is builtins.float:
+                number = jnp.trunc(only) if fun is builtins.int and _floats(only) else only
+                return values.convert(number, _jax.aval_of(fun(0)))
+        return fun(*args)
+
+    def _each_truth(self, k: int, items: Sequence[Any]) -> list[Any]:
+        """The first truth, and the others still to be computed."""
+        first, *others = items
+        late = [lambda item=item: truth(item, self.sites[k]) for item in others]
+        return [truth(first, self.sites[k]), *late]
+
+    def _extreme(self, k: int, items: Sequence[Any], beats: Callable[[Any, Any], Any]) -> Any:
+        """As Python's `max` and `min` go about it: the first of the extreme ones stays."""
+        best = items[0]
+        for item in items[1:]:
+            better = truth(beats(item, best), self.sites[k])
+            best = (
+                jnp.where(better, item, best) if is_traced(better) else (item if better else best)
+            )
+        return best
+
+
+def _is_bool(value: Any) -> bool:
+    return not is_held(value) and _jax.aval_of(value).dtype == jnp.bool_
+
+
+def _floats(value: Any) -> bool:
+    return bool(jnp.issubdtype(_jax.aval_of(value).dtype, jnp.floating)) and values.is_array(value)

@@ -4,42 +4,36 @@ A condition that is not traced runs as plain Python: nothing here is seen in the
 staged (`branch.py`, `loop.py`). Converted code reaches its run-time as the variable `_lw`, a `Runtime`
 that also holds the `Site` of each of its statements, by number.
 
-A `while` whose first test is plain but whose later ones may be traced (`done = False; while not done`)
-is looked at before it runs: its first iteration is traced aside; if the next test then is traced, the
-loop is staged from its start and the trial forgotten; if not, the trial becomes the first iteration.
+Objects may be changed in place while a branch or a loop is staged. Local containers that are pytrees are no trouble:
+each side works on a copy of its own, and the merge puts the two together. What cannot be copied so is refused, at the
+line that changes it: objects that are no pytrees, objects from outside the function, and containers known under two
+names (a copy each would make them two).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import lax, tree_util
 
-from lanewise import _jax
-from lanewise.core.check import check
 from lanewise.core.errors import (
     ProgramError,
     ResultUnknown,
     UndefinedVariableError,
     UnsupportedSyntaxError,
 )
-from lanewise.frontend import iterate, values
-from lanewise.frontend.alike import holds_large_product, same_code
-from lanewise.frontend.branch import Side, asked, progress, stage_branch, trace_side, truth
-from lanewise.frontend.loop import LoopSpec, stage_loop
-from lanewise.frontend.matching import Matching
-from lanewise.frontend.messages import text_of
-from lanewise.frontend.mutation import Mutation
-from lanewise.frontend.site import Variables
-from lanewise.frontend.values import Undefined, is_traced
+from lanewise.core.objects import asked
+from lanewise.core.program import check
+from lanewise.frontend import values
+from lanewise.frontend.branch import Operators, progress, stage_branch, truth
+from lanewise.frontend.loop import Counting, LoopSpec, Stageable, aside, stage_loop, try_once
+from lanewise.frontend.values import Site, Undefined, Variables, is_traced
 
-UNROLL_MOST = 32  # a range this short is unrolled
-UNROLL_EXITS = 4  # so is one this short whose `break` or `return` is only known at run time
-UNROLL_AT_ALL = 4096  # one longer than this never is
+UNROLL_AT_ALL = 4096  # a range longer than this is never unrolled
 _ENDLESS = 10_000
 
 _Get = Callable[[], tuple[Any, ...]]
@@ -48,8 +42,15 @@ _Block = Callable[[], None]
 _Test = Callable[[], Any]
 
 
-class Runtime(Matching, Mutation):
+class Runtime(Operators):
     """What a converted function and the functions nested in it call."""
+
+    @property
+    def matching(self) -> Any:
+        """What the patterns of a `match` ask."""
+        from lanewise.frontend import matching
+
+        return matching
 
     # -- variables ---------------------------------------------------------------------------
 
@@ -122,20 +123,11 @@ class Runtime(Matching, Mutation):
         site = variables.site
         site.forbid_staging()
         saved = variables.get()
-        entry = [values.take_apart(value) for value in saved]
-
-        def side(block: _Block) -> Callable[[], list[Any]]:
-            def run() -> list[Any]:
-                variables.set(tuple(value.rebuild() for value in entry))
-                block()
-                return variables.read()
-
-            return run
-
+        sides = variables.from_here(then), variables.from_here(orelse)
         self.begin(site, saved)
         try:
             with self.staging(k):
-                results = stage_branch(pred, side(then), side(orelse), site)
+                results = stage_branch(pred, *sides, site)
         except BaseException:
             variables.set(saved)
             raise
@@ -155,6 +147,8 @@ class Runtime(Matching, Mutation):
         site.forbid_staging()
         text, writes, given = "assertion failed", None, []
         if message is not None:
+            from lanewise.frontend.messages import text_of
+
             text, writes, given = text_of(message, source or "")
         check(truth(test, site), text, site.location, writes, given)
 
@@ -165,6 +159,54 @@ class Runtime(Matching, Mutation):
             raise UnsupportedSyntaxError(
                 f"`raise` inside the {site.what} of line {site.line}, whose condition is only known at "
                 "run time. Write `assert condition, message`: a lane that fails it ends with an outcome",
+                self.sites[k].location,
+            )
+
+    # -- changes in place --------------------------------------------------------------------
+
+    @property
+    def _uncopied(self) -> list[dict[int, Any]]:
+        """Objects that every side of what is being staged would share, by id."""
+        if not hasattr(self._local, "uncopied"):
+            self._local.uncopied = []
+        return self._local.uncopied
+
+    def begin(self, site: Site, held: Sequence[Any]) -> None:
+        """Before a statement is staged: look at the objects that it changes. `end` comes after."""
+        uncopied: dict[int, Any] = {}
+        if site.stored:
+            named = dict(zip(site.names, held, strict=True))
+            _refuse_shared(site, named)
+            for name in site.stored:
+                for leaf in values.take_apart(named.get(name)).leaves:
+                    if not values.is_array(leaf):
+                        uncopied[id(leaf)] = leaf
+        self._uncopied.append(uncopied)
+
+    def end(self) -> None:
+        self._uncopied.pop()
+
+    def own(self, k: int, name: str, target: Any) -> Any:
+        """An object is about to be changed by the function it belongs to."""
+        if any(id(target) in shared for shared in self._uncopied):
+            around = self.sites[self.staged[-1]]
+            raise UnsupportedSyntaxError(
+                f"{values.type_text(target)} in `{name}` is changed in place inside the {around.what} of "
+                f"line {around.line}, whose condition is only known at run time; it is no pytree, so each "
+                "side cannot have a copy. Make it a dataclass, a dict or a list, or keep the part in a "
+                "local variable",
+                self.sites[k].location,
+            )
+        return target
+
+    def outside(self, k: int, name: str) -> None:
+        """An object from outside of its function is about to be changed."""
+        if self.staged:
+            around = self.sites[self.staged[-1]]
+            raise UnsupportedSyntaxError(
+                f"`{name}` comes from outside this function and is changed in place inside the "
+                f"{around.what} of line {around.line}, whose condition is only known at run time. Keep "
+                "it in a local variable, and return it",
                 self.sites[k].location,
             )
 
@@ -187,14 +229,14 @@ class Runtime(Matching, Mutation):
 
         while True:
             met = progress.provisional
-            going = _aside(test)
+            going = aside(test)
             if is_traced(going):
                 return stage(at_least_once=False)
             if not going:
                 return
             if trial:
                 trial = False
-                side, traced_next = _try_once(variables, test, body)
+                side, traced_next = try_once(variables, test, body)
                 if traced_next:
                     return stage(at_least_once=True)
                 if side is None:
@@ -221,6 +263,8 @@ class Runtime(Matching, Mutation):
             self.end()
 
     def iterable(self, k: int, fun: Any, *args: Any, **kwargs: Any) -> Any:
+        from lanewise.frontend import iterate
+
         return iterate.call(self.sites[k], fun, *args, **kwargs)
 
     def for_(
@@ -232,6 +276,8 @@ class Runtime(Matching, Mutation):
         set: _Set,
         done: _Test | None = None,
     ) -> None:
+        from lanewise.frontend import iterate
+
         variables = Variables(self.sites[k], get, set)
         steps = iterate.as_stageable(iterable)
         if steps is None:
@@ -241,14 +287,7 @@ class Runtime(Matching, Mutation):
         if steps.length == 0:
             return
         if isinstance(iterable, range | np.ndarray):
-            long = steps.length > UNROLL_MOST or (
-                steps.length > UNROLL_EXITS
-                and (
-                    _exits_when_run(iterable, body, variables, done)
-                    or _is_worth_a_loop(iterable, body, variables, done)
-                )
-            )
-            if long and not variables.site.acts:
+            if not variables.site.acts and iterate.is_long(iterable, body, variables, done):
                 saved = get()
                 try:
                     return self._stage_for(k, steps, body, variables, done)
@@ -259,7 +298,8 @@ class Runtime(Matching, Mutation):
                         raise
                     set(saved)
             return self._unroll(k, iterable, body, variables, done)
-        if variables.site.acts and steps.python is not None and steps.length <= UNROLL_MOST:
+        short = steps.length <= iterate.UNROLL_MOST
+        if variables.site.acts and steps.python is not None and short:
             return self._unroll(k, steps.python(), body, variables, done)
         self._stage_for(k, steps, body, variables, done)
 
@@ -294,13 +334,13 @@ class Runtime(Matching, Mutation):
     def _stage_for(
         self,
         k: int,
-        steps: iterate.Stageable,
+        steps: Stageable,
         body: Callable[[Any], None],
         variables: Variables,
         done: _Test | None,
     ) -> None:
         """A scan, or a while loop with an index where it may end early or who knows when."""
-        counting = _Counting(variables)
+        counting = Counting(variables)
         scanned = done is None and not is_traced(steps.length)
         at_least_once = not is_traced(steps.length)
         if scanned and not steps.counts:
@@ -314,7 +354,10 @@ class Runtime(Matching, Mutation):
         def run(slices: Sequence[Any]) -> None:
             index = counting.index
             if not scanned:
-                slices = [_at(x, index) for x in steps.xs]
+                slices = [
+                    lax.dynamic_index_in_dim(x, index, keepdims=False, allow_negative_indices=False)
+                    for x in steps.xs
+                ]
             body(steps.item(index, slices))
             counting.index = index + 1
 
@@ -332,105 +375,33 @@ class Runtime(Matching, Mutation):
         self._stage(k, LoopSpec(counting.variables, run, test, at_least_once=at_least_once))
 
 
-class _Counting:
-    """A loop's hidden index, as one more variable in front of the loop's own."""
-
-    def __init__(self, variables: Variables) -> None:
-        self.index: Any = 0
-        site = variables.site
-
-        def assign(new: tuple[Any, ...]) -> None:
-            self.index = new[0]
-            variables.set(new[1:])
-
-        self.variables = Variables(
-            replace(site, names=("_lw_index", *site.names), live=site.live + 1),
-            lambda: (self.index, *variables.get()),
-            assign,
-        )
+def _refuse_shared(site: Site, named: dict[str, Any]) -> None:
+    """Refuse to stage where a container that is changed is known under two names."""
+    owners: dict[int, str] = {}
+    for name, value in named.items():
+        for container in set(map(id, _containers(value))):
+            other = owners.setdefault(container, name)
+            if other != name and (name in site.stored or other in site.stored):
+                raise UnsupportedSyntaxError(
+                    f"`{other}` and `{name}` hold the same object, which is changed in place inside the "
+                    f"{site.what} of line {site.line}, whose condition is only known at run time. "
+                    "Change it under one name only, or make a copy first",
+                    site.location,
+                )
 
 
-def _at(array: Any, index: Any) -> Any:
-    return lax.dynamic_index_in_dim(array, index, 0, keepdims=False, allow_negative_indices=False)
-
-
-def _aside(test: _Test) -> Any:
-    """What a test gives, without leaving its operations in the current trace."""
-    seen: list[Any] = []
-
-    def run() -> list[Any]:
-        seen.append(test())
-        return []
-
-    _jax.trace(run, [])
-    return asked(seen[0])
-
-
-def _exits_when_run(
-    items: Any, body: Callable[[Any], None], variables: Variables, done: _Test | None
-) -> bool:
-    """Whether a loop may end early, on a condition that only running it tells."""
-    if done is None or variables.site.acts:
-        return False
-    try:
-        return _try_once(variables, done, lambda: body(items[0]))[1]
-    except Exception:  # what it is will be told by the iteration itself
-        return False
-
-
-def _is_worth_a_loop(
-    items: Any, body: Callable[[Any], None], variables: Variables, done: _Test | None
-) -> bool:
-    """Whether a short loop's turns hold large products, and are alike (see `alike.py`)."""
-    if done is not None or variables.site.acts:
-        return False
-
-    def turn(place: int) -> Any:
-        def run() -> list[Any]:
-            variables.set(tuple(value.rebuild() for value in entry))
-            body(items[place])
-            return variables.read()
-
-        saved = variables.get()
-        entry = [values.take_apart(value) for value in saved]
-        try:
-            return trace_side(run).traced.jaxpr
-        finally:
-            variables.set(saved)
-
-    met, returned = progress.provisional, progress.returned
-    try:
-        first = turn(0)
-        alike = holds_large_product(first) and all(same_code(first, turn(i)) for i in (1, -1))
-    except Exception:  # what it is will be told by the iteration itself
-        return False
-    finally:
-        progress.returned = returned
-    return alike and progress.provisional == met
-
-
-def _try_once(variables: Variables, test: _Test, body: _Block) -> tuple[Side | None, bool]:
-    """Trace one iteration aside: what it did (None: do it again), and whether the next test is traced."""
-    saved = variables.get()
-    entry = [values.take_apart(value) for value in saved]
-    traced_next: list[bool] = []
-    met = progress.provisional
-
-    def run() -> list[Any]:
-        variables.set(tuple(value.rebuild() for value in entry))
-        body()
-        after = variables.read()
-        if progress.provisional == met:
-            traced_next.append(is_traced(_aside(test)))
-        return after
-
-    try:
-        side = trace_side(run)
-    finally:
-        variables.set(saved)
-    if any(traced_next):
-        return None, True
-    fixed = [leaf for value in side.values for leaf in value.leaves if not values.is_array(leaf)]
-    # A function or an object of the user's may hold what was traced aside: then it is made anew.
-    simple = all(isinstance(leaf, str | bytes) for leaf in fixed)
-    return (side if simple else None), False
+def _containers(value: Any) -> Iterator[Any]:
+    """The parts of a pytree that can be changed in place."""
+    if value is None or isinstance(value, Undefined) or values.is_array(value):
+        return
+    changeable = isinstance(value, list | dict) or (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and not type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
+    )
+    if changeable:
+        yield value
+    children = tree_util.tree_leaves(value, is_leaf=lambda x: x is not value)
+    for child in children:
+        if child is not value:
+            yield from _containers(child)

@@ -21,18 +21,61 @@ and is otherwise not even traced, as before a traced branch or loop ends the run
 that fell through inside of it.
 
 `Exit` and `Guard` are statements of our own, for the analysis (`names.py`: an `Exit` is a jump there)
-and for the emitter (`python.py`: there it is assignments to flags).
+and for the emitter (`statements.py`: there it is assignments to flags).
+
+What no program can hold, such as a generator, is refused here too, with what to write instead.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lanewise.core.errors import Location, UnsupportedSyntaxError
-from lanewise.frontend.patterns import match_as_if
-from lanewise.frontend.site import FLAG
+from lanewise.frontend.values import FLAG
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+# Python that a program cannot hold, and what to write instead.
+_ADVICE: dict[type[ast.AST], str] = {
+    ast.Yield: "a generator. Collect the values in an array, or return them",
+    ast.YieldFrom: "a generator. Collect the values in an array, or return them",
+    ast.Await: "`await`. A program runs from start to end by itself; await its answer outside",
+    ast.AsyncFor: "`async for`. Use `for`",
+    ast.AsyncWith: "`async with`. Use it around the call of the program",
+    ast.Global: "`global`. Take the value as an argument, and return the new one",
+    ast.Nonlocal: "`nonlocal`. Take the value as an argument, and return the new one",
+}
+
+
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and what is below it in the same scope (comprehensions count, nested functions do not)."""
+    yield node
+    if isinstance(node, SCOPES):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from own_nodes(child)
+
+
+def refuse_unsupported(node: ast.FunctionDef | ast.AsyncFunctionDef, filename: str) -> None:
+    """Raise at the first statement of a function that no program can hold."""
+    if isinstance(node, ast.AsyncFunctionDef):
+        raise UnsupportedSyntaxError(
+            "a program cannot be `async`. A program runs from start to end by itself; "
+            "make it a plain function and await its answer outside",
+            Location(filename, node.lineno, node.name),
+        )
+    for statement in node.body:
+        for child in own_nodes(statement):
+            advice = _ADVICE.get(type(child))
+            if isinstance(child, ast.comprehension) and child.is_async:
+                advice = _ADVICE[ast.AsyncFor]
+            if advice is not None:
+                line = getattr(child, "lineno", node.lineno)
+                raise UnsupportedSyntaxError(
+                    f"a program cannot hold {advice}", Location(filename, line, node.name)
+                )
 
 
 @dataclass(eq=False)
@@ -83,21 +126,6 @@ class Guard(ast.stmt):
     region: Region
     before: ast.stmt
     swallowed: bool  # only a `with` that swallowed an exception comes here
-
-
-def exit_node(
-    origin: ast.AST, kind: str, regions: Sequence[Region], value: ast.expr | None = None
-) -> Exit:
-    node = Exit()
-    node.value, node.kind, node.regions = value, kind, tuple(regions)
-    return ast.copy_location(node, origin)
-
-
-def guard_node(origin: ast.AST, region: Region, before: ast.stmt, body: list[ast.stmt]) -> Guard:
-    node = Guard()
-    node.body, node.region, node.before = body, region, before
-    node.swallowed = _always(before, swallowing=False)
-    return ast.copy_location(node, origin)
 
 
 def blocks_of(node: ast.stmt) -> Iterator[list[ast.stmt]]:
@@ -207,6 +235,8 @@ class Exits:
         out: list[ast.stmt] = []
         for node in block:
             if isinstance(node, ast.Match):
+                from lanewise.frontend.matching import match_as_if  # most programs have no `match`
+
                 self.count += 1
                 out += self.reachable(match_as_if(node, f"_lw_subject{self.count}"))
             else:
@@ -235,10 +265,7 @@ class Exits:
             exits = may_exit(node)
             out.append(self.compound(node))
             if exits and rest:
-                region = self.regions[-1]
-                region.need_flag()
-                out.append(guard_node(rest[0], region, out[-1], self.block(rest)))
-                return out
+                return [*out, self.guard(out[-1], rest)]
         return out
 
     def exiting_if(self, node: ast.If, rest: list[ast.stmt]) -> list[ast.stmt]:
@@ -252,15 +279,23 @@ class Exits:
         node.body, node.orelse = self.block(node.body), self.block(node.orelse)
         if not rest:
             return [node]
-        region = self.regions[-1]
-        region.need_flag()
-        return [node, guard_node(rest[0], region, node, self.block(rest))]
+        return [node, self.guard(node, rest)]
 
-    def exit(self, node: ast.stmt) -> Exit:
-        if isinstance(node, ast.Return):
-            return exit_node(node, "return", self.regions[::-1], node.value)
-        kind = "break" if isinstance(node, ast.Break) else "continue"
-        return exit_node(node, kind, self.regions[-1:])
+    def guard(self, before: ast.stmt, rest: list[ast.stmt]) -> Guard:
+        """The rest, to run unless the statement before it jumped."""
+        node = Guard()
+        node.region, node.before = self.regions[-1], before
+        node.region.need_flag()
+        node.swallowed = _always(before, swallowing=False)
+        node.body = self.block(rest)
+        return ast.copy_location(node, rest[0])
+
+    def exit(self, origin: ast.Return | ast.Break | ast.Continue) -> Exit:
+        node = Exit()
+        returns = isinstance(origin, ast.Return)
+        node.kind, node.value = type(origin).__name__.lower(), origin.value if returns else None
+        node.regions = tuple(self.regions[::-1] if returns else self.regions[-1:])
+        return ast.copy_location(node, origin)
 
     def compound(self, node: ast.stmt) -> ast.stmt:
         if isinstance(node, ast.While | ast.For):
@@ -277,11 +312,10 @@ class Exits:
         node.body = self.block(node.body)
         for handler in node.handlers:
             handler.body = self.block(handler.body)
-        node.orelse = self.block(node.orelse)
         if exits and node.orelse:
-            region = self.regions[-1]
-            region.need_flag()
-            node.orelse = [guard_node(node.orelse[0], region, node, node.orelse)]
+            node.orelse = [self.guard(node, node.orelse)]
+        else:
+            node.orelse = self.block(node.orelse)
         node.finalbody = self.block(node.finalbody)
 
     def loop(self, node: ast.While | ast.For) -> ast.stmt:
@@ -338,6 +372,4 @@ def _is_short(rest: Sequence[ast.stmt]) -> bool:
 
 def _copies(rest: Sequence[ast.stmt], moved: bool) -> list[ast.stmt]:
     """The rest once more for the first side: the very nodes if the second side has no use for them."""
-    import copy
-
     return list(rest) if moved else [copy.deepcopy(node) for node in rest]

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from lanewise.core.errors import Location, UnsupportedSyntaxError
-from lanewise.frontend.names import Names, own_nodes, parameters
-from lanewise.frontend.site import Site
+from lanewise.frontend.exits import own_nodes
+from lanewise.frontend.names import Names, parameters
+from lanewise.frontend.values import Site
 
 _Node = TypeVar("_Node", bound=ast.AST)
 _BUILTINS = frozenset({"max", "min", "any", "all", "int", "float", "bool", "len", "isinstance"})

@@ -1,11 +1,18 @@
-"""What a `for` can be staged over: ranges with traced bounds, arrays, and `zip`, `enumerate` and
-`reversed` of these. Everything else is iterated by Python itself."""
+"""What a `for` can be staged over, and whether it is: ranges with traced bounds, arrays, and `zip`, `enumerate` and
+`reversed` of these. Everything else is iterated by Python itself.
+
+A short `for` is written out, as Python under `jax.jit` would have it: the index is a plain number, and small code
+becomes fast code. Where a turn holds a large matrix product there is little to gain, and compilers take their time
+over each copy: XLA measures every product on a GPU, and takes the 16 layers of a network for 16 different ones. So
+those turns become one loop, if they are alike, the same code with other numbers in it: an index that decides anything
+but which elements are read, such as a branch, a shape, a static power or a plain float, makes code that differs.
+"""
 
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,34 +21,21 @@ import numpy as np
 from jax import lax
 
 from lanewise import _jax
-from lanewise.core import promotion
+from lanewise._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.core.errors import LoopTypeError
 from lanewise.core.objects import Items
 from lanewise.frontend import values
-from lanewise.frontend.site import Site
+from lanewise.frontend.branch import progress, trace_side
+from lanewise.frontend.loop import Stageable, try_once
+from lanewise.frontend.values import Site, Variables
 
+UNROLL_MOST = 32  # a range this short is unrolled
+UNROLL_EXITS = 4  # so is one this short whose `break` or `return` is only known at run time
+# The products that are large: of this many multiplications.
+LARGE = 10_000
+# Parameters that say which elements are read. How many, the shapes of results say.
+_POSITIONS = {"slice": ("start_indices", "limit_indices")}
 Item = Callable[[Any, Sequence[Any]], Any]
-
-
-@dataclass(frozen=True)
-class Stageable:
-    """A sequence that a staged loop can step through.
-
-    `item(k, slices)` is the k-th item, given the k-th slice of each of `xs`; `counts` tells whether it
-    looks at `k`. `length` is a plain int, or traced. `python` is what plain Python would iterate, where
-    the length is plain: short ones and stubborn bodies are unrolled over it.
-    """
-
-    length: Any
-    item: Item
-    xs: tuple[Any, ...] = ()
-    counts: bool = False
-    python: Callable[[], Any] | None = None
-
-
-def index_type() -> Any:
-    """Python's int as JAX has it: weakly typed."""
-    return _jax.aval_of(0)
 
 
 def _index(value: Any, site: Site) -> Any:
@@ -54,8 +48,7 @@ def _index(value: Any, site: Site) -> Any:
             "Convert it with `.astype(int)`",
             site.location,
         )
-    wanted = index_type()
-    return promotion.convert(value, wanted)
+    return values.convert(value, _jax.aval_of(0))  # Python's int as JAX has it: weakly typed
 
 
 def range_(site: Site, *args: Any) -> Any:
@@ -197,3 +190,121 @@ def call(site: Site, fun: Any, *args: Any, **kwargs: Any) -> Any:
     if fun is builtins.reversed and not kwargs:
         return reversed_(*args)
     return fun(*args, **kwargs)
+
+
+# -- whether a `for` is staged, or written out -------------------------------------------------------
+
+
+def is_long(
+    items: Any, body: Callable[[Any], None], variables: Variables, done: Callable[[], Any] | None
+) -> bool:
+    """Whether a `for` over a range or an array of NumPy's is better staged than written out."""
+    if not UNROLL_EXITS < len(items) <= UNROLL_MOST:
+        return len(items) > UNROLL_MOST
+    try:
+        if done is None:
+            return _is_worth_a_loop(items, body, variables)
+        # Whether it may end early, on a condition that only running it tells.
+        return try_once(variables, done, lambda: body(items[0]))[1]
+    except Exception:  # what it is will be told by the iteration itself
+        return False
+
+
+def _is_worth_a_loop(items: Any, body: Callable[[Any], None], variables: Variables) -> bool:
+    """Whether a short loop's turns hold large products, and are alike."""
+
+    def turn(place: int) -> Any:
+        saved = variables.get()
+        try:
+            return trace_side(variables.from_here(lambda: body(items[place]))).traced.jaxpr
+        finally:
+            variables.set(saved)
+
+    met, returned = progress.provisional, progress.returned
+    try:
+        first = turn(0)
+        alike = _holds_large_product(first) and all(_same_code(first, turn(i)) for i in (1, -1))
+    finally:
+        progress.returned = returned
+    return alike and progress.provisional == met
+
+
+def _holds_large_product(jaxpr: Jaxpr) -> bool:
+    """Whether a matrix product or a convolution of some size is in the code, also inside loops and branches."""
+    return any(
+        _multiplications(eqn) >= LARGE or any(map(_holds_large_product, _jax.subjaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _multiplications(eqn: JaxprEqn) -> int:
+    match eqn.primitive.name:
+        case "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+        case "conv_general_dilated":
+            features = eqn.params["dimension_numbers"].rhs_spec[0]
+            kernel = eqn.invars[1].aval
+            depth = kernel.size // max(kernel.shape[features], 1)
+        case _:
+            return 0
+    return depth * eqn.outvars[0].aval.size
+
+
+def _same_code(one: Jaxpr, other: Jaxpr) -> bool:
+    """Whether two pieces of code differ in nothing but numbers."""
+    known: dict[Var, Var] = {}
+
+    def same_atoms(mine: Sequence[Atom], theirs: Sequence[Atom]) -> bool:
+        return len(mine) == len(theirs) and all(map(same_atom, mine, theirs))
+
+    def same_atom(mine: Atom, theirs: Atom) -> bool:
+        if mine.aval != theirs.aval:
+            return False
+        if isinstance(mine, Literal) or isinstance(theirs, Literal):
+            return (
+                isinstance(mine, Literal) and isinstance(theirs, Literal) and _alike(mine, theirs)
+            )
+        # What comes from outside is met here first.
+        return known.setdefault(mine, theirs) is theirs
+
+    return (
+        len(one.eqns) == len(other.eqns)
+        and same_atoms(one.invars, other.invars)
+        and all(
+            mine.primitive is theirs.primitive
+            and same_atoms(mine.invars, theirs.invars)
+            and same_atoms(mine.outvars, theirs.outvars)
+            and _same_parameters(mine, theirs)
+            for mine, theirs in zip(one.eqns, other.eqns, strict=True)
+        )
+        and same_atoms(one.outvars, other.outvars)
+    )
+
+
+def _alike(mine: Literal, theirs: Literal) -> bool:
+    """Whether two numbers may stand at one place: indices may; a float made of one would be rounded anew."""
+    return np.issubdtype(mine.aval.dtype, np.integer) or bool(np.all(mine.val == theirs.val))
+
+
+def _same_parameters(mine: JaxprEqn, theirs: JaxprEqn) -> bool:
+    positions = _POSITIONS.get(mine.primitive.name, ())
+    return mine.params.keys() == theirs.params.keys() and all(
+        name in positions or _same(value, theirs.params[name])
+        for name, value in mine.params.items()
+    )
+
+
+def _same(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, tuple | list):
+        return (
+            type(mine) is type(theirs)
+            and len(mine) == len(theirs)
+            and all(map(_same, mine, theirs))
+        )
+    if isinstance(mine, Jaxpr | ClosedJaxpr):
+        return isinstance(theirs, Jaxpr | ClosedJaxpr) and _same_code(
+            _jax.flat_jaxpr(mine), _jax.flat_jaxpr(theirs)
+        )
+    # The rules of a custom derivative are made at each use; the code they are for is compared.
+    return bool(mine == theirs) or (callable(mine) and callable(theirs))

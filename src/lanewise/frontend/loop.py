@@ -6,6 +6,10 @@ entry is converted and the body traced again. What the body gives back untouched
 carry. A variable that is undefined at the entry is undefined in the traced body too, so that a read
 of it is found there; if the body assigns it, it leaves the loop defined only when the loop is known to
 run at least once, or when only a jump out of the loop leads to its readers.
+
+A `while` whose first test is plain but whose later ones may be traced (`done = False; while not done`)
+is looked at before it runs: its first iteration is traced aside (`try_once`); if the next test then is traced,
+the loop is staged from its start and the trial forgotten; if not, the trial becomes the first iteration.
 """
 
 from __future__ import annotations
@@ -19,13 +23,11 @@ from jax.core import ShapedArray
 
 from lanewise import _jax
 from lanewise._jax import Traced
-from lanewise.core import promotion
 from lanewise.core.errors import LoopTypeError, ProgramError
-from lanewise.core.objects import none_filled
+from lanewise.core.objects import asked
 from lanewise.frontend import values
-from lanewise.frontend.branch import places_of, result_mismatch, truth
-from lanewise.frontend.site import RESULT, Site, Variables
-from lanewise.frontend.values import Undefined, Value
+from lanewise.frontend.branch import Side, places_of, progress, result_mismatch, trace_side, truth
+from lanewise.frontend.values import RESULT, Site, Undefined, Value, Variables, is_traced
 
 _MOST_PASSES = 16
 
@@ -47,6 +49,40 @@ class LoopSpec:
 
 
 @dataclass(frozen=True)
+class Stageable:
+    """A sequence that a staged loop can step through.
+
+    `item(k, slices)` is the k-th item, given the k-th slice of each of `xs`; `counts` tells whether it
+    looks at `k`. `length` is a plain int, or traced. `python` is what plain Python would iterate, where
+    the length is plain: short ones and stubborn bodies are unrolled over it.
+    """
+
+    length: Any
+    item: Callable[[Any, Sequence[Any]], Any]
+    xs: tuple[Any, ...] = ()
+    counts: bool = False
+    python: Callable[[], Any] | None = None
+
+
+class Counting:
+    """A loop's hidden index, as one more variable in front of the loop's own."""
+
+    def __init__(self, variables: Variables) -> None:
+        self.index: Any = 0
+        site = variables.site
+
+        def assign(new: tuple[Any, ...]) -> None:
+            self.index = new[0]
+            variables.set(new[1:])
+
+        self.variables = Variables(
+            replace(site, names=("_lw_index", *site.names), live=site.live + 1),
+            lambda: (self.index, *variables.get()),
+            assign,
+        )
+
+
+@dataclass(frozen=True)
 class _Pass:
     """One traced pass over the body, from the entry types to what it leaves."""
 
@@ -57,15 +93,8 @@ class _Pass:
 
     def with_out(self, index: int, value: Value) -> _Pass:
         """Another value at the end of the body, made of its leaves and of plain ones."""
-        before = dict(zip(map(id, self.outs[index].leaves), self.places[index], strict=True))
-        row = tuple(
-            before.get(id(leaf), 0) if values.is_array(leaf) else None for leaf in value.leaves
-        )
-        return replace(
-            self,
-            outs=(*self.outs[:index], value, *self.outs[index + 1 :]),
-            places=(*self.places[:index], row, *self.places[index + 1 :]),
-        )
+        outs, places = values.with_value(self.outs, self.places, index, value)
+        return replace(self, outs=outs, places=places)
 
 
 _Types = list[list[ShapedArray | None]]
@@ -103,7 +132,7 @@ def _settle(spec: LoopSpec, entry: list[Value]) -> tuple[list[Value], _Types, _P
                 types[index] = []
                 again = True
                 continue
-            if before.treedef != out.treedef and (filled := _none_filled(before, out)) is not None:
+            if before.treedef != out.treedef and (filled := values.none_filled(before, out)):
                 if filled[0].treedef != before.treedef:
                     entry[index], types[index] = filled[0], _types_of(filled[0])
                     again = True
@@ -116,16 +145,6 @@ def _settle(spec: LoopSpec, entry: list[Value]) -> tuple[list[Value], _Types, _P
         if not again:
             return entry, types, done
     raise LoopTypeError("the types of this loop's variables never settle", spec.site.location)
-
-
-def _none_filled(before: Value, out: Value) -> tuple[Value, Value] | None:
-    """None at a loop's entry or its end as a value that may be None, where the other has one."""
-    try:
-        filled = none_filled(before.rebuild(), out.rebuild())
-    except (ValueError, TypeError):
-        return None
-    one, other = map(values.take_apart, filled)
-    return (one, other) if one.treedef == other.treedef else None
 
 
 def _types_of(value: Value) -> list[ShapedArray | None]:
@@ -151,7 +170,7 @@ def _join_variable(
                 raise _mismatch(site, index, before, out)
             joined.append(None)
             continue
-        wider = promotion.join(aval, _jax.aval_of(after)) if values.is_array(after) else None
+        wider = values.join(aval, _jax.aval_of(after)) if values.is_array(after) else None
         if wider is None:
             raise _mismatch(site, index, before, out)
         joined.append(wider)
@@ -159,10 +178,7 @@ def _join_variable(
 
 
 def _mismatch(site: Site, index: int, before: Value, out: Value) -> ProgramError:
-    name = site.names[index]
-    a, b = before.rebuild(), out.rebuild()
-    found = values.first_mismatch(a, b)
-    found = found or values.Mismatch("", values.type_text(a), values.type_text(b))
+    name, found = site.names[index], values.mismatch(before, out)
     if name == RESULT:
         return result_mismatch(found, None, None, site)
     return LoopTypeError(
@@ -279,10 +295,7 @@ def _emit(
 
     def body(carry: Sequence[Any], items: Sequence[Any]) -> list[Any]:
         flat = done.traced(*items, *assemble(carry))
-        raw = [
-            slot.leaf if isinstance(slot.leaf, bool | int | float | complex) else flat[slot.write]
-            for slot in slots
-        ]
+        raw = [slot.leaf if values.is_number(slot.leaf) else flat[slot.write] for slot in slots]
         return [values.as_type(value, slot.aval) for value, slot in zip(raw, slots, strict=True)]
 
     start = [slot.start for slot in slots]
@@ -322,10 +335,48 @@ def _finish_born(
         return lambda final: left
     build: list[Any] = []
     for leaf, write in zip(out.leaves, done.places[index], strict=True):
-        if write is None or isinstance(leaf, bool | int | float | complex):
+        if write is None or values.is_number(leaf):
             build.append((None, leaf))
             continue
         aval = _jax.aval_of(leaf)
         build.append((len(slots), None))
         slots.append(_Slot(aval, values.placeholder(aval), None, write, leaf))
     return _finish(out, build)
+
+
+def try_once(
+    variables: Variables, test: Callable[[], Any], body: Callable[[], None]
+) -> tuple[Side | None, bool]:
+    """Trace one iteration aside: what it did (None: do it again), and whether the next test is traced."""
+    saved, turn = variables.get(), variables.from_here(body)
+    traced_next: list[bool] = []
+    met = progress.provisional
+
+    def run() -> list[Any]:
+        after = turn()
+        if progress.provisional == met:
+            traced_next.append(is_traced(aside(test)))
+        return after
+
+    try:
+        side = trace_side(run)
+    finally:
+        variables.set(saved)
+    if any(traced_next):
+        return None, True
+    fixed = [leaf for value in side.values for leaf in value.leaves if not values.is_array(leaf)]
+    # A function or an object of the user's may hold what was traced aside: then it is made anew.
+    simple = all(isinstance(leaf, str | bytes) for leaf in fixed)
+    return (side if simple else None), False
+
+
+def aside(test: Callable[[], Any]) -> Any:
+    """What a test gives, without leaving its operations in the current trace."""
+    seen: list[Any] = []
+
+    def run() -> list[Any]:
+        seen.append(test())
+        return []
+
+    _jax.trace(run, [])
+    return asked(seen[0])

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lanewise.frontend.exits import (
+    SCOPES,
     Exit,
     Guard,
     Region,
@@ -20,13 +21,13 @@ from lanewise.frontend.exits import (
     blocks_of,
     breaks,
     is_true,
+    own_nodes,
     swallows,
 )
-from lanewise.frontend.site import FLAG, RESULT
+from lanewise.frontend.values import FLAG, RESULT
 
 Names = frozenset[str]
 _NONE: Names = frozenset()
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 # Methods that change the object they are called on, of the containers that Python has built in.
@@ -39,18 +40,9 @@ MUTATORS = frozenset(
 TAKERS = frozenset("pop popitem popleft setdefault".split())
 
 
-def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and what is below it in the same scope (comprehensions count, nested functions do not)."""
-    yield node
-    if isinstance(node, _SCOPES):
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from own_nodes(child)
-
-
 def _inner_scopes(node: ast.AST) -> Iterator[ast.AST]:
     for child in own_nodes(node):
-        if isinstance(child, _SCOPES):
+        if isinstance(child, SCOPES):
             yield child
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from lanewise.frontend.exits import Exit, Exits, Guard, blocks_of, runs_once
+from lanewise.frontend.exits import Exit, Exits, Guard, blocks_of, refuse_unsupported, runs_once
 from lanewise.frontend.expressions import (
     Expressions,
     Unit,
@@ -41,8 +41,7 @@ from lanewise.frontend.names import (
     reset_flags,
     root,
 )
-from lanewise.frontend.site import RESULT, Site
-from lanewise.frontend.syntax import refuse_unsupported
+from lanewise.frontend.values import RESULT, Site
 
 _CONTROL = (ast.If, Guard, ast.While, ast.For)
 _NOTHING: Names = frozenset()
@@ -186,18 +185,21 @@ class Statements(Expressions):
 
     def make_block(
         self,
+        k: int,
         stem: str,
         block: Sequence[ast.stmt],
         origin: ast.AST,
         start: Sequence[ast.stmt] = (),
         item: bool = False,
     ) -> tuple[list[ast.stmt], ast.expr]:
-        """A block as a function of no arguments (or of a loop's item), and what refers to it."""
+        """A block of the statement of site `k` as a function (of a loop's item, or nothing), and what refers to it."""
         if not block and not start:
             return [], locate(ast.Lambda(no_arguments(), ast.Constant(None)), origin)
+        outside, self.around = self.around, (*self.around, k)
         self.depth += 1
         body = [*start, *self.block(block)]
         self.depth -= 1
+        self.around = outside
         bound_here = bound_names([*start, *block])
         shares = sorted(bound_here - ({RESULT} if not self.result_used else set()))
         if shares:
@@ -258,12 +260,10 @@ class Statements(Expressions):
             [*node.body, *node.orelse],
             self.analysis.found[id(node)],
         )
-        outside, self.around = self.around, (*self.around, k)
         before = self.definite
-        then_def, then = self.make_block("then", node.body, node)
+        then_def, then = self.make_block(k, "then", node.body, node)
         after_then, self.definite = self.definite, before
-        else_def, orelse = self.make_block("else", node.orelse, node)
-        self.around = outside
+        else_def, orelse = self.make_block(k, "else", node.orelse, node)
         if _raises(node.body):
             pass
         elif _raises(node.orelse):
@@ -283,17 +283,15 @@ class Statements(Expressions):
     ) -> list[ast.stmt]:
         k = self.unit.reserve()
         names = self.describe(k, node, "early exit", block, found)
-        outside, self.around = self.around, (*self.around, k)
         before = self.definite
         # Where the rest begins its flags are not set, and where it is skipped this one is: constants
         # on both sides are what later passes follow.
         known = [f for f in sorted(flags_set(block)) if f == flag]
         start = [assign(name, ast.Constant(False), node) for name in known]
         skipped = [assign(name, ast.Constant(True), node) for name in known]
-        define, rest = self.make_block("rest", block, node, start)
-        skip_def, skip = self.make_block("skip", [], node, skipped)
+        define, rest = self.make_block(k, "rest", block, node, start)
+        skip_def, skip = self.make_block(k, "skip", [], node, skipped)
         self.definite = before
-        self.around = outside
         setter, access = self.accessors(names, node)
         method = "unless_left" if isinstance(node, Guard) and node.swallowed else "unless"
         call = self.call(method, ast.Constant(k), load(flag), skip, rest, *access, origin=node)
@@ -312,12 +310,10 @@ class Statements(Expressions):
                 "go_on", ast.Constant(k), load(region.done), test, origin=node.test
             )
             test = locate(ast.Lambda(no_arguments(), going), node.test)
-        outside, self.around = self.around, (*self.around, k)
         before = self.definite
         start = [assign(name, ast.Constant(False), node) for name in sorted(reset_flags(node))]
-        define, body = self.make_block("body", node.body, node, start)
+        define, body = self.make_block(k, "body", node.body, node, start)
         self.definite = before
-        self.around = outside
         setter, access = self.accessors(names, node)
         call = self.call("while_", ast.Constant(k), test, body, *access, origin=node)
         return [*out, *define, setter, call, *self.loop_else(node)]
@@ -334,13 +330,11 @@ class Statements(Expressions):
             out.append(assign(region.done, ast.Constant(False), node))
             done = [locate(ast.Lambda(no_arguments(), load(region.done)), node)]
         iterable = self.iterable(node.iter)
-        outside, self.around = self.around, (*self.around, k)
         before = self.definite
         start = [assign(name, ast.Constant(False), node) for name in sorted(reset_flags(node))]
         locate(target, node)
-        define, body = self.make_block("body", whole, node, start, item=True)
+        define, body = self.make_block(k, "body", whole, node, start, item=True)
         self.definite = before
-        self.around = outside
         setter, access = self.accessors(names, node)
         call = self.call("for_", ast.Constant(k), iterable, body, *access, *done, origin=node)
         return [*out, *define, setter, call, *self.loop_else(node)]

@@ -12,13 +12,19 @@ raise `KeyboardInterrupt`, before the machine goes on.
 
 A large machine is compiled in three pieces: what starts it, what runs it, what finishes it. Three calls that hand a
 state on take a tenth of a millisecond, more than a small batch. So a small machine is one function. It takes a packed
-state (`packed.py`), or starts afresh, runs, and gives the answers as they are by then beside the state: if all lanes
-have ended, that was all. If they have not, the same function goes on, so the machine is compiled once either way.
+state, or starts afresh, runs, and gives the answers as they are by then beside the state: if all lanes have ended, that
+was all. If they have not, the same function goes on, so the machine is compiled once either way.
+
+Packed (`Packing`): a call of a compiled function costs about a microsecond for each array that goes in or comes out,
+whatever its size, and a state is some twenty of them. To lay a few kilobytes end to end costs less: what has 32 bits,
+and what is true or false, as one array of words, other types as an array each. Of a large state this would be a copy
+that takes time and memory.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -30,9 +36,8 @@ import numpy as np
 from lanewise import _jax
 from lanewise.blocks.link import Linked
 from lanewise.core.one_function import as_one_function
-from lanewise.grow.depth import FIRST_DEPTH, GROWTH
 from lanewise.grow.larger import Counterparts, counterparts
-from lanewise.grow.packed import Packing
+from lanewise.grow.memory import FIRST_DEPTH, GROWTH
 from lanewise.machine.state import State, waits_for_stack, waits_for_tape
 
 # The machine has fuel for this many operations of its lanes at first (a tenth of a second, or less) and for at most
@@ -43,6 +48,8 @@ SOON_SECONDS, LATE_SECONDS = 0.05, 0.3
 MOST_FUEL = 1 << 28
 # A machine whose state has more bytes than this is compiled in three pieces.
 MOST_PACKED_BYTES = 1 << 18
+WORD = np.dtype(np.int32)
+_AS_WORDS = frozenset(map(np.dtype, (np.int32, np.uint32, np.float32)))
 
 
 class Phases(NamedTuple):
@@ -55,18 +62,6 @@ class Phases(NamedTuple):
     with_machine: Callable[[Any, State], Any]
     grown: Callable[[Any, Linked, int], Any]
     moved: Callable[[Any, Linked, Linked, Counterparts, int], Any]
-
-
-# What is put around a compiled function, so that an interrupt ends its runs.
-Around = Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]
-
-
-def compiled(
-    run: Callable[..., list[Any]], around: Around | None = None
-) -> Callable[[Sequence[Any]], list[Any]]:
-    """What is compiled in one piece, and has nothing to grow."""
-    whole = jax.jit(run) if around is None else around(jax.jit(run))
-    return lambda operands: whole(*operands)
 
 
 class Larger(NamedTuple):
@@ -112,6 +107,64 @@ class Ran(NamedTuple):
     left: Any
     ended: bool
     answers: list[Any] | None
+
+
+class Packing:
+    """How trees with leaves of these shapes and types are packed.
+
+    >>> packing = Packing((jnp.int32(3), jnp.array([[1.0, 2.0]]), jnp.array([4, 5]), jnp.array(True)))
+    >>> packed = packing.packed((np.int32(3), np.float32([[1, 2]]), np.int32([4, 5]), np.bool_(True)), np)
+    >>> [x.tolist() for x in packed]
+    [[3, 1065353216, 1073741824, 4, 5, 1]]
+    >>> [x.tolist() for x in packing.unpacked(packed)]
+    [3, [[1.0, 2.0]], [4, 5], True]
+    """
+
+    def __init__(self, tree: Any) -> None:
+        leaves, self._tree = jax.tree.flatten(tree)
+        self._kinds = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
+        self._dtypes = list(dict.fromkeys(_packed_as(dtype) for _, dtype in self._kinds))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(math.prod(shape) * _packed_as(dtype).itemsize for shape, dtype in self._kinds)
+
+    def packed(self, tree: Any, numpy: Any = jnp) -> list[Any]:
+        """A tree as a few arrays, inside compiled code, or by NumPy."""
+        groups: dict[np.dtype, list[Any]] = {dtype: [] for dtype in self._dtypes}
+        for leaf, (_, dtype) in zip(jax.tree.leaves(tree), self._kinds, strict=True):
+            flat = numpy.ravel(leaf)
+            if dtype in _AS_WORDS:
+                flat = flat.view(WORD)
+            elif dtype == np.bool_:
+                flat = flat.astype(WORD)
+            groups[_packed_as(dtype)].append(flat)
+        return [numpy.concatenate(group) for group in groups.values()]
+
+    def unpacked(self, arrays: Sequence[Any]) -> Any:
+        """The tree again; its leaves are arrays of the kind that these are."""
+        whole = dict(zip(self._dtypes, arrays, strict=True))
+        begins = dict.fromkeys(self._dtypes, 0)
+        leaves = []
+        for shape, dtype in self._kinds:
+            group = _packed_as(dtype)
+            begin, end = begins[group], begins[group] + math.prod(shape)
+            flat = whole[group][begin:end]
+            if dtype in _AS_WORDS:
+                flat = flat.view(dtype)
+            elif dtype == np.bool_:
+                flat = flat != 0
+            leaves.append(flat.reshape(shape))
+            begins[group] = end
+        return jax.tree.unflatten(self._tree, leaves)
+
+    def zeros(self) -> list[np.ndarray]:
+        """A packed tree of zeros."""
+        return self.packed([np.zeros(shape, dtype) for shape, dtype in self._kinds], np)
+
+
+def _packed_as(dtype: np.dtype) -> np.dtype:
+    return WORD if dtype in _AS_WORDS or dtype == np.bool_ else dtype
 
 
 class Small:

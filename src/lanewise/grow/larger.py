@@ -16,11 +16,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lanewise._jax import Literal, Var
+from lanewise._jax import Literal, Var, storage_struct
 from lanewise.blocks.form import Block, Call, TailCall, successors, terminator_atoms
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.core.keys import storage_struct
 from lanewise.machine.state import State, waits_for_tape
 
 Counterparts = dict[Var, Var]

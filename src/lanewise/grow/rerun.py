@@ -17,7 +17,8 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.core.errors import Outcome
-from lanewise.grow.depth import GROWTH
+from lanewise.grow.memory import GROWTH
+from lanewise.job.plan import Around
 
 # If more than this share of the lanes start again, all do.
 FEW = 0.5
@@ -37,7 +38,7 @@ class Rerun:
         codes: int,
         first: int,
         most: int,
-        around: Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]],
+        around: Around,
     ) -> None:
         self.run = around(jax.jit(run, static_argnames="capacity"))
         self.part = None if part is None else around(jax.jit(part, static_argnames="capacity"))

@@ -2,26 +2,36 @@
 
 A lone call has no lanes. `lanes` are the sizes of the lane axes, outermost first, and `mapped` says which of them each
 operand has, in front. What follows from these alone is here, so that it is worked out once: which operands vary,
-how many examples there are, how many are in flight, and which lane axes each answer has.
+how many examples there are, how many are in flight, which lane axes each answer has, and the job's blocks. So is what
+makes one axis of several for a machine, and several of one.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
+
 from lanewise import _jax
-from lanewise.blocks.dependence import dependence
-from lanewise.blocks.flatten import operand_avals
+from lanewise.blocks.divergence import dependence
+from lanewise.blocks.flatten import flatten, operand_avals
+from lanewise.blocks.form import BlockProgram
+from lanewise.blocks.link import Linked, link
+from lanewise.blocks.simplify import simplify
 from lanewise.core import events
 from lanewise.core.options import Options
 from lanewise.core.profile import Profile, profile_of
 from lanewise.core.program import Program
-from lanewise.job.axes import Mapped, one_lane
+from lanewise.diff.accumulate import accumulating
 from lanewise.job.draws import as_it_runs
+
+# For each operand, which axes of lanes it has.
+Mapped = tuple[tuple[bool, ...], ...]
 
 
 class Room(Protocol):
@@ -48,7 +58,7 @@ class Job:
 
     `streamed`: examples come from the host, and nobody knows how many; `lanes` is then how many are in flight. `room`:
     the program is the forward one of a gradient, whose tapes the host makes longer; what it gives ends with the number
-    of records they have room for then.
+    of records they have room for then. `summed`: the places of the program's accumulators among what the job gives.
     """
 
     program: Program
@@ -58,6 +68,7 @@ class Job:
     platform: str | None = None
     streamed: bool = False
     room: Room | None = None
+    summed: tuple[int, ...] = ()
 
     @functools.cached_property
     def varying(self) -> tuple[bool, ...]:
@@ -130,16 +141,21 @@ def job_for(
     *,
     platform: str | None,
     room: Room | None = None,
+    summed: tuple[int, ...] = (),
 ) -> Job:
     """The job of running `program_p` with these parameters here and now."""
     if events.recorded():
         options = options.as_recorded()
-    return Job(program, lanes, mapped, options, platform, room=room)
+    if summed:
+        program = accumulating(program, summed)
+    return Job(program, lanes, mapped, options, platform, room=room, summed=summed)
 
 
 def can_be_plain(program: Program, options: Options) -> bool:
     """Whether JAX's own control flow can say all of the program."""
-    return not (program.recursive or program.sites or program.has_tapes or options.max_steps)
+    return not (
+        program.recursive or program.sites or program.has_tapes or program.sums or options.max_steps
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -165,3 +181,85 @@ def answer_axes(
         )
         by_axis.append(tuple(blanked or a or b for a, b in zip(depends, plainly, strict=True)))
     return tuple(tuple(flags[i] for flags in by_axis) for i in range(len(program.out_avals)))
+
+
+def blocks_of(program: Program, varying: Sequence[bool], options: Options) -> BlockProgram:
+    """The program's blocks, simplified."""
+    return _blocks(program, tuple(varying), options.max_steps is not None)
+
+
+@functools.lru_cache(maxsize=512)
+def _blocks(program: Program, varying: tuple[bool, ...], every_loop: bool) -> BlockProgram:
+    return simplify(flatten(program, varying, every_loop=every_loop))
+
+
+def linked_for(job: Job) -> Linked:
+    """The same for a job, linked."""
+    every_loop = job.options.max_steps is not None
+    return _linked(job.program, job.varying, every_loop, job.profile)
+
+
+@functools.lru_cache(maxsize=512)
+def _linked(
+    program: Program, varying: tuple[bool, ...], every_loop: bool, profile: Profile
+) -> Linked:
+    return link(_blocks(program, varying, every_loop), varying, profile)
+
+
+def lanes_first(
+    operands: Sequence[Any], lanes: tuple[int, ...], mapped: Mapped
+) -> tuple[list[Any], list[bool]]:
+    """Operands with all their lane axes flattened into one; those that do not vary stay as they are."""
+    flat, flags = [], []
+    for value, axes in zip(operands, mapped, strict=True):
+        varies = any(axes)
+        if varies:
+            inner = value.shape[sum(axes) :]
+            spread = tuple(size if has else 1 for size, has in zip(lanes, axes, strict=True))
+            value = jnp.broadcast_to(value.reshape(*spread, *inner), (*lanes, *inner))
+            value = value.reshape(math.prod(lanes), *inner)
+        flat.append(value)
+        flags.append(varies)
+    return flat, flags
+
+
+def one_lane(program: Program) -> Callable[..., list[Any]]:
+    """A program without recursion as an ordinary function."""
+    entry = program.functions[program.entry]
+
+    def run(*values: Any) -> list[Any]:
+        captured = [values[i] for i in entry.captures]
+        return _jax.eval_jaxpr(entry.jaxpr, *captured, *values[program.num_captures :])
+
+    return run
+
+
+def of_rows(
+    operands: Sequence[Any], rows: Any, lanes: tuple[int, ...], mapped: Mapped
+) -> tuple[list[Any], Mapped]:
+    """The operands of some lanes, and which of them have an axis of those lanes."""
+    flat, flags = lanes_first(operands, lanes, mapped)
+    taken = [x[rows] if varies else x for x, varies in zip(flat, flags, strict=True)]
+    return taken, tuple((varies,) for varies in flags)
+
+
+def with_constants(constants: Sequence[Any], mapped: Mapped, lanes: tuple[int, ...]) -> Mapped:
+    """Which lane axes operands have, those of a program's constants first, which have none."""
+    return (*[(False,) * len(lanes)] * len(constants), *mapped)
+
+
+def with_axes(
+    value: Any, found: tuple[bool, ...], wanted: tuple[bool, ...], lanes: tuple[int, ...]
+) -> Any:
+    """A value that has these of the lane axes in front, with those that are wanted."""
+    for axis, (have, want) in enumerate(zip(found, wanted, strict=True)):
+        place = sum(wanted[:axis])
+        if want and not have:
+            whole = jnp.expand_dims(value, place)
+            value = jnp.broadcast_to(
+                whole, (*whole.shape[:place], lanes[axis], *whole.shape[place + 1 :])
+            )
+        elif have and not want:
+            # By what it depends on, the answer is the same for all of the axis.
+            value = jax.lax.index_in_dim(value, 0, place, keepdims=False)
+    return value

@@ -1,4 +1,4 @@
-"""A plan: how a job will run, and what will run.
+"""A plan: how a job will run, what will run, and what a run hands back.
 
 A carrier is a module with three functions:
 
@@ -6,7 +6,8 @@ A carrier is a module with three functions:
 * `run(plan, operands)`: the run as traceable code, for use inside `jit` and inside other programs;
 * `on_host(plan)`: the run outside `jit`, where the host makes room and hears of interrupts.
 
-`table.py` has them all.
+`carriers/table.py` has them all. A run hands back answers with their lane axes apart, then outcomes and statistics if
+they are wanted.
 """
 
 from __future__ import annotations
@@ -15,15 +16,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import jax
+import jax.numpy as jnp
+
+from lanewise import _jax
 from lanewise.blocks.link import Linked
+from lanewise.core.errors import Outcome
 from lanewise.core.events import Site
+from lanewise.core.outcomes import blank, counts
 from lanewise.job.job import Job
 
 if TYPE_CHECKING:
     from lanewise.cpp.emit.emitted import Emitted
 
+
 # A run outside `jit`: operands in, what the job gives out.
 HostRun = Callable[[Sequence[Any]], list[Any]]
+# What is put around a compiled function, so that an interrupt ends its runs.
+Around = Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,3 +83,76 @@ class Carrier(Protocol):
     def run(self, plan: Plan, operands: Sequence[Any]) -> list[Any]: ...
 
     def on_host(self, plan: Plan) -> HostRun: ...
+
+
+# Answers of all examples and the sums over them, outcome codes and sites, and the statistics of the run.
+Ran = tuple[list[Any], Any, Any, list[Any]]
+
+
+def compiled(run: Callable[..., list[Any]], around: Around | None = None) -> HostRun:
+    """A run outside `jit` that is compiled in one piece, and has nothing to grow."""
+    whole = jax.jit(run) if around is None else around(jax.jit(run))
+    return lambda operands: whole(*operands)
+
+
+def shaped(ran: Ran, job: Job) -> list[Any]:
+    """What a run of all lanes gives, with the lane axes of the job."""
+    values, code, site, stats = ran
+    out: list[Any] = []
+    num_answers = len(job.program.out_avals)
+    answers, sums = values[:num_answers], values[num_answers:]
+    for value, axes, aval in zip(answers, job.answer_axes, job.program.out_avals, strict=True):
+        apart = value.reshape(*job.lanes, *value.shape[1:])
+        if aval.weak_type:
+            # Kernels know nothing of weak types.
+            apart = _jax.convert_to_aval(apart, aval)
+        # All entries along an axis that the answer does not depend on are the same.
+        out.append(apart[tuple(slice(None) if has else 0 for has in axes)])
+    if job.program.can_fail(job.options):
+        # As the answer of a lane that failed is blank, so is a sum that it has a part in.
+        failed = (code != int(Outcome.DONE)).any()
+        sums = [jnp.where(failed, jnp.asarray(blank(x.dtype), x.dtype), x) for x in sums]
+    out = _with_sums(out, sums, job)
+    if job.program.gives_outcomes(job.options):
+        out += [code.reshape(job.lanes), site.reshape(job.lanes)]
+    return _with_records(out + (list(stats) if job.options.stats else []), job)
+
+
+def none_failed(answers: list[Any], job: Job) -> list[Any]:
+    """The same for answers of a run that cannot fail and has no ticks."""
+    lanes, width = job.lanes, job.examples
+    if job.program.gives_outcomes(job.options):
+        answers += [jnp.zeros(lanes, jnp.int32), jnp.full(lanes, -1, jnp.int32)]
+    ticks = 1 if width else 0
+    stats = counts(ticks, ticks, width, width, steps=0, deepest=0) if job.options.stats else []
+    return _with_records([*answers, *stats], job)
+
+
+def _with_sums(answers: list[Any], sums: Sequence[Any], job: Job) -> list[Any]:
+    """Answers and sums in the order in which the job gives them."""
+    own = dict(zip(job.summed, sums, strict=True))
+    rest = iter(answers)
+    return [own[i] if i in own else next(rest) for i in range(job.program.num_results)]
+
+
+def _with_records(out: list[Any], job: Job) -> list[Any]:
+    return out if job.room is None else [*out, jnp.int32(job.room.records)]
+
+
+def of_no_lanes(job: Job) -> list[Any]:
+    """The same for a batch of no examples: nothing runs."""
+
+    def empty(leaf: Any) -> Any:
+        return jnp.broadcast_to(leaf, (*job.lanes, *leaf.shape))
+
+    answers = [jax.tree.map(empty, _jax.zeros(aval)) for aval in job.program.out_avals]
+    sums = [_jax.zeros(aval) for aval in job.program.sums]
+    return none_failed(_with_sums(answers, sums, job), job)
+
+
+def apart(job: Job) -> bool:
+    """Whether what some lanes give can take its place among what the others gave.
+
+    Statistics and sums are of one run, and what is the same for all lanes of an axis belongs to none of them.
+    """
+    return not (job.options.stats or job.summed) and all(map(all, job.answer_axes))

@@ -1,7 +1,7 @@
 """Running one block for the lanes that are at it.
 
 The block's code runs for all lanes; what it stores is kept where the lane is at the block (`mask`) and the old value
-elsewhere. Only what another block reads is stored. Indexed writes are masked themselves (see `update.py`).
+elsewhere. Only what another block reads is stored. Indexed writes are masked themselves (`masked_update`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
-from lanewise._jax import Literal, Var
+from lanewise._jax import Literal, Var, loaded, stored
 from lanewise.blocks.analysis import writes_in_order
+from lanewise.blocks.equations import masked_update, update_chain
 from lanewise.blocks.form import (
     Block,
     Branch,
@@ -28,11 +29,11 @@ from lanewise.blocks.form import (
     terminator_atoms,
 )
 from lanewise.blocks.link import Linked, ReturnPoint
-from lanewise.blocks.update import masked_update, update_chain
+from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import Outcome
-from lanewise.core.keys import loaded, stored
 from lanewise.machine import observe
 from lanewise.machine.state import State
+from lanewise.machine.sums import BlockSums
 from lanewise.machine.together import FEWEST_GROUPS, index_for, lookups, needed_for, same_value
 
 # For an equation (by its id): the indices it reads at, by variable, where they are the same for all lanes.
@@ -174,7 +175,11 @@ class Advance:
         once = [var in self.uniform_place for var in (*kept, *self._parameters(block))]
         handed = [update_chain(block.eqns, *pair) for pair in _arguments(block)]
         updates = [eqn for chain in (*chains.values(), *handed) for eqn in chain]
-        values = self._compute(state, block, [*atoms, *given], once, updates, mask, shared or {})
+        sums = BlockSums.of(block, self.uniform_place.__contains__, shared or {})
+        once += [var not in sums.varying for var in sums.needs]
+        outputs = [*atoms, *given, *sums.needs]
+        values = self._compute(state, block, outputs, once, updates, mask, shared or {})
+        state = state.with_(sums=sums.added(state.sums, values[len(atoms) + len(given) :], mask))
         registers, uniforms = list(state.registers), list(state.uniforms)
         for var, value in zip(kept, values, strict=False):
             value = stored(value, var.aval)
@@ -184,9 +189,8 @@ class Advance:
                 registers[self.place[var]] = value
             else:
                 registers[self.place[var]] = select(mask, value, registers[self.place[var]])
-        return state.with_(registers=tuple(registers), uniforms=tuple(uniforms)), values[
-            len(kept) :
-        ]
+        state = state.with_(registers=tuple(registers), uniforms=tuple(uniforms))
+        return state, values[len(kept) : len(kept) + len(given)]
 
     def _is_kept(self, var: Var) -> bool:
         return var in self.place or var in self.uniform_place
@@ -213,6 +217,13 @@ class Advance:
         arrays = [self._read(state, var) for var in inputs]
         axes = [None if var in self.uniform_place else 0 for var in inputs]
         masked = {id(eqn) for eqn in updates}
+        # What only leads to a sum over lanes is not computed for each of them.
+        needed = {id(eqn) for eqn in needed_for(block, [a for a in outputs if isinstance(a, Var)])}
+        eqns = [
+            eqn
+            for eqn in block.eqns
+            if id(eqn) in needed or (eqn.effects and eqn.primitive is not accumulate_p)
+        ]
 
         def one_lane(here: Any, *values: Any) -> list[Any]:
             env = dict(zip(inputs, values, strict=True))
@@ -224,7 +235,7 @@ class Advance:
                     else env[atom]
                 )
 
-            for eqn in block.eqns:
+            for eqn in eqns:
                 # Closed over, and so the same for all lanes.
                 common = shared.get(id(eqn), {})
                 args = [

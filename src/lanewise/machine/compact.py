@@ -15,11 +15,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise._jax import Var
+from lanewise._jax import Var, storage_struct
 from lanewise.blocks.analysis import writes_in_order
 from lanewise.blocks.form import Block, Call, Return, TailCall, reads
 from lanewise.blocks.link import Linked
-from lanewise.core.keys import storage_struct
 from lanewise.machine.advance import Advance
 from lanewise.machine.state import State
 from lanewise.machine.together import lookups

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from lanewise.core.profile import CPU, GPU, Profile
 from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.toolchain import device, foreign, launch
+from lanewise.cpp.toolchain import device, foreign
 from lanewise.machine.state import State
 
 
@@ -84,4 +84,4 @@ def available(profile: Profile) -> bool:
     """Whether kernels can be made for a platform, and be called by XLA on buffers that they change."""
     if profile is CPU:
         return foreign.available()
-    return profile is GPU and device.available() and launch.library() is not None
+    return profile is GPU and device.available() and device.launcher() is not None

@@ -26,9 +26,8 @@ from lanewise.blocks.link import Linked
 from lanewise.core.options import Options
 from lanewise.machine import observe
 from lanewise.machine.compact import first_lanes
-from lanewise.machine.lanes import lanes_of, put_lanes
 from lanewise.machine.schedule import expensive_for, num_expensive
-from lanewise.machine.state import State, has_fuel, running
+from lanewise.machine.state import State, has_fuel, lanes_of, put_lanes, running
 from lanewise.machine.ticking import begin, run_ticks
 
 # The narrower machine has this share of the lanes, or this one if a tick costs less than the work in it even then.
@@ -88,6 +87,7 @@ def _run(
     inner = _run(linked, inner, options, schedule, narrower)
     return put_lanes(state, rows, inner).with_(
         uniforms=inner.uniforms,
+        sums=inner.sums,
         deepest=inner.deepest,
         ticks=inner.ticks,
         counters=inner.counters,

@@ -28,8 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise.core import events
-from lanewise.core.events import Site
-from lanewise.core.telling import MOST_EXAMPLES, begin_run, call_host, end_run, outcome_counts
+from lanewise.core.events import MOST_EXAMPLES, Site, begin_run, call_host, end_run, outcome_counts
 from lanewise.machine.state import State
 
 # A power of two, for neighbours are added up.

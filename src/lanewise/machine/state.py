@@ -1,8 +1,8 @@
-"""What the machine keeps between ticks, and how a block changes it.
+"""What the machine keeps between ticks, how a block changes it, and how lanes are taken out of it and put back.
 
 Every array has a leading axis of lanes, but for values that are uniform over lanes and for stacks, whose leading axis
-is depth (one slot a frame), then lanes. Typed PRNG keys are kept as the integers they are made of.
-"""
+is depth (one slot a frame), then lanes, and for the sums that all lanes add to. Typed PRNG keys are kept as the
+integers they are made of."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lanewise._jax import Var
+from lanewise._jax import Var, storage_struct, stored
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.core.keys import storage_struct, stored
 from lanewise.core.one_function import as_one_function
 from lanewise.core.outcomes import COUNTERS
 
@@ -29,6 +28,7 @@ from lanewise.core.outcomes import COUNTERS
         "registers",
         "uniforms",
         "stacks",
+        "sums",
         "returns",
         "depth",
         "deepest",
@@ -56,6 +56,7 @@ class State:
     registers: tuple[Any, ...]
     uniforms: tuple[Any, ...]
     stacks: tuple[Any, ...]
+    sums: tuple[Any, ...]
     returns: Any
     depth: Any
     deepest: Any
@@ -120,6 +121,7 @@ def initial_state(
         registers=tuple(map(register, linked.registers)),
         uniforms=tuple(map(uniform, linked.uniforms)),
         stacks=tuple(map(stack, linked.storage.stacks)),
+        sums=tuple(jnp.zeros(a.shape, a.dtype) for a in linked.program.sums),
         returns=jnp.zeros((frames, lanes), jnp.int32),
         depth=per_lane(0),
         deepest=jnp.int32(0),
@@ -189,4 +191,38 @@ def grown(state: State, linked: Linked, capacity: int) -> State:
         stacks=tuple(map(pad, state.stacks)),
         returns=pad(state.returns),
         pc=jnp.where(waits_for_stack(state), -1 - state.pc, state.pc),
+    )
+
+
+# The fields whose arrays have lanes first, and those whose arrays have them second.
+_LANES_FIRST = ("pc", "registers", "depth", "steps", "code", "site", "life")
+_LANES_SECOND = ("stacks", "returns")
+
+
+def lanes_of(state: State, lanes: Any) -> State:
+    """A state with these lanes of another."""
+    return _changed(lambda x: x[lanes], lambda x: x[:, lanes], state)
+
+
+def put_lanes(state: State, lanes: Any, rows: State) -> State:
+    """A state with `rows` at these lanes; beyond the last lane, a row is dropped."""
+    return _changed(
+        lambda x, row: x.at[lanes].set(row, mode="drop"),
+        lambda x, row: x.at[:, lanes].set(row, mode="drop"),
+        state,
+        rows,
+    )
+
+
+def with_lanes(state: State, takes: Any, rows: State) -> State:
+    """A state with `rows` for the lanes of `takes`."""
+    lanes = takes.shape[0]
+    return put_lanes(state, jnp.where(takes, jnp.arange(lanes), lanes), rows)
+
+
+def _changed(first: Callable[..., Any], second: Callable[..., Any], *states: State) -> State:
+    """The first state with what is made of the lanes' arrays of all."""
+    fields = [(name, first) for name in _LANES_FIRST] + [(name, second) for name in _LANES_SECOND]
+    return states[0].with_(
+        **{name: jax.tree.map(f, *(getattr(s, name) for s in states)) for name, f in fields}
     )

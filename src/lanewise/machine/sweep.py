@@ -11,7 +11,7 @@ rule, weighted by lanes. With lanes arriving at a steady rate this waits `sqrt(2
 no block would run, the expensive block with the most lanes runs at once.
 
 On a GPU a guard costs more, and expensive blocks that lanes cannot go round without have none, or one for all of them:
-see `around.py`.
+see `worth.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from lanewise.blocks.text import print_program
 from lanewise.core.errors import InternalError
 from lanewise.core.one_function import as_one_function
 from lanewise.machine.advance import Advance
-from lanewise.machine.around import around
 from lanewise.machine.compact import can_be_packed, run_one_tile, run_tiles, tile_width
 from lanewise.machine.state import State, Tick
-from lanewise.machine.worth import expensive_blocks, swept_blocks
+from lanewise.machine.worth import around, expensive_blocks, swept_blocks
 
 # The lanes that gather at the fullest of several alternatives, over those at each if all were as full.
 CROWDED = 1.0

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise._jax import Var
+from lanewise._jax import Var, loaded
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.core.keys import loaded
 from lanewise.core.one_function import as_one_function
 from lanewise.core.options import Options
+from lanewise.core.outcomes import blank
 from lanewise.machine import observe
 from lanewise.machine.advance import Advance
 from lanewise.machine.schedule import SCHEDULES, expensive_for
@@ -146,14 +146,17 @@ def begin(
 
 
 def answers(linked: Linked, state: State) -> tuple[list[Any], Any, Any]:
-    """The results of all lanes, outcome codes and sites; a lane that failed answers NaN, or zero."""
+    """The results of all lanes and the sums over them, outcome codes and sites; a lane that failed answers a blank."""
     code = outcome_codes(state)
     values = dict(zip(linked.registers, state.registers, strict=True))
     return results(linked, values, state, code), code, state.site
 
 
 def results(linked: Linked, values: Mapping[Var, Any], state: State, code: Any) -> list[Any]:
-    """The results from these values, one of each for each code, or from what all share; blank where one failed."""
+    """The results from these values, one of each for each code, or from what all share; blank where one failed.
+
+    Then the sums that all lanes have added to.
+    """
     failed = code != int(Outcome.DONE)
     uniforms = dict(zip(linked.uniforms, state.uniforms, strict=True))
     found = []
@@ -165,12 +168,7 @@ def results(linked: Linked, values: Mapping[Var, Any], state: State, code: Any) 
         bad = jnp.asarray(blank(value.dtype), value.dtype)
         value = jnp.where(lax.expand_dims(failed, range(1, value.ndim)), bad, value)
         found.append(loaded(value, var.aval))
-    return found
-
-
-def blank(dtype: Any) -> Any:
-    """What a failed lane answers."""
-    return jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 0
+    return [*found, *state.sums]
 
 
 def statistics(state: State, steps: Any = None) -> list[Any]:

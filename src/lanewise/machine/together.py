@@ -116,7 +116,7 @@ def same_value(eqns: Sequence[JaxprEqn], first: Atom, second: Atom) -> bool:
     return same(first, second)
 
 
-def needed_for(block: Block, wanted: tuple[Var, ...]) -> tuple[JaxprEqn, ...]:
+def needed_for(block: Block, wanted: Sequence[Var]) -> tuple[JaxprEqn, ...]:
     """The block's equations that lead to these variables."""
     alive = set(wanted)
     kept: list[JaxprEqn] = []

@@ -2,8 +2,8 @@
 
 * A program in which nothing diverges is plainly vectorized: `jax.vmap` is the right code for it. Unless it makes so
   many passes over memory, for a lane's few numbers each, that lanes by themselves on a CPU are clearly faster
-  (`blocks/passes.py`), and so much faster that compiling them pays. That holds for a lone call of loops too, of
-  known length or nested, as those of the gradient of a `while` are: XLA starts each piece of each iteration by itself.
+  (`expected.py`), and so much faster that compiling them pays. That holds for a lone call of loops too, of known length
+  or nested, as those of the gradient of a `while` are: XLA starts each piece of each iteration by itself.
 * A program that can be carried one lane at a time (`native` on a CPU, `kernel` on a GPU) is, unless its work is matrix
   products: those want all lanes at once.
 * A lone call of a recursion over small arrays is C++ on a CPU: a machine of one lane pays for a tick at each block.
@@ -13,6 +13,10 @@ That is known from the code alone, and so inside `jit`. Outside it, where matrix
 far lanes diverge decides, and is measured on a sample of them (`measure.py`): `_measured` weighs what each way to run
 the program would cost.
 
+A full disk, too little memory or a compiler that hangs is no reason for `auto` to fail: the program runs by ticks. Only
+compiling shows that something is wrong, when the plan is made and perhaps half of the tracing is done. So what was
+begun is dropped, the program is marked, and planned and traced anew (`or_given_up`).
+
 `Plan.why` says it in words for `lanewise.inspect`.
 """
 
@@ -20,18 +24,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+from lanewise.blocks.equations import any_eqn, guards_a_loop, refuse_collectives, sees_batch
 from lanewise.blocks.link import Linked
 from lanewise.carriers.table import ALONE, carrier_of
-from lanewise.core.errors import OptionError
-from lanewise.job.job import Job
-from lanewise.job.linking import linked_for
+from lanewise.core.errors import CompilerError, OptionError
+from lanewise.core.program import Program
+from lanewise.job.job import Job, linked_for
 from lanewise.job.plan import Plan
 from lanewise.machine.worth import expensive_blocks, meeting_blocks
-from lanewise.plan import given_up
 from lanewise.plan.expected import (
     CLEARLY,
     Work,
@@ -43,8 +47,12 @@ from lanewise.plan.expected import (
     work_of_entry,
     worth_compiling,
 )
-from lanewise.plan.holds import any_eqn, guards_a_loop, refuse_collectives, sees_batch
 from lanewise.plan.measure import take_sample
+
+Answer = TypeVar("Answer")
+
+# Programs that do without kernels, because the machine's compilers could make none, and why.
+_given_up: dict[Program, str] = {}
 
 
 def plan(job: Job, operands: Sequence[Any] | None = None) -> Plan:
@@ -76,7 +84,7 @@ def as_watched(found: Plan, job: Job) -> Plan:
 
 def _by_code(job: Job) -> Plan:
     """The plan by the code alone, remembered."""
-    return _planned(job, given_up.reason(job.program))
+    return _planned(job, given_up(job.program))
 
 
 @functools.lru_cache(maxsize=512)
@@ -149,7 +157,7 @@ def _measured(job: Job, operands: Sequence[Any]) -> Plan:
     suggested = _by_code(job)
     options = job.options
     asked_for = (options.carrier, options.schedule) != ("auto", "auto") or options.stats
-    settled = asked_for or suggested.schedule == "meet" or given_up.reason(job.program)
+    settled = asked_for or suggested.schedule == "meet" or given_up(job.program)
     if job.platform != "cpu" or not job.lanes or settled:
         return suggested
     linked = linked_for(job)
@@ -223,3 +231,19 @@ def _native_if_worth(job: Job, work: Work) -> Plan | None:
     found = None if why is None else _alone(job, why)
     # By XLA, a lane by itself is no better than XLA's own batching.
     return None if found is None or found.path == "XLA" else found
+
+
+def given_up(program: Program) -> str | None:
+    """Why the program does without kernels; None if it does not."""
+    return _given_up.get(program)
+
+
+def or_given_up(job: Job, run: Callable[[], Answer]) -> Answer:
+    """Run what plans and runs a program; again without kernels, if none can be compiled and none was asked for."""
+    try:
+        return run()
+    except CompilerError as error:
+        if job.options.carrier in ("native", "kernel") or job.options.schedule != "auto":
+            raise
+        _given_up[job.program] = str(error)
+    return run()

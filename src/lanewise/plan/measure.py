@@ -31,11 +31,10 @@ import jax
 import numpy as np
 
 from lanewise import _jax
-from lanewise._jax import Var
+from lanewise._jax import Var, stored
 from lanewise.blocks.form import Block, BlockProgram, Call, TailCall
 from lanewise.blocks.link import Linked, link
 from lanewise.core.errors import Outcome
-from lanewise.core.keys import stored
 from lanewise.core.options import DEPTH_INSIDE_JIT, Options
 from lanewise.job.job import Job
 
@@ -85,8 +84,8 @@ class Sample:
 def take_sample(linked: Linked, operands: Sequence[Any], job: Job) -> Sample | None:
     """Run some of the lanes for their counts; None where that cannot be done or tells nothing."""
     # Imported here as in choose.py: only where a kernel may run.
+    from lanewise.cpp.emit.emit import written
     from lanewise.cpp.emit.emitted import Emitted
-    from lanewise.cpp.emit.support import written
     from lanewise.cpp.toolchain import foreign, host
 
     lanes, mapped, options, varying = job.lanes, job.mapped, job.options, job.varying

@@ -7,6 +7,7 @@ Parameters of `program_p`
 -------------------------
 `lanes`: the sizes of the lane axes, outermost first; `()` for a call that is not batched. `mapped`: for each operand,
 which of those axes it has, in front. Nested `vmap`s add axes and never copy: an operand that no `vmap` maps has none.
+`summed`: the answers that are wanted as sums over all lanes (`sums.py`).
 Outputs are the answers, then outcome codes and sites if lanes can fail, then statistics if asked for.
 """
 
@@ -17,25 +18,33 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import batching, mlir
+from lanewise.core import events
 from lanewise.core.errors import OptionError, TransformError
 from lanewise.core.options import Options
 from lanewise.core.outcomes import NUM_STATS
 from lanewise.core.program import Program, program_p
-from lanewise.job.axes import Mapped
-from lanewise.job.job import answer_axes
+from lanewise.job.job import Mapped, Room, answer_axes, job_for
 from lanewise.plan.sharded import Split
-from lanewise.rules.execute import execute
-from lanewise.rules.on_host import execute_on_host
+from lanewise.rules.explain import explainable
+from lanewise.rules.run import OnHost, execute, on_host
+from lanewise.rules.sums import axes_with_sums, unsummed
 
 
 @program_p.def_abstract_eval
 def _program_abstract(
-    *operands: Any, program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options
+    *operands: Any,
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    summed: tuple[int, ...] = (),
 ) -> list[Any]:
+    axes_of_answers = answer_axes(program, mapped, options, lanes)
     answers = [
         _jax.in_memory_of(
             _jax.shaped(
@@ -44,7 +53,7 @@ def _program_abstract(
             aval,
         )
         for aval, axes in zip(
-            program.out_avals, answer_axes(program, mapped, options, lanes), strict=True
+            program.out_avals, axes_with_sums(axes_of_answers, summed, lanes), strict=True
         )
     ]
     code = _jax.shaped(lanes, jnp.int32.dtype)
@@ -54,7 +63,55 @@ def _program_abstract(
     return _jax.varying_as([*answers, *outcomes, *stats], operands)
 
 
-program_p.def_impl(execute_on_host)
+@program_p.def_impl
+def execute_on_host(
+    *operands: Any,
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    room: Room | None = None,
+    summed: tuple[int, ...] = (),
+) -> list[Any]:
+    """Answers of all lanes, then what else is wanted; stacks grow as far as `max_depth` allows.
+
+    With `room` tapes grow as well.
+    """
+    platform, devices = _jax.placed(operands)
+    run = _runs(program, lanes, mapped, options, platform, events.recorded(), room, summed)
+    job = run.job
+    if devices > 1 and job.examples:
+        split = Split.of_values(operands)
+        if split is not None:
+            split.refuse(run.plan(operands))
+    if not job.options.watched:
+        out = run(operands)
+    else:
+        with events.call(job.program.name):
+            out = run(operands)
+            out = jax.block_until_ready(out) if job.options.recorded else out
+    if job.program.formats:
+        explainable(out[job.program.num_results], job.program, operands, job.mapped)
+    return out
+
+
+# Looked up at each call, by what is at hand: a job takes longer to make than to find what it came to.
+@functools.lru_cache(maxsize=1024)
+def _runs(
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    platform: str,
+    recorded: bool,
+    room: Room | None,
+    summed: tuple[int, ...],
+) -> OnHost:
+    """What runs `program_p` with these parameters."""
+    del recorded  # a job knows
+    return on_host(
+        job_for(program, lanes, mapped, options, platform=platform, room=room, summed=summed)
+    )
 
 
 def _lower_program(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -95,12 +152,19 @@ def _batch_program(
     lanes: tuple[int, ...],
     mapped: Mapped,
     options: Options,
+    summed: tuple[int, ...] = (),
 ) -> tuple[list[Any], list[int | None]]:
     if _jax.is_symbolic(axis_data.size):
         raise TransformError(
             f"`{program.name}` is batched with the symbolic size {axis_data.size}: a machine has a known number of"
             " lanes. Export it for a fixed size, and pad batches to that or call it several times."
         )
+    if summed:
+        # The lanes of the new axis have sums of their own.
+        params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
+        run = functools.partial(unsummed, **params, summed=summed)
+        outs = jax.vmap(run, list(dims), axis_size=axis_data.size)(*operands)
+        return list(outs), [0] * len(outs)
     if all(dim is None for dim in dims):
         outs = program_p.bind(
             *operands, program=program, lanes=lanes, mapped=mapped, options=options

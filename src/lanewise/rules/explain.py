@@ -23,7 +23,7 @@ from lanewise.blocks.reference import block_code, interpret
 from lanewise.core.errors import Outcome
 from lanewise.core.outcomes import explain_with
 from lanewise.core.program import Program
-from lanewise.job.axes import Mapped
+from lanewise.job.job import Mapped
 
 MOST_LANES = 4
 MOST_BLOCKS = 60_000  # of all of them together

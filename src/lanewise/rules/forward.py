@@ -1,7 +1,7 @@
 """The forward program of a gradient: run now, its tapes grow.
 
 Nobody knows before a run how long its tapes must be. Outside `jit` they start short, the host makes them longer while
-the program runs (`rules/on_host.py`), and what is given at the end has the shapes that were needed. A JAX primitive
+the program runs (`rules/run.py`), and what is given at the end has the shapes that were needed. A JAX primitive
 has the shapes it says beforehand, so this is a primitive of its own, which is only ever bound where nothing is staged:
 what it gives ends with the number of records that tapes have room for.
 """
@@ -21,9 +21,8 @@ from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.vjp import Room
-from lanewise.job.axes import Mapped, with_constants
-from lanewise.job.job import answer_axes
-from lanewise.rules.on_host import execute_on_host
+from lanewise.job.job import Mapped, answer_axes, with_constants
+from lanewise.rules.bind import execute_on_host
 
 # How many records a tape of unknown length has room for inside `jit`, unless `tape` says otherwise.
 RECORDS_INSIDE_JIT = 1024

@@ -16,8 +16,7 @@ from lanewise._jax import ad
 from lanewise.core.errors import TransformError
 from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p
-from lanewise.job.axes import Mapped, with_constants
-from lanewise.job.job import answer_axes
+from lanewise.job.job import Mapped, answer_axes, with_axes, with_constants
 from lanewise.rules.tangents import transpose_tangents
 
 
@@ -53,7 +52,7 @@ def _derivative(program: Program) -> _Derivative | None:
 
 def _known_part(unknown: Sequence[bool], program: Program, mapped: Mapped, **params: Any) -> Any:
     """Of a forward derivative by unknown tangents: the program itself, which is known."""
-    derivative = _derivative(program)
+    derivative = None if params.get("summed") else _derivative(program)
     if derivative is None:
         return None
     primals, _ = derivative.places
@@ -73,8 +72,15 @@ def _transpose_program(
     lanes: tuple[int, ...],
     mapped: Mapped,
     options: Options,
+    summed: tuple[int, ...] = (),
 ) -> list[Any]:
     """A forward derivative is linear in its tangents."""
+    axes = answer_axes(program, mapped, options, lanes)
+    none = (False,) * len(lanes)
+    cts = [
+        with_axes(ad.instantiate_zeros(ct), none, axes[i], lanes) if i in summed else ct
+        for i, ct in enumerate(cts)
+    ]
     derivative = _derivative(program)
     if derivative is None:
         raise TransformError(f"the program `{program.name}` is not linear, so it has no transpose.")

@@ -4,7 +4,8 @@ To linearize a program is to run its forward program, which also gives what is s
 linear map from tangents of operands to tangents of answers, at these operands. Run as it is, that map is the program's
 own derivative (`diff/jvp.py`); its transpose runs the reverse program (`diff/vjp.py`). Both are `program_p` again.
 
-An operand that lanes share has one adjoint, the sum over the lanes.
+An operand that lanes share has one adjoint, the sum over the lanes. A batch in which no lanes diverge is linearized as
+a program of one lane (`whole_batch`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad
+from lanewise.blocks.equations import tests_many
+from lanewise.blocks.flatten import operand_avals
 from lanewise.core.options import Options
-from lanewise.core.program import Program, program_p, throw_p
-from lanewise.job.axes import Mapped, with_axes, with_constants
-from lanewise.job.job import answer_axes
+from lanewise.core.program import Function, Program, program_p, throw_p
+from lanewise.job.job import Mapped, answer_axes, job_for, with_axes, with_constants
+from lanewise.plan.choose import plan
 from lanewise.rules.explain import explainable
-from lanewise.rules.tangents import tangents_p
-from lanewise.rules.whole_batch import whole_batch
+from lanewise.rules.run import execute
+from lanewise.rules.sums import unsummed
+from lanewise.rules.tangents import linearized, tangents_p
 
 
 def _linearize(
@@ -35,8 +39,12 @@ def _linearize(
     lanes: tuple[int, ...],
     mapped: Mapped,
     options: Options,
+    summed: tuple[int, ...] = (),
 ) -> Any:
     """JAX's rule: answers, which of their tangents are not zero, residuals, and the linear map of those."""
+    if summed:
+        params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
+        return linearized(functools.partial(unsummed, **params, summed=summed), nonzero, primals)
     if lanes and not (options.stats or program.gives_outcomes(options)):
         whole = whole_batch(program, lanes, mapped, options, _jax.placed(primals)[0])
         if whole is not None:
@@ -114,3 +122,41 @@ def _own_outcomes(codes: Sequence[Any], forward: Program, program: Program) -> t
 def _renumbered(site: Any, own: tuple[int, ...]) -> Any:
     """Sites by the numbers that these have; -1 stays."""
     return jnp.array((*own, -1), jnp.int32)[site]
+
+
+@functools.lru_cache(maxsize=512)
+def whole_batch(
+    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, platform: str
+) -> Program | None:
+    """A program in which no lanes diverge, for all lanes at once: a program of one lane.
+
+    Its gradient sums over lanes inside its matrix products, where a program for each lane would give each an adjoint of
+    all that they share.
+    """
+    job = job_for(program, lanes, mapped, options, platform=platform).as_it_runs()
+    if job.examples == 0 or not plan(job).plain:
+        return None
+    axes = [itertools.compress(lanes, has) for has in mapped]
+    avals = [
+        _jax.shaped((*sizes, *aval.shape), aval.dtype, aval.weak_type)
+        for sizes, aval in zip(axes, operand_avals(program), strict=True)
+    ]
+
+    def run(*operands: Any) -> list[Any]:
+        return execute(
+            *operands,
+            program=program,
+            lanes=lanes,
+            mapped=mapped,
+            options=options.updated(schedule="plain"),
+        )
+
+    traced = _jax.trace(run, avals)
+    if traced.captures or _diverges(traced.jaxpr):
+        return None
+    return Program({program.entry: Function(program.entry, traced.jaxpr)}, program.entry)
+
+
+def _diverges(jaxpr: _jax.Jaxpr) -> bool:
+    """Whether a loop goes on while any of its lanes does."""
+    return any(tests_many(eqn) or any(map(_diverges, _jax.subjaxprs(eqn))) for eqn in jaxpr.eqns)

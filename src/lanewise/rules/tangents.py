@@ -1,13 +1,15 @@
-"""`tangents_p`: the linear map from tangents of operands to tangents of answers, at given operands.
+"""Forward mode through `program_p`, and `tangents_p`: the linear map from tangents of operands to those of answers.
 
-`rules/linearize.py` stages it. Run as it is, the map is the program's own derivative (`diff/jvp.py`); its transpose
-runs the reverse program (`diff/vjp.py`). An operand that lanes share has one adjoint, the sum over the lanes.
+The derivative of a program by tangents is another program (`diff/jvp.py`). `rules/linearize.py` stages `tangents_p`,
+the same map at given operands. Run as it is, it is that derivative; its transpose runs the reverse program
+(`diff/vjp.py`). An operand that lanes share has one adjoint, the sum over the lanes.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +17,90 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
-from lanewise.core.program import program_p, throw_p
-from lanewise.job.axes import Mapped, with_axes, with_constants
-from lanewise.job.job import answer_axes
-from lanewise.rules.forward_mode import push_forward
+from lanewise.core.options import Options
+from lanewise.core.program import Program, program_p, throw_p
+from lanewise.job.job import Mapped, answer_axes, with_axes, with_constants
+from lanewise.rules.sums import axes_with_sums, summed_over, worth_accumulating
+
+
+def _jvp_program(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+    summed: tuple[int, ...] = (),
+) -> tuple[list[Any], list[Any]]:
+    moving = tuple(type(t) is not ad.Zero for t in tangents)
+    given = list(itertools.compress(tangents, moving))
+    axes = tuple(itertools.compress(mapped, moving))
+    answers, moved, rest = push_forward(
+        primals, given, moving, program, lanes, mapped, axes, mapped, options, summed
+    )
+    tangent_outs = [
+        _jax.zero_tangent(x) if tangent is None else tangent
+        for x, tangent in zip(answers, moved, strict=True)
+    ]
+    return [*answers, *rest], [*tangent_outs, *(_jax.zero_tangent(x) for x in rest)]
+
+
+def push_forward(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    moving: tuple[bool, ...],
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    tangents_mapped: Mapped,
+    wanted_as: Mapped,
+    options: Options,
+    summed: tuple[int, ...] = (),
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Answers of a program, their tangents (`None` for those that have none), and what else it gives.
+
+    `tangents` are those of the operands that move. Answers and tangents have the lane axes that answers have where the
+    operands have those of `wanted_as`.
+    """
+    # Imported where it is used, as most who import Lanewise do not differentiate.
+    from lanewise.diff.jvp import jvp_program
+
+    derived = jvp_program(program, moving)
+    captured = program.num_captures
+    moved = sum(moving[:captured])
+    operands = [*primals[:captured], *tangents[:moved], *primals[captured:], *tangents[moved:]]
+    all_mapped = (
+        *mapped[:captured],
+        *tangents_mapped[:moved],
+        *mapped[captured:],
+        *tangents_mapped[moved:],
+    )
+    inexact = [i for i, aval in enumerate(program.out_avals) if _jax.has_tangent(aval)]
+    # What is summed has a tangent that is.
+    all_summed = (*summed, *(len(program.out_avals) + inexact.index(i) for i in summed))
+    outs = program_p.bind(
+        *operands,
+        program=derived,
+        lanes=lanes,
+        mapped=all_mapped,
+        options=options,
+        summed=all_summed,
+    )
+    # The derived program may find that an answer, or its tangent alone, is the same for all lanes of an axis.
+    wanted = axes_with_sums(answer_axes(program, wanted_as, options, lanes), summed, lanes)
+    wanted = [*wanted, *(wanted[i] for i in inexact)]
+    found = answer_axes(derived, all_mapped, options, lanes)
+    found = axes_with_sums(found, all_summed, lanes)
+    rest = outs[len(found) :]
+    outs = [with_axes(*each, lanes) for each in zip(outs[: len(found)], found, wanted, strict=True)]
+    answers, given = outs[: len(program.out_avals)], iter(outs[len(program.out_avals) :])
+    found_tangents = [next(given) if i in inexact else None for i in range(len(answers))]
+    return answers, found_tangents, rest
+
+
+ad.primitive_jvps[program_p] = _jvp_program
+
 
 tangents_p = _jax.Primitive("program_tangents")
 tangents_p.multiple_results = True
@@ -99,16 +181,21 @@ def _batch_tangents(
 batching.fancy_primitive_batchers[tangents_p] = _batch_tangents
 
 
-def _jvp_tangents(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-    moves = [type(t) is not ad.Zero for t in tangents]
+def _of_moved(primals: Sequence[Any], moves: Sequence[bool], params: dict[str, Any]) -> Any:
+    """The map as a function of those of its operands that move."""
 
     def of_moved(*moved: Any) -> list[Any]:
         given = iter(moved)
         values = [next(given) if flag else x for x, flag in zip(primals, moves, strict=True)]
         return _tangents(*values, **params)
 
+    return of_moved
+
+
+def _jvp_tangents(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    moves = [type(t) is not ad.Zero for t in tangents]
     return jax.jvp(
-        of_moved,
+        _of_moved(primals, moves, params),
         tuple(itertools.compress(primals, moves)),
         tuple(itertools.compress(tangents, moves)),
     )
@@ -118,10 +205,17 @@ ad.primitive_jvps[tangents_p] = _jvp_tangents
 
 
 def _linearize_tangents(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
+    return linearized(functools.partial(_tangents, **params), nonzero, primals)
+
+
+def linearized(
+    run: Callable[..., list[Any]], nonzero: Sequence[bool], primals: Sequence[Any]
+) -> Any:
+    """What JAX's rule gives for a function of these values, by JAX's own linearization of what it does."""
+
     def of_moved(*moved: Any) -> list[Any]:
         given = iter(moved)
-        values = [next(given) if flag else x for x, flag in zip(primals, nonzero, strict=True)]
-        return _tangents(*values, **params)
+        return run(*(next(given) if flag else x for x, flag in zip(primals, nonzero, strict=True)))
 
     outs, linear = jax.linearize(of_moved, *itertools.compress(primals, nonzero))
     residuals, tree = jax.tree.flatten(linear)
@@ -159,6 +253,8 @@ def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> lis
         *[all_axes] * len(cts),
     )
     mapped = with_constants(reverse.constants, mapped, lanes)
+    found = answer_axes(reverse.program, mapped, options, lanes)
+    summed = worth_accumulating(reverse.program, found, params["tangents_mapped"], options)
     outs = program_p.bind(
         *constants,
         *(primals[i] for i in gradient.reads),
@@ -168,15 +264,16 @@ def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> lis
         lanes=lanes,
         mapped=mapped,
         options=options,
+        summed=summed,
     )
     num_adjoints = len(reverse.program.out_avals)
     adjoints, codes = outs[:num_adjoints], outs[num_adjoints:]
     if codes and options.throw:
         name, sites = params["program"].name, reverse.program.sites
         adjoints = throw_p.bind(*adjoints, *codes, sites=sites, name=f"the gradient of {name}")
-    found = answer_axes(reverse.program, mapped, options, lanes)
+    found = axes_with_sums(found, summed, lanes)
     ct_tangents = [
-        _summed(ct, has, wanted, lanes) if ad.is_undefined_primal(tangent) else None
+        summed_over(ct, has, wanted, lanes) if ad.is_undefined_primal(tangent) else None
         for ct, has, wanted, tangent in zip(
             adjoints, found, params["tangents_mapped"], tangents, strict=True
         )
@@ -195,16 +292,3 @@ def _at_first_lane(ct: Any, axes: tuple[bool, ...], lanes: tuple[int, ...]) -> A
             own = jnp.expand_dims(ct, axis)
             ct = jnp.where(first.reshape(-1, *[1] * (own.ndim - axis - 1)), own, 0)
     return ct
-
-
-def _summed(
-    ct: Any, has: tuple[bool, ...], wanted: tuple[bool, ...], lanes: tuple[int, ...]
-) -> Any:
-    """An adjoint with the wanted lane axes: summed over those that the operand does not have."""
-    extra = tuple(
-        sum(has[:axis])
-        for axis, (have, want) in enumerate(zip(has, wanted, strict=True))
-        if have and not want
-    )
-    left = tuple(a and b for a, b in zip(has, wanted, strict=True))
-    return with_axes(ct.sum(extra) if extra else ct, left, wanted, lanes)

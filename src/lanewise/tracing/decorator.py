@@ -1,8 +1,22 @@
-"""Functions that are programs: `@program` for Python control flow, `lift` for what JAX traces already."""
+"""Functions that are programs: `@program` for Python control flow, `lift` for what JAX traces already.
+
+Under `jax.disable_jit()` a program is plain Python: real values, so that `print` and `pdb` work. A call runs the
+function as it is written. Under `jax.vmap` that would meet a whole batch as one tracer, of which Python's `if` cannot
+ask anything; so there a call is one primitive whose batching rule calls the function once for each example. Derivatives
+need nothing: JAX takes them with real values anyway.
+
+A program that its module holds under its own name is pickled as a function is: by that name. `pickle` can do no more.
+`cloudpickle` keeps functions that have no such name (lambdas, closures, all of `__main__`) by value, and so a program
+is kept as its function and its options, with the text of the file, for a program is made from source and the process
+that loads it may not have the file. Traces and compilations stay behind. A copy of a function is the function itself,
+to `copy.deepcopy` too; and so is that of a program.
+"""
 
 from __future__ import annotations
 
 import functools
+import linecache
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
@@ -10,15 +24,14 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
+from lanewise._jax import batching
 from lanewise.core.errors import OptionError, TransformError
-from lanewise.core.objects import held_again, taken
+from lanewise.core.objects import held_again, seen_plainly, taken
 from lanewise.core.options import NAMES, Options, refuse_unknown
 from lanewise.core.outcomes import Outcomes, Stats, counts
 from lanewise.core.program import program_p, throw_p
-from lanewise.tracing import copies
-from lanewise.tracing.plain import call_plainly, has_values
 from lanewise.tracing.replay import Replays
-from lanewise.tracing.signature import DYNAMIC, CallStatics, Signature
+from lanewise.tracing.signature import DYNAMIC, CallStatics, Signature, split_leaves
 from lanewise.tracing.staging import (
     Entry,
     Source,
@@ -29,6 +42,8 @@ from lanewise.tracing.staging import (
 )
 
 T = TypeVar("T")
+_plain_p = _jax.Primitive("plain_python")
+_plain_p.multiple_results = True
 
 
 class ProgramFunction:
@@ -70,10 +85,10 @@ class ProgramFunction:
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if not copies.by_value(self.__module__):
-            if copies.by_name(self, lambda found: found is self):
+        if not _by_value(self.__module__):
+            if _by_name(self, lambda found: found is self):
                 return getattr(self, "__qualname__", self.__name__)
-            twin = copies.by_name(self, lambda found: getattr(found, "python", None) is self.python)
+            twin = _by_name(self, lambda found: getattr(found, "python", None) is self.python)
             if twin is not None:
                 return _with_options, (twin, self.options)
         return _nothing_yet, (), self.__getstate__()
@@ -85,12 +100,12 @@ class ProgramFunction:
             "from_source": source.from_source,
             "options": self.options,
             "signature": self._signature,
-            "file": copies.file_of(self.python) if source.from_source else None,
+            "file": _file_of(self.python) if source.from_source else None,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         signature = state.pop("signature")
-        copies.remember_file(state.pop("file"))
+        _remember_file(state.pop("file"))
         self.__init__(**state)
         self._signature = signature
 
@@ -111,8 +126,8 @@ class ProgramFunction:
         if not _jax.jit_disabled():
             return self._traced(*args, **kwargs)
         dynamic, statics = self._signature.split(args, kwargs)
-        if has_values(dynamic):
-            return self._with_extras(call_plainly(self.python, statics, dynamic))
+        if _has_values(dynamic):
+            return self._with_extras(_call_plainly(self.python, statics, dynamic))
         # Nobody looks at values here (`jax.eval_shape`, the gradient of each example): compiled, as ever.
         with jax.disable_jit(False):
             return self._traced(*args, **kwargs)
@@ -281,3 +296,87 @@ def make_options(options: dict[str, Any]) -> Options:
     """Check option names, and make `Options`."""
     refuse_unknown(options)
     return Options(**options)
+
+
+# -- as plain Python ---------------------------------------------------------------------------------
+
+
+def _has_values(leaves: Sequence[Any]) -> bool:
+    """Whether plain Python can run with these: values are there, perhaps those of a batch."""
+    return all(_jax.has_value(leaf) or _jax.is_batched(leaf) for leaf in leaves)
+
+
+def _call_plainly(fun: Callable[..., Any], statics: CallStatics, dynamic: Sequence[Any]) -> Any:
+    """`fun` of these arguments, of each example of a batch by itself."""
+    found: list[Any] = []
+
+    def flat(*leaves: Any) -> list[Any]:
+        args, kwargs = seen_plainly(*statics.join(leaves))
+        arrays, rest, tree = split_leaves(fun(*args, **kwargs))
+        found.append((rest, tree))
+        return [jnp.asarray(x) for x in arrays]
+
+    if not any(map(_jax.is_batched, dynamic)):
+        args, kwargs = seen_plainly(*statics.join(dynamic))
+        return fun(*args, **kwargs)
+    answers = _plain_p.bind(*map(jnp.asarray, dynamic), fun=flat)
+    rest, tree = found[-1]
+    return jax.tree.unflatten(tree, rest.join(answers))
+
+
+def _each_by_itself(
+    axis_data: Any, args: Sequence[Any], dims: Sequence[int | None], *, fun: Callable[..., Any]
+) -> tuple[list[Any], list[int]]:
+    def one(i: int) -> list[Any]:
+        taken = [
+            x if dim is None else jax.lax.index_in_dim(x, i, dim, keepdims=False)
+            for x, dim in zip(args, dims, strict=True)
+        ]
+        return _plain_p.bind(*taken, fun=fun) if any(map(_jax.is_batched, taken)) else fun(*taken)
+
+    columns = [jnp.stack(c) for c in zip(*map(one, range(axis_data.size)), strict=True)]
+    return columns, [0] * len(columns)
+
+
+batching.fancy_primitive_batchers[_plain_p] = _each_by_itself
+
+
+# -- copies ------------------------------------------------------------------------------------------
+
+
+def _by_name(program: Any, same: Any) -> Any:
+    """What stands in its module under the program's name, if `same` holds for it; else None."""
+    found: Any = sys.modules.get(program.__module__)
+    for part in getattr(program, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    return found if found is not None and same(found) else None
+
+
+def _by_value(module: str) -> bool:
+    """Whether who is pickling wants what this module holds by value.
+
+    `cloudpickle` does of `__main__`, which another process does not have. It asks nobody but functions and classes, so
+    we look at who asks: a pickler runs in C, and the frame below ours is the one that started it.
+    """
+    if module != "__main__":
+        return False
+    frame = sys._getframe(2)
+    # Some libraries have a copy of their own: `joblib.externals.cloudpickle`, `ray.cloudpickle`.
+    return "cloudpickle" in str(frame.f_globals.get("__name__", "")).split(".")
+
+
+def _file_of(fun: Any) -> tuple[str, str] | None:
+    """The name and the text of the file a function was written in."""
+    code = getattr(fun, "__code__", None)
+    if code is None:
+        return None
+    return code.co_filename, "".join(linecache.getlines(code.co_filename, fun.__globals__))
+
+
+def _remember_file(file: tuple[str, str] | None) -> None:
+    """Have a function's source found that was written in another process."""
+    if file is None:
+        return
+    name, text = file
+    if text and "".join(linecache.getlines(name)) != text:
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

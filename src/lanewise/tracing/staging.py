@@ -8,11 +8,8 @@ promotions may need a round more). Functions that call each other settle togethe
 them owns the table, as in Tarjan's strongly connected components. A function that calls nothing in
 progress is a program of its own, and its call is an ordinary nested `program_p`.
 
-A recursion that is called with Python scalars often calls itself with arrays of the same dtype: to JAX these are other
-types, weak and strong, and so other traces. It would be two programs, the first of which runs once and calls the
-second, and a derivative would have tapes within tapes. `lax.while_loop` makes such a carry strong; here, if the code at
-both types is the same but for weak types (`promotion.same_code`), and gives the same types, the call is one of the
-second program. Where a weak type made a difference, to how it meets other dtypes, there are two programs.
+A recursion called with Python scalars may call itself at types that are stronger, and nothing else: see
+`weak_types.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from lanewise import _jax
-from lanewise.core import promotion
 from lanewise.core.errors import (
     Location,
     ProgramError,
@@ -38,7 +34,9 @@ from lanewise.core.errors import (
 )
 from lanewise.core.objects import let_go, none_filled
 from lanewise.core.program import Function, Program, call_p
+from lanewise.frontend import values
 from lanewise.frontend.branch import progress, tracing_program
+from lanewise.tracing import weak_types
 from lanewise.tracing.blame import name_the_line
 from lanewise.tracing.captured import Captured, Places
 from lanewise.tracing.signature import (
@@ -69,12 +67,12 @@ class ResultType:
                 f"the result of `{name}` changes its structure with the path taken: {self} on one, {other} on another."
                 " Return the same structure everywhere."
             )
-        joined = [promotion.join(a, b) for a, b in zip(self.avals, other.avals, strict=True)]
+        joined = [values.join(a, b) for a, b in zip(self.avals, other.avals, strict=True)]
         for before, after, both in zip(self.avals, other.avals, joined, strict=True):
             if both is None:
                 raise ResultTypeError(
                     f"the result type of `{name}` never settles: a path that does not recurse gives"
-                    f" {promotion.show(before)}, and with it the recursive path gives {promotion.show(after)}."
+                    f" {before.str_short()}, and with it the recursive path gives {after.str_short()}."
                     " Convert the result, e.g. with `.astype`, so that both agree."
                 )
         return ResultType(
@@ -85,7 +83,7 @@ class ResultType:
         return jax.tree.unflatten(self.tree, self.static.join(leaves))
 
     def __str__(self) -> str:
-        return str(self._with([promotion.show(aval) for aval in self.avals]))
+        return str(self._with([aval.str_short() for aval in self.avals]))
 
 
 def _none_filled(one: ResultType, other: ResultType) -> tuple[ResultType, ResultType]:
@@ -241,9 +239,9 @@ def _note_stronger(reached: Sequence[tuple[Source, Key]]) -> None:
     """See which functions in progress are reached again at types that differ from theirs in weak types."""
     for entry in _build.entries.values():
         for source, key in reached:
-            if entry.is_of(source, key) and promotion.weaker(entry.key.avals, key.avals):
+            if entry.is_of(source, key) and weak_types.weaker(entry.key.avals, key.avals):
                 so_far = entry.stronger or entry.key.avals
-                entry.stronger = promotion.stronger(so_far, key.avals)
+                entry.stronger = weak_types.stronger(so_far, key.avals)
 
 
 def _staged(source: Source, key: Key) -> Staged | Entry:
@@ -258,7 +256,7 @@ def _staged(source: Source, key: Key) -> Staged | Entry:
     strong = _staged(source, key._replace(avals=found.stronger))
     if isinstance(strong, Entry) or found.result != strong.result:
         return found
-    if not promotion.same_code(found.code, strong.code):
+    if not weak_types.same_code(found.code, strong.code):
         return found
     if key in source.cache:
         source.cache[key] = strong
@@ -266,7 +264,7 @@ def _staged(source: Source, key: Key) -> Staged | Entry:
 
 
 def _converted(operands: Sequence[Any], avals: Sequence[_jax.ShapedArray]) -> list[Any]:
-    return [promotion.convert(x, aval) for x, aval in zip(operands, avals, strict=True)]
+    return [values.convert(x, aval) for x, aval in zip(operands, avals, strict=True)]
 
 
 def inside_a_program() -> bool:
@@ -402,11 +400,11 @@ def _trace_once(source: Source, entry: Entry, key: Key) -> ResultType:
             static_out,
         ):
             wanted = [
-                promotion.join(_jax.aval_of(x), a)
+                values.join(_jax.aval_of(x), a)
                 for x, a in zip(dynamic, entry.result.avals, strict=True)
             ]
             dynamic = [
-                x if aval is None else promotion.convert(x, aval)
+                x if aval is None else values.convert(x, aval)
                 for x, aval in zip(dynamic, wanted, strict=True)
             ]
         return [_as_array(leaf) for leaf in dynamic]
@@ -435,7 +433,7 @@ def _trace_once(source: Source, entry: Entry, key: Key) -> ResultType:
 
 def _fits(given: Sequence[Any], wanted: Sequence[Any]) -> bool:
     return len(given) == len(wanted) and all(
-        promotion.join(g, w) == w for g, w in zip(given, wanted, strict=True)
+        values.join(g, w) == w for g, w in zip(given, wanted, strict=True)
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lanewise.blocks.analysis import Storage
-from lanewise.blocks.cost import cost_of
+from lanewise.blocks.equations import cost_of
 from lanewise.blocks.form import (
     Block,
     BlockFunction,

@@ -15,7 +15,7 @@ from lanewise.blocks.form import Block, BlockProgram
 from lanewise.blocks.link import Linked
 from lanewise.carriers.table import ALONE
 from lanewise.core.events import Site
-from lanewise.job.linking import blocks_of
+from lanewise.job.job import blocks_of
 from lanewise.machine.worth import expensive_blocks
 from lanewise.watch import charts
 from lanewise.watch.charts import Axis, Line, count, percent, seconds

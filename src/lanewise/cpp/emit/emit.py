@@ -11,35 +11,47 @@ example and joins in (on the host, where threads do not run in step, they never 
 Variables of blocks are C++ variables declared at the top of a lane's body; what the equations of a block define lives
 inside the block. A block's stores happen all at once: `Bodies` orders them, and copies where two are in each other's
 way. Recursion keeps a stack for each variable that needs one (see `blocks/analysis.py`) in the scratch memory.
+
+A program can be carried if every equation has a rule that takes it, every value a dtype a kernel holds, and a lane's
+state room in memory. Writing a kernel is quick beside compiling it, so the last word is a trial: what the rules refuse
+is found by writing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 
-from lanewise._jax import Var
+from lanewise import _jax
+from lanewise._jax import Atom, JaxprEqn, Var
+from lanewise.blocks.equations import implementation, inside
 from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
 from lanewise.blocks.link import Linked, ReturnPoint
-from lanewise.cpp.emit import prelude
+from lanewise.core.options import Options
+from lanewise.cpp.emit import dtypes, prelude
 from lanewise.cpp.emit.bodies import Bodies
-from lanewise.cpp.emit.emitted import Emitted, Operand, operand_of
-from lanewise.cpp.emit.ends import answer_slot, blank, host_entry
-from lanewise.cpp.emit.graph import HALT, Node
+from lanewise.cpp.emit.emitted import (
+    Emitted,
+    Obstacle,
+    Operand,
+    host_entry,
+    operand_of,
+    size_obstacle,
+)
 from lanewise.cpp.emit.outline import outlined
-from lanewise.cpp.emit.rules import table as table  # fills the table of rules
+from lanewise.cpp.emit.rules.table import RULES, Unsupported, needed
 from lanewise.cpp.emit.structure import (
     DISPATCH,
+    HALT,
     Code,
     Leave,
     Loop,
     Mark,
+    Node,
     Run,
     leaves,
     structure,
     times_written,
 )
-from lanewise.cpp.emit.writer import Writer
 
 
 def emit(
@@ -50,7 +62,7 @@ def emit(
     counting: bool = False,
 ) -> Emitted:
     """Write the kernel of a linked program. `counting`: keep the lanes' steps even without `max_steps`."""
-    return Emitter(Bodies(linked, tuple(varying), Writer(), max_steps, counting)).kernel()
+    return Emitter(Bodies(linked, tuple(varying), max_steps, counting)).kernel()
 
 
 class Emitter:
@@ -124,7 +136,8 @@ class Emitter:
         self.bodies.declare_stacks()
         self.lanes(results)
         operands += [operand_of(c.shape, c.dtype, False) for c in w.constants]
-        text = self.text(operands, outputs, len(w.constants))
+        sums = [operand_of(a.shape, a.dtype, False) for a in linked.program.sums]
+        text = self.text(operands, outputs, len(w.constants), sums)
         return Emitted(
             text,
             tuple(operands),
@@ -132,6 +145,7 @@ class Emitter:
             tuple(w.constants),
             w.layout.most,
             self.bodies.frame_bytes,
+            sums=tuple(sums),
         )
 
     def lanes(self, results: Sequence[Var]) -> None:
@@ -166,7 +180,7 @@ class Emitter:
                     self.cases(found.heads)
                     w.line("dispatch: ;")
             w.line("finished: ;")
-            self.answers(results)
+            self.bodies.answers(results)
 
     def _examples_in_dispatch(self, results: Sequence[Var]) -> None:
         w = self.writer
@@ -181,7 +195,7 @@ class Emitter:
                 w.line(f"pc = {self.entry()};")
             self.cases(self.structure.heads)
             w.line("finished: ;")
-            self.answers(results)
+            self.bodies.answers(results)
             w.line("example = LW_NEXT(next);")
             w.line("pc = -1;")
             w.line("dispatch: ;")
@@ -300,35 +314,21 @@ class Emitter:
             self._code(inner)
         self._code(rest)
 
-    def answers(self, results: Sequence[Var]) -> None:
-        w = self.writer
-        w.line("code[example] = outcome;")
-        w.line("site[example] = place;")
-        w.line(f"steps[example] = {'count' if self.bodies.counts else '0'};")
-        w.line(f"deepest[example] = {'most' if self.bodies.deepens else '0'};")
-        rooms = [
-            answer_slot(f"out{i}", var.aval.shape, var.aval.dtype) for i, var in enumerate(results)
-        ]
-        with w.block("if (outcome == 0)"):
-            for i, (var, room) in enumerate(zip(results, rooms, strict=True)):
-                # On a host it may be there already.
-                there = self.bodies.in_outputs.get(var) == f"out{i}"
-                with w.block("if (LW_PLATFORM(true, false))") if there else nullcontext():
-                    w.copy(room, self.bodies.places[var])
-        if self.bodies.fails:
-            with w.block("else"):
-                for room in rooms:
-                    w.copy(room, blank(room.dtype))
-
     def text(
-        self, operands: Sequence[Operand], outputs: Sequence[Operand], num_constants: int
+        self,
+        operands: Sequence[Operand],
+        outputs: Sequence[Operand],
+        num_constants: int,
+        sums: Sequence[Operand] = (),
     ) -> str:
         num_inputs = len(operands) - num_constants
         names = [f"in{i}" for i in range(num_inputs)]
         names += [f"constant{i}" for i in range(num_constants)]
         arguments = [
             *(f"const {o.kind}* __restrict__ {n}" for o, n in zip(operands, names, strict=True)),
+            *(f"const {o.kind}* zeros{i}" for i, o in enumerate(sums)),
             *(f"{o.kind}* __restrict__ out{i}" for i, o in enumerate(outputs)),
+            *(f"{o.kind}* __restrict__ sum{i}" for i, o in enumerate(sums)),
             "int* code",
             "int* site",
             "long long* steps",
@@ -343,8 +343,56 @@ class Emitter:
         )
         tables = "\n".join(self.writer.tables)
         functions = "\n\n".join(self.writer.texts)
-        helpers = prelude.needed(f"{tables}\n{functions}\n{kernel}")
+        helpers = needed(f"{tables}\n{functions}\n{kernel}")
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
-        entry = host_entry(arguments)
+        first = len(operands) + len(sums) + len(outputs)
+        entry = host_entry(arguments, dict(enumerate(sums, first)))
         parts = [prelude.HEADER, fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"
+
+
+# -- what cannot be a kernel ----------------------------------------------------------------------------
+
+
+def written(
+    linked: Linked, varying: Sequence[bool], options: Options
+) -> Emitted | tuple[Obstacle, ...]:
+    """A program's kernel, or all that keeps it from being one."""
+    blocks = [item for item in linked.order if isinstance(item, Block)]
+    found = list(_in_equations(eqn for block in blocks for eqn in block.eqns))
+    variables: list[Atom] = [*linked.program.inputs, *linked.program.entry_function.results]
+    found += [
+        Obstacle("an operand or answer", "", f"a kernel holds no {var.aval.dtype}")
+        for var in variables
+        if not dtypes.held(var.aval.dtype)
+    ]
+    if found:
+        return tuple(dict.fromkeys(found))
+    try:
+        emitted = emit(linked, varying, max_steps=options.max_steps, counting=options.stats)
+    except Unsupported as refusal:
+        return (Obstacle(refusal.operation, refusal.line, refusal.why),)
+    too_large = size_obstacle(emitted)
+    return emitted if too_large is None else (too_large,)
+
+
+def _in_equations(eqns: Iterable[JaxprEqn], around: str = "") -> Iterator[Obstacle]:
+    """What has no rule. Code that JAX traced once for all its users has their line `around` it."""
+    for eqn in eqns:
+        name, line = eqn.primitive.name, _jax.user_line(eqn) or around
+        if name not in RULES:
+            traced = implementation(eqn)
+            if traced is None:
+                yield Obstacle(name, line, "a kernel has no rule for it")
+            else:
+                yield from _in_equations(traced.jaxpr.eqns, line)
+            continue
+        for atom in (*eqn.invars, *eqn.outvars):
+            if not dtypes.held(atom.aval.dtype):
+                yield Obstacle(name, line, f"a kernel holds no {atom.aval.dtype}")
+        called = inside(eqn)
+        if called is not None:
+            yield from _in_equations(called.jaxpr.eqns, line)
+        elif name in ("while", "cond", "scan"):
+            for inner in _jax.subjaxprs(eqn):
+                yield from _in_equations(inner.eqns, line)

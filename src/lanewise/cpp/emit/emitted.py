@@ -1,13 +1,17 @@
-"""What an emitter writes: a kernel's text, and what is to be known to call it."""
+"""What an emitter writes: a kernel's text, what is to be known to call it, and where a host's thread begins."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 
+from lanewise.core.profile import CPU, Profile
 from lanewise.cpp.emit import dtypes
 
 
@@ -28,11 +32,11 @@ class Operand:
 class Emitted:
     """A kernel: its text, and what the launcher must know.
 
-    The arguments are `operands` (those of the program, then `constants`, which the launcher adds), `outputs`, then `int
-    code[examples]`, `int site[examples]`, `long long steps[examples]`, `int deepest[examples]`, `unsigned long long
-    next[1]` (zero at the start), `char scratch[scratch_bytes(capacity) * lanes]`, `long long examples`, `int capacity`.
-    A host's threads call `lanewise_work(lw_run*)` instead, and share an `lw_run` (see `prelude.py`).
-    """
+    The arguments are `operands` (those of the program, then `constants`, which the launcher adds), zeros for each of
+    `sums`, `outputs`, `sums` (in the place of the zeros), then `int code[examples]`, `int site[examples]`, `long
+    long steps[examples]`, `int deepest[examples]`, `unsigned long long next[1]` (zero at the start), `char
+    scratch[scratch_bytes(capacity) * lanes]`, `long long examples`, `int capacity`. A host's threads call
+    `lanewise_work(lw_run*)` instead, and share an `lw_run` (see `prelude.py`)."""
 
     text: str
     operands: tuple[Operand, ...]
@@ -42,12 +46,25 @@ class Emitted:
     frame_bytes: int
     # Whether a GPU runs a lane by the threads of a warp, together.
     together: bool = False
+    sums: tuple[Operand, ...] = ()
 
     name = "lanewise_kernel"
 
     def stopped_by_flag(self, ticks: int) -> Emitted:
         """The same kernel, which ends when its global `lw_stop` is set; it looks at that every `ticks` of its clock."""
         return replace(self, text=f"#define LW_STOPS {ticks}ll\n{self.text}")
+
+    def results(self, examples: int) -> list[Any]:
+        """The types of the answers of all examples, and of the sums over them."""
+        each = [jax.ShapeDtypeStruct((examples, *out.shape), out.dtype) for out in self.outputs]
+        return [*each, *(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in self.sums)]
+
+    def arguments(self, operands: Sequence[Any]) -> tuple[list[Any], dict[int, int]]:
+        """What a kernel is called with, and which results lie in the place of which arguments."""
+        zeros = [np.zeros(out.shape, out.dtype) for out in self.sums]
+        given = [*operands, *self.constants, *zeros]
+        first = len(given) - len(zeros)
+        return given, {first + i: len(self.outputs) + i for i in range(len(zeros))}
 
     def scratch_bytes(self, capacity: int) -> int:
         """The scratch memory one lane takes when its stacks hold `capacity` frames."""
@@ -60,3 +77,79 @@ def operand_of(shape: Sequence[int], dtype: Any, varies: bool) -> Operand:
     if kind == "key2":
         return Operand((*shape, 2), np.dtype(np.uint32), varies, kind)
     return Operand(tuple(shape), np.dtype(dtype), varies, kind)
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a program cannot be a kernel: the operation, the user's line it comes from, and what is the matter."""
+
+    operation: str
+    line: str
+    why: str
+
+    def __str__(self) -> str:
+        where = f" ({self.line})" if self.line else ""
+        return f"{self.operation}: {self.why}{where}"
+
+
+def size_obstacle(emitted: Emitted, profile: Profile = CPU) -> Obstacle | None:
+    """What keeps a kernel from running on a platform, if its lanes take too much memory for that."""
+    most = profile.most_lane_bytes
+    if emitted.fixed_bytes <= most:
+        return None
+    why = f"a lane would take {emitted.fixed_bytes:,} bytes; at most {most:,} are sensible"
+    return Obstacle("the state of a lane", "", why)
+
+
+def host_entry(arguments: Sequence[str], sums: dict[int, Operand]) -> str:
+    """What a thread of the host calls: it has scratch memory of its own, and takes examples from all that are left.
+
+    It has `sums` of its own, too (by the number of their argument), which it adds to those of all in the end.
+    """
+    *buffers, _, _ = arguments
+    sizes = [-(-math.prod(o.shape) * o.dtype.itemsize // 16) * 16 for o in sums.values()]
+    starts = dict(zip(sums, itertools.accumulate(sizes, initial=0)))
+    sources = [
+        f"thread->sums + {starts[i]}" if i in sums else f"run->arguments[{i}]"
+        for i in range(len(buffers))
+    ]
+    given = ", ".join(
+        f"({buffer.rsplit('*', 1)[0].strip()}*)({source})"
+        for buffer, source in zip(buffers, sources, strict=True)
+    )
+    adding = "\n".join(
+        f"  lw_add_up(({o.kind}*)run->arguments[{at}], ({o.kind}*)(own + {starts[at]}), {math.prod(o.shape)}ll);"
+        for at, o in sums.items()
+    )
+    return f"""
+#ifndef __CUDACC__
+struct lw_thread {{
+  lw_run* run;
+  char *scratch, *sums;
+}};
+template <class T> static void lw_add_up(T* sum, const T* own, long long size) {{
+  for (long long i = 0; i < size; ++i) sum[i] += own[i];
+}}
+static void lw_add_sums(lw_run* run, const char* own) {{
+  static int busy;
+  while (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE)) {{}}
+{adding}
+  __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+}}
+static void lw_run_lanes(void* data) {{
+  lw_thread* thread = (lw_thread*)data;
+  lw_run* run = thread->run;
+  lw_share share = {{run, 0, 0, 1, 0, 0}};
+  lanewise_kernel({given}, &share, thread->scratch, run->examples, run->capacity);
+}}
+extern "C" void lanewise_work(lw_run* run) {{
+  lw_thread own = {{run, (char*)malloc(run->lane_bytes + 1), (char*)calloc({sum(sizes)} + 1, 1)}};
+  if (own.scratch && own.sums) {{
+    if (run->stoppable) run->stoppable(lw_run_lanes, &own, run->begun);
+    else lw_run_lanes(&own);
+    lw_add_sums(run, own.sums);
+  }}
+  free(own.scratch);
+  free(own.sums);
+}}
+#endif""".strip()

@@ -2,9 +2,13 @@
 
 A function that a program uses at several places has been inlined at each by JAX's tracing, by flattening or by a pass
 that copies blocks; a derivative runs parts of the forward pass again. Compilers take as long for every copy. So
-equations that are written alike (`likeness.py`) are found in the blocks and in the code they hold, where they stand in
-the same order (`repeats.py`) and hand on their results alike. Such a run becomes an equation `shared`, which holds the
-run as code of its own; `functions.py` writes that once, as a C++ function.
+equations that are written alike are found in the blocks and in the code they hold, where they stand in the same order
+(`repeats.py`) and hand on their results alike. Such a run becomes an equation `shared`, which holds the run as code of
+its own; `rules/control.py` writes that once, as a C++ function.
+
+Two equations are alike if a kernel's text for one is that for the other under other names: the same primitive on
+operands of the same types, the same literals, the same parameters, with code among these compared by what it does. What
+a kernel does not look at (a `custom_jvp`'s derivative, shardings, names, lines) does not count.
 
 What is not worth a call stays where it is: runs that are short, and those that stand once. An update of a long array in
 place ends a run if the array comes from outside of it: a function would have to copy the array.
@@ -12,16 +16,17 @@ place ends a run if the array comes from outside of it: a function would have to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from lanewise import _jax
-from lanewise._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
-from lanewise.blocks.cost import size_of
+from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from lanewise.blocks.equations import CALL_LIKE, FREE, TRANSCENDENTAL, UPDATES, size_of, tests_many
 from lanewise.blocks.form import Block, terminator_atoms
 from lanewise.blocks.link import Linked
-from lanewise.blocks.update import UPDATES
-from lanewise.cpp.emit.likeness import Likeness, held_code, with_code
 from lanewise.cpp.emit.repeats import repeats
 
 # What a run must weigh to become a function.
@@ -157,12 +162,12 @@ class _Outliner:
     def _choose(self, rows: Sequence[_Code]) -> bool:
         numbers = [[self.like.eqn(eqn) for eqn in code.eqns] for code in rows]
         found = []
-        for run in repeats(numbers):
-            code, start = rows[run.places[0][0]], run.places[0][1]
-            weight = self.like.weights(code.eqns[start : start + run.length])
+        for length, run in repeats(numbers):
+            number, start = run[0]
+            weight = self.like.weights(rows[number].eqns[start : start + length])
             if weight >= LEAST:
-                places = [_Place(rows[number], at) for number, at in run.places]
-                found.append((weight * (len(places) - 1), run.length, places))
+                places = [_Place(rows[number], at) for number, at in run]
+                found.append((weight * (len(places) - 1), length, places))
         found.sort(key=lambda run: -run[0])
         taken = [self._take(length, places) for _, length, places in found]
         return any(taken)
@@ -328,3 +333,160 @@ def _edited(eqn: JaxprEqn) -> list[Var]:
         ]
         found = [atom for atom in inner if atom is not None]
     return [atom for atom in found if isinstance(atom, Var) and size_of(atom) > COPIED]
+
+
+# -- likeness ------------------------------------------------------------------------------------------
+
+# Parameters that hold code which is written where the equation is.
+_CODE = {name: (param,) for name, param in CALL_LIKE.items()} | {
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+}
+# What the text of an equation weighs, in loops of elementwise code; those of primitives by how their names begin.
+_SCALAR, _FUNCTION_OF_SCALAR, _CONTROL = 0.1, 0.5, 2.0
+_WEIGHTS = {
+    name: weight
+    for weight, names in {
+        2.0: "dynamic_slice dynamic_update_slice concatenate pad reduce_ arg cum",
+        3.0: "gather",
+        4.0: "dot_general scatter",
+        12.0: "sort top_k conv_general_dilated cholesky triangular_solve",
+        20.0: "lu householder_product",
+        30.0: "eigh svd qr",
+    }.items()
+    for name in names.split()
+}
+
+
+def held_code(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
+    """The code that an equation holds and a kernel writes in its place, as the equation's parameters have it."""
+    if tests_many(eqn):
+        return ()
+    found: list[Jaxpr] = []
+    for name in _CODE.get(eqn.primitive.name, ()):
+        value = eqn.params[name]
+        found += value if isinstance(value, tuple | list) else [value]
+    return tuple(found)
+
+
+def with_code(eqn: JaxprEqn, code: Iterable[Jaxpr]) -> JaxprEqn:
+    """The equation with other code in these places."""
+    left = iter(code)
+    params = dict(eqn.params)
+    for name in _CODE[eqn.primitive.name]:
+        value = params[name]
+        several = isinstance(value, tuple | list)
+        params[name] = type(value)(next(left) for _ in value) if several else next(left)
+    return eqn.replace(params=params)
+
+
+class Likeness:
+    """Numbers for equations and code: equal for those that are written alike."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        # What is looked at is kept: while it is here, nothing else gets its id.
+        self._of_eqn: dict[int, tuple[JaxprEqn, int]] = {}
+        self._of_code: dict[int, tuple[Jaxpr, int]] = {}
+        self._weights: dict[int, tuple[JaxprEqn, float]] = {}
+
+    def eqn(self, eqn: JaxprEqn) -> int:
+        if eqn.effects:
+            # Like nothing else, itself at another place included.
+            return self._number(("alone", len(self._numbers)))
+        found = self._of_eqn.get(id(eqn))
+        if found is None:
+            found = self._of_eqn[id(eqn)] = (eqn, self._number(self._key(eqn)))
+        return found[1]
+
+    def code(self, jaxpr: Jaxpr | ClosedJaxpr) -> int:
+        found = self._of_code.get(id(jaxpr))
+        if found is None:
+            found = self._of_code[id(jaxpr)] = (jaxpr, self._number(self._code_key(jaxpr)))
+        return found[1]
+
+    def weight(self, eqn: JaxprEqn) -> float:
+        """How much text an equation makes, beside what the equations around it make."""
+        found = self._weights.get(id(eqn))
+        if found is None:
+            found = self._weights[id(eqn)] = (eqn, self._weigh(eqn))
+        return found[1]
+
+    def weights(self, eqns: Iterable[JaxprEqn]) -> float:
+        return sum(map(self.weight, eqns))
+
+    def _weigh(self, eqn: JaxprEqn) -> float:
+        name = eqn.primitive.name
+        if name in _CODE:
+            around = 0.0 if name in CALL_LIKE else _CONTROL
+            return around + sum(self.weights(code.eqns) for code in held_code(eqn))
+        if name in FREE or name == "iota":
+            return 0.0
+        largest = max((size_of(atom) for atom in (*eqn.invars, *eqn.outvars)), default=1)
+        if largest <= 1 and name not in _WEIGHTS:
+            return _FUNCTION_OF_SCALAR if name in TRANSCENDENTAL else _SCALAR
+        # Short arrays are scalars in a row.
+        share = min(1.0, _SCALAR * largest)
+        kind = next((known for known in _WEIGHTS if name.startswith(known)), "")
+        return share * _WEIGHTS.get(kind, 1.0)
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _key(self, eqn: JaxprEqn) -> Hashable:
+        name = eqn.primitive.name
+        if name in CALL_LIKE:
+            params: Hashable = self.code(eqn.params[CALL_LIKE[name]])
+        else:
+            params = tuple((key, self._param(eqn.params[key])) for key in sorted(eqn.params))
+        layout = _jax.threefry_partitionable(eqn) if name.startswith(("random", "three")) else None
+        return (
+            name,
+            params,
+            layout,
+            tuple(map(_operand, eqn.invars)),
+            tuple((var.aval.shape, var.aval.dtype) for var in eqn.outvars),
+        )
+
+    def _param(self, value: Any) -> Hashable:
+        if isinstance(value, Jaxpr | ClosedJaxpr):
+            return ("code", self.code(value))
+        if isinstance(value, tuple | list):
+            return (type(value), *map(self._param, value))
+        if isinstance(value, np.ndarray):
+            return (value.shape, value.dtype.str, value.tobytes())
+        try:
+            hash(value)
+        except TypeError:
+            return ("alone", id(value))
+        return (type(value), value)
+
+    def _code_key(self, jaxpr: Jaxpr | ClosedJaxpr) -> Hashable:
+        numbers: dict[Var, int] = {}
+
+        def name(atom: Atom) -> Hashable:
+            return _operand(atom) if isinstance(atom, Literal) else numbers[atom]
+
+        def define(variables: Iterable[Var]) -> None:
+            numbers.update((var, len(numbers) + i) for i, var in enumerate(list(variables)))
+
+        given = [*jaxpr.constvars, *jaxpr.invars]
+        define(given)
+        eqns = []
+        for eqn in jaxpr.eqns:
+            eqns.append((self.eqn(eqn), tuple(map(name, eqn.invars))))
+            define(eqn.outvars)
+        return (
+            tuple((var.aval.shape, var.aval.dtype) for var in given),
+            tuple(map(id, _jax.attached_consts(jaxpr))),
+            tuple(eqns),
+            tuple(map(name, jaxpr.outvars)),
+        )
+
+
+def _operand(atom: Atom) -> Hashable:
+    kind = (atom.aval.shape, atom.aval.dtype)
+    if isinstance(atom, Literal):
+        return (*kind, np.asarray(atom.val).astype(atom.aval.dtype).tobytes())
+    return kind

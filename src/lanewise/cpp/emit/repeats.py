@@ -8,24 +8,19 @@ repeats; the stretch of neighbours that share it are its places. There are at mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 
-@dataclass(frozen=True)
-class Repeat:
-    """A run of `length` numbers, and where it begins: pairs of a sequence's number and a position in it."""
-
-    length: int
-    places: tuple[tuple[int, int], ...]
-
-
-def repeats(sequences: Sequence[Sequence[int]]) -> Iterator[Repeat]:
+def repeats(
+    sequences: Sequence[Sequence[int]],
+) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """All runs that stand at two places or more and are longer than others at the same places.
 
-    >>> [(run.length, run.places) for run in repeats([[5, 6, 7], [6, 7], [7]])]
-    [(2, ((0, 1), (1, 0))), (1, ((0, 2), (1, 1), (2, 0)))]
+    A run is its length and where it begins: pairs of a sequence's number and a position in it.
+
+    >>> list(repeats([[5, 6, 7], [6, 7], [7]]))
+    [(2, [(0, 1), (1, 0)]), (1, [(0, 2), (1, 1), (2, 0)])]
     """
     starts = np.cumsum([0, *(len(sequence) + 1 for sequence in sequences)])
     row = np.empty(starts[-1], np.int64)
@@ -40,9 +35,7 @@ def repeats(sequences: Sequence[Sequence[int]]) -> Iterator[Repeat]:
     for length, first, last in _stretches(common):
         found = np.sort(order[first : last + 1])
         which = np.searchsorted(starts, found, "right") - 1
-        yield Repeat(
-            length, tuple(zip(which.tolist(), (found - starts[which]).tolist(), strict=True))
-        )
+        yield length, list(zip(which.tolist(), (found - starts[which]).tolist(), strict=True))
 
 
 def _sorted_suffixes(row: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The writer: where rules put their code.
 
 It holds the text written so far, the values of the variables of the code being written (one `Scope` for each jaxpr
-that is being inlined), and where arrays lie. Rules see `value`, `define`, `compute`, `store`, `put`, `editable`, and
-what writes lines.
+that is being inlined), and where arrays lie. Rules see `value`, `define`, `compute`, `store`, `put`, `editable`,
+`assign`, and what writes lines.
 
 Fusion: `compute` leaves an array unwritten if the one equation that reads it reads each element once; the expression
 then becomes part of the reader's. Scalars always get a name of their own, which costs nothing and reads well.
@@ -19,14 +19,24 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.inside import implementation
-from lanewise.blocks.known import evaluate, value_of
+from lanewise.blocks.analysis import evaluate, value_of
+from lanewise.blocks.equations import implementation
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.layout import Layout
 from lanewise.cpp.emit.rules import RULES, Unsupported
-from lanewise.cpp.emit.scope import Scope
-from lanewise.cpp.emit.uses import uses_of
-from lanewise.cpp.emit.values import Index, Mapped, Place, Scalar, Stored, Value, View
+from lanewise.cpp.emit.values import (
+    LONG,
+    Index,
+    Layout,
+    Mapped,
+    Place,
+    Scalar,
+    Scope,
+    Stored,
+    Value,
+    View,
+    in_step,
+    uses_of,
+)
 
 # Loops of at most this many iterations are unrolled, so that the arrays they index can live in registers; of those
 # between, a host unrolls a few turns, CUDA's compiler what it thinks fit (with none of more than 4 turns asked for,
@@ -35,8 +45,6 @@ UNROLLED_WHOLE = 8
 UNROLLED = 16
 # Those of more iterations than this are many.
 MANY = 48
-# Arrays of at least this many elements are the work of all threads that run a lane together.
-LONG = 32
 # Operands of at most this many elements are brought to the lane when it takes its example.
 NEAR = 64
 # Loops inside unrolled loops are unrolled only if that makes at most this many copies in all.
@@ -57,10 +65,11 @@ class Writer:
         self.scopes: list[Scope] = []
         self.constants: list[np.ndarray] = []
         self.tables: list[str] = []
+        self.sums: list[Stored] = []
         # Whether the threads of a warp run one lane together. Long arrays are then shared by them.
         self.together = False
         self.shared_bytes = 0
-        # Functions (see `functions.py`) by what they are made of, and their texts.
+        # Functions (see `rules/control.py`) by what they are made of, and their texts.
         self.functions: dict[Any, Any] = {}
         self.texts: list[str] = []
         self.unrolling = 1
@@ -161,16 +170,6 @@ class Writer:
         if self.dies(atom):
             self.scope.owned.add(var)
 
-    def view(
-        self,
-        shape: Sequence[int],
-        dtype: Any,
-        element: Callable[[tuple[Index, ...]], str],
-        *sources: Value,
-    ) -> View:
-        """A value whose element at given indices is `element(indices)`, read from `sources`."""
-        return View(tuple(shape), dtype, element, sources)
-
     def let(self, expression: str, dtype: Any, prefix: str = "t") -> Scalar:
         """Name an expression: `const T t1 = expression;`."""
         name = self.fresh(prefix)
@@ -196,10 +195,13 @@ class Writer:
 
     def named(self, value: Value) -> Value:
         """The value with its elements computed once: stored, unless reading it costs nothing already."""
-        if isinstance(value, Scalar | Stored):
-            return value
-        if not value.shape:
-            return self.let(value.at(()), value.dtype)
+        return value if isinstance(value, Scalar | Stored) else self.copied(value)
+
+    def copied(self, value: Value) -> Value:
+        return self._filled(value) if value.shape else self.let(value.at(()), value.dtype)
+
+    def _filled(self, value: Value) -> Scalar | Stored:
+        """Memory that holds a value."""
         room = self.room(value.shape, value.dtype)
         self.copy(room, value)
         return room
@@ -249,10 +251,7 @@ class Writer:
             if number is not None:
                 self.scope.known[var] = number
             value = self._result(scope, atom)
-            if not value.weight:
-                self.define(var, value)
-            else:
-                self.compute(var, value)
+            (self.compute if value.weight else self.define)(var, value)
             if isinstance(atom, Var) and atom in scope.owned:
                 self.scope.owned.add(var)
 
@@ -283,16 +282,6 @@ class Writer:
             if not self._folds(eqn):
                 self._write_together(eqn) if self.together else self._write(eqn)
             self.scope.made_by.update((var, eqn) for var in eqn.outvars)
-
-    def take(self, name: str, atom: Atom) -> Var | None:
-        """The answer of an equation ahead that has this primitive and operand, which is then not written; or None."""
-        scope = self.scope
-        for eqn in reversed(scope.ahead):
-            if eqn.primitive.name == name and eqn.invars[0] is atom:
-                scope.ahead.remove(eqn)
-                scope.uses.start(eqn)
-                return eqn.outvars[0]
-        return None
 
     def known(self, atom: Atom) -> Any | None:
         """The number a scalar is known to be, or None."""
@@ -417,6 +406,28 @@ class Writer:
                     self.put_flat(room, index, text)
             self.line("LW_MEET")
 
+    def assign(self, pairs: Sequence[tuple[Place, Value]]) -> None:
+        """Store all values at once: each reads what was there before, and no store spoils what another still reads.
+
+        Where no order does that (a swap), or a value reads the place it goes to out of step, a copy is made first.
+        """
+        pending = [
+            (place, value if in_step(value, place) else self.copied(value))
+            for place, value in pairs
+            if place != value
+        ]
+        while pending:
+            free = [
+                not any(place.roots & other.roots for j, (_, other) in enumerate(pending) if j != i)
+                for i, (place, _) in enumerate(pending)
+            ]
+            if any(free):
+                self.copy_all([pair for pair, now in zip(pending, free, strict=True) if now])
+                pending = [pair for pair, now in zip(pending, free, strict=True) if not now]
+            else:
+                place, value = pending[0]
+                pending[0] = (place, self.copied(value))
+
     def editable(self, atom: Atom) -> Scalar | Stored:
         """Memory that holds the value of `atom` and may be written over: its own if nothing else wants that, or a copy.
 
@@ -425,9 +436,7 @@ class Writer:
         value = self.value(atom)
         if isinstance(value, Stored) and self.dies(atom) and self._unwatched(value, atom):
             return value
-        room = self.room(value.shape, value.dtype)
-        self.copy(room, value)
-        return room
+        return self._filled(value)
 
     def settle(self, atom: Atom) -> None:
         """Store what only this equation reads, of other memory: a loop that carries that too need not copy it then."""
@@ -435,9 +444,7 @@ class Writer:
             return
         value = self.value(atom)
         if value.shape and value.roots and not isinstance(value, Stored):
-            room = self.room(value.shape, value.dtype)
-            self.copy(room, value)
-            self.give(atom, room)
+            self.give(atom, self._filled(value))
 
     def give(self, var: Var, room: Scalar | Stored) -> None:
         """Bind an outvar to memory that is its own from here on."""

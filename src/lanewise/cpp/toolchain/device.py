@@ -1,33 +1,40 @@
 """Kernels on an NVIDIA GPU: compiled by NVRTC, launched on JAX's own stream inside `jit`.
 
 XLA hands us the device buffers that it has for operands and results, and the stream it runs them on; a kernel launched
-there is one more operation of the computation. `launch.py` does this without Python; where there is no C++ compiler to
-make that of, Python does it (`buffer_callback`), which takes longer. The grid is as large as the device can hold at
-once and no larger: threads take the next example when they have ended one. What a kernel needs beside its operands
-(scratch memory, the counter) are results that nobody reads, so XLA allocates them.
+there is one more operation of the computation. A call of Python on XLA's thread is a cost beside kernels that run for a
+tenth of a millisecond. So where the host has a C++ compiler, a small library is made of the text below, once for all
+kernels, and XLA's foreign-function interface calls it with the buffers and the stream it has: it clears the counter and
+launches. Where there is none, Python does it (`buffer_callback`), which takes longer. The grid is as large as the
+device can hold at once and no larger: threads take the next example when they have ended one. What a kernel needs
+beside its operands (scratch memory, the counter) are results that nobody reads, so XLA allocates them.
 
-Machine code is kept (see `cache.py`) under its source and what it was compiled for and by.
+Machine code is kept (see `cache.py`) under its source and what it was compiled for and by. A compiled computation may
+outlive this process (JAX can keep it on disk), and a kernel's address does not. So a call names its kernel by a hash of
+its text; which kernel that is, the library is told when the kernel is loaded, which tracing a program does in every
+process.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.buffer_callback import buffer_callback
 
 from lanewise import _jax
 from lanewise.core import events
-from lanewise.core.errors import InternalError, OptionError
-from lanewise.core.events import Site
-from lanewise.core.telling import Whole
+from lanewise.core.errors import InternalError, LanewiseError, OptionError
+from lanewise.core.events import Site, Whole
 from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.toolchain import cache, launch
+from lanewise.cpp.toolchain import cache, host
+from lanewise.cpp.toolchain.ffi import CALLS
 
 # Lanes of a block share nothing; small blocks let a multiprocessor take the next one early.
 LANES_PER_BLOCK = 128
@@ -41,6 +48,78 @@ MOST_SCRATCH_BYTES = 4 << 30
 LISTENING_TICKS = 100_000_000
 # No contraction, as XLA has it; the floating-point defaults of NVRTC (exact division and roots) are kept.
 COMPILE_OPTIONS = ("--std=c++17", "--fmad=false", "-default-device", "-lineinfo")
+
+TARGET = "lanewise_launch"
+
+_LAUNCHER = r"""
+struct lw_kernel {
+  long long key;
+  void *function, *context;
+};
+static lw_kernel* lw_kernels;
+static long lw_count;
+static pthread_mutex_t lw_guard = PTHREAD_MUTEX_INITIALIZER;
+
+static int (*lw_set_context)(void*);
+static int (*lw_clear)(void*, unsigned, size_t, void*);
+static int (*lw_start)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                       void**);
+
+extern "C" void lanewise_driver(void* set_context, void* clear, void* start) {
+  lw_set_context = (int (*)(void*))set_context;
+  lw_clear = (int (*)(void*, unsigned, size_t, void*))clear;
+  lw_start = (int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                      void**))start;
+}
+
+extern "C" int lanewise_keep(long long key, void* function, void* context) {
+  pthread_mutex_lock(&lw_guard);
+  lw_kernel* more = (lw_kernel*)realloc(lw_kernels, (lw_count + 1) * sizeof(lw_kernel));
+  if (more) {
+    lw_kernels = more;
+    lw_kernels[lw_count].key = key;
+    lw_kernels[lw_count].function = function;
+    lw_kernels[lw_count++].context = context;
+  }
+  pthread_mutex_unlock(&lw_guard);
+  return more != nullptr;
+}
+
+// The latest that was kept under this key.
+static lw_kernel lw_find(long long key) {
+  lw_kernel found = {0, nullptr, nullptr};
+  pthread_mutex_lock(&lw_guard);
+  for (long i = lw_count - 1; i >= 0 && !found.function; --i)
+    if (lw_kernels[i].key == key) found = lw_kernels[i];
+  pthread_mutex_unlock(&lw_guard);
+  return found;
+}
+
+extern "C" XLA_FFI_Error* lanewise_launch(XLA_FFI_CallFrame* frame) {
+  if (lw_asks_version(frame)) return nullptr;
+  const lw_kernel kernel = lw_find(lw_attribute(frame, "key"));
+  if (!kernel.function)
+    return lw_failed(frame, XLA_FFI_Error_Code_INTERNAL, "lanewise: the kernel was not loaded by this process");
+  XLA_FFI_Stream_Get_Args where = {XLA_FFI_Stream_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, nullptr};
+  if (XLA_FFI_Error* error = frame->api->XLA_FFI_Stream_Get(&where)) return error;
+
+  const int given = frame->args.size, made = frame->rets.size;
+  void* buffers[given + made];
+  void* arguments[given + made + 2];
+  for (int i = 0; i < given; ++i) buffers[i] = ((XLA_FFI_Buffer*)frame->args.args[i])->data;
+  for (int i = 0; i < made; ++i) buffers[given + i] = ((XLA_FFI_Buffer*)frame->rets.rets[i])->data;
+  for (int i = 0; i < given + made; ++i) arguments[i] = &buffers[i];
+  long long examples = lw_attribute(frame, "examples");
+  int capacity = lw_attribute(frame, "capacity");
+  arguments[given + made] = &examples;
+  arguments[given + made + 1] = &capacity;
+  if (lw_set_context(kernel.context) || lw_clear(buffers[given + made - 2], 0, 2, where.stream) ||
+      lw_start(kernel.function, lw_attribute(frame, "blocks"), 1, 1, lw_attribute(frame, "threads"), 1, 1, 0,
+               where.stream, arguments, nullptr))
+    return lw_failed(frame, XLA_FFI_Error_Code_INTERNAL, "lanewise: CUDA does not launch the kernel");
+  return nullptr;
+}
+"""
 
 
 def available() -> bool:
@@ -110,7 +189,7 @@ def load(text: str, ordinal: int = 0) -> Loaded:
     blocks = _checked(
         driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, LANES_PER_BLOCK, 0)
     )
-    launch.keep(text, int(function), int(context))
+    _keep(text, int(function), int(context))
     if text.startswith("#define LW_STOPS"):
         flag, _ = _checked(driver.cuModuleGetGlobal(module, b"lw_stop"))
         _flags.append(flag)
@@ -143,6 +222,34 @@ def _compiled(text: str, options: Sequence[str]) -> bytes:
     code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     return code
+
+
+@functools.cache
+def launcher() -> ctypes.CDLL | None:
+    """The launcher, known to XLA; None where there is no compiler to make it."""
+    try:
+        made = host.load(CALLS + _LAUNCHER, (*host.FLAGS, f"-I{jax.ffi.include_dir()}"))
+        driver = ctypes.CDLL("libcuda.so.1")
+    except (LanewiseError, OSError):
+        return None
+    wanted = (driver.cuCtxSetCurrent, driver.cuMemsetD32Async, driver.cuLaunchKernel)
+    made.lanewise_driver(*(ctypes.cast(function, ctypes.c_void_p) for function in wanted))
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(made.lanewise_launch), platform="CUDA")
+    return made
+
+
+def _key_of(text: str) -> int:
+    """What a call names its kernel by."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
+
+
+def _keep(text: str, function: int, context: int) -> None:
+    """Tell the launcher which kernel a text has become."""
+    made = launcher()
+    if made is not None and not made.lanewise_keep(
+        ctypes.c_longlong(_key_of(text)), ctypes.c_void_p(function), ctypes.c_void_p(context)
+    ):
+        raise MemoryError
 
 
 def run(
@@ -183,17 +290,13 @@ def run(
     def by_python(context: Any, out: Sequence[Any], *given: Any) -> None:
         _launch(kernel, context.stream, blocks, threads, [*given, *out], examples, capacity)
 
-    if launch.library() is None:
+    if launcher() is None:
         return buffer_callback(by_python, results, input_output_aliases=aliases)(*arguments)
-    return launch.call(
-        emitted.text,
-        results,
-        arguments,
-        blocks=blocks,
-        threads=threads,
-        examples=examples,
-        capacity=capacity,
-        aliases=aliases,
+    numbers = {"blocks": blocks, "threads": threads, "examples": examples, "capacity": capacity}
+    return jax.ffi.ffi_call(TARGET, results, input_output_aliases=aliases)(
+        *arguments,
+        key=np.int64(_key_of(emitted.text)),
+        **{name: np.int64(value) for name, value in numbers.items()},
     )
 
 
@@ -212,12 +315,12 @@ def call(
     """
     whole = None if site is None else Whole(site, operands)
     answers = [
-        *(jax.ShapeDtypeStruct((examples, *out.shape), out.dtype) for out in emitted.outputs),
+        *emitted.results(examples),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
     ]
-    arguments = (*operands, *emitted.constants)
-    made = run(emitted, answers, arguments, examples, capacity, lanes=lanes)
+    arguments, aliases = emitted.arguments(operands)
+    made = run(emitted, answers, arguments, examples, capacity, lanes=lanes, aliases=aliases)
     *answers, code, place, steps, deepest, _, _ = made
     if whole is not None:
         whole.ended(code, code, steps[:, 0].astype(jnp.int32), deepest)

@@ -1,4 +1,4 @@
-"""What every call that XLA makes into our C++ begins with (`foreign.py` on the CPU, `launch.py` on a GPU)."""
+"""What every call that XLA makes into our C++ begins with (`foreign.py` on the CPU, `device.py` on a GPU)."""
 
 from __future__ import annotations
 

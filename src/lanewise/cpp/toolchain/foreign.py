@@ -7,6 +7,18 @@ costs what it costs on that thread, and a machine with others at work loses noth
 
 For `Stats` the time of the threads that came is added up: how long each had examples, and how long the run went on from
 when it came. One that comes late, or not at all, has lost the run a core, but no lane waits there.
+
+An interrupt ends what runs. Python runs a signal's handler between two of its own instructions, and while XLA runs a
+kernel there are none: XLA calls it on the very thread that called XLA, or that thread waits. So while a kernel runs
+outside `jit` on the main thread, the handler in C is ours. It does what Python's does and counts the signal, then sends
+`SIGURG` to the threads that run lanes, whose handler jumps out of the kernel. A kernel only computes: it holds no lock
+and owns no memory, so it can be left anywhere, and its loops pay nothing. (`SIGURG` does nothing unless asked for; Go's
+runtime takes threads out of their loops with it, for the same reason.) The call then fails with `CUT`, and Python has
+its turn: as a rule its handler raises `KeyboardInterrupt`. If it does not, because the program has a handler of its
+own, the run starts again: nobody ever sees what a run that was cut short has computed. Runs on other threads are cut
+short, and start again, too. What was considered: a flag that loops read costs short loops up to a third of their speed.
+A thread that waits for XLA, with Python's main thread free to hear signals, costs each call a switch of threads, and
+JAX's settings are a thread's own.
 """
 
 from __future__ import annotations
@@ -15,6 +27,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,12 +36,104 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lanewise.core.errors import CompilerError, OptionError
-from lanewise.core.events import Site
-from lanewise.core.telling import Whole
+from lanewise.core.errors import CompilerError, LanewiseError, OptionError
+from lanewise.core.events import Site, Whole
 from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.toolchain import host, signals, tiers
+from lanewise.cpp.toolchain import host
 from lanewise.cpp.toolchain.ffi import CALLS
+
+# The error of a call that was cut short.
+CUT = "lanewise: interrupted"
+
+# How many threads at a time can be called out of their kernels; others run on to the end.
+MOST_THREADS = 1024
+
+_SIGNALS = r"""
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+
+extern "C" {
+int lanewise_signals = 0;
+}
+static struct sigaction lw_before, lw_before_urgent;
+
+// The threads that run lanes, and the way out of the one that this is.
+struct lw_worker {
+  int taken, works;
+  pthread_t thread;
+};
+static lw_worker lw_workers[LW_MOST_THREADS];
+static __thread sigjmp_buf* volatile lw_way_out __attribute__((tls_model("initial-exec")));
+
+static void lw_urgent(int number, siginfo_t* about, void* context) {
+  if (lw_way_out) siglongjmp(*lw_way_out, 1);
+  if (lw_before_urgent.sa_flags & SA_SIGINFO) lw_before_urgent.sa_sigaction(number, about, context);
+  else if (lw_before_urgent.sa_handler != SIG_DFL && lw_before_urgent.sa_handler != SIG_IGN)
+    lw_before_urgent.sa_handler(number);
+}
+
+static void lw_interrupted(int number, siginfo_t* about, void* context) {
+  if (lw_before.sa_flags & SA_SIGINFO) lw_before.sa_sigaction(number, about, context);
+  else lw_before.sa_handler(number);
+  __atomic_add_fetch(&lanewise_signals, 1, __ATOMIC_SEQ_CST);
+  // This thread last: it may be one of them, and would not come back.
+  bool mine = false;
+  for (int i = 0; i < LW_MOST_THREADS; ++i) {
+    if (!__atomic_load_n(&lw_workers[i].works, __ATOMIC_SEQ_CST)) continue;
+    if (pthread_equal(lw_workers[i].thread, pthread_self())) mine = true;
+    else pthread_kill(lw_workers[i].thread, SIGURG);
+  }
+  if (mine) pthread_kill(pthread_self(), SIGURG);
+}
+
+// Do a thread's part of a run that began after `begun` signals, until the next comes.
+extern "C" void lanewise_stoppable(void (*work)(void*), void* data, int begun) {
+  lw_worker* own = nullptr;
+  for (int i = 0; i < LW_MOST_THREADS && !own; ++i)
+    if (!__atomic_exchange_n(&lw_workers[i].taken, 1, __ATOMIC_SEQ_CST)) own = &lw_workers[i];
+  if (!own) return work(data);
+  sigset_t urgent, before;
+  sigemptyset(&urgent);
+  sigaddset(&urgent, SIGURG);
+  pthread_sigmask(SIG_UNBLOCK, &urgent, &before);
+  sigjmp_buf way_out;
+  own->thread = pthread_self();
+  if (!sigsetjmp(way_out, 1)) {
+    lw_way_out = &way_out;
+    __atomic_store_n(&own->works, 1, __ATOMIC_SEQ_CST);
+    // Either whoever counts a signal sees that this thread works, or it sees that one was counted.
+    if (__atomic_load_n(&lanewise_signals, __ATOMIC_SEQ_CST) == begun) work(data);
+  }
+  lw_way_out = nullptr;
+  __atomic_store_n(&own->works, 0, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&own->taken, 0, __ATOMIC_SEQ_CST);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+// Hear of interrupts, if anyone does: where they end the process, or are ignored, that stays so.
+extern "C" int lanewise_listen() {
+  struct sigaction now;
+  if (sigaction(SIGINT, nullptr, &now)) return 0;
+  if (now.sa_flags & SA_SIGINFO ? now.sa_sigaction == lw_interrupted
+                                : now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN)
+    return 0;
+  struct sigaction ours = {};
+  ours.sa_flags = SA_SIGINFO | SA_RESTART;
+  ours.sa_sigaction = lw_urgent;
+  if (sigaction(SIGURG, &ours, &lw_before_urgent)) return 0;
+  lw_before = now;
+  ours.sa_flags = now.sa_flags | SA_SIGINFO;
+  ours.sa_mask = now.sa_mask;
+  ours.sa_sigaction = lw_interrupted;
+  return !sigaction(SIGINT, &ours, nullptr);
+}
+
+extern "C" void lanewise_unlisten() {
+  sigaction(SIGINT, &lw_before, nullptr);
+  sigaction(SIGURG, &lw_before_urgent, nullptr);
+}
+""".replace("LW_MOST_THREADS", str(MOST_THREADS))
 
 _ENTRY = r"""
 #include <fenv.h>
@@ -60,7 +165,7 @@ static long long lw_now() {
   return clock.tv_sec * 1000000000ll + clock.tv_nsec;
 }
 
-// What works on examples: this library's own function, until that of a better one takes over (`tiers.py`).
+// What works on examples: this library's own function, until that of a better one takes over (`host.py`).
 static void (*lw_worker)(lw_run*) = lanewise_work;
 
 extern "C" void lanewise_take_over(void (*better)(lw_run*)) {
@@ -154,7 +259,7 @@ static XLA_FFI_Error* lw_no_memory(XLA_FFI_CallFrame* frame) {
                    "lanewise: no memory for a lane; set max_depth to fewer frames.");
 }
 
-// What `signals.py` offers, if it was loaded before this.
+// What the library of signals offers, if it was loaded before this.
 extern "C" {
 extern __attribute__((weak)) int lanewise_signals;
 __attribute__((weak)) void lanewise_stoppable(void (*work)(void*), void* data, int begun);
@@ -252,7 +357,7 @@ def _flags() -> tuple[str, ...]:
 
 def _library(text: str) -> ctypes.CDLL:
     try:
-        return tiers.load(text + CALLS + _ENTRY, _flags())
+        return host.load_soon(text + CALLS + _ENTRY, _flags())
     except CompilerError as error:
         raise CompilerError(
             f"No kernel could be compiled for the CPU: {error}. Give the C++ compiler what it lacks, or use"
@@ -264,7 +369,7 @@ def _library(text: str) -> ctypes.CDLL:
 @functools.cache
 def _target(text: str) -> str:
     """Compile and register a kernel; gives the name XLA knows it by."""
-    signals.library()
+    _signals()
     library = _library(text)
     name = "lanewise_" + hashlib.sha256(text.encode()).hexdigest()[:24]
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library.lanewise_ffi), platform="cpu")
@@ -297,7 +402,7 @@ def run(
 ) -> Sequence[Any]:
     """The kernel as traceable code: `results` after the run. Of `aliases`, arguments are written over.
 
-    `stops`: an interrupt cuts the run short (`signals.py`).
+    `stops`: an interrupt cuts the run short.
     """
     made = jax.ffi.ffi_call(_target(emitted.text), results, input_output_aliases=aliases)
     return made(
@@ -326,7 +431,7 @@ def call(
     `site` is for who watches; `counts`: the kernel counts the steps of its lanes; `stops`: an interrupt ends it.
     """
     results = [
-        *(jax.ShapeDtypeStruct((examples, *out.shape), out.dtype) for out in emitted.outputs),
+        *emitted.results(examples),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((4,), jnp.float32),
@@ -336,7 +441,8 @@ def call(
         whole = Whole(replace(site, ask=_asking(emitted.text)), operands)
     if each:
         results += [jax.ShapeDtypeStruct((examples,), jnp.int32)] * 2
-    arguments = [*operands, *emitted.constants, *([] if whole is None else [whole.number])]
+    arguments, aliases = emitted.arguments(operands)
+    arguments += [] if whole is None else [whole.number]
     out = run(
         emitted,
         results,
@@ -346,9 +452,47 @@ def call(
         watched=whole is not None,
         each=each,
         stops=stops,
+        aliases=aliases,
     )
     out, (steps, deepest) = (out[:-2], out[-2:]) if each else (out, (None, None))
     *answers, code, place, totals = out
     if whole is not None:
         whole.ended(code, code, steps, deepest)
     return answers, code, place, totals
+
+
+@functools.cache
+def _signals() -> ctypes.CDLL | None:
+    """The count of signals, where libraries that are loaded later find it; None where it cannot be made."""
+    try:
+        made = host.load(_SIGNALS)
+        return ctypes.CDLL(made._name, mode=ctypes.RTLD_GLOBAL)
+    except (LanewiseError, OSError):
+        return None
+
+
+def stoppable(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """The function, which runs kernels outside `jit`, so that an interrupt ends it."""
+
+    def call(*args: Any, **kwargs: Any) -> list[Any]:
+        heard = _signals()
+        if heard is None:
+            return run(*args, **kwargs)
+        while True:
+            on_main = threading.get_ident() == threading.main_thread().ident
+            listens = on_main and heard.lanewise_listen()
+            try:
+                out = run(*args, **kwargs)
+                # All come of one call.
+                for array in out[:1]:
+                    array.block_until_ready()
+                return out
+            # Which of the two it is depends on whether XLA runs the call at once.
+            except (jax.errors.JaxRuntimeError, ValueError) as error:
+                if CUT not in str(error):
+                    raise
+            finally:
+                if listens:
+                    heard.lanewise_unlisten()
+
+    return call

@@ -23,48 +23,88 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lanewise._jax import Var
+from lanewise._jax import JaxprEqn, Var
+from lanewise.blocks.analysis import writes_in_order
+from lanewise.blocks.equations import inside
 from lanewise.blocks.form import Block, Branch, Call, Jump, TailCall, successors
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.bodies import Bodies
 from lanewise.cpp.emit.emit import Emitter
 from lanewise.cpp.emit.emitted import Emitted, Operand, operand_of
-from lanewise.cpp.emit.graph import HALT, Node
-from lanewise.cpp.emit.values import Part, Place, Scalar, Stored
-from lanewise.cpp.emit.writer import Writer
-from lanewise.cpp.variants.together import refuse_between, work_together
+from lanewise.cpp.emit.rules import Unsupported
+from lanewise.cpp.emit.structure import HALT, Node
+from lanewise.cpp.emit.values import LONG, Part, Place, Scalar, Stored
 
 # The most memory that the threads of a lane may share for temporaries.
 MOST_SHARED_BYTES = 40_000
+# What threads that run a lane together may each do to a long array: it writes without reading what it writes over.
+DONE_TWICE = frozenset(
+    "add add_any sub mul div rem neg abs sign max min clamp square integer_pow pow sqrt rsqrt cbrt exp exp2 expm1 log"
+    " log1p logistic tanh sinh cosh sin cos tan asin acos atan atan2 erf erfc erf_inv lgamma digamma floor ceil round"
+    " is_finite nextafter and or not xor eq ne lt le gt ge select_n shift_left shift_right_logical"
+    " shift_right_arithmetic population_count clz convert_element_type bitcast_convert_type copy copy_p stop_gradient"
+    " broadcast_in_dim reshape squeeze expand_dims slice transpose rev concatenate pad iota unfilled dynamic_slice"
+    " dynamic_update_slice scatter dot_general reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or"
+    " random_bits random_split random_fold_in random_wrap random_unwrap random_seed threefry2x32".split()
+)
 
 
 def emit_between(
     linked: Linked, expensive: Sequence[int], *, max_steps: int | None, counting: bool
 ) -> Emitted:
     """Write the kernel of all blocks but the expensive ones; raises `Unsupported` where it cannot."""
-    refuse_between(linked, expensive)
-    writer = Writer()
-    writer.together = work_together(linked, expensive)
-    found = _Between(_OnState(linked, expensive, writer, max_steps, counting)).kernel()
-    if writer.shared_bytes > MOST_SHARED_BYTES:
-        found = _Between(_OnState(linked, expensive, Writer(), max_steps, counting)).kernel()
+    _refuse(linked, expensive)
+    bodies = _OnState(linked, expensive, max_steps, counting)
+    bodies.writer.together = _work_together(linked, expensive)
+    found = _Between(bodies).kernel()
+    if bodies.writer.shared_bytes > MOST_SHARED_BYTES:
+        found = _Between(_OnState(linked, expensive, max_steps, counting)).kernel()
     return found
+
+
+def _work_together(linked: Linked, expensive: Sequence[int]) -> bool:
+    """Whether a GPU's threads can run a lane together: whatever is done to long arrays, each may do it all."""
+    cheap = [
+        item
+        for pc, item in enumerate(linked.order)
+        if isinstance(item, Block) and pc not in expensive
+    ]
+    return all(_may_be_done_twice(eqn) for block in cheap for eqn in block.eqns)
+
+
+def _may_be_done_twice(eqn: JaxprEqn) -> bool:
+    if eqn.primitive.name in DONE_TWICE:
+        return True
+    if all(math.prod(atom.aval.shape) < LONG for atom in (*eqn.invars, *eqn.outvars)):
+        return True
+    called = inside(eqn)
+    return called is not None and all(_may_be_done_twice(e) for e in called.jaxpr.eqns)
+
+
+def _writes_shared(linked: Linked, block: Block) -> bool:
+    written = set(writes_in_order(block)) & set(linked.storage.live_out[block.label])
+    if isinstance(block.terminator, Call | TailCall):
+        written |= {var for var, atom in block.terminator.arguments if var is not atom}
+    return bool(written & set(linked.uniforms))
+
+
+def _refuse(linked: Linked, expensive: Sequence[int]) -> None:
+    """Raise if the blocks beside the expensive ones cannot be a kernel on a machine's state."""
+    if linked.waiting:
+        raise Unsupported("a tape that may grow")
+    for pc, item in enumerate(linked.order):
+        if isinstance(item, Block) and pc not in expensive and _writes_shared(linked, item):
+            raise Unsupported("a value that all lanes share is written between expensive blocks")
 
 
 class _OnState(Bodies):
     """What a lane holds lies in the machine's arrays; its scalars are brought near, and written back at the end."""
 
     def __init__(
-        self,
-        linked: Linked,
-        expensive: Sequence[int],
-        writer: Writer,
-        max_steps: int | None,
-        counting: bool,
+        self, linked: Linked, expensive: Sequence[int], max_steps: int | None, counting: bool
     ) -> None:
-        super().__init__(linked, (), writer, max_steps, counting)
+        super().__init__(linked, (), max_steps, counting)
         self.expensive = frozenset(expensive)
         self.arrays: list[Operand] = []
         # Scalars to be written back, with the name of their array.
@@ -94,7 +134,7 @@ class _OnState(Bodies):
                 else w.let(f"in{i}[0]", dtype, "v")
             )
         for var in linked.registers:
-            name, kind = self.array(var), dtypes.ctype(var.aval.dtype)
+            name, kind = self.array(var), self.arrays[-1].kind
             own = w.fresh("v")
             if var.aval.shape:
                 w.line(

@@ -14,25 +14,35 @@ What does not fit: loops of several blocks, arrays of a lane's own, and operatio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from lanewise._jax import Var
+from lanewise._jax import Atom, JaxprEqn, Var
+from lanewise.blocks.analysis import Known, evaluate, value_of
+from lanewise.blocks.equations import inside
 from lanewise.blocks.form import Block, Branch, successors
 from lanewise.blocks.link import Linked
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.bodies import Bodies
 from lanewise.cpp.emit.emit import Emitter
 from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.emit.graph import HALT, Node
+from lanewise.cpp.emit.rules.functions import VECTOR_FUNCTIONS
+from lanewise.cpp.emit.structure import HALT, Node
 from lanewise.cpp.emit.values import Scalar
-from lanewise.cpp.emit.writer import Writer
-from lanewise.cpp.variants.vectors import fits, vectorizes
 
 # The lanes of a tile: one to four vectors of 32-bit numbers.
 TILE = 16
+# What a compiler has vector instructions for.
+_VECTOR_OPERATIONS = frozenset(
+    "add add_any sub mul neg abs sign max min clamp square integer_pow sqrt rsqrt floor ceil round is_finite"
+    " and or not xor eq ne lt le gt ge select_n shift_left shift_right_logical shift_right_arithmetic"
+    " convert_element_type bitcast_convert_type copy stop_gradient"
+    " random_bits random_fold_in".split()
+)
+_DIVISIONS = ("div", "rem")
+_VECTOR_TYPES = ("bool", "int32", "uint32", "float32", "int64", "uint64", "float64", "key2")
 
 
 @dataclass(frozen=True)
@@ -54,17 +64,17 @@ def might_be_tiled(linked: Linked) -> bool:
         for target in successors(item)
         if linked.pc_of[target] <= pc
     }
-    return not linked.has_calls and len(loops) == 1 and all(map(fits, linked.storage.registers))
+    return not linked.has_calls and len(loops) == 1 and all(map(_fits, linked.storage.registers))
 
 
 def tiled(linked: Linked, varying: Sequence[bool]) -> Emitted | None:
     """The kernel of a program in tiles, for the host; None if it does not fit."""
     loop = _the_loop(linked)
-    if loop is None or not all(map(fits, linked.storage.registers)):
+    if loop is None or not all(map(_fits, linked.storage.registers)):
         return None
-    if not vectorizes(loop.block.eqns, {}):
+    if not _vectorizes(loop.block.eqns, {}):
         return None
-    bodies = _TileBodies(linked, tuple(varying), Writer(), max_steps=None, counting=False)
+    bodies = _TileBodies(linked, tuple(varying), max_steps=None, counting=False)
     return _Tiles(bodies, loop).kernel()
 
 
@@ -78,6 +88,37 @@ def _the_loop(linked: Linked) -> _Loop | None:
                 way = 1 - targets.index(pc)
                 return _Loop(item, pc, targets[way], way)
     return None
+
+
+def _fits(atom: Atom) -> bool:
+    dtype = atom.aval.dtype
+    return atom.aval.shape == () and dtypes.held(dtype) and dtypes.ctype(dtype) in _VECTOR_TYPES
+
+
+def _vectorizes(eqns: Iterable[JaxprEqn], known: Known) -> bool:
+    """Whether a compiler has vector instructions for all that the equations do."""
+    known = evaluate(eqns, known)
+    return all(_has_instruction(eqn, known) for eqn in eqns)
+
+
+def _has_instruction(eqn: JaxprEqn, known: Known) -> bool:
+    if not all(map(_fits, (*eqn.invars, *eqn.outvars))):
+        return False
+    name = eqn.primitive.name
+    if name in _DIVISIONS and dtypes.is_float(eqn.outvars[0].aval.dtype):
+        return name == "div"
+    if name in _DIVISIONS:
+        # By a constant it is a product and a shift.
+        return value_of(known, eqn.invars[1]) not in (None, 0, -1)
+    if name in VECTOR_FUNCTIONS:
+        return all(atom.aval.dtype == "float32" for atom in eqn.invars)
+    called = inside(eqn)
+    if called is None:
+        return name in _VECTOR_OPERATIONS
+    given = zip(called.jaxpr.invars, called.operands, strict=True)
+    values = {var: value_of(known, atom) for var, atom in given}
+    found = {var: value for var, value in values.items() if value is not None}
+    return not called.consts and _vectorizes(called.jaxpr.eqns, found)
 
 
 class _TileBodies(Bodies):
@@ -153,6 +194,6 @@ class _Tiles(Emitter):
                 w.line("continue;")
             self.cases([head for head in self.structure.heads if head != self.loop.pc])
             w.line("finished: ;")
-            self.answers(results)
+            self.bodies.answers(results)
             w.line("pc = -1;")
             w.line("dispatch: ;")

@@ -1,7 +1,8 @@
-"""Rules of primitives that are defined here by others, in JAX: the definition is traced and written in their place.
+"""Rules of primitives that are defined by others, in JAX: the definition is traced and written in their place.
 
-For what is rare in a lane's code, or has no form of its own that is worth a rule. The factorizations and transforms are
-the plain algorithms, meant for small sizes.
+JAX's own definition, where it has one: so are the incomplete gamma and beta functions, which are loops; theirs are
+written for one element, inside a loop over the elements. Ours is for what is rare in a lane's code, or has no form of
+its own that is worth a rule: the factorizations and transforms are the plain algorithms, meant for small sizes.
 """
 
 from __future__ import annotations
@@ -146,3 +147,19 @@ def by_our_definition(w: Writer, eqn: JaxprEqn) -> None:
         [atom.aval for atom in eqn.invars],
     )
     w.inline_traced(traced, eqn)
+
+
+@rule("igamma", "igammac", "igamma_grad_a", "regularized_incomplete_beta")
+def by_definition(w: Writer, eqn: JaxprEqn) -> None:
+    values, (out,) = [w.value(atom) for atom in eqn.invars], eqn.outvars
+    jaxpr = _jax.definition(eqn, [_jax.shaped((), value.dtype) for value in values])
+    room = w.store(out)
+    with w.loops(room.shape) as indices, w.block():
+        args = [w.let(v.at(indices if v.shape else ()), v.dtype) for v in values]
+        (result,) = w.run(jaxpr, args)
+        w.put(room, indices, result.at(()))
+
+
+@rule("random_gamma", "call_hi_primitive")
+def expanded(w: Writer, eqn: JaxprEqn) -> None:
+    w.inline(_jax.definition(eqn, [atom.aval for atom in eqn.invars]), eqn.invars, eqn.outvars)

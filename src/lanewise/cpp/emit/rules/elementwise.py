@@ -1,7 +1,11 @@
-"""Rules of what acts on each element by itself.
+"""Rules of what acts on each element by itself: arithmetic, comparison, logic, bits, selection and conversion.
 
 A rule here gives the expression of one element from those of its operands. 16-bit floats compute in `float32` and round
 after every operation; integers wrap; the helpers have XLA's answers where C++ has none.
+
+Division by a power of two that rounds down is recognized: `x // 4` and `x % 4` come as a division that rounds towards
+zero and a correction for negative numbers, a dozen operations. Rounded down they are a shift and a mask, and say the
+same for every number.
 """
 
 from __future__ import annotations
@@ -11,24 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from lanewise import _jax
-from lanewise._jax import JaxprEqn
+from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.helpers import complex as complex_helpers  # noqa: F401
-from lanewise.cpp.emit.helpers import narrow, numbers, special, vector  # noqa: F401
 from lanewise.cpp.emit.rules import Unsupported, rule
-from lanewise.cpp.emit.rules.floors import rounded_down
-from lanewise.cpp.emit.values import Scalar
+from lanewise.cpp.emit.values import Scalar, view
 from lanewise.cpp.emit.writer import Writer
 
 Form = Callable[..., str]
 
 
-def _dtype(eqn: JaxprEqn) -> Any:
+def dtype_of(eqn: JaxprEqn) -> Any:
     return eqn.invars[0].aval.dtype
 
 
-def _map(w: Writer, eqn: JaxprEqn, form: Form) -> None:
+def each(w: Writer, eqn: JaxprEqn, form: Form) -> None:
     w.map(eqn.outvars[0], form, *map(w.value, eqn.invars))
 
 
@@ -40,7 +40,7 @@ def rounded(dtype: Any, form: Form) -> Form:
     return form
 
 
-def _wide(dtype: Any) -> str:
+def wide_type(dtype: Any) -> str:
     """The type that a dtype computes in."""
     return "float32" if dtypes.is_narrow(dtype) else dtypes.ctype(dtype)
 
@@ -52,6 +52,14 @@ def widened(dtype: Any, form: Form) -> Form:
     return rounded(dtype, lambda *elements: form(*(f"float32({e})" for e in elements)))
 
 
+def c_function(dtype: Any, name: str) -> Form:
+    """A call of a function of the C library."""
+    if dtypes.is_complex(dtype):
+        return lambda *elements: f"lw_complex_{name}({', '.join(elements)})"
+    name = name if dtypes.ctype(dtype) == "float64" else f"{name}f"
+    return widened(dtype, lambda *elements: f"{name}({', '.join(elements)})")
+
+
 # -- arithmetic ------------------------------------------------------------------------------------------
 
 _OPERATORS = {"add": "+", "add_any": "+", "sub": "-", "mul": "*"}
@@ -59,15 +67,15 @@ _OPERATORS = {"add": "+", "add_any": "+", "sub": "-", "mul": "*"}
 
 @rule("add", "add_any", "sub", "mul")
 def _arithmetic(w: Writer, eqn: JaxprEqn) -> None:
-    name, dtype = eqn.primitive.name, _dtype(eqn)
+    name, dtype = eqn.primitive.name, dtype_of(eqn)
     sign = _OPERATORS[name]
     if dtypes.is_bool(dtype):
-        _map(w, eqn, lambda a, b: f"bool({a} {'&' if name == 'mul' else '|'} {b})")
+        each(w, eqn, lambda a, b: f"bool({a} {'&' if name == 'mul' else '|'} {b})")
     elif dtypes.ctype(dtype) in ("uint32", "uint64") or not _is_int(dtype):
-        _map(w, eqn, rounded(dtype, lambda a, b: f"({a} {sign} {b})"))
+        each(w, eqn, rounded(dtype, lambda a, b: f"({a} {sign} {b})"))
     else:
         helper = {"+": "lw_add", "-": "lw_sub", "*": "lw_mul"}[sign]
-        _map(w, eqn, lambda a, b: f"{helper}({a}, {b})")
+        each(w, eqn, lambda a, b: f"{helper}({a}, {b})")
 
 
 def _is_int(dtype: Any) -> bool:
@@ -76,28 +84,28 @@ def _is_int(dtype: Any) -> bool:
 
 @rule("div")
 def _div(w: Writer, eqn: JaxprEqn) -> None:
-    dtype = _dtype(eqn)
+    dtype = dtype_of(eqn)
     if _is_int(dtype):
-        _map(w, eqn, _known_divisor(w, eqn, "/") or (lambda a, b: f"lw_div({a}, {b})"))
+        each(w, eqn, _known_divisor(w, eqn, "/") or (lambda a, b: f"lw_div({a}, {b})"))
     else:
-        _map(w, eqn, rounded(dtype, lambda a, b: f"({a} / {b})"))
+        each(w, eqn, rounded(dtype, lambda a, b: f"({a} / {b})"))
 
 
 @rule("rem")
 def _rem(w: Writer, eqn: JaxprEqn) -> None:
-    dtype = _dtype(eqn)
+    dtype = dtype_of(eqn)
     if _is_int(dtype):
-        _map(w, eqn, _known_divisor(w, eqn, "%") or (lambda a, b: f"lw_rem({a}, {b})"))
+        each(w, eqn, _known_divisor(w, eqn, "%") or (lambda a, b: f"lw_rem({a}, {b})"))
     else:
         name = "fmod" if dtypes.ctype(dtype) == "float64" else "fmodf"
-        _map(w, eqn, widened(dtype, lambda a, b: f"{name}({a}, {b})"))
+        each(w, eqn, widened(dtype, lambda a, b: f"{name}({a}, {b})"))
 
 
 def _known_divisor(w: Writer, eqn: JaxprEqn, sign: str) -> Form | None:
     """Division by a number that is known, and neither 0 nor -1; by a power of two it is a shift."""
     divisor = eqn.invars[1]
     number = w.known(divisor)
-    if number is None and isinstance(divisor, _jax.Literal):
+    if number is None and isinstance(divisor, Literal):
         number = np.asarray(divisor.val).flat[0]
     if number is None or int(number) in (0, -1):
         return None
@@ -110,163 +118,80 @@ def _known_divisor(w: Writer, eqn: JaxprEqn, sign: str) -> Form | None:
 
 @rule("mulhi")
 def _mulhi(w: Writer, eqn: JaxprEqn) -> None:
-    dtype = _dtype(eqn)
+    dtype = dtype_of(eqn)
     if dtypes.element_bytes(dtype) == 8:
         raise Unsupported("mulhi of 64-bit integers")
     kind, bits = dtypes.ctype(dtype), 8 * dtypes.element_bytes(dtype)
     wide = "int64" if dtypes.is_signed(dtype) else "uint64"
-    _map(w, eqn, lambda a, b: f"{kind}({wide}({a}) * {wide}({b}) >> {bits})")
+    each(w, eqn, lambda a, b: f"{kind}({wide}({a}) * {wide}({b}) >> {bits})")
 
 
 @rule("neg")
 def _neg(w: Writer, eqn: JaxprEqn) -> None:
-    dtype = _dtype(eqn)
-    _map(
-        w,
-        eqn,
-        (lambda a: f"lw_neg({a})") if _is_int(dtype) else rounded(dtype, lambda a: f"(-{a})"),
-    )
+    dtype = dtype_of(eqn)
+    plain = rounded(dtype, lambda a: f"(-{a})")
+    each(w, eqn, (lambda a: f"lw_neg({a})") if _is_int(dtype) else plain)
 
 
 @rule("abs")
 def _abs(w: Writer, eqn: JaxprEqn) -> None:
-    dtype = _dtype(eqn)
+    dtype = dtype_of(eqn)
     if dtypes.is_complex(dtype):
-        _map(w, eqn, lambda a: f"lw_complex_abs({a})")
+        each(w, eqn, lambda a: f"lw_complex_abs({a})")
     elif _is_int(dtype):
-        _map(w, eqn, (lambda a: f"lw_abs_int({a})") if dtypes.is_signed(dtype) else (lambda a: a))
+        each(w, eqn, (lambda a: f"lw_abs_int({a})") if dtypes.is_signed(dtype) else (lambda a: a))
     else:
-        _map(w, eqn, _function(dtype, "fabs"))
+        each(w, eqn, c_function(dtype, "fabs"))
 
 
 @rule("sign")
 def _sign(w: Writer, eqn: JaxprEqn) -> None:
-    dtype = _dtype(eqn)
+    dtype = dtype_of(eqn)
     name = "lw_complex_sign" if dtypes.is_complex(dtype) else "lw_sign"
-    _map(w, eqn, widened(dtype, lambda a: f"{name}({a})"))
+    each(w, eqn, widened(dtype, lambda a: f"{name}({a})"))
 
 
 @rule("max", "min")
 def _extremum(w: Writer, eqn: JaxprEqn) -> None:
-    name, dtype = eqn.primitive.name, _dtype(eqn)
+    name, dtype = eqn.primitive.name, dtype_of(eqn)
     if dtypes.is_complex(dtype):
         raise Unsupported(f"{name} of complex numbers")
-    _map(w, eqn, widened(dtype, lambda a, b: f"lw_{name}({a}, {b})"))
+    each(w, eqn, widened(dtype, lambda a, b: f"lw_{name}({a}, {b})"))
 
 
 @rule("clamp")
 def _clamp(w: Writer, eqn: JaxprEqn) -> None:
-    _map(w, eqn, widened(_dtype(eqn), lambda low, a, high: f"lw_clamp({low}, {a}, {high})"))
+    each(w, eqn, widened(dtype_of(eqn), lambda low, a, high: f"lw_clamp({low}, {a}, {high})"))
 
 
 @rule("integer_pow")
 def _integer_pow(w: Writer, eqn: JaxprEqn) -> None:
-    power, dtype = eqn.params["y"], _dtype(eqn)
-    kind = _wide(dtype)
+    power, dtype = eqn.params["y"], dtype_of(eqn)
+    kind = wide_type(dtype)
 
     def form(a: str) -> str:
         text = f"lw_power<{abs(power)}>({a})"
         return text if power >= 0 else f"({kind}(1) / {text})"
 
-    _map(w, eqn, form if power >= 0 else rounded(dtype, form))
+    each(w, eqn, form if power >= 0 else rounded(dtype, form))
 
 
 @rule("square")
 def _square(w: Writer, eqn: JaxprEqn) -> None:
-    name = "lw_complex_square" if dtypes.is_complex(_dtype(eqn)) else "lw_power<2>"
-    _map(w, eqn, lambda a: f"{name}({a})")
+    name = "lw_complex_square" if dtypes.is_complex(dtype_of(eqn)) else "lw_power<2>"
+    each(w, eqn, lambda a: f"{name}({a})")
 
 
 @rule("pow")
 def _pow(w: Writer, eqn: JaxprEqn) -> None:
-    dtype = _dtype(eqn)
+    dtype = dtype_of(eqn)
     if dtypes.is_complex(dtype):
-        _map(w, eqn, lambda a, b: f"lw_complex_pow({a}, complex64({b}))")
+        each(w, eqn, lambda a, b: f"lw_complex_pow({a}, complex64({b}))")
     elif _is_int(dtype):
-        _map(w, eqn, lambda a, b: f"lw_int_pow({a}, {b})")
+        each(w, eqn, lambda a, b: f"lw_int_pow({a}, {b})")
     else:
-        kind = _wide(dtype)
-        _map(w, eqn, rounded(dtype, lambda a, b: f"lw_pow({kind}({a}), {kind}({b}))"))
-
-
-# -- functions -------------------------------------------------------------------------------------------
-
-# Primitives that C++ and CUDA name alike; the single-precision name has an `f` behind it.
-_LIBRARY = {
-    name: name
-    for name in """acos acosh asin asinh atan atan2 atanh ceil cos cosh erf erfc floor nextafter sin sinh
-    sqrt tan""".split()
-}
-# Primitives with a helper of their own, overloaded for both precisions.
-_HELPERS = {
-    name: f"lw_{name}"
-    for name in """bessel_i0e bessel_i1e cbrt digamma erf_inv exp exp2 expm1 lgamma log log1p log2 logistic polygamma
-    rsqrt tanh zeta""".split()
-}
-
-
-def _function(dtype: Any, name: str) -> Form:
-    """A call of a function of the C library."""
-    if dtypes.is_complex(dtype):
-        return lambda *elements: f"lw_complex_{name}({', '.join(elements)})"
-    name = name if dtypes.ctype(dtype) == "float64" else f"{name}f"
-    return widened(dtype, lambda *elements: f"{name}({', '.join(elements)})")
-
-
-@rule(*_LIBRARY)
-def _library(w: Writer, eqn: JaxprEqn) -> None:
-    name, dtype = eqn.primitive.name, _dtype(eqn)
-    if name == "nextafter" and dtypes.is_narrow(dtype):
-        raise Unsupported("nextafter of 16-bit floats")
-    if name in ("sin", "cos") and not eqn.outvars[0].aval.shape and _sine_and_cosine(w, eqn):
-        return
-    _map(w, eqn, _function(dtype, _LIBRARY[name]))
-
-
-def _sine_and_cosine(w: Writer, eqn: JaxprEqn) -> bool:
-    """Write both of one number together, if the other one is wanted as well."""
-    dtype, name = _dtype(eqn), eqn.primitive.name
-    both = {"float32": "sincosf", "float64": "sincos"}.get(dtypes.ctype(dtype))
-    found = both and w.take("cos" if name == "sin" else "sin", eqn.invars[0])
-    if not found:
-        return False
-    own, other = (w.fresh() for _ in range(2))
-    sine, cosine = (own, other) if name == "sin" else (other, own)
-    x = w.value(eqn.invars[0]).at(())
-    values = (_function(dtype, _LIBRARY[each])(x) for each in ("sin", "cos"))
-    kind = dtypes.ctype(dtype)
-    w.line(f"LW_SINE_COSINE({kind}, {sine}, {cosine}, {both}, {x}, {', '.join(values)})")
-    w.define(eqn.outvars[0], Scalar((), dtype, own))
-    w.define(found, Scalar((), dtype, other))
-    return True
-
-
-@rule(*_HELPERS)
-def _helper(w: Writer, eqn: JaxprEqn) -> None:
-    name, dtype = eqn.primitive.name, _dtype(eqn)
-    if dtypes.is_complex(dtype):
-        _map(w, eqn, _function(dtype, name))
-    else:
-        helper = _HELPERS[name]
-        _map(w, eqn, widened(dtype, lambda *elements: f"{helper}({', '.join(elements)})"))
-
-
-@rule("round")
-def _round(w: Writer, eqn: JaxprEqn) -> None:
-    to_even = int(eqn.params["rounding_method"]) == 1
-    _map(w, eqn, _function(_dtype(eqn), "rint" if to_even else "round"))
-
-
-@rule("is_finite")
-def _is_finite(w: Writer, eqn: JaxprEqn) -> None:
-    kind = _wide(_dtype(eqn))
-    _map(w, eqn, lambda a: f"lw_is_finite({kind}({a}))")
-
-
-@rule("reduce_precision")
-def _reduce_precision(w: Writer, eqn: JaxprEqn) -> None:
-    bits = f"{eqn.params['exponent_bits']}, {eqn.params['mantissa_bits']}"
-    _map(w, eqn, widened(_dtype(eqn), lambda a: f"lw_reduce_precision<{bits}>({a})"))
+        kind = wide_type(dtype)
+        each(w, eqn, rounded(dtype, lambda a, b: f"lw_pow({kind}({a}), {kind}({b}))"))
 
 
 # -- comparison, logic, bits -----------------------------------------------------------------------------
@@ -277,57 +202,52 @@ _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": 
 @rule(*_COMPARISONS)
 def _compare(w: Writer, eqn: JaxprEqn) -> None:
     sign = _COMPARISONS[eqn.primitive.name]
-    if dtypes.is_narrow(_dtype(eqn)):
-        _map(w, eqn, lambda a, b: f"(float32({a}) {sign} float32({b}))")
+    if dtypes.is_narrow(dtype_of(eqn)):
+        each(w, eqn, lambda a, b: f"(float32({a}) {sign} float32({b}))")
     else:
-        _map(w, eqn, lambda a, b: f"({a} {sign} {b})")
+        each(w, eqn, lambda a, b: f"({a} {sign} {b})")
 
 
 @rule("and", "or", "xor")
 def _logic(w: Writer, eqn: JaxprEqn) -> None:
-    name, dtype = eqn.primitive.name, _dtype(eqn)
+    name, dtype = eqn.primitive.name, dtype_of(eqn)
     if dtypes.is_bool(dtype):
         # Both sides are without side effects, so that they need not be skipped.
         sign = {"and": "&", "or": "|", "xor": "!="}[name]
-        _map(w, eqn, lambda a, b: f"bool({a} {sign} {b})")
+        each(w, eqn, lambda a, b: f"bool({a} {sign} {b})")
     else:
         sign = {"and": "&", "or": "|", "xor": "^"}[name]
-        _map(w, eqn, rounded(dtype, lambda a, b: f"({a} {sign} {b})"))
+        each(w, eqn, rounded(dtype, lambda a, b: f"({a} {sign} {b})"))
 
 
 @rule("not")
 def _not(w: Writer, eqn: JaxprEqn) -> None:
-    dtype = _dtype(eqn)
-    _map(
-        w,
-        eqn,
-        (lambda a: f"!{a}") if dtypes.is_bool(dtype) else rounded(dtype, lambda a: f"(~{a})"),
-    )
+    dtype = dtype_of(eqn)
+    bits = rounded(dtype, lambda a: f"(~{a})")
+    each(w, eqn, (lambda a: f"!{a}") if dtypes.is_bool(dtype) else bits)
 
 
 @rule("shift_left", "shift_right_logical", "shift_right_arithmetic")
 def _shift(w: Writer, eqn: JaxprEqn) -> None:
-    name, dtype = eqn.primitive.name, _dtype(eqn)
+    name, dtype = eqn.primitive.name, dtype_of(eqn)
     kind = dtypes.ctype(dtype)
     known = eqn.invars[1]
-    plain = isinstance(known, _jax.Literal) and 0 <= int(known.val) < 8 * dtypes.element_bytes(
-        dtype
-    )
+    plain = isinstance(known, Literal) and 0 <= int(known.val) < 8 * dtypes.element_bytes(dtype)
     if plain and kind in ("uint32", "uint64"):
         sign = "<<" if name == "shift_left" else ">>"
-        _map(w, eqn, lambda a, b: f"({a} {sign} {b})")
+        each(w, eqn, lambda a, b: f"({a} {sign} {b})")
     elif name == "shift_left":
-        _map(w, eqn, lambda a, b: f"lw_shift_left({a}, {b})")
+        each(w, eqn, lambda a, b: f"lw_shift_left({a}, {b})")
     else:
         sign = "u" if name == "shift_right_logical" else ""
         inside = f"{sign}{kind.removeprefix('u')}"
-        _map(w, eqn, lambda a, b: f"{kind}(lw_shift_right({inside}({a}), {b}))")
+        each(w, eqn, lambda a, b: f"{kind}(lw_shift_right({inside}({a}), {b}))")
 
 
 @rule("population_count", "clz")
 def _count_bits(w: Writer, eqn: JaxprEqn) -> None:
     helper = {"population_count": "lw_popcount", "clz": "lw_clz"}[eqn.primitive.name]
-    _map(w, eqn, lambda a: f"{helper}({a})")
+    each(w, eqn, lambda a: f"{helper}({a})")
 
 
 @rule("select_n")
@@ -336,11 +256,125 @@ def _select(w: Writer, eqn: JaxprEqn) -> None:
     if floor is not None:
         w.define(eqn.outvars[0], w.let(floor, eqn.outvars[0].aval.dtype))
     elif len(eqn.invars) == 2:
-        _map(w, eqn, lambda which, only: only)
+        each(w, eqn, lambda which, only: only)
     elif len(eqn.invars) == 3:
-        _map(w, eqn, lambda which, first, second: f"({which} ? {second} : {first})")
+        each(w, eqn, lambda which, first, second: f"({which} ? {second} : {first})")
     else:
-        _map(w, eqn, lambda which, *cases: f"lw_choose(int32({which}), {', '.join(cases)})")
+        each(w, eqn, lambda which, *cases: f"lw_choose(int32({which}), {', '.join(cases)})")
+
+
+# -- division that rounds down -------------------------------------------------------------------------
+
+
+def rounded_down(w: Writer, eqn: JaxprEqn) -> str | None:
+    """What a `select_n` of scalars is, if it corrects a quotient or a remainder by a power of two; else None."""
+    out = eqn.outvars[0].aval
+    if len(eqn.invars) != 3 or out.shape or not dtypes.is_signed(out.dtype):
+        return None
+    wrong, plain, corrected = eqn.invars
+    for match, text in ((_remainder, "({} & {})"), (_quotient, "({} >> {})")):
+        found = match(w, wrong, plain, corrected)
+        if found is not None:
+            x, number = found
+            return text.format(_value(w, x), number)
+    return None
+
+
+def _value(w: Writer, atom: Atom) -> str:
+    return next(s.values[atom].at(()) for s in w.scopes if atom in s.values)
+
+
+def _made(w: Writer, atom: Atom, name: str) -> JaxprEqn | None:
+    """The equation of this primitive that made a variable."""
+    if not isinstance(atom, Var):
+        return None
+    eqn = next((s.made_by[atom] for s in reversed(w.scopes) if atom in s.made_by), None)
+    return eqn if eqn is not None and eqn.primitive.name == name else None
+
+
+def _number(w: Writer, atom: Atom) -> int | None:
+    if isinstance(atom, Literal):
+        return int(atom.val)
+    known = next((s.known[atom] for s in reversed(w.scopes) if atom in s.known), None)
+    return None if known is None else int(known)
+
+
+def _one(w: Writer, first: Atom, second: Atom) -> bool:
+    """Whether two scalars are one: code inlined has a name of its own for what it is given."""
+    texts = {
+        value.text if isinstance(value, Scalar) else ""
+        for atom in (first, second)
+        for value in [next((s.values[atom] for s in w.scopes if atom in s.values), None)]
+    }
+    return first is second or (len(texts) == 1 and "" not in texts)
+
+
+def _divided(w: Writer, atom: Atom, name: str) -> tuple[Atom, int] | None:
+    """What is divided by which power of two."""
+    eqn = _made(w, atom, name)
+    by = None if eqn is None else _number(w, eqn.invars[1])
+    if eqn is None or by is None or by < 2 or by & (by - 1):
+        return None
+    return eqn.invars[0], by
+
+
+def _both(w: Writer, atom: Atom) -> list[JaxprEqn]:
+    """The two tests `a != b` that a variable is the conjunction of."""
+    eqn = _made(w, atom, "and")
+    return [] if eqn is None else [t for t in (_made(w, a, "ne") for a in eqn.invars) if t]
+
+
+def _remainder(w: Writer, wrong: Atom, rest: Atom, corrected: Atom) -> tuple[Atom, int] | None:
+    """`rest + by` where `rest` is neither zero nor has the sign of the divisor."""
+    found, added = _divided(w, rest, "rem"), _made(w, corrected, "add")
+    if found is None or added is None or not _one(w, added.invars[0], rest):
+        return None
+    tests = _both(w, wrong)
+    negative = [_made(w, test.invars[0], "lt") for test in tests]
+    signs = any(
+        lt is not None
+        and _one(w, lt.invars[0], rest)
+        and _number(w, lt.invars[1]) == 0
+        and _number(w, test.invars[1]) == 0
+        for test, lt in zip(tests, negative, strict=True)
+    )
+    if _number(w, added.invars[1]) != found[1] or not signs or not _not_zero(w, tests, rest):
+        return None
+    return found[0], found[1] - 1
+
+
+def _quotient(w: Writer, wrong: Atom, whole: Atom, corrected: Atom) -> tuple[Atom, int] | None:
+    """`whole - 1` where the signs differ and something is left over."""
+    found, less = _divided(w, whole, "div"), _made(w, corrected, "sub")
+    if found is None or less is None or not _one(w, less.invars[0], whole):
+        return None
+    tests = _both(w, wrong)
+    signs = any(
+        (one := _made(w, test.invars[0], "sign")) is not None
+        and _one(w, one.invars[0], found[0])
+        and _sign_of(w, test.invars[1]) == 1
+        for test in tests
+    )
+    left_over = any(
+        (rest := _divided(w, test.invars[0], "rem")) is not None
+        and rest[1] == found[1]
+        and _one(w, rest[0], found[0])
+        and _number(w, test.invars[1]) == 0
+        for test in tests
+    )
+    if _number(w, less.invars[1]) != 1 or not signs or not left_over:
+        return None
+    return found[0], found[1].bit_length() - 1
+
+
+def _sign_of(w: Writer, atom: Atom) -> int | None:
+    eqn = _made(w, atom, "sign")
+    number = _number(w, atom) if eqn is None else _number(w, eqn.invars[0])
+    return None if number is None else (number > 0) - (number < 0)
+
+
+def _not_zero(w: Writer, tests: list[JaxprEqn], atom: Atom) -> bool:
+    return any(_one(w, t.invars[0], atom) and _number(w, t.invars[1]) == 0 for t in tests)
 
 
 # -- conversion ------------------------------------------------------------------------------------------
@@ -348,7 +382,7 @@ def _select(w: Writer, eqn: JaxprEqn) -> None:
 
 def converted(text: str, source: Any, target: Any) -> str:
     """An element of one dtype as another."""
-    kind, wide = dtypes.ctype(target), _wide(source)
+    kind, wide = dtypes.ctype(target), wide_type(source)
     if dtypes.ctype(source) == kind:
         return text
     if dtypes.is_complex(source):
@@ -369,21 +403,21 @@ def converted(text: str, source: Any, target: Any) -> str:
 
 @rule("convert_element_type")
 def _convert(w: Writer, eqn: JaxprEqn) -> None:
-    source, target = _dtype(eqn), eqn.outvars[0].aval.dtype
+    source, target = dtype_of(eqn), eqn.outvars[0].aval.dtype
     if dtypes.ctype(source) == dtypes.ctype(target):
         _same(w, eqn)
     elif dtypes.is_complex(source) and not dtypes.is_complex(target):
-        _map(w, eqn, lambda a: converted(f"({a})", source, target))
+        each(w, eqn, lambda a: converted(f"({a})", source, target))
     else:
-        _map(w, eqn, lambda a: converted(a, source, target))
+        each(w, eqn, lambda a: converted(a, source, target))
 
 
 @rule("bitcast_convert_type")
 def _bitcast(w: Writer, eqn: JaxprEqn) -> None:
-    source, target = _dtype(eqn), eqn.outvars[0].aval.dtype
+    source, target = dtype_of(eqn), eqn.outvars[0].aval.dtype
     kind, before, after = dtypes.ctype(target), *map(dtypes.element_bytes, (source, target))
     if before == after:
-        _map(w, eqn, lambda a: f"lw_bits<{kind}>({a})")
+        each(w, eqn, lambda a: f"lw_bits<{kind}>({a})")
         return
     value = w.named(w.value(eqn.invars[0]))
     ratio = max(before, after) // min(before, after)
@@ -393,48 +427,21 @@ def _bitcast(w: Writer, eqn: JaxprEqn) -> None:
         def part(indices: tuple[Any, ...]) -> str:
             return f"lw_part<{kind}>({value.at(indices[:-1])}, {indices[-1]})"
 
-        w.compute(eqn.outvars[0], w.view(eqn.outvars[0].aval.shape, target, part, value))
+        w.compute(eqn.outvars[0], view(eqn.outvars[0].aval.shape, target, part, value))
         return
 
     def whole(indices: tuple[Any, ...]) -> str:
         parts = ", ".join(value.at((*indices, i)) for i in range(ratio))
         return f"lw_whole<{kind}>({parts})"
 
-    w.compute(eqn.outvars[0], w.view(eqn.outvars[0].aval.shape, target, whole, value))
-
-
-@rule("real", "imag")
-def _part(w: Writer, eqn: JaxprEqn) -> None:
-    field = {"real": "re", "imag": "im"}[eqn.primitive.name]
-    _map(w, eqn, lambda a: f"({a}).{field}")
-
-
-@rule("complex")
-def _complex(w: Writer, eqn: JaxprEqn) -> None:
-    _map(w, eqn, lambda a, b: f"complex64({a}, {b})")
-
-
-@rule("conj")
-def _conj(w: Writer, eqn: JaxprEqn) -> None:
-    if dtypes.is_complex(_dtype(eqn)):
-        _map(w, eqn, lambda a: f"lw_complex_conj({a})")
-    else:
-        _map(w, eqn, lambda a: f"complex64({a}, 0.0f)")
+    w.compute(eqn.outvars[0], view(eqn.outvars[0].aval.shape, target, whole, value))
 
 
 # -- nothing ---------------------------------------------------------------------------------------------
 
 
 @rule(
-    "copy",
-    "copy_p",
-    "stop_gradient",
-    "optimization_barrier",
-    "pvary",
-    "pcast",
-    "reshard",
-    "sharding_constraint",
-    "name",
+    *"copy copy_p device_put stop_gradient optimization_barrier pvary pcast reshard sharding_constraint name".split()
 )
 def _same(w: Writer, eqn: JaxprEqn) -> None:
     for var, atom in zip(eqn.outvars, eqn.invars, strict=True):

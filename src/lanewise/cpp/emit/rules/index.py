@@ -10,7 +10,7 @@ One index vector, the usual case of a program for one example, is read once into
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,11 +19,11 @@ from jax.lax import GatherScatterMode
 
 from lanewise import _jax
 from lanewise._jax import JaxprEqn
+from lanewise.core.accumulate import Places
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.prelude import helpers
-from lanewise.cpp.emit.rules import Unsupported, rule
+from lanewise.cpp.emit.rules import Unsupported, helpers, rule
 from lanewise.cpp.emit.rules.shape import rename
-from lanewise.cpp.emit.values import Index, Scalar, Value, plus
+from lanewise.cpp.emit.values import Index, Scalar, Value, plus, view, window
 from lanewise.cpp.emit.writer import Writer
 
 helpers(
@@ -37,6 +37,11 @@ template <class T> LW_FUNCTION int32 lw_clip(T index, int32 most) {
 // Whether an index of any integer type lies in 0 .. most.
 template <class T> LW_FUNCTION bool lw_inside(T index, int32 most) {
   return index >= T(0) && (uint64)index <= (uint64)(int64)most && most >= 0;
+}""",
+        "lw_add_to_sum": r"""
+// Add to a sum that all lanes add to. A thread of a host has one of its own, which joins the others' in the end.
+template <class T> LW_FUNCTION void lw_add_to_sum(T& sum, T more) {
+  LW_PLATFORM(atomicAdd(&sum, more), sum += more);
 }""",
     }
 )
@@ -71,11 +76,15 @@ def dynamic_slice(w: Writer, eqn: JaxprEqn) -> None:
     value, *starts = map(w.value, eqn.invars)
     sizes = eqn.params["slice_sizes"]
     corner = _corner(w, starts, value.shape, sizes)
+    part = window(value, corner, sizes) if eqn.outvars[0].aval.size > 1 else None
+    if part is not None and not w.together:
+        w.define(eqn.outvars[0], part)
+        return
 
     def element(indices: tuple[Index, ...]) -> str:
         return value.at([plus(at, i) for at, i in zip(corner, indices)])
 
-    rename(w, eqn.outvars[0], w.view(sizes, value.dtype, element, value))
+    rename(w, eqn.outvars[0], view(sizes, value.dtype, element, value))
 
 
 @rule("dynamic_update_slice")
@@ -106,7 +115,7 @@ def _apart(w: Writer, value: Value, operand: Value) -> Value:
 def gather(w: Writer, eqn: JaxprEqn) -> None:
     operand, starts = map(w.value, eqn.invars)
     (out,) = eqn.outvars
-    numbers, mode = eqn.params["dimension_numbers"], _mode(eqn)
+    numbers, mode = eqn.params["dimension_numbers"], _mode(eqn.params["mode"])
     windows = eqn.params["slice_sizes"]
     most = [size - window for size, window in zip(operand.shape, windows)]
     offset_axes = [int(axis) for axis in numbers.offset_dims]
@@ -142,9 +151,7 @@ def gather(w: Writer, eqn: JaxprEqn) -> None:
         found, inside = corner_at([0] * len(batch_axes))
         corner = [at if isinstance(at, int) else w.let(at, _INT32, "at").text for at in found]
         test = w.let(inside, _BOOL, "inside").text if inside else ""
-        reads = w.view(
-            out.aval.shape, operand.dtype, lambda i: element_of(corner, test, i), operand
-        )
+        reads = view(out.aval.shape, operand.dtype, lambda i: element_of(corner, test, i), operand)
         rename(w, out, reads)
         return
 
@@ -152,11 +159,11 @@ def gather(w: Writer, eqn: JaxprEqn) -> None:
         corner, inside = corner_at([indices[axis] for axis in batch_axes])
         return element_of(corner, inside, indices)
 
-    w.compute(out, w.view(out.aval.shape, operand.dtype, element, operand, starts))
+    w.compute(out, view(out.aval.shape, operand.dtype, element, operand, starts))
 
 
-def _mode(eqn: JaxprEqn) -> Any:
-    mode = GatherScatterMode.from_any(eqn.params["mode"])
+def _mode(given: Any) -> Any:
+    mode = GatherScatterMode.from_any(given)
     if mode == GatherScatterMode.ONE_HOT:
         raise Unsupported("the mode ONE_HOT")
     return mode
@@ -187,29 +194,46 @@ def _grouped(text: str) -> str:
 @rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
 def scatter(w: Writer, eqn: JaxprEqn) -> None:
     operand, starts, updates = map(w.value, eqn.invars)
-    numbers, clip = eqn.params["dimension_numbers"], _mode(eqn) == GatherScatterMode.CLIP
-    flat_axes = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    window_axes = [axis for axis in range(len(operand.shape)) if axis not in flat_axes]
-    update_axes = [int(axis) for axis in numbers.update_window_dims]
-    batch_axes = [axis for axis in range(len(updates.shape)) if axis not in update_axes]
-    width = [1] * len(operand.shape)
-    for axis, update_axis in zip(window_axes, update_axes):
-        width[axis] = updates.shape[update_axis]
     updates, starts = _apart(w, updates, operand), _apart(w, starts, operand)
     room = w.editable(eqn.invars[0])
     w.give(eqn.outvars[0], room)
-    if not updates.size or not operand.size:
+
+    def put(where: Sequence[Index], update: str) -> None:
+        w.put(room, where, _combined(w, eqn, room.at(where), update))
+
+    places = Places(eqn.params["dimension_numbers"], eqn.params["mode"])
+    _at_windows(w, operand.shape, starts, updates, places, put)
+
+
+def _at_windows(
+    w: Writer,
+    shape: Sequence[int],
+    starts: Value,
+    updates: Value,
+    places: Places,
+    put: Callable[[Sequence[Index], str], None],
+) -> None:
+    """Put each element of the updates where its window lies in an array of this shape, if it lies there."""
+    numbers, clip = places.dimension_numbers, _mode(places.mode) == GatherScatterMode.CLIP
+    flat_axes = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    window_axes = [axis for axis in range(len(shape)) if axis not in flat_axes]
+    update_axes = [int(axis) for axis in numbers.update_window_dims]
+    batch_axes = [axis for axis in range(len(updates.shape)) if axis not in update_axes]
+    width = [1] * len(shape)
+    for axis, update_axis in zip(window_axes, update_axes):
+        width[axis] = updates.shape[update_axis]
+    if not updates.size or 0 in shape:
         return
     # One index vector after the other; of several that hit the same element the last one counts, as XLA:CPU has it.
     with w.loops([updates.shape[axis] for axis in batch_axes]) as batch:
-        corner: list[Index] = [0] * len(operand.shape)
+        corner: list[Index] = [0] * len(shape)
         tests = []
         for axis, batch_axis in zip(
             numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
         ):
             corner[axis] = batch[batch_axis]
         for place, axis in enumerate(numbers.scatter_dims_to_operand_dims):
-            start, most = starts.at((*batch, place)), operand.shape[axis] - width[axis]
+            start, most = starts.at((*batch, place)), shape[axis] - width[axis]
             at = clipped(start, most) if clip else f"(int32){_grouped(start)}"
             corner[axis] = at if isinstance(at, int) else w.let(at, _INT32, "at").text
             if not clip:
@@ -222,8 +246,7 @@ def scatter(w: Writer, eqn: JaxprEqn) -> None:
                 where = list(corner)
                 for axis, index in zip(window_axes, window):
                     where[axis] = plus(corner[axis], index)
-                new = _combined(w, eqn, room.at(where), updates.at(indices))
-                w.put(room, where, new)
+                put(where, updates.at(indices))
 
 
 def _combined(w: Writer, eqn: JaxprEqn, old: str, update: str) -> str:
@@ -236,3 +259,29 @@ def _combined(w: Writer, eqn: JaxprEqn, old: str, update: str) -> str:
     dtype = eqn.outvars[0].aval.dtype
     (new,) = w.run(jaxpr, [Scalar((), dtype, old), Scalar((), dtype, update)])
     return new.at(())
+
+
+# -- sums that all lanes add to --------------------------------------------------------------------------
+
+# What CUDA's atomic additions take.
+_ADDED_KINDS = ("float32", "float64", "int32", "uint32")
+
+
+@rule("accumulate")
+def accumulate(w: Writer, eqn: JaxprEqn) -> None:
+    whole = w.sums[eqn.params["number"]]
+    if dtypes.ctype(whole.dtype) not in _ADDED_KINDS:
+        raise Unsupported(f"a sum over lanes of {np.dtype(whole.dtype).name}")
+
+    def add(where: Sequence[Index], more: str) -> None:
+        w.line(f"lw_add_to_sum({whole.at(where)}, {more});")
+
+    if eqn.params["places"] is not None:
+        indices, updates = map(w.value, eqn.invars)
+        _at_windows(w, whole.shape, indices, updates, eqn.params["places"], add)
+        return
+    part, *starts = map(w.value, eqn.invars)
+    corner = _corner(w, starts, whole.shape, part.shape) if starts else [0] * len(whole.shape)
+    with w.loops(part.shape) as at:
+        if part.size:
+            add([plus(first, i) for first, i in zip(corner, at)], part.at(at))

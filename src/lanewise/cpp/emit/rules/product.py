@@ -21,10 +21,9 @@ from typing import Any
 
 from lanewise._jax import JaxprEqn
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.prelude import helpers
-from lanewise.cpp.emit.rules import rule
+from lanewise.cpp.emit.rules import helpers, rule
 from lanewise.cpp.emit.rules.reduce import accumulator, combine
-from lanewise.cpp.emit.values import Index, Part, Place, Stored, Value, plus
+from lanewise.cpp.emit.values import Index, Part, Place, Stored, Value, plus, view
 from lanewise.cpp.emit.writer import Writer
 
 # From this many elements on vector code is worth its beginning and its end.
@@ -201,6 +200,17 @@ def dot_general(w: Writer, eqn: JaxprEqn) -> None:
         _Operand(right, tuple(right_batch), tuple(right_sum)),
         accumulator(out.aval.dtype),
     )
+    if not left_sum and product.wide == out.aval.dtype:
+        multiply, _ = product_and_sum(product.wide)
+        outer = view(
+            out.aval.shape,
+            out.aval.dtype,
+            lambda at: multiply(*product.factors(at, ())),
+            left,
+            right,
+        )
+        w.compute(out, outer)
+        return
     room = w.store(out)
     if not room.size:
         return

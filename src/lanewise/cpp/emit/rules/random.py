@@ -15,10 +15,9 @@ import numpy as np
 from lanewise import _jax
 from lanewise._jax import JaxprEqn
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.prelude import helpers
-from lanewise.cpp.emit.rules import Unsupported, rule
+from lanewise.cpp.emit.rules import Unsupported, helpers, rule
 from lanewise.cpp.emit.rules.shape import rename
-from lanewise.cpp.emit.values import Index, Value, plus, ravel, times
+from lanewise.cpp.emit.values import Index, Value, plus, ravel, times, view
 from lanewise.cpp.emit.writer import Writer
 
 helpers(
@@ -94,7 +93,7 @@ def iota_2x32_shape(w: Writer, eqn: JaxprEqn) -> None:
     for var, shift in zip(eqn.outvars, (" >> 32", "")):
         w.define(
             var,
-            w.view(shape, _UINT32, lambda i, s=shift: f"(uint32)((uint64)({ravel(shape, i)}){s})"),
+            view(shape, _UINT32, lambda i, s=shift: f"(uint32)((uint64)({ravel(shape, i)}){s})"),
         )
 
 
@@ -123,7 +122,7 @@ def random_bits(w: Writer, eqn: JaxprEqn) -> None:
         word = f"lw_threefry_word({key}, ({position}) / {each}, {count})"
         return f"{kind}({word} >> {width} * (({position}) % {each}))"
 
-    w.compute(out, w.view(out.aval.shape, out.aval.dtype, element, keys))
+    w.compute(out, view(out.aval.shape, out.aval.dtype, element, keys))
 
 
 @rule("random_split")
@@ -140,7 +139,7 @@ def random_split(w: Writer, eqn: JaxprEqn) -> None:
         words = (f"lw_threefry_word({key}, {where}, {count})" for where in (at, plus(at, 1)))
         return f"key2{{{{{', '.join(words)}}}}}"
 
-    w.compute(out, w.view(out.aval.shape, out.aval.dtype, element, keys))
+    w.compute(out, view(out.aval.shape, out.aval.dtype, element, keys))
 
 
 @rule("random_fold_in")
@@ -169,7 +168,7 @@ def random_unwrap(w: Writer, eqn: JaxprEqn) -> None:
 def _seen_as(w: Writer, eqn: JaxprEqn, element: Callable[[Value, tuple[Index, ...]], str]) -> None:
     """Keys seen as words, or words as keys."""
     value, (out,) = w.value(eqn.invars[0]), eqn.outvars
-    rename(w, out, w.view(out.aval.shape, out.aval.dtype, lambda i: element(value, i), value))
+    rename(w, out, view(out.aval.shape, out.aval.dtype, lambda i: element(value, i), value))
 
 
 @rule("random_clone")

@@ -16,6 +16,7 @@ from lanewise.cpp.emit.rules import rule
 from lanewise.cpp.emit.values import (
     Index,
     Mapped,
+    Part,
     Reshaped,
     Scalar,
     Stored,
@@ -25,6 +26,7 @@ from lanewise.cpp.emit.values import (
     plus,
     remainder,
     times,
+    view,
 )
 from lanewise.cpp.emit.writer import Writer
 
@@ -37,12 +39,12 @@ def rename(w: Writer, var: Var, value: Value) -> None:
         w.compute(var, value)
 
 
-def with_shape(w: Writer, value: Value, shape: Sequence[int]) -> Value:
+def with_shape(value: Value, shape: Sequence[int]) -> Value:
     """The elements in the same row-major order under another shape."""
     shape = tuple(shape)
     if value.shape == shape:
         return value
-    if isinstance(value, Stored) and shape:
+    if isinstance(value, Stored | Part) and shape:
         return replace(value, shape=shape)
     wide = [axis for axis, size in enumerate(shape) if size != 1]
     if [shape[axis] for axis in wide] != [size for size in value.shape if size != 1] or 0 in shape:
@@ -53,17 +55,17 @@ def with_shape(w: Writer, value: Value, shape: Sequence[int]) -> Value:
         kept = iter([indices[axis] for axis in wide])
         return value.at([0 if size == 1 else next(kept) for size in value.shape])
 
-    return w.view(shape, value.dtype, element, value)
+    return view(shape, value.dtype, element, value)
 
 
-def permuted(w: Writer, value: Value, permutation: Sequence[int]) -> Value:
+def permuted(value: Value, permutation: Sequence[int]) -> Value:
     """The value with its axes in another order."""
     shape = [value.shape[axis] for axis in permutation]
     places = [permutation.index(axis) for axis in range(len(permutation))]
-    return w.view(shape, value.dtype, lambda i: value.at([i[place] for place in places]), value)
+    return view(shape, value.dtype, lambda i: value.at([i[place] for place in places]), value)
 
 
-def part(w: Writer, value: Value, axis: int, start: int, size: int) -> Value:
+def part(value: Value, axis: int, start: int, size: int) -> Value:
     """`size` elements of one axis, from `start`."""
     shape = (*value.shape[:axis], size, *value.shape[axis + 1 :])
 
@@ -72,7 +74,7 @@ def part(w: Writer, value: Value, axis: int, start: int, size: int) -> Value:
         moved[axis] = plus(indices[axis], start)
         return value.at(moved)
 
-    return w.view(shape, value.dtype, element, value)
+    return view(shape, value.dtype, element, value)
 
 
 def number(index: Index, dtype: Any) -> str:
@@ -82,12 +84,6 @@ def number(index: Index, dtype: Any) -> str:
     if dtypes.is_narrow(dtype) or dtypes.is_complex(dtype):
         return f"{dtypes.ctype(dtype)}(float32({index}))"
     return f"{dtypes.ctype(dtype)}({index})"
-
-
-@rule("device_put")
-def device_put(w: Writer, eqn: JaxprEqn) -> None:
-    for var, atom in zip(eqn.outvars, eqn.invars, strict=True):
-        w.hand_on(var, atom)
 
 
 @rule("broadcast_in_dim")
@@ -101,26 +97,26 @@ def broadcast_in_dim(w: Writer, eqn: JaxprEqn) -> None:
     def element(indices: tuple[Index, ...]) -> str:
         return value.at([0 if s == 1 else indices[a] for s, a in zip(value.shape, axes)])
 
-    rename(w, out, w.view(shape, value.dtype, element, value))
+    rename(w, out, view(shape, value.dtype, element, value))
 
 
 @rule("reshape")
 def reshape(w: Writer, eqn: JaxprEqn) -> None:
     value = w.value(eqn.invars[0])
     if eqn.params["dimensions"] is not None:
-        value = permuted(w, value, eqn.params["dimensions"])
-    rename(w, eqn.outvars[0], with_shape(w, value, eqn.outvars[0].aval.shape))
+        value = permuted(value, eqn.params["dimensions"])
+    rename(w, eqn.outvars[0], with_shape(value, eqn.outvars[0].aval.shape))
 
 
 @rule("squeeze", "expand_dims")
 def squeeze(w: Writer, eqn: JaxprEqn) -> None:
-    rename(w, eqn.outvars[0], with_shape(w, w.value(eqn.invars[0]), eqn.outvars[0].aval.shape))
+    rename(w, eqn.outvars[0], with_shape(w.value(eqn.invars[0]), eqn.outvars[0].aval.shape))
 
 
 @rule("transpose")
 def transpose(w: Writer, eqn: JaxprEqn) -> None:
     permutation = tuple(eqn.params["permutation"])
-    rename(w, eqn.outvars[0], permuted(w, w.value(eqn.invars[0]), permutation))
+    rename(w, eqn.outvars[0], permuted(w.value(eqn.invars[0]), permutation))
 
 
 @rule("rev")
@@ -132,7 +128,7 @@ def rev(w: Writer, eqn: JaxprEqn) -> None:
             [minus(value.shape[a] - 1, i) if a in axes else i for a, i in enumerate(indices)]
         )
 
-    rename(w, eqn.outvars[0], w.view(value.shape, value.dtype, element, value))
+    rename(w, eqn.outvars[0], view(value.shape, value.dtype, element, value))
 
 
 @rule("slice")
@@ -145,7 +141,7 @@ def slice_(w: Writer, eqn: JaxprEqn) -> None:
             [plus(times(i, by), start) for i, start, by in zip(indices, starts, strides)]
         )
 
-    rename(w, eqn.outvars[0], w.view(eqn.outvars[0].aval.shape, value.dtype, element, value))
+    rename(w, eqn.outvars[0], view(eqn.outvars[0].aval.shape, value.dtype, element, value))
 
 
 @rule("split")
@@ -153,7 +149,7 @@ def split(w: Writer, eqn: JaxprEqn) -> None:
     value, axis = w.value(eqn.invars[0]), eqn.params["axis"]
     start = 0
     for var, size in zip(eqn.outvars, eqn.params["sizes"]):
-        rename(w, var, part(w, value, axis, start, size))
+        rename(w, var, part(value, axis, start, size))
         start += size
 
 
@@ -161,7 +157,7 @@ def split(w: Writer, eqn: JaxprEqn) -> None:
 def unstack(w: Writer, eqn: JaxprEqn) -> None:
     value, axis = w.value(eqn.invars[0]), eqn.params["axis"]
     for place, var in enumerate(eqn.outvars):
-        rename(w, var, with_shape(w, part(w, value, axis, place, 1), var.aval.shape))
+        rename(w, var, with_shape(part(value, axis, place, 1), var.aval.shape))
 
 
 @rule("tile")
@@ -172,14 +168,14 @@ def tile(w: Writer, eqn: JaxprEqn) -> None:
         pairs = zip(indices, value.shape, out.aval.shape)
         return value.at([i if size == all_ else remainder(i, size) for i, size, all_ in pairs])
 
-    rename(w, out, w.view(out.aval.shape, value.dtype, element, value))
+    rename(w, out, view(out.aval.shape, value.dtype, element, value))
 
 
 @rule("iota")
 def iota(w: Writer, eqn: JaxprEqn) -> None:
     (out,), axis = eqn.outvars, eqn.params["dimension"]
     dtype = out.aval.dtype
-    w.define(out, w.view(out.aval.shape, dtype, lambda indices: number(indices[axis], dtype)))
+    w.define(out, view(out.aval.shape, dtype, lambda indices: number(indices[axis], dtype)))
 
 
 @rule("unfilled")

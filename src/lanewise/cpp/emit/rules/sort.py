@@ -18,8 +18,7 @@ import numpy as np
 
 from lanewise._jax import JaxprEqn
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.prelude import helpers
-from lanewise.cpp.emit.rules import Unsupported, rule
+from lanewise.cpp.emit.rules import Unsupported, helpers, rule
 from lanewise.cpp.emit.rules.reduce import spread
 from lanewise.cpp.emit.rules.shape import number
 from lanewise.cpp.emit.values import Index, Value

@@ -1,0 +1,455 @@
+"""Equations: the code that lies inside one, what it costs, how it writes by index, and what a program holds of them.
+
+Inside. Third-party code wraps its control flow in `jit`, `remat`, `custom_jvp` and friends; flattening and the analyses
+look through all of them with one table. Some primitives look at the whole batch under `jax.vmap` (Equinox's
+`unvmap_any` and the like): a lane's answer must not depend on its neighbours, so they are given their one-lane
+meaning, which is their own implementation on one lane.
+
+Cost. Operations and bytes are counted for choosing between ways to run a block, so they need the right order of
+magnitude only. A loop of unknown length counts as `ASSUMED_TRIPS` iterations.
+
+Indexed writes. A block that writes one element of a per-lane array must not rewrite the whole array to keep the lanes
+that are not at the block as they were: the write itself is masked. A lane that is not at the block gets an index out of
+range, and the scatter drops it. `masked_update` does that for the indexed writes JAX has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise import _jax
+from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+from lanewise.core.accumulate import accumulate_p
+from lanewise.core.errors import TransformError
+from lanewise.core.program import Program, machine_inside, program_p, throw_p
+
+# -- code inside ----------------------------------------------------------------------------------
+
+# Primitive name -> the parameter that holds the code it runs on all its operands.
+CALL_LIKE = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "remat": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+
+# Primitives whose batching rule looks at, or refuses, the batch; on one lane they are plain code.
+_ONE_LANE = ("unvmap_any", "unvmap_all", "unvmap_max", "nonbatchable", "select_if_vmap", "noinline")
+
+
+@dataclass(frozen=True)
+class Inside:
+    """Code that an equation runs, on these of its operands. `consts` go to the jaxpr's constvars."""
+
+    jaxpr: Jaxpr
+    operands: tuple[Atom, ...]
+    consts: tuple[object, ...] = ()
+
+
+def inside(eqn: JaxprEqn) -> Inside | None:
+    """The code a call-like equation runs; None for every other equation."""
+    name = eqn.primitive.name
+    if name in CALL_LIKE:
+        jaxpr = eqn.params[CALL_LIKE[name]]
+        return Inside(jaxpr, tuple(eqn.invars), _jax.attached_consts(jaxpr))
+    if eqn.primitive is program_p:
+        program = eqn.params["program"]
+        if eqn.params["lanes"] or eqn.params["options"].stats:
+            return Inside(machine_inside(eqn), tuple(eqn.invars))
+        if not program.recursive:
+            function = program.functions[program.entry]
+            captured = eqn.invars[: program.num_captures]
+            operands = [captured[i] for i in function.captures] + list(
+                eqn.invars[program.num_captures :]
+            )
+            return Inside(function.jaxpr, tuple(operands))
+        return None
+    if name == "custom_linear_solve":
+        return _linear_solve(eqn)
+    return Inside(_traced(eqn).jaxpr, tuple(eqn.invars)) if looks_at_batch(eqn) else None
+
+
+def looks_at_batch(eqn: JaxprEqn) -> bool:
+    """Whether the equation's batching rule mixes lanes, or refuses them."""
+    return eqn.primitive.name in _ONE_LANE
+
+
+def is_throw(eqn: JaxprEqn) -> bool:
+    """A throw inside a program passes its answers on: the lane's own outcome tells of the failure."""
+    return eqn.primitive is throw_p
+
+
+def tests_many(eqn: JaxprEqn) -> bool:
+    """Whether a `while` has a test for each element of an inner `jax.vmap`: it runs until all are done."""
+    return eqn.primitive.name == "while" and bool(eqn.params["cond_jaxpr"].outvars[0].aval.shape)
+
+
+def with_one_test(eqn: JaxprEqn) -> _jax.Traced:
+    """The same loop with one test for all elements, those that are done kept as they are."""
+    cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    cond_run, body_run = _jax.flat_jaxpr(cond), _jax.flat_jaxpr(body)
+
+    def run(*operands: Any) -> list[Any]:
+        first = [*_jax.attached_consts(cond), *operands[:cond_n]]
+        second = [*_jax.attached_consts(body), *operands[cond_n : cond_n + body_n]]
+
+        def test(carry: list[Any]) -> Any:
+            return _jax.eval_jaxpr(cond_run, *first, *carry)[0]
+
+        def turn(carry: list[Any]) -> list[Any]:
+            goes_on, after = test(carry), _jax.eval_jaxpr(body_run, *second, *carry)
+            return [
+                jnp.where(lax.expand_dims(goes_on, range(goes_on.ndim, new.ndim)), new, old)
+                for new, old in zip(after, carry, strict=True)
+            ]
+
+        start = list(operands[cond_n + body_n :])
+        return lax.while_loop(lambda carry: test(carry).any(), turn, start)
+
+    return _jax.trace(run, [atom.aval for atom in eqn.invars])
+
+
+def _linear_solve(eqn: JaxprEqn) -> Inside:
+    lengths, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+    start = lengths.matvec + lengths.vecmat
+    consts = eqn.invars[start : start + lengths.solve]
+    rest = eqn.invars[start + lengths.solve + lengths.transpose_solve :]
+    return Inside(solve, (*consts, *rest), _jax.attached_consts(solve))
+
+
+def _traced(eqn: JaxprEqn) -> _jax.Traced:
+    def run(*args: object) -> Sequence[object]:
+        out = eqn.primitive.impl(*args, **eqn.params)
+        return list(out) if eqn.primitive.multiple_results else [out]
+
+    return _jax.trace(run, [atom.aval for atom in eqn.invars])
+
+
+def implementation(eqn: JaxprEqn) -> _jax.Traced | None:
+    """What a library's own primitive does, in other primitives, if its implementation is JAX code.
+
+    JAX's own primitives are implemented by themselves, and some by code that wants real arrays: None for those.
+    """
+    try:
+        traced = _traced(eqn)
+    except Exception:
+        return None
+    return None if _holds(traced.jaxpr, eqn.primitive) else traced
+
+
+def _holds(jaxpr: Jaxpr, primitive: _jax.Primitive) -> bool:
+    return any(
+        eqn.primitive is primitive or any(_holds(inner, primitive) for inner in _jax.subjaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+# -- indexed writes -------------------------------------------------------------------------------
+
+UPDATES = frozenset(
+    "dynamic_update_slice scatter scatter-add scatter_add scatter_sub scatter-sub scatter_mul scatter-mul"
+    " scatter_min scatter-min scatter_max scatter-max".split()
+)
+
+
+def update_chain(eqns: Sequence[JaxprEqn], start: Any, atom: Any) -> list[JaxprEqn]:
+    """The equations by which `atom` is `start` written at some places, last one first; empty if it is not."""
+    made_by = {out: eqn for eqn in eqns for out in eqn.outvars}
+    chain: list[JaxprEqn] = []
+    while atom is not start:
+        eqn = None if isinstance(atom, Literal) else made_by.get(atom)
+        if eqn is None or eqn.primitive.name not in UPDATES or _jax.is_extended(atom.aval.dtype):
+            return []
+        chain.append(eqn)
+        atom = eqn.invars[0]
+    return chain
+
+
+def before_updates(eqns: Sequence[JaxprEqn], atom: Atom) -> Var | None:
+    """The variable that `atom` is, but for indexed writes; None if they are into a constant."""
+    made_by = {out: eqn for eqn in eqns for out in eqn.outvars}
+    while isinstance(atom, Var):
+        eqn = made_by.get(atom)
+        if eqn is None or eqn.primitive.name not in UPDATES:
+            return atom
+        atom = eqn.invars[0]
+    return None
+
+
+def masked_update(eqn: JaxprEqn, args: Sequence[Any], mask: Any) -> Any:
+    """What the equation does where `mask` holds, and nothing elsewhere."""
+    if eqn.primitive.name == "dynamic_update_slice":
+        operand, update, *starts = args
+        limits = [size - width for size, width in zip(operand.shape, update.shape, strict=True)]
+        if not starts:
+            return jnp.where(mask, update, operand)
+        # Each in its own type, which may hold numbers that no other does; once inside, all fit the same.
+        clamped = [
+            jnp.clip(s, 0, min(limit, int(jnp.iinfo(s.dtype).max))).astype(jnp.int32)
+            for s, limit in zip(starts, limits, strict=True)
+        ]
+        indices = jnp.where(mask, jnp.stack(clamped), jnp.iinfo(jnp.int32).max)
+        numbers = lax.ScatterDimensionNumbers(
+            update_window_dims=tuple(range(operand.ndim)),
+            inserted_window_dims=(),
+            scatter_dims_to_operand_dims=tuple(range(operand.ndim)),
+        )
+        return lax.scatter(
+            operand,
+            indices,
+            update,
+            numbers,
+            indices_are_sorted=True,
+            unique_indices=True,
+            mode=lax.GatherScatterMode.FILL_OR_DROP,
+        )
+    operand, indices, update = args
+    params = dict(eqn.params)
+    numbers, mode = params["dimension_numbers"], lax.GatherScatterMode.from_any(params["mode"])
+    if indices.dtype.itemsize < 4:
+        # The largest number of the type must be outside of any array.
+        indices = indices.astype(jnp.int32)
+    if mode == lax.GatherScatterMode.CLIP:
+        indices = _clipped(operand, indices, update, numbers)
+    outside = jnp.asarray(jnp.iinfo(indices.dtype).max, indices.dtype)
+    indices = jnp.where(mask, indices, outside)
+    params["mode"] = lax.GatherScatterMode.FILL_OR_DROP
+    return eqn.primitive.bind(operand, indices, update, **params)
+
+
+def _clipped(operand: Any, indices: Any, update: Any, numbers: Any) -> Any:
+    """Indices brought into range, as the `clip` mode does by itself."""
+    collapsed = set(numbers.inserted_window_dims) | set(numbers.operand_batching_dims)
+    windows = iter(numbers.update_window_dims)
+    width = {d: 1 if d in collapsed else update.shape[next(windows)] for d in range(operand.ndim)}
+    limits = [operand.shape[d] - width[d] for d in numbers.scatter_dims_to_operand_dims]
+    return jnp.clip(indices, 0, jnp.asarray(limits, indices.dtype))
+
+
+# -- cost -----------------------------------------------------------------------------------------
+
+ASSUMED_TRIPS = 16
+
+# A lane's own index makes a gather or scatter of what would be a slice.
+INDEXED_OPERATIONS = 40.0
+
+CALLBACK_OPERATIONS = 1e7
+
+FREE = frozenset(
+    "reshape squeeze expand_dims broadcast_in_dim slice copy copy_p stop_gradient optimization_barrier"
+    " bitcast_convert_type pvary unfilled".split()
+)
+TRANSCENDENTAL = frozenset(
+    "exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh logistic pow"
+    " sqrt rsqrt cbrt erf erfc erf_inv lgamma digamma igamma igammac bessel_i0e bessel_i1e polygamma zeta".split()
+)
+_DIVISIONS = frozenset("div rem integer_pow".split())
+_CUBIC = frozenset(
+    "cholesky triangular_solve eigh eig svd qr lu geqrf householder_product schur".split()
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Scalar operations and bytes written, for one lane.
+
+    `products` are those of the operations that belong to matrix products; `shared` are operations beside them whose
+    operands are the same for all lanes, so that all lanes together may do them once; `sums` are additions to what lanes
+    share, which a product makes for all lanes together.
+    """
+
+    operations: float = 0.0
+    bytes: float = 0.0
+    products: float = 0.0
+    shared: float = 0.0
+    sums: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.operations + other.operations,
+            self.bytes + other.bytes,
+            self.products + other.products,
+            self.shared + other.shared,
+            self.sums + other.sums,
+        )
+
+    def __mul__(self, times: float) -> Cost:
+        own = (self.operations, self.bytes, self.products, self.shared, self.sums)
+        return Cost(*(times * each for each in own))
+
+    def __str__(self) -> str:
+        return f"{self.operations:,.0f} ops, {self.bytes:,.0f} bytes"
+
+
+def size_of(atom: object) -> int:
+    return math.prod(atom.aval.shape)  # type: ignore[attr-defined]
+
+
+def bytes_of(atom: object) -> int:
+    dtype = atom.aval.dtype  # type: ignore[attr-defined]
+    return size_of(atom) * getattr(dtype, "itemsize", 8)
+
+
+def holds_while(eqns: Iterable[JaxprEqn]) -> bool:
+    """Whether a loop of unknown length lies inside: run on values that are not there yet, it might never end."""
+    return any(
+        eqn.primitive.name == "while"
+        or any(holds_while(inner.eqns) for inner in _jax.subjaxprs(eqn))
+        for eqn in eqns
+    )
+
+
+def cost_of(eqns: Iterable[JaxprEqn]) -> Cost:
+    """The cost of running equations once."""
+    total = Cost()
+    for eqn in eqns:
+        total = total + eqn_cost(eqn)
+    return total
+
+
+def cost_with_shared(eqns: Iterable[JaxprEqn], is_uniform: Callable[[Var], bool]) -> Cost:
+    """The cost of a block's equations when these variables are the same for all lanes at its start.
+
+    A read of a shared array at the lane's own place costs the lane its index: lanes that agree read together.
+    """
+    total = Cost()
+    defined: dict[Var, bool] = {}
+
+    def same(atom: Atom) -> bool:
+        if isinstance(atom, Literal):
+            return True
+        return defined[atom] if atom in defined else is_uniform(atom)
+
+    for eqn in eqns:
+        cost = eqn_cost(eqn)
+        everywhere = all(map(same, eqn.invars)) and not eqn.effects
+        if everywhere:
+            total = total + Cost(shared=cost.operations)
+        elif eqn.primitive.name in ("gather", "dynamic_slice") and same(eqn.invars[0]):
+            total = total + Cost(INDEXED_OPERATIONS / 2, cost.bytes)
+        else:
+            total = total + cost
+        defined.update((var, everywhere) for var in eqn.outvars)
+    return total
+
+
+def eqn_cost(eqn: JaxprEqn) -> Cost:
+    """The cost of one equation, what it holds included."""
+    name = eqn.primitive.name
+    written = sum(map(bytes_of, eqn.outvars))
+    out_size = sum(map(size_of, eqn.outvars))
+    if name in FREE:
+        return Cost(0.0, 0.0)
+    if name == "cond":
+        branches = [cost_of(branch.eqns) for branch in eqn.params["branches"]]
+        return max(branches, key=lambda c: c.operations) + Cost(out_size, written)
+    if name == "while":
+        once = cost_of(eqn.params["body_jaxpr"].eqns) + cost_of(eqn.params["cond_jaxpr"].eqns)
+        return once * ASSUMED_TRIPS
+    if name == "scan":
+        return cost_of(eqn.params["jaxpr"].eqns) * max(eqn.params["length"], 1)
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+        operations = 2.0 * out_size * depth
+        return Cost(operations, written, operations)
+    if name == "conv_general_dilated":
+        operations = 2.0 * out_size * size_of(eqn.invars[1]) / max(eqn.outvars[0].aval.shape[-1], 1)
+        return Cost(operations, written, operations)
+    if name in _CUBIC:
+        shape = eqn.invars[0].aval.shape
+        return Cost(float(size_of(eqn.invars[0]) * shape[-1]), written)
+    if name in ("sort", "top_k"):
+        in_size = sum(map(size_of, eqn.invars))
+        return Cost(4.0 * in_size * max(math.log2(max(in_size, 2)), 1.0), written)
+    if name in ("threefry2x32", "random_bits", "random_split", "random_fold_in", "random_seed"):
+        return Cost(100.0 * max(out_size, 1), written)
+    if name.startswith("scatter") or name == "dynamic_update_slice":
+        update = eqn.invars[1 if name == "dynamic_update_slice" else 2]
+        return Cost(INDEXED_OPERATIONS + 4.0 * size_of(update), 0.0)
+    if name in ("gather", "dynamic_slice"):
+        return Cost(INDEXED_OPERATIONS / 2 + 2.0 * out_size, written)
+    if eqn.primitive is accumulate_p:
+        added = size_of(eqn.invars[1 if eqn.params["places"] else 0])
+        at_index = INDEXED_OPERATIONS if len(eqn.invars) > 1 else 0.0
+        return Cost(at_index, sums=float(added))
+    if "callback" in name:
+        # It must run only where a lane is: expensive enough never to be run for nobody.
+        return Cost(CALLBACK_OPERATIONS, written)
+    inner = list(_jax.subjaxprs(eqn))
+    if inner and name not in ("reduce", "reduce_window", "reduce_precision"):
+        return max((cost_of(j.eqns) for j in inner), key=lambda c: c.operations)
+    if name.startswith(("reduce", "arg", "cum")):
+        return Cost(float(sum(map(size_of, eqn.invars))), written)
+    weight = 10.0 if name in TRANSCENDENTAL else 4.0 if name in _DIVISIONS else 1.0
+    return Cost(weight * out_size, written)
+
+
+# -- what a program holds -------------------------------------------------------------------------
+
+
+def any_eqn(program: Program, test: Callable[[JaxprEqn], bool]) -> bool:
+    """Whether the test holds for an equation of the program, or of one called inside."""
+
+    def inside(jaxpr: Jaxpr) -> bool:
+        return any(
+            test(eqn)
+            or (eqn.primitive is program_p and any_eqn(eqn.params["program"], test))
+            or any(map(inside, _jax.subjaxprs(eqn)))
+            for eqn in jaxpr.eqns
+        )
+
+    return any(inside(function.jaxpr) for function in program.functions.values())
+
+
+def sees_batch(program: Program) -> bool:
+    """Whether code looks at the batch it is in, so that a lane would see its neighbours."""
+    return any_eqn(program, looks_at_batch)
+
+
+def guards_a_loop(program: Program) -> bool:
+    """Whether a branch decides if a loop runs: under `jax.vmap` it would run for the others too, and might not end."""
+    return any_eqn(program, lambda eqn: eqn.primitive.name == "cond" and _holds_loop([eqn]))
+
+
+def _holds_loop(eqns: Sequence[JaxprEqn]) -> bool:
+    return holds_while(eqns) or any(
+        (eqn.primitive is program_p and any_eqn(eqn.params["program"], lambda e: holds_while([e])))
+        or any(_holds_loop(inner.eqns) for inner in _jax.subjaxprs(eqn))
+        for eqn in eqns
+    )
+
+
+def refuse_collectives(program: Program) -> None:
+    """Raise if the program talks to other lanes."""
+    for function in program.functions.values():
+        for eqn in _collectives(function.jaxpr):
+            raise TransformError(
+                f"{eqn.primitive.name} talks to the other lanes, which are at another place of the program:"
+                f" {_jax.user_line(eqn)}. Take the collective out of the program, and apply it to its answers."
+            )
+
+
+def _collectives(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    found = []
+    for eqn in jaxpr.eqns:
+        if any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects) and not list(
+            _jax.subjaxprs(eqn)
+        ):
+            found.append(eqn)
+        for inner in _jax.subjaxprs(eqn):
+            found += _collectives(inner)
+    return found

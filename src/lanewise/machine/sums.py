@@ -1,0 +1,105 @@
+"""What a block adds to the sums that all lanes share.
+
+Each `accumulate` of the block is summed over the lanes that run it (`arrays/summed.py`): an outer product of two values
+of each lane is one product of matrices. Where all of these lanes add at the same index (a layer's weights, looked up by
+lanes that agree: `together.py`), their sum is added there once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from lanewise._jax import Atom, JaxprEqn, Literal, Var
+from lanewise.arrays.summed import (
+    Look,
+    RowSum,
+    add_rows_at,
+    add_rows_in_slices,
+    row_sum,
+    varying_results,
+)
+from lanewise.blocks.form import Block, reads
+from lanewise.core.accumulate import accumulate_p, accumulated
+from lanewise.machine.together import same_value
+
+
+@dataclass(frozen=True)
+class BlockSums:
+    """The sums of a block. `needs`: the variables whose values they take, those of `varying` for each lane."""
+
+    eqns: tuple[JaxprEqn, ...]
+    totals: tuple[RowSum, ...]
+    needs: tuple[Var, ...]
+    varying: frozenset[Var]
+    common: Mapping[Var, Any]
+
+    @staticmethod
+    def of(
+        block: Block, is_uniform: Callable[[Var], bool], shared: Mapping[int, Mapping[Any, Any]]
+    ) -> BlockSums:
+        """What a block adds; `shared`: the indices that its lanes have in common, by the equation that reads there."""
+        eqns = tuple(eqn for eqn in block.eqns if eqn.primitive is accumulate_p)
+        if not eqns:
+            return BlockSums((), (), (), frozenset(), {})
+        varying = {var for var in reads(block) if not is_uniform(var)}
+        varying = varying_results(block.eqns, varying)
+        agreed = {var: x for indices in shared.values() for var, x in indices.items()}
+        common: dict[Var, Any] = {}
+        for atom in (a for eqn in eqns for a in eqn.invars):
+            twin = next((v for v in agreed if same_value(block.eqns, v, atom)), None)
+            if twin is not None and not isinstance(atom, Literal):
+                common[atom] = agreed[twin]
+        totals = tuple(row_sum(block.eqns, _added(eqn), varying) for eqn in eqns)
+        wanted = [
+            *itertools.chain.from_iterable(total.needs for total in totals),
+            *(a for eqn in eqns for a in eqn.invars if len(eqn.invars) > 1),
+        ]
+        needs = dict.fromkeys(a for a in wanted if not isinstance(a, Literal) and a not in common)
+        return BlockSums(eqns, totals, tuple(needs), frozenset(varying), common)
+
+    def added(self, sums: Sequence[Any], values: Sequence[Any], mask: Any) -> tuple[Any, ...]:
+        """The sums with what the lanes of the mask add, where these are the values of what is needed."""
+        known: dict[Var, Any] = {**dict(zip(self.needs, values, strict=True)), **self.common}
+
+        def look(atom: Atom) -> Any:
+            if isinstance(atom, Literal):
+                return jnp.asarray(atom.val, atom.aval.dtype)
+            return known[atom]
+
+        found = list(sums)
+        for eqn, total in zip(self.eqns, self.totals, strict=True):
+            number = eqn.params["number"]
+            found[number] = self._with(eqn, total, found[number], look, mask)
+        return tuple(found)
+
+    def _with(self, eqn: JaxprEqn, total: RowSum, whole: Any, look: Look, mask: Any) -> Any:
+        if eqn.params["places"] is not None:
+            indices, updates = eqn.invars
+            params = eqn.params["places"]._asdict()
+            if not self._varies(indices):
+                return accumulated(eqn.params, whole, [look(indices), total.total(look, mask)])
+            rows = mask.shape[0]
+            return add_rows_at(params, whole, look(indices), self._rows(updates, look, rows), mask)
+        part, *starts = eqn.invars
+        if not any(map(self._varies, starts)):
+            own = [total.total(look, mask), *map(look, starts)]
+            return accumulated(eqn.params, whole, own)
+        parts = self._rows(part, look, mask.shape[0])
+        return add_rows_in_slices(whole, parts, [look(a) for a in starts], mask)
+
+    def _varies(self, atom: Atom) -> bool:
+        return not isinstance(atom, Literal) and atom in self.varying and atom not in self.common
+
+    def _rows(self, atom: Atom, look: Look, rows: int) -> Any:
+        value = look(atom)
+        return value if self._varies(atom) else jnp.broadcast_to(value, (rows, *atom.aval.shape))
+
+
+def _added(eqn: JaxprEqn) -> Atom:
+    """What an `accumulate` adds."""
+    return eqn.invars[1 if eqn.params["places"] is not None else 0]
