@@ -40,8 +40,8 @@ from lanewise.plan.measure import Sample
 TICKED_OPERATION = 6.0
 # The same where lanes meet: going to the machine's state and back.
 MET_OPERATION = 2.0
-# What it costs a lane by itself to add a number to a sum of all lanes. (Tree-LSTMs of width 128 train in 110 ms alone, in
-# 123 where lanes meet; of width 32 in 5 and 9, of 256 in 420 and 340.)
+# What it costs a lane by itself to add a number to a sum of all lanes. (Tree-LSTMs of width 128 train in 110 ms alone,
+# in 123 where lanes meet; of width 32 in 5 and 9, of 256 in 420 and 340.)
 SUMMED_OPERATION = 0.5
 # What a tick of a sweep costs beside its blocks, in lane operations.
 SWEEP_OPERATIONS = 300_000
