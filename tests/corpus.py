@@ -18,6 +18,7 @@ from programs import (
     recursion,
     sampling,
     search,
+    trees,
 )
 from programs.case import Case
 
@@ -34,6 +35,7 @@ CORPUS: tuple[Case, ...] = (
     *pytrees.CASES,
     *learning.CASES,
     *edges.CASES,
+    *trees.CASES,
 )
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lanewise import errors
+from lanewise import errors, records
 from lanewise import rules as _rules  # registers the rules of the program primitive
 from lanewise.api.fixed_point import fixed_point
 from lanewise.api.gradient import check_grads, grad, recomputed, value_and_grad
@@ -13,6 +13,10 @@ from lanewise.api.vmap import vmap
 from lanewise.core.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.core.outcomes import Failure, Outcomes, Stats, lane_errors
 from lanewise.core.program import Program
+from lanewise.records.forest import Forest
+from lanewise.records.pack import pack
+from lanewise.records.reference import Reference
+from lanewise.records.schema import record
 from lanewise.tracing.decorator import ProgramFunction, lift, program
 from lanewise.watch.report import report
 from lanewise.watch.trace import trace
@@ -24,6 +28,7 @@ del _rules
 
 __all__ = [
     "Failure",
+    "Forest",
     "Inspection",
     "LaneError",
     "LanewiseError",
@@ -32,6 +37,7 @@ __all__ = [
     "Program",
     "ProgramError",
     "ProgramFunction",
+    "Reference",
     "Stats",
     "arrays",
     "check_grads",
@@ -41,8 +47,11 @@ __all__ = [
     "inspect",
     "lane_errors",
     "lift",
+    "pack",
     "program",
     "recomputed",
+    "record",
+    "records",
     "report",
     "stream",
     "trace",

@@ -40,6 +40,9 @@ from lanewise.core.errors import (
     ProgramError as ProgramError,
 )
 from lanewise.core.errors import (
+    RecordError as RecordError,
+)
+from lanewise.core.errors import (
     ResultTypeError as ResultTypeError,
 )
 from lanewise.core.errors import (

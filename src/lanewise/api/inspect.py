@@ -12,6 +12,7 @@ from lanewise import _jax
 from lanewise.api.inspection import Inspection
 from lanewise.blocks.analysis import storage
 from lanewise.core.errors import OptionError
+from lanewise.core.objects import over_lanes, taken
 from lanewise.core.options import NAMES
 from lanewise.job.job import blocks_of, job_for
 from lanewise.rules.run import on_host
@@ -43,6 +44,8 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
     """
     program = fun if isinstance(fun, ProgramFunction) else lift(fun)
     _refuse_options(program, kwargs)
+    args, kwargs = taken(args, kwargs)
+    args, in_axes = over_lanes(args, in_axes)
     args, kwargs = jax.tree.map(_array, (args, kwargs))
     leaves, tree = jax.tree.flatten((args, kwargs))
     axes = _leaf_axes(in_axes, args, kwargs)

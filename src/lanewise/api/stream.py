@@ -27,6 +27,7 @@ from jax.core import Tracer
 from lanewise import _jax
 from lanewise.api.fed_by import fed_by
 from lanewise.core.errors import InternalError, LaneError, OptionError, Outcome, TransformError
+from lanewise.core.objects import is_taken
 from lanewise.core.options import flag
 from lanewise.core.outcomes import Failure, Outcomes
 from lanewise.feed.fed import Ended, Example, Fed, kept_row
@@ -101,11 +102,21 @@ def stream(
             f"examples is of type {type(examples).__name__} and cannot be iterated over;"
             " give a list, a generator or another iterable of arguments."
         ) from None
+    source = map(_example, source)
     if _jax.jit_disabled():
         return _plainly(program.with_options(throw=True), source)
     total = len(examples) if hasattr(examples, "__len__") else None  # type: ignore[arg-type]
     shown = Bar(total, program.__name__) if progress else None
     return Streaming(program, source, ordered, shown).answers()
+
+
+def _example(example: Any) -> Any:
+    if any(map(is_taken, example if type(example) is tuple else (example,))):
+        raise OptionError(
+            "examples are records, of which each has arrays of its own size. Pack them, and give their numbers:"
+            " `lanewise.stream(lambda i: f(forest[i]), range(len(forest)))`."
+        )
+    return example
 
 
 def _plainly(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from lanewise.core.errors import OptionError
+from lanewise.core.objects import is_held, is_taken, over_lanes
 from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import hashable
 
@@ -75,8 +76,15 @@ def vmap(
 
     @functools.wraps(batched)
     def call(*args: Any, **kwargs: Any) -> Any:
+        chosen = replays
+        if any(map(is_held, args)):
+            args, found = over_lanes(args, in_axes)
+            told = {**axes, "in_axes": found}
+            chosen = program.replays(jax.vmap(program, **told), hashable(told))
+        elif any(isinstance(arg, list | tuple) and arg and is_taken(arg[0]) for arg in args):
+            raise OptionError("a list of records is packed first: give `lanewise.pack(records)`.")
         try:
-            return replays(args, kwargs)
+            return chosen(args, kwargs)
         except ValueError as error:
             # JAX names the axis, not who asked for it.
             if "out of bounds for array of dimension" not in str(error) or out_axes == 0:

@@ -12,12 +12,14 @@ and in programs. What they have in common:
 
 from lanewise.arrays.histogram import histogram
 from lanewise.arrays.map import map
+from lanewise.arrays.ragged import Ragged
 from lanewise.arrays.reduce import reduce
 from lanewise.arrays.scan import scan
 from lanewise.arrays.scatter import scatter
 from lanewise.arrays.segmented import segmented_reduce, segmented_scan
 
 __all__ = [
+    "Ragged",
     "histogram",
     "map",
     "reduce",

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from lanewise.arrays.operands import elements, same_length
+from lanewise.arrays.ragged import are_items, map_items
 from lanewise.core.errors import OptionError
 
 
@@ -16,6 +17,9 @@ def map(function: Callable[..., Any], *xs: Any) -> Any:
 
     Sequences and results are arrays or trees of arrays. What `function` closes over is shared by all elements; its
     adjoint is a sum over them, and that of what is read by index one histogram.
+
+    The children of a record, and other lists of records, differ in length from lane to lane. `map` over them gives a
+    `Ragged`: an array with room for the longest, and the length.
 
     >>> import jax, jax.numpy as jnp, lanewise as lw
     >>> lw.arrays.map(lambda x, y: x * y + 1, jnp.arange(3), jnp.arange(3)).tolist()
@@ -28,6 +32,8 @@ def map(function: Callable[..., Any], *xs: Any) -> Any:
         raise OptionError(f"`map`: `function` is {function!r}, not a function.")
     if not xs:
         raise OptionError("`map`: there is nothing to go along. Give at least one array.")
+    if are_items(xs):
+        return map_items(function, xs)
     given = [elements("map", f"xs[{i}]", x) for i, x in enumerate(xs)]
     same_length("map", {f"xs[{i}]": x.length for i, x in enumerate(given)})
     return jax.vmap(function)(*(x.rebuilt(x.leaves) for x in given))

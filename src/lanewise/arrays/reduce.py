@@ -7,6 +7,7 @@ takes the blocked path (`blocked.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from lanewise.arrays.operators import (
     OR,
     operator_on,
 )
+from lanewise.arrays.ragged import are_items, as_ragged, masked
 
 
 def reduce(operator: Callable[[Any, Any], Any], xs: Any, *, neutral: Any = None) -> Any:
@@ -49,9 +51,13 @@ def reduce(operator: Callable[[Any, Any], Any], xs: Any, *, neutral: Any = None)
     >>> int(value), int(index)
     (5, 2)
     """
-    given = elements("reduce", "xs", xs)
+    ragged = as_ragged("reduce", xs) if are_items([xs]) else None
+    given = elements("reduce", "xs", xs if ragged is None else ragged.values)
     with _jax.our_transfers():
         op = operator_on("reduce", operator, given, neutral)
+        if ragged is not None:
+            start = op.neutral_for("reduce", "where there are no elements")
+            given = replace(given, leaves=tuple(masked(ragged, given.leaves, start)))
         if given.length == 0:
             return given.rebuilt(op.neutral_for("reduce", "where there are no elements"))
         if op.kinds is None:

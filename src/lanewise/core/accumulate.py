@@ -49,7 +49,8 @@ def accumulated(params: dict[str, Any], whole: Any, operands: Sequence[Any]) -> 
     """What an accumulator is after an equation with these parameters and operands."""
     if params["places"] is not None:
         numbers, mode = params["places"]
-        return lax.scatter_add(whole, *operands, numbers, mode=mode)
+        indices, updates = operands
+        return lax.scatter_add(whole, indices, updates, numbers, mode=mode)
     part, *starts = operands
     if not starts:
         return lax.add(whole, part)

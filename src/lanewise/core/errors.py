@@ -75,6 +75,10 @@ class OptionError(LanewiseError, ValueError):
     """An option or argument of a Lanewise function is wrong."""
 
 
+class RecordError(LanewiseError, ValueError):
+    """Records that cannot be packed: the message names the one that is wrong, and its field."""
+
+
 class CompilerError(LanewiseError, RuntimeError):
     """The compiler that makes kernels failed for what is no mistake in a program: memory, disk, time."""
 

@@ -11,6 +11,7 @@ What the sides leave in a variable decides what becomes of it:
 
 Expressions that choose are such branches too: `and`, `or`, conditional expressions, chained comparisons, `in`, and the
 built-in functions that would ask a traced value for a plain one (`max`, `min`, `any`, `all`, `int`, `float`, `bool`).
+A held value (`core/objects.py`) answers `is`, `isinstance` and `len` itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import contextlib
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from jax.core import ShapedArray
 from lanewise import _jax
 from lanewise._jax import Traced
 from lanewise.core.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
+from lanewise.core.objects import Items, asked, is_held, not_same, same
 from lanewise.frontend import values
 from lanewise.frontend.values import RESULT, Site, Undefined, Value, is_traced
 
@@ -43,8 +45,8 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "LtE": operator.le,
     "Gt": operator.gt,
     "GtE": operator.ge,
-    "Is": operator.is_,
-    "IsNot": operator.is_not,
+    "Is": same,
+    "IsNot": not_same,
     "In": lambda a, b: a in b,
     "NotIn": lambda a, b: a not in b,
 }
@@ -90,6 +92,11 @@ class Side:
             out.append(value.rebuild(leaves))
         return out
 
+    def with_value(self, index: int, value: Value) -> Side:
+        """Another value in a variable, made of leaves of the side and of plain ones."""
+        taken, places = values.with_value(self.values, self.places, index, value)
+        return replace(self, values=taken, places=places)
+
 
 def trace_side(thunk: _Sides) -> Side:
     """Trace a side on no operands; values of enclosing traces are closed over."""
@@ -129,6 +136,7 @@ class _Output:
 
 def truth(value: Any, site: Site) -> Any:
     """The truth of a value as a condition: a plain bool, or a traced boolean scalar."""
+    value = asked(value)
     if not values.is_traced(value):
         return bool(value)
     aval = _jax.aval_of(value)
@@ -216,7 +224,11 @@ def _join(
         if not _fits(a, b, which):
             return _one_sided(index, live, which, outputs)
     if a.treedef != b.treedef:
-        raise _mismatch(name, index, first, second, site)
+        filled = values.none_filled(a, b)
+        if filled is None:
+            raise _mismatch(name, index, first, second, site)
+        a, b = filled
+        first, second = first.with_value(index, a), second.with_value(index, b)
     build: list[Callable[[Sequence[Any]], Any]] = []
     for i, (x, y) in enumerate(zip(a.leaves, b.leaves, strict=True)):
         place_a, place_b = first.places[index][i], second.places[index][i]
@@ -358,6 +370,7 @@ class Operators:
 
     def choose(self, k: int, test: Any, then: _Thunk, orelse: _Thunk) -> Any:
         """A conditional expression."""
+        test = asked(test)
         if not is_traced(test):
             return then() if test else orelse()
         return self._choose(k, truth(test, self.sites[k]), then, orelse)
@@ -372,7 +385,10 @@ class Operators:
     def truth(self, k: int, value: Any) -> Any:
         return truth(value, self.sites[k])
 
+    is_, is_not = staticmethod(same), staticmethod(not_same)
+
     def not_(self, k: int, value: Any) -> Any:
+        value = asked(value)
         if not is_traced(value):
             return not value
         return jnp.logical_not(truth(value, self.sites[k]))
@@ -381,20 +397,20 @@ class Operators:
         """`and`, with the values of all operands but the first still to be computed."""
         if not others:
             return value
-        if not is_traced(value):
+        if not is_traced(asked(value)):
             return self.and_(k, others[0](), *others[1:]) if value else value
         pred = truth(value, self.sites[k])
-        otherwise = False if _jax.aval_of(value).dtype == jnp.bool_ else value
+        otherwise = False if _is_bool(value) else value
         rest = others[1:]
         return self._choose(k, pred, lambda: self.and_(k, others[0](), *rest), lambda: otherwise)
 
     def or_(self, k: int, value: Any, *others: _Thunk) -> Any:
         if not others:
             return value
-        if not is_traced(value):
+        if not is_traced(asked(value)):
             return value if value else self.or_(k, others[0](), *others[1:])
         pred = truth(value, self.sites[k])
-        chosen = True if _jax.aval_of(value).dtype == jnp.bool_ else value
+        chosen = True if _is_bool(value) else value
         rest = others[1:]
         return self._choose(k, pred, lambda: chosen, lambda: self.or_(k, others[0](), *rest))
 
@@ -422,6 +438,10 @@ class Operators:
 
     def builtin(self, k: int, fun: Any, *args: Any, **kwargs: Any) -> Any:
         """Call what stands under the name of a built-in function."""
+        if fun is builtins.isinstance and len(args) == 2 and is_held(args[0]):
+            return args[0]._lw_is_instance(args[1])
+        if fun is builtins.len and len(args) == 1 and isinstance(args[0], Items):
+            return args[0]._lw_length()
         if kwargs or len(args) == 0:
             return fun(*args, **kwargs)
         only: Any = args[0] if len(args) == 1 else None
@@ -462,6 +482,10 @@ class Operators:
                 jnp.where(better, item, best) if is_traced(better) else (item if better else best)
             )
         return best
+
+
+def _is_bool(value: Any) -> bool:
+    return not is_held(value) and _jax.aval_of(value).dtype == jnp.bool_
 
 
 def _floats(value: Any) -> bool:

@@ -26,6 +26,7 @@ from lanewise.core.errors import (
     UndefinedVariableError,
     UnsupportedSyntaxError,
 )
+from lanewise.core.objects import asked
 from lanewise.core.program import check
 from lanewise.frontend import values
 from lanewise.frontend.branch import Operators, progress, stage_branch, truth
@@ -85,6 +86,7 @@ class Runtime(Operators):
     # -- branches ----------------------------------------------------------------------------
 
     def if_(self, k: int, test: Any, then: _Block, orelse: _Block, get: _Get, set: _Set) -> None:
+        test = asked(test)
         if not is_traced(test):
             return then() if test else orelse()
         site = self.sites[k]
@@ -137,6 +139,7 @@ class Runtime(Operators):
         self, k: int, test: Any, message: Callable[[], Any] | None, source: str | None
     ) -> None:
         site = self.sites[k]
+        test = asked(test)
         if not is_traced(test):
             if not test:
                 raise AssertionError(*(() if message is None else (message(),)))

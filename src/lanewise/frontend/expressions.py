@@ -13,7 +13,7 @@ from lanewise.frontend.names import Names, parameters
 from lanewise.frontend.values import Site
 
 _Node = TypeVar("_Node", bound=ast.AST)
-_BUILTINS = frozenset({"max", "min", "any", "all", "int", "float", "bool"})
+_BUILTINS = frozenset({"max", "min", "any", "all", "int", "float", "bool", "len", "isinstance"})
 _ITERABLES = frozenset({"range", "zip", "enumerate", "reversed"})
 
 
@@ -173,6 +173,10 @@ class Expressions(ast.NodeTransformer):
                 left, right = self.expression(node.left), self.expression(node.comparators[0])
                 method = "in_" if isinstance(node.ops[0], ast.In) else "not_in"
                 return runtime_call(method, k, left, right, origin=node)
+            if isinstance(node.ops[0], ast.Is | ast.IsNot):
+                left, right = self.expression(node.left), self.expression(node.comparators[0])
+                method = "is_" if isinstance(node.ops[0], ast.Is) else "is_not"
+                return runtime_call(method, left, right, origin=node)
             return self.generic_visit(node)
         k = self.site(node, "comparison", **self._binds(*node.comparators[1:]))
         rest: list[ast.expr] = []

@@ -23,6 +23,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.core.errors import LoopTypeError
+from lanewise.core.objects import Items
 from lanewise.frontend import values
 from lanewise.frontend.branch import progress, trace_side
 from lanewise.frontend.loop import Stageable, try_once
@@ -102,6 +103,8 @@ def as_stageable(iterable: Any) -> Stageable | None:
     """See an iterable as something to step through by index, if it is one."""
     if isinstance(iterable, Stageable):
         return iterable
+    if isinstance(iterable, Items):
+        return Stageable(iterable._lw_length(), lambda k, _: iterable._lw_item(k), counts=True)
     if isinstance(iterable, range):
         return static_range(iterable)
     if isinstance(iterable, jax.Array) and iterable.ndim > 0:
@@ -112,7 +115,7 @@ def as_stageable(iterable: Any) -> Stageable | None:
 
 
 def _any_array(parts: Sequence[Any]) -> bool:
-    return any(isinstance(part, jax.Array) or (isinstance(part, Stageable)) for part in parts)
+    return any(isinstance(part, jax.Array | Stageable | Items) for part in parts)
 
 
 def zip_(*parts: Any, strict: bool = False) -> Any:

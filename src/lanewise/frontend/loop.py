@@ -24,6 +24,7 @@ from jax.core import ShapedArray
 from lanewise import _jax
 from lanewise._jax import Traced
 from lanewise.core.errors import LoopTypeError, ProgramError
+from lanewise.core.objects import asked
 from lanewise.frontend import values
 from lanewise.frontend.branch import Side, places_of, progress, result_mismatch, trace_side, truth
 from lanewise.frontend.values import RESULT, Site, Undefined, Value, Variables, is_traced
@@ -90,6 +91,11 @@ class _Pass:
     places: tuple[tuple[int | None, ...], ...]
     unchanged: frozenset[tuple[int, int]]
 
+    def with_out(self, index: int, value: Value) -> _Pass:
+        """Another value at the end of the body, made of its leaves and of plain ones."""
+        outs, places = values.with_value(self.outs, self.places, index, value)
+        return replace(self, outs=outs, places=places)
+
 
 _Types = list[list[ShapedArray | None]]
 
@@ -126,6 +132,13 @@ def _settle(spec: LoopSpec, entry: list[Value]) -> tuple[list[Value], _Types, _P
                 types[index] = []
                 again = True
                 continue
+            if before.treedef != out.treedef and (filled := values.none_filled(before, out)):
+                if filled[0].treedef != before.treedef:
+                    entry[index], types[index] = filled[0], _types_of(filled[0])
+                    again = True
+                    continue
+                out = filled[1]
+                done = done.with_out(index, out)
             joined = _join_variable(spec.site, index, before, types[index], out)
             again |= not _equal_types(joined, types[index])
             types[index] = joined
@@ -366,4 +379,4 @@ def aside(test: Callable[[], Any]) -> Any:
         return []
 
     _jax.trace(run, [])
-    return seen[0]
+    return asked(seen[0])

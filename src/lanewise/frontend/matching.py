@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise.core.errors import Location, UnsupportedSyntaxError
+from lanewise.core.objects import is_held
 from lanewise.frontend.values import is_traced, type_text
 
 
@@ -49,8 +50,9 @@ class _Asked:
 def match_as_if(node: ast.Match, subject: str) -> list[ast.stmt]:
     """The statements that stand for a `match`."""
     orelse: list[ast.stmt] = []
-    for case in reversed(node.cases):
-        asked = _ask(case.pattern, ast.Name(subject, ast.Load()))
+    for place, case in reversed(list(enumerate(node.cases))):
+        gone = [cls for earlier in node.cases[:place] for cls in _taken_whole(earlier)]
+        asked = _ask(case.pattern, ast.Name(subject, ast.Load()), gone)
         guard = [] if case.guard is None else [_Substitute(asked.binds).visit(case.guard)]
         binds: list[ast.stmt] = [
             ast.Assign([ast.Name(name, ast.Store())], value) for name, value in asked.binds.items()
@@ -67,16 +69,38 @@ def match_as_if(node: ast.Match, subject: str) -> list[ast.stmt]:
     return [_locate(statement, node.subject) for statement in (first, *orelse)]
 
 
-def _ask(pattern: ast.pattern, subject: ast.expr) -> _Asked:
+def _taken_whole(case: ast.match_case) -> list[ast.expr]:
+    """The classes, or None, of which no subject comes past a case."""
+
+    def whole(pattern: ast.pattern) -> list[ast.expr]:
+        match pattern:
+            case ast.MatchAs(ast.pattern() as inner, _):
+                return whole(inner)
+            case ast.MatchOr(patterns):
+                return [cls for part in patterns for cls in whole(part)]
+            case ast.MatchSingleton(None):
+                return [ast.Constant(None)]
+            case ast.MatchClass(cls, patterns, _, named):
+                parts = [*patterns, *named]
+                anything = all(isinstance(p, ast.MatchAs) and p.pattern is None for p in parts)
+                return [cls] if anything else []
+        return []
+
+    return whole(case.pattern) if case.guard is None else []
+
+
+def _ask(pattern: ast.pattern, subject: ast.expr, gone: Sequence[ast.expr] = ()) -> _Asked:
     match pattern:
         case ast.MatchValue(value):
             return _Asked(values=[ast.Compare(subject, [ast.Eq()], [value])])
         case ast.MatchSingleton(value):
-            return _Asked(values=[_runtime("is_singleton", subject, ast.Constant(value))])
+            others = ast.Tuple(list(gone), ast.Load())
+            test = _runtime("is_singleton", subject, ast.Constant(value), others)
+            return _Asked(values=[test])
         case ast.MatchAs(None, None):
             return _Asked()
         case ast.MatchAs(inner, name):
-            asked = _Asked() if inner is None else _ask(inner, subject)
+            asked = _Asked() if inner is None else _ask(inner, subject, gone)
             return _Asked(asked.structure, asked.values, asked.binds | {str(name): subject})
         case ast.MatchOr(patterns):
             return _any_of([_ask(part, subject) for part in patterns])
@@ -85,7 +109,7 @@ def _ask(pattern: ast.pattern, subject: ast.expr) -> _Asked:
         case ast.MatchMapping(keys, patterns, rest):
             return _mapping(keys, patterns, rest, subject)
         case ast.MatchClass(cls, patterns, names, named):
-            return _instance(cls, patterns, names, named, subject)
+            return _instance(cls, patterns, names, named, subject, gone)
     raise AssertionError(f"no such pattern: {pattern!r}")
 
 
@@ -140,10 +164,12 @@ def _instance(
     names: Sequence[str],
     named: Sequence[ast.pattern],
     subject: ast.expr,
+    gone: Sequence[ast.expr],
 ) -> _Asked:
     attributes = ast.Tuple([ast.Constant(name) for name in names], ast.Load())
     count = ast.Constant(len(patterns))
-    asked = _Asked([_runtime("is_instance", subject, cls, count, attributes)])
+    others = ast.Tuple(list(gone), ast.Load())
+    asked = _Asked([_runtime("is_instance", subject, cls, count, attributes, others)])
     for i, part in enumerate(patterns):
         asked.add(_ask(part, _runtime("part", subject, cls, ast.Constant(i))))
     for name, part in zip(names, named, strict=True):
@@ -214,8 +240,10 @@ _THEMSELVES = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, s
 _NUMBERS = (bool, int, float, complex)
 
 
-def is_singleton(subject: Any, value: Any) -> Any:
+def is_singleton(subject: Any, value: Any, gone: tuple[Any, ...]) -> Any:
     """`case None`, `case True`, `case False`; a traced bool is compared."""
+    if is_held(subject):
+        return subject._lw_is_none(gone) if value is None else False
     if is_traced(subject) and value is not None and _jax.aval_of(subject).dtype == jnp.bool_:
         return subject if value else jnp.logical_not(subject)
     return subject is value
@@ -239,7 +267,12 @@ def other_items(subject: Any, keys: tuple[Any, ...]) -> dict[Any, Any]:
     return {key: value for key, value in subject.items() if key not in keys}
 
 
-def is_instance(subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> bool:
+def is_instance(
+    subject: Any, cls: Any, count: int, names: tuple[str, ...], gone: tuple[Any, ...]
+) -> Any:
+    """`case cls(...)`; earlier cases have taken what is of the classes `gone`, which may hold None."""
+    if is_held(subject):
+        return subject._lw_is_instance(cls, gone)
     if is_traced(subject) and cls in _NUMBERS:
         here = sys._getframe(1)
         raise UnsupportedSyntaxError(

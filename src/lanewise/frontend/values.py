@@ -24,7 +24,9 @@ from jax import tree_util
 from jax.core import ShapedArray, Tracer
 
 from lanewise import _jax
+from lanewise.core import objects
 from lanewise.core.errors import Location, UnsupportedSyntaxError
+from lanewise.core.objects import in_shells, is_held
 
 _NUMBERS = (bool, int, float, complex)
 RESULT = "_lw_result"  # the variable that holds a function's return value
@@ -81,12 +83,43 @@ def take_apart(value: Any) -> Value:
     if isinstance(value, Undefined):
         return Value((), None, value)
     while True:
-        leaves, treedef = tree_util.tree_flatten(value)
+        leaves, treedef = tree_util.tree_flatten(value, is_leaf=is_held)
+        if any(map(is_held, leaves)):
+            leaves, treedef = tree_util.tree_flatten(in_shells(value))
         strangers = {type(leaf) for leaf in leaves if _is_plain_dataclass(leaf)}
         if not strangers:
             return Value(tuple(leaves), treedef)
         for cls in strangers:
             register_plain_dataclass(cls)
+
+
+def none_filled(one: Value, other: Value) -> tuple[Value, Value] | None:
+    """Two values with None as one that may be None where the other has such a one, if that makes them one type."""
+    try:
+        filled = objects.none_filled(one.rebuild(), other.rebuild())
+    except (ValueError, TypeError):
+        return None
+    first, second = map(take_apart, filled)
+    return (first, second) if first.treedef == second.treedef else None
+
+
+Places = tuple[tuple[int | None, ...], ...]
+
+
+def with_value(
+    taken: Sequence[Value], places: Places, index: int, value: Value
+) -> tuple[tuple[Value, ...], Places]:
+    """Another value in one of several variables, made of leaves of theirs and of plain ones, and the places of all."""
+    known = {
+        id(leaf): place
+        for each, row in zip(taken, places, strict=True)
+        for leaf, place in zip(each.leaves, row, strict=True)
+    }
+    row = tuple(known.get(id(leaf), 0) if is_array(leaf) else None for leaf in value.leaves)
+    return (
+        (*taken[:index], value, *taken[index + 1 :]),
+        (*places[:index], row, *places[index + 1 :]),
+    )
 
 
 def _is_plain_dataclass(leaf: Any) -> bool:
@@ -221,6 +254,8 @@ def type_text(value: Any) -> str:
     if is_array(value):
         text = type_text(_jax.aval_of(value))
         return f"{text} (a Python {type(value).__name__})" if is_number(value) else text
+    if is_held(value):
+        return repr(value)
     if isinstance(value, dict):
         return f"a dict with keys {sorted(map(repr, value))}".replace('"', "")
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
@@ -279,7 +314,7 @@ def _tell_apart(a: Any, b: Any) -> tuple[str, str]:
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:
     """One level of a pytree as (key text, child), or None for a leaf or None."""
-    if value is None or is_array(value):
+    if value is None or is_array(value) or is_held(value):
         return None
     pairs, _ = tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
     if len(pairs) == 1 and pairs[0][1] is value:

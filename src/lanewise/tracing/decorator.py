@@ -26,12 +26,20 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise._jax import batching
 from lanewise.core.errors import OptionError, TransformError
+from lanewise.core.objects import held_again, seen_plainly, taken
 from lanewise.core.options import NAMES, Options, refuse_unknown
 from lanewise.core.outcomes import Outcomes, Stats, counts
 from lanewise.core.program import program_p, throw_p
 from lanewise.tracing.replay import Replays
 from lanewise.tracing.signature import DYNAMIC, CallStatics, Signature, split_leaves
-from lanewise.tracing.staging import Entry, Source, Staged, call_in_progress, stage
+from lanewise.tracing.staging import (
+    Entry,
+    Source,
+    Staged,
+    call_in_progress,
+    inside_a_program,
+    stage,
+)
 
 T = TypeVar("T")
 _plain_p = _jax.Primitive("plain_python")
@@ -112,6 +120,7 @@ class ProgramFunction:
         return twin
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = taken(args, kwargs)
         if _jax.outside_traces():
             return self.replays(self._traced)(args, kwargs)
         if not _jax.jit_disabled():
@@ -143,12 +152,13 @@ class ProgramFunction:
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
         staged, operands = self._stage(args, kwargs)
         if isinstance(staged, Entry):
-            return call_in_progress(staged, operands)
-        return self._bind(staged, operands)
+            return held_again(call_in_progress(staged, operands), (args, kwargs))
+        value = self._bind(staged, operands)
+        return held_again(value, (args, kwargs)) if inside_a_program() else value
 
     def stage(self, *args: Any, **kwargs: Any) -> tuple[Staged, list[Any]]:
         """Trace at the types of these arguments; gives the program and its operands."""
-        staged, operands = self._stage(args, kwargs)
+        staged, operands = self._stage(*taken(args, kwargs))
         if isinstance(staged, Entry):
             raise TransformError(
                 f"`{staged.name}` cannot be staged while it is itself being traced."
@@ -301,13 +311,13 @@ def _call_plainly(fun: Callable[..., Any], statics: CallStatics, dynamic: Sequen
     found: list[Any] = []
 
     def flat(*leaves: Any) -> list[Any]:
-        args, kwargs = statics.join(leaves)
+        args, kwargs = seen_plainly(*statics.join(leaves))
         arrays, rest, tree = split_leaves(fun(*args, **kwargs))
         found.append((rest, tree))
         return [jnp.asarray(x) for x in arrays]
 
     if not any(map(_jax.is_batched, dynamic)):
-        args, kwargs = statics.join(dynamic)
+        args, kwargs = seen_plainly(*statics.join(dynamic))
         return fun(*args, **kwargs)
     answers = _plain_p.bind(*map(jnp.asarray, dynamic), fun=flat)
     rest, tree = found[-1]

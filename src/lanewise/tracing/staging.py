@@ -32,13 +32,21 @@ from lanewise.core.errors import (
     ResultUnknown,
     TransformError,
 )
+from lanewise.core.objects import let_go, none_filled
 from lanewise.core.program import Function, Program, call_p
 from lanewise.frontend import values
 from lanewise.frontend.branch import progress, tracing_program
 from lanewise.tracing import weak_types
 from lanewise.tracing.blame import name_the_line
 from lanewise.tracing.captured import Captured, Places
-from lanewise.tracing.signature import CallStatics, StaticLeaves, split_leaves
+from lanewise.tracing.signature import (
+    DYNAMIC,
+    CallStatics,
+    StaticLeaves,
+    as_hashable,
+    is_array_like,
+    split_leaves,
+)
 
 MAX_ROUNDS = 12
 
@@ -52,6 +60,8 @@ class ResultType:
     avals: tuple[_jax.ShapedArray, ...]
 
     def join(self, other: ResultType, name: str) -> ResultType:
+        if self.tree != other.tree:
+            self, other = _none_filled(self, other)
         if (self.tree, self.static) != (other.tree, other.static):
             raise ResultTypeError(
                 f"the result of `{name}` changes its structure with the path taken: {self} on one, {other} on another."
@@ -69,9 +79,31 @@ class ResultType:
             self.tree, self.static, tuple(aval for aval in joined if aval is not None)
         )
 
+    def _with(self, leaves: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(self.tree, self.static.join(leaves))
+
     def __str__(self) -> str:
-        leaves = [aval.str_short() for aval in self.avals]
-        return str(jax.tree.unflatten(self.tree, self.static.join(leaves)))
+        return str(self._with([aval.str_short() for aval in self.avals]))
+
+
+def _none_filled(one: ResultType, other: ResultType) -> tuple[ResultType, ResultType]:
+    """None in a result as a value that may be None, where the other has one."""
+    try:
+        filled = none_filled(one._with(one.avals), other._with(other.avals))
+    except (ValueError, TypeError):
+        return one, other
+    made = []
+    for value in filled:
+        leaves, tree = jax.tree.flatten(value)
+        avals = [
+            x if isinstance(x, _jax.ShapedArray) else _jax.aval_of(x) if is_array_like(x) else None
+            for x in leaves
+        ]
+        static = StaticLeaves(
+            tuple(as_hashable(x) if a is None else DYNAMIC for x, a in zip(leaves, avals))
+        )
+        made.append(ResultType(tree, static, tuple(a for a in avals if a is not None)))
+    return made[0], made[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,6 +267,11 @@ def _converted(operands: Sequence[Any], avals: Sequence[_jax.ShapedArray]) -> li
     return [values.convert(x, aval) for x, aval in zip(operands, avals, strict=True)]
 
 
+def inside_a_program() -> bool:
+    """Whether a program is being traced on this thread."""
+    return bool(_build.stack)
+
+
 def call_in_progress(entry: Entry, operands: Sequence[Any]) -> Any:
     """Call a function whose trace is not done: a `call` equation, once its result type is known."""
     _note_call(entry.depth)
@@ -355,7 +392,7 @@ def _trace_once(source: Source, entry: Entry, key: Key) -> ResultType:
         entry.trace = _jax.current_trace()
         args, kwargs = key.statics.join(leaves)
         with tracing_program():
-            value = source.traceable(*args, **kwargs)
+            value = let_go(source.traceable(*args, **kwargs))
         dynamic, static_out, tree = split_leaves(value)
         trees.append((tree, static_out))
         if entry.result is not None and (entry.result.tree, entry.result.static) == (
