@@ -58,16 +58,13 @@ class Source:
     def __init__(self, lay: Layout, tables: Any, payload: Sequence[Any]) -> None:
         self.lay, self.tables, self.payload = lay, tables, payload
 
-    def operands(self, arenas: Sequence[Any], p: int, start: Any, size: int) -> list[Any]:
-        """The operands of rows of piece p."""
-        envelope, sections = self.lay.envelope, self.lay.forward
-        found = []
-        for k, type_ in enumerate(envelope.pieces[p].rows):
-            at = sections["index", p, k].start
-            t = self.lay.number(type_)
-            array = arenas[t] if envelope.fed[p][k] & MADE else self.payload[t]
-            found.append(read(array, part(self.tables, at + start, size)))
-        return found
+    def operand(self, arenas: Sequence[Any], p: int, k: int, start: Any, size: int) -> Any:
+        """Operand k of rows of piece p."""
+        envelope = self.lay.envelope
+        at = self.lay.forward["index", p, k].start
+        t = self.lay.number(envelope.pieces[p].rows[k])
+        array = arenas[t] if envelope.fed[p][k] & MADE else self.payload[t]
+        return read(array, part(self.tables, at + start, size))
 
 
 def initial(lay: Layout, payload: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
@@ -103,7 +100,7 @@ def forward(
             if moving is None
             else cut.codes(piece, size, *moving[p]).forward
         )
-        rows = source.operands(arenas, p, start, size)
+        rows = [source.operand(arenas, p, k, start, size) for k in range(len(piece.rows))]
         outs = _jax.eval_jaxpr(code, *(shared[s] for s in envelope.shared[p]), *rows)
         arenas = list(arenas)
         for j, type_ in enumerate(piece.results):
@@ -177,7 +174,9 @@ def over_tail(
                     continue
                 count = tables[tiles + number * kinds + j]
 
-                def one(q: Any, state: Any, p: int = p, start: Any = start, width: int = width) -> Any:
+                def one(
+                    q: Any, state: Any, p: int = p, start: Any = start, width: int = width
+                ) -> Any:
                     return tile(state, p, start + q * width, width)
 
                 state = lax.fori_loop(0, count, one, state)

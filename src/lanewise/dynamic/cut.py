@@ -1,22 +1,25 @@
-"""A piece's code for many rows, forwards and in reverse, and the reverse cut in two.
+"""A piece's code for many rows, forwards and in reverse, and the reverse cut in parts.
 
 The reverse of a piece gives adjoints of rows, which the levels below wait for, and adjoints of shared operands, which
-nobody waits for. So its code is cut:
+nobody waits for. Much of what it computes does not depend on adjoints at all. So its code is cut:
 
-* `rows` runs at every level: the equations that adjoints of rows need. It also gives the *cuts*: the values that the
-  rest needs of it.
+* `prepare` runs once before the levels, for all rows: what the rest needs of the forward direction and is not cheap
+  to compute again (`tanh` of a gate).
+* `rows` runs at every level: it is linear in the adjoints of results, gives those of rows, and the *cuts*: adjoints inside
+  the piece from which those of shared operands are made.
 * `weights` runs once after all levels, on the cuts of all rows. The gradient of a weight is there *one product* over all
   rows of the table, and that of an embedding one segment sum, where a product for each level would read and write
   the weight's adjoint each time.
 
-The reverse reads operand rows from the arenas, where they still are, and results too. What else it needs is computed again
-from these if it is cheap (arithmetic, shapes), and else saved by `forward`: in practice, what products gave.
+The reverse reads operand rows and results from the arenas, where they still are. What else it needs is computed again from
+these if it is arithmetic, and else saved by `forward`: in practice, what products gave.
 
-How: `jax.vjp` of the piece batched over a number of rows is traced to one jaxpr, from which the three codes are taken by
+How: `jax.vjp` of the piece batched over a number of rows is traced to one jaxpr, from which the codes are taken by
 following what they need. To JAX it is a function of arrays, so the sum over rows in a weight's adjoint is a contraction
-over the axis of rows, which no rule of ours has to find. The rows' axis of each saved value and cut is found by tracing
-twice, for two numbers of rows: it is the one that differs. Where some value has no such axis (a rule of JAX's merged it
-with another one), nothing is saved and the cuts are the adjoints of results: all is computed again, and right.
+over the axis of rows, which no rule of ours has to find: `weights` begins where a linear equation's result has no such axis.
+The rows' axis of a value is found by tracing twice, for two numbers of rows: it is the one that differs. Where some
+value has none or two (a rule of JAX's merged it with another one), nothing is saved or prepared and the cuts are the
+adjoints of results: all is computed again, and right.
 """
 
 from __future__ import annotations
@@ -31,13 +34,17 @@ import jax
 from lanewise import _jax
 from lanewise.dynamic.table import Piece
 
-# Equations that the reverse runs again rather than reads what they gave; calls to others are saved.
-_CHEAP = frozenset(
-    """abs add add_any and atan2 broadcast_in_dim bitcast_convert_type ceil clamp concatenate convert_element_type copy
-    copy_p cos cosh div dynamic_slice eq erf exp exp2 expand_dims expm1 floor gather ge gt imag integer_pow iota is_finite
-    le log log1p logistic lt max min mul ne neg nextafter not or pad population_count pow real reduce_and reduce_max
-    reduce_min reduce_or reduce_prod reduce_sum rem reshape rev round rsqrt select_n shift_left shift_right_arithmetic
-    shift_right_logical sign sin sinh slice split sqrt square squeeze stop_gradient sub tan tanh transpose xor""".split()
+# Arithmetic and shapes: run again wherever what they give is needed.
+_TRIVIAL = frozenset(
+    """abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy copy_p eq expand_dims ge gt
+    integer_pow iota is_finite le lt max min mul ne neg not or pad real imag reshape rev select_n sign slice split
+    square squeeze stop_gradient sub transpose xor""".split()
+)
+# Run again for all rows at once, rather than saved; what any other equation gives is saved.
+_CHEAP = _TRIVIAL | frozenset(
+    """atan2 bitcast_convert_type ceil cos cosh div dynamic_slice erf exp exp2 expm1 floor gather log log1p logistic
+    nextafter population_count pow reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum rem round rsqrt
+    shift_left shift_right_arithmetic shift_right_logical sin sinh sqrt tan tanh""".split()
 )
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_lin")
 # Two numbers of rows that no other axis is likely to have.
@@ -48,20 +55,28 @@ _PROBES = (10_007, 10_009)
 class Codes:
     """The codes of a piece for a number of rows.
 
-    `forward`: shared, rows -> results, saved. `rows`: shared, rows, results, saved, adjoints of results -> adjoints of
-    rows, cuts. `weights`: shared, rows, results, saved, cuts -> adjoints of shared operands. Saved values and cuts have
-    their rows along `saved_axes` and `cut_axes`.
+    `forward`: shared, rows -> results, saved. `prepare`: shared, rows, results, saved -> prepared. `rows`: shared, rows,
+    results, saved, prepared, adjoints of results -> adjoints of rows, cuts. `weights`: shared, rows, results, saved, prepared,
+    cuts -> adjoints of shared operands. `axes` are those of rows of all between shared and adjoints, then of cuts.
     """
 
     forward: _jax.Jaxpr
+    prepare: _jax.Jaxpr
     rows: _jax.Jaxpr
     weights: _jax.Jaxpr
-    saved_axes: tuple[int, ...]
-    cut_axes: tuple[int, ...]
     saved: tuple[_jax.ShapedArray, ...]
     cuts: tuple[_jax.ShapedArray, ...]
-    # Which rows, results and saved values `weights` reads.
-    reads: tuple[tuple[bool, ...], tuple[bool, ...], tuple[bool, ...]]
+    axes: tuple[int, ...]
+    cut_axes: tuple[int, ...]
+
+    @property
+    def saved_axes(self) -> tuple[int, ...]:
+        begin = len(self.axes) - len(self.prepare.outvars) - len(self.saved)
+        return self.axes[begin : begin + len(self.saved)]
+
+    def reads(self, code: _jax.Jaxpr, shared: int) -> list[bool]:
+        """Which of the values between shared and adjoints a code reads."""
+        return _jax.used_inputs(code)[shared : shared + len(self.axes)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -115,9 +130,7 @@ def _joint(piece: Piece, size: int, rows: Sequence[bool], shared: Sequence[bool]
             outs = fun(*(next(turn) if m else a for a, m in zip(given, moving, strict=True)))
             return [o for o, m in zip(outs, out_moving) if m], outs
 
-        _, pull, outs = jax.vjp(
-            of_moving, *(a for a, m in zip(given, moving) if m), has_aux=True
-        )
+        _, pull, outs = jax.vjp(of_moving, *(a for a, m in zip(given, moving) if m), has_aux=True)
         return [*outs, *pull(list(adjoints))]
 
     structs = [_struct(t) for t in piece.shared] + [t.batch(size) for t in piece.rows]
@@ -140,124 +153,117 @@ def _joint(piece: Piece, size: int, rows: Sequence[bool], shared: Sequence[bool]
 @functools.lru_cache(maxsize=1024)
 def codes(piece: Piece, size: int, rows: tuple[bool, ...], shared: tuple[bool, ...]) -> Codes:
     """The codes for this many rows, with adjoints for those rows and shared operands."""
-    axes = _axes(piece, rows, shared)
-    return _cut(_joint(piece, size, rows, shared), axes)
+    return _cut(_joint(piece, size, rows, shared), _axes(piece, rows, shared))
 
 
 @functools.lru_cache(maxsize=256)
 def _axes(
     piece: Piece, rows: tuple[bool, ...], shared: tuple[bool, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The axes of rows of saved values and cuts; None where these cannot be known."""
-    joints = [_joint(piece, size, rows, shared) for size in _PROBES]
-    (saved, cuts), (saved_too, cuts_too) = map(_chosen, joints)
-    if len(saved) != len(saved_too) or len(cuts) != len(cuts_too):
+) -> list[int | None] | None:
+    """For each value that the joint code makes its axis of rows, or None; None for all where some is unclear."""
+    one, two = (_joint(piece, size, rows, shared).jaxpr.eqns for size in _PROBES)
+    if [e.primitive for e in one] != [e.primitive for e in two]:
         return None
-    found: list[tuple[int, ...]] = []
-    for values, others in ((saved, saved_too), (cuts, cuts_too)):
-        of_values = []
-        for a, b in zip(values, others):
-            differ = [
-                i
-                for i, (m, n) in enumerate(zip(a.aval.shape, b.aval.shape))
-                if (m, n) == _PROBES
-            ]
-            if len(differ) != 1 or a.aval.ndim != b.aval.ndim:
-                return None
-            of_values.append(differ[0])
-        found.append(tuple(of_values))
-    return found[0], found[1]
+    found: list[int | None] = []
+    for a, b in zip(_made(one), _made(two), strict=True):
+        if a.aval.shape == b.aval.shape:
+            found.append(None)
+            continue
+        pairs = list(zip(a.aval.shape, b.aval.shape))
+        differ = [i for i, (m, n) in enumerate(pairs) if m != n]
+        if len(a.aval.shape) != len(b.aval.shape) or [pairs[i] for i in differ] != [_PROBES]:
+            return None
+        found.append(differ[0])
+    return found
 
 
-def _chosen(joint: _Joint) -> tuple[list[Any], list[Any]]:
-    """The values to save, and the cuts."""
+def _made(eqns: Sequence[_jax.JaxprEqn]) -> list[Any]:
+    return [v for eqn in eqns for v in eqn.outvars]
+
+
+def _linear_parts(
+    joint: _Joint, axis: dict[Any, int | None]
+) -> tuple[set[Any], list[Any], list[Any]]:
+    """What depends on adjoints; the cuts; and the values that do not, of which the linear equations are made."""
     makers = {v: eqn for eqn in joint.jaxpr.eqns for v in eqn.outvars}
     linear = _reached(joint.jaxpr.eqns, joint.adjoints)
-    of_rows = _reached(joint.jaxpr.eqns, joint.rows)
-    # What adjoints of rows need of the linear part; the rest of it is for weights alone.
-    needed: set[Any] = set()
-    todo = [v for v in _vars(joint.row_adjoints) if v in linear]
-    while todo:
-        v = todo.pop()
-        if v in needed:
-            continue
-        needed.add(v)
-        if v in makers:
-            todo += [a for a in _vars(makers[v].invars) if a in linear]
-    needed |= set(joint.adjoints)
     cuts: dict[Any, None] = {}
-    seen: set[Any] = set()
-    todo = _vars(joint.shared_adjoints)
-    primal: list[Any] = []
+    primal: dict[Any, None] = {}
+    seen: set[tuple[Any, bool]] = set()
+    # From each end backwards; `summed`: still after the sum over rows.
+    todo = [(v, True) for v in _vars(joint.shared_adjoints)]
+    todo += [(v, False) for v in _vars(joint.row_adjoints)]
     while todo:
-        v = todo.pop()
-        if v in seen:
+        v, summed = todo.pop()
+        if (v, summed) in seen:
             continue
-        seen.add(v)
-        if v in needed:
+        seen.add((v, summed))
+        if v not in linear:
+            primal[v] = None
+            continue
+        if summed and axis[v] is not None:
             cuts[v] = None
-        elif v not in linear:
-            primal.append(v)
-        elif v in makers:
-            todo += _vars(makers[v].invars)
-    for v in needed:
+            summed = False
         if v in makers:
-            primal += [a for a in _vars(makers[v].invars) if a not in linear]
-    primal += [v for v in _vars(joint.row_adjoints) if v not in linear]
+            todo += [(a, summed) for a in _vars(makers[v].invars)]
+    return linear, list(cuts), list(primal)
+
+
+def _chosen(joint: _Joint, axis: dict[Any, int | None]) -> tuple[list[Any], list[Any], list[Any]]:
+    """The values to save, those to prepare, and the cuts."""
+    makers = {v: eqn for eqn in joint.jaxpr.eqns for v in eqn.outvars}
+    _, cuts, primal = _linear_parts(joint, axis)
     have = {*joint.shared, *joint.rows, *_vars(joint.results)}
-    saved: set[Any] = set()
-    seen = set()
-    while primal:
-        v = primal.pop()
-        if v in seen or v in have or v not in makers:
-            continue
-        seen.add(v)
-        eqn = makers[v]
-        # What shared operands alone make is the same for all levels.
-        if v in of_rows and eqn.primitive.name not in _CHEAP:
-            saved.add(v)
-        else:
-            primal += _vars(eqn.invars)
-    in_order = [v for eqn in joint.jaxpr.eqns for v in eqn.outvars]
-    place = {v: i for i, v in enumerate([*joint.adjoints, *in_order])}
+
+    def back(start: list[Any], through: frozenset[str]) -> list[Any]:
+        """What stops a walk back from some values through equations that may run again."""
+        found: dict[Any, None] = {}
+        seen: set[Any] = set()
+        todo = list(start)
+        while todo:
+            v = todo.pop()
+            if v in seen or v in have or v not in makers:
+                continue
+            seen.add(v)
+            # What shared operands alone make is the same for all levels.
+            if axis[v] is None or makers[v].primitive.name in through:
+                todo += _vars(makers[v].invars)
+            else:
+                found[v] = None
+        return list(found)
+
+    saved = back(primal, _CHEAP)
+    have.update(saved)
+    prepared = back(primal, _TRIVIAL)
+    place = {v: i for i, v in enumerate([*joint.adjoints, *_made(joint.jaxpr.eqns)])}
     by_place = functools.partial(sorted, key=place.__getitem__)
-    return by_place(saved), by_place(cuts)
+    return by_place(saved), by_place(prepared), by_place(cuts)
 
 
-def _cut(joint: _Joint, axes: Any) -> Codes:
-    if axes is None:
-        saved, cuts = [], list(joint.adjoints)
-        axes = (), (0,) * len(cuts)
-    else:
-        saved, cuts = _chosen(joint)
+def _cut(joint: _Joint, axes: list[int | None] | None) -> Codes:
+    saved, prepared, cuts = [], [], list(joint.adjoints)
+    axis: dict[Any, Any] = dict.fromkeys([*joint.rows, *joint.adjoints], 0)
+    if axes is not None:
+        axis.update(zip(_made(joint.jaxpr.eqns), axes, strict=True))
+        saved, prepared, cuts = _chosen(joint, axis)
+    eqns = joint.jaxpr.eqns
     inputs = [*joint.shared, *joint.rows]
-    results = list(joint.results)
     # A result that is an operand, or another result, or a constant, is read as what it is.
     names: dict[Any, None] = dict.fromkeys(inputs)
-    places = []
-    for r in results:
-        fresh = isinstance(r, _jax.Literal) or r in names
-        places.append(_jax.new_var(r.aval) if fresh else r)
-        names[places[-1]] = None
-    eqns = joint.jaxpr.eqns
-    forward = _taken(eqns, inputs, [*results, *saved])
-    rows = _taken(eqns, [*inputs, *places, *saved, *joint.adjoints], [*joint.row_adjoints, *cuts])
-    weights = _taken(eqns, [*inputs, *places, *saved, *cuts], joint.shared_adjoints)
-    read = _jax.used_inputs(weights)
-    one, two = len(joint.shared), len(inputs)
-    three = two + len(places)
+    results = []
+    for r in joint.results:
+        results.append(_jax.new_var(r.aval) if isinstance(r, _jax.Literal) or r in names else r)
+        names[results[-1]] = None
+    known = [*inputs, *results, *saved]
     return Codes(
-        forward,
-        rows,
-        weights,
-        *axes,
+        _taken(eqns, inputs, [*joint.results, *saved]),
+        _taken(eqns, known, prepared),
+        _taken(eqns, [*known, *prepared, *joint.adjoints], [*joint.row_adjoints, *cuts]),
+        _taken(eqns, [*known, *prepared, *cuts], joint.shared_adjoints),
         tuple(v.aval for v in saved),
         tuple(v.aval for v in cuts),
-        (
-            tuple(read[one:two]),
-            tuple(read[two:three]),
-            tuple(read[three : three + len(saved)]),
-        ),
+        (0,) * (len(joint.rows) + len(results)) + tuple(axis[v] for v in [*saved, *prepared]),
+        tuple(axis[v] for v in cuts),
     )
 
 
@@ -326,7 +332,9 @@ def _without_repeats(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
         return same.get(a, a)
 
     for eqn in jaxpr.eqns:
-        new = eqn.replace(invars=[same.get(a, a) if isinstance(a, _jax.Var) else a for a in eqn.invars])
+        new = eqn.replace(
+            invars=[same.get(a, a) if isinstance(a, _jax.Var) else a for a in eqn.invars]
+        )
         try:
             key = (eqn.primitive, tuple(map(name, eqn.invars)), tuple(sorted(eqn.params.items())))
             before = None if eqn.effects else seen.get(key)

@@ -56,7 +56,9 @@ class Layout:
     offset: np.ndarray
     rows: tuple[int, ...]  # of a region
     joined: tuple[bool, ...]  # whether a type's arena begins with payload
-    result: tuple[tuple[int, ...], ...]  # where the region of a result begins, in the arena of its type
+    result: tuple[
+        tuple[int, ...], ...
+    ]  # where the region of a result begins, in the arena of its type
     arena: tuple[int, ...]  # rows of the arena of each type
     operand: tuple[tuple[int | None, ...], ...]  # where the region of an operand's adjoint begins
     adjoints: tuple[int, ...]  # rows of the arena of adjoints of each type

@@ -281,7 +281,9 @@ def _pack_extra(
     section[len(starts) :] = starts[-1]
 
 
-def _write(out: np.ndarray, from_: slice, to: slice, source: np.ndarray, target: np.ndarray) -> None:
+def _write(
+    out: np.ndarray, from_: slice, to: slice, source: np.ndarray, target: np.ndarray
+) -> None:
     out[from_][: len(source)] = source
     section = out[to]
     section[: len(target)] = target

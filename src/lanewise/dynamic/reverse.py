@@ -5,8 +5,8 @@ them there: by one gather where each value has one user, with a sum over the pai
 So what is added in which order depends on the table alone, and the answer is the same in each run.
 
 Rows beyond those that are there read the row of zeros as their adjoint, and nobody reads what they write. They must not
-reach the weights: their cuts are zeros, and everything else that the code for weights reads is, for these rows, that of
-a row that is there. So `0 * inf` cannot come about in a row that the table does not have.
+reach the weights: where the code for weights begins, both the cuts and what they are multiplied with are zeros in these
+rows. So `0 * inf` cannot come about in a row that the table does not have.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class _Reverse:
         self.lay, self.envelope, self.tables = lay, lay.envelope, tables
         self.shared, self.ran, self.moving, self.seeds = shared, ran, moving, seeds
         self.source = Source(lay, forward, payload)
+        self.given = [self.whole(p) if size else [] for p, size in enumerate(lay.rows)]
 
     def codes(self, p: int, size: int) -> cut.Codes:
         return cut.codes(self.envelope.pieces[p], size, *self.moving[p])
@@ -52,12 +53,33 @@ class _Reverse:
     def shared_of(self, p: int) -> list[Any]:
         return [self.shared[s] for s in self.envelope.shared[p]]
 
-    def results(self, p: int, start: Any, size: int) -> list[Any]:
-        found = []
-        for j, type_ in enumerate(self.envelope.pieces[p].results):
-            arena = self.ran.arenas[self.lay.number(type_)]
-            found.append(part(arena, self.lay.result[p][j] + start, size))
-        return found
+    def whole(self, p: int) -> list[Any]:
+        """Of all rows of a piece: operands, results, what was saved, what is prepared; None for what nobody reads."""
+        size, codes = self.lay.rows[p], self.codes(p, self.lay.rows[p])
+        shared = self.shared_of(p)
+        num = len(codes.prepare.outvars)
+        here = len(codes.axes) - num
+        read_by = [codes.reads(c, len(shared)) for c in (codes.rows, codes.weights)]
+        wanted = [any(flags) for flags in zip(*read_by)]
+        before = [*codes.reads(codes.prepare, len(shared))[:here], *[False] * num]
+        used = [a or b for a, b in zip(wanted, before, strict=True)]
+        piece = self.envelope.pieces[p]
+        found: list[Any] = [None] * here
+        for k in range(len(piece.rows)):
+            if used[k]:
+                found[k] = self.source.operand(self.ran.arenas, p, k, 0, size)
+        for j, type_ in enumerate(piece.results):
+            if used[len(piece.rows) + j]:
+                arena = self.ran.arenas[self.lay.number(type_)]
+                found[len(piece.rows) + j] = part(arena, self.lay.result[p][j], size)
+        for i, x in enumerate(codes.saved_axes):
+            at = len(piece.rows) + len(piece.results) + i
+            if used[at]:
+                head = [
+                    self.ran.head[n][p][i] for n, level in enumerate(self.envelope.head) if level[p]
+                ]
+                found[at] = _joined([*head, *self.ran.tail[p][i : i + 1]], x)
+        return [*found, *_evaluated(codes.prepare, [*shared, *found])]
 
     def adjoints(self, arenas: Sequence[Any], p: int, start: Any, size: int) -> list[Any]:
         """Of the results of rows of a piece, by their first users; and of all, where all results are answers."""
@@ -74,18 +96,15 @@ class _Reverse:
         return found
 
     def launch(
-        self, arenas: Sequence[Any], p: int, start: Any, saved: Any, adjoints: Any, size: int
+        self, arenas: Sequence[Any], p: int, start: Any, adjoints: Any, size: int
     ) -> tuple[list[Any], list[Any]]:
         """Adjoints of operands written to their regions, and the cuts."""
-        rows = self.source.operands(self.ran.arenas, p, start, size)
-        outs = _jax.eval_jaxpr(
-            self.codes(p, size).rows,
-            *self.shared_of(p),
-            *rows,
-            *self.results(p, start, size),
-            *saved,
-            *adjoints,
-        )
+        codes = self.codes(p, size)
+        given = [
+            None if v is None else part(v, start, size, x)
+            for v, x in zip(self.given[p], codes.axes, strict=True)
+        ]
+        outs = _evaluated(codes.rows, [*self.shared_of(p), *given, *adjoints])
         arenas, turn = list(arenas), iter(outs)
         for base, type_ in zip(self.lay.operand[p], self.envelope.pieces[p].rows, strict=True):
             if base is not None:
@@ -93,7 +112,9 @@ class _Reverse:
                 arenas[t] = written(arenas[t], next(turn), base + start)
         return arenas, list(turn)
 
-    def with_extra(self, arenas: Sequence[Any], level: int, p: int, adjoints: list[Any]) -> list[Any]:
+    def with_extra(
+        self, arenas: Sequence[Any], level: int, p: int, adjoints: list[Any]
+    ) -> list[Any]:
         """With the users beyond the first one, in the head."""
         size, capacity = self.envelope.head[level][p], self.envelope.extra[level][p]
         if not capacity:
@@ -136,8 +157,7 @@ class _Reverse:
                 start = int(lay.offset[level, p])
                 adjoints = self.adjoints(arenas, p, start, size)
                 adjoints = self.with_extra(arenas, level, p, adjoints)
-                saved = self.ran.head[level][p]
-                arenas, cuts = self.launch(arenas, p, start, saved, adjoints, size)
+                arenas, cuts = self.launch(arenas, p, start, adjoints, size)
                 live = self.tables[lay.reverse["live",]][level * len(envelope.pieces) + p]
                 axes = self.codes(p, size).cut_axes
                 head_cuts[level][p] = [_kept(c, live, x) for c, x in zip(cuts, axes, strict=True)]
@@ -179,16 +199,12 @@ class _Reverse:
                     for a, (j, t) in zip(adjoints, moving, strict=True)
                 ]
             begin = start - int(lay.offset[-1, p])
-            codes = self.codes(p, size)
-            saved = [
-                part(s, begin, size, x)
-                for s, x in zip(self.ran.tail[p], codes.saved_axes, strict=True)
-            ]
-            arenas, found = self.launch(arenas, p, start, saved, adjoints, size)
+            arenas, found = self.launch(arenas, p, start, adjoints, size)
             live = self.tables[lay.reverse["live in tail",]][p] - begin
+            axes = self.codes(p, size).cut_axes
             kept = [
                 written(a, _kept(c, live, x), begin, x)
-                for a, c, x in zip(cuts[p], found, codes.cut_axes, strict=True)
+                for a, c, x in zip(cuts[p], found, axes, strict=True)
             ]
             return arenas, [*cuts[:p], kept, *cuts[p + 1 :]], sums
 
@@ -255,55 +271,31 @@ class _Reverse:
         """Adjoints of shared arrays: the cuts of all rows of each piece at once."""
         envelope, lay = self.envelope, self.lay
         found: list[Any] = [None] * len(self.shared)
-        for p, piece in enumerate(envelope.pieces):
+        for p, size in enumerate(lay.rows):
             moving = self.moving[p][1]
-            size = lay.rows[p]
             if not size or not any(moving):
                 continue
             codes = self.codes(p, size)
-            some = self.tables[lay.reverse["some",]][p]
-            row = self.a_row_there(p, some)
-
-            def whole(parts: list[Any], x: int, p: int = p) -> Any:
-                there = [a for a in parts if a is not None]
-                return there[0] if len(there) == 1 else jnp.concatenate(there, x)
-
             cuts = [
-                whole([*(level[p][i] if level[p] else None for level in head), *tail[p][i : i + 1]], x)
+                _joined([*(level[p][i] for level in head if level[p]), *tail[p][i : i + 1]], x)
                 for i, x in enumerate(codes.cut_axes)
             ]
-            saved = []
-            for i, x in enumerate(codes.saved_axes):
-                if not codes.reads[2][i]:
-                    saved.append(None)
-                    continue
-                parts = [self.ran.head[n][p][i] if h[p] else None for n, h in enumerate(envelope.head)]
-                value = whole([*parts, *self.ran.tail[p][i : i + 1]], x)
-                saved.append(jnp.take(value, row, axis=x, mode="clip"))
-            rows = [None] * len(piece.rows)
-            if any(codes.reads[0]):
-                rows = self.source.operands(self.ran.arenas, p, 0, size)
-            results = self.results(p, 0, size)
-            results = [
-                read(r, row) if used else None
-                for r, used in zip(results, codes.reads[1], strict=True)
-            ]
-            given = [*self.shared_of(p), *rows, *results, *saved, *cuts]
-            avals = [v.aval for v in codes.weights.invars]
+            shared = self.shared_of(p)
+            used = codes.reads(codes.weights, len(shared))
+            there = self.there(p)
             given = [
-                jnp.zeros(a.shape, a.dtype) if g is None else g
-                for g, a in zip(given, avals, strict=True)
+                _kept(v, there, x) if u else None
+                for v, u, x in zip(self.given[p], used, codes.axes, strict=True)
             ]
-            adjoints = iter(_jax.eval_jaxpr(codes.weights, *given))
+            adjoints = iter(_evaluated(codes.weights, [*shared, *given, *cuts]))
             for s, moves in zip(envelope.shared[p], moving, strict=True):
                 if moves:
                     adjoint = next(adjoints)
-                    adjoint = jnp.where(some >= 0, adjoint, jnp.zeros_like(adjoint))
                     found[s] = adjoint if found[s] is None else found[s] + adjoint
         return found
 
-    def a_row_there(self, p: int, some: Any) -> Any:
-        """The number of each row of a region, or of one that is there."""
+    def there(self, p: int) -> Any:
+        """Which rows of a region the table has."""
         lay, envelope = self.lay, self.envelope
         live = self.tables[lay.reverse["live",]]
         parts = []
@@ -314,14 +306,30 @@ class _Reverse:
         if envelope.tail[p]:
             count = self.tables[lay.reverse["live in tail",]][p]
             parts.append(jnp.arange(envelope.tail[p]) < count)
-        there = jnp.concatenate(parts)
-        return jnp.where(there, jnp.arange(len(there)), jnp.maximum(some, 0))
+        return _joined(parts, 0)
+
+
+def _joined(parts: list[Any], axis: int) -> Any:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
+
+
+def _evaluated(code: _jax.Jaxpr, given: Sequence[Any]) -> list[Any]:
+    """Run code; inputs that it does not read may be None."""
+    return _jax.eval_jaxpr(
+        code,
+        *(
+            jnp.zeros(v.aval.shape, v.aval.dtype) if g is None else g
+            for v, g in zip(code.invars, given, strict=True)
+        ),
+    )
 
 
 def _kept(value: Any, live: Any, axis: int) -> Any:
-    """A value with zeros in all rows but the first `live` ones."""
-    number = lax.broadcasted_iota(jnp.int32, value.shape, axis)
-    return jnp.where(number < live, value, jnp.zeros_like(value))
+    """A value with zeros in all rows but the first `live` ones, or those that are `live`."""
+    number = jnp.arange(value.shape[axis]) < live if jnp.ndim(live) == 0 else live
+    shape = [1] * value.ndim
+    shape[axis] = value.shape[axis]
+    return jnp.where(number.reshape(shape), value, jnp.zeros_like(value))
 
 
 def reverse(

@@ -94,7 +94,9 @@ def _backward(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(envelope: Envelope, tables: Any, back: Any, payload: Any, carried: Any, shared: Any) -> Any:
+def _run(
+    envelope: Envelope, tables: Any, back: Any, payload: Any, carried: Any, shared: Any
+) -> Any:
     del back
     return _forward(envelope, tables, payload, carried, shared)
 
