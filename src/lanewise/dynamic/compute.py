@@ -1,15 +1,16 @@
 """A table run forwards: levels unrolled into the envelope, then the loop for the tail.
 
-A launch gathers the operand rows of one piece at one level from the arenas, runs the piece on them, and writes its results
-to the regions where they belong, which is one contiguous part of an arena for each result. In the head all of this
-has fixed places and sizes. In the tail the place is data: a loop over levels holds, for each piece and each tile width, a loop
-over the tiles of that width, which most often runs zero or one times.
+A launch gathers the operand rows of one piece at one level from the arenas, runs the piece on them, and writes its
+results to the regions where they belong, which is one contiguous part of an arena for each result. In the head all of
+this has fixed places and sizes. In the tail the place is data: a loop over levels holds, for each piece and each tile
+width, a loop over the tiles of that width, which most often runs zero or one times.
 
 Tiles do not end where levels do. The last tile of a level may reach into rows of the next one, of which the operands
-may be missing: what it computes there is computed again at the next level. Past the last level there is room for a tile.
+may be missing: what it computes there is computed again at the next level. Past the last level there is room for a
+tile.
 
-Considered and not done: one array for each level instead of arenas. XLA updates arenas in place, and gathers from one array
-read children from any level below.
+Considered and not done: one array for each level instead of arenas. XLA updates arenas in place, and gathers from one
+array read children from any level below.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ Moving = tuple[tuple[tuple[bool, ...], tuple[bool, ...]], ...]
 
 
 class Ran(NamedTuple):
-    """What a forward run leaves: arenas by type, and what was saved by piece: by level of the head, and of the tail."""
+    """What a forward run leaves: arenas by type, and what was saved by piece: by level of the head, and of the
+    tail."""
 
     arenas: list[Any]
     head: list[list[list[Any]]]

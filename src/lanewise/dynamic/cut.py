@@ -5,21 +5,21 @@ nobody waits for. Much of what it computes does not depend on adjoints at all. S
 
 * `prepare` runs once before the levels, for all rows: what the rest needs of the forward direction and is not cheap
   to compute again (`tanh` of a gate).
-* `rows` runs at every level: it is linear in the adjoints of results, gives those of rows, and the *cuts*: adjoints inside
-  the piece from which those of shared operands are made.
-* `weights` runs once after all levels, on the cuts of all rows. The gradient of a weight is there *one product* over all
-  rows of the table, and that of an embedding one segment sum, where a product for each level would read and write
+* `rows` runs at every level: it is linear in the adjoints of results, gives those of rows, and the *cuts*: adjoints
+  inside the piece from which those of shared operands are made.
+* `weights` runs once after all levels, on the cuts of all rows. The gradient of a weight is there *one product* over
+  all rows of the table, and that of an embedding one segment sum, where a product for each level would read and write
   the weight's adjoint each time.
 
-The reverse reads operand rows and results from the arenas, where they still are. What else it needs is computed again from
-these if it is arithmetic, and else saved by `forward`: in practice, what products gave.
+The reverse reads operand rows and results from the arenas, where they still are. What else it needs is computed again
+from these if it is arithmetic, and else saved by `forward`: in practice, what products gave.
 
 How: `jax.vjp` of the piece batched over a number of rows is traced to one jaxpr, from which the codes are taken by
-following what they need. To JAX it is a function of arrays, so the sum over rows in a weight's adjoint is a contraction
-over the axis of rows, which no rule of ours has to find: `weights` begins where a linear equation's result has no such axis.
-The rows' axis of a value is found by tracing twice, for two numbers of rows: it is the one that differs. Where some
-value has none or two (a rule of JAX's merged it with another one), nothing is saved or prepared and the cuts are the
-adjoints of results: all is computed again, and right.
+following what they need. To JAX it is a function of arrays, so the sum over rows in a weight's adjoint is a
+contraction over the axis of rows, which no rule of ours has to find: `weights` begins where a linear equation's
+result has no such axis. The rows' axis of a value is found by tracing twice, for two numbers of rows: it is the one
+that differs. Where some value has none or two (a rule of JAX's merged it with another one), nothing is saved or
+prepared and the cuts are the adjoints of results: all is computed again, and right.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from lanewise.dynamic.table import Piece
 # Arithmetic and shapes: run again wherever what they give is needed.
 _TRIVIAL = frozenset(
     """abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy copy_p eq expand_dims ge gt
-    integer_pow iota is_finite le lt max min mul ne neg not or pad real imag reshape rev select_n sign slice split
+    iota is_finite le lt max min mul ne neg not or pad real imag reshape rev select_n sign slice split
     square squeeze stop_gradient sub transpose xor""".split()
 )
 # Run again for all rows at once, rather than saved; what any other equation gives is saved.
 _CHEAP = _TRIVIAL | frozenset(
-    """atan2 bitcast_convert_type ceil cos cosh div dynamic_slice erf exp exp2 expm1 floor gather log log1p logistic
-    nextafter population_count pow reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum rem round rsqrt
-    shift_left shift_right_arithmetic shift_right_logical sin sinh sqrt tan tanh""".split()
+    """atan2 bitcast_convert_type ceil cos cosh div dynamic_slice erf exp exp2 expm1 floor gather integer_pow log log1p
+    logistic nextafter population_count pow reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum rem
+    round rsqrt shift_left shift_right_arithmetic shift_right_logical sin sinh sqrt tan tanh""".split()
 )
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_lin")
 # Two numbers of rows that no other axis is likely to have.
@@ -55,9 +55,10 @@ _PROBES = (10_007, 10_009)
 class Codes:
     """The codes of a piece for a number of rows.
 
-    `forward`: shared, rows -> results, saved. `prepare`: shared, rows, results, saved -> prepared. `rows`: shared, rows,
-    results, saved, prepared, adjoints of results -> adjoints of rows, cuts. `weights`: shared, rows, results, saved, prepared,
-    cuts -> adjoints of shared operands. `axes` are those of rows of all between shared and adjoints, then of cuts.
+    `forward`: shared, rows -> results, saved. `prepare`: shared, rows, results, saved -> prepared. `rows`: shared,
+    rows, results, saved, prepared, adjoints of results -> adjoints of rows, cuts. `weights`: shared, rows, results,
+    saved, prepared, cuts -> adjoints of shared operands. `axes` are those of rows of all between shared and adjoints,
+    then of cuts.
     """
 
     forward: _jax.Jaxpr
@@ -68,6 +69,7 @@ class Codes:
     cuts: tuple[_jax.ShapedArray, ...]
     axes: tuple[int, ...]
     cut_axes: tuple[int, ...]
+    again: bool  # whether all is computed again
 
     @property
     def saved_axes(self) -> tuple[int, ...]:
@@ -264,6 +266,7 @@ def _cut(joint: _Joint, axes: list[int | None] | None) -> Codes:
         tuple(v.aval for v in cuts),
         (0,) * (len(joint.rows) + len(results)) + tuple(axis[v] for v in [*saved, *prepared]),
         tuple(axis[v] for v in cuts),
+        axes is None,
     )
 
 

@@ -1,17 +1,17 @@
 """The capacities that one compilation serves.
 
-XLA compiles for shapes, and every minibatch of trees has other level sizes. So what is compiled is an *envelope*: a capacity
-for each (level, piece), for the payload of each type, for the rows that are wanted. How many rows are really there is
-data, and the rows beyond compute something that nobody reads. Capacities come in steps of 1.25 from 16 up, so that
-minibatches of one kind of data need few envelopes.
+XLA compiles for shapes, and every minibatch of trees has other level sizes. So what is compiled is an *envelope*: a
+capacity for each (level, piece), for the payload of each type, for the rows that are wanted. How many rows are really
+there is data, and the rows beyond compute something that nobody reads. Capacities come in steps of 1.25 from 16 up,
+so that minibatches of one kind of data need few envelopes.
 
-The first levels (the *head*) are unrolled: each (level, piece) is a launch of a fixed size, without a loop around. The
-rest (the *tail*) is run by a compiled loop over its levels, each in tiles of 256, 64 and 16 rows: only the total of its rows
-has a capacity. The tail is for chains, for a rare deep tree, and for tables of which no two look alike. From the
-first level that does not fit into the head on, a table's levels are run by the tail.
+The first levels (the *head*) are unrolled: each (level, piece) is a launch of a fixed size, without a loop around.
+The rest (the *tail*) is run by a compiled loop over its levels, each in tiles of 256, 64 and 16 rows: only the total
+of its rows has a capacity. The tail is for chains, for a rare deep tree, and for tables of which no two look alike.
+From the first level that does not fit into the head on, a table's levels are run by the tail.
 
-An envelope that a table does not fit is grown, so that it serves what it served before and this table too. After a few
-times only the tail grows. A table that would fill less than a third of an envelope gets one of its own.
+An envelope that a table does not fit is grown, so that it serves what it served before and this table too. After a
+few times only the tail grows. A table that would fill less than a third of an envelope gets one of its own.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Demand:
 class Envelope:
     """Capacities. `head[l][p]` for the unrolled levels, `tail[p]` for all the rest.
 
-    `wanted` is None where all results are answers. `fed[p][k]` says what the rows of an operand are. `extra[l][p]` is for
-    users beyond the first one of the results of (l, p), with `tail_extra` and `carried_extra` for the rest.
+    `wanted` is None where all results are answers. `fed[p][k]` says what the rows of an operand are. `extra[l][p]` is
+    for users beyond the first one of the results of (l, p), with `tail_extra` and `carried_extra` for the rest.
     """
 
     pieces: tuple[Piece, ...]
@@ -155,15 +155,15 @@ def empty(pieces: tuple[Piece, ...], shared: tuple[tuple[int, ...], ...], whole:
     )
 
 
-def grown(old: Envelope, demand: Demand) -> Envelope:
-    """An envelope that serves this table too."""
+def grown(old: Envelope, demand: Demand, most: int = UNROLLED) -> Envelope:
+    """An envelope that serves this table too; more than `most` levels are not unrolled."""
     counts = demand.counts
     height = len(counts)
     if old.growths >= GROWTHS:
         unrolled = 0
-    elif height > UNROLLED:
+    elif height > most:
         wide = counts.sum(1) > TILES[0]
-        unrolled = min(UNROLLED_OF_DEEP, int(np.argmin(wide)) if not wide.all() else height)
+        unrolled = min(most, UNROLLED_OF_DEEP, int(np.argmin(wide)) if not wide.all() else height)
     else:
         unrolled = height
     head, extra = list(old.head), list(old.extra)
@@ -202,7 +202,8 @@ def grown(old: Envelope, demand: Demand) -> Envelope:
 class Store:
     """The envelopes in use, by pieces and the arrays they share."""
 
-    def __init__(self) -> None:
+    def __init__(self, unrolled: int = UNROLLED) -> None:
+        self.unrolled = unrolled
         self.envelopes: dict[tuple[object, ...], list[Envelope]] = {}
         self.made = 0
 
@@ -215,7 +216,7 @@ class Store:
         if fitting:
             return min(fitting, key=lambda e: e.rows)
         old = max(serving, key=lambda e: e.rows, default=None)
-        new = grown(old or empty(table.pieces, table.shared, whole), demand)
+        new = grown(old or empty(table.pieces, table.shared, whole), demand, self.unrolled)
         if old is not None:
             known.remove(old)
         known.append(new)

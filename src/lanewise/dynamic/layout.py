@@ -5,18 +5,18 @@ Rows of one type lie in one *arena*:
     payload (where an operand reads both payload and results) | carried rows | a region for each result of each piece
 
 A region holds the rows of a piece, those of the first level first; all results of a call are at the same row of their
-regions. In the head each level has the room that the envelope gives it; in the tail levels follow each other without a
-gap. Operands are read by position in the arena.
+regions. In the head each level has the room that the envelope gives it; in the tail levels follow each other without
+a gap. Operands are read by position in the arena.
 
 Adjoints of operands lie in arenas of their own, which are written by users in the reverse direction:
 
     one row of zeros | adjoints of wanted rows | a region for each operand of each piece
 
-The adjoint of a result is the sum of its users' rows there. Most have one user: `first` is its position, or that of the
-zeros. The other users are *extra*: pairs of a position and the row it is added to, ordered by row.
+The adjoint of a result is the sum of its users' rows there. Most have one user: `first` is its position, or that of
+the zeros. The other users are *extra*: pairs of a position and the row it is added to, ordered by row.
 
-All tables of one direction go to the device as one array of integers. A section of it is found by its name, at an offset
-that depends on the envelope alone.
+All tables of one direction go to the device as one array of integers. A section of it is found by its name, at an
+offset that depends on the envelope alone.
 """
 
 from __future__ import annotations
@@ -128,9 +128,8 @@ def layout(envelope: Envelope) -> Layout:
         sections.add(("start",), envelope.tail_levels * len(pieces))
         sections.add(("tiles",), envelope.tail_levels * len(pieces) * len(TILES))
     reverse.add(("extra start",), envelope.tail_levels * len(pieces) + 1)
-    reverse.add(("live",), len(envelope.head) * len(pieces))  # rows of each (level, piece)
-    reverse.add(("live in tail",), len(pieces))
-    reverse.add(("some",), len(pieces))  # a row that is there, or -1
+    for p in range(len(pieces)):
+        reverse.add(("there", p), rows[p])
     return Layout(
         envelope,
         offset,

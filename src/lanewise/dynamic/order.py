@@ -1,8 +1,8 @@
 """Which calls run together: each call of a table gets a level.
 
-The levels of a table are run one after the other, and in a level the pieces one after the other, each for all its calls
-there. So an order is right if every operand is made at an earlier level, or at the same one by a piece of a lower number;
-and it is good if few (level, piece) pairs have calls, as each is a launch.
+The levels of a table are run one after the other, and in a level the pieces one after the other, each for all its
+calls there. So an order is right if every operand is made at an earlier level, or at the same one by a piece of a
+lower number; and it is good if few (level, piece) pairs have calls, as each is a launch.
 
 * `depth` (Looks et al. 2017, TensorFlow Fold): the longest way from the inputs. Best for trees and for lists of one
   kind, and the levels of different tables look alike, so that one compilation serves them.
@@ -11,9 +11,9 @@ and it is good if few (level, piece) pairs have calls, as each is a launch.
 * `lookahead` (after Chen et al. 2023, ED-Batch): run the piece with the largest share of ready calls among those that
   no other call of the same piece has to precede. A share of one is never wrong: nothing is gained by waiting.
 
-Depth is found by peeling: a call is at level k if it loses its last operand that is not yet made in round k. The rounds
-are a few NumPy calls on the edges that are left, which for trees soon are few. A table with thousands of thin levels would
-need as many rounds; what is left after some of them is done by a plain loop over edges.
+Depth is found by peeling: a call is at level k if it loses its last operand that is not yet made in round k. The
+rounds are a few NumPy calls on the edges that are left, which for trees soon are few. A table with thousands of thin
+levels would need as many rounds; what is left after some of them is done by a plain loop over edges.
 """
 
 from __future__ import annotations

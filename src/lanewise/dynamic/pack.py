@@ -1,7 +1,7 @@
 """A table's demand, and its index tables, in NumPy: what is done on the host for every minibatch.
 
-Each step is a few array expressions for each piece and operand, none for each call: 0.15 µs a call is the bar, and this is
-the only part that a minibatch of fresh trees pays for beyond its arithmetic.
+Each step is a few array expressions for each piece and operand, none for each call: 0.15 µs a call is the bar, and
+this is the only part that a minibatch of fresh trees pays for beyond its arithmetic.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Uses:
     """Who reads each value whose adjoint counts.
 
     `target[e]` is what edge e reads: a value, or after all values a carried row. Edges are in blocks: those of
-    operand k of piece p (and of which of its calls, None for all), then those of wanted values. `first[v]` is one edge that
-    reads v, or -1; `extra` are all others.
+    operand k of piece p (and of which of its calls, None for all), then those of wanted values. `first[v]` is one
+    edge that reads v, or -1; `extra` are all others.
     """
 
     target: np.ndarray
@@ -104,7 +104,8 @@ def demand(
 
 @dataclass(frozen=True)
 class Places:
-    """Where a table's calls and values lie: the row of each call in its piece's regions, of each value in its arena."""
+    """Where a table's calls and values lie: the row of each call in its piece's regions, of each value in its
+    arena."""
 
     split: int
     begin: np.ndarray
@@ -166,7 +167,9 @@ def _positions(
     payload = len(table.payload.get(type_, ()))
     gap = (lay.envelope.payload[t] if lay.joined[t] else 0) - payload
     given = np.where(~read < payload, ~read, ~read + gap)
-    return np.where(read >= 0, at.position[read], given) if len(at.position) else given
+    return (
+        np.where(read >= 0, at.position[np.maximum(read, 0)], given) if len(at.position) else given
+    )
 
 
 def _pack_tail(out: np.ndarray, sections: Sections, need: Demand, at: Places) -> None:
@@ -185,7 +188,7 @@ def _pack_tail(out: np.ndarray, sections: Sections, need: Demand, at: Places) ->
 
 def pack_reverse(table: Table, used: Uses, need: Demand, lay: Layout, at: Places) -> np.ndarray:
     """The tables of the reverse direction."""
-    envelope, sections = lay.envelope, lay.reverse
+    sections = lay.reverse
     out = np.zeros(sections.size, np.int32)
     source = _adjoint_positions(table, used, need, lay, at)
     at_first = np.where(used.first >= 0, source[used.first], 0) if len(source) else used.first * 0
@@ -194,13 +197,11 @@ def pack_reverse(table: Table, used: Uses, need: Demand, lay: Layout, at: Places
         for j, type_ in enumerate(piece.results):
             if type_.differentiable:
                 out[sections["first", p, j]][rows] = at_first[calls.first + j]
-        out[sections["some",]][p] = rows[0] if len(rows) else -1
+        out[sections["there", p]][rows] = 1
     carried_from = table.num_values + _starts(need.carried)
     for t, number in enumerate(need.carried):
         given = at_first[carried_from[t] : carried_from[t] + number]
         out[sections["carried", t]][:number] = given
-    out[sections["live",]][: at.split * len(table.pieces)] = need.counts[: at.split].reshape(-1)
-    out[sections["live in tail",]] = need.counts[at.split :].sum(0)
     if len(used.extra):
         _pack_extra(out, table, used, source[used.extra], need, lay, at)
     _pack_tail(out, sections, need, at)

@@ -1,12 +1,12 @@
 """A table run in reverse: adjoints of rows level by level, those of shared arrays once at the end.
 
-Nothing is scattered. A user writes the adjoints of its operands to a region of its own, and the call that made a value reads
-them there: by one gather where each value has one user, with a sum over the pairs of `extra` where some have more.
-So what is added in which order depends on the table alone, and the answer is the same in each run.
+Nothing is scattered. A user writes the adjoints of its operands to a region of its own, and the call that made a
+value reads them there: by one gather where each value has one user, with a sum over the pairs of `extra` where some
+have more. So what is added in which order depends on the table alone, and the answer is the same in each run.
 
-Rows beyond those that are there read the row of zeros as their adjoint, and nobody reads what they write. They must not
-reach the weights: where the code for weights begins, both the cuts and what they are multiplied with are zeros in these
-rows. So `0 * inf` cannot come about in a row that the table does not have.
+Rows beyond those that are there read the row of zeros as their adjoint, and nobody reads what they write. They must
+not reach the weights: where the code for weights begins, both the cuts and what they are multiplied with are zeros in
+these rows. So `0 * inf` cannot come about in a row that the table does not have.
 """
 
 from __future__ import annotations
@@ -158,9 +158,7 @@ class _Reverse:
                 adjoints = self.adjoints(arenas, p, start, size)
                 adjoints = self.with_extra(arenas, level, p, adjoints)
                 arenas, cuts = self.launch(arenas, p, start, adjoints, size)
-                live = self.tables[lay.reverse["live",]][level * len(envelope.pieces) + p]
-                axes = self.codes(p, size).cut_axes
-                head_cuts[level][p] = [_kept(c, live, x) for c, x in zip(cuts, axes, strict=True)]
+                head_cuts[level][p] = cuts
         shared = self.of_shared(head_cuts, tail_cuts)
         return self.of_carried(arenas), shared
 
@@ -200,12 +198,8 @@ class _Reverse:
                 ]
             begin = start - int(lay.offset[-1, p])
             arenas, found = self.launch(arenas, p, start, adjoints, size)
-            live = self.tables[lay.reverse["live in tail",]][p] - begin
             axes = self.codes(p, size).cut_axes
-            kept = [
-                written(a, _kept(c, live, x), begin, x)
-                for a, c, x in zip(cuts[p], found, axes, strict=True)
-            ]
+            kept = [written(a, c, begin, x) for a, c, x in zip(cuts[p], found, axes, strict=True)]
             return arenas, [*cuts[:p], kept, *cuts[p + 1 :]], sums
 
         before = self.sum_extra if more else None
@@ -282,9 +276,11 @@ class _Reverse:
             ]
             shared = self.shared_of(p)
             used = codes.reads(codes.weights, len(shared))
-            there = self.there(p)
+            # Rows that the table does not have count for nothing.
+            there = self.tables[lay.reverse["there", p]] > 0
+            cuts = [_kept(v, there, x) for v, x in zip(cuts, codes.cut_axes, strict=True)]
             given = [
-                _kept(v, there, x) if u else None
+                None if not u else v if codes.again else _kept(v, there, x)
                 for v, u, x in zip(self.given[p], used, codes.axes, strict=True)
             ]
             adjoints = iter(_evaluated(codes.weights, [*shared, *given, *cuts]))
@@ -293,20 +289,6 @@ class _Reverse:
                     adjoint = next(adjoints)
                     found[s] = adjoint if found[s] is None else found[s] + adjoint
         return found
-
-    def there(self, p: int) -> Any:
-        """Which rows of a region the table has."""
-        lay, envelope = self.lay, self.envelope
-        live = self.tables[lay.reverse["live",]]
-        parts = []
-        for level, capacities in enumerate(envelope.head):
-            count = live[level * len(envelope.pieces) + p]
-            if capacities[p]:
-                parts.append(jnp.arange(capacities[p]) < count)
-        if envelope.tail[p]:
-            count = self.tables[lay.reverse["live in tail",]][p]
-            parts.append(jnp.arange(envelope.tail[p]) < count)
-        return _joined(parts, 0)
 
 
 def _joined(parts: list[Any], axis: int) -> Any:
@@ -324,12 +306,11 @@ def _evaluated(code: _jax.Jaxpr, given: Sequence[Any]) -> list[Any]:
     )
 
 
-def _kept(value: Any, live: Any, axis: int) -> Any:
-    """A value with zeros in all rows but the first `live` ones, or those that are `live`."""
-    number = jnp.arange(value.shape[axis]) < live if jnp.ndim(live) == 0 else live
+def _kept(value: Any, there: Any, axis: int) -> Any:
+    """A value with zeros in all rows but those that are there."""
     shape = [1] * value.ndim
     shape[axis] = value.shape[axis]
-    return jnp.where(number.reshape(shape), value, jnp.zeros_like(value))
+    return jnp.where(there.reshape(shape), value, jnp.zeros_like(value))
 
 
 def reverse(

@@ -1,8 +1,8 @@
 """The differentiable function of a table.
 
-`run` fits a table into an envelope, packs its index tables, and calls compiled code: a function of arrays, with a reverse
-rule (`jax.custom_vjp`), so that `jax.grad`, `jax.value_and_grad` and `jax.jit` around it work. Inside `jit` the table is
-a constant of what is traced.
+`run` fits a table into an envelope, packs its index tables, and calls compiled code: a function of arrays, with a
+reverse rule (`jax.custom_vjp`), so that `jax.grad`, `jax.value_and_grad` and `jax.jit` around it work. Inside `jit`
+the table is a constant of what is traced.
 
 It does not have: a forward-mode rule (`jax.jvp`, `jax.hessian`).
 """
@@ -32,7 +32,8 @@ STORE = Store()
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run gives: by type, the wanted rows; or, where all values are answers, arenas and each value's position."""
+    """What a run gives: by type, the wanted rows; or, where all values are answers, arenas and each value's
+    position."""
 
     types: tuple[Type, ...]
     rows: tuple[Any, ...]
@@ -151,8 +152,8 @@ def run(
 ) -> Answer:
     """Run a table.
 
-    `wanted` are numbers of values, for each of the table's types; without it, all values are answers. `carried` are rows that
-    operands beyond the payload name.
+    `wanted` are numbers of values, for each of the table's types; without it, all values are answers. `carried` are
+    rows that operands beyond the payload name.
 
     >>> from lanewise.dynamic.table import piece
     >>> f4 = Type((), np.dtype("f4"))

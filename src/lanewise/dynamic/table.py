@@ -12,8 +12,8 @@ Values are numbered: the results of call 0, then those of call 1, and so on. An 
   instances, in the table) and then *carried* rows (results of an earlier table; the caller of `run` gives them, and
   they have gradients).
 
-Flat arrays by call rather than one matrix for each piece: a recorder appends to two lists, and the matrices are made by
-one index expression (`Table.calls_of`).
+Flat arrays by call rather than one matrix for each piece: a recorder appends to two lists, and the matrices are made
+by one index expression (`Table.calls_of`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def piece(
     """Trace `fun(*shared, *rows)`, code for one row, at operands like these (arrays or their types).
 
     >>> import jax.numpy as jnp
-    >>> cell = piece(lambda w, x: jnp.tanh(x @ w), shared=[np.ones((4, 3), "f4")], rows=[np.ones(4, "f4")], name="cell")
+    >>> like = np.ones((4, 3), np.float32), np.ones(4, np.float32)
+    >>> cell = piece(lambda w, x: jnp.tanh(x @ w), shared=like[:1], rows=like[1:], name="cell")
     >>> cell.rows, cell.results
     ((float32[4],), (float32[3],))
     """

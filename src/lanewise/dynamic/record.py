@@ -1,0 +1,248 @@
+"""What a lazy block records, and how it is run: calls, payload, shared arrays, and the values of earlier flushes.
+
+Calls are appended to two lists (the piece, the operands), payload to one list for each type. A *flush* makes a table of
+these and runs it; its values stay in the arenas of the run, from which later ones read them. To the table of a later
+flush they are carried rows, so gradients go through.
+
+Values are numbered through all flushes of a recorder. A piece and the arrays that it is called with are a *kind*. Kinds
+are put in an order that does not depend on which was called first, so that the next minibatch has the same pieces.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lanewise import _jax
+from lanewise.core.errors import LanewiseError
+from lanewise.dynamic.run import Answer, run
+from lanewise.dynamic.table import Piece, Table, Type
+
+
+class LazyError(LanewiseError, TypeError):
+    """A lazy value, or a call of an op, that cannot be what was asked."""
+
+
+# Types are numbered, as hashing one takes as long as recording a call.
+TYPES: list[Type] = []
+_NUMBERS: dict[Any, int] = {}
+
+
+def type_number(shape: tuple[int, ...], dtype: Any) -> int:
+    """The number of a row's type, with the dtype that JAX would give an array of it."""
+    found = _NUMBERS.get((shape, dtype))
+    if found is None:
+        known = Type(shape, np.dtype(jax.dtypes.canonicalize_dtype(dtype)))
+        found = _NUMBERS.get(known)
+        if found is None:
+            found = _NUMBERS[known] = len(TYPES)
+            TYPES.append(known)
+        _NUMBERS[shape, dtype] = found
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A piece and the shared arrays it is called with, of one recorder. `serial` orders pieces as they were traced."""
+
+    number: int
+    piece: Piece
+    serial: int
+    shared: tuple[int, ...]
+    results: tuple[int, ...]  # numbers of types
+    tree: Any  # of the results, or None for one
+
+
+@dataclass
+class Segment:
+    """The values of one flush."""
+
+    start: int
+    stop: int
+    kinds: np.ndarray  # the type's number of each value
+    answer: Answer
+    host: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def rows(self, kind: int, values: np.ndarray) -> Any:
+        """Rows of values of one type."""
+        assert self.answer.position is not None
+        at = self.answer.position[values - self.start]
+        return self.answer.of(TYPES[kind]).at[at].get(mode="promise_in_bounds")
+
+    def concrete(self, value: int) -> np.ndarray:
+        """One value on the host; all of its type are copied the first time."""
+        kind = int(self.kinds[value - self.start])
+        if kind not in self.host:
+            self.host[kind] = _concrete(self.answer.of(TYPES[kind]))
+        assert self.answer.position is not None
+        return self.host[kind][self.answer.position[value - self.start]]
+
+
+def _concrete(array: Any) -> np.ndarray:
+    while isinstance(array, _jax.Tracer) and hasattr(array, "primal"):
+        array = array.primal
+    if isinstance(array, _jax.Tracer):
+        raise LazyError(
+            "a lazy value decides what runs next (`if`, `.item()`, `float()`), and inside `jax.jit` or `jax.vmap` it"
+            " is not known. Call the function outside; `jax.grad` around it is fine."
+        )
+    return np.asarray(array)
+
+
+class Recorder:
+    """A lazy block in progress."""
+
+    def __init__(self, order: str = "depth") -> None:
+        self.order = order
+        self.kinds: dict[tuple[Any, ...], Kind] = {}
+        self.calls: list[int] = []
+        self.operands: list[int] = []
+        self.columns: dict[int, list[Any]] = {}
+        self.shared: dict[int, int] = {}  # by identity; `arrays` keeps them
+        self.arrays: list[Any] = []
+        self.count = 0  # values so far
+        self.base = 0  # the first one that is not computed yet
+        self.segments: list[Segment] = []
+        self.wait: Any = None  # what suspends an instance until others wait too
+
+    def share(self, array: Any) -> int:
+        """The number of a shared array."""
+        number = self.shared.get(id(array))
+        if number is None:
+            number = self.shared[id(array)] = len(self.arrays)
+            self.arrays.append(array)
+        return number
+
+    def ordered(self) -> tuple[list[Kind], dict[int, int]]:
+        """Kinds in use in a lasting order, and new numbers of the arrays they share."""
+        used = set(self.calls)
+        every = list(self.kinds.values())
+        kinds = [k for k in every if k.number in used]
+        kinds.sort(key=lambda k: (k.serial, k.number))
+        arrays: dict[int, int] = {}
+        for kind in kinds:
+            for s in kind.shared:
+                arrays.setdefault(s, len(arrays))
+        return kinds, arrays
+
+    def flush(self, wanted: Sequence[int] | None = None) -> Any:
+        """Run what was recorded.
+
+        With `wanted`, values that were not computed yet, these are all that remains of it: gives the rows of each type,
+        by its number, in the order of `wanted`. Else all values can be read later.
+        """
+        if not self.calls:
+            return {}
+        kinds, arrays = self.ordered()
+        renumbered = np.zeros(max(k.number for k in kinds) + 1, np.int32)
+        renumbered[[k.number for k in kinds]] = range(len(kinds))
+        calls = renumbered[np.array(self.calls, np.int32)]
+        operands = np.array(self.operands, np.int32)
+        carried = self._carry(kinds, calls, operands) if self.base else {}
+        payload = {TYPES[t]: _column(t, values) for t, values in self.columns.items() if values}
+        table = Table(
+            tuple(k.piece for k in kinds),
+            tuple(tuple(arrays[s] for s in k.shared) for k in kinds),
+            calls,
+            operands,
+            payload,
+            {t: rows.shape[0] for t, rows in carried.items()},
+        )
+        shared = [self.arrays[s] for s in arrays]
+        types = _value_types(kinds, calls)
+        want = None
+        if wanted is not None:
+            values = np.array(wanted, np.int64) - self.base
+            of = types[values]
+            want = [values[of == type_number(*t)] for t in table.types]
+        answer = run(table, shared, want, carried=carried, order=self.order)
+        start, self.base = self.base, self.count
+        self.calls, self.operands = [], []
+        self.columns = {}
+        if want is None:
+            self.segments.append(Segment(start, self.count, types, answer))
+            return {}
+        return {
+            type_number(*t): rows[: len(values)]
+            for t, rows, values in zip(answer.types, answer.rows, want, strict=True)
+        }
+
+    def _carry(
+        self, kinds: Sequence[Kind], calls: np.ndarray, operands: np.ndarray
+    ) -> dict[Type, Any]:
+        """Rows of earlier flushes that operands name; `operands` is renumbered in place."""
+        arity = np.array([len(k.piece.rows) for k in kinds])
+        first = np.cumsum(arity[calls]) - arity[calls]
+        found: dict[int, np.ndarray] = {}
+        old = (operands >= 0) & (operands < self.base)
+        values = np.unique(operands[old])
+        types = np.array([self.type_of(int(v)) for v in values], np.int64)
+        place = np.zeros(len(values), np.int64)
+        for t in np.unique(types).tolist():
+            mine = types == t
+            found[t] = values[mine]
+            place[mine] = np.arange(len(found[t])) + len(self.columns.get(t, ()))
+        del first
+        operands[old] = ~place[np.searchsorted(values, operands[old])]
+        operands[operands >= 0] -= self.base
+        return {TYPES[t]: self.rows(t, of_type) for t, of_type in found.items()}
+
+    def segment(self, value: int) -> Segment:
+        return self.segments[bisect.bisect_right(self.segments, value, key=lambda s: s.start) - 1]
+
+    def type_of(self, value: int) -> int:
+        segment = self.segment(value)
+        return int(segment.kinds[value - segment.start])
+
+    def rows(self, kind: int, values: np.ndarray) -> Any:
+        """Rows of values of one type that were computed, whichever flush did."""
+        starts = [s.start for s in self.segments]
+        of = np.searchsorted(starts, values, side="right") - 1
+        order = np.argsort(of, kind="stable")
+        parts = [
+            self.segments[s].rows(kind, values[order][of[order] == s])
+            for s in np.unique(of).tolist()
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        back = np.empty(len(values), np.int64)
+        back[order] = np.arange(len(values))
+        return jnp.concatenate(parts)[back]
+
+
+def _value_types(kinds: Sequence[Kind], calls: np.ndarray) -> np.ndarray:
+    """The type's number of each value of these calls."""
+    counts = np.array([len(k.results) for k in kinds])
+    flat = np.array([t for k in kinds for t in k.results], np.int64)
+    begin = np.cumsum(counts) - counts
+    number = counts[calls]
+    first = np.repeat(begin[calls] - (np.cumsum(number) - number), number)
+    return flat[first + np.arange(len(first))]
+
+
+def _column(kind: int, values: list[Any]) -> np.ndarray:
+    """Payload of one type as an array."""
+    type_ = TYPES[kind]
+    try:
+        return np.array(values, type_.dtype).reshape(len(values), *type_.shape)
+    except OverflowError as error:
+        raise LazyError(
+            f"a number given to an op does not fit into {type_.dtype}: {error}."
+        ) from error
+
+
+@functools.lru_cache(maxsize=1)
+def greenlets() -> Any:
+    """The greenlet module, or None where it is not installed."""
+    try:
+        import greenlet
+    except ImportError:
+        return None
+    return greenlet
