@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -137,3 +138,19 @@ def compare(
         return loss
 
     close(jax.grad(summed(ours))(*args), jax.grad(summed(theirs))(*args), 10 * rtol, 1e-5)
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """The compilations that happen inside."""
+    found: list[str] = []
+
+    def seen(event: str, duration: float, **more: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(seen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(seen)

@@ -19,6 +19,8 @@ from lanewise.watch.trace import trace
 
 if TYPE_CHECKING:
     from lanewise import arrays
+    from lanewise.dynamic.instances import lazy_map
+    from lanewise.dynamic.lazy import lazy, op
 
 del _rules
 
@@ -40,7 +42,10 @@ __all__ = [
     "grad",
     "inspect",
     "lane_errors",
+    "lazy",
+    "lazy_map",
     "lift",
+    "op",
     "program",
     "recomputed",
     "report",
@@ -51,10 +56,19 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "arrays": "lanewise.arrays",
+    "lazy": "lanewise.dynamic.lazy",
+    "lazy_map": "lanewise.dynamic.instances",
+    "op": "lanewise.dynamic.lazy",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Parts that many programs do not need are imported when they are first named."""
-    if name != "arrays":
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return importlib.import_module(f"{__name__}.{name}")
+    module = importlib.import_module(_LATER[name])
+    return module if name == "arrays" else getattr(module, name)

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from by_hand import ROW, chain_tree, forest, random_tree, wanted, weights
+from by_hand import ROW, chain_tree, compilations, forest, random_tree, wanted, weights
 from lanewise.dynamic.envelope import Store, bucket
 from lanewise.dynamic.run import run
-
-
-@contextmanager
-def compilations() -> Iterator[list[str]]:
-    """The compilations that happen inside."""
-    found: list[str] = []
-
-    def seen(event: str, duration: float, **more: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(seen)
-    try:
-        yield found
-    finally:
-        jax.monitoring.unregister_event_duration_listener(seen)
 
 
 def minibatch(seed: int, size: int = 16) -> Any:

@@ -32,13 +32,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
-from lanewise.dynamic.record import TYPES, Kind, LazyError, Recorder, type_number
+from lanewise.dynamic.quick import quick_way
+from lanewise.dynamic.record import TYPES, Kind, LazyError, Recorder, Tag, type_number
 from lanewise.dynamic.table import Piece
 
 # So many arrays that one argument of an op was shared as: more are data that should be NumPy's.
 MOST_SHARED = 64
 
-_NUMBER_TYPES = (bool, int, float, complex, np.bool_)
 _SERIAL = itertools.count()
 
 
@@ -57,12 +57,19 @@ class Lazy:
     instances. Arithmetic, comparisons, `@` and indexing with constants are ops.
     """
 
-    __slots__ = ("_kind", "_number", "_recorder")
+    __slots__ = ("_number", "_of")
 
-    def __init__(self, recorder: Recorder, number: int, kind: int) -> None:
-        self._recorder = recorder
+    def __init__(self, of: Tag, number: int) -> None:
+        self._of = of
         self._number = number
-        self._kind = kind
+
+    @property
+    def _recorder(self) -> Recorder:
+        return self._of.recorder
+
+    @property
+    def _kind(self) -> int:
+        return self._of.kind
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -173,7 +180,6 @@ class Op:
         self.__name__ = self.name
         self.__wrapped__ = fun
         self._signatures: dict[tuple[Any, ...], _Signature] = {}
-        self._serial = next(_SERIAL)
 
     def __repr__(self) -> str:
         return f"op {self.name!r}"
@@ -182,61 +188,17 @@ class Op:
         recorder = _state.recorder
         if recorder is None:
             return self.fun(*map(_value, args), **{k: _value(v) for k, v in kwargs.items()})
-        if kwargs:
-            return self._record(recorder, args, kwargs)
-        # Nothing is recorded before all arguments are known to be plain: then the slow way begins anew.
-        key: list[Any] = [self._serial]
-        rows: list[Any] = []
-        shared = recorder.shared
-        given: list[tuple[int, Any]] | None = None
-        for a in args:
-            if a.__class__ is Lazy:
-                if a._recorder is not recorder:
-                    return self._record(recorder, args, kwargs)
-                key.append(a._kind)
-                rows.append(a._number)
-                continue
-            number = shared.get(id(a))
-            if number is not None:
-                key.append(~number)
-                continue
-            kind = _PLAIN.get(a.__class__)
-            if kind is None:
-                return self._record(recorder, args, kwargs)
-            key.append(kind)
-            if given is None:
-                given = []
-            given.append((len(rows), a))
-            rows.append(kind)
-        found = recorder.kinds.get(tuple(key))
-        if found is None:
-            return self._record(recorder, args, kwargs)
-        if given is not None:
-            for at, a in given:
-                kind = rows[at]
-                column = recorder.columns.get(kind)
-                if column is None:
-                    column = recorder.columns[kind] = []
-                rows[at] = ~len(column)
-                column.append(a)
-        recorder.calls.append(found.number)
-        recorder.operands += rows
-        n = recorder.count
-        results = found.results
-        if found.tree is None:
-            recorder.count = n + 1
-            return Lazy(recorder, n, results[0])
-        recorder.count = n + len(results)
-        if found.tree == "tuple":
-            return tuple([Lazy(recorder, n + j, k) for j, k in enumerate(results)])
-        return found.tree.unflatten([Lazy(recorder, n + j, k) for j, k in enumerate(results)])
+        quick = recorder.quick.get(self)
+        if quick is not None and quick[0] == len(args) and not kwargs:
+            found = quick[1](*args)
+            if found is not None:
+                return found
+        return self._record(recorder, args, kwargs)
 
     def _record(self, recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The slow way: arguments that are looked into, and calls whose types were not met before."""
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_index)
-        # A call of plain arguments is found by the quick way next time.
-        plain = not kwargs and all(map(_is_plain, args))
-        key: list[Any] = [self._serial] if plain else [self._serial, tree]
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        key: list[Any] = [self, tree]
         rows: list[int] = []
         shared: list[int] = []
         roles: list[Any] = []
@@ -283,7 +245,9 @@ class Op:
         recorder.calls.append(found.number)
         recorder.operands += rows
         n, recorder.count = recorder.count, recorder.count + len(found.results)
-        made = [Lazy(recorder, n + j, k) for j, k in enumerate(found.results)]
+        made = [Lazy(recorder.tag(k), n + j) for j, k in enumerate(found.results)]
+        if not kwargs and len(leaves) == len(args):
+            recorder.quick[self] = len(args), quick_way(recorder, found, leaves, Lazy, _PLAIN)
         if found.tree is None:
             return made[0]
         return tuple(made) if found.tree == "tuple" else found.tree.unflatten(made)
@@ -393,14 +357,6 @@ def _payload_kind(leaf: Any) -> int:
     return plain if plain is not None else type_number(leaf.shape, leaf.dtype)
 
 
-def _is_plain(value: Any) -> bool:
-    return value.__class__ is Lazy or value.__class__ in _PLAIN or isinstance(value, jax.Array)
-
-
-def _is_index(value: Any) -> bool:
-    return isinstance(value, _Index)
-
-
 def _value(tree: Any) -> Any:
     """A tree with lazy values replaced by arrays."""
     if tree.__class__ is Lazy:
@@ -412,7 +368,7 @@ def _value(tree: Any) -> Any:
 
 def _argument(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], leaf: int) -> str:
     """How a message names the leaf of this number among the arguments."""
-    paths = jax.tree_util.tree_leaves_with_path((args, kwargs), is_leaf=_is_index)
+    paths = jax.tree_util.tree_leaves_with_path((args, kwargs))
     where, *rest = paths[leaf][0][1:]
     name = f"argument {where.idx}" if hasattr(where, "idx") else f"argument {where.key!r}"
     return f"{name}{jax.tree_util.keystr(tuple(rest))} of {op!r}"
@@ -428,7 +384,7 @@ def op(fun: Callable[..., Any]) -> Op:
     >>> with lw.lazy():
     ...     a = blend(jnp.float32(2.0), 1.0, 0.5)
     ...     b = blend(jnp.float32(2.0), a, 1.0)
-    >>> print(b.value.round(3))
+    >>> print(f"{b.item():.3f}")
     0.995
 
     Outside of a lazy block it is the function itself.

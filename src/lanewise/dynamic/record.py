@@ -60,6 +60,16 @@ class Kind:
     tree: Any  # of the results, or None for one
 
 
+class Tag:
+    """What the values of one type of one recorder have in common."""
+
+    __slots__ = ("kind", "recorder")
+
+    def __init__(self, recorder: Recorder, kind: int) -> None:
+        self.recorder = recorder
+        self.kind = kind
+
+
 @dataclass
 class Segment:
     """The values of one flush."""
@@ -110,6 +120,10 @@ class Recorder:
         self.count = 0  # values so far
         self.base = 0  # the first one that is not computed yet
         self.segments: list[Segment] = []
+        self.tags: dict[int, Tag] = {}
+        self.quick: dict[
+            Any, Any
+        ] = {}  # by op: how many arguments, and the quick way to record a call like the last
         self.wait: Any = None  # what suspends an instance until others wait too
 
     def share(self, array: Any) -> int:
@@ -119,6 +133,12 @@ class Recorder:
             number = self.shared[id(array)] = len(self.arrays)
             self.arrays.append(array)
         return number
+
+    def tag(self, kind: int) -> Tag:
+        found = self.tags.get(kind)
+        if found is None:
+            found = self.tags[kind] = Tag(self, kind)
+        return found
 
     def ordered(self) -> tuple[list[Kind], dict[int, int]]:
         """Kinds in use in a lasting order, and new numbers of the arrays they share."""
@@ -164,8 +184,11 @@ class Recorder:
             want = [values[of == type_number(*t)] for t in table.types]
         answer = run(table, shared, want, carried=carried, order=self.order)
         start, self.base = self.base, self.count
-        self.calls, self.operands = [], []
-        self.columns = {}
+        # Emptied, not replaced: the quick ways hold them.
+        self.calls.clear()
+        self.operands.clear()
+        for column in self.columns.values():
+            column.clear()
         if want is None:
             self.segments.append(Segment(start, self.count, types, answer))
             return {}
