@@ -12,6 +12,7 @@ The contenders are in the package of the same name, which `import dynamic` finds
 
 from __future__ import annotations
 
+import functools
 import os
 import statistics
 import time
@@ -141,7 +142,8 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
         took = in_turns(contenders, repeats, clock)
         if nodes:
             by_node = peer.by_node_forward if k == 0 else peer.by_node_training
-            took |= in_turns({"PyTorch by node": lambda i: by_node(theirs, objects[i])}, 1, clock)
+            one = functools.partial(by_node, theirs)
+            took |= in_turns({"PyTorch by node": lambda i, one=one: one(objects[i])}, 1, clock)
         targets = {key: found[k] for key, found in BY_LEVEL.items()}
         lazily = {key: found[k] for key, found in LAZILY.items()}
         limit = LIMIT[k] if width >= 256 else None

@@ -2,8 +2,8 @@
 
 XLA compiles for shapes, and every minibatch of trees has other level sizes. So what is compiled is an *envelope*: a
 capacity for each (level, piece), for the payload of each type, for the rows that are wanted. How many rows are really
-there is data, and the rows beyond compute something that nobody reads. Capacities come in steps of 1.25 from 16 up,
-so that minibatches of one kind of data need few envelopes.
+there is data, and the rows beyond compute something that nobody reads. Capacities come in
+steps of an eighth, of 16 rows at least, so that minibatches of one kind of data need few envelopes.
 
 The first levels (the *head*) are unrolled: each (level, piece) is a launch of a fixed size, without a loop around.
 The rest (the *tail*) is run by a compiled loop over its levels, each in tiles of 256, 64 and 16 rows: only the total
@@ -26,7 +26,6 @@ from lanewise.dynamic.table import Piece, Table, Type
 
 TILES = (256, 64, 16)
 LEAST = 16
-STEP = 1.25
 # More levels than this are not unrolled; then those are that fill the largest tile, up to a number.
 UNROLLED = 32
 UNROLLED_OF_DEEP = 12
@@ -38,17 +37,13 @@ SMALL = 1024
 
 
 def bucket(count: int) -> int:
-    """The capacity for this many rows.
+    """The capacity for this many rows: eight steps from one power of two to the next, of 16 rows at least.
 
-    >>> [bucket(n) for n in (0, 1, 16, 17, 100, 1000)]
-    [0, 16, 16, 32, 112, 1200]
+    >>> [bucket(n) for n in (0, 1, 16, 17, 100, 1000, 1025)]
+    [0, 16, 16, 32, 112, 1024, 1152]
     """
-    if count == 0:
-        return 0
-    capacity = LEAST
-    while capacity < count:
-        capacity = -(-int(capacity * STEP) // LEAST) * LEAST
-    return capacity
+    step = max(LEAST, (1 << max(count - 1, 0).bit_length()) // 16)
+    return -(-count // step) * step
 
 
 # What the rows of an operand are: only payload, only results (or carried rows), both.

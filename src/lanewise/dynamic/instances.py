@@ -2,8 +2,8 @@
 
 Each instance runs in a greenlet: a stack of its own that can be left and taken up again. One that needs a value
 (`.item()`, `if value:`) is left there, and the next one runs. When none can go on, what all of them recorded runs at
-once, and each goes on with its value. Without the package greenlet, the recorded calls run whenever a value is needed:
-the answers are the same, and fewer calls run together.
+once, and each goes on with its value. Without the package greenlet, the recorded calls run whenever a value is
+needed: the answers are the same, and fewer calls run together.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from lanewise.dynamic.record import TYPES, LazyError, Recorder, greenlets
 def lazy_map(fun: Callable[[Any], Any], instances: Iterable[Any], *, order: str = "depth") -> Any:
     """`fun` of each instance, with the ops that it calls run for many at once; results stacked along a first axis.
 
-    An instance is any Python object. `fun` is plain Python around `op`s. It gives lazy values, arrays or numbers, or a
-    tree of these, of one structure for all instances.
+    An instance is any Python object. `fun` is plain Python around `op`s. It gives lazy values, arrays or numbers, or
+    a tree of these, of one structure for all instances.
 
     >>> import lanewise as lw
     >>> @lw.op

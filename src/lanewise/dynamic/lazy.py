@@ -1,9 +1,9 @@
 """Plain Python, recorded: ops that are called one instance at a time and run for many.
 
-Neubig et al. 2017 (DyNet) showed that code written for one instance can be batched when it is run: calls are recorded,
-and executed together later. Here a call of an `op` inside a lazy block costs about a microsecond: it gives a `Lazy`
-value, whose shape and dtype are known as the op was traced for its arguments' types, once. What was recorded is a table
-(`table.py`), and runs as one, when a value is needed or the block ends.
+Neubig et al. 2017 (DyNet) showed that code written for one instance can be batched when it is run: calls are
+recorded, and executed together later. Here a call of an `op` inside a lazy block costs about a microsecond: it gives
+a `Lazy` value, whose shape and dtype are known as the op was traced for its arguments' types, once. What was recorded
+is a table (`table.py`), and runs as one, when a value is needed or the block ends.
 
 What an argument of an op is decides what it becomes:
 
@@ -13,8 +13,8 @@ What an argument of an op is decides what it becomes:
 * a dictionary, list, tuple or registered class is looked into; anything else (a string, None) is part of the op's
   code, which is traced again for each value it has.
 
-Considered and not done: recording JAX primitives, as a tracer would. A call of an op is one piece for XLA, however many
-operations it has; recording each of them costs fifteen times as much, and leaves as many levels.
+Considered and not done: recording JAX primitives, as a tracer would. A call of an op is one piece for XLA, however
+many operations it has; recording each of them costs fifteen times as much, and leaves as many levels.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """What a lazy block records, and how it is run: calls, payload, shared arrays, and the values of earlier flushes.
 
-Calls are appended to two lists (the piece, the operands), payload to one list for each type. A *flush* makes a table of
-these and runs it; its values stay in the arenas of the run, from which later ones read them. To the table of a later
-flush they are carried rows, so gradients go through.
+Calls are appended to two lists (the piece, the operands), payload to one list for each type. A *flush* makes a table
+of these and runs it; its values stay in the arenas of the run, from which later ones read them. To the table of a
+later flush they are carried rows, so gradients go through.
 
-Values are numbered through all flushes of a recorder. A piece and the arrays that it is called with are a *kind*. Kinds
-are put in an order that does not depend on which was called first, so that the next minibatch has the same pieces.
+Values are numbered through all flushes of a recorder. A piece and the arrays that it is called with are a *kind*.
+Kinds are put in an order that does not depend on which was called first, so that the next minibatch has the same
+pieces.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def type_number(shape: tuple[int, ...], dtype: Any) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A piece and the shared arrays it is called with, of one recorder. `serial` orders pieces as they were traced."""
+    """A piece and the shared arrays it is called with, of one recorder. `serial` orders pieces as they were
+    traced."""
 
     number: int
     piece: Piece
@@ -155,8 +157,8 @@ class Recorder:
     def flush(self, wanted: Sequence[int] | None = None) -> Any:
         """Run what was recorded.
 
-        With `wanted`, values that were not computed yet, these are all that remains of it: gives the rows of each type,
-        by its number, in the order of `wanted`. Else all values can be read later.
+        With `wanted`, values that were not computed yet, these are all that remains of it: gives the rows of each
+        type, by its number, in the order of `wanted`. Else all values can be read later.
         """
         if not self.calls:
             return {}

@@ -24,6 +24,7 @@ from lanewise.dynamic import reverse as backwards
 from lanewise.dynamic.compute import Moving, Ran
 from lanewise.dynamic.envelope import Envelope, Store
 from lanewise.dynamic.layout import layout
+from lanewise.dynamic.memory import keep_pages
 from lanewise.dynamic.order import levels
 from lanewise.dynamic.table import Table, TableError, Type
 
@@ -164,6 +165,7 @@ def run(
     >>> print(root(jnp.float32(3)), jax.grad(root)(jnp.float32(3)))
     33.0 20.0
     """
+    keep_pages()
     types = table.types
     carried = carried or {}
     given = [*shared, *carried.values()]
