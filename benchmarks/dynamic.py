@@ -31,7 +31,6 @@ from _harness import Claim, report, use_device, usual_arguments
 from dynamic import tree_lstm as ours
 from dynamic.forest import Forest, forest, weights
 from lanewise.dynamic.lazy import recording
-from lanewise.dynamic.order import levels
 from lanewise.dynamic.record import Recorder
 from lanewise.dynamic.run import STORE
 
@@ -88,15 +87,15 @@ def warm(params: Any, batches: Sequence[Forest], trees: Sequence[Any]) -> None:
     before, start = STORE.made, time.perf_counter()
     for batch, objects in zip(batches, trees, strict=True):
         jax.block_until_ready(ours.roots_by_table(params, batch))
-        jax.block_until_ready(ours.training(ours.roots_by_table)(params, batch))
+        jax.block_until_ready(ours.train_by_table(params, batch))
         jax.block_until_ready(ours.roots_lazily(params, objects))
-        jax.block_until_ready(ours.training(ours.roots_lazily)(params, objects))
+        jax.block_until_ready(ours.train_lazily(params, objects))
     print(f"  {STORE.made - before} envelopes, {time.perf_counter() - start:.1f} s", flush=True)
 
 
 def agree(params: Any, torch_params: Any, peer: Any, batch: Forest, objects: Any) -> None:
-    loss, grads = ours.training(ours.roots_by_table)(params, batch)
-    lazily, _ = ours.training(ours.roots_lazily)(params, objects)
+    loss, grads = ours.train_by_table(params, batch)
+    lazily, _ = ours.train_lazily(params, objects)
     theirs = peer.by_level_training(torch_params, batch)
     np.testing.assert_allclose(loss, theirs.numpy(), rtol=1e-4)
     np.testing.assert_allclose(loss, lazily, rtol=1e-4)
@@ -123,7 +122,6 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
     leaves = len(batches[0].left) - inner_nodes
     x, e = jnp.ones((inner_nodes, 2 * width)), jnp.ones((leaves, width))
     dz, dl = jnp.ones((inner_nodes, 5 * width)), jnp.ones((leaves, 3 * width))
-    train, train_lazily = ours.training(ours.roots_by_table), ours.training(ours.roots_lazily)
     forward = {
         "table": lambda i: ours.roots_by_table(params, batches[i]),
         "lazy": lambda i: ours.roots_lazily(params, objects[i]),
@@ -131,8 +129,8 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
         "the limit": lambda i: ours.limit_forward(params, x, e),
     }
     training = {
-        "table": lambda i: train(params, batches[i]),
-        "lazy": lambda i: train_lazily(params, objects[i]),
+        "table": lambda i: ours.train_by_table(params, batches[i]),
+        "lazy": lambda i: ours.train_lazily(params, objects[i]),
         "PyTorch by level": lambda i: peer.by_level_training(theirs, batches[i]),
         "the limit": lambda i: ours.limit_training(params, x, e, dz, dl),
     }
@@ -171,8 +169,7 @@ def host_costs(trees: int, repeats: int) -> list[Claim]:
                 _visit(params, tree)
 
     def packed(i: int) -> None:
-        made, roots = ours.table(batches[i], width)
-        ours_pack(made, roots)
+        ours.prepared(batches[i], width, True)
 
     took = in_turns(
         {"recording": recorded, "levels and tables": packed}, repeats, time.process_time
@@ -197,21 +194,6 @@ def _visit(params: Any, tree: Any) -> Any:
     h0, c0 = _visit(params, tree[0])
     h1, c1 = _visit(params, tree[1])
     return ours.lazy_inner(params["inner"], params["inner_bias"], h0, c0, h1, c1)
-
-
-def ours_pack(made: Any, roots: np.ndarray) -> None:
-    """All that `run` does before it calls compiled code that has a gradient."""
-    from lanewise.dynamic import pack
-    from lanewise.dynamic.layout import layout
-
-    want = [np.zeros(0, np.int64), roots]
-    level = levels(made)
-    used = pack.uses(made, made.types, want)
-    need = pack.demand(made, made.types, level, want, used)
-    lay = layout(STORE.envelope(made, need))
-    at = pack.places(made, level, need, lay)
-    pack.pack_forward(made, want, need, lay, at)
-    pack.pack_reverse(made, used, need, lay, at)
 
 
 def main() -> None:

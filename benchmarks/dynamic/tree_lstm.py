@@ -4,7 +4,6 @@ limit."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ import numpy as np
 
 import lanewise as lw
 from dynamic.forest import Forest
-from lanewise.dynamic.run import run
+from lanewise.dynamic.run import Prepared, prepare
 from lanewise.dynamic.table import Piece, Table, Type, piece
 
 NAMES = ("words", "leaf", "leaf_bias", "inner", "inner_bias")
@@ -67,11 +66,31 @@ def table(forest: Forest, width: int) -> tuple[Table, np.ndarray]:
     return made, 2 * forest.root
 
 
+def prepared(forest: Forest, width: int, gradient: bool) -> Prepared:
+    made, roots = table(forest, width)
+    return prepare(made, [np.zeros(0, np.int64), roots], gradient=gradient)
+
+
+def _roots(params: dict[str, Any], ready: Prepared, trees: int) -> Any:
+    return ready([params[n] for n in NAMES]).rows[1][:trees]
+
+
+_forward = jax.jit(_roots, static_argnums=2)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _train(params: dict[str, Any], ready: Prepared, trees: int) -> Any:
+    return jax.value_and_grad(lambda p: jnp.sum(_roots(p, ready, trees) ** 2))(params)
+
+
 def roots_by_table(params: dict[str, Any], forest: Forest) -> Any:
     width = params["words"].shape[1]
-    made, roots = table(forest, width)
-    answer = run(made, [params[n] for n in NAMES], [np.zeros(0, np.int64), roots])
-    return answer.rows[1][: len(roots)]
+    return _forward(params, prepared(forest, width, False), len(forest.root))
+
+
+def train_by_table(params: dict[str, Any], forest: Forest) -> Any:
+    width = params["words"].shape[1]
+    return _train(params, prepared(forest, width, True), len(forest.root))
 
 
 def roots_lazily(params: dict[str, Any], trees: list[Any]) -> Any:
@@ -87,9 +106,13 @@ def roots_lazily(params: dict[str, Any], trees: list[Any]) -> Any:
     return lw.lazy_map(lambda tree: visit(tree)[0], trees)
 
 
-def training(roots: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The loss, the sum of squares, and its gradient."""
-    return jax.value_and_grad(lambda params, batch: jnp.sum(roots(params, batch) ** 2))
+@jax.jit
+def _loss(roots: Any) -> Any:
+    return jnp.sum(roots**2)
+
+
+def train_lazily(params: dict[str, Any], trees: list[Any]) -> Any:
+    return jax.value_and_grad(lambda p: _loss(roots_lazily(p, trees)))(params)
 
 
 @jax.jit

@@ -27,7 +27,7 @@ from by_hand import (
     weights,
 )
 from lanewise.dynamic.envelope import Store
-from lanewise.dynamic.run import run
+from lanewise.dynamic.run import prepare, run
 from lanewise.dynamic.table import Table, TableError, Type, check, piece
 
 UNROLLED = Store()
@@ -250,6 +250,30 @@ def test_under_jit_and_vmap() -> None:
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-4, atol=1e-5), both, plain[1]
     )
+
+
+def test_a_step_is_compiled_once_for_prepared_tables() -> None:
+    """A prepared table is an argument of `jit`: its index tables are data."""
+    store = Store()
+    traces = []
+
+    @jax.jit
+    def step(shared: Any, prepared: Any) -> Any:
+        traces.append(1)
+        return jax.value_and_grad(lambda s: jnp.sum(prepared(s).of(ROW)[:2] ** 2))(shared)
+
+    for trees in ([((1, 2), 3), (4, 5)], [(1, (2, 3)), 7], [(1, 2), (3, 4)]):
+        table, roots = forest(trees)
+
+        def loss(shared: Any, table: Any = table, roots: Any = roots) -> Any:
+            return jnp.sum(run(table, shared, wanted(table, roots)).of(ROW) ** 2)
+
+        ours = step(weights(), prepare(table, wanted(table, roots), store=store))
+        theirs = jax.value_and_grad(loss)(weights())
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), ours, theirs
+        )
+    assert len(traces) == store.made == 1
 
 
 def test_only_what_is_asked_for_is_differentiated() -> None:

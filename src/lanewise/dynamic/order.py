@@ -31,16 +31,31 @@ _ROUNDS = 24
 
 
 class Edges(NamedTuple):
-    """Which call reads what which call makes, ordered by the reader."""
+    """Which call reads what which call makes, once where several results of one call are read alike."""
 
     maker: np.ndarray
     reader: np.ndarray
 
 
 def edges(table: Table) -> Edges:
-    reader = np.repeat(np.arange(len(table), dtype=np.int32), table.arity[table.piece])
-    made = table.operands >= 0
-    return Edges(table.caller[table.operands[made]], reader[made])
+    makers, readers = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+    for calls in table.calls_of:
+        before = None
+        for read in calls.operands.T:
+            if not len(read):
+                continue
+            if read.min() < 0:
+                made = read >= 0
+                makers.append(table.caller[read[made]])
+                readers.append(calls.number[made])
+                continue
+            maker = table.caller[read]
+            # A pair of results (h, c) of one call is most often read together.
+            if before is None or not np.array_equal(maker, before):
+                makers.append(maker)
+                readers.append(calls.number)
+            before = maker
+    return Edges(np.concatenate(makers), np.concatenate(readers))
 
 
 def depth(table: Table) -> np.ndarray:
@@ -65,8 +80,10 @@ def depth(table: Table) -> np.ndarray:
 
 
 def _finish(level: np.ndarray, maker: np.ndarray, reader: np.ndarray) -> None:
-    """The rest of `depth`, an edge at a time; makers of later edges are done by then, as readers are in order."""
+    """The rest of `depth`, an edge at a time: in the order of readers, so that each maker is done."""
     found = level.tolist()
+    order = np.argsort(reader, kind="stable")
+    maker, reader = maker[order], reader[order]
     for a, b in zip(maker.tolist(), reader.tolist()):
         if found[a] >= found[b]:
             found[b] = found[a] + 1

@@ -1,14 +1,16 @@
 """The differentiable function of a table.
 
-`run` fits a table into an envelope, packs its index tables, and calls compiled code: a function of arrays, with a
-reverse rule (`jax.custom_vjp`), so that `jax.grad`, `jax.value_and_grad` and `jax.jit` around it work. Inside `jit`
-the table is a constant of what is traced.
+`prepare` fits a table into an envelope and packs its index tables: a `Prepared`, which is a pytree of arrays. It can
+be an argument of a `jax.jit` function, say a whole training step, which is then compiled once for the envelope and
+not for each table. `run` prepares a table and calls it. Both are differentiable by `jax.grad` (a `jax.custom_vjp`
+rule). Inside `jit`, `run` makes the table a constant of what is traced.
 
-It does not have: a forward-mode rule (`jax.jvp`, `jax.hessian`).
+They do not have a forward-mode rule (`jax.jvp`, `jax.hessian`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -142,6 +144,86 @@ def _padded(rows: Any, size: int, type_: Type) -> Any:
     return whole
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A table that is ready to run: what it is compiled for, and its index tables and payload.
+
+    A table is prepared with the tables of the reverse direction only where it is asked for; else it has no gradient.
+    """
+
+    envelope: Envelope
+    tables: Any
+    back: Any
+    payload: tuple[Any, ...]
+    wanted: tuple[Any, ...] | None  # how many rows of each type are
+
+    def __call__(self, shared: Sequence[Any], carried: Mapping[Type, Any] | None = None) -> Answer:
+        """Run it. The rows of each type are as many as the envelope has room for; the first `wanted` ones count."""
+        envelope, given = self.envelope, carried or {}
+        rows = tuple(
+            _carried(given.get(t), size, t)
+            for t, size in zip(envelope.types, envelope.carried, strict=True)
+        )
+        if self.back is None:
+            out = _forward(envelope, self.tables, self.payload, rows, tuple(shared))
+        else:
+            out = _run(envelope, self.tables, self.back, self.payload, rows, tuple(shared))
+        return Answer(envelope.types, tuple(out))
+
+
+jax.tree_util.register_dataclass(
+    Prepared, data_fields=["tables", "back", "payload", "wanted"], meta_fields=["envelope"]
+)
+
+
+def prepare(
+    table: Table,
+    wanted: Sequence[np.ndarray] | None = None,
+    *,
+    order: str = "depth",
+    gradient: bool = True,
+    store: Store = STORE,
+) -> Prepared:
+    """Fit a table into an envelope and pack its index tables.
+
+    `wanted` are numbers of values, for each of the table's types; without it, all values are answers.
+
+    >>> from lanewise.dynamic.table import piece
+    >>> f4 = Type((), np.dtype("f4"))
+    >>> plus = piece(lambda w, a, b: w * a + b, shared=[np.float32(0)], rows=[np.float32(0)] * 2)
+    >>> @jax.jit
+    ... def slope(w, prepared):
+    ...     return jax.grad(lambda w: prepared([w]).of(f4)[0])(w)
+    >>> for numbers in ([1, 2], [3, 4, 5]):
+    ...     calls = len(numbers) - 1
+    ...     operands = [~0, ~1] + [v for i in range(1, calls) for v in (i - 1, ~(i + 1))]
+    ...     sums = Table((plus,), ((0,),), [0] * calls, operands, {f4: np.float32(numbers)})
+    ...     print(slope(jnp.float32(3), prepare(sums, [np.array([calls - 1])])))
+    1.0
+    22.0
+    """
+    return _prepare(table, wanted, order, gradient, store)[0]
+
+
+def _prepare(
+    table: Table, wanted: pack.Wanted, order: str, gradient: bool, store: Store
+) -> tuple[Prepared, pack.Places]:
+    types = table.types
+    level = levels(table, order)
+    used = pack.uses(table, types, wanted) if gradient else None
+    need = pack.demand(table, types, level, wanted, used)
+    envelope = store.envelope(table, need)
+    lay = layout(envelope)
+    at = pack.places(table, level, need, lay)
+    tables = pack.pack_forward(table, wanted, need, lay, at)
+    back = None if used is None else pack.pack_reverse(table, used, need, lay, at)
+    payload = tuple(
+        _padded(table.payload.get(t, ()), size, t)
+        for t, size in zip(types, envelope.payload, strict=True)
+    )
+    return Prepared(envelope, tables, back, payload, need.wanted), at
+
+
 def run(
     table: Table,
     shared: Sequence[Any],
@@ -166,35 +248,21 @@ def run(
     33.0 20.0
     """
     keep_pages()
-    types = table.types
-    carried = carried or {}
-    given = [*shared, *carried.values()]
+    given = [*shared, *(carried or {}).values()]
     traced = any(isinstance(x, _jax.Tracer) for x in given)
-    level = levels(table, order)
-    used = pack.uses(table, types, wanted) if traced else None
-    need = pack.demand(table, types, level, wanted, used)
-    envelope = store.envelope(table, need)
-    lay = layout(envelope)
-    at = pack.places(table, level, need, lay)
-    tables = pack.pack_forward(table, wanted, need, lay, at)
-    payload = tuple(
-        _padded(table.payload.get(t, ()), size, t)
-        for t, size in zip(types, envelope.payload, strict=True)
+    prepared, at = _prepare(table, wanted, order, traced, store)
+    answer = prepared(shared, carried)
+    if wanted is None:
+        return dataclasses.replace(answer, position=at.position)
+    sizes = [len(values) for values in wanted]
+    rows = (
+        r if r.shape[0] == size else r[:size] for r, size in zip(answer.rows, sizes, strict=True)
     )
-    rows = tuple(
-        _carried(carried.get(t), size, t) for t, size in zip(types, envelope.carried, strict=True)
-    )
-    arrays = tuple(shared)
-    if used is None:
-        out = _forward(envelope, tables, payload, rows, arrays)
-    else:
-        back = pack.pack_reverse(table, used, need, lay, at)
-        out = _run(envelope, tables, back, payload, rows, arrays)
-    return Answer(types, tuple(out), at.position if wanted is None else None)
+    return dataclasses.replace(answer, rows=tuple(rows))
 
 
 def _carried(rows: Any, size: int, type_: Type) -> Any:
     if rows is None:
-        return jnp.zeros((size, *type_.shape), type_.dtype)
+        return np.zeros((size, *type_.shape), type_.dtype)
     short = size - rows.shape[0]
     return jnp.pad(rows, [(0, short)] + [(0, 0)] * (rows.ndim - 1)) if short else rows
