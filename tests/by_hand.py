@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,21 @@ def weights(seed: int = 0) -> list[Any]:
 _ROW = np.zeros(WIDTH, np.float32)
 LEAF = piece(leaf, [weights()[0], weights()[1]], [np.int32(0)])
 INNER = piece(inner, weights()[2:], [_ROW] * 4)
+
+
+def made(
+    pieces: Sequence[Piece],
+    shared: Sequence[Sequence[int]],
+    calls: Any,
+    operands: Any,
+    payload: Mapping[Type, Any] | None = None,
+    **more: Any,
+) -> Table:
+    """A table of lists."""
+    rows = {t: np.array(values, t.dtype) for t, values in (payload or {}).items()}
+    flat = np.array(calls, np.int32), np.array(operands, np.int32)
+    return Table(tuple(pieces), tuple(map(tuple, shared)), *flat, rows, **more)
+
 
 # A tree is a word, or a pair of trees.
 Tree = Any
@@ -91,8 +106,7 @@ def forest(trees: Sequence[Tree]) -> tuple[Table, np.ndarray]:
         return done[0]
 
     roots = np.array([visit(t) for t in trees], np.int64)
-    payload = {INT: np.array(words, np.int32)}
-    return Table((LEAF, INNER), ((0, 1), (2, 3)), pieces, operands, payload), roots  # type: ignore[arg-type]
+    return made((LEAF, INNER), ((0, 1), (2, 3)), pieces, operands, {INT: words}), roots
 
 
 def wanted(table: Table, values: np.ndarray) -> list[np.ndarray]:
@@ -145,7 +159,8 @@ def compilations() -> Iterator[list[str]]:
     """The compilations that happen inside."""
     found: list[str] = []
 
-    def seen(event: str, duration: float, **more: Any) -> None:
+    def seen(event: str, duration_secs: float, **more: Any) -> None:
+        del duration_secs, more
         if event == "/jax/core/compile/backend_compile_duration":
             found.append(event)
 

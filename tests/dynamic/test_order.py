@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from by_hand import SCALAR, chain_tree, complete_tree, forest, random_tree
+from by_hand import SCALAR, chain_tree, complete_tree, forest, made, random_tree
 from lanewise.dynamic.order import ORDERS, edges, launches, levels
 from lanewise.dynamic.table import Table, piece
 from lanewise.errors import OptionError
@@ -86,7 +86,7 @@ def mixed(rng: np.random.Generator, sentences: int) -> Table:
                     word = call(1, word)
             state = call(0, state, word)
             call(2, state)
-    return Table(pieces, ((), (), ()), calls, operands, {SCALAR: np.float32([1])})  # type: ignore[arg-type]
+    return made(pieces, ((), (), ()), calls, operands, {SCALAR: [1]})
 
 
 def test_an_agenda_needs_fewer_launches_than_depth_where_kinds_mix() -> None:
@@ -109,7 +109,5 @@ def test_an_order_of_another_name_is_refused() -> None:
 
 def test_levels_that_a_recorder_gives_are_taken() -> None:
     double = piece(lambda x: 2 * x, rows=[jnp.float32(0)])
-    table = Table(
-        (double,), ((),), [0, 0], [~0, ~0], {SCALAR: np.float32([1])}, level=np.array([0, 3])
-    )  # type: ignore[arg-type]
+    table = made((double,), ((),), [0, 0], [~0, ~0], {SCALAR: [1]}, level=np.array([0, 3]))
     np.testing.assert_array_equal(levels(table), [0, 3])

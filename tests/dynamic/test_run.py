@@ -21,6 +21,7 @@ from by_hand import (
     compare,
     complete_tree,
     forest,
+    made,
     one_at_a_time,
     random_tree,
     wanted,
@@ -72,7 +73,7 @@ def test_one_subtree_that_many_trees_hold(store: Store) -> None:
         calls.append(1)
         operands += [2 * shared, 2 * shared + 1, 2 * other, 2 * other + 1]
         shared = len(calls) - 1 if len(calls) % 3 else shared
-    dag = Table(table.pieces, table.shared, calls, operands, table.payload)  # type: ignore[arg-type]
+    dag = made(table.pieces, table.shared, calls, operands, table.payload)
     # The same value is wanted twice, and one that others read.
     compare_roots(dag, np.array([2 * (len(calls) - 1), 4, 4, 10]), store)
 
@@ -101,13 +102,13 @@ def test_carried_rows_have_gradients(store: Store) -> None:
     # Inputs of the type are two rows of payload, then three carried ones.
     calls = [1, 1, 1]
     operands = [~0, ~1, ~2, ~2, 0, 1, ~3, ~1, 2, 3, 2, ~2]
-    table = Table(
+    table = made(
         (LEAF, INNER),
         ((0, 1), (2, 3)),
         calls,
         operands,
         {ROW: rows[:2] + 1},
-        {ROW: 3},  # type: ignore[arg-type]
+        {ROW: 3},
     )
     check(table)
 
@@ -126,7 +127,7 @@ def test_deep_chains_run_in_the_loop() -> None:
     step = piece(lambda a, x: a * x + 1.0, [np.float32(0)], [np.float32(0)])
     n = 10_000
     operands = [~0, *range(n - 1)]
-    table = Table((step,), ((0,),), [0] * n, operands, {SCALAR: np.float32([2.0])})  # type: ignore[arg-type]
+    table = made((step,), ((0,),), [0] * n, operands, {SCALAR: [2.0]})
 
     def last(a: Any) -> Any:
         return run(table, [a], [np.array([n - 1])]).of(SCALAR)[0]
@@ -158,12 +159,12 @@ def test_rows_that_are_not_there_add_nothing() -> None:
     """A piece that is not finite at zero: padding must not reach the weight's gradient."""
     log = piece(lambda w, x: jnp.log(x) * w + w / x, [np.float32(0)], [np.float32(0)])
     exp = piece(jnp.exp, [], [np.float32(0)])
-    table = Table(
+    table = made(
         (log, exp),
         ((0,), ()),
         [1, 1, 0, 1, 0],
         [~0, ~1, 0, 2, 3],
-        {SCALAR: np.float32([1, 2])},  # type: ignore[arg-type]
+        {SCALAR: [1, 2]},
     )
     for store in (Store(), Store(unrolled=0)):
 
@@ -191,10 +192,10 @@ def test_pieces_with_results_of_several_types() -> None:
         piece(split, [np.zeros((4, 4), np.float32)], [row, number]),
         piece(join, [], [row, one, number, one]),
     )
-    values = {ROW: np.float32([[1, 2, 3, 4], [0, 1, 0, 1]]), INT: np.int32([5, 2])}
+    values = {ROW: [[1, 2, 3, 4], [0, 1, 0, 1]], INT: [5, 2]}
     calls = [0, 0, 1, 0, 1, 1]
     operands = [~0, ~0, ~1, ~1, 0, 1, 2, 4, 10, 7, 3, 6, 13, 9, 14, 12, 7, 1]
-    table = Table(parts, ((0,), ()), calls, operands, values)  # type: ignore[arg-type]
+    table = made(parts, ((0,), ()), calls, operands, values)
     check(table)
     at = {ROW: [16, 17], SCALAR: [12]}
     want = [np.array(at.get(t, []), np.int64) for t in table.types]
@@ -224,7 +225,7 @@ def test_pieces_with_loops_and_products_inside() -> None:
 
     node = piece(body, [np.zeros((4, 4), np.float32)], [np.zeros(4, np.float32)])
     rows = np.random.default_rng(2).normal(size=(3, 4)).astype(np.float32)
-    table = Table((node,), ((0,),), [0] * 5, [~0, ~1, 0, 2, ~2], {ROW: rows})  # type: ignore[arg-type]
+    table = made((node,), ((0,),), [0] * 5, [~0, ~1, 0, 2, ~2], {ROW: rows})
 
     def ours(w: Any) -> Any:
         return run(table, [w], [np.array([3, 4, 1])]).of(ROW)[:3]
@@ -318,7 +319,7 @@ def test_random_tables(data: Any) -> None:
             operands.append(data.draw(st.integers(-inputs, values - 1)))
         values += len(_MIX[p].results)
     payload = {SCALAR: np.linspace(0.2, 0.9, inputs, dtype=np.float32)}
-    table = Table(_MIX, ((0,), (), (1,)), calls, operands, payload)  # type: ignore[arg-type]
+    table = made(_MIX, ((0,), (), (1,)), calls, operands, payload)
     check(table)
     roots = data.draw(st.lists(st.integers(0, values - 1), min_size=1, max_size=4))
     order = data.draw(st.sampled_from(["depth", "agenda", "lookahead"]))
@@ -341,11 +342,11 @@ def test_tables_that_do_not_hold_together_are_refused() -> None:
     wrong = table.operands.copy()
     wrong[2:] = [0, 1, 4, 5]
     with pytest.raises(TableError, match="made after it is read"):
-        check(Table(table.pieces, table.shared, table.piece, wrong, table.payload))
+        check(made(table.pieces, table.shared, table.piece, wrong, table.payload))
     with pytest.raises(TableError, match="names an input beyond the 0"):
-        check(Table(table.pieces, table.shared, table.piece, table.operands))
+        check(made(table.pieces, table.shared, table.piece, table.operands))
     with pytest.raises(TableError, match="operands are needed"):
-        check(Table(table.pieces, table.shared, table.piece, table.operands[:-1], table.payload))
+        check(made(table.pieces, table.shared, table.piece, table.operands[:-1], table.payload))
     given = jnp.arange(3.0)
     with pytest.raises(TableError, match="reads 1 arrays from outside"):
         piece(lambda x: x + given, rows=[np.zeros(3, np.float32)])

@@ -143,11 +143,11 @@ class Recorder:
         return found
 
     def ordered(self) -> tuple[list[Kind], dict[int, int]]:
-        """Kinds in use in a lasting order, and new numbers of the arrays they share."""
-        used = set(self.calls)
-        every = list(self.kinds.values())
-        kinds = [k for k in every if k.number in used]
-        kinds.sort(key=lambda k: (k.serial, k.number))
+        """Kinds in a lasting order, and new numbers of the arrays they share.
+
+        All that were met, in use now or not: flushes that differ in their kinds share one envelope.
+        """
+        kinds = sorted(self.kinds.values(), key=lambda k: (k.serial, k.number))
         arrays: dict[int, int] = {}
         for kind in kinds:
             for s in kind.shared:
@@ -167,7 +167,7 @@ class Recorder:
         renumbered[[k.number for k in kinds]] = range(len(kinds))
         calls = renumbered[np.array(self.calls, np.int32)]
         operands = np.array(self.operands, np.int32)
-        carried = self._carry(kinds, calls, operands) if self.base else {}
+        carried = self._carry(operands) if self.base else {}
         payload = {TYPES[t]: _column(t, values) for t, values in self.columns.items() if values}
         table = Table(
             tuple(k.piece for k in kinds),
@@ -199,12 +199,8 @@ class Recorder:
             for t, rows, values in zip(answer.types, answer.rows, want, strict=True)
         }
 
-    def _carry(
-        self, kinds: Sequence[Kind], calls: np.ndarray, operands: np.ndarray
-    ) -> dict[Type, Any]:
+    def _carry(self, operands: np.ndarray) -> dict[Type, Any]:
         """Rows of earlier flushes that operands name; `operands` is renumbered in place."""
-        arity = np.array([len(k.piece.rows) for k in kinds])
-        first = np.cumsum(arity[calls]) - arity[calls]
         found: dict[int, np.ndarray] = {}
         old = (operands >= 0) & (operands < self.base)
         values = np.unique(operands[old])
@@ -214,7 +210,6 @@ class Recorder:
             mine = types == t
             found[t] = values[mine]
             place[mine] = np.arange(len(found[t])) + len(self.columns.get(t, ()))
-        del first
         operands[old] = ~place[np.searchsorted(values, operands[old])]
         operands[operands >= 0] -= self.base
         return {TYPES[t]: self.rows(t, of_type) for t, of_type in found.items()}

@@ -165,7 +165,7 @@ class Prepared:
             for t, size in zip(envelope.types, envelope.carried, strict=True)
         )
         if self.back is None:
-            out = _forward(envelope, self.tables, self.payload, rows, tuple(shared))
+            out: Any = _forward(envelope, self.tables, self.payload, rows, tuple(shared))
         else:
             out = _run(envelope, self.tables, self.back, self.payload, rows, tuple(shared))
         return Answer(envelope.types, tuple(out))
