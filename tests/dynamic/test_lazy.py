@@ -138,6 +138,20 @@ def test_instances_that_wait_are_served_together(monkeypatch: pytest.MonkeyPatch
     assert [n for n in flushed if n] == [3, 3]
 
 
+def test_values_that_decide_compile_little() -> None:
+    """Each flush has other sizes: after some minibatches nothing is compiled."""
+
+    def epoch(seeds: range) -> None:
+        for seed in seeds:
+            starts = np.random.default_rng(seed).integers(0, 10, 12).tolist()
+            jax.grad(lambda s: jnp.sum(lw.lazy_map(lambda x: walk(s, x)[0], starts)))(weights(seed))
+
+    epoch(range(6))
+    with compilations() as found:
+        epoch(range(6, 16))
+    assert len(found) <= 4
+
+
 def test_values_of_earlier_flushes_are_read_later(suspension: str) -> None:
     """One value is read by the same flush, by later ones, and is a result too."""
 

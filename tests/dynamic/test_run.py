@@ -108,7 +108,7 @@ def test_carried_rows_have_gradients(store: Store) -> None:
         calls,
         operands,
         {ROW: rows[:2] + 1},
-        {ROW: 3},
+        carried={ROW: 3},
     )
     check(table)
 

@@ -26,6 +26,8 @@ from lanewise.dynamic.table import Piece, Table, Type
 
 TILES = (256, 64, 16)
 LEAST = 16
+# Steps of capacities in an octave: of levels, where each row costs a row's work, and of all else.
+FINE, COARSE = 8, 2
 # More levels than this are not unrolled; then those are that fill the largest tile, up to a number.
 UNROLLED = 32
 UNROLLED_OF_DEEP = 12
@@ -36,13 +38,13 @@ WASTE = 3
 SMALL = 1024
 
 
-def bucket(count: int) -> int:
-    """The capacity for this many rows: eight steps from one power of two to the next, of 16 rows at least.
+def bucket(count: int, steps: int = FINE) -> int:
+    """The capacity for this many rows: so many steps from one power of two to the next, of 16 rows at least.
 
     >>> [bucket(n) for n in (0, 1, 16, 17, 100, 1000, 1025)]
     [0, 16, 16, 32, 112, 1024, 1152]
     """
-    step = max(LEAST, (1 << max(count - 1, 0).bit_length()) // 16)
+    step = max(LEAST, (1 << max(count - 1, 0).bit_length()) // (2 * steps))
     return -(-count // step) * step
 
 
@@ -133,8 +135,10 @@ def _within(need: Sequence[int] | np.ndarray, have: Sequence[int]) -> bool:
     return all(a <= b for a, b in zip(need, have, strict=True))
 
 
-def _buckets(need: Sequence[int] | np.ndarray, have: Sequence[int]) -> tuple[int, ...]:
-    return tuple(max(bucket(int(a)), b) for a, b in zip(need, have, strict=True))
+def _buckets(
+    need: Sequence[int] | np.ndarray, have: Sequence[int], steps: int = COARSE
+) -> tuple[int, ...]:
+    return tuple(max(bucket(int(a), steps), b) for a, b in zip(need, have, strict=True))
 
 
 def empty(pieces: tuple[Piece, ...], shared: tuple[tuple[int, ...], ...], whole: bool) -> Envelope:
@@ -175,7 +179,7 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED) -> Envelope:
         if k == len(head):
             head.append(none)
             extra.append(none)
-        head[k] = _buckets(counts[k], head[k])
+        head[k] = _buckets(counts[k], head[k], FINE)
         extra[k] = _buckets(demand.extra[k], extra[k])
     new = dataclasses.replace(
         old,
@@ -187,7 +191,7 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED) -> Envelope:
         fed=tuple(
             tuple(a | b for a, b in zip(x, y)) for x, y in zip(demand.fed, old.fed, strict=True)
         ),
-        carried_extra=max(bucket(demand.carried_extra), old.carried_extra),
+        carried_extra=max(bucket(demand.carried_extra, COARSE), old.carried_extra),
         growths=old.growths + 1,
     )
     at = new.split(demand)
@@ -198,7 +202,7 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED) -> Envelope:
         new,
         tail=_buckets(rest.sum(0) + LEAST * rest.any(0), new.tail),
         tail_levels=max(new.tail_levels, 1 << (len(rest) - 1).bit_length(), 64),
-        tail_extra=max(bucket(int(demand.extra[at:].sum())), new.tail_extra),
+        tail_extra=max(bucket(int(demand.extra[at:].sum()), COARSE), new.tail_extra),
     )
 
 

@@ -180,7 +180,7 @@ def _column(column: Sequence[Any], leaf: int, recorder: Recorder) -> Any:
     """One leaf of the results of all instances, stacked."""
     if all(x.__class__ is Lazy and x._recorder is recorder for x in column):
         kind = _one_type(column, leaf)
-        return recorder.rows(kind, np.array([x._number for x in column]))
+        return recorder.rows(kind, np.array([x._number for x in column]))[: len(column)]
     arrays = [x.value if x.__class__ is Lazy else jnp.asarray(x) for x in column]
     shapes = {(a.shape, a.dtype) for a in arrays}
     if len({shape for shape, _ in shapes}) > 1:

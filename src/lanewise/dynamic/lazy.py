@@ -103,7 +103,7 @@ class Lazy:
 
     def _concrete(self) -> np.ndarray:
         self._ready()
-        return self._recorder.segment(self._number).concrete(self._number)
+        return self._recorder.concrete(self._number)
 
     def __bool__(self) -> bool:
         return bool(self._concrete())

@@ -11,10 +11,9 @@ pieces.
 
 from __future__ import annotations
 
-import bisect
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.core.errors import LanewiseError
+from lanewise.dynamic.envelope import COARSE, bucket
 from lanewise.dynamic.run import Answer, run
 from lanewise.dynamic.table import Piece, Table, Type
 
@@ -72,29 +72,36 @@ class Tag:
         self.kind = kind
 
 
-@dataclass
-class Segment:
-    """The values of one flush."""
+class Homes:
+    """Where each value that was computed lies: its type's number, the flush, and the position in that flush's arena."""
 
-    start: int
-    stop: int
-    kinds: np.ndarray  # the type's number of each value
-    answer: Answer
-    host: dict[int, np.ndarray] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.rows = np.zeros((3, 256), np.int64)
+        self.count = 0
 
-    def rows(self, kind: int, values: np.ndarray) -> Any:
-        """Rows of values of one type."""
-        assert self.answer.position is not None
-        at = self.answer.position[values - self.start]
-        return self.answer.of(TYPES[kind]).at[at].get(mode="promise_in_bounds")
+    def add(self, kinds: np.ndarray, flush: int, positions: np.ndarray) -> None:
+        need = self.count + len(kinds)
+        if need > self.rows.shape[1]:
+            larger = np.zeros((3, 2 * need), np.int64)
+            larger[:, : self.count] = self.rows[:, : self.count]
+            self.rows = larger
+        part = self.rows[:, self.count : need]
+        part[0], part[1], part[2] = kinds, flush, positions
+        self.count = need
 
-    def concrete(self, value: int) -> np.ndarray:
-        """One value on the host; all of its type are copied the first time."""
-        kind = int(self.kinds[value - self.start])
-        if kind not in self.host:
-            self.host[kind] = _concrete(self.answer.of(TYPES[kind]))
-        assert self.answer.position is not None
-        return self.host[kind][self.answer.position[value - self.start]]
+    def move(self, values: np.ndarray, flush: int, positions: np.ndarray) -> None:
+        self.rows[1, values] = flush
+        self.rows[2, values] = positions
+
+
+@jax.jit
+def _picked(arenas: tuple[Any, ...], which: Any, at: Any) -> Any:
+    """Rows of several arenas: row i is at `at[i]` of arena `which[i]`."""
+    rows = arenas[0].at[at].get(mode="clip")
+    for i, arena in enumerate(arenas[1:], 1):
+        mine = (which == i).reshape(-1, *[1] * (rows.ndim - 1))
+        rows = jnp.where(mine, arena.at[at].get(mode="clip"), rows)
+    return rows
 
 
 def _concrete(array: Any) -> np.ndarray:
@@ -121,7 +128,9 @@ class Recorder:
         self.arrays: list[Any] = []
         self.count = 0  # values so far
         self.base = 0  # the first one that is not computed yet
-        self.segments: list[Segment] = []
+        self.answers: list[Answer] = []  # of each flush
+        self.homes = Homes()
+        self.host: dict[tuple[int, int], np.ndarray] = {}  # arenas copied, by flush and type
         self.tags: dict[int, Tag] = {}
         self.quick: dict[
             Any, Any
@@ -167,7 +176,8 @@ class Recorder:
         renumbered[[k.number for k in kinds]] = range(len(kinds))
         calls = renumbered[np.array(self.calls, np.int32)]
         operands = np.array(self.operands, np.int32)
-        carried = self._carry(operands) if self.base else {}
+        old = self._old(operands) if self.base else {}
+        carried = {TYPES[t]: self.rows(t, values) for t, values in old.items()}
         payload = {TYPES[t]: _column(t, values) for t, values in self.columns.items() if values}
         table = Table(
             tuple(k.piece for k in kinds),
@@ -175,7 +185,7 @@ class Recorder:
             calls,
             operands,
             payload,
-            {t: rows.shape[0] for t, rows in carried.items()},
+            {TYPES[t]: len(values) for t, values in old.items()},
         )
         shared = [self.arrays[s] for s in arrays]
         types = _value_types(kinds, calls)
@@ -185,56 +195,57 @@ class Recorder:
             of = types[values]
             want = [values[of == type_number(*t)] for t in table.types]
         answer = run(table, shared, want, carried=carried, order=self.order)
-        start, self.base = self.base, self.count
+        self.base = self.count
         # Emptied, not replaced: the quick ways hold them.
         self.calls.clear()
         self.operands.clear()
         for column in self.columns.values():
             column.clear()
         if want is None:
-            self.segments.append(Segment(start, self.count, types, answer))
+            flush = len(self.answers)
+            self.answers.append(answer)
+            self.homes.add(types, flush, answer.position)
+            # What was carried lies here too, and is read from here next: of few arenas, most often of one.
+            for t, values in old.items():
+                first = answer.carried_from[answer.types.index(TYPES[t])]
+                self.homes.move(values, flush, first + np.arange(len(values)))
             return {}
         return {
             type_number(*t): rows[: len(values)]
             for t, rows, values in zip(answer.types, answer.rows, want, strict=True)
         }
 
-    def _carry(self, operands: np.ndarray) -> dict[Type, Any]:
-        """Rows of earlier flushes that operands name; `operands` is renumbered in place."""
+    def _old(self, operands: np.ndarray) -> dict[int, np.ndarray]:
+        """Values of earlier flushes that operands name, by type; `operands` is renumbered in place."""
         found: dict[int, np.ndarray] = {}
         old = (operands >= 0) & (operands < self.base)
         values = np.unique(operands[old])
-        types = np.array([self.type_of(int(v)) for v in values], np.int64)
+        types = self.homes.rows[0, values]
         place = np.zeros(len(values), np.int64)
         for t in np.unique(types).tolist():
             mine = types == t
             found[t] = values[mine]
             place[mine] = np.arange(len(found[t])) + len(self.columns.get(t, ()))
         operands[old] = ~place[np.searchsorted(values, operands[old])]
-        operands[operands >= 0] -= self.base
-        return {TYPES[t]: self.rows(t, of_type) for t, of_type in found.items()}
-
-    def segment(self, value: int) -> Segment:
-        return self.segments[bisect.bisect_right(self.segments, value, key=lambda s: s.start) - 1]
-
-    def type_of(self, value: int) -> int:
-        segment = self.segment(value)
-        return int(segment.kinds[value - segment.start])
+        made = operands >= self.base
+        operands[made] -= self.base
+        return found
 
     def rows(self, kind: int, values: np.ndarray) -> Any:
-        """Rows of values of one type that were computed, whichever flush did."""
-        starts = [s.start for s in self.segments]
-        of = np.searchsorted(starts, values, side="right") - 1
-        order = np.argsort(of, kind="stable")
-        parts = [
-            self.segments[s].rows(kind, values[order][of[order] == s])
-            for s in np.unique(of).tolist()
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        back = np.empty(len(values), np.int64)
-        back[order] = np.arange(len(values))
-        return jnp.concatenate(parts)[back]
+        """Rows of values of one type that were computed; the array is longer, in steps."""
+        flush, at = self.homes.rows[1, values], self.homes.rows[2, values]
+        flushes, which = np.unique(flush, return_inverse=True)
+        index = np.zeros((2, bucket(len(values), COARSE)), np.int32)
+        index[0, : len(values)], index[1, : len(values)] = which, at
+        arenas = tuple(self.answers[f].of(TYPES[kind]) for f in flushes.tolist())
+        return _picked(arenas, index[0], index[1])
+
+    def concrete(self, value: int) -> np.ndarray:
+        """One value on the host; all of its type and flush are copied the first time."""
+        kind, flush, at = self.homes.rows[:, value].tolist()
+        if (flush, kind) not in self.host:
+            self.host[flush, kind] = _concrete(self.answers[flush].of(TYPES[kind]))
+        return self.host[flush, kind][at]
 
 
 def _value_types(kinds: Sequence[Kind], calls: np.ndarray) -> np.ndarray:

@@ -35,12 +35,16 @@ STORE = Store()
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run gives: by type, the wanted rows; or, where all values are answers, arenas and each value's
-    position."""
+    """What a run gives: by type, the wanted rows.
+
+    Where all values are answers these are arenas, `position` says where each value lies in that of its type, and
+    `carried_from` where the rows that were carried begin.
+    """
 
     types: tuple[Type, ...]
     rows: tuple[Any, ...]
     position: np.ndarray | None = None
+    carried_from: tuple[int, ...] = ()
 
     def of(self, type_: Type) -> Any:
         return self.rows[self.types.index(type_)]
@@ -253,7 +257,10 @@ def run(
     prepared, at = _prepare(table, wanted, order, traced, store)
     answer = prepared(shared, carried)
     if wanted is None:
-        return dataclasses.replace(answer, position=at.position)
+        lay = layout(prepared.envelope)
+        joined = zip(lay.joined, prepared.envelope.payload, strict=True)
+        carried_from = tuple(size if first else 0 for first, size in joined)
+        return dataclasses.replace(answer, position=at.position, carried_from=carried_from)
     sizes = [len(values) for values in wanted]
     rows = (
         r if r.shape[0] == size else r[:size] for r, size in zip(answer.rows, sizes, strict=True)
@@ -265,4 +272,6 @@ def _carried(rows: Any, size: int, type_: Type) -> Any:
     if rows is None:
         return np.zeros((size, *type_.shape), type_.dtype)
     short = size - rows.shape[0]
+    if short < 0:
+        return rows[:size]
     return jnp.pad(rows, [(0, short)] + [(0, 0)] * (rows.ndim - 1)) if short else rows
