@@ -247,7 +247,7 @@ class Op:
         n, recorder.count = recorder.count, recorder.count + len(found.results)
         made = [Lazy(recorder.tag(k), n + j) for j, k in enumerate(found.results)]
         if not kwargs and len(leaves) == len(args):
-            recorder.quick[self] = len(args), quick_way(recorder, found, leaves, Lazy, _PLAIN)
+            recorder.quick[self] = len(args), quick_way(recorder, found, leaves, Lazy)
         if found.tree is None:
             return made[0]
         return tuple(made) if found.tree == "tuple" else found.tree.unflatten(made)
@@ -344,17 +344,17 @@ def _trace(op: Op, tree: Any, roles: Sequence[Any]) -> _Signature:
     return _Signature(piece, next(_SERIAL), traced.captures, numbers, simple)
 
 
-# Python's numbers have one type each, found by their class.
-_PLAIN = {cls: type_number((), np.dtype(cls)) for cls in (bool, int, float, complex)}
-_PLAIN |= {
-    cls: type_number((), np.dtype(cls))
-    for cls in (np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.float32, np.float64)
+# Numbers have one type each, found by their class.
+_NUMBERS = {
+    cls: np.dtype(cls)
+    for cls in (bool, int, float, complex, np.bool_, np.int8, np.int16, np.int32, np.int64)
+    + (np.uint8, np.float16, np.float32, np.float64)
 }
 
 
 def _payload_kind(leaf: Any) -> int:
-    plain = _PLAIN.get(leaf.__class__)
-    return plain if plain is not None else type_number(leaf.shape, leaf.dtype)
+    plain = _NUMBERS.get(leaf.__class__)
+    return type_number(leaf.shape, leaf.dtype) if plain is None else type_number((), plain)
 
 
 def _value(tree: Any) -> Any:

@@ -10,14 +10,16 @@ it met.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from lanewise.dynamic.record import Kind, Recorder
+from lanewise.dynamic.record import Kind, Recorder, type_number
 
-_SHARED, _LAZY, _NUMBER, _CONSTANT = "shared", "lazy", "number", "constant"
+_SHARED, _LAZY, _NUMBER = "shared", "lazy", "number"
+_NUMBERS = (bool, int, float, complex, np.generic)
 
 
 def quick_way(
@@ -25,22 +27,23 @@ def quick_way(
     kind: Kind,
     args: Sequence[Any],
     lazy: type,
-    plain: Mapping[type, int],
 ) -> Callable[..., Any]:
     """The function for calls like this one; for arguments that it does not know, one that always gives None."""
     roles, known = [], []
     columns = []
+    types = iter(kind.piece.rows)
     for a in args:
         if a.__class__ is lazy:
+            next(types)
             roles.append(_LAZY)
             known.append(a._of)
         elif isinstance(a, jax.Array):
             roles.append(_SHARED)
             known.append(a)
-        elif a.__class__ in plain:
+        elif isinstance(a, _NUMBERS):
             roles.append(_NUMBER)
             known.append(a.__class__)
-            columns.append(recorder.columns[plain[a.__class__]])
+            columns.append(recorder.columns[type_number(*next(types))])
         else:
             return lambda *args: None
     tree = kind.tree

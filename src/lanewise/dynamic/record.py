@@ -38,14 +38,15 @@ _NUMBERS: dict[Any, int] = {}
 
 def type_number(shape: tuple[int, ...], dtype: Any) -> int:
     """The number of a row's type, with the dtype that JAX would give an array of it."""
-    found = _NUMBERS.get((shape, dtype))
+    wide = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    found = _NUMBERS.get((shape, dtype, wide))
     if found is None:
         known = Type(shape, np.dtype(jax.dtypes.canonicalize_dtype(dtype)))
         found = _NUMBERS.get(known)
         if found is None:
             found = _NUMBERS[known] = len(TYPES)
             TYPES.append(known)
-        _NUMBERS[shape, dtype] = found
+        _NUMBERS[shape, dtype, wide] = found
     return found
 
 

@@ -5,8 +5,9 @@ value reads them there: by one gather where each value has one user, with a sum 
 have more. So what is added in which order depends on the table alone, and the answer is the same in each run.
 
 Rows beyond those that are there read the row of zeros as their adjoint, and nobody reads what they write. They must
-not reach the weights: where the code for weights begins, both the cuts and what they are multiplied with are zeros in
-these rows. So `0 * inf` cannot come about in a row that the table does not have.
+not reach the weights: where the code for weights begins, the cuts are zeros in these rows, and what they are
+multiplied with is zero too or an operand of a row that is there. So `0 * inf` cannot come about in a row that the
+table does not have.
 """
 
 from __future__ import annotations
@@ -279,14 +280,18 @@ class _Reverse:
             # Rows that the table does not have count for nothing.
             there = self.tables[lay.reverse["there", p]] > 0
             cuts = [_kept(v, there, x) for v, x in zip(cuts, codes.cut_axes, strict=True)]
+            # Operands of these are copies of those of a row that is there.
+            fine = len(envelope.pieces[p].rows) if not codes.again else len(used)
             given = [
-                None if not u else v if codes.again else _kept(v, there, x)
-                for v, u, x in zip(self.given[p], used, codes.axes, strict=True)
+                None if not u else v if i < fine else _kept(v, there, x)
+                for i, (v, u, x) in enumerate(zip(self.given[p], used, codes.axes, strict=True))
             ]
             adjoints = iter(_evaluated(codes.weights, [*shared, *given, *cuts]))
             for s, moves in zip(envelope.shared[p], moving, strict=True):
                 if moves:
                     adjoint = next(adjoints)
+                    if codes.again:
+                        adjoint = jnp.where(jnp.any(there), adjoint, jnp.zeros_like(adjoint))
                     found[s] = adjoint if found[s] is None else found[s] + adjoint
         return found
 
