@@ -296,6 +296,32 @@ def test_weights_by_many_names() -> None:
     compare_map(fun, [0, 3, 4], jnp.float32(0.5))
 
 
+def test_one_op_with_several_weights() -> None:
+    """Layers: calls with other arrays are other kinds, whichever comes first."""
+
+    @lw.op
+    def layer(weight: Any, x: Any) -> Any:
+        return jnp.tanh(x @ weight)
+
+    def deep(shared: Any, order: list[int]) -> Any:
+        x = np.linspace(-1, 1, WIDTH, dtype=np.float32)
+        for i in order:
+            x = layer(shared[i], x)
+        return x
+
+    layers = [
+        jnp.asarray(np.random.default_rng(i).normal(size=(WIDTH, WIDTH)), jnp.float32)
+        for i in range(3)
+    ]
+    compare_map(deep, [[0, 1, 2], [2, 0], [1, 1, 1, 1], [0]], layers)
+    compare_map(deep, [[2], [1, 0, 2]], layers)
+
+
+def test_an_op_inside_an_op() -> None:
+    twice = lw.op(lambda x: 2.0 * score(x) + x)
+    compare_map(lambda s, x: twice(score(s[1]) * x), [1.0, 2.0])
+
+
 def test_payload_is_what_it_was_when_recorded() -> None:
     buffer = np.zeros(WIDTH, np.float32)
     with lw.lazy():

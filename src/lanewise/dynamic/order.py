@@ -62,20 +62,18 @@ def depth(table: Table) -> np.ndarray:
     """The level of each call: 0 for those that read inputs alone, else one more than the deepest of what it reads."""
     if table.level is not None:
         return np.asarray(table.level, np.int32)
-    maker, reader = edges(table)
+    maker, reader = (e.astype(np.intp) for e in edges(table))
     level = np.zeros(len(table), np.int32)
     pending = np.zeros(len(table), bool)
-    k = 0
-    while len(reader):
-        if k == _ROUNDS:
-            _finish(level, maker, reader)
-            break
-        k += 1
+    for _ in range(_ROUNDS):
+        if not len(reader):
+            return level
         pending[:] = False
         pending[reader] = True
-        level[reader] = k
-        left = pending[maker]
-        maker, reader = maker[left], reader[left]
+        level += pending
+        left = np.flatnonzero(pending.take(maker))
+        maker, reader = maker.take(left), reader.take(left)
+    _finish(level, maker, reader)
     return level
 
 

@@ -50,13 +50,18 @@ class Type(NamedTuple):
 
     @property
     def differentiable(self) -> bool:
-        return _jax.has_tangent(_jax.shaped(self.shape, self.dtype))
+        return _differentiable(self.dtype)
 
     def batch(self, size: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size, *self.shape), self.dtype)
 
     def __repr__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@functools.cache
+def _differentiable(dtype: Any) -> bool:
+    return _jax.has_tangent(_jax.shaped((), dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,9 +212,7 @@ def check(table: Table) -> Table:
         raise TableError(
             f"{table.first_operand[-1]} operands are needed by the calls, and {len(table.operands)} given."
         )
-    for p, (piece, calls, shared) in enumerate(
-        zip(table.pieces, table.calls_of, table.shared, strict=True)
-    ):
+    for piece, calls, shared in zip(table.pieces, table.calls_of, table.shared, strict=True):
         if len(shared) != len(piece.shared):
             raise TableError(
                 f"{piece} takes {len(piece.shared)} shared operands, {len(shared)} given."
@@ -230,5 +233,4 @@ def check(table: Table) -> Table:
                         f"operand {k} of {piece} is {type_}, and result {j} of {table.pieces[q]},"
                         f" which it reads, is {table.pieces[q].results[j]}."
                     )
-        del p
     return table
