@@ -43,6 +43,7 @@ def test_pytorch_agrees(answers: Any) -> None:
     for train, given in ((peer.by_level_training, batch), (peer.by_node_training, batch.trees())):
         np.testing.assert_allclose(train(theirs, given), loss, rtol=1e-4)
         for name, grad in grads.items():
-            np.testing.assert_allclose(grad, theirs[name].grad, rtol=1e-2, atol=1e-4)
+            expected: Any = theirs[name].grad
+            np.testing.assert_allclose(grad, expected, rtol=1e-2, atol=1e-4)
     roots = peer.by_level_forward(theirs, batch)
     np.testing.assert_allclose(roots, peer.by_node_forward(theirs, batch.trees()), atol=1e-5)

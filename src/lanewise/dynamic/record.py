@@ -205,6 +205,7 @@ class Recorder:
         if want is None:
             flush = len(self.answers)
             self.answers.append(answer)
+            assert answer.position is not None
             self.homes.add(types, flush, answer.position)
             # What was carried lies here too, and is read from here next: of few arenas, most often of one.
             for t, values in old.items():

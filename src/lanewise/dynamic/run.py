@@ -212,6 +212,7 @@ def prepare(
 def _prepare(
     table: Table, wanted: pack.Wanted, order: str, gradient: bool, store: Store
 ) -> tuple[Prepared, pack.Places]:
+    keep_pages()
     types = table.types
     level = levels(table, order)
     used = pack.uses(table, types, wanted) if gradient else None
@@ -251,7 +252,6 @@ def run(
     >>> print(root(jnp.float32(3)), jax.grad(root)(jnp.float32(3)))
     33.0 20.0
     """
-    keep_pages()
     given = [*shared, *(carried or {}).values()]
     traced = any(isinstance(x, _jax.Tracer) for x in given)
     prepared, at = _prepare(table, wanted, order, traced, store)
