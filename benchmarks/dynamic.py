@@ -5,7 +5,7 @@ fresh trees, and what is done on the host for them (levels, index tables, record
 on one core and CPU time is what is compared, so that other work on the machine counts less. The limit is the matrix
 products of the same number of rows, without dependences between them.
 
-    python benchmarks/dynamic.py [--widths 32 256] [--trees 64] [--repeats 7] [--no-nodes]
+    python benchmarks/dynamic.py [--widths 32 256] [--trees 64] [--repeats 7] [--no-nodes] [--device gpu]
 
 The contenders are in the package of the same name, which `import dynamic` finds first.
 """
@@ -15,12 +15,13 @@ from __future__ import annotations
 import functools
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 # Before anything makes threads.
-if hasattr(os, "sched_setaffinity"):
+if hasattr(os, "sched_setaffinity") and "gpu" not in sys.argv:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 import jax
@@ -43,6 +44,7 @@ BY_LEVEL = {
     (512, 256): (1.25, 1.2),
     (32, 64): (3.0, 2.5),
 }
+ON_GPU = {(32, 256): (9.0, 18.0), (256, 256): (6.0, 10.0), (512, 256): (4.0, 6.0)}
 LAZILY = {(256, 64): (1.0, 0.9)}
 BY_NODE = {256: (6.0, 12.0), 32: (50.0, 50.0)}
 LIMIT = (0.8, 0.88)
@@ -97,22 +99,23 @@ def agree(params: Any, torch_params: Any, peer: Any, batch: Forest, objects: Any
     loss, grads = ours.train_by_table(params, batch)
     lazily, _ = ours.train_lazily(params, objects)
     theirs = peer.by_level_training(torch_params, batch)
-    np.testing.assert_allclose(loss, theirs.numpy(), rtol=1e-4)
+    np.testing.assert_allclose(loss, theirs.cpu().numpy(), rtol=1e-4)
     np.testing.assert_allclose(loss, lazily, rtol=1e-4)
     for name, grad in grads.items():
-        expected = torch_params[name].grad.numpy()
+        expected = torch_params[name].grad.cpu().numpy()
         np.testing.assert_allclose(grad, expected, rtol=1e-2, atol=1e-4 * abs(expected).max())
 
 
 def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
     from dynamic import in_torch as peer
 
+    gpu = jax.default_backend() == "gpu"
     peer.torch.set_num_threads(1)
     batches = [forest(trees, seed) for seed in range(MINIBATCHES)]
     objects = [batch.trees() for batch in batches]
     numbers = weights(width)
     params = jax.tree.map(jnp.asarray, numbers)
-    theirs = peer.parameters(numbers)
+    theirs = peer.parameters(numbers, "cuda" if gpu else "cpu")
     name = f"Tree-LSTM, {trees} trees, width {width}"
     print(f"{name}, {len(batches[0].left)} nodes", flush=True)
     warm(params, batches, objects)
@@ -125,26 +128,28 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
     forward = {
         "table": lambda i: ours.roots_by_table(params, batches[i]),
         "lazy": lambda i: ours.roots_lazily(params, objects[i]),
-        "PyTorch by level": lambda i: peer.by_level_forward(theirs, batches[i]),
+        "PyTorch by level": lambda i: peer.wait(peer.by_level_forward(theirs, batches[i])),
         "the limit": lambda i: ours.limit_forward(params, x, e),
     }
     training = {
         "table": lambda i: ours.train_by_table(params, batches[i]),
         "lazy": lambda i: ours.train_lazily(params, objects[i]),
-        "PyTorch by level": lambda i: peer.by_level_training(theirs, batches[i]),
+        "PyTorch by level": lambda i: peer.wait(peer.by_level_training(theirs, batches[i])),
         "the limit": lambda i: ours.limit_training(params, x, e, dz, dl),
     }
     claims = []
-    clock = time.process_time
+    clock = time.perf_counter if gpu else time.process_time
     for k, (way, contenders) in enumerate({"forward": forward, "training": training}.items()):
         took = in_turns(contenders, repeats, clock)
         if nodes:
             by_node = peer.by_node_forward if k == 0 else peer.by_node_training
             one = functools.partial(by_node, theirs)
-            took |= in_turns({"PyTorch by node": lambda i, one=one: one(objects[i])}, 1, clock)
-        targets = {key: found[k] for key, found in BY_LEVEL.items()}
+            took |= in_turns(
+                {"PyTorch by node": lambda i, one=one: peer.wait(one(objects[i]))}, 1, clock
+            )
+        targets = {key: found[k] for key, found in (ON_GPU if gpu else BY_LEVEL).items()}
         lazily = {key: found[k] for key, found in LAZILY.items()}
-        limit = LIMIT[k] if width >= 256 else None
+        limit = LIMIT[k] if width >= 256 and not gpu else None
         pairs = [
             ("table", "PyTorch by level", targets.get((width, trees))),
             ("table", "PyTorch by node", BY_NODE[width][k] if width in BY_NODE else None),

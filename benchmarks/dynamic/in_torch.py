@@ -18,8 +18,15 @@ from dynamic.forest import Forest
 Params = dict[str, torch.Tensor]
 
 
-def parameters(weights: dict[str, np.ndarray]) -> Params:
-    return {name: torch.tensor(w, requires_grad=True) for name, w in weights.items()}
+def parameters(weights: dict[str, np.ndarray], device: str = "cpu") -> Params:
+    return {name: torch.tensor(w, device=device, requires_grad=True) for name, w in weights.items()}
+
+
+def wait(value: torch.Tensor) -> torch.Tensor:
+    """The value, once it is computed."""
+    if value.is_cuda:
+        torch.cuda.synchronize()
+    return value
 
 
 def levels(forest: Forest) -> tuple[np.ndarray, list[int]]:
@@ -38,7 +45,9 @@ def levels(forest: Forest) -> tuple[np.ndarray, list[int]]:
     return order, [0, *np.cumsum(np.bincount(level)).tolist()]
 
 
-def tables(forest: Forest) -> tuple[torch.Tensor, torch.Tensor, list[int], torch.Tensor]:
+def tables(
+    forest: Forest, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, list[int], torch.Tensor]:
     """Words of leaves, children's rows (left, then right, by level), level starts and the roots' rows."""
     order, starts = levels(forest)
     row = np.empty(len(order), np.int64)
@@ -47,7 +56,8 @@ def tables(forest: Forest) -> tuple[torch.Tensor, torch.Tensor, list[int], torch
     children = np.empty((2, len(inner)), np.int64)
     children[0], children[1] = row[forest.left[inner]], row[forest.right[inner]]
     words = torch.from_numpy(forest.word[order[: starts[1]]].astype(np.int64))
-    return words, torch.from_numpy(children), starts, torch.from_numpy(row[forest.root])
+    roots = torch.from_numpy(row[forest.root])
+    return words.to(device), torch.from_numpy(children).to(device), starts, roots.to(device)
 
 
 def leaf_cell(p: Params, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,10 +74,10 @@ def inner_cell(p: Params, x: torch.Tensor, c0: Any, c1: Any) -> tuple[torch.Tens
 
 
 def by_level_forward(p: Params, forest: Forest) -> torch.Tensor:
-    words, children, starts, roots = tables(forest)
+    words, children, starts, roots = tables(forest, p["words"].device)
     width = p["words"].shape[1]
     with torch.inference_mode():
-        rows = torch.empty(len(forest.left), 2 * width)
+        rows = torch.empty(len(forest.left), 2 * width, device=words.device)
         h, c = leaf_cell(p, words)
         rows[: starts[1], :width], rows[: starts[1], width:] = h, c
         for a, b in itertools.pairwise(starts[1:]):
@@ -80,7 +90,7 @@ def by_level_forward(p: Params, forest: Forest) -> torch.Tensor:
 
 
 def by_level_training(p: Params, forest: Forest) -> torch.Tensor:
-    words, children, starts, roots = tables(forest)
+    words, children, starts, roots = tables(forest, p["words"].device)
     width = p["words"].shape[1]
     for w in p.values():
         w.grad = None
@@ -99,7 +109,7 @@ def by_level_training(p: Params, forest: Forest) -> torch.Tensor:
 def by_node(p: Params, trees: list[Any]) -> torch.Tensor:
     def visit(tree: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if type(tree) is int:
-            return leaf_cell(p, torch.tensor([tree]))
+            return leaf_cell(p, torch.tensor([tree], device=p["words"].device))
         h0, c0 = visit(tree[0])
         h1, c1 = visit(tree[1])
         return inner_cell(p, torch.cat([h0, h1], 1), c0, c1)

@@ -60,16 +60,15 @@ def test_small_tables_do_not_take_a_large_envelope() -> None:
 def test_odd_tables_end_up_in_the_loop() -> None:
     """Tables that grow for ever in another way: after some growths only the loop does."""
     store = Store()
-    for n in range(1, 12):
+    for n in range(1, 19):
         table, roots = forest([chain_tree(2 * n)] * (40 - 2 * n))
         run(table, weights(), wanted(table, roots), store=store)
-    (envelope,) = next(iter(store.envelopes.values()))
-    assert envelope.tail_levels
-    assert store.made <= 9
+    assert any(e.tail_levels for e in next(iter(store.envelopes.values())))
+    assert store.made <= 12
 
 
 def test_buckets_are_few_and_tight() -> None:
     capacities = {bucket(n) for n in range(10_000)}
-    assert len(capacities) < 64 and all(c % 16 == 0 for c in capacities)
-    assert all(n <= bucket(n) <= max(n + 15, 1.125 * n) for n in range(10_000))
+    assert len(capacities) < 128 and all(c % 16 == 0 for c in capacities)
+    assert all(n <= bucket(n) <= max(n + 15, 1.0625 * n) for n in range(10_000))
     assert len({bucket(n, 2) for n in range(10_000)}) < 24

@@ -411,6 +411,20 @@ def test_more_mistakes() -> None:
         lw.lazy_map(lambda i: score(jnp.ones(3) * i), range(100))
 
 
+def test_an_op_that_fails_is_named_with_its_arguments() -> None:
+    with pytest.raises(TypeError) as caught:
+        lw.lazy_map(
+            lambda x: merge(weights()[2], weights()[3], {"h": x, "c": 1.0}, {"h": x, "c": 2}),
+            [np.ones(3)],
+        )
+    note, instance = (n for n in caught.value.__notes__ if n.startswith("lanewise"))
+    assert note.startswith(
+        "lanewise: in op 'merge', which was traced for one row with (shared float32[8,12], "
+    )
+    assert "float32[3], int32[]" in note or "int32[], float32[3]" in note
+    assert instance == "lanewise: in instance 0 of lazy_map."
+
+
 def test_blocks_inside_blocks() -> None:
     def outer(x: float) -> Any:
         inside = lw.lazy_map(lambda y: score(np.full(WIDTH, y, np.float32)), [x, x + 1])

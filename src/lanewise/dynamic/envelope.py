@@ -2,8 +2,8 @@
 
 XLA compiles for shapes, and every minibatch of trees has other level sizes. So what is compiled is an *envelope*: a
 capacity for each (level, piece), for the payload of each type, for the rows that are wanted. How many rows are really
-there is data, and the rows beyond compute something that nobody reads. Capacities come in
-steps of an eighth, of 16 rows at least, so that minibatches of one kind of data need few envelopes.
+there is data, and the rows beyond compute something that nobody reads. Capacities come in steps of a sixteenth, of 16
+rows at least, with room for as much as levels vary by, so that minibatches of one kind of data need few envelopes.
 
 The first levels (the *head*) are unrolled: each (level, piece) is a launch of a fixed size, without a loop around.
 The rest (the *tail*) is run by a compiled loop over its levels, each in tiles of 256, 64 and 16 rows: only the total
@@ -17,6 +17,7 @@ few times only the tail grows. A table that would fill less than a third of an e
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,10 +28,12 @@ from lanewise.dynamic.table import Piece, Table, Type
 TILES = (256, 64, 16)
 LEAST = 16
 # Steps of capacities in an octave: of levels, where each row costs a row's work, and of all else.
-FINE, COARSE = 8, 2
+FINE, COARSE = 16, 2
 # More levels than this are not unrolled; then those are that fill the largest tile, up to a number.
 UNROLLED = 32
 UNROLLED_OF_DEEP = 12
+# Levels added at the top of a head that was not deep enough.
+SPARE = 2
 # How often the head grows.
 GROWTHS = 6
 # Rows computed for each row asked for, at most, where another envelope would do with fewer; small tables may take more.
@@ -42,7 +45,7 @@ def bucket(count: int, steps: int = FINE) -> int:
     """The capacity for this many rows: so many steps from one power of two to the next, of 16 rows at least.
 
     >>> [bucket(n) for n in (0, 1, 16, 17, 100, 1000, 1025)]
-    [0, 16, 16, 32, 112, 1024, 1152]
+    [0, 16, 16, 32, 112, 1024, 1088]
     """
     step = max(LEAST, (1 << max(count - 1, 0).bit_length()) // (2 * steps))
     return -(-count // step) * step
@@ -135,10 +138,8 @@ def _within(need: Sequence[int] | np.ndarray, have: Sequence[int]) -> bool:
     return all(a <= b for a, b in zip(need, have, strict=True))
 
 
-def _buckets(
-    need: Sequence[int] | np.ndarray, have: Sequence[int], steps: int = COARSE
-) -> tuple[int, ...]:
-    return tuple(max(bucket(int(a), steps), b) for a, b in zip(need, have, strict=True))
+def _buckets(need: Sequence[int] | np.ndarray, have: Sequence[int]) -> tuple[int, ...]:
+    return tuple(max(bucket(int(a), COARSE), b) for a, b in zip(need, have, strict=True))
 
 
 def empty(pieces: tuple[Piece, ...], shared: tuple[tuple[int, ...], ...], whole: bool) -> Envelope:
@@ -179,8 +180,16 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED) -> Envelope:
         if k == len(head):
             head.append(none)
             extra.append(none)
-        head[k] = _buckets(counts[k], head[k], FINE)
+        # Sizes of levels vary between minibatches like sums of many small numbers do: by about their square root.
+        head[k] = tuple(
+            max(have, bucket(need + math.isqrt(need), FINE))
+            for need, have in zip(counts[k].tolist(), head[k], strict=True)
+        )
         extra[k] = _buckets(demand.extra[k], extra[k])
+    if old.growths and unrolled == height and len(old.head) < height:
+        # It was not deep enough, and the next ones may be deeper: thin levels cost little.
+        head += [tuple(min(c, LEAST) for c in head[-1])] * SPARE
+        extra += [tuple(min(c, LEAST) for c in extra[-1])] * SPARE
     new = dataclasses.replace(
         old,
         head=tuple(head),

@@ -34,7 +34,7 @@ import numpy as np
 from lanewise import _jax
 from lanewise.dynamic.quick import quick_way
 from lanewise.dynamic.record import TYPES, Kind, LazyError, Recorder, Tag, type_number
-from lanewise.dynamic.table import Piece
+from lanewise.dynamic.table import Piece, Type
 
 # So many arrays that one argument of an op was shared as: more are data that should be NumPy's.
 MOST_SHARED = 64
@@ -316,7 +316,12 @@ def _trace(op: Op, tree: Any, roles: Sequence[Any]) -> _Signature:
         out.append((made, result))
         return [jnp.asarray(x) for x in flat]
 
-    traced = _jax.trace(code, structs)
+    try:
+        traced = _jax.trace(code, structs)
+    except Exception as error:
+        given = ", ".join(map(_described, roles))
+        error.add_note(f"lanewise: in {op!r}, which was traced for one row with ({given}).")
+        raise
     if any(isinstance(c, _jax.Tracer) for c in traced.captures):
         raise LazyError(
             f"{op!r} reads a traced value from outside (a weight that is differentiated, most likely). Give it as an"
@@ -342,6 +347,13 @@ def _trace(op: Op, tree: Any, roles: Sequence[Any]) -> _Signature:
         tuple(TYPES[k] for k in numbers),
     )
     return _Signature(piece, next(_SERIAL), traced.captures, numbers, simple)
+
+
+def _described(role: Any) -> str:
+    """An argument's leaf in a message."""
+    if role[0] == "static":
+        return repr(role[1])
+    return f"shared {Type(*role[1:])}" if role[0] == "shared" else str(TYPES[role[1]])
 
 
 # Numbers have one type each, found by their class.

@@ -2,9 +2,9 @@
 
 Recording has to cost a microsecond, and a loop over arguments that asks what each of them is costs twice that. So
 once a call was recorded, a function is written for its kind: it checks that each argument is the same shared array, a
-lazy value of the same type, or a number of the same class, and appends what is to be appended. It gives None where
-one is not, and the call is recorded the slow way. An op keeps one such function in each recorder, for the last kind
-it met.
+lazy value of the same type, or a number or NumPy array of the same type, and appends what is to be appended. It gives
+None where one is not, and the call is recorded the slow way. An op keeps one such function in each recorder, for the
+last kind it met.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from lanewise.dynamic.record import Kind, Recorder, type_number
 
-_SHARED, _LAZY, _NUMBER = "shared", "lazy", "number"
+_SHARED, _LAZY, _NUMBER, _ARRAY = "shared", "lazy", "number", "array"
 _NUMBERS = (bool, int, float, complex, np.generic)
 
 
@@ -43,6 +43,10 @@ def quick_way(
         elif isinstance(a, _NUMBERS):
             roles.append(_NUMBER)
             known.append(a.__class__)
+            columns.append(recorder.columns[type_number(*next(types))])
+        elif a.__class__ is np.ndarray:
+            roles.append(_ARRAY)
+            known.append((a.shape, a.dtype))
             columns.append(recorder.columns[type_number(*next(types))])
         else:
             return lambda *args: None
@@ -72,9 +76,14 @@ def _factory(roles: tuple[str, ...], many: int) -> Callable[..., Callable[..., A
         elif role == _SHARED:
             checks.append(f"a{i} is not k{i}")
         else:
-            checks.append(f"a{i}.__class__ is not k{i}")
+            if role == _NUMBER:
+                checks.append(f"a{i}.__class__ is not k{i}")
+                puts.append(f"c{column}.append(a{i})")
+            else:
+                checks.append(f"a{i}.__class__ is not ndarray or (a{i}.shape, a{i}.dtype) != k{i}")
+                # The caller may write into its array before what is recorded runs.
+                puts.append(f"c{column}.append(a{i}.copy())")
             rows.append(f"~len(c{column})")
-            puts.append(f"c{column}.append(a{i})")
             names.append(f"c{column}")
             column += 1
     taken = _one_column_each(rows, puts)
@@ -97,7 +106,7 @@ def _factory(roles: tuple[str, ...], many: int) -> Callable[..., Callable[..., A
         *(["        return made if build is tuple else build(made)"] if many else []),
         "    return quick",
     ]
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"ndarray": np.ndarray}
     exec("\n".join(lines), scope)
     return scope["make"]
 
