@@ -1,10 +1,14 @@
 """Memory of a step kept for the next one.
 
-Arenas, saved values and XLA's temporaries are tens of megabytes a step, allocated and freed again. The C library
-gives such blocks back to the system at once, and takes fresh pages for the next ones: touching these for the first
-time costs up to a quarter of a training step on a CPU. JAX can donate arguments, not temporaries, so the allocator is
-told to keep freed memory instead (`mallopt`, glibc alone). That holds for the whole process, and what the process has
-held at most it keeps. `LANEWISE_KEEP_PAGES=0` in the environment leaves the allocator as it is.
+Arenas, saved values and XLA's temporaries are tens to hundreds of megabytes a step, allocated and freed again. The C
+library gives such blocks back to the system at once, and takes fresh pages for the next ones: touching these for the
+first time costs up to a quarter of a training step on a CPU. JAX can donate arguments, not temporaries, so the
+allocator is told to keep freed memory (`mallopt`, glibc alone): to give none back, and to have one heap for all threads,
+as those of other threads than the main one hold no large blocks.
+
+That holds for the whole process: the most memory that it held it keeps, and threads that allocate much wait for one
+another. It has to be asked for before XLA starts its threads, so it is when `lanewise.dynamic` is first used.
+`LANEWISE_KEEP_PAGES=0` in the environment leaves the allocator as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import os
 import sys
 
 # Parameters of mallopt, from malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _MOST = 2**31 - 1
 
 
@@ -28,4 +32,5 @@ def keep_pages() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _MOST)) and bool(mallopt(_TRIM_THRESHOLD, _MOST))
+    asked = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, _MOST), (_TRIM_THRESHOLD, _MOST))
+    return all([bool(mallopt(name, value)) for name, value in asked])

@@ -31,6 +31,7 @@ from lanewise.dynamic.order import levels
 from lanewise.dynamic.table import Table, TableError, Type
 
 STORE = Store()
+keep_pages()
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,6 @@ def prepare(
 def _prepare(
     table: Table, wanted: pack.Wanted, order: str, gradient: bool, store: Store
 ) -> tuple[Prepared, pack.Places]:
-    keep_pages()
     types = table.types
     level = levels(table, order)
     used = pack.uses(table, types, wanted) if gradient else None
