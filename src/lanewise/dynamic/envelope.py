@@ -17,6 +17,7 @@ few times only the tail grows. A table that would fill less than a third of an e
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,13 +92,20 @@ class Envelope:
     carried_extra: int
     growths: int = 0
 
-    def __post_init__(self) -> None:
-        # Each call of compiled code looks for it by this.
-        parts = (getattr(self, f.name) for f in dataclasses.fields(self))
-        object.__setattr__(self, "_hash", hash(tuple(parts)))
-
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[attr-defined]
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        # Each call of compiled code looks for it by this.
+        return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self)))
+
+    @functools.cached_property
+    def _capacities(self) -> np.ndarray:
+        """Of head and extra, side by side."""
+        shape = len(self.head), 2 * len(self.pieces)
+        rows = [a + b for a, b in zip(self.head, self.extra, strict=True)]
+        return np.array(rows, np.int64).reshape(shape)
 
     @property
     def rows(self) -> int:
@@ -105,12 +113,10 @@ class Envelope:
 
     def split(self, demand: Demand) -> int:
         """The first level of a table that the tail runs."""
-        for k, (have, need) in enumerate(zip(self.head, demand.counts.tolist())):
-            if any(a < b for a, b in zip(have, need)) or any(
-                a < b for a, b in zip(self.extra[k], demand.extra[k].tolist())
-            ):
-                return k
-        return min(len(self.head), len(demand.counts))
+        height = min(len(self.head), len(demand.counts))
+        need = np.concatenate([demand.counts[:height], demand.extra[:height]], 1)
+        fits = (need <= self._capacities[:height]).all(1)
+        return height if fits.all() else int(fits.argmin())
 
     def fits(self, demand: Demand) -> bool:
         at = self.split(demand)

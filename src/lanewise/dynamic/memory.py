@@ -3,8 +3,8 @@
 Arenas, saved values and XLA's temporaries are tens to hundreds of megabytes a step, allocated and freed again. The C
 library gives such blocks back to the system at once, and takes fresh pages for the next ones: touching these for the
 first time costs up to a quarter of a training step on a CPU. JAX can donate arguments, not temporaries, so the
-allocator is told to keep freed memory (`mallopt`, glibc alone): to give none back, and to have one heap for all threads,
-as those of other threads than the main one hold no large blocks.
+allocator is told to keep freed memory (`mallopt`, glibc alone): to give none back, and to have one heap for all
+threads, as those of other threads than the main one hold no large blocks.
 
 That holds for the whole process: the most memory that it held it keeps, and threads that allocate much wait for one
 another. It has to be asked for before XLA starts its threads, so it is when `lanewise.dynamic` is first used.
@@ -33,4 +33,5 @@ def keep_pages() -> bool:
     except (AttributeError, OSError):
         return False
     asked = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, _MOST), (_TRIM_THRESHOLD, _MOST))
-    return all([bool(mallopt(name, value)) for name, value in asked])
+    done = [bool(mallopt(name, value)) for name, value in asked]
+    return all(done)
