@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -317,6 +318,30 @@ def test_one_op_with_several_weights() -> None:
     compare_map(deep, [[2], [1, 0, 2]], layers)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cell:
+    weight: Any
+    bias: Any
+
+    @lw.op
+    def __call__(self, x: Any) -> Any:
+        return jnp.tanh(x @ self.weight + self.bias)
+
+
+def test_methods_of_modules() -> None:
+    """Weights in an object, as Equinox and Flax have them."""
+    cell = Cell(jnp.eye(WIDTH) * 0.5, jnp.arange(4.0))
+
+    def folded(cell: Cell, n: int) -> Any:
+        x = np.ones(WIDTH, np.float32)
+        for _ in range(n):
+            x = cell(x)
+        return x
+
+    compare_map(folded, [1, 3, 2], cell)
+
+
 def test_an_op_inside_an_op() -> None:
     twice = lw.op(lambda x: 2.0 * score(x) + x)
     compare_map(lambda s, x: twice(score(s[1]) * x), [1.0, 2.0])
@@ -385,6 +410,7 @@ def test_inside_jit_values_cannot_decide() -> None:
         (lambda h, _: jnp.asarray(h), r"given to a JAX function inside its lazy block.*@lw.op"),
         (lambda h, _: lw.op(lambda x: None)(h), "op '<lambda>' has no result"),
         (lambda h, _: score(2**40) + h, "does not fit into int32"),
+        (lambda h, _: score(jax.random.key(0)), "argument 0 of op 'score' is a typed PRNG key"),
     ],
 )
 def test_mistakes_are_named(call: Any, message: str) -> None:

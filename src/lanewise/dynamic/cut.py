@@ -46,7 +46,7 @@ _CHEAP = _TRIVIAL | frozenset(
     logistic nextafter population_count pow reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum rem
     round rsqrt shift_left shift_right_arithmetic shift_right_logical sin sinh sqrt tan tanh""".split()
 )
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_lin")
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint")
 # Two numbers of rows that no other axis is likely to have.
 _PROBES = (10_007, 10_009)
 

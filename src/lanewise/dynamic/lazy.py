@@ -22,6 +22,7 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -184,6 +185,10 @@ class Op:
     def __repr__(self) -> str:
         return f"op {self.name!r}"
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: `self` is the first argument, and has to be a pytree."""
+        return self if instance is None else types.MethodType(self, instance)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recorder = _state.recorder
         if recorder is None:
@@ -213,6 +218,11 @@ class Op:
                 roles.append(("row", leaf._kind))
                 rows.append(leaf._number)
             elif isinstance(leaf, jax.Array):
+                if _jax.is_extended(leaf.dtype):
+                    raise LazyError(
+                        f"{_argument(self, args, kwargs, i)} is a typed PRNG key. Give its `jax.random.key_data`, as a"
+                        " NumPy array where each call has its own, and wrap it in the op (`jax.random.wrap_key_data`)."
+                    )
                 number = recorder.share(leaf)
                 key.append(~number)
                 roles.append(("shared", leaf.shape, leaf.dtype))
