@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -371,6 +373,30 @@ def test_no_compilation_for_fresh_minibatches() -> None:
         for seed in range(100, 110):
             jax.value_and_grad(loss)(weights(), minibatch(seed))
     assert len(found) <= 4
+
+
+def test_what_a_block_holds_is_freed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a search for cycles: arenas of several steps would be held at once."""
+    made = []
+    plain = Recorder.__init__
+
+    def init(self: Recorder, *args: Any) -> None:
+        plain(self, *args)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(Recorder, "__init__", init)
+    gc.collect()
+    gc.disable()
+    try:
+        lw.lazy_map(lambda x: walk(weights(), x), [1, 2])
+        jax.grad(lambda s: lw.lazy_map(lambda t: tree_value(s, t), trees(3)).sum())(weights())
+        with lw.lazy():
+            value = score(1.0) + 1.0
+        assert value.item() == 2.0
+        del value
+        assert [r() for r in made] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_an_instance_that_raises_is_named(suspension: str) -> None:

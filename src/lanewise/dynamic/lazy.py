@@ -422,6 +422,7 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
         yield recorder
     finally:
         _state.recorder = before
+        recorder.close()
 
 
 @contextmanager

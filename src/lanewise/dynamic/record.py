@@ -146,6 +146,11 @@ class Recorder:
             self.arrays.append(array)
         return number
 
+    def close(self) -> None:
+        """Nothing is recorded from now on. What refers back here goes, so that arenas are freed with the last value."""
+        self.quick.clear()
+        self.tags.clear()
+
     def tag(self, kind: int) -> Tag:
         found = self.tags.get(kind)
         if found is None:
