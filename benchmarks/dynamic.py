@@ -46,6 +46,7 @@ BY_LEVEL = {
 }
 ON_GPU = {(32, 256): (9.0, 18.0), (256, 256): (6.0, 10.0), (512, 256): (4.0, 6.0)}
 LAZILY = {(256, 64): (1.0, 0.9)}
+FINELY = 0.35
 BY_NODE = {256: (6.0, 12.0), 32: (50.0, 50.0)}
 LIMIT = (0.8, 0.88)
 RECORDING_MICROSECONDS = 1.5
@@ -92,6 +93,8 @@ def warm(params: Any, batches: Sequence[Forest], trees: Sequence[Any]) -> None:
         jax.block_until_ready(ours.train_by_table(params, batch))
         jax.block_until_ready(ours.roots_lazily(params, objects))
         jax.block_until_ready(ours.train_lazily(params, objects))
+        jax.block_until_ready(ours.roots_finely(params, objects))
+        jax.block_until_ready(ours.train_finely(params, objects))
     print(f"  {STORE.made - before} envelopes, {time.perf_counter() - start:.1f} s", flush=True)
 
 
@@ -128,12 +131,14 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
     forward = {
         "table": lambda i: ours.roots_by_table(params, batches[i]),
         "lazy": lambda i: ours.roots_lazily(params, objects[i]),
+        "fine ops": lambda i: ours.roots_finely(params, objects[i]),
         "PyTorch by level": lambda i: peer.wait(peer.by_level_forward(theirs, batches[i])),
         "the limit": lambda i: ours.limit_forward(params, x, e),
     }
     training = {
         "table": lambda i: ours.train_by_table(params, batches[i]),
         "lazy": lambda i: ours.train_lazily(params, objects[i]),
+        "fine ops": lambda i: ours.train_finely(params, objects[i]),
         "PyTorch by level": lambda i: peer.wait(peer.by_level_training(theirs, batches[i])),
         "the limit": lambda i: ours.limit_training(params, x, e, dz, dl),
     }
@@ -154,6 +159,8 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
             ("table", "PyTorch by level", targets.get((width, trees))),
             ("table", "PyTorch by node", BY_NODE[width][k] if width in BY_NODE else None),
             ("lazy", "PyTorch by level", lazily.get((width, trees))),
+            ("fine ops", "PyTorch by level", FINELY if (width, trees) in LAZILY else None),
+            ("fine ops", "PyTorch by node", 3.0 if (width, trees) in LAZILY else None),
             ("table", "the limit", limit),
         ]
         claims += claims_of(f"{name}, {way}", took, pairs)

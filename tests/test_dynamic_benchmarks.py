@@ -31,7 +31,10 @@ def test_ours_agree(answers: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), grads, others)
     roots = ours.roots_by_table(params, batch)
     np.testing.assert_allclose(jnp.sum(roots**2), loss, rtol=1e-5)
-    np.testing.assert_allclose(ours.roots_lazily(params, batch.trees()), roots, atol=1e-5)
+    for lazily in (ours.roots_lazily, ours.roots_finely):
+        np.testing.assert_allclose(lazily(params, batch.trees()), roots, atol=1e-5)
+    _, finely = ours.train_finely(params, batch.trees())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), grads, finely)
 
 
 def test_pytorch_agrees(answers: Any) -> None:

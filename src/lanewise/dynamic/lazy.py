@@ -40,6 +40,9 @@ from lanewise.dynamic.table import Piece, Type
 # So many arrays that one argument of an op was shared as: more are data that should be NumPy's.
 MOST_SHARED = 64
 
+# So many kinds of an op are recorded the quick way.
+QUICK_WAYS = 4
+
 _SERIAL = itertools.count()
 
 
@@ -193,11 +196,12 @@ class Op:
         recorder = _state.recorder
         if recorder is None:
             return self.fun(*map(_value, args), **{k: _value(v) for k, v in kwargs.items()})
-        quick = recorder.quick.get(self)
-        if quick is not None and quick[0] == len(args) and not kwargs:
-            found = quick[1](*args)
-            if found is not None:
-                return found
+        if not kwargs:
+            for many, way in recorder.quick.get(self, ()):
+                if many == len(args):
+                    found = way(*args)
+                    if found is not None:
+                        return found
         return self._record(recorder, args, kwargs)
 
     def _record(self, recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -256,8 +260,10 @@ class Op:
         recorder.operands += rows
         n, recorder.count = recorder.count, recorder.count + len(found.results)
         made = [Lazy(recorder.tag(k), n + j) for j, k in enumerate(found.results)]
-        if not kwargs and len(leaves) == len(args):
-            recorder.quick[self] = len(args), quick_way(recorder, found, leaves, Lazy)
+        way = quick_way(recorder, found, args, Lazy) if not kwargs else None
+        if way is not None:
+            ways = recorder.quick.setdefault(self, [])
+            ways[:] = [(len(args), way), *ways[: QUICK_WAYS - 1]]
         if found.tree is None:
             return made[0]
         return tuple(made) if found.tree == "tuple" else found.tree.unflatten(made)

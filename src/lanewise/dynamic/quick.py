@@ -3,8 +3,8 @@
 Recording has to cost a microsecond, and a loop over arguments that asks what each of them is costs twice that. So
 once a call was recorded, a function is written for its kind: it checks that each argument is the same shared array, a
 lazy value of the same type, or a number or NumPy array of the same type, and appends what is to be appended. It gives
-None where one is not, and the call is recorded the slow way. An op keeps one such function in each recorder, for the
-last kind it met.
+None where one is not, and the call is recorded the slow way. An op keeps such functions in each recorder, for the
+last kinds it met.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def quick_way(
     kind: Kind,
     args: Sequence[Any],
     lazy: type,
-) -> Callable[..., Any]:
-    """The function for calls like this one; for arguments that it does not know, one that always gives None."""
+) -> Callable[..., Any] | None:
+    """The function for calls like this one, or None for arguments that are looked into."""
     roles, known = [], []
     columns = []
     types = iter(kind.piece.rows)
@@ -49,7 +49,7 @@ def quick_way(
             known.append((a.shape, a.dtype))
             columns.append(recorder.columns[type_number(*next(types))])
         else:
-            return lambda *args: None
+            return None
     tree = kind.tree
     many = 0 if tree is None else len(kind.results)
     make = _factory(tuple(roles), many)

@@ -133,9 +133,8 @@ class Recorder:
         self.homes = Homes()
         self.host: dict[tuple[int, int], np.ndarray] = {}  # arenas copied, by flush and type
         self.tags: dict[int, Tag] = {}
-        self.quick: dict[
-            Any, Any
-        ] = {}  # by op: how many arguments, and the quick way to record a call like the last
+        # By op: how many arguments, and the quick way to record a call like that.
+        self.quick: dict[Any, list[tuple[int, Any]]] = {}
         self.wait: Any = None  # what suspends an instance until others wait too
 
     def share(self, array: Any) -> int:
