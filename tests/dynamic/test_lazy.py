@@ -15,6 +15,7 @@ import pytest
 
 import by_hand
 import lanewise as lw
+import needs
 from by_hand import WIDTH, chain_tree, compare, compilations, random_tree, weights
 from lanewise.dynamic.lazy import Lazy
 from lanewise.dynamic.record import LazyError, Recorder
@@ -135,6 +136,7 @@ def test_values_that_decide(suspension: str) -> None:
 
 
 def test_instances_that_wait_are_served_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs.library("greenlet")
     flushed = []
     plain = Recorder.flush
 
