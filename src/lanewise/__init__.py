@@ -23,6 +23,9 @@ from lanewise.watch.trace import trace
 
 if TYPE_CHECKING:
     from lanewise import arrays
+    from lanewise.dynamic.instances import lazy_map
+    from lanewise.dynamic.lazy import lazy, op
+    from lanewise.dynamic.memory import keep_pages
 
 del _rules
 
@@ -45,8 +48,12 @@ __all__ = [
     "fixed_point",
     "grad",
     "inspect",
+    "keep_pages",
     "lane_errors",
+    "lazy",
+    "lazy_map",
     "lift",
+    "op",
     "pack",
     "program",
     "recomputed",
@@ -60,10 +67,20 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "arrays": "lanewise.arrays",
+    "keep_pages": "lanewise.dynamic.memory",
+    "lazy": "lanewise.dynamic.lazy",
+    "lazy_map": "lanewise.dynamic.instances",
+    "op": "lanewise.dynamic.lazy",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Parts that many programs do not need are imported when they are first named."""
-    if name != "arrays":
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return importlib.import_module(f"{__name__}.{name}")
+    module = importlib.import_module(_LATER[name])
+    return module if name == "arrays" else getattr(module, name)

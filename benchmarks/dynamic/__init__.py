@@ -1,0 +1,1 @@
+"""Networks of which each instance has its own shape: ours, and the same by hand in PyTorch."""

@@ -1,0 +1,199 @@
+"""A table run forwards: levels unrolled into the envelope, then the loop for the tail.
+
+A launch gathers the operand rows of one piece at one level from the arenas, runs the piece on them, and writes its
+results to the regions where they belong, which is one contiguous part of an arena for each result. In the head all of
+this has fixed places and sizes. In the tail the place is data: a loop over levels holds, for each piece and each tile
+width, a loop over the tiles of that width, which most often runs zero or one times.
+
+Tiles do not end where levels do. The last tile of a level may reach into rows of the next one, of which the operands
+may be missing: what it computes there is computed again at the next level. Past the last level there is room for a
+tile.
+
+Considered and not done: one array for each level instead of arenas. XLA updates arenas in place, and gathers from one
+array read children from any level below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise import _jax
+from lanewise.dynamic import cut
+from lanewise.dynamic.envelope import MADE, TILES
+from lanewise.dynamic.layout import Layout, Sections
+
+# Which rows (by piece) and shared operands (by piece) have adjoints.
+Moving = tuple[tuple[tuple[bool, ...], tuple[bool, ...]], ...]
+
+
+class Ran(NamedTuple):
+    """What a forward run leaves: arenas by type, and what was saved by piece: by level of the head, and of the
+    tail."""
+
+    arenas: list[Any]
+    head: list[list[list[Any]]]
+    tail: list[list[Any]]
+
+
+def read(array: Any, index: Any) -> Any:
+    """Rows of an array, at indices that are right."""
+    return array.at[index].get(mode="promise_in_bounds")
+
+
+def part(array: Any, start: Any, size: int, axis: int = 0) -> Any:
+    if isinstance(start, int):
+        return lax.slice_in_dim(array, start, start + size, axis=axis)
+    return lax.dynamic_slice_in_dim(array, start, size, axis)
+
+
+def written(array: Any, rows: Any, start: Any, axis: int = 0) -> Any:
+    return lax.dynamic_update_slice_in_dim(array, rows, start, axis)
+
+
+class Source:
+    """Where a piece's operand rows are read from."""
+
+    def __init__(self, lay: Layout, tables: Any, payload: Sequence[Any]) -> None:
+        self.lay, self.tables, self.payload = lay, tables, payload
+
+    def operand(self, arenas: Sequence[Any], p: int, k: int, start: Any, size: int) -> Any:
+        """Operand k of rows of piece p."""
+        envelope = self.lay.envelope
+        at = self.lay.forward["index", p, k].start
+        t = self.lay.number(envelope.pieces[p].rows[k])
+        array = arenas[t] if envelope.fed[p][k] & MADE else self.payload[t]
+        return read(array, part(self.tables, at + start, size))
+
+
+def initial(lay: Layout, payload: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
+    """Arenas before the first level."""
+    arenas = []
+    for t, (type_, size) in enumerate(zip(lay.envelope.types, lay.arena, strict=True)):
+        arena = jnp.zeros((size, *type_.shape), type_.dtype)
+        begin = lay.envelope.payload[t] if lay.joined[t] else 0
+        if begin:
+            arena = written(arena, payload[t], 0)
+        if lay.envelope.carried[t]:
+            arena = written(arena, carried[t], begin)
+        arenas.append(arena)
+    return arenas
+
+
+def forward(
+    lay: Layout,
+    tables: Any,
+    payload: Sequence[Any],
+    carried: Sequence[Any],
+    shared: Sequence[Any],
+    moving: Moving | None = None,
+) -> Ran:
+    """Run all levels; with `moving`, save what the reverse reads."""
+    envelope = lay.envelope
+    source = Source(lay, tables, payload)
+
+    def launch(arenas: Sequence[Any], p: int, start: Any, size: int) -> tuple[list[Any], list[Any]]:
+        piece = envelope.pieces[p]
+        code = (
+            cut.forward_code(piece, size)
+            if moving is None
+            else cut.codes(piece, size, *moving[p]).forward
+        )
+        rows = [source.operand(arenas, p, k, start, size) for k in range(len(piece.rows))]
+        outs = _jax.eval_jaxpr(code, *(shared[s] for s in envelope.shared[p]), *rows)
+        arenas = list(arenas)
+        for j, type_ in enumerate(piece.results):
+            t = lay.number(type_)
+            arenas[t] = written(arenas[t], outs[j], lay.result[p][j] + start)
+        return arenas, list(outs[len(piece.results) :])
+
+    arenas = initial(lay, payload, carried)
+    head: list[list[list[Any]]] = []
+    for level, capacities in enumerate(envelope.head):
+        saved: list[list[Any]] = [[] for _ in envelope.pieces]
+        for p, size in enumerate(capacities):
+            if size:
+                arenas, saved[p] = launch(arenas, p, int(lay.offset[level, p]), size)
+        head.append(saved)
+    tail: list[list[Any]] = [[] for _ in envelope.pieces]
+    if moving is not None:
+        tail = [
+            [jnp.zeros(a.shape, a.dtype) for a in cut.codes(piece, size, *moving[p]).saved]
+            if (size := envelope.tail[p])
+            else []
+            for p, piece in enumerate(envelope.pieces)
+        ]
+
+    def tile(state: Any, p: int, start: Any, size: int) -> Any:
+        arenas, tail = state
+        arenas, saved = launch(arenas, p, start, size)
+        if moving is not None:
+            axes = cut.codes(envelope.pieces[p], size, *moving[p]).saved_axes
+            begin = start - int(lay.offset[-1, p])
+            kept = [written(a, v, begin, x) for a, v, x in zip(tail[p], saved, axes, strict=True)]
+            tail = [*tail[:p], kept, *tail[p + 1 :]]
+        return arenas, tail
+
+    arenas, tail = over_tail(lay, lay.forward, tables, tile, (arenas, tail))
+    return Ran(arenas, head, tail)
+
+
+def over_tail(
+    lay: Layout,
+    sections: Sections,
+    tables: Any,
+    tile: Callable[[Any, int, Any, int], Any],
+    state: Any,
+    reverse: bool = False,
+    before: Callable[[Any, int, Any], Any] | None = None,
+) -> Any:
+    """`tile(state, piece, start, size)` for the tiles of all levels of the tail.
+
+    `before(state, piece, number)` comes before the tiles of a piece at a level; `number` counts such pairs.
+    """
+    envelope = lay.envelope
+    if not envelope.tail_levels:
+        return state
+    num, kinds = len(envelope.pieces), len(TILES)
+    height = tables[sections["levels",]][0]
+    begins = sections["start",].start
+    tiles = sections["tiles",].start
+
+    def level(i: Any, state: Any) -> Any:
+        k = height - 1 - i if reverse else i
+        pieces = [p for p in range(num) if envelope.tail[p]]
+        for p in reversed(pieces) if reverse else pieces:
+            number = k * num + p
+            if before is not None:
+                state = before(state, p, number)
+            start = tables[begins + number]
+            for j, width in enumerate(TILES):
+                # A capacity below a width leaves no place for a tile of it, and no need.
+                if width > envelope.tail[p]:
+                    continue
+                count = tables[tiles + number * kinds + j]
+
+                def one(
+                    q: Any, state: Any, p: int = p, start: Any = start, width: int = width
+                ) -> Any:
+                    return tile(state, p, start + q * width, width)
+
+                state = lax.fori_loop(0, count, one, state)
+                start = start + count * width
+        return state
+
+    return lax.fori_loop(0, height, level, state)
+
+
+def answers(lay: Layout, tables: Any, arenas: Sequence[Any]) -> tuple[Any, ...]:
+    """The wanted rows of each type, or the arenas."""
+    if lay.envelope.wanted is None:
+        return tuple(arenas)
+    sections = lay.forward
+    return tuple(
+        read(arena, tables[sections["wanted", t]]) if arena.shape[0] else arena[:0]
+        for t, arena in enumerate(arenas)
+    )

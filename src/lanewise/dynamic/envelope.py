@@ -1,0 +1,246 @@
+"""The capacities that one compilation serves.
+
+XLA compiles for shapes, and every minibatch of trees has other level sizes. So what is compiled is an *envelope*: a
+capacity for each (level, piece), for the payload of each type, for the rows that are wanted. How many rows are really
+there is data, and the rows beyond compute something that nobody reads. Capacities come in steps of a sixteenth, of 16
+rows at least, with room for as much as levels vary by, so that minibatches of one kind of data need few envelopes.
+
+The first levels (the *head*) are unrolled: each (level, piece) is a launch of a fixed size, without a loop around.
+The rest (the *tail*) is run by a compiled loop over its levels, each in tiles of 256, 64 and 16 rows: only the total
+of its rows has a capacity. The tail is for chains, for a rare deep tree, and for tables of which no two look alike.
+From the first level that does not fit into the head on, a table's levels are run by the tail.
+
+An envelope that a table does not fit is grown, so that it serves what it served before and this table too. After a
+few times only the tail grows. A table that would fill less than a third of an envelope gets one of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lanewise.dynamic.table import Piece, Table, Type
+
+TILES = (256, 64, 16)
+LEAST = 16
+# Steps of capacities in an octave: of levels, where each row costs a row's work, and of all else.
+FINE, COARSE = 16, 2
+# More levels than this are not unrolled; then those are that fill the largest tile, up to a number.
+UNROLLED = 32
+UNROLLED_OF_DEEP = 12
+# Levels added at the top of a head that was not deep enough.
+SPARE = 2
+# How often the head grows.
+GROWTHS = 6
+# Rows computed for each row asked for, at most, where another envelope would do with fewer; small tables may take more.
+WASTE = 3
+SMALL = 1024
+
+
+def bucket(count: int, steps: int = FINE) -> int:
+    """The capacity for this many rows: so many steps from one power of two to the next, of 16 rows at least.
+
+    >>> [bucket(n) for n in (0, 1, 16, 17, 100, 1000, 1025)]
+    [0, 16, 16, 32, 112, 1024, 1088]
+    """
+    step = max(LEAST, (1 << max(count - 1, 0).bit_length()) // (2 * steps))
+    return -(-count // step) * step
+
+
+# What the rows of an operand are: only payload, only results (or carried rows), both.
+PAYLOAD, MADE = 1, 2
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a table asks of an envelope. `extra[l, p]` counts users beyond the first one of results made there."""
+
+    counts: np.ndarray
+    fed: tuple[tuple[int, ...], ...]
+    payload: tuple[int, ...]
+    carried: tuple[int, ...]
+    wanted: tuple[int, ...] | None
+    extra: np.ndarray
+    carried_extra: int
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """Capacities. `head[l][p]` for the unrolled levels, `tail[p]` for all the rest.
+
+    `wanted` is None where all results are answers. `fed[p][k]` says what the rows of an operand are. `extra[l][p]` is
+    for users beyond the first one of the results of (l, p), with `tail_extra` and `carried_extra` for the rest.
+    """
+
+    pieces: tuple[Piece, ...]
+    shared: tuple[tuple[int, ...], ...]
+    types: tuple[Type, ...]
+    head: tuple[tuple[int, ...], ...]
+    tail: tuple[int, ...]
+    tail_levels: int
+    payload: tuple[int, ...]
+    carried: tuple[int, ...]
+    wanted: tuple[int, ...] | None
+    fed: tuple[tuple[int, ...], ...]
+    extra: tuple[tuple[int, ...], ...]
+    tail_extra: int
+    carried_extra: int
+    growths: int = 0
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        # Each call of compiled code looks for it by this.
+        return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self)))
+
+    @functools.cached_property
+    def _capacities(self) -> np.ndarray:
+        """Of head and extra, side by side."""
+        shape = len(self.head), 2 * len(self.pieces)
+        rows = [a + b for a, b in zip(self.head, self.extra, strict=True)]
+        return np.array(rows, np.int64).reshape(shape)
+
+    @property
+    def rows(self) -> int:
+        return sum(map(sum, self.head)) + sum(self.tail)
+
+    def split(self, demand: Demand) -> int:
+        """The first level of a table that the tail runs."""
+        height = min(len(self.head), len(demand.counts))
+        need = np.concatenate([demand.counts[:height], demand.extra[:height]], 1)
+        fits = (need <= self._capacities[:height]).all(1)
+        return height if fits.all() else int(fits.argmin())
+
+    def fits(self, demand: Demand) -> bool:
+        at = self.split(demand)
+        rest = demand.counts[at:]
+        return (
+            len(rest) <= self.tail_levels
+            and _within(rest.sum(0) + LEAST * rest.any(0), self.tail)
+            and _within(demand.payload, self.payload)
+            and _within(demand.carried, self.carried)
+            and (demand.wanted is None) == (self.wanted is None)
+            and _within(demand.wanted or (), self.wanted or ())
+            and int(demand.extra[at:].sum()) <= self.tail_extra
+            and demand.carried_extra <= self.carried_extra
+            and all(
+                a | b == b for x, y in zip(demand.fed, self.fed, strict=True) for a, b in zip(x, y)
+            )
+        )
+
+    def wasteful(self, demand: Demand) -> bool:
+        """Whether a table would leave most of it empty."""
+        return self.rows > max(SMALL, WASTE * int(demand.counts.sum()))
+
+
+def _within(need: Sequence[int] | np.ndarray, have: Sequence[int]) -> bool:
+    return all(a <= b for a, b in zip(need, have, strict=True))
+
+
+def _buckets(need: Sequence[int] | np.ndarray, have: Sequence[int]) -> tuple[int, ...]:
+    return tuple(max(bucket(int(a), COARSE), b) for a, b in zip(need, have, strict=True))
+
+
+def empty(pieces: tuple[Piece, ...], shared: tuple[tuple[int, ...], ...], whole: bool) -> Envelope:
+    """The envelope of no rows."""
+    types = tuple(dict.fromkeys(t for p in pieces for t in (*p.rows, *p.results)))
+    none = (0,) * len(types)
+    return Envelope(
+        pieces=pieces,
+        shared=shared,
+        types=types,
+        head=(),
+        tail=(0,) * len(pieces),
+        tail_levels=0,
+        payload=none,
+        carried=none,
+        wanted=None if whole else none,
+        fed=tuple((0,) * len(p.rows) for p in pieces),
+        extra=(),
+        tail_extra=0,
+        carried_extra=0,
+    )
+
+
+def grown(old: Envelope, demand: Demand, most: int = UNROLLED) -> Envelope:
+    """An envelope that serves this table too; more than `most` levels are not unrolled."""
+    counts = demand.counts
+    height = len(counts)
+    if old.growths >= GROWTHS:
+        unrolled = 0
+    elif height > most:
+        wide = counts.sum(1) > TILES[0]
+        unrolled = min(most, UNROLLED_OF_DEEP, int(np.argmin(wide)) if not wide.all() else height)
+    else:
+        unrolled = height
+    head, extra = list(old.head), list(old.extra)
+    none = (0,) * len(old.pieces)
+    for k in range(unrolled):
+        if k == len(head):
+            head.append(none)
+            extra.append(none)
+        # Sizes of levels vary between minibatches like sums of many small numbers do: by about their square root.
+        head[k] = tuple(
+            max(have, bucket(need + math.isqrt(need), FINE))
+            for need, have in zip(counts[k].tolist(), head[k], strict=True)
+        )
+        extra[k] = _buckets(demand.extra[k], extra[k])
+    if old.growths and unrolled == height and len(old.head) < height:
+        # It was not deep enough, and the next ones may be deeper: thin levels cost little.
+        head += [tuple(min(c, LEAST) for c in head[-1])] * SPARE
+        extra += [tuple(min(c, LEAST) for c in extra[-1])] * SPARE
+    new = dataclasses.replace(
+        old,
+        head=tuple(head),
+        extra=tuple(extra),
+        payload=_buckets(demand.payload, old.payload),
+        carried=_buckets(demand.carried, old.carried),
+        wanted=None if demand.wanted is None else _buckets(demand.wanted, old.wanted or ()),
+        fed=tuple(
+            tuple(a | b for a, b in zip(x, y)) for x, y in zip(demand.fed, old.fed, strict=True)
+        ),
+        carried_extra=max(bucket(demand.carried_extra, COARSE), old.carried_extra),
+        growths=old.growths + 1,
+    )
+    at = new.split(demand)
+    rest = counts[at:]
+    if not len(rest):
+        return new
+    return dataclasses.replace(
+        new,
+        tail=_buckets(rest.sum(0) + LEAST * rest.any(0), new.tail),
+        tail_levels=max(new.tail_levels, 1 << (len(rest) - 1).bit_length(), 64),
+        tail_extra=max(bucket(int(demand.extra[at:].sum()), COARSE), new.tail_extra),
+    )
+
+
+class Store:
+    """The envelopes in use, by pieces and the arrays they share."""
+
+    def __init__(self, unrolled: int = UNROLLED) -> None:
+        self.unrolled = unrolled
+        self.envelopes: dict[tuple[object, ...], list[Envelope]] = {}
+        self.made = 0
+
+    def envelope(self, table: Table, demand: Demand) -> Envelope:
+        """The smallest envelope that the table fits, or one that is made or grown for it."""
+        whole = demand.wanted is None
+        known = self.envelopes.setdefault((table.pieces, table.shared, whole), [])
+        serving = [e for e in known if not e.wasteful(demand)]
+        fitting = [e for e in serving if e.fits(demand)]
+        if fitting:
+            return min(fitting, key=lambda e: e.rows)
+        old = max(serving, key=lambda e: e.rows, default=None)
+        new = grown(old or empty(table.pieces, table.shared, whole), demand, self.unrolled)
+        if old is not None:
+            known.remove(old)
+        known.append(new)
+        self.made += 1
+        return new

@@ -1,0 +1,292 @@
+"""A table's demand, and its index tables, in NumPy: what is done on the host for every minibatch.
+
+Each step is a few array expressions for each piece and operand, none for each call: 0.15 µs a call is the bar, and
+this is the only part that a minibatch of fresh trees pays for beyond its arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lanewise.dynamic.envelope import MADE, PAYLOAD, TILES, Demand
+from lanewise.dynamic.layout import Layout, Sections
+from lanewise.dynamic.order import counts
+from lanewise.dynamic.table import Table, Type
+
+# The values wanted of each type of the table, or None for all.
+Wanted = Sequence[np.ndarray] | None
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Who reads each value whose adjoint counts.
+
+    `target[e]` is what edge e reads: a value, or after all values a carried row. Edges are in blocks: those of
+    operand k of piece p (and of which of its calls, None for all), then those of wanted values. `first[v]` is one
+    edge that reads v, or -1; `extra` are all others.
+    """
+
+    target: np.ndarray
+    blocks: tuple[tuple[int, int, np.ndarray | None], ...]
+    first: np.ndarray
+    extra: np.ndarray
+
+
+def uses(table: Table, types: Sequence[Type], wanted: Wanted) -> Uses:
+    targets, blocks = [], []
+    carried_from = table.num_values + _starts([table.carried.get(t, 0) for t in types])
+    for p, (piece, calls) in enumerate(zip(table.pieces, table.calls_of, strict=True)):
+        for k, type_ in enumerate(piece.rows):
+            read = calls.operands[:, k]
+            if not type_.differentiable or not len(read):
+                continue
+            chosen = None
+            if read.min() < 0:
+                carried = ~read - len(table.payload.get(type_, ()))
+                chosen = np.flatnonzero((read >= 0) | (carried >= 0))
+                moved = carried_from[types.index(type_)] + carried
+                read = np.where(read >= 0, read, moved)[chosen]
+            if len(read):
+                targets.append(read)
+                blocks.append((p, k, chosen))
+    for type_, values in zip(types, wanted or (), strict=False):
+        if type_.differentiable:
+            targets.append(np.asarray(values, np.int64))
+    target = np.concatenate(targets) if targets else np.zeros(0, np.int64)
+    number = np.arange(len(target), dtype=np.int32)
+    first = np.full(int(carried_from[-1]), -1, np.int32)
+    first[target] = number
+    return Uses(target, tuple(blocks), first, np.flatnonzero(first[target] != number))
+
+
+def _starts(sizes: Sequence[int]) -> np.ndarray:
+    return np.cumsum([0, *sizes])
+
+
+def demand(
+    table: Table, types: Sequence[Type], level: np.ndarray, wanted: Wanted, used: Uses | None
+) -> Demand:
+    """What the table asks of an envelope; without `used`, for the forward direction alone."""
+    count = counts(table, level)
+    extra, carried_extra = np.zeros_like(count), 0
+    if used is not None and len(used.extra):
+        value = used.target[used.extra]
+        made = value < table.num_values
+        call = table.caller[value[made]]
+        np.add.at(extra, (level[call], table.piece[call]), 1)
+        carried_extra = int(np.count_nonzero(~made))
+    fed = []
+    for piece, calls in zip(table.pieces, table.calls_of, strict=True):
+        flags = []
+        for k, type_ in enumerate(piece.rows):
+            read = calls.operands[:, k]
+            if not len(read):
+                flags.append(0)
+                continue
+            least, rows = int(read.min()), len(table.payload.get(type_, ()))
+            made = int(read.max()) >= 0 or least < -rows
+            plain = bool(least < 0 and np.any((read < 0) & (read >= -rows)))
+            flags.append(PAYLOAD * plain | MADE * made)
+        fed.append(tuple(flags))
+    return Demand(
+        count,
+        tuple(fed),
+        tuple(len(table.payload.get(t, ())) for t in types),
+        tuple(int(table.carried.get(t, 0)) for t in types),
+        None if wanted is None else tuple(map(len, wanted)),
+        extra,
+        carried_extra,
+    )
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a table's calls and values lie: the row of each call in its piece's regions, of each value in its
+    arena."""
+
+    split: int
+    begin: np.ndarray
+    level: np.ndarray
+    row: np.ndarray
+    position: np.ndarray
+
+
+def places(table: Table, level: np.ndarray, need: Demand, lay: Layout) -> Places:
+    envelope, count = lay.envelope, need.counts
+    num = len(table.pieces)
+    split = envelope.split(need)
+    begin = np.empty_like(count)
+    begin[:split] = lay.offset[:split]
+    begin[split:] = lay.offset[-1] + np.cumsum(count[split:], 0) - count[split:]
+    key = level * num + table.piece
+    small = count.size < 1 << 16
+    order = np.argsort(key.astype(np.uint16) if small else key, kind="stable")
+    flat = count.reshape(-1)
+    shift = begin.reshape(-1) - (np.cumsum(flat) - flat)
+    row = np.empty(len(table), np.int32)
+    row[order] = np.arange(len(table)) + np.repeat(shift, flat)
+    position = np.empty(table.num_values, np.int32)
+    for calls, bases in zip(table.calls_of, lay.result, strict=True):
+        rows = row[calls.number]
+        for j, base in enumerate(bases):
+            position[calls.first + j] = rows + base
+    return Places(split, begin, level, row, position)
+
+
+def pack_forward(table: Table, wanted: Wanted, need: Demand, lay: Layout, at: Places) -> np.ndarray:
+    """The tables of the forward direction."""
+    envelope, sections = lay.envelope, lay.forward
+    out = np.zeros(sections.size, np.int32)
+    for p, (piece, calls) in enumerate(zip(table.pieces, table.calls_of, strict=True)):
+        if not len(calls.number):
+            continue
+        rows = at.row[calls.number]
+        for k, type_ in enumerate(piece.rows):
+            section = out[sections["index", p, k]]
+            positions = _positions(table, calls.operands[:, k], type_, envelope.fed[p][k], lay, at)
+            # Rows beyond are copies of one that is there: after the levels, all they read has been computed.
+            section[:] = positions[0]
+            section[rows] = positions
+    for t, values in enumerate(wanted or ()):
+        out[sections["wanted", t]][: len(values)] = at.position[values]
+    _pack_tail(out, sections, need, at)
+    return out
+
+
+def _positions(
+    table: Table, read: np.ndarray, type_: Type, flags: int, lay: Layout, at: Places
+) -> np.ndarray:
+    if flags == PAYLOAD:
+        return ~read
+    if read.min() >= 0:
+        return at.position[read]
+    t = lay.number(type_)
+    payload = len(table.payload.get(type_, ()))
+    gap = (lay.envelope.payload[t] if lay.joined[t] else 0) - payload
+    given = np.where(~read < payload, ~read, ~read + gap)
+    return (
+        np.where(read >= 0, at.position[np.maximum(read, 0)], given) if len(at.position) else given
+    )
+
+
+def _pack_tail(out: np.ndarray, sections: Sections, need: Demand, at: Places) -> None:
+    rest = need.counts[at.split :]
+    if not len(rest):
+        return
+    out[sections["levels",]] = len(rest)
+    out[sections["start",]][: rest.size] = at.begin[at.split :].reshape(-1)
+    tiles = np.empty((rest.size, len(TILES)), np.int64)
+    left = rest.reshape(-1).copy()
+    for i, width in enumerate(TILES):
+        tiles[:, i] = -(-left // width) if i == len(TILES) - 1 else left // width
+        left = left - tiles[:, i] * width
+    out[sections["tiles",]][: tiles.size] = tiles.reshape(-1)
+
+
+def pack_reverse(table: Table, used: Uses, need: Demand, lay: Layout, at: Places) -> np.ndarray:
+    """The tables of the reverse direction."""
+    sections = lay.reverse
+    out = np.zeros(sections.size, np.int32)
+    source = _adjoint_positions(table, used, need, lay, at)
+    at_first = np.where(used.first >= 0, source[used.first], 0) if len(source) else used.first * 0
+    for p, (piece, calls) in enumerate(zip(table.pieces, table.calls_of, strict=True)):
+        rows = at.row[calls.number]
+        for j, type_ in enumerate(piece.results):
+            if type_.differentiable:
+                out[sections["first", p, j]][rows] = at_first[calls.first + j]
+        out[sections["there", p]][rows] = 1
+    carried_from = table.num_values + _starts(need.carried)
+    for t, number in enumerate(need.carried):
+        given = at_first[carried_from[t] : carried_from[t] + number]
+        out[sections["carried", t]][:number] = given
+    if len(used.extra):
+        _pack_extra(out, table, used, source[used.extra], need, lay, at)
+    _pack_tail(out, sections, need, at)
+    return out
+
+
+def _adjoint_positions(
+    table: Table, used: Uses, need: Demand, lay: Layout, at: Places
+) -> np.ndarray:
+    """Where each edge's adjoint is written."""
+    parts = []
+    for p, k, chosen in used.blocks:
+        number = table.calls_of[p].number
+        base = lay.operand[p][k]
+        assert base is not None
+        parts.append(at.row[number if chosen is None else number[chosen]] + base)
+    for type_, size in zip(lay.envelope.types, need.wanted or (), strict=False):
+        if type_.differentiable:
+            parts.append(np.arange(1, size + 1))
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def arena_starts(sizes: Sequence[int]) -> list[int]:
+    """Where each type's arena would begin if they were one after the other."""
+    return _starts(sizes).tolist()
+
+
+def _pack_extra(
+    out: np.ndarray,
+    table: Table,
+    used: Uses,
+    source: np.ndarray,
+    need: Demand,
+    lay: Layout,
+    at: Places,
+) -> None:
+    """Pairs of where an adjoint is read and what it is added to."""
+    envelope, sections = lay.envelope, lay.reverse
+    num = len(table.pieces)
+    target = used.target[used.extra]
+    made = target < table.num_values
+    begins = [table.num_values + n for n in arena_starts(need.carried)]
+    carried, from_ = target[~made], source[~made]
+    t = np.searchsorted(begins, carried, side="right") - 1
+    rows = carried - np.array(begins)[t] + np.array(arena_starts(envelope.carried))[t]
+    _write(out, sections["carried extra", "from"], sections["carried extra", "to"], from_, rows)
+
+    value, source = target[made], source[made]
+    call = table.caller[value]
+    result = value - table.first_value[call]
+    piece = table.piece[call]
+    key = at.level[call] * num + piece
+    order = np.lexsort((at.row[call], result, key))
+    value, source, call, result, piece, key = (
+        x[order] for x in (value, source, call, result, piece, key)
+    )
+    bounds = np.searchsorted(key, np.arange(need.counts.size + 1))
+    begin = at.begin.reshape(-1)
+    for i in range(at.split * num):
+        part = slice(bounds[i], bounds[i + 1])
+        if part.start == part.stop:
+            continue
+        level, p = divmod(i, num)
+        to = at.row[call[part]] - begin[i] + result[part] * envelope.head[level][p]
+        where = sections["extra", level, p, "from"], sections["extra", level, p, "to"]
+        _write(out, *where, source[part], to)
+    tail = slice(bounds[at.split * num], None)
+    of_type = np.array(
+        [envelope.types.index(t) for q in envelope.pieces for t in q.results], np.int64
+    )
+    first = _starts([len(q.results) for q in envelope.pieces])
+    types = of_type[first[piece[tail]] + result[tail]]
+    to = at.position[value[tail]] + np.array(arena_starts(lay.arena))[types]
+    _write(out, sections["tail extra", "from"], sections["tail extra", "to"], source[tail], to)
+    starts = bounds[at.split * num :] - bounds[at.split * num]
+    section = out[sections["extra start",]]
+    section[: len(starts)] = starts
+    section[len(starts) :] = starts[-1]
+
+
+def _write(
+    out: np.ndarray, from_: slice, to: slice, source: np.ndarray, target: np.ndarray
+) -> None:
+    out[from_][: len(source)] = source
+    section = out[to]
+    section[: len(target)] = target
+    if len(target):
+        section[len(target) :] = target[-1]

@@ -1,0 +1,275 @@
+"""The differentiable function of a table.
+
+`prepare` fits a table into an envelope and packs its index tables: a `Prepared`, which is a pytree of arrays. It can
+be an argument of a `jax.jit` function, say a whole training step, which is then compiled once for the envelope and
+not for each table. `run` prepares a table and calls it. Both are differentiable by `jax.grad` (a `jax.custom_vjp`
+rule). Inside `jit`, `run` makes the table a constant of what is traced.
+
+They do not have a forward-mode rule (`jax.jvp`, `jax.hessian`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lanewise import _jax
+from lanewise.dynamic import compute, pack
+from lanewise.dynamic import reverse as backwards
+from lanewise.dynamic.compute import Moving, Ran
+from lanewise.dynamic.envelope import Envelope, Store
+from lanewise.dynamic.layout import layout
+from lanewise.dynamic.order import levels
+from lanewise.dynamic.table import Table, TableError, Type
+
+STORE = Store()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run gives: by type, the wanted rows.
+
+    Where all values are answers these are arenas, `position` says where each value lies in that of its type, and
+    `carried_from` where the rows that were carried begin.
+    """
+
+    types: tuple[Type, ...]
+    rows: tuple[Any, ...]
+    position: np.ndarray | None = None
+    carried_from: tuple[int, ...] = ()
+
+    def of(self, type_: Type) -> Any:
+        return self.rows[self.types.index(type_)]
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Moves:
+    """Which shared arrays and carried rows have derivatives: known when differentiated, part of what is compiled."""
+
+    shared: tuple[bool, ...]
+
+    def of_pieces(self, envelope: Envelope) -> Moving:
+        lay = layout(envelope)
+        return tuple(
+            (
+                tuple(base is not None for base in lay.operand[p]),
+                tuple(self.shared[s] for s in envelope.shared[p]),
+            )
+            for p in range(len(envelope.pieces))
+        )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(envelope: Envelope, tables: Any, payload: Any, carried: Any, shared: Any) -> Any:
+    lay = layout(envelope)
+    ran = compute.forward(lay, tables, payload, carried, shared)
+    return compute.answers(lay, tables, ran.arenas)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _forward_saving(
+    envelope: Envelope, moves: _Moves, tables: Any, payload: Any, carried: Any, shared: Any
+) -> Any:
+    lay = layout(envelope)
+    moving = moves.of_pieces(envelope)
+    ran = compute.forward(lay, tables, payload, carried, shared, moving)
+    return compute.answers(lay, tables, ran.arenas), ran
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _backward(
+    envelope: Envelope,
+    moves: _Moves,
+    tables: Any,
+    back: Any,
+    payload: Any,
+    shared: Any,
+    ran: Ran,
+    seeds: Any,
+) -> Any:
+    lay = layout(envelope)
+    moving = moves.of_pieces(envelope)
+    return backwards.reverse(lay, tables, back, payload, shared, Ran(*ran), moving, seeds)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run(
+    envelope: Envelope, tables: Any, back: Any, payload: Any, carried: Any, shared: Any
+) -> Any:
+    del back
+    return _forward(envelope, tables, payload, carried, shared)
+
+
+def _run_forward(
+    envelope: Envelope, tables: Any, back: Any, payload: Any, carried: Any, shared: Any
+) -> Any:
+    moves = _Moves(tuple(bool(s.perturbed) for s in shared))
+    plain = jax.tree.map(lambda x: x.value, (tables, back, payload, carried, shared))
+    tables, back, payload, carried, shared = plain
+    out, ran = _forward_saving(envelope, moves, tables, payload, carried, shared)
+    return out, (moves, tables, back, payload, shared, ran)
+
+
+def _run_backward(envelope: Envelope, kept: Any, adjoints: Any) -> Any:
+    moves, tables, back, payload, shared, ran = kept
+    seeds = tuple(
+        None if not t.differentiable else jnp.zeros(a.aval.shape, a.aval.dtype) if _zero(a) else a
+        for t, a in zip(envelope.types, adjoints, strict=True)
+    )
+    carried, of_shared = _backward(envelope, moves, tables, back, payload, shared, ran, seeds)
+    return None, None, None, tuple(carried), tuple(of_shared)
+
+
+def _zero(value: Any) -> bool:
+    return isinstance(value, jax.custom_derivatives.SymbolicZero)
+
+
+_run.defvjp(_run_forward, _run_backward, symbolic_zeros=True)
+
+
+def _padded(rows: Any, size: int, type_: Type) -> Any:
+    """Rows of payload in an array of this many."""
+    given = np.asarray(rows, type_.dtype) if len(rows) else np.zeros((0, *type_.shape), type_.dtype)
+    if given.shape[1:] != type_.shape:
+        raise TableError(f"payload of type {type_} has rows of shape {given.shape[1:]}.")
+    if len(given) == size:
+        return given
+    whole = np.zeros((size, *type_.shape), type_.dtype)
+    whole[: len(given)] = given
+    return whole
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A table that is ready to run: what it is compiled for, and its index tables and payload.
+
+    A table is prepared with the tables of the reverse direction only where it is asked for; else it has no gradient.
+    """
+
+    envelope: Envelope
+    tables: Any
+    back: Any
+    payload: tuple[Any, ...]
+    wanted: tuple[Any, ...] | None  # how many rows of each type are
+
+    def __call__(self, shared: Sequence[Any], carried: Mapping[Type, Any] | None = None) -> Answer:
+        """Run it. The rows of each type are as many as the envelope has room for; the first `wanted` ones count."""
+        envelope, given = self.envelope, carried or {}
+        rows = tuple(
+            _carried(given.get(t), size, t)
+            for t, size in zip(envelope.types, envelope.carried, strict=True)
+        )
+        if self.back is None:
+            out: Any = _forward(envelope, self.tables, self.payload, rows, tuple(shared))
+        else:
+            out = _run(envelope, self.tables, self.back, self.payload, rows, tuple(shared))
+        return Answer(envelope.types, tuple(out))
+
+
+jax.tree_util.register_dataclass(
+    Prepared, data_fields=["tables", "back", "payload", "wanted"], meta_fields=["envelope"]
+)
+
+
+def prepare(
+    table: Table,
+    wanted: Sequence[np.ndarray] | None = None,
+    *,
+    order: str = "depth",
+    gradient: bool = True,
+    store: Store = STORE,
+) -> Prepared:
+    """Fit a table into an envelope and pack its index tables.
+
+    `wanted` are numbers of values, for each of the table's types; without it, all values are answers.
+
+    >>> from lanewise.dynamic.table import piece
+    >>> f4 = Type((), np.dtype("f4"))
+    >>> plus = piece(lambda w, a, b: w * a + b, shared=[np.float32(0)], rows=[np.float32(0)] * 2)
+    >>> @jax.jit
+    ... def slope(w, prepared):
+    ...     return jax.grad(lambda w: prepared([w]).of(f4)[0])(w)
+    >>> for numbers in ([1, 2], [3, 4, 5]):
+    ...     calls = len(numbers) - 1
+    ...     operands = [~0, ~1] + [v for i in range(1, calls) for v in (i - 1, ~(i + 1))]
+    ...     sums = Table((plus,), ((0,),), [0] * calls, operands, {f4: np.float32(numbers)})
+    ...     print(slope(jnp.float32(3), prepare(sums, [np.array([calls - 1])])))
+    1.0
+    22.0
+    """
+    return _prepare(table, wanted, order, gradient, store)[0]
+
+
+def _prepare(
+    table: Table, wanted: pack.Wanted, order: str, gradient: bool, store: Store
+) -> tuple[Prepared, pack.Places]:
+    types = table.types
+    level = levels(table, order)
+    used = pack.uses(table, types, wanted) if gradient else None
+    need = pack.demand(table, types, level, wanted, used)
+    envelope = store.envelope(table, need)
+    lay = layout(envelope)
+    at = pack.places(table, level, need, lay)
+    tables = pack.pack_forward(table, wanted, need, lay, at)
+    back = None if used is None else pack.pack_reverse(table, used, need, lay, at)
+    payload = tuple(
+        _padded(table.payload.get(t, ()), size, t)
+        for t, size in zip(types, envelope.payload, strict=True)
+    )
+    return Prepared(envelope, tables, back, payload, need.wanted), at
+
+
+def run(
+    table: Table,
+    shared: Sequence[Any],
+    wanted: Sequence[np.ndarray] | None = None,
+    *,
+    carried: Mapping[Type, Any] | None = None,
+    order: str = "depth",
+    store: Store = STORE,
+) -> Answer:
+    """Run a table.
+
+    `wanted` are numbers of values, for each of the table's types; without it, all values are answers. `carried` are
+    rows that operands beyond the payload name.
+
+    >>> from lanewise.dynamic.table import piece
+    >>> f4 = Type((), np.dtype("f4"))
+    >>> scaled = piece(lambda w, a, b: w * (a + b), shared=[np.float32(0)], rows=[np.float32(0)] * 2)
+    >>> sums = Table((scaled,), ((0,),), [0, 0], [~0, ~1, 0, ~1], {f4: np.float32([1, 2])})
+    >>> def root(w):
+    ...     return run(sums, [w], wanted=[np.array([1])]).of(f4)[0]
+    >>> print(root(jnp.float32(3)), jax.grad(root)(jnp.float32(3)))
+    33.0 20.0
+    """
+    given = [*shared, *(carried or {}).values()]
+    traced = any(isinstance(x, _jax.Tracer) for x in given)
+    prepared, at = _prepare(table, wanted, order, traced, store)
+    answer = prepared(shared, carried)
+    if wanted is None:
+        lay = layout(prepared.envelope)
+        joined = zip(lay.joined, prepared.envelope.payload, strict=True)
+        carried_from = tuple(size if first else 0 for first, size in joined)
+        return dataclasses.replace(answer, position=at.position, carried_from=carried_from)
+    sizes = [len(values) for values in wanted]
+    rows = (
+        r if r.shape[0] == size else r[:size] for r, size in zip(answer.rows, sizes, strict=True)
+    )
+    return dataclasses.replace(answer, rows=tuple(rows))
+
+
+def _carried(rows: Any, size: int, type_: Type) -> Any:
+    if rows is None:
+        return np.zeros((size, *type_.shape), type_.dtype)
+    short = size - rows.shape[0]
+    if short < 0:
+        return rows[:size]
+    return jnp.pad(rows, [(0, short)] + [(0, 0)] * (rows.ndim - 1)) if short else rows
