@@ -108,9 +108,11 @@ def agree(params: Any, torch_params: Any, peer: Any, batch: Forest, objects: Any
     theirs = peer.by_level_training(torch_params, batch)
     np.testing.assert_allclose(loss, theirs.cpu().numpy(), rtol=1e-4)
     np.testing.assert_allclose(loss, lazily, rtol=1e-4)
+    # A GPU's products round their operands.
+    near = 1e-3 if jax.default_backend() == "gpu" else 1e-4
     for name, grad in grads.items():
         expected = torch_params[name].grad.cpu().numpy()
-        np.testing.assert_allclose(grad, expected, rtol=1e-2, atol=1e-4 * abs(expected).max())
+        np.testing.assert_allclose(grad, expected, rtol=1e-2, atol=near * abs(expected).max())
 
 
 def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
