@@ -329,3 +329,74 @@ def test_no_lanes_at_all() -> None:
         lambda w: jax.vmap(looped, (None, 0, 0))(w, jnp.zeros((0, SIZE)), jnp.zeros(0, int)).sum()
     )(w)
     np.testing.assert_array_equal(empty, jnp.zeros_like(w))
+
+
+def test_a_block_that_no_lane_runs_adds_nothing() -> None:
+    """Also where a factor that all lanes share is not finite there."""
+    none = jnp.zeros((SIZE, SIZE))
+
+    @lw.program
+    def guarded(w: Any, x: Any, n: Any) -> Any:
+        while n > 0:
+            if n > 50:
+                x = jnp.tanh(x @ (w / none))
+            x = jnp.tanh(x @ w)
+            n = n - 1
+        return x.sum()
+
+    w = jnp.asarray(matrix(SIZE, SIZE), jnp.float32)
+    own = guarded.with_options(carrier="ticks", schedule="sweep")
+    found = jax.grad(lambda w: total(own, w, jnp.ones(LANES)))(w)
+    wanted = each_lane(guarded.with_options(carrier="ticks"), w, jnp.ones(LANES))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_long_sums_of_narrow_numbers(dtype: Any) -> None:
+    """3,000 ones are no 256, and ten thousands of tenths keep their digits."""
+
+    @lw.program
+    def adds(w: Any, n: Any) -> Any:
+        total = w * 0
+        while n > 0:
+            total = total + w
+            n = n - 1
+        return total
+
+    for carrier, lanes in (("auto", None), ("ticks", 2)):
+        own = adds.with_options(carrier=carrier, lanes=lanes)
+        run = lambda w, own=own: lw.vmap(own, (None, 0))(w, jnp.ones(3000, int))  # noqa: E731
+        found = jax.grad(lambda w, run=run: run(w).astype(jnp.float32).sum())(jnp.ones(40, dtype))
+        np.testing.assert_allclose(found.astype(np.float32), 3000, rtol=5e-3)
+
+
+@needs.compiler
+@needs.on_cpu
+def test_a_long_sum_on_native_keeps_its_digits() -> None:
+    @lw.program
+    def turns(w: Any, n: Any) -> Any:
+        total = jnp.float32(0)
+        while n > 0:
+            total = total + w[n % 4]
+            n = n - 1
+        return total
+
+    own = turns.with_options(carrier="native")
+    ns = jnp.full(100_000, 40)
+    found = jax.grad(lambda w: 0.1 * jax.vmap(own, (None, 0))(w, ns).sum())(jnp.ones(40))
+    np.testing.assert_allclose(found[:4], 1e5, rtol=1e-6)
+
+
+def test_a_value_that_is_used_twice_is_summed_once() -> None:
+    """Code that doubles a value forty times over would else be summed 2 to the 40th times."""
+    from lanewise import _jax
+    from lanewise.core.summed import sum_over_rows
+
+    def doubled(x: Any) -> list[Any]:
+        for _ in range(40):
+            x = x + x
+        return [x * 2.0**-40]
+
+    code = _jax.trace(doubled, [_jax.shaped((3,), jnp.float32.dtype)]).jaxpr
+    (found,) = sum_over_rows(code, [jnp.ones((5, 3))], [True])
+    np.testing.assert_allclose(found, 5.0)

@@ -72,6 +72,7 @@ def run_by_xla(plan: Plan, operands: Sequence[Any], capacity: int, watched: Site
     num_sums = len(linked.program.sums)
     out = as_one_function(all_lanes, *kept)
     totals, out = out[:num_sums], out[num_sums:]
+    totals = [x.astype(a.dtype) for x, a in zip(totals, linked.program.sums, strict=True)]
     values = [
         _jax.wrap_key(x[:, 0], var.aval) if _jax.is_key(var.aval) else x[:, 0]
         for x, var in zip(out[:count], linked.program.entry_function.results, strict=True)

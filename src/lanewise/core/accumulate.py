@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
@@ -45,13 +46,20 @@ def _accumulate_abstract(*operands: Any, **params: Any) -> Any:
     return [], {accumulate_effect}
 
 
+def held_as(dtype: Any) -> Any:
+    """The type in which a sum of this type is held: many small parts are lost in a 16-bit float."""
+    return jnp.promote_types(dtype, jnp.float32) if dtype in (jnp.float16, jnp.bfloat16) else dtype
+
+
 def accumulated(params: dict[str, Any], whole: Any, operands: Sequence[Any]) -> Any:
     """What an accumulator is after an equation with these parameters and operands."""
     if params["places"] is not None:
         numbers, mode = params["places"]
         indices, updates = operands
+        updates = updates.astype(whole.dtype)
         return lax.scatter_add(whole, indices, updates, numbers, mode=mode)
     part, *starts = operands
+    part = lax.convert_element_type(part, whole.dtype)
     if not starts:
         return lax.add(whole, part)
     old = lax.dynamic_slice(whole, starts, part.shape, allow_negative_indices=False)

@@ -24,6 +24,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+from lanewise.core.accumulate import held_as
 
 # Linear in their first operand, which is the only one that can vary.
 _LINEAR = frozenset(
@@ -38,10 +39,14 @@ Look = Callable[[Atom], Any]
 
 @dataclass(frozen=True)
 class RowSum:
-    """How the sum over rows of a value is made: `needs` are the variables that must be known, `total` gives the sum."""
+    """How the sum over rows of a value is made: `needs` are the variables that must be known, `total` gives the sum.
+
+    `shares`: a factor that all rows share is multiplied with a sum, and so is there also where there are no rows.
+    """
 
     needs: tuple[Var, ...]
     total: Callable[[Look, Any], Any]
+    shares: bool = False
 
 
 def sum_over_rows(
@@ -102,9 +107,16 @@ def row_sum(eqns: Sequence[JaxprEqn], atom: Atom, varying: set[Var]) -> RowSum:
     def varies(atom: Atom) -> bool:
         return not isinstance(atom, Literal) and atom in varying
 
+    known: dict[Var, RowSum] = {}
+
     def plan(atom: Atom) -> RowSum:
         if isinstance(atom, Literal) or atom not in varying:
             return _repeated(atom)
+        if atom not in known:
+            known[atom] = _once(planned(atom))
+        return known[atom]
+
+    def planned(atom: Var) -> RowSum:
         eqn = made.get(atom)
         name = "" if eqn is None else eqn.primitive.name
         if eqn is None:
@@ -125,7 +137,31 @@ def row_sum(eqns: Sequence[JaxprEqn], atom: Atom, varying: set[Var]) -> RowSum:
             return _written(eqn, plan)
         return _added_up(atom)
 
-    return plan(atom)
+    return _if_any(plan(atom))
+
+
+def _once(term: RowSum) -> RowSum:
+    """The same, made once for those who ask with the same values: code is a graph, and no tree."""
+    made: list[tuple[Any, Any, Any]] = []
+
+    def total(look: Look, mask: Any) -> Any:
+        if not (made and made[0][0] is look and made[0][1] is mask):
+            made[:] = [(look, mask, term.total(look, mask))]
+        return made[0][2]
+
+    return RowSum(term.needs, total, term.shares)
+
+
+def _if_any(term: RowSum) -> RowSum:
+    """The sum of no rows is zero, also where a factor that all rows share is not finite."""
+    if not term.shares:
+        return term
+
+    def total(look: Look, mask: Any) -> Any:
+        value = term.total(look, mask)
+        return jnp.where(mask.any(), value, jnp.zeros((), value.dtype))
+
+    return RowSum(term.needs, total)
 
 
 def _pads_zeros(eqn: JaxprEqn) -> bool:
@@ -150,15 +186,17 @@ def _repeated(atom: Atom) -> RowSum:
 
     def total(look: Look, mask: Any) -> Any:
         value = look(atom)
-        return value * mask.sum().astype(value.dtype)
+        wide = held_as(value.dtype)
+        return (value.astype(wide) * mask.sum().astype(wide)).astype(value.dtype)
 
-    return RowSum(_known([atom]), total)
+    return RowSum(_known([atom]), total, shares=True)
 
 
 def _added_up(atom: Atom) -> RowSum:
     def total(look: Look, mask: Any) -> Any:
         values = kept(look(atom), mask)
-        return values.sum(0, dtype=values.dtype)
+        # With a type of its own, `sum` would add 16-bit floats as such.
+        return values.sum(0, dtype=held_as(values.dtype)).astype(values.dtype)
 
     return RowSum(_known([atom]), total)
 
@@ -170,7 +208,8 @@ def _joined(terms: Sequence[RowSum], eqn: JaxprEqn) -> RowSum:
         a, b = (term.total(look, mask) for term in terms)
         return lax.sub(a, b) if eqn.primitive.name == "sub" else lax.add(a, b)
 
-    return RowSum(tuple(dict.fromkeys(v for term in terms for v in term.needs)), total)
+    needs = tuple(dict.fromkeys(v for term in terms for v in term.needs))
+    return RowSum(needs, total, any(term.shares for term in terms))
 
 
 def _of_shape(term: RowSum, atom: Atom, shape: Sequence[int]) -> RowSum:
@@ -178,7 +217,9 @@ def _of_shape(term: RowSum, atom: Atom, shape: Sequence[int]) -> RowSum:
     if tuple(atom.aval.shape) == tuple(shape):
         return term
     return RowSum(
-        term.needs, lambda look, mask: jnp.broadcast_to(term.total(look, mask), tuple(shape))
+        term.needs,
+        lambda look, mask: jnp.broadcast_to(term.total(look, mask), tuple(shape)),
+        term.shares,
     )
 
 
@@ -192,7 +233,8 @@ def _through(eqn: JaxprEqn, place: int, inner: RowSum) -> RowSum:
         ]
         return _jax.run_eqn(eqn, args)[0]
 
-    return RowSum(tuple(dict.fromkeys((*_known(others), *inner.needs))), total)
+    needs = tuple(dict.fromkeys((*_known(others), *inner.needs)))
+    return RowSum(needs, total, inner.shares or bool(others))
 
 
 def _product(eqn: JaxprEqn) -> RowSum:
@@ -281,13 +323,14 @@ def add_rows_at(params: dict[str, Any], array: Any, indices: Any, updates: Any, 
         operand_batching_dims=numbers.operand_batching_dims,
         scatter_indices_batching_dims=tuple(d + 1 for d in numbers.scatter_indices_batching_dims),
     )
-    return lax.scatter_add(array, indices, kept(updates, mask), numbers, mode=params["mode"])
+    updates = kept(updates, mask).astype(array.dtype)
+    return lax.scatter_add(array, indices, updates, numbers, mode=params["mode"])
 
 
 def add_rows_in_slices(array: Any, parts: Any, starts: Sequence[Any], mask: Any) -> Any:
     """Every row's part added to one array where the row says; a start that is too large is clipped, as in a slice."""
     if not starts:
-        return array + kept(parts, mask).sum(0, dtype=parts.dtype)
+        return array + kept(parts, mask).sum(0, dtype=array.dtype)
     rows = parts.shape[0]
     limits = np.subtract(array.shape, parts.shape[1:])
     clamped = [
@@ -305,4 +348,5 @@ def add_rows_in_slices(array: Any, parts: Any, starts: Sequence[Any], mask: Any)
         scatter_dims_to_operand_dims=tuple(range(array.ndim)),
     )
     mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    return lax.scatter_add(array, indices, kept(parts, mask), numbers, mode=mode)
+    parts = kept(parts, mask).astype(array.dtype)
+    return lax.scatter_add(array, indices, parts, numbers, mode=mode)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from lanewise._jax import Var, storage_struct, stored
 from lanewise.blocks.link import Linked
+from lanewise.core.accumulate import held_as
 from lanewise.core.errors import Outcome
 from lanewise.core.one_function import as_one_function
 from lanewise.core.outcomes import COUNTERS
@@ -121,7 +122,7 @@ def initial_state(
         registers=tuple(map(register, linked.registers)),
         uniforms=tuple(map(uniform, linked.uniforms)),
         stacks=tuple(map(stack, linked.storage.stacks)),
-        sums=tuple(jnp.zeros(a.shape, a.dtype) for a in linked.program.sums),
+        sums=tuple(jnp.zeros(a.shape, held_as(a.dtype)) for a in linked.program.sums),
         returns=jnp.zeros((frames, lanes), jnp.int32),
         depth=per_lane(0),
         deepest=jnp.int32(0),

@@ -168,7 +168,8 @@ def results(linked: Linked, values: Mapping[Var, Any], state: State, code: Any) 
         bad = jnp.asarray(blank(value.dtype), value.dtype)
         value = jnp.where(lax.expand_dims(failed, range(1, value.ndim)), bad, value)
         found.append(loaded(value, var.aval))
-    return [*found, *state.sums]
+    sums = zip(state.sums, linked.program.sums, strict=True)
+    return [*found, *(value.astype(aval.dtype) for value, aval in sums)]
 
 
 def statistics(state: State, steps: Any = None) -> list[Any]:

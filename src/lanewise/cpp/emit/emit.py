@@ -328,7 +328,7 @@ class Emitter:
             *(f"const {o.kind}* __restrict__ {n}" for o, n in zip(operands, names, strict=True)),
             *(f"const {o.kind}* zeros{i}" for i, o in enumerate(sums)),
             *(f"{o.kind}* __restrict__ out{i}" for i, o in enumerate(outputs)),
-            *(f"{o.kind}* __restrict__ sum{i}" for i, o in enumerate(sums)),
+            *(f"lw_sum<{o.kind}>::type* __restrict__ sum{i}" for i, o in enumerate(sums)),
             "int* code",
             "int* site",
             "long long* steps",

@@ -107,7 +107,7 @@ def host_entry(arguments: Sequence[str], sums: dict[int, Operand]) -> str:
     It has `sums` of its own, too (by the number of their argument), which it adds to those of all in the end.
     """
     *buffers, _, _ = arguments
-    sizes = [-(-math.prod(o.shape) * o.dtype.itemsize // 16) * 16 for o in sums.values()]
+    sizes = [-(-math.prod(o.shape) * 8 // 16) * 16 for o in sums.values()]
     starts = dict(zip(sums, itertools.accumulate(sizes, initial=0)))
     sources = [
         f"thread->sums + {starts[i]}" if i in sums else f"run->arguments[{i}]"
@@ -118,7 +118,8 @@ def host_entry(arguments: Sequence[str], sums: dict[int, Operand]) -> str:
         for buffer, source in zip(buffers, sources, strict=True)
     )
     adding = "\n".join(
-        f"  lw_add_up(({o.kind}*)run->arguments[{at}], ({o.kind}*)(own + {starts[at]}), {math.prod(o.shape)}ll);"
+        f"  lw_add_up(({o.kind}*)run->arguments[{at}], (lw_sum<{o.kind}>::type*)(own + {starts[at]}),"
+        f" {math.prod(o.shape)}ll);"
         for at, o in sums.items()
     )
     return f"""
@@ -127,8 +128,8 @@ struct lw_thread {{
   lw_run* run;
   char *scratch, *sums;
 }};
-template <class T> static void lw_add_up(T* sum, const T* own, long long size) {{
-  for (long long i = 0; i < size; ++i) sum[i] += own[i];
+template <class T, class S> static void lw_add_up(T* sum, const S* own, long long size) {{
+  for (long long i = 0; i < size; ++i) sum[i] += (T)own[i];
 }}
 static void lw_add_sums(lw_run* run, const char* own) {{
   static int busy;

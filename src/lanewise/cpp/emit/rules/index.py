@@ -38,9 +38,15 @@ template <class T> LW_FUNCTION int32 lw_clip(T index, int32 most) {
 template <class T> LW_FUNCTION bool lw_inside(T index, int32 most) {
   return index >= T(0) && (uint64)index <= (uint64)(int64)most && most >= 0;
 }""",
+        "lw_sum": r"""
+// The type of a sum that all lanes add to. Of a long sum of float32 much would be lost: a host holds it in float64.
+template <class T> struct lw_sum { typedef T type; };
+#ifndef __CUDACC__
+template <> struct lw_sum<float32> { typedef float64 type; };
+#endif""",
         "lw_add_to_sum": r"""
 // Add to a sum that all lanes add to. A thread of a host has one of its own, which joins the others' in the end.
-template <class T> LW_FUNCTION void lw_add_to_sum(T& sum, T more) {
+template <class S, class T> LW_FUNCTION void lw_add_to_sum(S& sum, T more) {
   LW_PLATFORM(atomicAdd(&sum, more), sum += more);
 }""",
     }
