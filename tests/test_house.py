@@ -26,7 +26,7 @@ PLATFORM = re.compile(
     r"\b(default_backend|default_platform|platform_of|local_devices|jax\.devices)\("
 )
 # Where a call of the user's comes in: what is asked there travels with the job.
-ASKS = ("_jax", "api", "cli", "mcmc", "rules", "watch")
+ASKS = ("_jax", "api", "cli", "dynamic", "mcmc", "rules", "watch")
 
 # Exceptions: module -> why.
 MAY_IMPORT_MORE: dict[str, str] = {}

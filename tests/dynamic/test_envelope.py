@@ -68,7 +68,7 @@ def test_odd_tables_end_up_in_the_loop() -> None:
 
 
 def test_buckets_are_few_and_tight() -> None:
-    capacities = {bucket(n) for n in range(10_000)}
+    capacities = {bucket(n, 16) for n in range(10_000)}
     assert len(capacities) < 128 and all(c % 16 == 0 for c in capacities)
-    assert all(n <= bucket(n) <= max(n + 15, 1.0625 * n) for n in range(10_000))
+    assert all(n <= bucket(n, 16) <= max(n + 15, 1.0625 * n) for n in range(10_000))
     assert len({bucket(n, 2) for n in range(10_000)}) < 24

@@ -44,6 +44,9 @@ class Profile:
     # The most scratch memory of a lane beside its stacks. A GPU has very many lanes in flight; a CPU one on each core,
     # where tapes and adjoints of large arrays may lie.
     most_lane_bytes: int
+    # Capacities of levels (`dynamic/envelope.py`) from one power of two to the next. On a CPU each row costs its work;
+    # a GPU does thin levels at no cost, and XLA measures each new product before it compiles it.
+    level_steps: int
 
 
 CPU = Profile(
@@ -60,6 +63,7 @@ CPU = Profile(
     product_together=0.11,
     move_operations=8.0,
     most_lane_bytes=1 << 28,
+    level_steps=16,
 )
 GPU = Profile(
     alone="kernel",
@@ -75,6 +79,7 @@ GPU = Profile(
     product_together=1 / 12,
     move_operations=8.0,
     most_lane_bytes=1 << 18,
+    level_steps=2,
 )
 # Other accelerators are started by a host, too; they have no carrier of their own.
 _OTHER = replace(GPU, alone=None)

@@ -2,8 +2,9 @@
 
 XLA compiles for shapes, and every minibatch of trees has other level sizes. So what is compiled is an *envelope*: a
 capacity for each (level, piece), for the payload of each type, for the rows that are wanted. How many rows are really
-there is data, and the rows beyond compute something that nobody reads. Capacities come in steps of a sixteenth, of 16
-rows at least, with room for as much as levels vary by, so that minibatches of one kind of data need few envelopes.
+there is data, and the rows beyond compute something that nobody reads. Capacities come in steps (of a sixteenth on a
+CPU), of 16 rows at least, with room for as much as levels vary by, so that minibatches of one kind of data need few
+envelopes.
 
 The first levels (the *head*) are unrolled: each (level, piece) is a launch of a fixed size, without a loop around.
 The rest (the *tail*) is run by a compiled loop over its levels, each in tiles of 256, 64 and 16 rows: only the total
@@ -24,12 +25,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lanewise.core.profile import CPU, Profile
 from lanewise.dynamic.table import Piece, Table, Type
 
 TILES = (256, 64, 16)
 LEAST = 16
-# Steps of capacities in an octave: of levels, where each row costs a row's work, and of all else.
-FINE, COARSE = 16, 2
+# Capacities from one power of two to the next, of all but levels, for which the platform's profile says it.
+COARSE = 2
 # More levels than this are not unrolled; then those are that fill the largest tile, up to a number.
 UNROLLED = 32
 UNROLLED_OF_DEEP = 12
@@ -42,10 +44,10 @@ WASTE = 3
 SMALL = 1024
 
 
-def bucket(count: int, steps: int = FINE) -> int:
-    """The capacity for this many rows: so many steps from one power of two to the next, of 16 rows at least.
+def bucket(count: int, steps: int) -> int:
+    """The capacity for this many rows: `steps` of them from one power of two to the next, of 16 rows at least.
 
-    >>> [bucket(n) for n in (0, 1, 16, 17, 100, 1000, 1025)]
+    >>> [bucket(n, 16) for n in (0, 1, 16, 17, 100, 1000, 1025)]
     [0, 16, 16, 32, 112, 1024, 1088]
     """
     step = max(LEAST, (1 << max(count - 1, 0).bit_length()) // (2 * steps))
@@ -169,7 +171,9 @@ def empty(pieces: tuple[Piece, ...], shared: tuple[tuple[int, ...], ...], whole:
     )
 
 
-def grown(old: Envelope, demand: Demand, most: int = UNROLLED) -> Envelope:
+def grown(
+    old: Envelope, demand: Demand, most: int = UNROLLED, steps: int = CPU.level_steps
+) -> Envelope:
     """An envelope that serves this table too; more than `most` levels are not unrolled."""
     counts = demand.counts
     height = len(counts)
@@ -188,7 +192,7 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED) -> Envelope:
             extra.append(none)
         # Sizes of levels vary between minibatches like sums of many small numbers do: by about their square root.
         head[k] = tuple(
-            max(have, bucket(need + math.isqrt(need), FINE))
+            max(have, bucket(need + math.isqrt(need), steps))
             for need, have in zip(counts[k].tolist(), head[k], strict=True)
         )
         extra[k] = _buckets(demand.extra[k], extra[k])
@@ -229,7 +233,7 @@ class Store:
         self.envelopes: dict[tuple[object, ...], list[Envelope]] = {}
         self.made = 0
 
-    def envelope(self, table: Table, demand: Demand) -> Envelope:
+    def envelope(self, table: Table, demand: Demand, profile: Profile = CPU) -> Envelope:
         """The smallest envelope that the table fits, or one that is made or grown for it."""
         whole = demand.wanted is None
         known = self.envelopes.setdefault((table.pieces, table.shared, whole), [])
@@ -238,7 +242,12 @@ class Store:
         if fitting:
             return min(fitting, key=lambda e: e.rows)
         old = max(serving, key=lambda e: e.rows, default=None)
-        new = grown(old or empty(table.pieces, table.shared, whole), demand, self.unrolled)
+        new = grown(
+            old or empty(table.pieces, table.shared, whole),
+            demand,
+            self.unrolled,
+            profile.level_steps,
+        )
         if old is not None:
             known.remove(old)
         known.append(new)

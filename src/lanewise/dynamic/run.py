@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
+from lanewise.core.profile import profile_of
 from lanewise.dynamic import compute, pack
 from lanewise.dynamic import reverse as backwards
 from lanewise.dynamic.compute import Moving, Ran
@@ -215,7 +216,7 @@ def _prepare(
     level = levels(table, order)
     used = pack.uses(table, types, wanted) if gradient else None
     need = pack.demand(table, types, level, wanted, used)
-    envelope = store.envelope(table, need)
+    envelope = store.envelope(table, need, profile_of(_jax.default_platform()))
     lay = layout(envelope)
     at = pack.places(table, level, need, lay)
     tables = pack.pack_forward(table, wanted, need, lay, at)
