@@ -235,6 +235,7 @@ def test_a_read_by_index_adds_what_it_read() -> None:
     assert not program.out_avals and [a.shape for a in program.sums] == [(50, 3)]
 
 
+@pytest.mark.slow
 def test_higher_orders_and_other_axes() -> None:
     """A gradient that accumulates can be differentiated, and batched."""
     with jax.enable_x64(True):
