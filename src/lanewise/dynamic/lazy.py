@@ -37,10 +37,10 @@ from lanewise.dynamic.quick import quick_way
 from lanewise.dynamic.record import TYPES, Kind, LazyError, Recorder, Tag, type_number
 from lanewise.dynamic.table import Piece, Type
 
-# So many arrays that one argument of an op was shared as: more are data that should be NumPy's.
+# The most arrays that one argument of an op may be shared as: more are data, which should be NumPy arrays.
 MOST_SHARED = 64
 
-# So many kinds of an op are recorded the quick way.
+# The most kinds of an op that are recorded the quick way.
 QUICK_WAYS = 4
 
 _SERIAL = itertools.count()

@@ -25,7 +25,7 @@ def blame(
 
 
 class _Place:
-    """Where something is, written out when it is told: a chain of 10,000 records has long paths."""
+    """Where something is, written out when it is reported: a chain of 10,000 records has long paths."""
 
     def __init__(self, text: str, parent: _Place | None = None) -> None:
         self.text = text

@@ -133,8 +133,8 @@ class Forest(Held):
         except Exception:
             return "<forest, traced>"
         kinds = self._store.schema.kinds
-        told = ", ".join(f"{n} {kind.name}" for n, kind in zip(counts, kinds, strict=True))
-        return f"<forest of {len(self)}: {told}>"
+        counted = ", ".join(f"{n} {kind.name}" for n, kind in zip(counts, kinds, strict=True))
+        return f"<forest of {len(self)}: {counted}>"
 
     def _lw_parts(self) -> tuple[Any, ...]:
         return (self._index,)

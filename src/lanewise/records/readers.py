@@ -132,8 +132,8 @@ def _sentence(rows: Sequence[tuple[int, list[str]]]) -> Sentence:
                 f"line {number}: the head of {word.form!r} is {head!r}, which is no word."
             )
     if len(roots) != 1:
-        told = ", ".join(repr(word.form) for word in roots) or "none"
-        raise RecordError(f"line {rows[0][0]}: a sentence has one root; this one has {told}.")
+        found = ", ".join(repr(word.form) for word in roots) or "none"
+        raise RecordError(f"line {rows[0][0]}: a sentence has one root; this one has {found}.")
     reached, left = 0, list(roots)
     while left:
         reached += 1

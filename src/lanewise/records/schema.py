@@ -44,7 +44,7 @@ def record(cls: Any = None, /, **options: Any) -> Any:
 
     A field is a number, an array (of one shape for all records), a record (`"Tree"`, `"Tree | None"`, `"Leaf | Node"`),
     or a list of these. `str` fields take part if `pack` is given their codes. Options are those of
-    `dataclasses.dataclass`; `slots` is on unless told otherwise.
+    `dataclasses.dataclass`; `slots` is on unless you say otherwise.
 
     >>> import lanewise as lw
     >>> @lw.record
