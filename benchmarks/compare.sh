@@ -14,6 +14,7 @@ cd "$(dirname "$0")/.."
 old=$1 new=$2 device=${3:-cpu} rounds=${4:-2}
 python=${PYTHON:-$PWD/.venv/bin/python}
 work=$(mktemp -d)
+touch "$work/old.jsonl" "$work/new.jsonl"
 trap 'for side in old new; do [ -L "$work/$side" ] || git worktree remove --force "$work/$side"; done; rm -rf "$work"' EXIT
 check_out() { if [ -d "$2" ]; then ln -s "$(realpath "$2")" "$work/$1"; else git worktree add -q --detach "$work/$1" "$2"; fi; }
 check_out old "$old"
@@ -24,19 +25,8 @@ else
   jobs=("control.py" "nuts.py --repeats 3" "ad.py" "compile.py --only gradients" "overhead.py --carriers ticks native")
 fi
 if [ -n "${JOBS:-}" ]; then mapfile -t jobs <<< "$JOBS"; fi
-for round in $(seq "$rounds"); do
-  for job in "${jobs[@]}"; do
-    for side in old new; do
-      echo "== round $round, $side: $job" >&2
-      (
-        cd "$work/$side"
-        PYTHONPATH="src:tests:benchmarks${LANEWISE_PACKAGES:+:$LANEWISE_PACKAGES}" XLA_PYTHON_CLIENT_PREALLOCATE=false \
-          "$python" -W ignore benchmarks/$job || echo "(failed: $job)" >&2
-      ) | grep '^{' >> "$work/$side.jsonl" || true
-    done
-  done
-done
-"$python" - "$work/old.jsonl" "$work/new.jsonl" <<'END'
+so_far() {  # printed after every job: a run that is cut short has shown what it measured
+  "$python" - "$work/old.jsonl" "$work/new.jsonl" <<'END'
 import json, math, statistics, sys
 
 
@@ -56,8 +46,24 @@ def claims(path):
 
 old, new = (claims(path) for path in sys.argv[1:])
 shared = [name for name in old if name in new]
+if not shared:
+    sys.exit("no claim that both sides made so far")
 for name in shared:
     print(f"{new[name] / old[name]:6.3f}  {name}  ({old[name]:.3g} -> {new[name]:.3g})")
 mean = math.exp(statistics.fmean(math.log(new[name] / old[name]) for name in shared))
 print(f"{mean:6.3f}  geometric mean over {len(shared)} claims: new over old, more is better")
 END
+}
+for round in $(seq "$rounds"); do
+  for job in "${jobs[@]}"; do
+    for side in old new; do
+      echo "== round $round, $side: $job" >&2
+      (
+        cd "$work/$side"
+        PYTHONPATH="src:tests:benchmarks${LANEWISE_PACKAGES:+:$LANEWISE_PACKAGES}" XLA_PYTHON_CLIENT_PREALLOCATE=false \
+          "$python" -W ignore benchmarks/$job || echo "(failed: $job)" >&2
+      ) | grep '^{' >> "$work/$side.jsonl" || true
+    done
+    so_far || true
+  done
+done
