@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lanewise._jax import ArrayImpl
 from lanewise.core.errors import OptionError
 from lanewise.core.objects import is_held, is_taken, over_lanes
 from lanewise.tracing.decorator import ProgramFunction, lift
@@ -77,12 +78,18 @@ def vmap(
     @functools.wraps(batched)
     def call(*args: Any, **kwargs: Any) -> Any:
         chosen = replays
-        if any(map(is_held, args)):
-            args, found = over_lanes(args, in_axes)
-            told = {**axes, "in_axes": found}
-            chosen = program.replays(jax.vmap(program, **told), hashable(told))
-        elif any(isinstance(arg, list | tuple) and arg and is_taken(arg[0]) for arg in args):
-            raise OptionError("a list of records is packed first: give `lanewise.pack(records)`.")
+        for arg in args:  # seldom more than arrays, so looked at one by one
+            if isinstance(arg, ArrayImpl):
+                continue
+            if is_held(arg):
+                args, found = over_lanes(args, in_axes)
+                told = {**axes, "in_axes": found}
+                chosen = program.replays(jax.vmap(program, **told), hashable(told))
+                break
+            if isinstance(arg, list | tuple) and arg and is_taken(arg[0]):
+                raise OptionError(
+                    "a list of records is packed first: give `lanewise.pack(records)`."
+                )
         try:
             return chosen(args, kwargs)
         except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -64,6 +65,18 @@ class Options:
                 f"lanes={self.lanes} refills the lanes of a machine, and schedule={self.schedule!r} has none;"
                 ' use schedule="auto", "sweep", "meet", "most" or "lowest", or leave lanes out.'
             )
+
+    def __hash__(self) -> int:
+        # Asked at every call outside `jit`, where what runs is looked up.
+        return self._hashed
+
+    @functools.cached_property
+    def _hashed(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process hashes strings otherwise.
+        return {name: value for name, value in vars(self).items() if name != "_hashed"}
 
     def _set(self, name: str, value: Any) -> None:
         """Keep the plain Python value of a NumPy one: options are looked up by what they equal."""
