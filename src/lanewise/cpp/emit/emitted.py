@@ -122,35 +122,43 @@ def host_entry(arguments: Sequence[str], sums: dict[int, Operand]) -> str:
         f" {math.prod(o.shape)}ll);"
         for at, o in sums.items()
     )
+    add_sums = _ADD_SUMS.replace("ADDING", adding) if sums else ""
+    # A thread that has no sums has no memory for them.
+    memory = f"(char*)calloc({sum(sizes)} + 1, 1)" if sums else "own.scratch"
     return f"""
 #ifndef __CUDACC__
 struct lw_thread {{
   lw_run* run;
   char *scratch, *sums;
 }};
-template <class T, class S> static void lw_add_up(T* sum, const S* own, long long size) {{
-  for (long long i = 0; i < size; ++i) sum[i] += (T)own[i];
-}}
-static void lw_add_sums(lw_run* run, const char* own) {{
-  static int busy;
-  while (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE)) {{}}
-{adding}
-  __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
-}}
-static void lw_run_lanes(void* data) {{
+{add_sums}static void lw_run_lanes(void* data) {{
   lw_thread* thread = (lw_thread*)data;
   lw_run* run = thread->run;
   lw_share share = {{run, 0, 0, 1, 0, 0}};
   lanewise_kernel({given}, &share, thread->scratch, run->examples, run->capacity);
 }}
 extern "C" void lanewise_work(lw_run* run) {{
-  lw_thread own = {{run, (char*)malloc(run->lane_bytes + 1), (char*)calloc({sum(sizes)} + 1, 1)}};
+  lw_thread own = {{run, (char*)malloc(run->lane_bytes + 1), nullptr}};
+  own.sums = {memory};
   if (own.scratch && own.sums) {{
     if (run->stoppable) run->stoppable(lw_run_lanes, &own, run->begun);
     else lw_run_lanes(&own);
-    lw_add_sums(run, own.sums);
+    {"lw_add_sums(run, own.sums);" if sums else ""}
   }}
   free(own.scratch);
-  free(own.sums);
+  {"free(own.sums);" if sums else ""}
 }}
 #endif""".strip()
+
+
+# The run has the lock, not this library: while better code takes over, threads of two libraries add.
+_ADD_SUMS = """#include <sched.h>
+template <class T, class S> static void lw_add_up(T* sum, const S* own, long long size) {
+  for (long long i = 0; i < size; ++i) sum[i] += (T)own[i];
+}
+static void lw_add_sums(lw_run* run, const char* own) {
+  while (__atomic_exchange_n(&run->adding, 1, __ATOMIC_ACQUIRE)) sched_yield();
+ADDING
+  __atomic_store_n(&run->adding, 0, __ATOMIC_RELEASE);
+}
+"""

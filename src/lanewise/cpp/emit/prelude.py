@@ -101,8 +101,9 @@ struct lw_run {
   long long examples, lane_bytes;
   int capacity, threads;
   unsigned long long next, done;
-  // If an interrupt may end the run: how many had come before it, and what runs a thread's part so.
-  int begun;
+  // Whether a thread adds its sums to those of all. If an interrupt may end the run: how many had come before it, and
+  // what runs a thread's part so.
+  int adding, begun;
   void (*stoppable)(void (*work)(void*), void* data, int begun);
 };
 // Set when better code has taken over from this: threads take no more examples here.

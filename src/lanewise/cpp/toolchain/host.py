@@ -436,6 +436,7 @@ class _Run(ctypes.Structure):
         ("threads", ctypes.c_int),
         ("next", ctypes.c_ulonglong),
         ("done", ctypes.c_ulonglong),
+        ("adding", ctypes.c_int),
         ("begun", ctypes.c_int),
         ("stoppable", ctypes.c_void_p),
     )
@@ -465,9 +466,7 @@ def run(
     steps = np.zeros(examples, np.int64)
     arrays = [*given, *sums, *answers, *sums, code, site, steps, deepest]
     pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-    whole = _Run(
-        pointers, examples, emitted.scratch_bytes(capacity), capacity, threads, 0, 0, 0, None
-    )
+    whole = _Run(pointers, examples, emitted.scratch_bytes(capacity), capacity, threads)
     work = load(emitted.text, flags).lanewise_work
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(work, ctypes.byref(whole)) for _ in range(threads)]:
