@@ -307,10 +307,12 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   lw_work(shared);
   pthread_mutex_lock(&shared->guard);
   while (shared->working) pthread_cond_wait(&shared->idle, &shared->guard);
-  pthread_mutex_unlock(&shared->guard);
-  const float64 busy = 1e-9 * shared->busy, room = 1e-9 * (lw_now() * shared->came - shared->arrivals);
   // A thread that has no memory for a lane takes no example. If none had, examples are left.
   const bool all_taken = (long long)shared->run.next >= examples;
+  // Whoever comes from here on is late: the buffers of a run that failed or was cut short are not its own any more.
+  __atomic_store_n(&shared->run.next, examples, __ATOMIC_RELAXED);
+  pthread_mutex_unlock(&shared->guard);
+  const float64 busy = 1e-9 * shared->busy, room = 1e-9 * (lw_now() * shared->came - shared->arrivals);
   const bool cut = stops && __atomic_load_n(&lanewise_signals, __ATOMIC_RELAXED) != shared->run.begun;
   if (watched) lw_unwatch(&seen);
   lw_release(shared);
