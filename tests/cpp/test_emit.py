@@ -13,7 +13,7 @@ from jax import lax
 
 import lanewise as lw
 from cpp.checking import check
-from lanewise.core.errors import Outcome
+from lanewise.core.errors import InternalError, Outcome
 from lanewise.core.options import Options
 from lanewise.cpp.emit.emit import written
 from lanewise.cpp.emit.emitted import Emitted
@@ -43,6 +43,15 @@ def test_a_loop_is_a_loop_and_a_branch_a_branch() -> None:
     assert text.count("case ") == 2
     loop = text[text.index("LW_GOES_ON") : text.index("finished:")]
     assert "else {" in loop and loop.count("goto dispatch") == loop.count("goto finished") == 1
+
+
+def test_a_kernel_is_given_arrays_of_its_own_types_alone() -> None:
+    """It has pointers and would read others as garbage: an int64 of two int32, say, and loop for days."""
+    emitted = kernel(collatz, jnp.int32(7))
+    emitted.arguments([np.zeros(3, np.int32)])
+    for wrong in (np.zeros(3, np.int16), np.zeros((3, 2), np.int32)):
+        with pytest.raises(InternalError, match="operand 0 of a kernel"):
+            emitted.arguments([wrong])
 
 
 def test_lanes_pause_to_take_examples() -> None:

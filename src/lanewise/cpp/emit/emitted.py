@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lanewise.core.errors import InternalError
 from lanewise.core.profile import CPU, Profile
 from lanewise.cpp.emit import dtypes
 
@@ -63,6 +64,14 @@ class Emitted:
         """What a kernel is called with, and which results lie in the place of which arguments."""
         zeros = [np.zeros(out.shape, out.dtype) for out in self.sums]
         given = [*operands, *self.constants, *zeros]
+        # A kernel has only pointers: it would read an array of another type as garbage, and loop on it.
+        for place, (array, wanted) in enumerate(zip(given, self.operands)):
+            found = jax.dtypes.canonicalize_dtype(array.dtype), array.shape[wanted.varies :]
+            if found != (wanted.dtype, wanted.shape):
+                raise InternalError(
+                    f"operand {place} of a kernel is {found[0].name}{list(found[1])}, and its code reads"
+                    f" {wanted.dtype.name}{list(wanted.shape)}"
+                )
         first = len(given) - len(zeros)
         return given, {first + i: len(self.outputs) + i for i in range(len(zeros))}
 
