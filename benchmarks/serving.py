@@ -28,7 +28,7 @@ from typing import Any
 # Before anything makes threads.
 if hasattr(os, "sched_setaffinity") and "gpu" not in sys.argv:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "models"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +38,18 @@ from jax import lax
 import lanewise as lw
 from _harness import Claim, report, use_device, usual_arguments
 from lanewise.cpp.toolchain import host
-from language_model import END, Params, Sizes, mixed, norm, projected, requests, scores, trained
-from language_model import server as serving
+from models.language_model import (
+    END,
+    Params,
+    Sizes,
+    mixed,
+    norm,
+    projected,
+    requests,
+    scores,
+    trained,
+)
+from models.language_model import server as serving
 
 TARGET = ">= 2"
 LATENCY = "<= 1"
