@@ -102,7 +102,9 @@ def next_token(params: Params, cache: Cache, token: Any, at: Any, sizes: Sizes) 
 
 def written(cache: Cache, rows: Cache, at: Any) -> Cache:
     return [
-        tuple(lax.dynamic_update_slice(old, row, (0, at, 0)) for old, row in zip(*pair, strict=True))
+        tuple(
+            lax.dynamic_update_slice(old, row, (0, at, 0)) for old, row in zip(*pair, strict=True)
+        )
         for pair in zip(cache, rows, strict=True)
     ]
 

@@ -178,7 +178,9 @@ def main(steps: int = 160) -> None:
             f"certainty {certainty}: {np.mean(best == answers):.0%} right with {np.mean(used):.2f} of {sizes.layers}"
             f" layers; where the answer leads by 1, 2, 4, 8: {', '.join(by_lead)}"
         )
-    served = lw.stream(lambda x: classify(params, x, np.float32(0.9)), tokens, lanes=32, ordered=True)
+    served = lw.stream(
+        lambda x: classify(params, x, np.float32(0.9)), tokens, lanes=32, ordered=True
+    )
     right = [int(best) == answer for (_, (best, _, _)), answer in zip(served, answers, strict=True)]
     print(f"streamed: {np.mean(right):.0%} right")
 

@@ -166,6 +166,11 @@ def logits(params: Params, tokens: jax.Array, sizes: Sizes) -> jax.Array:
 # -- one request -----------------------------------------------------------------------------------
 
 
+def index(*places: Any) -> list[jax.Array]:
+    """Of one type, whatever type a Python number has."""
+    return [jnp.asarray(place, jnp.int32) for place in places]
+
+
 def attended(cache: jax.Array, layer: int, queries: jax.Array, at: Any, sizes: Sizes) -> jax.Array:
     """Attention of tokens `at`, `at + 1`, … to all that came before them, page by page, and to each other."""
     heads, count, size = queries.shape
@@ -174,8 +179,8 @@ def attended(cache: jax.Array, layer: int, queries: jax.Array, at: Any, sizes: S
     def page(state: Any) -> Any:
         start, most, total, seen = state
         window = (1, 1, heads, PAGE, size)
-        keys = lax.dynamic_slice(cache, (layer, 0, 0, start, 0), window)[0, 0]
-        values = lax.dynamic_slice(cache, (layer, 1, 0, start, 0), window)[0, 0]
+        keys = lax.dynamic_slice(cache, index(layer, 0, 0, start, 0), window)[0, 0]
+        values = lax.dynamic_slice(cache, index(layer, 1, 0, start, 0), window)[0, 0]
         found = scores(queries, keys, places[:, None] - (start + jnp.arange(PAGE)), sizes)
         # A softmax over pages: what was summed before is scaled to the largest score so far.
         larger = jnp.maximum(most, found.max(-1))
@@ -184,7 +189,7 @@ def attended(cache: jax.Array, layer: int, queries: jax.Array, at: Any, sizes: S
         return start + PAGE, larger, total * kept + weights.sum(-1), seen
 
     nothing = jnp.zeros((heads, count), queries.dtype)
-    start = (0, nothing + NEVER, nothing, jnp.zeros_like(queries))
+    start = (jnp.int32(0), nothing + NEVER, nothing, jnp.zeros_like(queries))
     _, _, total, seen = lax.while_loop(lambda state: state[0] < at + count, page, start)
     return seen / total[..., None]
 
@@ -194,7 +199,7 @@ def read(params: Params, cache: jax.Array, tokens: jax.Array, at: Any, sizes: Si
     x = params["words"][tokens]
     for layer in range(sizes.layers):
         q, k, v = projected(params, layer, x, sizes)
-        cache = lax.dynamic_update_slice(cache, jnp.stack([k, v])[None], (layer, 0, 0, at, 0))
+        cache = lax.dynamic_update_slice(cache, jnp.stack([k, v])[None], index(layer, 0, 0, at, 0))
         x = mixed(params, layer, x, attended(cache, layer, q, at, sizes))
     return cache, x
 

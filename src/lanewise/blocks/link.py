@@ -366,9 +366,7 @@ def _written_copies(
     if len(program.functions) > 1 or _is_called(program, program.entry_function.name):
         return []
     stored = {var: var for var in defined(block)} | dict(block.assigns)
-    return [
-        (var, before_updates(block.eqns, atom)) for var, atom in stored.items() if var in alive
-    ]
+    return [(var, before_updates(block.eqns, atom)) for var, atom in stored.items() if var in alive]
 
 
 def _is_called(program: BlockProgram, name: str) -> bool:
