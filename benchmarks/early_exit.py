@@ -1,7 +1,7 @@
-"""An early-exit transformer encoder: `lw.vmap` against `jax.vmap` of the same layers, and PyTorch an instance at a time.
+"""An early-exit transformer encoder: `lw.vmap` against `jax.vmap` of the same layers, and PyTorch one at a time.
 
-The model of `examples/models/early_exit.py` with 12 layers over 16 tokens of width 64, trained here; instances stop where
-they are sure. `jax.vmap` runs all layers for all instances with masks, in one scan over the stacked weights, which is
+The model of `examples/models/early_exit.py` with 12 layers over 16 tokens of width 64, trained here; instances stop
+where they are sure. `jax.vmap` runs all layers for all instances with masks, in one scan over the stacked weights, which is
 what someone who knows it writes: a loop that indexes weights by an instance's own layer would copy them. PyTorch is
 eager, and stops each instance where it is sure. On a CPU all run on one core, and CPU time is what counts.
 
@@ -27,9 +27,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-
-import lanewise as lw
-from _harness import Claim, report, use_device, usual_arguments
 from models.early_exit import (
     HEADS,
     LAYER,
@@ -42,6 +39,9 @@ from models.early_exit import (
     trained,
 )
 from models.early_exit import layer as one_layer
+
+import lanewise as lw
+from _harness import Claim, report, use_device, usual_arguments
 
 CERTAINTY = 0.9
 # PyTorch runs so many of the instances; the others would take as long.

@@ -8,8 +8,8 @@ grows with the batch in steps of 64 places, and run at several sizes of batch; t
 tokens, which is checked first.
 
 Throughput is that of requests that are all there. Latency is of requests that come one by one, at random, at 70% of
-the rate that the best static batches can serve; time in which a server has nothing to do is skipped. On a CPU all run on
-one core and CPU time is what counts, so that other work on the machine counts less.
+the rate that the best static batches can serve; time in which a server has nothing to do is skipped. On a CPU all run
+on one core and CPU time is what counts, so that other work on the machine counts less.
 
     python benchmarks/serving.py [--requests 256] [--lanes 16] [--carrier auto] [--steps 240] [--device gpu]
 """
@@ -34,10 +34,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-
-import lanewise as lw
-from _harness import Claim, report, use_device, usual_arguments
-from lanewise.cpp.toolchain import host
 from models.language_model import (
     END,
     Params,
@@ -50,6 +46,10 @@ from models.language_model import (
     trained,
 )
 from models.language_model import server as serving
+
+import lanewise as lw
+from _harness import Claim, report, use_device, usual_arguments
+from lanewise.cpp.toolchain import host
 
 TARGET = ">= 2"
 LATENCY = "<= 1"

@@ -1,12 +1,12 @@
 """A transformer encoder that stops at the layer where it is sure, trained at all of its exits.
 
-An instance is a bag of symbols, and the answer is the one that occurs most often. In most instances it is far ahead, which
-is clear after a layer or two; where two symbols are close the encoder uses all of its layers. Every layer has the
+An instance is a bag of symbols, and the answer is the one that occurs most often. In most instances it is far ahead,
+which is clear after a layer or two; where two symbols are close the encoder uses all of its layers. Every layer has the
 same classifier behind it, and all exits are trained together (BranchyNet, Teerapittayanon et al. 2016; depth-adaptive
 transformers, Elbayad et al. 2020).
 
-The encoder is written for one instance, as a loop with a `break`. The weights of all layers are stacked and shared by all
-lanes; lanes that are at the same layer run together.
+The encoder is written for one instance, as a loop with a `break`. The weights of all layers are stacked and shared by
+all lanes; lanes that are at the same layer run together.
 
     python examples/models/early_exit.py [steps]
 """

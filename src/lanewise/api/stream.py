@@ -69,8 +69,8 @@ def stream(
     closed over, and is then held once: `lw.stream(lambda x: f(x, weights), examples)`. Answers are NumPy arrays.
 
     A source that waits for its next example holds up the examples that run. One that serves requests as they come
-    yields `lw.NOT_YET` instead: the stream goes on with what it has, and asks again. Where nothing runs it asks at once,
-    so such a source should sleep for a moment if it is asked twice in vain.
+    yields `lw.NOT_YET` instead: the stream goes on with what it has, and asks again. Where nothing runs it asks at
+    once, so such a source should sleep for a moment if it is asked twice in vain.
 
     * `lanes`: how many examples are in flight at once. The carriers `native` and `kernel` get batches of up to four
       times as many, and answer when a batch has ended.
