@@ -1,9 +1,9 @@
 """An early-exit transformer encoder: `lw.vmap` against `jax.vmap` of the same layers, and PyTorch one at a time.
 
 The model of `examples/models/early_exit.py` with 12 layers over 16 tokens of width 64, trained here; instances stop
-where they are sure. `jax.vmap` runs all layers for all instances with masks, in one scan over the stacked weights, which is
-what someone who knows it writes: a loop that indexes weights by an instance's own layer would copy them. PyTorch is
-eager, and stops each instance where it is sure. On a CPU all run on one core, and CPU time is what counts.
+where they are sure. `jax.vmap` runs all layers for all instances with masks, in one scan over the stacked weights,
+which is what someone who knows it writes: a loop that indexes weights by an instance's own layer would copy them.
+PyTorch is eager, and stops each instance where it is sure. On a CPU all run on one core, and CPU time counts.
 
     python benchmarks/early_exit.py [--instances 512] [--carrier auto] [--steps 120] [--device gpu]
 """
