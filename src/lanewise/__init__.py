@@ -8,7 +8,7 @@ from lanewise.api.fixed_point import fixed_point
 from lanewise.api.gradient import check_grads, grad, recomputed, value_and_grad
 from lanewise.api.inspect import inspect
 from lanewise.api.inspection import Inspection
-from lanewise.api.stream import stream
+from lanewise.api.stream import NOT_YET, stream
 from lanewise.api.vmap import vmap
 from lanewise.core.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.core.outcomes import Failure, Outcomes, Stats, lane_errors
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 del _rules
 
 __all__ = [
+    "NOT_YET",
     "Failure",
     "Forest",
     "Inspection",

@@ -396,3 +396,32 @@ def test_no_gradient_goes_through_a_stream() -> None:
                 TransformError, match=rf"{who} a traced value.*no gradient.*lanewise\.vmap"
             ):
                 transformed(2.0)
+
+
+@every_carrier
+def test_a_source_with_nothing_at_the_moment_does_not_hold_up_what_runs(carrier: str) -> None:
+    """The source gives its last examples only when the first ones have been answered."""
+    answered: list[int] = []
+    asked = 0
+
+    def source() -> Iterator[Any]:
+        nonlocal asked
+        yield lw.NOT_YET
+        yield from NUMBERS[:3]
+        while len(answered) < 3:
+            asked += 1
+            assert asked < 100_000, "three examples were never answered"
+            yield lw.NOT_YET
+        yield from NUMBERS[3:6]
+
+    found = {}
+    for index, steps in lw.stream(collatz, source(), lanes=4, carrier=carrier):
+        answered.append(index)
+        found[index] = int(steps)
+    assert [found[i] for i in range(6)] == expected()[:6]
+    assert sorted(answered[:3]) == [0, 1, 2]
+
+
+def test_nothing_at_the_moment_is_no_example_of_plain_python() -> None:
+    with jax.disable_jit():
+        assert list(lw.stream(collatz, [lw.NOT_YET, 6, lw.NOT_YET, 1], lanes=2)) == [(0, 8), (1, 0)]

@@ -150,6 +150,31 @@ def test_a_loop_counter_varies_once_its_loop_is_flattened() -> None:
     assert len(linked.registers) >= 2
 
 
+def test_an_array_that_is_written_between_loops_has_one_place() -> None:
+    """A cache that a step writes and a loop reads, again and again: none of the writes is into a copy."""
+
+    @lw.program
+    def attend_twice(n):
+        cache = jnp.zeros((4, 8))
+        total = 0.0
+        for at in range(n):
+            for layer in (0, 1):
+                cache = jax.lax.dynamic_update_slice(cache, total + jnp.ones((1, 1)), (layer, at))
+                seen = 0
+                while seen <= at:
+                    total += cache[layer, seen]
+                    seen += 1
+        return total
+
+    linked = linked_of(attend_twice, INT)
+    assert len([var for var in linked.registers if var.aval.shape == (4, 8)]) == 1
+    numbers = jnp.arange(5, dtype=jnp.int32)
+    expected = [attend_twice(n) for n in numbers]
+    for schedule in ("sweep", "lowest"):
+        found = lw.vmap(attend_twice, carrier="ticks", schedule=schedule)(numbers)
+        assert found.tolist() == [float(x) for x in expected]
+
+
 def test_functions_that_call_each_other_reach_each_other() -> None:
     linked = linked_of(tak, INT, INT, INT)
     reach = reachable_functions(linked.program)

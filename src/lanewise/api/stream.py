@@ -41,6 +41,16 @@ SLOW_SECONDS = 0.1
 MOST_HELD = 8
 
 
+class NotYet:
+    """What a source of examples yields when it has none at the moment: see `stream`."""
+
+    def __repr__(self) -> str:
+        return "lanewise.NOT_YET"
+
+
+NOT_YET = NotYet()
+
+
 def stream(
     fun: Callable[..., Any],
     examples: Iterable[Any],
@@ -57,6 +67,10 @@ def stream(
     the argument of `fun`, or a tuple of them if it takes several (a lone argument that is itself a tuple is given as a
     tuple of one). All examples have the same structure, shapes and types as the first. What all of them share is
     closed over, and is then held once: `lw.stream(lambda x: f(x, weights), examples)`. Answers are NumPy arrays.
+
+    A source that waits for its next example holds up the examples that run. One that serves requests as they come
+    yields `lw.NOT_YET` instead: the stream goes on with what it has, and asks again. Where nothing runs it asks at
+    once, so such a source should sleep for a moment if it is asked twice in vain.
 
     * `lanes`: how many examples are in flight at once. The carriers `native` and `kernel` get batches of up to four
       times as many, and answer when a batch has ended.
@@ -123,7 +137,7 @@ def _plainly(
     program: ProgramFunction, source: Iterator[Any]
 ) -> Generator[tuple[int, Any], None, None]:
     """Under `jax.disable_jit()`: plain Python, an example after the other."""
-    for index, example in enumerate(source):
+    for index, example in enumerate(e for e in source if e is not NOT_YET):
         args = example if type(example) is tuple else (example,)
         yield index, program(*args)
 
@@ -175,7 +189,8 @@ class Streaming:
     def answers(self) -> Generator[tuple[int, Any], None, None]:
         with self.progress or contextlib.nullcontext():
             try:
-                self._pull(device_works=lambda: False)
+                while self.first is None and not self.exhausted:
+                    self._pull(device_works=lambda: False)
                 if self.first is not None:
                     yield from self._turns(self.first)
             except KeyboardInterrupt:
@@ -208,7 +223,7 @@ class Streaming:
                 continue
             yield from self._hand_over()
             self._pull(device_works=lambda: False)
-            if not self.waiting:
+            if self.exhausted and not self.waiting:
                 return
 
     # -- examples ----------------------------------------------------------------------------------
@@ -221,13 +236,22 @@ class Streaming:
             if slow and self.waiting and not device_works():
                 return
             try:
-                rows = self._rows(next(self.source))
+                example = next(self.source)
+                if example is NOT_YET:
+                    self._expect(True)
+                    return
+                rows = self._rows(example)
                 self.waiting.append(Example(self.taken, rows))
                 self.taken += 1
             except StopIteration:
                 self.exhausted = True
+                self._expect(False)
             except Exception as error:
                 self.error, self.exhausted = error, True
+
+    def _expect(self, more: bool) -> None:
+        if self.first is not None:
+            self.first.fed.expects_more = more
 
     def _wants_more(self) -> bool:
         if self.ordered and self.taken - self.next_in_order >= MOST_HELD * self.lanes:

@@ -341,7 +341,7 @@ def _coalesced(
     copies = [
         (dst, src)
         for block in function.blocks
-        for dst, src in block.assigns
+        for dst, src in (*block.assigns, *_written_copies(program, block, alive[block.label]))
         if isinstance(src, Var) and _may_share(dst, src, movable, function)
     ]
     for dst, src in sorted(copies, key=lambda pair: -bytes_of(pair[0])):
@@ -354,6 +354,19 @@ def _coalesced(
         results=tuple(place.get(var, var) for var in function.results),
         blocks=tuple(_renamed(b, alive[b.label], place) for b in function.blocks),
     )
+
+
+def _written_copies(
+    program: BlockProgram, block: Block, alive: frozenset[Var]
+) -> list[tuple[Var, Var | None]]:
+    """What leaves a block, where it is another variable written at some places: in its place only those are written.
+
+    Not where functions are called: a carrier may have a parameter read where the caller has it.
+    """
+    if len(program.functions) > 1 or _is_called(program, program.entry_function.name):
+        return []
+    stored = {var: var for var in defined(block)} | dict(block.assigns)
+    return [(var, before_updates(block.eqns, atom)) for var, atom in stored.items() if var in alive]
 
 
 def _is_called(program: BlockProgram, name: str) -> bool:

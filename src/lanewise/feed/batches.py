@@ -55,6 +55,7 @@ class InBatches:
         self.mapped = tuple((i >= program.num_captures,) for i in range(program.num_operands))
         self.most = BATCH_LANES * lanes
         self.wanted = min(FIRST_BATCH, self.most)
+        self.expects_more = False
         self.index = np.zeros(0, int)
         self.out: list[Any] = []
         self.began = 0.0

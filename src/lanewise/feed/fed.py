@@ -40,6 +40,8 @@ class Fed(Protocol):
     # The types of an example's arrays, and how many examples should wait.
     avals: list[Any]
     wanted: int
+    # Whether examples may come though none waits.
+    expects_more: bool
 
     def start(self, waiting: deque[Example]) -> bool:
         """Take examples, and run; False if there is nothing to run."""

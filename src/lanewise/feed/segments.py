@@ -45,6 +45,7 @@ class InLanes:
         self.captures = tuple(captures)
         self.avals = self.segments.avals[len(self.captures) :]
         self.wanted = lanes
+        self.expects_more = False
         self.state = self.segments.empty(self.captures)
         self.pace = _Pace(self.segments.patience, lanes)
         # The example each lane runs, or -1, and how many ticks the segment took.
@@ -56,8 +57,8 @@ class InLanes:
         takes, rows, index = self._filled(waiting)
         if not (index >= 0).any():
             return False
-        # With no example at hand there is nothing to stop for.
-        idle = self.pace.idle if waiting else math.inf
+        # With no example at hand, nor one that may come, there is nothing to stop for.
+        idle = self.pace.idle if waiting or self.expects_more else math.inf
         self.state, self.ticks = self.segments.run(
             self.state, self.captures, rows, takes, idle, self.pace.ticks
         )

@@ -188,6 +188,8 @@ def _rows(
     rows = []
     for value, axes in zip(operands, mapped, strict=True):
         index = tuple(place for place, has in zip(places, axes, strict=True) if has)
+        if isinstance(value, bool | int | float | complex):
+            value = np.asarray(value, _jax.aval_of(value).dtype)
         kept = stored(value, _jax.aval_of(value))
         if _jax.devices_of(kept) > 1:
             kept = _jax.to_host(kept)
