@@ -361,7 +361,7 @@ def _written_copies(
 ) -> list[tuple[Var, Var | None]]:
     """What leaves a block, where it is another variable written at some places: in its place only those are written.
 
-    Not where functions are called: a carrier may have a parameter read where the caller has it.
+    Only in programs of one function that nobody calls: with calls, generated programs came out wrong on `native`.
     """
     if len(program.functions) > 1 or _is_called(program, program.entry_function.name):
         return []
