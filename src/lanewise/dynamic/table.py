@@ -147,6 +147,27 @@ class Table:
             given = np.asarray(getattr(self, name), np.int32).reshape(-1)
             object.__setattr__(self, name, given)
 
+    @staticmethod
+    def of_calls(
+        pieces: tuple[Piece, ...],
+        shared: tuple[tuple[int, ...], ...],
+        piece: np.ndarray,
+        calls_of: tuple[Calls, ...],
+        payload: Mapping[Type, np.ndarray],
+        carried: Mapping[Type, int],
+        level: np.ndarray | None = None,
+    ) -> Table:
+        """A table whose recorder has the calls of each piece apart already."""
+        made = Table(pieces, shared, piece, np.zeros(0, np.int32), payload, carried, level)
+        operands = np.empty(int(made.first_operand[-1]), np.int32)
+        for calls, arity in zip(calls_of, made.arity.tolist(), strict=True):
+            first = made.first_operand[calls.number]
+            for k in range(arity):
+                operands[first + k] = calls.operands[:, k]
+        object.__setattr__(made, "operands", operands)
+        made.__dict__["calls_of"] = calls_of
+        return made
+
     def __len__(self) -> int:
         return len(self.piece)
 
