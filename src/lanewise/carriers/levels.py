@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
@@ -59,7 +60,7 @@ def on_host(plan: Plan) -> HostRun:
     def whole(operands: Sequence[Any]) -> list[Any]:
         site = plan.site
         watched = None if site is None else Whole(site, operands)
-        found = _ran(plan.job, operands, operands, gradient=False)
+        found = _decided(plan.job, operands, gradient=False)(operands)
         if watched is not None:
             watched.ended(next(iter(found), None))
         return found
@@ -69,24 +70,24 @@ def on_host(plan: Plan) -> HostRun:
 
 def can_decide(job: Job, operands: Sequence[Any]) -> bool:
     """Whether the operands that decide control are known."""
-    own = _own(job)
-    return all(not isinstance(operands[i], _jax.Tracer) for i in own.reads)
+    return all(not isinstance(operands[i], _jax.Tracer) for i in _own(job).reads)
 
 
-def differentiable(job: Job, known: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-    """The run as a function of operands that JAX may differentiate; control is that of the known ones."""
-    return lambda operands: _ran(job, known, operands, gradient=True)
+def differentiable(job: Job, operands: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+    """The run as a function of operands that JAX may differentiate; control is that of these, and runs now."""
+    with jax.ensure_compile_time_eval():
+        return _decided(job, operands, gradient=True)
 
 
 def _own(job: Job) -> ByLevels:
     return by_levels(job.program, job.varying, job.options.max_depth)
 
 
-def _ran(
-    job: Job, known: Sequence[Any], operands: Sequence[Any], *, gradient: bool
-) -> list[Any]:
+def _decided(
+    job: Job, known: Sequence[Any], *, gradient: bool
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """The run with control decided: by operands of which only those that decide are looked at."""
     own = _own(job)
-    # Only operands that decide need to be values, and only those are touched here.
     flags = [i in own.reads for i in range(len(known))]
     read = [x if flag else None for x, flag in zip(known, flags, strict=True)]
     mapped = tuple(
@@ -94,14 +95,18 @@ def _ran(
         for axes, flag in zip(job.mapped, flags, strict=True)
     )
     deciding, _ = lanes_first(read, job.lanes, mapped)
-    decided = own.decide(deciding, job.examples)
-    flat, _ = lanes_first(operands, job.lanes, job.mapped)
-    answers = own.answers(decided, flat, job.examples, gradient=gradient)
-    if decided.code.any():
-        failed = decided.code != int(Outcome.DONE)
-        answers = [
-            jnp.where(failed.reshape(-1, *[1] * (x.ndim - 1)), blank(x.dtype), x).astype(x.dtype)
-            for x in answers
-        ]
-    code, site = jnp.asarray(decided.code), jnp.asarray(decided.site)
-    return shaped((answers, code, site, []), job)
+    values = own.values(own.decide(deciding, job.examples), job.examples, gradient=gradient)
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        flat, _ = lanes_first(operands, job.lanes, job.mapped)
+        answers = values(flat)
+        code, site = values.decided.code, values.decided.site
+        if code.any():
+            failed = code != int(Outcome.DONE)
+            answers = [
+                jnp.where(failed.reshape(-1, *[1] * (x.ndim - 1)), blank(x.dtype), x).astype(x.dtype)
+                for x in answers
+            ]
+        return shaped((answers, jnp.asarray(code), jnp.asarray(site), []), job)
+
+    return run

@@ -22,7 +22,7 @@ from lanewise.core.options import Options
 from lanewise.core.outcomes import Site
 from lanewise.core.program import Program, program_p
 from lanewise.dynamic.recorded import Given, Recorded, recorded
-from lanewise.dynamic.run import prepare
+from lanewise.dynamic.run import STORE, Prepared, prepare
 from lanewise.dynamic.slice import Sliced, pieces_of, sliced
 from lanewise.dynamic.table import Type
 from lanewise.job.job import answer_axes
@@ -125,34 +125,49 @@ class ByLevels:
             self.options = self.options.updated(carrier="auto")
             return run(*given, **params, options=self.options)
 
-    def answers(
-        self, decided: Decided, operands: Sequence[Any], lanes: int, *, gradient: bool
-    ) -> list[Any]:
-        """The answers of all lanes, each with its axis; operands may be traced."""
-        own, table = self.slice, decided.recorded.table
+    def values(self, decided: Decided, lanes: int, *, gradient: bool) -> Values:
+        """The second half, ready to run."""
+        found = decided.recorded
+        ready = (
+            prepare(found.table, found.wanted, gradient=gradient, store=STORE)
+            if found.begins
+            else None
+        )
+        return Values(self, decided, lanes, ready)
+
+
+@dataclass(frozen=True)
+class Values:
+    """The answers of all lanes as a function of operands, which may be traced."""
+
+    own: ByLevels
+    decided: Decided
+    lanes: int
+    ready: Prepared | None
+
+    def __call__(self, operands: Sequence[Any]) -> list[Any]:
+        decided, begins = self.decided, self.decided.recorded.begins
         made: dict[int, Any] = {}
-        begins = decided.recorded.begins
-        if begins:
-            ready = prepare(table, decided.recorded.wanted, gradient=gradient)
-            shared = [operands[i] for i in own.shared]
-            rows = ready(shared, self._carried(operands)).rows
-            picked = _picked(rows, tuple(begins.values()), lanes)
+        if self.ready is not None:
+            shared = [operands[i] for i in self.own.slice.shared]
+            rows = self.ready(shared, self._carried(operands)).rows
+            picked = _picked(rows, tuple(begins.values()), self.lanes)
             made = dict(zip(begins, picked, strict=True))
         found = []
-        for i, aval in enumerate(self.program.out_avals):
+        for i, aval in enumerate(self.own.program.out_avals):
             if i in decided.values:
                 found.append(jnp.asarray(decided.values[i]))
                 continue
             value = made.get(i)
             if value is None:
-                value = jnp.zeros((lanes, *aval.shape), aval.dtype)
+                value = jnp.zeros((self.lanes, *aval.shape), aval.dtype)
             found.append(self._with_operands(value, decided.rows[i], operands))
         return found
 
     def _carried(self, operands: Sequence[Any]) -> dict[Type, Any]:
         """Operands that are rows, by type."""
         parts: dict[Type, list[Any]] = {}
-        for each in self.given:
+        for each in self.own.given:
             value = operands[each.number]
             parts.setdefault(each.type, []).append(value if each.varies else value[None])
         return {t: p[0] if len(p) == 1 else jnp.concatenate(p) for t, p in parts.items()}
@@ -161,7 +176,7 @@ class ByLevels:
         """An answer with that of lanes which give back what they were given."""
         if not len(rows) or rows.min() >= 0:
             return value
-        for each in self.given:
+        for each in self.own.given:
             own = (rows == -1 - each.number).reshape(-1, *[1] * (value.ndim - 1))
             if own.any():
                 value = jnp.where(own, operands[each.number], value)

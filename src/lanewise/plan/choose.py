@@ -82,6 +82,15 @@ def as_watched(found: Plan, job: Job) -> Plan:
     return _offered(job, found.carrier, schedule, "").because(found.why)
 
 
+def levels_plan(job: Job, operands: Sequence[Any]) -> Plan | None:
+    """The plan by levels, if that is how the job runs with these operands; they may be traced."""
+    if job.options.schedule == "levels":
+        found = _by_code(job)
+        carrier: Any = carrier_of("ticks", "levels")
+        return found if carrier.can_decide(job, operands) else carrier.run(found, operands)
+    return None
+
+
 def _by_code(job: Job) -> Plan:
     """The plan by the code alone, remembered."""
     return _planned(job, given_up(job.program))
