@@ -1,24 +1,25 @@
 """`schedule="levels"`: control first, then the values level by level (`dynamic/levels.py`).
 
 It needs the host: the slice runs, and what it recorded decides what is compiled and run next. So it is for calls
-outside `jit`, where the operands that decide control are known. `differentiable` serves `jax.grad` around such a call:
-there, the other operands may be traced.
+outside `jit`, where the operands that decide control are known. `rules/levels.py` differentiates them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise.core.errors import OptionError, Outcome
 from lanewise.core.events import Whole
 from lanewise.core.outcomes import blank
+from lanewise.dynamic.answers import Values
 from lanewise.dynamic.code import NotSliced
 from lanewise.dynamic.levels import ByLevels, by_levels
+from lanewise.dynamic.shown import shown
 from lanewise.job.job import Job, lanes_first
 from lanewise.job.plan import HostRun, Plan, shaped
 
@@ -60,7 +61,7 @@ def on_host(plan: Plan) -> HostRun:
     def whole(operands: Sequence[Any]) -> list[Any]:
         site = plan.site
         watched = None if site is None else Whole(site, operands)
-        found = _decided(plan.job, operands, gradient=False)(operands)
+        found = decided(plan.job, operands, gradient=False)(operands)
         if watched is not None:
             watched.ended(next(iter(found), None))
         return found
@@ -68,45 +69,69 @@ def on_host(plan: Plan) -> HostRun:
     return whole
 
 
+def described(plan: Plan) -> str:
+    """How a program is run by levels, or why it is not."""
+    refused = obstacle(plan.job)
+    if refused is not None:
+        return f"not batched inside each lane: {refused}"
+    if plan.schedule != "levels":
+        return f"not asked for, and not expected to pay: {_worth(plan.job)}"
+    return shown(_own(plan.job))
+
+
 def can_decide(job: Job, operands: Sequence[Any]) -> bool:
     """Whether the operands that decide control are known."""
     return all(not isinstance(operands[i], _jax.Tracer) for i in _own(job).reads)
-
-
-def differentiable(job: Job, operands: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-    """The run as a function of operands that JAX may differentiate; control is that of these, and runs now."""
-    with jax.ensure_compile_time_eval():
-        return _decided(job, operands, gradient=True)
 
 
 def _own(job: Job) -> ByLevels:
     return by_levels(job.program, job.varying, job.options.max_depth)
 
 
-def _decided(
-    job: Job, known: Sequence[Any], *, gradient: bool
-) -> Callable[[Sequence[Any]], list[Any]]:
-    """The run with control decided: by operands of which only those that decide are looked at."""
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A job whose control is decided: what is left is a function of its operands, which may be traced."""
+
+    job: Job
+    values: Values
+
+    def __call__(self, operands: Sequence[Any]) -> list[Any]:
+        """What the job gives."""
+        flat, _ = lanes_first(operands, self.job.lanes, self.job.mapped)
+        return self._given(self.values(flat))
+
+    def saving(self, operands: Sequence[Any], moving: Sequence[bool]) -> tuple[list[Any], Any]:
+        """The same, and what the reverse reads."""
+        flat, _ = lanes_first(operands, self.job.lanes, self.job.mapped)
+        answers, kept = self.values.saving(flat, moving)
+        return self._given(answers), kept
+
+    def of_lanes_done(self, rows: Any, otherwise: Any = 0) -> Any:
+        """Rows of all lanes, with this for those that failed."""
+        code = self.values.decided.code
+        if not code.any():
+            return rows
+        failed = (code != int(Outcome.DONE)).reshape(-1, *[1] * (rows.ndim - 1))
+        return jnp.where(failed, otherwise, rows).astype(rows.dtype)
+
+    def _given(self, answers: list[Any]) -> list[Any]:
+        job, ended = self.job, self.values.decided
+        answers = [self.of_lanes_done(x, blank(x.dtype)) for x in answers]
+        code, site = ended.code, ended.site
+        if not job.options.throw:
+            code, site = jnp.asarray(code), jnp.asarray(site)
+        return shaped((answers, code, site, []), job)
+
+
+def decided(job: Job, operands: Sequence[Any], *, gradient: bool) -> Decision:
+    """Run the slice; of the operands only those that decide are looked at."""
     own = _own(job)
-    flags = [i in own.reads for i in range(len(known))]
-    read = [x if flag else None for x, flag in zip(known, flags, strict=True)]
+    flags = [i in own.reads for i in range(len(operands))]
+    read = [x if flag else None for x, flag in zip(operands, flags, strict=True)]
     mapped = tuple(
         axes if flag else (False,) * len(job.lanes)
         for axes, flag in zip(job.mapped, flags, strict=True)
     )
     deciding, _ = lanes_first(read, job.lanes, mapped)
-    values = own.values(own.decide(deciding, job.examples), job.examples, gradient=gradient)
-
-    def run(operands: Sequence[Any]) -> list[Any]:
-        flat, _ = lanes_first(operands, job.lanes, job.mapped)
-        answers = values(flat)
-        code, site = values.decided.code, values.decided.site
-        if code.any():
-            failed = code != int(Outcome.DONE)
-            answers = [
-                jnp.where(failed.reshape(-1, *[1] * (x.ndim - 1)), blank(x.dtype), x).astype(x.dtype)
-                for x in answers
-            ]
-        return shaped((answers, jnp.asarray(code), jnp.asarray(site), []), job)
-
-    return run
+    found = own.decide(deciding, job.examples)
+    return Decision(job, own.values(found, job.examples, gradient=gradient))

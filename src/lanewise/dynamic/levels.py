@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
@@ -21,25 +18,15 @@ from lanewise.core.errors import CompilerError, OptionError
 from lanewise.core.options import Options
 from lanewise.core.outcomes import Site
 from lanewise.core.program import Program, program_p
-from lanewise.dynamic.recorded import Given, Recorded, recorded
-from lanewise.dynamic.run import STORE, Prepared, prepare
+from lanewise.dynamic.answers import Decided, Values
+from lanewise.dynamic.recorded import Given, recorded
+from lanewise.dynamic.run import STORE, prepare
 from lanewise.dynamic.slice import Sliced, pieces_of, sliced
 from lanewise.dynamic.table import Type
 from lanewise.job.job import answer_axes
 
 # Calls that a lane's record has room for at first. Another room is another compilation of the slice.
 FIRST_ROOM = 256
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What control came to: the table, answers that are not of it, and how lanes ended."""
-
-    recorded: Recorded
-    values: dict[int, np.ndarray]  # answers that the slice gave
-    rows: dict[int, np.ndarray]  # rows of the others
-    code: np.ndarray
-    site: np.ndarray
 
 
 class ByLevels:
@@ -133,59 +120,8 @@ class ByLevels:
             if found.begins
             else None
         )
-        return Values(self, decided, lanes, ready)
-
-
-@dataclass(frozen=True)
-class Values:
-    """The answers of all lanes as a function of operands, which may be traced."""
-
-    own: ByLevels
-    decided: Decided
-    lanes: int
-    ready: Prepared | None
-
-    def __call__(self, operands: Sequence[Any]) -> list[Any]:
-        decided, begins = self.decided, self.decided.recorded.begins
-        made: dict[int, Any] = {}
-        if self.ready is not None:
-            shared = [operands[i] for i in self.own.slice.shared]
-            rows = self.ready(shared, self._carried(operands)).rows
-            picked = _picked(rows, tuple(begins.values()), self.lanes)
-            made = dict(zip(begins, picked, strict=True))
-        found = []
-        for i, aval in enumerate(self.own.program.out_avals):
-            if i in decided.values:
-                found.append(jnp.asarray(decided.values[i]))
-                continue
-            value = made.get(i)
-            if value is None:
-                value = jnp.zeros((self.lanes, *aval.shape), aval.dtype)
-            found.append(self._with_operands(value, decided.rows[i], operands))
-        return found
-
-    def _carried(self, operands: Sequence[Any]) -> dict[Type, Any]:
-        """Operands that are rows, by type."""
-        parts: dict[Type, list[Any]] = {}
-        for each in self.own.given:
-            value = operands[each.number]
-            parts.setdefault(each.type, []).append(value if each.varies else value[None])
-        return {t: p[0] if len(p) == 1 else jnp.concatenate(p) for t, p in parts.items()}
-
-    def _with_operands(self, value: Any, rows: np.ndarray, operands: Sequence[Any]) -> Any:
-        """An answer with that of lanes which give back what they were given."""
-        if not len(rows) or rows.min() >= 0:
-            return value
-        for each in self.own.given:
-            own = (rows == -1 - each.number).reshape(-1, *[1] * (value.ndim - 1))
-            if own.any():
-                value = jnp.where(own, operands[each.number], value)
-        return value
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _picked(rows: Any, begins: tuple[tuple[int, int], ...], lanes: int) -> list[Any]:
-    return [rows[t][begin : begin + lanes] for t, begin in begins]
+        own = self.slice
+        return Values(decided, ready, lanes, own.shared, self.given, self.program.out_avals)
 
 
 def _own_sites(site: np.ndarray, own: Sliced, program: Program) -> np.ndarray:

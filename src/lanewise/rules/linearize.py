@@ -45,9 +45,14 @@ def _linearize(
     if summed:
         params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
         return linearized(functools.partial(unsummed, **params, summed=summed), nonzero, primals)
-    levels = _by_levels(nonzero, primals, program, lanes, mapped, options)
-    if levels is not None:
-        return levels
+    if options.schedule in ("auto", "levels"):
+        platform = _jax.placed(primals)[0]
+        job = job_for(program, lanes, mapped, options, platform=platform).as_it_runs()
+        if levels_plan(job, primals) is not None:
+            # Imported where it is used: it brings the tables along.
+            from lanewise.rules.levels import linearized_by_levels
+
+            return linearized_by_levels(nonzero, primals, program, job)
     if lanes and not (options.stats or program.gives_outcomes(options)):
         whole = whole_batch(program, lanes, mapped, options, _jax.placed(primals)[0])
         if whole is not None:
@@ -109,56 +114,6 @@ def _linearize(
 
 
 _jax.on_linearize(program_p, _linearize)
-
-
-def _by_levels(
-    nonzero: Sequence[bool],
-    primals: Sequence[Any],
-    program: Program,
-    lanes: tuple[int, ...],
-    mapped: Mapped,
-    options: Options,
-) -> Any:
-    """The same where the program is run by levels: the table's own reverse. None where it is not."""
-    if options.schedule not in ("auto", "levels"):
-        return None
-    job = job_for(program, lanes, mapped, options, platform=_jax.placed(primals)[0]).as_it_runs()
-    chosen = levels_plan(job, primals)
-    if chosen is None or job.examples == 0:
-        return None
-    # Imported where it is used: it brings the tables along.
-    from lanewise.carriers.levels import differentiable
-
-    run = differentiable(chosen.job, primals)
-    moved = [i for i, flag in enumerate(nonzero) if flag]
-    flags: list[bool] = []
-    rest: list[Any] = []
-
-    def of_moved(*given: Any) -> list[Any]:
-        operands = list(primals)
-        for i, x in zip(moved, given, strict=True):
-            operands[i] = x
-        outs = run(operands)
-        flags[:] = [_jax.has_tangent(_jax.aval_of(x)) for x in outs]
-        rest[:] = [x for x, flag in zip(outs, flags, strict=True) if not flag]
-        return [x for x, flag in zip(outs, flags, strict=True) if flag]
-
-    inexact, linear = jax.linearize(of_moved, *(primals[i] for i in moved))
-    turn, others = iter(inexact), iter(rest)
-    outs = [next(turn) if flag else next(others) for flag in flags]
-    if program.gives_outcomes(options):
-        explainable(outs[len(program.out_avals)], program, primals, mapped)
-    residuals, tree = jax.tree.flatten(linear)
-
-    def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
-        given = [ad.instantiate_zeros(tangents[i]) for i in moved]
-        found = iter(jax.tree.unflatten(tree, residuals)(*given))
-        return [
-            next(found) if flag else _jax.zero_tangent(x)
-            for x, flag in zip(outs, flags, strict=True)
-        ]
-
-    return outs, flags, residuals, tangents_of
 
 
 def _own_outcomes(codes: Sequence[Any], forward: Program, program: Program) -> tuple[Any, Any]:
