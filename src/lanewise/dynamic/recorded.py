@@ -51,12 +51,11 @@ def recorded(
 ) -> Recorded:
     """The table of a run. `top` calls were made by each lane, `answers` are the rows that it gave, by
     answer."""
-    lanes = len(top)
-    rows = tape[np.arange(tape.shape[1]) < top[:, None]] if lanes != 1 else tape[0, : top[0]]
-    piece = rows[:, 0]
+    lanes, kinds = len(top), sliced.kinds
     start = (np.cumsum(top) - top).astype(np.int32)
+    rows = _rows_of(top, tape, start)
+    piece = np.ascontiguousarray(rows[:, 0])
     lane = np.repeat(np.arange(lanes, dtype=np.int32), top)
-    kinds = sliced.kinds
     counts = np.array([len(k.piece.results) for k in kinds] or [1], np.int32)
     numbering = _Numbering(sliced.results, counts, piece, start)
     number = [np.flatnonzero(piece == p) for p in range(len(kinds))]
@@ -65,16 +64,15 @@ def recorded(
     carried = _Carried(given, lanes, payload)
     calls = []
     for p, kind in enumerate(kinds):
-        of = lane.take(number[p])
+        of, taken = lane.take(number[p]), len(kind.rows)
+        read = matrices[p][:, HEAD : HEAD + taken]
         operands = np.empty((len(of), len(kind.piece.rows)), np.int32)
-        for k in range(len(kind.rows)):
-            read = matrices[p][:, HEAD + k]
-            operands[:, k] = numbering.values(read, of)
-            if carried.any and len(of) and read.min() < 0:
-                own = read < 0
-                operands[own, k] = carried.operands(read[own], of[own])
-        for k, first in enumerate(places[p], len(kind.rows)):
-            operands[:, k] = ~np.arange(first, first + len(of), dtype=np.int32)
+        operands[:, :taken] = numbering.values(read, of[:, None])
+        if carried.any and taken and len(of) and read.min() < 0:
+            own = np.nonzero(read < 0)
+            operands[own] = carried.operands(read[own], of[own[0]])
+        for k, first in enumerate(places[p], taken):
+            operands[:, k] = np.arange(~first, ~first - len(of), -1, np.int32)
         calls.append(Calls(number[p], numbering.first(number[p]), operands))
     table = Table.of_calls(
         sliced.pieces,
@@ -114,6 +112,16 @@ def _with_answers(
     return Recorded(table, joined, begins)
 
 
+def _rows_of(top: np.ndarray, tape: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """The records of all lanes, one after the other."""
+    lanes, room, width = tape.shape
+    if lanes == 1:
+        return tape[0, : top[0]]
+    total = int(top.sum())
+    place = np.arange(total) + np.repeat(room * np.arange(lanes) - start, top)
+    return tape.reshape(lanes * room, width).take(place, 0)
+
+
 @dataclass(frozen=True)
 class _Numbering:
     """From rows of a lane, which are numbered by call, to values, which are numbered one after the other."""
@@ -138,9 +146,10 @@ class _Numbering:
 
     def values(self, rows: np.ndarray, lane: np.ndarray) -> np.ndarray:
         """The values that rows of these lanes are; anything for rows that are operands of their lane."""
+        start = self.start.take(lane)
         if self._even:
-            return rows + (self.start * self.results).take(lane)
-        call = rows // self.results + self.start.take(lane)
+            return rows + start * self.results
+        call = rows // self.results + start
         return self._first.take(np.maximum(call, 0)) + rows % self.results
 
 

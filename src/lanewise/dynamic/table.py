@@ -157,14 +157,8 @@ class Table:
         carried: Mapping[Type, int],
         level: np.ndarray | None = None,
     ) -> Table:
-        """A table whose recorder has the calls of each piece apart already."""
+        """A table whose recorder has the calls of each piece apart already: `operands` is empty."""
         made = Table(pieces, shared, piece, np.zeros(0, np.int32), payload, carried, level)
-        operands = np.empty(int(made.first_operand[-1]), np.int32)
-        for calls, arity in zip(calls_of, made.arity.tolist(), strict=True):
-            first = made.first_operand[calls.number]
-            for k in range(arity):
-                operands[first + k] = calls.operands[:, k]
-        object.__setattr__(made, "operands", operands)
         made.__dict__["calls_of"] = calls_of
         return made
 
@@ -229,9 +223,10 @@ def _starts(counts: np.ndarray) -> np.ndarray:
 
 def check(table: Table) -> Table:
     """The table, if it holds together: for recorders' tests, and for tables made by hand."""
-    if len(table.operands) != table.first_operand[-1]:
+    given = len(table.operands) or sum(calls.operands.size for calls in table.calls_of)
+    if given != table.first_operand[-1]:
         raise TableError(
-            f"{table.first_operand[-1]} operands are needed by the calls, and {len(table.operands)} given."
+            f"{table.first_operand[-1]} operands are needed by the calls, and {given} given."
         )
     for piece, calls, shared in zip(table.pieces, table.calls_of, table.shared, strict=True):
         if len(shared) != len(piece.shared):
