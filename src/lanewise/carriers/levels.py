@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from lanewise import _jax
+from lanewise.blocks.equations import cost_of
 from lanewise.core.errors import OptionError, Outcome
 from lanewise.core.events import Whole
 from lanewise.core.outcomes import blank
@@ -47,6 +48,12 @@ def obstacle(job: Job) -> str | None:
     return None
 
 
+def products(job: Job) -> float:
+    """The most operations in matrix products that a piece has."""
+    kinds = _own(job).pieces.kinds.values()
+    return max((cost_of(kind.piece.code.eqns).products for kind in kinds), default=0.0)
+
+
 def run(plan: Plan, operands: Sequence[Any]) -> list[Any]:
     """Inside `jit` nothing is known."""
     raise OptionError(
@@ -75,7 +82,7 @@ def described(plan: Plan) -> str:
     if refused is not None:
         return f"not batched inside each lane: {refused}"
     if plan.schedule != "levels":
-        return f"not asked for, and not expected to pay: {_worth(plan.job)}"
+        return 'possible (schedule="levels"), and not expected to pay'
     return shown(_own(plan.job))
 
 

@@ -33,7 +33,7 @@ class ByLevels:
     """Runs a program by levels, for any number of lanes that differ in these operands. Raises `NotSliced`."""
 
     def __init__(
-        self, program: Program, varying: tuple[bool, ...], max_depth: int | None = None
+        self, program: Program, varying: tuple[bool, ...], max_depth: int | None
     ) -> None:
         self.program, self.varying = program, varying
         self.options = Options(carrier="native", max_depth=max_depth)
@@ -134,8 +134,6 @@ def _own_sites(site: np.ndarray, own: Sliced, program: Program) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=256)
-def by_levels(
-    program: Program, varying: tuple[bool, ...], max_depth: int | None = None
-) -> ByLevels:
+def by_levels(program: Program, varying: tuple[bool, ...], max_depth: int | None) -> ByLevels:
     """What runs a program by levels, remembered with its room. Raises `NotSliced`."""
     return ByLevels(program, varying, max_depth)

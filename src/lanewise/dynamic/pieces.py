@@ -131,10 +131,14 @@ class Pieces:
             if is_expensive(op.eqn) or any(v in heavy for v in variables(op.eqn.invars)):
                 heavy.update(op.outs)
                 for v in op.outs:
-                    users = [u for u in self.users.get(v, ()) if u not in inside]
+                    users = [u for u in self.users.get(v, ()) if u not in inside and self._needs(u)]
                     if users and v in self.control.rows and v not in atoms:
                         more.append(v)
         return more
+
+    def _needs(self, user: Op | None) -> bool:
+        """Whether values come of what reads a variable."""
+        return not isinstance(user, Plain) or any(v in self.control.rows for v in user.outs)
 
     def _varies(self, op: Plain) -> bool:
         return not self.control.is_same(op.outs[0])

@@ -83,13 +83,20 @@ def recorded(
         carried.sizes,
         rows[:, 1],
     )
-    return _with_answers(sliced, table, numbering, answers)
+    return _with_answers(sliced, table, numbering, answers, top)
 
 
 def _with_answers(
-    sliced: Sliced, table: Table, numbering: _Numbering, answers: Mapping[int, np.ndarray]
+    sliced: Sliced,
+    table: Table,
+    numbering: _Numbering,
+    answers: Mapping[int, np.ndarray],
+    top: np.ndarray,
 ) -> Recorded:
-    """The table with what is wanted of it. An answer that is an operand of its lane is none of its values."""
+    """The table with what is wanted of it.
+
+    An answer that is an operand of its lane is none of its values, nor is that of a lane that failed.
+    """
     entry = sliced.control.table.functions[sliced.control.table.entry]
     wanted: list[list[np.ndarray]] = [[] for _ in table.types]
     sizes = [0] * len(wanted)
@@ -97,14 +104,15 @@ def _with_answers(
     for i, rows in answers.items():
         aval = entry.outs[i].aval
         type_ = Type(tuple(aval.shape), np.dtype(aval.dtype))
-        if type_ not in table.types or not len(table) or (rows < 0).all():
+        made = (rows >= 0) & (top > 0)
+        if type_ not in table.types or not made.any():
             continue
         t = table.types.index(type_)
         begins[i] = t, sizes[t]
         lane = np.arange(len(rows), dtype=np.int32)
         values = numbering.values(rows, lane)
-        # Of the type, whatever it is: who reads the answer knows that it is an operand.
-        values[rows < 0] = values[rows >= 0][0]
+        # Some value of the type: who reads the answer knows better.
+        values[~made] = values[made][0]
         wanted[t].append(values)
         sizes[t] += len(rows)
     none = np.zeros(0, np.int32)
