@@ -9,8 +9,8 @@ functions and loops have variables that are bound anew.
 Captured values are parameters that every call hands on: then there is one way in which a function reads what is
 outside, and `control.py` finds out which parameters are the same in all calls.
 
-A branch or loop that makes no call has a `whole`: itself as one equation, to be run as JAX batches it. Where its test
-depends on values, that is how it runs.
+A branch that makes no call has a `whole`: itself as one equation, to be run as JAX batches it. Where its test depends on
+values, that is how it runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import inside, is_throw, tests_many
+from lanewise.blocks.equations import inside, is_throw, sees_batch, tests_many
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import LanewiseError
 from lanewise.core.program import Function, Program, call_p, check_p, program_p
@@ -65,7 +65,6 @@ class Loop:
     body: Code
     init: tuple[Atom, ...]
     outs: tuple[Var, ...]
-    whole: Plain | None
     line: str
 
 
@@ -157,7 +156,9 @@ def read_inside(code: Code) -> set[Var]:
 
 
 def of_program(program: Program) -> Table:
-    """The code of a program."""
+    """The code of a program. Raises `NotSliced`."""
+    if sees_batch(program):
+        raise NotSliced("it holds code that looks at the whole batch, which a level is not")
     return _Builder().table(program)
 
 
@@ -289,8 +290,7 @@ class _Builder:
     def while_(self, eqn: JaxprEqn) -> Sequence[Atom]:
         cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         held = [eqn.invars[:cond_n], eqn.invars[cond_n : cond_n + body_n]]
-        whole = None if _calls(eqn) else _renamed(eqn)
-        outs = whole.outs if whole else tuple(_jax.new_var(v.aval) for v in eqn.outvars)
+        outs = tuple(_jax.new_var(v.aval) for v in eqn.outvars)
         codes = []
         for name, own in zip(("cond_jaxpr", "body_jaxpr"), held, strict=True):
             code = eqn.params[name]
@@ -302,7 +302,7 @@ class _Builder:
             )
             codes.append(Code(tuple(carried), ops, tuple(given)))
         init = tuple(eqn.invars[cond_n + body_n :])
-        self.ops.append(Loop(*codes, init, outs, whole, _jax.user_line(eqn)))
+        self.ops.append(Loop(*codes, init, outs, _jax.user_line(eqn)))
         return outs
 
     def scan(self, eqn: JaxprEqn) -> Sequence[Atom]:
@@ -341,7 +341,7 @@ class _Builder:
             ops, given = self.apart(lambda w=write, ins=ins: w(*ins))  # type: ignore[misc]
             codes.append(Code(tuple(ins), ops, tuple(given)))
         outs = tuple(_jax.new_var(aval) for aval in avals)
-        self.ops.append(Loop(*codes, (_int(0), *init, *stacks), outs, None, line))
+        self.ops.append(Loop(*codes, (_int(0), *init, *stacks), outs, line))
         return outs[1:]
 
     def inline(self, fun: Callable[..., Sequence[Any]], operands: Sequence[Atom]) -> list[Atom]:

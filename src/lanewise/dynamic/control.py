@@ -5,8 +5,9 @@ such alone is, and so is a parameter that every call is given as one of these. W
 found to be operands here, whatever way they went.
 
 *Expensive*: which variables depend on matrix products and the like. If the test of a branch or loop does, control cannot
-be run first. A branch or loop that makes no call is then one equation, which JAX batches. One that does is an
-obstacle, and it is named: the test, and the value that made it depend on data.
+be run first. A branch that makes no call is then one equation, which JAX batches. Else it is an obstacle, and it is
+named: the test, and the value that made it depend on data. (A loop is never one equation: a piece runs for rows that are
+not there as well, on which it might not end.)
 
 *Control*: the tests of what is left, closed backwards over equations, carried values, parameters and results of calls.
 The slice computes these.
@@ -29,8 +30,8 @@ from typing import Any
 
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import eqn_cost
-from lanewise.core.program import Program
+from lanewise.blocks.equations import eqn_cost, holds_while
+from lanewise.core.program import Program, program_p
 from lanewise.dynamic.code import (
     Branch,
     Call,
@@ -41,7 +42,6 @@ from lanewise.dynamic.code import (
     Op,
     Plain,
     Table,
-    codes_in,
     of_program,
     ops_in,
     variables,
@@ -107,7 +107,7 @@ def control_of(program: Program, varying: tuple[bool, ...]) -> Control:
     control = _control(table)
     rows = _rows(table, same, control)
     found = Control(table, same, expensive, frozenset(control), frozenset(rows))
-    _refuse_types(found)
+    _refuse_rows(found)
     return found
 
 
@@ -180,18 +180,15 @@ def _settled(code: Code, expensive: dict[Var, JaxprEqn]) -> Code:
     for op in code.ops:
         if isinstance(op, Branch):
             reason = why([op.index])
-            if op.whole is not None and (reason is not None or _selects(op)):
+            one = op.whole is not None and not holds_while([op.whole.eqn])
+            if op.whole is not None and one and (reason is not None or _selects(op)):
                 ops.append(op.whole)
                 continue
             _refuse("branch", op.line, reason)
             branches = tuple(_settled(each, expensive) for each in op.branches)
             op = replace(op, branches=branches)
         elif isinstance(op, Loop):
-            reason = why(op.test.outs)
-            if op.whole is not None and reason is not None:
-                ops.append(op.whole)
-                continue
-            _refuse("loop", op.line, reason)
+            _refuse("loop", op.line, why(op.test.outs))
             if any(isinstance(each, Call) for each in ops_in(op.test)):
                 raise NotSliced(f"the test of the loop at {op.line} makes a call")
             op = replace(
@@ -367,31 +364,36 @@ def _rows(table: Table, same: dict[Var, Same], control: set[Var]) -> set[Var]:
     return found
 
 
-def _refuse_types(control: Control) -> None:
-    """What has no place in a table."""
+def _refuse_rows(control: Control) -> None:
+    """What has no place in a table or in a piece."""
     for var in control.rows:
         if _jax.is_extended(var.aval.dtype):
             raise NotSliced(
                 "a typed PRNG key is a value here, and tables hold plain arrays; give `jax.random.key_data`"
             )
     for op in control.table.all_ops():
-        read = variables(op.eqn.invars) if isinstance(op, Plain) else ()
-        for var in read:
-            given = control.read_from_slice(var) and any(v in control.rows for v in op.outs)
-            if given and _jax.is_extended(var.aval.dtype):
+        if not isinstance(op, Plain) or not any(v in control.rows for v in op.outs):
+            continue
+        if _may_not_end(op.eqn):
+            raise NotSliced(
+                f"{op.eqn.primitive.name} at {_jax.user_line(op.eqn)} holds a loop of unknown length, and would run for"
+                " rows that are not there as well"
+            )
+        for var in variables(op.eqn.invars):
+            if control.read_from_slice(var) and _jax.is_extended(var.aval.dtype):
                 raise NotSliced(
                     f"a typed PRNG key that decides control is also a value, at {_jax.user_line(op.eqn)}; give"
                     " `jax.random.key_data`"
                 )
 
 
-def expensive_rows(control: Control) -> list[JaxprEqn]:
-    """The matrix work that pieces do: what it pays to batch."""
-    return [
-        op.eqn
-        for op in control.table.all_ops()
-        if isinstance(op, Plain) and any(v in control.rows for v in op.outs) and is_expensive(op.eqn)
-    ]
-
-
-__all__ = ["Control", "Same", "codes_in", "control_of", "expensive_rows", "is_expensive"]
+def _may_not_end(eqn: JaxprEqn) -> bool:
+    """Whether an equation holds a loop of unknown length, a batch of programs included."""
+    if eqn.primitive is program_p:
+        functions = eqn.params["program"].functions.values()
+        return eqn.params["program"].recursive or any(
+            map(_may_not_end, (e for f in functions for e in f.jaxpr.eqns))
+        )
+    return eqn.primitive.name == "while" or any(
+        map(_may_not_end, (e for code in _jax.subjaxprs(eqn) for e in code.eqns))
+    )

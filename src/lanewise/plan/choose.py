@@ -155,8 +155,8 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
     options, platform = job.options, job.platform
     if options.carrier in ALONE:
         return _offered(job, options.carrier, options.schedule, "asked for")
-    if options.schedule == "plain":
-        return _offered(job, "ticks", "plain", "asked for")
+    if options.schedule in ("plain", "levels"):
+        return _offered(job, "ticks", options.schedule, "asked for")
     free = job.can_be_plain and options.schedule == "auto" and not options.stats
     if not job.lanes and free:
         why = "one lane, no recursion: XLA's own loops and branches"
