@@ -410,9 +410,9 @@ def test_assertions_and_depth_fail_by_lane() -> None:
 
 def test_an_empty_batch() -> None:
     w, forest = weights(), lw.pack(trees(0, 3))
-    none = jax.vmap(
-        lambda i: tree_lstm.with_options(schedule="levels")(forest[i], w), axis_size=0
-    )(jnp.zeros(0, int))
+    none = jax.vmap(lambda i: tree_lstm.with_options(schedule="levels")(forest[i], w), axis_size=0)(
+        jnp.zeros(0, int)
+    )
     assert none.shape == (0, WIDTH)
 
 

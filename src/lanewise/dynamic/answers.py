@@ -189,7 +189,9 @@ class Values:
             found.update((g.number, x) for g, x in zip(self.given, of_given, strict=True))
         for i, mask in enumerate(own):
             adjoint = adjoints[i]
-            for each in self.given if mask is not None and adjoint is not None else ():
+            if mask is None or adjoint is None:
+                continue
+            for each in self.given:
                 part = jnp.where(self._mask(i, each, adjoint.ndim), adjoint, 0)
                 part = part if each.varies else part.sum(0)
                 before = found.get(each.number)

@@ -9,8 +9,8 @@ functions and loops have variables that are bound anew.
 Captured values are parameters that every call hands on: then there is one way in which a function reads what is
 outside, and `control.py` finds out which parameters are the same in all calls.
 
-A branch that makes no call has a `whole`: itself as one equation, to be run as JAX batches it. Where its test depends on
-values, that is how it runs.
+A branch that makes no call has a `whole`: itself as one equation, to be run as JAX batches it. Where its test depends
+on values, that is how it runs.
 """
 
 from __future__ import annotations
@@ -302,7 +302,8 @@ class _Builder:
             )
             codes.append(Code(tuple(carried), ops, tuple(given)))
         init = tuple(eqn.invars[cond_n + body_n :])
-        self.ops.append(Loop(*codes, init, outs, _jax.user_line(eqn)))
+        test, body = codes
+        self.ops.append(Loop(test, body, init, outs, _jax.user_line(eqn)))
         return outs
 
     def scan(self, eqn: JaxprEqn) -> Sequence[Atom]:
@@ -321,9 +322,7 @@ class _Builder:
                 return [at, *(lax.dynamic_index_in_dim(x, at, keepdims=False) for x in arrays)]
 
             def put(i: Any, at: Any, *arrays: Any) -> list[Any]:
-                pairs = zip(
-                    arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :], strict=True
-                )
+                pairs = zip(arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :], strict=True)
                 return [i + 1, *(lax.dynamic_update_index_in_dim(s, v, at, 0) for s, v in pairs)]
 
             state, stacked = carried[: len(init)], carried[len(init) :]
@@ -341,7 +340,7 @@ class _Builder:
             ops, given = self.apart(lambda w=write, ins=ins: w(*ins))  # type: ignore[misc]
             codes.append(Code(tuple(ins), ops, tuple(given)))
         outs = tuple(_jax.new_var(aval) for aval in avals)
-        self.ops.append(Loop(*codes, (_int(0), *init, *stacks), outs, line))
+        self.ops.append(Loop(codes[0], codes[1], (_int(0), *init, *stacks), outs, line))
         return outs[1:]
 
     def inline(self, fun: Callable[..., Sequence[Any]], operands: Sequence[Atom]) -> list[Atom]:

@@ -1,13 +1,13 @@
 """What decides control, and what does not: four questions about a program's code.
 
-*Same*: which variables are the same for all lanes and in all calls. An operand that lanes share is, what is computed of
-such alone is, and so is a parameter that every call is given as one of these. Weights that a recursion hands on are
+*Same*: which variables are the same for all lanes and in all calls. An operand that lanes share is, what is computed
+of such alone is, and so is a parameter that every call is given as one of these. Weights that a recursion hands on are
 found to be operands here, whatever way they went.
 
-*Expensive*: which variables depend on matrix products and the like. If the test of a branch or loop does, control cannot
-be run first. A branch that makes no call is then one equation, which JAX batches. Else it is an obstacle, and it is
-named: the test, and the value that made it depend on data. (A loop is never one equation: a piece runs for rows that are
-not there as well, on which it might not end.)
+*Expensive*: which variables depend on matrix products and the like. If the test of a branch or loop does, control
+cannot be run first. A branch that makes no call is then one equation, which JAX batches. Else it is an obstacle, and it
+is named: the test, and the value that made it depend on data. (A loop is never one equation: a piece runs for rows that
+are not there as well, on which it might not end.)
 
 *Control*: the tests of what is left, closed backwards over equations, carried values, parameters and results of calls.
 The slice computes these.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,9 +111,14 @@ def control_of(program: Program, varying: tuple[bool, ...]) -> Control:
     return found
 
 
+def _each(changes: Iterable[bool]) -> bool:
+    """Whether one of them changed something; all are made."""
+    return sum(changes) > 0
+
+
 def _fixed_point(table: Table, visit: Callable[[Code], bool]) -> None:
     """Visit the functions until nothing changes."""
-    while any([visit(code) for code in table.functions.values()]):
+    while _each(visit(code) for code in table.functions.values()):
         pass
 
 
@@ -141,23 +146,21 @@ def _expensive(table: Table) -> dict[Var, JaxprEqn]:
         return changed
 
     def visit(code: Code) -> bool:
-        return any([of_op(op) for op in code.ops])
+        return _each(of_op(op) for op in code.ops)
 
     def of_op(op: Op) -> bool:
         if isinstance(op, Plain):
             why = first(op.eqn.invars) or (op.eqn if is_expensive(op.eqn) else None)
             return mark(op.outs, [why] * len(op.outs))
         if isinstance(op, Branch):
-            changed = any([visit(code) for code in op.branches])
+            changed = _each(visit(code) for code in op.branches)
             taken = first([op.index])
             outs = zip(*(code.outs for code in op.branches), strict=True)
             return mark(op.outs, [taken or first(each) for each in outs]) or changed
         if isinstance(op, Loop):
             changed = visit(op.test) | visit(op.body)
             goes_on = first(op.test.outs)
-            each = [
-                goes_on or first(pair) for pair in zip(op.init, op.body.outs, strict=True)
-            ]
+            each = [goes_on or first(pair) for pair in zip(op.init, op.body.outs, strict=True)]
             changed |= mark(op.test.ins, each) | mark(op.body.ins, each)
             return mark(op.outs, each) or changed
         if isinstance(op, Call):
@@ -191,9 +194,7 @@ def _settled(code: Code, expensive: dict[Var, JaxprEqn]) -> Code:
             _refuse("loop", op.line, why(op.test.outs))
             if any(isinstance(each, Call) for each in ops_in(op.test)):
                 raise NotSliced(f"the test of the loop at {op.line} makes a call")
-            op = replace(
-                op, test=_settled(op.test, expensive), body=_settled(op.body, expensive)
-            )
+            op = replace(op, test=_settled(op.test, expensive), body=_settled(op.body, expensive))
         elif isinstance(op, Check):
             _refuse("assertion", op.line, why([op.holds]))
         ops.append(op)
@@ -237,33 +238,34 @@ def _same(table: Table, varying: Sequence[bool]) -> dict[Var, Same]:
         return False
 
     def visit(code: Code) -> bool:
-        return any([of_op(op) for op in code.ops])
+        return _each(of_op(op) for op in code.ops)
 
     def of_op(op: Op) -> bool:
         if isinstance(op, Plain):
             given = [of(a) for a in variables(op.eqn.invars)]
             if VARIES in given:
-                return any([join(var, VARIES) for var in op.outs])
+                return _each(join(var, VARIES) for var in op.outs)
             if None in given:
                 return False
-            return any([join(var, Same(op, i)) for i, var in enumerate(op.outs)])
+            return _each(join(var, Same(op, i)) for i, var in enumerate(op.outs))
         if isinstance(op, Branch):
-            changed = any([visit(code) for code in op.branches])
+            changed = _each(visit(code) for code in op.branches)
             outs = zip(*(code.outs for code in op.branches), strict=True)
-            return any(
-                [join(v, *map(of, each)) for v, each in zip(op.outs, outs, strict=True)]
-            ) or changed
+            return (
+                _each(join(v, *map(of, each)) for v, each in zip(op.outs, outs, strict=True))
+                or changed
+            )
         if isinstance(op, Loop):
             changed = visit(op.test) | visit(op.body)
             rows = zip(op.init, op.body.outs, op.test.ins, op.body.ins, op.outs, strict=True)
             for init, after, *bound in rows:
-                changed |= any([join(v, of(init), of(after)) for v in bound])
+                changed |= _each(join(v, of(init), of(after)) for v in bound)
             return changed
         if isinstance(op, Call):
             callee = table.functions[op.name]
-            changed = any([join(v, of(a)) for v, a in zip(callee.ins, op.args, strict=True)])
+            changed = _each(join(v, of(a)) for v, a in zip(callee.ins, op.args, strict=True))
             pairs = zip(op.outs, callee.outs, strict=True)
-            return any([join(v, of(a)) for v, a in pairs]) or changed
+            return _each(join(v, of(a)) for v, a in pairs) or changed
         return False
 
     entry = table.functions[table.entry]
@@ -285,7 +287,7 @@ def _control(table: Table) -> set[Var]:
         return len(found) > before
 
     def visit(code: Code) -> bool:
-        return any([of_op(op) for op in reversed(code.ops)])
+        return _each(of_op(op) for op in reversed(code.ops))
 
     def of_op(op: Op) -> bool:
         wanted = [var in found for var in op.outs]
@@ -333,7 +335,7 @@ def _rows(table: Table, same: dict[Var, Same], control: set[Var]) -> set[Var]:
         return len(found) > before
 
     def visit(code: Code) -> bool:
-        return any([of_op(op) for op in reversed(code.ops)])
+        return _each(of_op(op) for op in reversed(code.ops))
 
     def of_op(op: Op) -> bool:
         wanted = [var in found for var in op.outs]

@@ -32,9 +32,7 @@ FIRST_ROOM = 256
 class ByLevels:
     """Runs a program by levels, for any number of lanes that differ in these operands. Raises `NotSliced`."""
 
-    def __init__(
-        self, program: Program, varying: tuple[bool, ...], max_depth: int | None
-    ) -> None:
+    def __init__(self, program: Program, varying: tuple[bool, ...], max_depth: int | None) -> None:
         self.program, self.varying = program, varying
         self.options = Options(carrier="native", max_depth=max_depth)
         self.pieces = pieces_of(program, varying)

@@ -6,9 +6,9 @@ together as one piece. So pieces are as coarse as control allows, cheap work sin
 what is computed before a call and used after it is part of what comes after.
 
 Two things are done otherwise, where matrix work is concerned. What a piece computes of payload alone, while the rest
-waits for rows of calls, is a piece by itself: it runs at the first level, as one product for all calls (`hoisted`). And a
-result of matrix work that other pieces read too is a result of the piece (`escaping`), while cheap equations are computed
-again by each.
+waits for rows of calls, is a piece by itself: it runs at the first level, as one product for all calls (`hoisted`).
+And a result of matrix work that other pieces read too is a result of the piece (`escaping`), while cheap equations are
+computed again by each.
 
 Products of one operand with several shared ones (the gates of a cell, written one by one) become one product
 (`joined`).
@@ -113,9 +113,7 @@ class Pieces:
             inputs = variables(op.eqn.invars)
             if any(v in waits for v in inputs):
                 waits.update(op.outs)
-            elif self._varies(op) and (
-                is_expensive(op.eqn) or any(v in heavy for v in inputs)
-            ):
+            elif self._varies(op) and (is_expensive(op.eqn) or any(v in heavy for v in inputs)):
                 heavy.update(op.outs)
         read = [v for op in found.ops if op.outs[0] in waits for v in variables(op.eqn.invars)]
         return list(dict.fromkeys(v for v in [*read, *variables(atoms)] if v in heavy))

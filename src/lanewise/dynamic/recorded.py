@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lanewise.dynamic.pieces import Kind
-from lanewise.dynamic.slice import HEAD, Sliced, from_words, words_in
+from lanewise.dynamic.slice import HEAD, Sliced
 from lanewise.dynamic.table import Calls, Table, Type
+from lanewise.dynamic.words import from_words, words_in
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def recorded(
             own = np.nonzero(read < 0)
             operands[own] = carried.operands(read[own], of[own[0]])
         for k, first in enumerate(places[p], taken):
-            operands[:, k] = np.arange(~first, ~first - len(of), -1, np.int32)
+            operands[:, k] = ~np.arange(first, first + len(of), dtype=np.int32)
         calls.append(Calls(number[p], numbering.first(number[p]), operands))
     table = Table.of_calls(
         sliced.pieces,

@@ -20,7 +20,9 @@ def _shown(kind: Kind) -> str:
     piece = kind.piece
     cost = cost_of(piece.code.eqns)
     rows = [*map(str, piece.rows[: len(kind.rows)])]
-    payload = [f"{t} of control" for t in piece.rows[len(kind.rows) : len(kind.rows) + len(kind.payload)]]
+    payload = [
+        f"{t} of control" for t in piece.rows[len(kind.rows) : len(kind.rows) + len(kind.payload)]
+    ]
     takes = ", ".join([*rows, *payload, *(f"operand {i}" for i in kind.shared)]) or "nothing"
     gives = ", ".join(map(str, piece.results))
     names = ", ".join(dict.fromkeys(map(_name, piece.code.eqns)))

@@ -16,13 +16,12 @@ is recorded. It gives the number of its calls, from which the host sees how much
 The code is gone through twice: how wide a row is and how many results a call has is known when all pieces have been
 met.
 
-Not done: calls whose arguments are equal are recorded each time; a node that is shared by two parents is computed twice.
+Not done: calls whose arguments are equal are recorded each time, so a node that two parents share is computed twice.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +38,7 @@ from lanewise.dynamic.code import Branch, Call, Check, Code, Loop, Op, Plain, op
 from lanewise.dynamic.control import VARIES, Control, control_of, is_expensive
 from lanewise.dynamic.pieces import Kind, Pieces
 from lanewise.dynamic.table import Piece
+from lanewise.dynamic.words import words, words_in
 
 # Words of a row before its operands: the piece, and the level.
 HEAD = 2
@@ -152,9 +152,7 @@ class _Scope:
     pending: dict[Var, Plain] = field(default_factory=dict)
 
     def inner(self, top: Any, tape: Any) -> _Scope:
-        return _Scope(
-            self.held, top, tape, dict(self.control), dict(self.rows), dict(self.pending)
-        )
+        return _Scope(self.held, top, tape, dict(self.control), dict(self.rows), dict(self.pending))
 
 
 class _Slicer:
@@ -250,7 +248,9 @@ class _Slicer:
         num, code = len(self.captured), self.entry
         held = dict(zip(self.captured, given[:num], strict=True))
         scope = _Scope(held, jnp.int32(0), unfilled(self.shape.tape))
-        scope.control.update((code.ins[i], x) for i, x in zip(self.params, given[num:], strict=True))
+        scope.control.update(
+            (code.ins[i], x) for i, x in zip(self.params, given[num:], strict=True)
+        )
         scope.rows.update(
             (v, jnp.int32(-1 - i)) for i, v in enumerate(code.ins) if self.control.is_row(v)
         )
@@ -400,9 +400,7 @@ class _Slicer:
             if same.op is None:
                 found = scope.held[same.number]
             else:
-                outs = _jax.run_eqn(
-                    same.op.eqn, [self.value(scope, a) for a in same.op.eqn.invars]
-                )
+                outs = _jax.run_eqn(same.op.eqn, [self.value(scope, a) for a in same.op.eqn.invars])
                 found = outs[same.number]
             scope.control[atom] = found
         if _jax.is_extended(atom.aval.dtype):
@@ -452,9 +450,9 @@ class _Slicer:
         if not shape.writes:
             return rows
         operands = [scope.rows[v] for v in kind.rows]
-        payload = [w for v in kind.payload for w in _words(self.value(scope, v))]
-        words = [jnp.int32(kind.number), self.level(scope, operands), *operands, *payload]
-        new = jnp.stack(words)[None]
+        payload = [w for v in kind.payload for w in words(self.value(scope, v))]
+        row = [jnp.int32(kind.number), self.level(scope, operands), *operands, *payload]
+        new = jnp.stack(row)[None]
         scope.tape = lax.dynamic_update_slice(
             scope.tape, new, (top, jnp.int32(0)), allow_negative_indices=False
         )
@@ -485,6 +483,10 @@ _RULES: dict[type[Op], Callable[[_Slicer, Any, _Scope], None]] = {
 }
 
 
+def _words_of(kind: Kind) -> int:
+    return len(kind.rows) + sum(words_in(v.aval) for v in kind.payload)
+
+
 def _name(atom: Atom) -> Any:
     return (id(atom),) if isinstance(atom, Literal) else atom
 
@@ -495,42 +497,3 @@ def _is_made(scope: _Scope, atom: Atom) -> bool:
 
 def _checks(code: Code) -> bool:
     return any(isinstance(op, Check) for op in ops_in(code))
-
-
-# -- payload ---------------------------------------------------------------------------------------------
-
-
-def words_in(aval: Any) -> int:
-    """How many words of a record an array of integers takes."""
-    return math.prod(aval.shape) * (2 if np.dtype(aval.dtype).itemsize == 8 else 1)
-
-
-def _words_of(kind: Kind) -> int:
-    return len(kind.rows) + sum(words_in(v.aval) for v in kind.payload)
-
-
-def _words(value: Any) -> list[Any]:
-    """An array of integers as words."""
-    flat = jnp.ravel(value)
-    each = [flat[i] if value.shape else value for i in range(flat.shape[0])]
-    if value.dtype.itemsize < 8:
-        return [_word(x) for x in each]
-    low = [_word(lax.convert_element_type(x & 0xFFFFFFFF, jnp.uint32)) for x in each]
-    high = [_word(lax.convert_element_type(x >> 32, jnp.int32)) for x in each]
-    return [w for pair in zip(low, high, strict=True) for w in pair]
-
-
-def _word(value: Any) -> Any:
-    if value.dtype == np.uint32:
-        return lax.bitcast_convert_type(value, jnp.int32)
-    return lax.convert_element_type(value, jnp.int32)
-
-
-def from_words(words: np.ndarray, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Arrays of integers from rows of words."""
-    dtype = np.dtype(dtype)
-    if dtype.itemsize == 8 or dtype == np.uint32:
-        found = np.ascontiguousarray(words).view(dtype)
-    else:
-        found = words.astype(dtype)
-    return found.reshape(len(words), *shape)

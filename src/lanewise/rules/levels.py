@@ -119,5 +119,3 @@ def linearized_by_levels(
         ]
 
     return outs, flags, [*primals, *saved], tangents_of
-
-
