@@ -215,6 +215,27 @@ def test_a_long_chain_beside_a_leaf() -> None:
     np.testing.assert_allclose(found[1], expected, rtol=1e-3, atol=1e-4)
 
 
+def test_a_long_sentence_trains() -> None:
+    w = weights()
+    words = np.random.default_rng(1).integers(0, WORDS, 10_000)
+    forest = lw.pack([a_list(words), None, a_list(words[:5])])
+    run = lw.vmap(sentence, in_axes=(0, None), schedule="levels")
+
+    def by_scan(w: Any) -> Any:
+        def one(some: Any) -> Any:
+            return jax.lax.scan(
+                lambda h, x: (jnp.tanh(w["words"][x] + h @ w["square"]), None), w["first"], some
+            )[0]
+
+        return jnp.stack([one(words), w["first"], one(words[:5])])
+
+    pairs = [
+        jax.value_and_grad(lambda w, f=f: jnp.sum(jnp.sin(f(w))))(w)
+        for f in (lambda w: run(forest, w), by_scan)
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), *pairs)
+
+
 def _chain(length: int) -> Node:
     found = Node(1, [])
     for _ in range(length - 1):
@@ -251,6 +272,34 @@ def test_answers_at_every_node() -> None:
     with jax.disable_jit():
         expected = jnp.stack([node(tree, w)[0] for tree in forest.objects])
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_calls_are_made_once() -> None:
+    """Answers at every node visit each as often as it has nodes above; a graph is visited by each way through it."""
+    w = weights()
+    leaf = Tree(2)
+    shared = Tree(3, Tree(4, leaf, leaf), Tree(5, Tree(4, leaf, leaf), leaf))
+    program = tree_lstm.with_options(schedule="levels")
+    for forest, trees_of in (
+        (lw.pack(trees(2, 3)), None),
+        (lw.pack([shared, shared, leaf]), [shared, shared, leaf]),
+    ):
+        given = forest.nodes if trees_of is None else forest.roots
+        job = lw.inspect(program, given, w, in_axes=(forest.axes, None)).plan.job
+        own = by_levels(job.program, job.varying, None)
+        table = check(own.decide(jax.tree.leaves((given, w)), job.examples).recorded.table)
+        # A call for each node, and one for what is beyond the last.
+        assert len(table) <= len(forest.objects) + 1
+
+        def loss(w: Any, given: Any = given, forest: Any = forest, **options: Any) -> Any:
+            run = lw.vmap(tree_lstm, in_axes=(forest.axes, None), **options)
+            return jnp.sum(jnp.sin(3 * run(given, w)))
+
+        pairs = [
+            jax.value_and_grad(loss)(w, **options)
+            for options in ({"schedule": "levels"}, {"carrier": "native"})
+        ]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), *pairs)
 
 
 def test_fresh_minibatches_compile_nothing() -> None:

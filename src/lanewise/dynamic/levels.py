@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from lanewise.core.options import Options
 from lanewise.core.outcomes import Site
 from lanewise.core.program import Program, program_p
 from lanewise.dynamic.answers import Decided, Values
+from lanewise.dynamic.merged import merged, worth_merging
 from lanewise.dynamic.recorded import Given, recorded
 from lanewise.dynamic.run import STORE, prepare
 from lanewise.dynamic.slice import Sliced, pieces_of, sliced
@@ -71,6 +73,9 @@ class ByLevels:
         rows = {i: x for i, x in answers.items() if flags[i]}
         values = {i: x for i, x in answers.items() if not flags[i]}
         table = recorded(self.slice, top, tape, rows, self.given)
+        if table.begins and worth_merging(self.slice.kinds, table.table):
+            less, wanted = merged(table.table, table.wanted)
+            table = replace(table, table=less, wanted=wanted)
         return Decided(table, values, rows, code, _own_sites(site, self.slice, self.program))
 
     def _run(self, operands: Sequence[Any], lanes: int) -> list[np.ndarray]:
