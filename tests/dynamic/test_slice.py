@@ -457,6 +457,17 @@ def test_assertions_and_depth_fail_by_lane() -> None:
     assert outcomes.ok().tolist() == [True, False]
 
 
+def test_nothing_is_moved_on_the_sly() -> None:
+    w, forest = jax.device_put(weights()), lw.pack(trees(0, 3))
+    run = lw.vmap(tree_lstm, in_axes=(0, None), schedule="levels")
+    expected = run(forest, w)
+    with jax.transfer_guard("disallow"):
+        found, pull = jax.vjp(lambda w: run(forest, w), w)
+        (grads,) = pull(expected)
+    np.testing.assert_array_equal(found, expected)
+    assert float(jnp.abs(grads["leaf"]).max()) > 0
+
+
 def test_an_empty_batch() -> None:
     w, forest = weights(), lw.pack(trees(0, 3))
     none = jax.vmap(lambda i: tree_lstm.with_options(schedule="levels")(forest[i], w), axis_size=0)(

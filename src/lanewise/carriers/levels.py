@@ -103,15 +103,17 @@ class Decision:
     values: Values
 
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
-        """What the job gives."""
+        """What the job gives. Tables go to the device with each run."""
         flat, _ = lanes_first(operands, self.job.lanes, self.job.mapped)
-        return self._given(self.values(flat))
+        with _jax.our_transfers():
+            return self._given(self.values(flat))
 
     def saving(self, operands: Sequence[Any], moving: Sequence[bool]) -> tuple[list[Any], Any]:
         """The same, and what the reverse reads."""
         flat, _ = lanes_first(operands, self.job.lanes, self.job.mapped)
-        answers, kept = self.values.saving(flat, moving)
-        return self._given(answers), kept
+        with _jax.our_transfers():
+            answers, kept = self.values.saving(flat, moving)
+            return self._given(answers), kept
 
     def of_lanes_done(self, rows: Any, otherwise: Any = 0) -> Any:
         """Rows of all lanes, with this for those that failed."""

@@ -36,6 +36,7 @@ class TableGradient:
     out_moving: tuple[bool, ...]
     tree: Any
 
+    @_jax.our_transfers()
     def transposed(
         self,
         cts: Sequence[Any],
