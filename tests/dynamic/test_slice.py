@@ -125,7 +125,7 @@ def random_tree(rng: np.random.Generator, leaves: int) -> Tree:
     return Tree(word, random_tree(rng, first), random_tree(rng, leaves - first))
 
 
-def trees(seed: int, count: int = 5, most: int = 9) -> list[Tree]:
+def trees(seed: int, count: int = 4, most: int = 6) -> list[Tree]:
     rng = np.random.default_rng(seed)
     return [random_tree(rng, int(n)) for n in rng.integers(1, most, count)]
 

@@ -14,12 +14,14 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise.blocks.equations import cost_of
+from lanewise.core import compiling
 from lanewise.core.errors import OptionError, Outcome
 from lanewise.core.events import Whole
 from lanewise.core.outcomes import blank
 from lanewise.dynamic.answers import Values
 from lanewise.dynamic.code import NotSliced
 from lanewise.dynamic.levels import ByLevels, by_levels
+from lanewise.dynamic.run import STORE
 from lanewise.dynamic.shown import shown
 from lanewise.job.job import Job, lanes_first
 from lanewise.job.plan import HostRun, Plan, shaped
@@ -143,4 +145,10 @@ def decided(job: Job, operands: Sequence[Any], *, gradient: bool) -> Decision:
     )
     deciding, _ = lanes_first(read, job.lanes, mapped)
     found = own.decide(deciding, job.examples)
-    return Decision(job, own.values(found, job.examples, gradient=gradient))
+    made = STORE.made
+    values = own.values(found, job.examples, gradient=gradient)
+    if STORE.made > made:
+        # What takes long from here on is the envelope, not the slice.
+        words = "schedule levels: an envelope for minibatches like this one"
+        compiling.watch(job.program.name, words, job.options.progress, new=True)
+    return Decision(job, values)
