@@ -218,7 +218,7 @@ def test_a_long_chain_beside_a_leaf() -> None:
 def test_a_long_sentence_trains() -> None:
     w = weights()
     words = np.random.default_rng(1).integers(0, WORDS, 10_000)
-    forest = lw.pack([a_list(words), None, a_list(words[:5])])
+    forest = lw.pack([a_list(words.tolist()), None, a_list(words[:5].tolist())])
     run = lw.vmap(sentence, in_axes=(0, None), schedule="levels")
 
     def by_scan(w: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise.blocks.equations import cost_of
 from lanewise.core import compiling
 from lanewise.core.errors import OptionError, Outcome
 from lanewise.core.events import Whole
@@ -52,8 +51,7 @@ def obstacle(job: Job) -> str | None:
 
 def products(job: Job) -> float:
     """The most operations in matrix products that a piece has."""
-    kinds = _own(job).pieces.kinds.values()
-    return max((cost_of(kind.piece.code.eqns).products for kind in kinds), default=0.0)
+    return _own(job).pieces.products
 
 
 def run(plan: Plan, operands: Sequence[Any]) -> list[Any]:

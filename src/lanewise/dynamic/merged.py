@@ -40,7 +40,7 @@ def worth_merging(kinds: Sequence[Kind], table: Table) -> bool:
             continue
         total += len(rows)
         distinct += np.count_nonzero(np.bincount(rows.astype(np.int64) - least))
-    return distinct < SHARE * total and int(table.level.max()) < MOST_LEVELS
+    return bool(distinct < SHARE * total) and int(table.level.max()) < MOST_LEVELS
 
 
 def merged(table: Table, wanted: Sequence[np.ndarray]) -> tuple[Table, tuple[np.ndarray, ...]]:

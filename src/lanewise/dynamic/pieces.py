@@ -26,6 +26,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
+from lanewise.blocks.equations import cost_of
 from lanewise.dynamic.code import Op, Plain, Table, codes_in, ops_in, reads, variables
 from lanewise.dynamic.control import VARIES, Control, is_expensive
 from lanewise.dynamic.table import Piece, Type
@@ -64,6 +65,12 @@ class Pieces:
         entry = control.table.functions[control.table.entry]
         self.operands = [_jax.new_var(v.aval) for v in entry.ins]
         self._codes = 0
+
+    @property
+    def products(self) -> float:
+        """The most operations in matrix products that a piece has."""
+        kinds = self.kinds.values()
+        return max((cost_of(kind.piece.code.eqns).products for kind in kinds), default=0.0)
 
     def closure(
         self, atoms: Iterable[Atom], rows: Mapping[Var, Any], pending: Mapping[Var, Plain]
