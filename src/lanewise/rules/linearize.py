@@ -44,13 +44,9 @@ def _linearize(
         params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
         return linearized(functools.partial(unsummed, **params, summed=summed), nonzero, primals)
     if options.schedule in ("auto", "levels"):
-        platform = _jax.placed(primals)[0]
-        job = job_for(program, lanes, mapped, options, platform=platform).as_it_runs()
-        if levels_plan(job, primals) is not None:
-            # Imported where it is used: it brings the tables along.
-            from lanewise.rules.levels import linearized_by_levels
-
-            return linearized_by_levels(nonzero, primals, program, job)
+        by_levels = _by_levels(nonzero, primals, program, lanes, mapped, options)
+        if by_levels is not None:
+            return by_levels
     if lanes and not (options.stats or program.gives_outcomes(options)):
         whole = whole_batch(program, lanes, mapped, options, _jax.placed(primals)[0])
         if whole is not None:
@@ -112,6 +108,24 @@ def _linearize(
 
 
 _jax.on_linearize(program_p, _linearize)
+
+
+def _by_levels(
+    nonzero: Sequence[bool],
+    primals: Sequence[Any],
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+) -> Any:
+    """The same for a program that is run by levels; None for one that is not."""
+    job = job_for(program, lanes, mapped, options, platform=_jax.placed(primals)[0]).as_it_runs()
+    if levels_plan(job, primals) is None:
+        return None
+    # Imported where it is used: it brings the tables along.
+    from lanewise.rules.levels import linearized_by_levels
+
+    return linearized_by_levels(nonzero, primals, program, job)
 
 
 def _own_outcomes(codes: Sequence[Any], forward: Program, program: Program) -> tuple[Any, Any]:
