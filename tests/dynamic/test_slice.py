@@ -383,6 +383,23 @@ def test_lanes_in_two_axes_and_a_lone_call() -> None:
     np.testing.assert_allclose(program(forest[3], w), flat[3], rtol=1e-5, atol=1e-6)
 
 
+def test_grad_of_the_program_itself() -> None:
+    w, forest = weights(), lw.pack(trees(4, 1))
+    found = lw.grad(scored, argnums=1, schedule="levels")(forest[0], w)
+    expected = lw.grad(scored, argnums=1, carrier="native")(forest[0], w)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found, expected
+    )
+    with pytest.raises(OptionError, match="outside other programs"):
+        run = lw.vmap(scored, in_axes=(0, None), schedule="levels")
+        lw.grad(lambda w: jnp.sum(run(forest, w)))(w)
+
+
+@lw.program
+def scored(tree, w):
+    return jnp.sum(tree_lstm(tree, w) ** 2)
+
+
 def test_weights_for_each_lane() -> None:
     """Weights that differ by lane are rows: right, if not fast."""
     many = jax.tree.map(lambda a, b: jnp.stack([a, b]), weights(0), weights(1))
@@ -466,6 +483,18 @@ def test_nothing_is_moved_on_the_sly() -> None:
         (grads,) = pull(expected)
     np.testing.assert_array_equal(found, expected)
     assert float(jnp.abs(grads["leaf"]).max()) > 0
+
+
+def test_a_report_and_progress(tmp_path: Any, capsys: Any) -> None:
+    w, forest = weights(), lw.pack(trees(0, 3))
+    run = lw.vmap(tree_lstm, in_axes=(0, None), schedule="levels")
+    expected = run(forest, w)
+    with lw.report(tmp_path / "report.html"):
+        found = run(forest, w)
+    np.testing.assert_array_equal(found, expected)
+    assert "ticks, levels" in (tmp_path / "report.html").read_text()
+    shown = lw.vmap(tree_lstm, in_axes=(0, None), schedule="levels", progress=True)(forest, w)
+    np.testing.assert_array_equal(shown, expected)
 
 
 def test_an_empty_batch() -> None:

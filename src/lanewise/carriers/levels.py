@@ -13,9 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise.core import compiling
+from lanewise.core import compiling, events
 from lanewise.core.errors import OptionError, Outcome
-from lanewise.core.events import Whole
 from lanewise.core.outcomes import blank
 from lanewise.dynamic.answers import Values
 from lanewise.dynamic.code import NotSliced
@@ -57,8 +56,10 @@ def products(job: Job) -> float:
 def run(plan: Plan, operands: Sequence[Any]) -> list[Any]:
     """Inside `jit` nothing is known."""
     raise OptionError(
-        f'schedule="levels" runs `{plan.job.program.name}` outside jit: the values that decide control have to be known'
-        ' before the rest runs. Leave jit away (what runs is compiled anyway), or use schedule="auto".'
+        f'schedule="levels" runs `{plan.job.program.name}` outside jit and outside other programs, and has no second'
+        " derivatives: the values that decide control have to be known before the rest runs. Leave jit away (what runs"
+        " is compiled anyway), use `jax.grad` where `lanewise.grad` makes a program of the function around it, or use"
+        ' schedule="auto".'
     )
 
 
@@ -67,10 +68,10 @@ def on_host(plan: Plan) -> HostRun:
 
     def whole(operands: Sequence[Any]) -> list[Any]:
         site = plan.site
-        watched = None if site is None else Whole(site, operands)
+        number = None if site is None else events.begin(site)
         found = decided(plan.job, operands, gradient=False)(operands)
-        if watched is not None:
-            watched.ended(next(iter(found), None))
+        if number is not None:
+            events.end(number, {})
         return found
 
     return whole

@@ -192,8 +192,8 @@ def _settled(code: Code, expensive: dict[Var, JaxprEqn]) -> Code:
             op = replace(op, branches=branches)
         elif isinstance(op, Loop):
             _refuse("loop", op.line, why(op.test.outs))
-            if any(isinstance(each, Call) for each in ops_in(op.test)):
-                raise NotSliced(f"the test of the loop at {op.line} makes a call")
+            if any(isinstance(each, Call | Check) for each in ops_in(op.test)):
+                raise NotSliced(f"the test of the loop at {op.line} makes a call, or asserts")
             op = replace(op, test=_settled(op.test, expensive), body=_settled(op.body, expensive))
         elif isinstance(op, Check):
             _refuse("assertion", op.line, why([op.holds]))
