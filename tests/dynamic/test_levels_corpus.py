@@ -1,13 +1,19 @@
-"""Programs of the corpus mean the same by levels, where their control does not depend on matrix work."""
+"""Programs of the corpus, and random ones, mean the same by levels, where control does not depend on matrix work."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 
+import generate
 import lanewise as lw
+import needs
 from comparing import assert_same, take
 from corpus import CORPUS, Case
 from lanewise.errors import OptionError
@@ -47,3 +53,29 @@ def test_by_levels(case: Case) -> None:
     answers = run(*args)
     for lane in range(LANES):
         assert_same(take(0, answers, lane), one(*take(case.in_axes, args, lane)), case.rtol)
+
+
+def test_random_programs() -> None:
+    tried = []
+
+    @hypothesis.seed(7)
+    @settings(
+        max_examples=100 if needs.FULL else 8,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(generate.programs())
+    def compare(program: Any) -> None:
+        hypothesis.assume(12 <= len(program.source.splitlines()) <= 60)
+        expected = generate.run_plainly(program)
+        main = generate.load(program.source, lw.program, f"levels {len(tried)}")
+        answers = lw.vmap(main, in_axes=program.in_axes, schedule="levels")(*program.arguments)
+        for lane in range(generate.LANES):
+            # Pieces are compiled for many rows: products and sums may be rounded otherwise.
+            assert_same(take(0, answers, lane), expected[lane], 1e-4)
+        tried.append(program.source)
+
+    compare()
+    assert len(tried) >= 8

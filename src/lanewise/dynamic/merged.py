@@ -120,9 +120,9 @@ def _rename(column: np.ndarray, value: np.ndarray, payload: np.ndarray | None) -
 
 def _first_alike(rows: np.ndarray) -> np.ndarray:
     """For each row the first one that is equal."""
-    flat = np.ascontiguousarray(rows.reshape(len(rows), -1))
-    if not flat.size:
+    if not rows.size:
         return np.zeros(len(rows), np.int32)
+    flat = np.ascontiguousarray(rows.reshape(len(rows), -1))
     whole = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).reshape(-1)
     keys = flat[:, 0] if flat.shape[1] == 1 else whole
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
