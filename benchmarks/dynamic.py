@@ -1,7 +1,8 @@
 """Dynamic networks: a Tree-LSTM over random binary trees, ours against PyTorch by level and node by node.
 
-Ours is run as a table that is built from the forest's arrays, and recorded lazily from Python objects. Every step has
-fresh trees, and what is done on the host for them (levels, index tables, recording) counts for all. On a CPU all run
+Ours is run as a table that is built from the forest's arrays, as a recursive program that runs by levels, and recorded
+lazily from Python objects. Every step has fresh trees, and what is done on the host for them (levels, index tables, the
+slice, recording) counts for all. On a CPU all run
 on one core and CPU time is what is compared, so that other work on the machine counts less. The limit is the matrix
 products of the same number of rows, without dependences between them.
 
@@ -30,6 +31,7 @@ import numpy as np
 
 import lanewise as lw
 from _harness import Claim, report, use_device, usual_arguments
+from dynamic import program
 from dynamic import tree_lstm as ours
 from dynamic.forest import Forest, forest, weights
 from lanewise.dynamic.lazy import recording
@@ -89,8 +91,18 @@ def claims_of(
     return made
 
 
-def warm(params: Any, batches: Sequence[Forest], trees: Sequence[Any]) -> None:
+def warm(
+    params: Any, batches: Sequence[Forest], trees: Sequence[Any], packed: Sequence[Any]
+) -> None:
     """Compile for all minibatches."""
+    before, start = STORE.made, time.perf_counter()
+    for some in packed:
+        jax.block_until_ready(program.roots_by_program(some, params))
+        jax.block_until_ready(program.train_by_program(params, some))
+    print(
+        f"  program: {STORE.made - before} envelopes, {time.perf_counter() - start:.1f} s",
+        flush=True,
+    )
     before, start = STORE.made, time.perf_counter()
     for batch, objects in zip(batches, trees, strict=True):
         jax.block_until_ready(ours.roots_by_table(params, batch))
@@ -102,9 +114,13 @@ def warm(params: Any, batches: Sequence[Forest], trees: Sequence[Any]) -> None:
     print(f"  {STORE.made - before} envelopes, {time.perf_counter() - start:.1f} s", flush=True)
 
 
-def agree(params: Any, torch_params: Any, peer: Any, batch: Forest, objects: Any) -> None:
+def agree(
+    params: Any, torch_params: Any, peer: Any, batch: Forest, objects: Any, packed: Any
+) -> None:
     loss, grads = ours.train_by_table(params, batch)
     lazily, _ = ours.train_lazily(params, objects)
+    by_program, others = program.train_by_program(params, packed)
+    np.testing.assert_allclose(loss, by_program, rtol=1e-4)
     theirs = peer.by_level_training(torch_params, batch)
     np.testing.assert_allclose(loss, theirs.cpu().numpy(), rtol=1e-4)
     np.testing.assert_allclose(loss, lazily, rtol=1e-4)
@@ -112,7 +128,8 @@ def agree(params: Any, torch_params: Any, peer: Any, batch: Forest, objects: Any
     near = 1e-3 if jax.default_backend() == "gpu" else 1e-4
     for name, grad in grads.items():
         expected = torch_params[name].grad.cpu().numpy()
-        np.testing.assert_allclose(grad, expected, rtol=1e-2, atol=near * abs(expected).max())
+        for found in (grad, others[name]):
+            np.testing.assert_allclose(found, expected, rtol=1e-2, atol=near * abs(expected).max())
 
 
 def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
@@ -122,13 +139,14 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
     peer.torch.set_num_threads(1)
     batches = [forest(trees, seed) for seed in range(MINIBATCHES)]
     objects = [batch.trees() for batch in batches]
+    packed = program.packed(batches)
     numbers = weights(width)
     params = jax.tree.map(jnp.asarray, numbers)
     theirs = peer.parameters(numbers, "cuda" if gpu else "cpu")
     name = f"Tree-LSTM, {trees} trees, width {width}"
     print(f"{name}, {len(batches[0].left)} nodes", flush=True)
-    warm(params, batches, objects)
-    agree(params, theirs, peer, batches[0], objects[0])
+    warm(params, batches, objects, packed)
+    agree(params, theirs, peer, batches[0], objects[0], packed[0])
 
     inner_nodes = int((batches[0].left >= 0).sum())
     leaves = len(batches[0].left) - inner_nodes
@@ -136,6 +154,7 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
     dz, dl = jnp.ones((inner_nodes, 5 * width)), jnp.ones((leaves, 3 * width))
     forward = {
         "table": lambda i: ours.roots_by_table(params, batches[i]),
+        "program": lambda i: program.roots_by_program(packed[i], params),
         "lazy": lambda i: ours.roots_lazily(params, objects[i]),
         "fine ops": lambda i: ours.roots_finely(params, objects[i]),
         "PyTorch by level": lambda i: peer.wait(peer.by_level_forward(theirs, batches[i])),
@@ -143,6 +162,7 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
     }
     training = {
         "table": lambda i: ours.train_by_table(params, batches[i]),
+        "program": lambda i: program.train_by_program(params, packed[i]),
         "lazy": lambda i: ours.train_lazily(params, objects[i]),
         "fine ops": lambda i: ours.train_finely(params, objects[i]),
         "PyTorch by level": lambda i: peer.wait(peer.by_level_training(theirs, batches[i])),
@@ -163,18 +183,21 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
         limit = LIMIT[k] if width >= 256 and not gpu else None
         pairs = [
             ("table", "PyTorch by level", targets.get((width, trees))),
+            ("program", "PyTorch by level", targets.get((width, trees))),
+            ("program", "PyTorch by node", BY_NODE[width][k] if width in BY_NODE else None),
             ("table", "PyTorch by node", BY_NODE[width][k] if width in BY_NODE else None),
             ("lazy", "PyTorch by level", lazily.get((width, trees))),
             ("fine ops", "PyTorch by level", FINELY if (width, trees) in LAZILY else None),
             ("fine ops", "PyTorch by node", 3.0 if (width, trees) in LAZILY else None),
             ("table", "the limit", limit),
+            ("program", "the limit", limit),
         ]
         claims += claims_of(f"{name}, {way}", took, pairs)
     return claims
 
 
 def host_costs(trees: int, repeats: int) -> list[Claim]:
-    """What the host does for a node: levels and index tables, and recording it lazily."""
+    """What the host does for a node: levels and index tables, the slice, and recording it lazily."""
     width = 32
     params = jax.tree.map(jnp.asarray, weights(width))
     batches = [forest(trees, seed) for seed in range(MINIBATCHES)]
@@ -189,14 +212,16 @@ def host_costs(trees: int, repeats: int) -> list[Claim]:
     def packed(i: int) -> None:
         ours.prepared(batches[i], width, True)
 
-    took = in_turns(
-        {"recording": recorded, "levels and tables": packed}, repeats, time.process_time
-    )
+    sliced, whole = program.on_the_host(params, program.packed(batches))
+    parts: dict[str, tuple[Contender, float]] = {
+        "recording": (recorded, RECORDING_MICROSECONDS),
+        "levels and tables": (packed, HOST_MICROSECONDS),
+        "slice and levels": (sliced, HOST_MICROSECONDS),
+        "slice, levels and tables": (whole, HOST_MICROSECONDS),
+    }
+    took = in_turns({name: run for name, (run, _) in parts.items()}, repeats, time.process_time)
     claims = []
-    for name, bar in (
-        ("recording", RECORDING_MICROSECONDS),
-        ("levels and tables", HOST_MICROSECONDS),
-    ):
+    for name, (_, bar) in parts.items():
         microseconds = 1e6 * took[name] / nodes
         claim = Claim(
             f"{name}, µs a node, {trees} trees", microseconds, 1.0, f"<= {bar}", share=True

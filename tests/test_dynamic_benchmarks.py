@@ -1,4 +1,5 @@
-"""The dynamic benchmark compares what computes the same: as a table, lazily, and in PyTorch by level and by node."""
+"""The dynamic benchmark compares what computes the same: as a table, as a program,
+lazily, and in PyTorch by level and by node."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import needs
+from dynamic import program
 from dynamic import tree_lstm as ours
 from dynamic.forest import forest, weights
 
@@ -33,6 +35,10 @@ def test_ours_agree(answers: Any) -> None:
     np.testing.assert_allclose(jnp.sum(roots**2), loss, rtol=1e-5)
     for lazily in (ours.roots_lazily, ours.roots_finely):
         np.testing.assert_allclose(lazily(params, batch.trees()), roots, atol=1e-5)
+    (packed,) = program.packed([batch])
+    np.testing.assert_allclose(program.roots_by_program(packed, params), roots, atol=1e-5)
+    _, others = program.train_by_program(params, packed)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), grads, others)
     _, finely = ours.train_finely(params, batch.trees())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), grads, finely)
 

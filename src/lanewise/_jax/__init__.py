@@ -92,6 +92,7 @@ from lanewise._jax.values import (
     is_symbolic,
     key_implementation,
     loaded,
+    on_host_cpu,
     our_transfers,
     placed,
     shape_dtype_struct,

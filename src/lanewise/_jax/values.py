@@ -239,6 +239,18 @@ def to_host(value: Any) -> np.ndarray:
         return np.asarray(value)
 
 
+def on_host_cpu(value: Any) -> Any:
+    """An array that lies on a CPU device: itself if it does, or a copy of it; itself where there is no such device."""
+    if isinstance(value, jax.Array):
+        if all(device.platform == "cpu" for device in value.devices()):
+            return value
+    elif default_platform() == "cpu":
+        return value
+    if not has_platform("cpu"):
+        return value
+    return jax.device_put(to_host(value), jax.devices("cpu")[0])
+
+
 @contextlib.contextmanager
 def our_transfers() -> Iterator[None]:
     """Where the host has a part in a run: what goes back and forth is not the user's. Also a decorator."""

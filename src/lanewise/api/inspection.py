@@ -24,16 +24,17 @@ class Inspection:
     plan: Plan
     lanes: int | None
     options: Options
+    # The slice and the pieces, or why there are none; nothing for a program without recursion that has others.
+    levels: str = ""
 
     def __str__(self) -> str:
-        return "\n\n".join(
-            [
-                f"program\n{self.program.text}",
-                f"blocks\n{print_program(self.blocks, self.storage)}",
-                f"carrier {self.plan.carrier} (by {self.plan.path}), schedule {self.plan.schedule}: {self.plan.why}",
-                self.work,
-            ]
-        )
+        parts = [
+            f"program\n{self.program.text}",
+            f"blocks\n{print_program(self.blocks, self.storage)}",
+            f"carrier {self.plan.carrier} (by {self.plan.path}), schedule {self.plan.schedule}: {self.plan.why}",
+            self.work,
+        ]
+        return "\n\n".join([*parts, f"levels\n{self.levels}"] if self.levels else parts)
 
     @property
     def work(self) -> str:
@@ -43,6 +44,8 @@ class Inspection:
             return f"{lanes}, plainly vectorized"
         if self.plan.carrier in ALONE:
             return f"{lanes}, each by itself"
+        if self.plan.schedule == "levels":
+            return f"{lanes}, control first, then level by level"
         width = min(self.lanes or 1, self.options.lanes or self.lanes or 1)
         if self.lanes is not None and width < self.lanes:
             lanes = f"{width} lanes for {self.lanes} examples"

@@ -1,6 +1,7 @@
 """All carriers. Each is imported when a job is first offered to it: together they are a third of Lanewise.
 
-`plain` and `local` are no carriers by name: a user asks for them as schedules of `ticks`. They run by other code.
+`plain`, `local` and `levels` are no carriers by name: a user asks for them as schedules of `ticks`. They run by other
+code.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def carrier_of(name: str, schedule: str) -> Carrier:
         from lanewise.carriers import plainly as found
     elif schedule == "local":
         from lanewise.carriers import locally as found
+    elif schedule == "levels":
+        from lanewise.carriers import levels as found
     else:
         from lanewise.carriers import ticks as found
     return found

@@ -12,7 +12,7 @@ import numpy as np
 
 from lanewise.core.errors import OptionError
 
-SCHEDULES = ("auto", "lowest", "most", "sweep", "meet", "local", "plain")
+SCHEDULES = ("auto", "lowest", "most", "sweep", "meet", "local", "plain", "levels")
 Checkpointing = str | int  # "auto", "all", "sqrt", or how many states
 CARRIERS = ("auto", "ticks", "native", "kernel")
 
@@ -60,7 +60,7 @@ class Options:
                     " positive int."
                 )
             self._set("checkpoints", number)
-        if self.lanes is not None and self.schedule in ("local", "plain"):
+        if self.lanes is not None and self.schedule in ("local", "plain", "levels"):
             raise OptionError(
                 f"lanes={self.lanes} refills the lanes of a machine, and schedule={self.schedule!r} has none;"
                 ' use schedule="auto", "sweep", "meet", "most" or "lowest", or leave lanes out.'
@@ -95,7 +95,8 @@ class Options:
         """Options of a program called inside one with these: a part of it, or for a batch a `machine` of its own.
 
         What is set here holds there; a machine of its own keeps what it sets itself. A carrier that runs each lane by
-        itself runs all that is inside the lane, so it is not passed on; nor is "local", which is for the host alone.
+        itself runs all that is inside the lane, so it is not passed on; nor are "local" and "levels", which are for the
+        host alone.
         What a gradient saves is passed on where it is taken (`diff/sweep.py`). What decides what a program gives beside
         its answers (`throw`, `stats`, `max_steps`) is counted and reported for the whole.
 
@@ -109,7 +110,7 @@ class Options:
             value, own = getattr(self, name), getattr(inner, name)
             kept = machine and own != getattr(_DEFAULT, name)
             if (
-                value not in (getattr(_DEFAULT, name), own, "local", "native", "kernel")
+                value not in (getattr(_DEFAULT, name), own, "local", "levels", "native", "kernel")
                 and not kept
             ):
                 changes[name] = value

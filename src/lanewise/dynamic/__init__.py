@@ -4,4 +4,9 @@
 one compilation serves. `layout`: where rows lie, and the index tables. `cut`: a piece's code, forwards and in
 reverse. `compute`, `reverse`: the levels run. `run`: the differentiable function of a table. `lazy`, `instances`:
 tables recorded from plain Python.
+
+Programs are the second way to a table. `code`: a program's code with its control flow apart. `control`: what decides
+control, and what does not. `pieces`: the value equations between two points of control. `slice`: control as a program
+by itself, which records. `recorded`, `merged`: the table of what it recorded, without repeats. `levels`, `answers`:
+both run, and the reverse.
 """

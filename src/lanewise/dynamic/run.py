@@ -52,7 +52,7 @@ class Answer:
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class _Moves:
+class Moves:
     """Which shared arrays and carried rows have derivatives: known when differentiated, part of what is compiled."""
 
     shared: tuple[bool, ...]
@@ -77,7 +77,7 @@ def _forward(envelope: Envelope, tables: Any, payload: Any, carried: Any, shared
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _forward_saving(
-    envelope: Envelope, moves: _Moves, tables: Any, payload: Any, carried: Any, shared: Any
+    envelope: Envelope, moves: Moves, tables: Any, payload: Any, carried: Any, shared: Any
 ) -> Any:
     lay = layout(envelope)
     moving = moves.of_pieces(envelope)
@@ -88,7 +88,7 @@ def _forward_saving(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _backward(
     envelope: Envelope,
-    moves: _Moves,
+    moves: Moves,
     tables: Any,
     back: Any,
     payload: Any,
@@ -112,7 +112,7 @@ def _run(
 def _run_forward(
     envelope: Envelope, tables: Any, back: Any, payload: Any, carried: Any, shared: Any
 ) -> Any:
-    moves = _Moves(tuple(bool(s.perturbed) for s in shared))
+    moves = Moves(tuple(bool(s.perturbed) for s in shared))
     plain = jax.tree.map(lambda x: x.value, (tables, back, payload, carried, shared))
     tables, back, payload, carried, shared = plain
     out, ran = _forward_saving(envelope, moves, tables, payload, carried, shared)
@@ -165,7 +165,7 @@ class Prepared:
         """Run it. The rows of each type are as many as the envelope has room for; the first `wanted` ones count."""
         envelope, given = self.envelope, carried or {}
         rows = tuple(
-            _carried(given.get(t), size, t)
+            carried_rows(given.get(t), size, t)
             for t, size in zip(envelope.types, envelope.carried, strict=True)
         )
         if self.back is None:
@@ -267,7 +267,7 @@ def run(
     return dataclasses.replace(answer, rows=tuple(rows))
 
 
-def _carried(rows: Any, size: int, type_: Type) -> Any:
+def carried_rows(rows: Any, size: int, type_: Type) -> Any:
     if rows is None:
         return np.zeros((size, *type_.shape), type_.dtype)
     short = size - rows.shape[0]

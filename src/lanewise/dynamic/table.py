@@ -147,6 +147,21 @@ class Table:
             given = np.asarray(getattr(self, name), np.int32).reshape(-1)
             object.__setattr__(self, name, given)
 
+    @staticmethod
+    def of_calls(
+        pieces: tuple[Piece, ...],
+        shared: tuple[tuple[int, ...], ...],
+        piece: np.ndarray,
+        calls_of: tuple[Calls, ...],
+        payload: Mapping[Type, np.ndarray],
+        carried: Mapping[Type, int],
+        level: np.ndarray | None = None,
+    ) -> Table:
+        """A table whose recorder has the calls of each piece apart already: `operands` is empty."""
+        made = Table(pieces, shared, piece, np.zeros(0, np.int32), payload, carried, level)
+        made.__dict__["calls_of"] = calls_of
+        return made
+
     def __len__(self) -> int:
         return len(self.piece)
 
@@ -208,9 +223,10 @@ def _starts(counts: np.ndarray) -> np.ndarray:
 
 def check(table: Table) -> Table:
     """The table, if it holds together: for recorders' tests, and for tables made by hand."""
-    if len(table.operands) != table.first_operand[-1]:
+    given = len(table.operands) or sum(calls.operands.size for calls in table.calls_of)
+    if given != table.first_operand[-1]:
         raise TableError(
-            f"{table.first_operand[-1]} operands are needed by the calls, and {len(table.operands)} given."
+            f"{table.first_operand[-1]} operands are needed by the calls, and {given} given."
         )
     for piece, calls, shared in zip(table.pieces, table.calls_of, table.shared, strict=True):
         if len(shared) != len(piece.shared):

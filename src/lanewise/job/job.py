@@ -215,7 +215,7 @@ def lanes_first(
     flat, flags = [], []
     for value, axes in zip(operands, mapped, strict=True):
         varies = any(axes)
-        if varies:
+        if varies and len(lanes) > 1:
             inner = value.shape[sum(axes) :]
             spread = tuple(size if has else 1 for size, has in zip(lanes, axes, strict=True))
             value = jnp.broadcast_to(value.reshape(*spread, *inner), (*lanes, *inner))

@@ -102,13 +102,14 @@ def shaped(ran: Ran, job: Job) -> list[Any]:
     num_answers = len(job.program.out_avals)
     answers, sums = values[:num_answers], values[num_answers:]
     for value, axes, aval in zip(answers, job.answer_axes, job.program.out_avals, strict=True):
-        apart = value.reshape(*job.lanes, *value.shape[1:])
+        apart = value if len(job.lanes) == 1 else value.reshape(*job.lanes, *value.shape[1:])
         if aval.weak_type:
             # Kernels know nothing of weak types.
             apart = _jax.convert_to_aval(apart, aval)
         # All entries along an axis that the answer does not depend on are the same.
-        out.append(apart[tuple(slice(None) if has else 0 for has in axes)])
-    if job.program.can_fail(job.options):
+        same = tuple(slice(None) if has else 0 for has in axes)
+        out.append(apart if all(axes) else apart[same])
+    if sums and job.program.can_fail(job.options):
         # As the answer of a lane that failed is blank, so is a sum that it has a part in.
         failed = (code != int(Outcome.DONE)).any()
         sums = [jnp.where(failed, jnp.asarray(blank(x.dtype), x.dtype), x) for x in sums]

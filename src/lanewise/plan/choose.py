@@ -7,6 +7,7 @@
 * A program that can be carried one lane at a time (`native` on a CPU, `kernel` on a GPU) is, unless its work is matrix
   products: those want all lanes at once.
 * A lone call of a recursion over small arrays is C++ on a CPU: a machine of one lane pays for a tick at each block.
+* A recursion around large matrix products whose control does not depend on them is run by levels, outside `jit`.
 * Any other is swept by `ticks`.
 
 That is known from the code alone, and so inside `jit`. Outside it, where matrix products make up much of the work, how
@@ -28,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from lanewise import _jax
 from lanewise.blocks.equations import any_eqn, guards_a_loop, refuse_collectives, sees_batch
 from lanewise.blocks.link import Linked
 from lanewise.carriers.table import ALONE, carrier_of
@@ -50,6 +52,9 @@ from lanewise.plan.expected import (
 from lanewise.plan.measure import take_sample
 
 Answer = TypeVar("Answer")
+
+# Fewer lanes than this are not run by levels unless that is asked for: an envelope takes seconds to compile.
+FEWEST_LANES_BY_LEVELS = 16
 
 # Programs that do without kernels, because the machine's compilers could make none, and why.
 _given_up: dict[Program, str] = {}
@@ -82,6 +87,48 @@ def as_watched(found: Plan, job: Job) -> Plan:
     return _offered(job, found.carrier, schedule, "").because(found.why)
 
 
+def levels_plan(job: Job, operands: Sequence[Any]) -> Plan | None:
+    """The plan by levels, if that is how the job runs with these operands; they may be traced."""
+    if job.examples == 0:
+        return None
+    if job.options.schedule == "levels":
+        found = _by_code(job)
+        carrier: Any = carrier_of("ticks", "levels")
+        return found if carrier.can_decide(job, operands) else carrier.run(found, operands)
+    # Of what is traced for higher orders, or compiled, JAX wants forward mode too.
+    if not (_may_be_by_levels(job) and _jax.runs_now()):
+        return None
+    found = _by_levels_if_better(job, given_up(job.program))
+    if found.schedule != "levels":
+        return None
+    carrier = carrier_of("ticks", "levels")
+    return found if carrier.can_decide(job, operands) else None
+
+
+def _may_be_by_levels(job: Job) -> bool:
+    """Whether nothing but the code stands against a run by levels that nobody asked for."""
+    options = job.options
+    asked_for = (options.carrier, options.schedule) != ("auto", "auto")
+    plainly = not (asked_for or options.stats or options.max_steps or job.refilled or job.room)
+    return plainly and job.program.recursive and job.examples >= FEWEST_LANES_BY_LEVELS
+
+
+@functools.lru_cache(maxsize=512)
+def _by_levels_if_better(job: Job, failed: str | None) -> Plan:
+    """By levels, where lanes would meet at matrix products; else the plan by the code, with the reason."""
+    suggested = _by_code(job)
+    if suggested.schedule != "meet" or failed is not None:
+        return suggested
+    carrier: Any = carrier_of("ticks", "levels")
+    why = "a recursion around matrix products whose control does not wait for them"
+    found = carrier.offer(job, "levels", f"{why}: control first, then products of whole levels")
+    if isinstance(found, str):
+        return suggested.because(f"{suggested.why}; not by levels: {carrier.obstacle(job)}")
+    if carrier.products(job) < job.profile.level_products:
+        return suggested.because(f"{suggested.why}; not by levels: the products are small")
+    return found
+
+
 def _by_code(job: Job) -> Plan:
     """The plan by the code alone, remembered."""
     return _planned(job, given_up(job.program))
@@ -108,8 +155,8 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
     options, platform = job.options, job.platform
     if options.carrier in ALONE:
         return _offered(job, options.carrier, options.schedule, "asked for")
-    if options.schedule == "plain":
-        return _offered(job, "ticks", "plain", "asked for")
+    if options.schedule in ("plain", "levels"):
+        return _offered(job, "ticks", options.schedule, "asked for")
     free = job.can_be_plain and options.schedule == "auto" and not options.stats
     if not job.lanes and free:
         why = "one lane, no recursion: XLA's own loops and branches"
@@ -155,9 +202,11 @@ def _would_meet(job: Job, linked: Linked) -> bool:
 def _measured(job: Job, operands: Sequence[Any]) -> Plan:
     """The plan where lanes can be looked at: by the code, unless a sample promises another to be better."""
     suggested = _by_code(job)
+    if _may_be_by_levels(job):
+        suggested = _by_levels_if_better(job, given_up(job.program))
     options = job.options
     asked_for = (options.carrier, options.schedule) != ("auto", "auto") or options.stats
-    settled = asked_for or suggested.schedule == "meet" or given_up(job.program)
+    settled = asked_for or suggested.schedule in ("meet", "levels") or given_up(job.program)
     if job.platform != "cpu" or not job.lanes or settled:
         return suggested
     linked = linked_for(job)

@@ -5,7 +5,7 @@ linear map from tangents of operands to tangents of answers, at these operands. 
 own derivative (`diff/jvp.py`); its transpose runs the reverse program (`diff/vjp.py`). Both are `program_p` again.
 
 An operand that lanes share has one adjoint, the sum over the lanes. A batch in which no lanes diverge is linearized as
-a program of one lane (`whole_batch`).
+a program of one lane (`whole.py`), one that is run by levels by its table (`levels.py`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad
-from lanewise.blocks.equations import tests_many
-from lanewise.blocks.flatten import operand_avals
 from lanewise.core.options import Options
-from lanewise.core.program import Function, Program, program_p, throw_p
+from lanewise.core.program import Program, program_p, throw_p
 from lanewise.job.job import Mapped, answer_axes, job_for, with_axes, with_constants
-from lanewise.plan.choose import plan
+from lanewise.plan.choose import levels_plan
 from lanewise.rules.explain import explainable
-from lanewise.rules.run import execute
 from lanewise.rules.sums import unsummed
 from lanewise.rules.tangents import linearized, tangents_p
+from lanewise.rules.whole import whole_batch
 
 
 def _linearize(
@@ -45,6 +43,10 @@ def _linearize(
     if summed:
         params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
         return linearized(functools.partial(unsummed, **params, summed=summed), nonzero, primals)
+    if options.schedule in ("auto", "levels"):
+        by_levels = _by_levels(nonzero, primals, program, lanes, mapped, options)
+        if by_levels is not None:
+            return by_levels
     if lanes and not (options.stats or program.gives_outcomes(options)):
         whole = whole_batch(program, lanes, mapped, options, _jax.placed(primals)[0])
         if whole is not None:
@@ -108,6 +110,24 @@ def _linearize(
 _jax.on_linearize(program_p, _linearize)
 
 
+def _by_levels(
+    nonzero: Sequence[bool],
+    primals: Sequence[Any],
+    program: Program,
+    lanes: tuple[int, ...],
+    mapped: Mapped,
+    options: Options,
+) -> Any:
+    """The same for a program that is run by levels; None for one that is not."""
+    job = job_for(program, lanes, mapped, options, platform=_jax.placed(primals)[0]).as_it_runs()
+    if levels_plan(job, primals) is None:
+        return None
+    # Imported where it is used: it brings the tables along.
+    from lanewise.rules.levels import linearized_by_levels
+
+    return linearized_by_levels(nonzero, primals, program, job)
+
+
 def _own_outcomes(codes: Sequence[Any], forward: Program, program: Program) -> tuple[Any, Any]:
     """Outcomes of a forward program as those of the program it is of, which may number its sites otherwise."""
     code, site = codes
@@ -122,41 +142,3 @@ def _own_outcomes(codes: Sequence[Any], forward: Program, program: Program) -> t
 def _renumbered(site: Any, own: tuple[int, ...]) -> Any:
     """Sites by the numbers that these have; -1 stays."""
     return jnp.array((*own, -1), jnp.int32)[site]
-
-
-@functools.lru_cache(maxsize=512)
-def whole_batch(
-    program: Program, lanes: tuple[int, ...], mapped: Mapped, options: Options, platform: str
-) -> Program | None:
-    """A program in which no lanes diverge, for all lanes at once: a program of one lane.
-
-    Its gradient sums over lanes inside its matrix products, where a program for each lane would give each an adjoint of
-    all that they share.
-    """
-    job = job_for(program, lanes, mapped, options, platform=platform).as_it_runs()
-    if job.examples == 0 or not plan(job).plain:
-        return None
-    axes = [itertools.compress(lanes, has) for has in mapped]
-    avals = [
-        _jax.shaped((*sizes, *aval.shape), aval.dtype, aval.weak_type)
-        for sizes, aval in zip(axes, operand_avals(program), strict=True)
-    ]
-
-    def run(*operands: Any) -> list[Any]:
-        return execute(
-            *operands,
-            program=program,
-            lanes=lanes,
-            mapped=mapped,
-            options=options.updated(schedule="plain"),
-        )
-
-    traced = _jax.trace(run, avals)
-    if traced.captures or _diverges(traced.jaxpr):
-        return None
-    return Program({program.entry: Function(program.entry, traced.jaxpr)}, program.entry)
-
-
-def _diverges(jaxpr: _jax.Jaxpr) -> bool:
-    """Whether a loop goes on while any of its lanes does."""
-    return any(tests_many(eqn) or any(map(_diverges, _jax.subjaxprs(eqn))) for eqn in jaxpr.eqns)

@@ -234,6 +234,17 @@ def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> lis
     """The transpose: the reverse program."""
     gradient, lanes, options = params["gradient"], params["lanes"], params["options"]
     primals, saved, tangents = _groups(operands, params)
+    if hasattr(gradient, "transposed"):
+        # The program was run by levels, and has no reverse program (`rules/levels.py`).
+        out_axes = answer_axes(params["program"], _moving_as(params), options, lanes)
+        out_axes = list(itertools.compress(out_axes, gradient.out_moving))
+        cts = [
+            at_first_lane(ad.instantiate_zeros(ct), axes, lanes)
+            for ct, axes in zip(cts, out_axes, strict=True)
+        ]
+        wanted = [ad.is_undefined_primal(t) for t in tangents]
+        adjoints = gradient.transposed(cts, primals, saved, params["tangents_mapped"], wanted)
+        return [*[None] * (len(primals) + len(saved)), *adjoints]
     reverse = gradient.reverse
     constants = list(reverse.constants)
     if options.offload:
@@ -243,7 +254,7 @@ def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> lis
     out_axes = answer_axes(params["program"], moving_as, options, lanes)
     out_axes = list(itertools.compress(out_axes, gradient.out_moving))
     cts = [
-        _at_first_lane(ad.instantiate_zeros(ct), axes, lanes)
+        at_first_lane(ad.instantiate_zeros(ct), axes, lanes)
         for ct, axes in zip(cts, out_axes, strict=True)
     ]
     all_axes = (True,) * len(lanes)
@@ -284,7 +295,7 @@ def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> lis
 ad.primitive_transposes[tangents_p] = transpose_tangents
 
 
-def _at_first_lane(ct: Any, axes: tuple[bool, ...], lanes: tuple[int, ...]) -> Any:
+def at_first_lane(ct: Any, axes: tuple[bool, ...], lanes: tuple[int, ...]) -> Any:
     """An adjoint with all lane axes: that of an answer which lanes share belongs to one of them."""
     for axis, (has, size) in enumerate(zip(axes, lanes, strict=True)):
         if not has:

@@ -58,6 +58,13 @@ def _jvp_throw(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -
     return throw_p.bind(*primals, **params), list(tangents[:-2])
 
 
+def _linearize_throw(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
+    """Tangents pass through. JAX would find this by tracing the JVP at every gradient."""
+    outs = throw_p.bind(*primals, **params)
+    return outs, list(nonzero[:-2]), [], lambda residuals, *tangents: list(tangents[:-2])
+
+
 mlir.register_lowering(throw_p, _lower_throw)
+_jax.on_linearize(throw_p, _linearize_throw)
 batching.fancy_primitive_batchers[throw_p] = _batch_throw
 ad.primitive_jvps[throw_p] = _jvp_throw

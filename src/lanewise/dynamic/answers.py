@@ -1,0 +1,245 @@
+"""The second half of a run by levels: answers as a function of operands, and its reverse.
+
+Control is decided and the table is ready. What is left is one compiled function, from the operands that pieces share
+and those that are rows to the answers of all lanes; and one for the reverse, from adjoints of answers to those of
+operands. They are called for every minibatch, so each is one call of compiled code and nothing around it: at a few
+milliseconds a step, JAX's own ways to differentiate a function would cost as much again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lanewise.dynamic import compute
+from lanewise.dynamic import reverse as backwards
+from lanewise.dynamic.compute import Ran
+from lanewise.dynamic.envelope import Envelope
+from lanewise.dynamic.layout import layout
+from lanewise.dynamic.recorded import Given, Recorded
+from lanewise.dynamic.run import Moves, Prepared, carried_rows
+from lanewise.dynamic.table import Type
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What control came to: the table, answers that are not of it, and how lanes ended."""
+
+    recorded: Recorded
+    values: Mapping[int, np.ndarray]  # answers that the slice gave
+    rows: Mapping[int, np.ndarray]  # rows of the others
+    code: np.ndarray
+    site: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Places:
+    """What compiled code is compiled for, beside shapes: where answers lie, and what operands are rows."""
+
+    envelope: Envelope
+    begins: tuple[tuple[int, int], ...]  # of answers: the number of the type, and the first row
+    lanes: int
+    given: tuple[Given, ...]
+
+    def carried(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """Carried rows by type, of the operands that are rows."""
+        parts: dict[Type, list[Any]] = {}
+        for each, value in zip(self.given, given, strict=True):
+            parts.setdefault(each.type, []).append(value if each.varies else value[None])
+        envelope = self.envelope
+        return tuple(
+            carried_rows(jnp.concatenate(parts[t]) if t in parts else None, size, t)
+            for t, size in zip(envelope.types, envelope.carried, strict=True)
+        )
+
+    def picked(self, rows: Sequence[Any]) -> list[Any]:
+        return [rows[t][begin : begin + self.lanes] for t, begin in self.begins]
+
+    def seeds(self, adjoints: Sequence[Any]) -> list[Any]:
+        """Adjoints of wanted rows by type, of those of answers."""
+        envelope = self.envelope
+        wanted = envelope.wanted or ()
+        found: list[Any] = [
+            jnp.zeros((size, *t.shape), t.dtype) if t.differentiable else None
+            for t, size in zip(envelope.types, wanted, strict=True)
+        ]
+        for (t, begin), adjoint in zip(self.begins, adjoints, strict=True):
+            if found[t] is not None:
+                found[t] = found[t].at[begin : begin + self.lanes].set(adjoint)
+        return found
+
+    def of_given(self, carried: Sequence[Any]) -> list[Any]:
+        """Adjoints of operands that are rows, of those of carried rows; None where there is none."""
+        begin = dict.fromkeys(self.envelope.types, 0)
+        found = []
+        for each in self.given:
+            # A type that no piece reads is of no value either.
+            known = each.type in begin and carried[self.envelope.types.index(each.type)] is not None
+            if not known:
+                found.append(None)
+                continue
+            size = self.lanes if each.varies else 1
+            rows = carried[self.envelope.types.index(each.type)]
+            part = rows[begin[each.type] : begin[each.type] + size]
+            found.append(part if each.varies else part[0])
+            begin[each.type] += size
+        return found
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(at: _Places, tables: Any, payload: Any, shared: Any, given: Any) -> Any:
+    lay = layout(at.envelope)
+    ran = compute.forward(lay, tables, payload, at.carried(given), shared)
+    return at.picked(compute.answers(lay, tables, ran.arenas))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _saving(at: _Places, moves: Moves, tables: Any, payload: Any, shared: Any, given: Any) -> Any:
+    lay = layout(at.envelope)
+    moving = moves.of_pieces(at.envelope)
+    ran = compute.forward(lay, tables, payload, at.carried(given), shared, moving)
+    return at.picked(compute.answers(lay, tables, ran.arenas)), ran
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _reverse(
+    at: _Places,
+    moves: Moves,
+    tables: Any,
+    back: Any,
+    payload: Any,
+    shared: Any,
+    ran: Ran,
+    adjoints: Any,
+) -> Any:
+    lay = layout(at.envelope)
+    moving = moves.of_pieces(at.envelope)
+    seeds = at.seeds(adjoints)
+    carried, of_shared = backwards.reverse(
+        lay, tables, back, payload, shared, Ran(*ran), moving, seeds
+    )
+    return of_shared, at.of_given(carried)
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """The answers of all lanes as a function of operands. Operands that vary, and answers, have one lane axis."""
+
+    decided: Decided
+    ready: Prepared | None
+    lanes: int
+    shared: tuple[int, ...]
+    given: tuple[Given, ...]
+    out_avals: tuple[Any, ...]
+
+    @functools.cached_property
+    def _places(self) -> _Places:
+        assert self.ready is not None
+        begins = tuple(self.decided.recorded.begins.values())
+        return _Places(self.ready.envelope, begins, self.lanes, self.given)
+
+    def __call__(self, operands: Sequence[Any]) -> list[Any]:
+        """The answers; without what the reverse reads."""
+        made: list[Any] = []
+        if self.ready is not None:
+            taken = self._taken(operands)
+            made = _forward(self._places, self.ready.tables, self.ready.payload, *taken)
+        return self._answers(made, operands)
+
+    def saving(self, operands: Sequence[Any], moving: Sequence[bool]) -> tuple[list[Any], Any]:
+        """The answers, and what the reverse by operands that move reads."""
+        if self.ready is None:
+            return self._answers([], operands), ()
+        taken = self._taken(operands)
+        moves = self._moves(moving)
+        made, ran = _saving(self._places, moves, self.ready.tables, self.ready.payload, *taken)
+        return self._answers(made, operands), ran
+
+    def reverse(
+        self,
+        operands: Sequence[Any],
+        saved: Any,
+        moving: Sequence[bool],
+        adjoints: Sequence[Any],
+    ) -> dict[int, Any]:
+        """Adjoints of operands by their numbers, of those of answers (None for answers that have none)."""
+        found: dict[int, Any] = {}
+        begins = self.decided.recorded.begins
+        own = [self._own(i) for i in range(len(self.out_avals))]
+        if self.ready is not None:
+            wanted = [self._at_table(adjoints[i], own[i], i) for i in begins]
+            shared, _ = self._taken(operands)
+            of_shared, of_given = _reverse(
+                self._places,
+                self._moves(moving),
+                self.ready.tables,
+                self.ready.back,
+                self.ready.payload,
+                shared,
+                saved,
+                wanted,
+            )
+            found.update(zip(self.shared, of_shared, strict=True))
+            found.update((g.number, x) for g, x in zip(self.given, of_given, strict=True))
+        for i, mask in enumerate(own):
+            adjoint = adjoints[i]
+            if mask is None or adjoint is None:
+                continue
+            for each in self.given:
+                part = jnp.where(self._mask(i, each, adjoint.ndim), adjoint, 0)
+                part = part if each.varies else part.sum(0)
+                before = found.get(each.number)
+                found[each.number] = part if before is None else before + part
+        return {number: x for number, x in found.items() if x is not None}
+
+    # -- operands ----------------------------------------------------------------------------------
+
+    def _taken(self, operands: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        shared = tuple(operands[i] for i in self.shared)
+        return shared, tuple(operands[g.number] for g in self.given)
+
+    def _moves(self, moving: Sequence[bool]) -> Moves:
+        return Moves(tuple(bool(moving[i]) for i in self.shared))
+
+    # -- answers that are operands of their lane -----------------------------------------------------
+
+    def _own(self, i: int) -> np.ndarray | None:
+        """The lanes in which an answer is an operand; None if there are none."""
+        rows = self.decided.rows.get(i)
+        return None if rows is None or not (rows < 0).any() else rows < 0
+
+    def _mask(self, i: int, each: Given, ndim: int) -> np.ndarray:
+        own = self.decided.rows[i] == -1 - each.number
+        return own.reshape(-1, *[1] * (ndim - 1))
+
+    def _at_table(self, adjoint: Any, own: np.ndarray | None, i: int) -> Any:
+        """The adjoint of an answer as the table has it."""
+        if adjoint is None:
+            aval = self.out_avals[i]
+            return jnp.zeros((self.lanes, *aval.shape), aval.dtype)
+        if own is None:
+            return adjoint
+        return jnp.where(own.reshape(-1, *[1] * (adjoint.ndim - 1)), 0, adjoint)
+
+    def _answers(self, made: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+        of_table = dict(zip(self.decided.recorded.begins, made, strict=False))
+        found = []
+        for i, aval in enumerate(self.out_avals):
+            if i in self.decided.values:
+                found.append(jnp.asarray(self.decided.values[i]))
+                continue
+            value = of_table.get(i)
+            if value is None:
+                value = jnp.zeros((self.lanes, *aval.shape), aval.dtype)
+            if self._own(i) is not None:
+                for each in self.given:
+                    mask = self._mask(i, each, value.ndim)
+                    value = jnp.where(mask, operands[each.number], value) if mask.any() else value
+            found.append(value)
+        return found

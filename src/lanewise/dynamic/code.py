@@ -1,0 +1,378 @@
+"""A program's code with its control flow apart: what the slice is made from.
+
+A `Program` is jaxprs that hold each other. Here it is one tree for each function: plain equations, branches, loops,
+calls and assertions. What JAX wraps (`jit` and friends, programs that do not recurse) is written out; a recursive
+program called inside joins the table. Every variable is renamed, so that it stands for one place of the code, and what
+an analysis finds is a set of variables. Branches and the bodies of loops read variables around them as they are; only
+functions and loops have variables that are bound anew.
+
+Captured values are parameters that every call hands on: then there is one way in which a function reads what is
+outside, and `control.py` finds out which parameters are the same in all calls.
+
+A branch that makes no call has a `whole`: itself as one equation, to be run as JAX batches it. Where its test depends
+on values, that is how it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lanewise import _jax
+from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+from lanewise.blocks.equations import inside, is_throw, sees_batch, tests_many
+from lanewise.core.accumulate import accumulate_p
+from lanewise.core.errors import LanewiseError
+from lanewise.core.program import Function, Program, call_p, check_p, program_p
+
+
+class NotSliced(LanewiseError):
+    """What keeps a program from being run by levels, in words."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plain:
+    """An equation."""
+
+    eqn: JaxprEqn
+
+    @property
+    def outs(self) -> tuple[Var, ...]:
+        return tuple(self.eqn.outvars)
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """One of several codes, by an index; `line` is the user's."""
+
+    index: Atom
+    branches: tuple[Code, ...]
+    outs: tuple[Var, ...]
+    whole: Plain | None
+    line: str
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """`body` while `test` holds; both take what is carried."""
+
+    test: Code
+    body: Code
+    init: tuple[Atom, ...]
+    outs: tuple[Var, ...]
+    line: str
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of a function of the table."""
+
+    name: str
+    args: tuple[Atom, ...]
+    outs: tuple[Var, ...]
+    line: str
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """An assertion."""
+
+    holds: Atom
+    eqn: JaxprEqn
+    outs: tuple[Var, ...] = ()
+
+    @property
+    def line(self) -> str:
+        return _jax.user_line(self.eqn)
+
+
+Op = Plain | Branch | Loop | Call | Check
+
+
+@dataclass(frozen=True, eq=False)
+class Code:
+    """Straight code: what it binds, what it does, what it gives."""
+
+    ins: tuple[Var, ...]
+    ops: tuple[Op, ...]
+    outs: tuple[Atom, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """All functions; the entry's parameters are the program's operands."""
+
+    functions: dict[str, Code]
+    entry: str
+
+    def all_ops(self) -> Iterator[Op]:
+        for code in self.functions.values():
+            yield from ops_in(code)
+
+
+def ops_in(code: Code) -> Iterator[Op]:
+    """Every operation of a code, those in its branches and loops included."""
+    for op in code.ops:
+        yield op
+        for inner in codes_in(op):
+            yield from ops_in(inner)
+
+
+def codes_in(op: Op) -> tuple[Code, ...]:
+    """The codes that an operation holds."""
+    if isinstance(op, Branch):
+        return op.branches
+    return (op.test, op.body) if isinstance(op, Loop) else ()
+
+
+def variables(atoms: Sequence[Any]) -> list[Var]:
+    return [a for a in atoms if isinstance(a, Var)]
+
+
+def reads(op: Op) -> list[Var]:
+    """The variables that an operation reads itself, not in the codes that it holds."""
+    if isinstance(op, Plain):
+        return variables(op.eqn.invars)
+    if isinstance(op, Branch):
+        return variables([op.index])
+    if isinstance(op, Loop):
+        return variables(op.init)
+    return variables(op.args if isinstance(op, Call) else [op.holds])
+
+
+def read_inside(code: Code) -> set[Var]:
+    """All variables that a code, or what it holds, reads or gives."""
+    found = set(variables(code.outs))
+    for op in ops_in(code):
+        found.update(reads(op))
+        for inner in codes_in(op):
+            found.update(variables(inner.outs))
+    return found
+
+
+def of_program(program: Program) -> Table:
+    """The code of a program. Raises `NotSliced`."""
+    if sees_batch(program):
+        raise NotSliced("it holds code that looks at the whole batch, which a level is not")
+    return _Builder().table(program)
+
+
+class _Builder:
+    """The walk: functions made so far, those that are wanted, and the operations of the code being written."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, Code] = {}
+        self.names: dict[tuple[int, str], str] = {}
+        self.wanted: list[tuple[Program, Function]] = []
+        self.ops: list[Op] = []
+
+    def table(self, program: Program) -> Table:
+        entry = self.named(program, program.functions[program.entry])
+        while self.wanted:
+            self.function(*self.wanted.pop())
+        return Table(self.functions, entry)
+
+    def named(self, program: Program, function: Function) -> str:
+        """The name of a function; the first time, asks for its code."""
+        key = (id(program), function.name)
+        if key not in self.names:
+            taken = sum(name.split("~")[0] == function.name for name in self.names.values())
+            self.names[key] = f"{function.name}~{taken}" if taken else function.name
+            self.wanted.append((program, function))
+        return self.names[key]
+
+    def function(self, program: Program, function: Function) -> None:
+        held = [_jax.new_var(aval) for aval in program.capture_avals]
+        params = [_jax.new_var(var.aval) for var in function.params]
+        self.owner, self.held = program, held
+        args = [*(held[i] for i in function.captures), *params]
+        ops, outs = self.apart(lambda: self.walk(function.jaxpr, args))
+        name = self.names[id(program), function.name]
+        self.functions[name] = Code((*held, *params), ops, tuple(outs))
+
+    def apart(self, write: Callable[[], Sequence[Atom]]) -> tuple[tuple[Op, ...], Sequence[Atom]]:
+        """Operations written by themselves."""
+        before, self.ops = self.ops, []
+        outs = write()
+        made, self.ops = tuple(self.ops), before
+        return made, outs
+
+    def walk(self, jaxpr: Jaxpr, args: Sequence[Atom], consts: Sequence[Any] = ()) -> list[Atom]:
+        env: dict[Var, Atom] = {}
+        for var, value in zip(jaxpr.constvars, consts, strict=True):
+            env[var] = Literal(value, var.aval)
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def atom(a: Atom) -> Atom:
+            return a if isinstance(a, Literal) else env[a]
+
+        for eqn in jaxpr.eqns:
+            outs = self.eqn(eqn.replace(invars=[atom(a) for a in eqn.invars]))
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [atom(a) for a in jaxpr.outvars]
+
+    def eqn(self, eqn: JaxprEqn) -> Sequence[Atom]:
+        """Write an equation whose operands are renamed; gives its results."""
+        operands, name = eqn.invars, eqn.primitive.name
+        if is_throw(eqn) and not operands[-1].aval.shape:
+            return operands[: len(eqn.outvars)]
+        if eqn.primitive is check_p:
+            self.ops.append(Check(operands[0], eqn))
+            return []
+        if eqn.primitive is call_p:
+            function = self.owner.functions[eqn.params["name"]]
+            name = self.named(self.owner, function)
+            return self.call(eqn, name, [*self.held, *operands])
+        if name in ("cond", "while", "scan") and not tests_many(eqn):
+            if name != "scan" or _calls(eqn):
+                return _STRUCTURED[name](self, eqn)
+            return self.plain(eqn)
+        if eqn.primitive is program_p:
+            return self.program(eqn)
+        written_out = name in _WRITTEN_OUT or (
+            _calls(eqn) and not name.startswith("custom_linear_solve")
+        )
+        found = inside(eqn) if written_out else None
+        if found is not None:
+            return self.walk(found.jaxpr, found.operands, found.consts)
+        return self.plain(eqn)
+
+    def plain(self, eqn: JaxprEqn) -> Sequence[Atom]:
+        if eqn.effects or eqn.primitive is accumulate_p:
+            raise NotSliced(
+                f"{eqn.primitive.name} has an effect (it adds to a sum, prints, writes or calls back)"
+                f" {_jax.user_line(eqn)}, and levels have no order in time"
+            )
+        self.ops.append(_renamed(eqn))
+        return self.ops[-1].outs
+
+    def program(self, eqn: JaxprEqn) -> Sequence[Atom]:
+        """A program called inside: part of this one, unless it has lanes of its own."""
+        if eqn.params["lanes"] or eqn.params["options"].stats:
+            return self.plain(eqn)
+        program = eqn.params["program"]
+        if program.recursive:
+            entry = program.functions[program.entry]
+            outs = self.call(eqn, self.named(program, entry), eqn.invars, len(program.out_avals))
+        else:
+            found = inside(eqn)
+            assert found is not None
+            outs = self.walk(found.jaxpr, found.operands, found.consts)
+        # Had it failed, we would not be here.
+        ended = (_int(0), _int(-1))
+        return [*outs, *ended[: len(eqn.outvars) - len(outs)]]
+
+    def call(
+        self, eqn: JaxprEqn, name: str, args: Sequence[Atom], num: int | None = None
+    ) -> Sequence[Atom]:
+        outs = tuple(_jax.new_var(var.aval) for var in eqn.outvars[:num])
+        self.ops.append(Call(name, tuple(args), outs, _jax.user_line(eqn)))
+        return outs
+
+    def cond(self, eqn: JaxprEqn) -> Sequence[Atom]:
+        index, *args = eqn.invars
+        whole = None if _calls(eqn) else _renamed(eqn)
+        outs = whole.outs if whole else tuple(_jax.new_var(v.aval) for v in eqn.outvars)
+        codes = []
+        for branch in eqn.params["branches"]:
+            ops, given = self.apart(
+                lambda b=branch: self.walk(b, args, _jax.attached_consts(b))  # type: ignore[misc]
+            )
+            codes.append(Code((), ops, tuple(given)))
+        self.ops.append(Branch(index, tuple(codes), outs, whole, _jax.user_line(eqn)))
+        return outs
+
+    def while_(self, eqn: JaxprEqn) -> Sequence[Atom]:
+        cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        held = [eqn.invars[:cond_n], eqn.invars[cond_n : cond_n + body_n]]
+        outs = tuple(_jax.new_var(v.aval) for v in eqn.outvars)
+        codes = []
+        for name, own in zip(("cond_jaxpr", "body_jaxpr"), held, strict=True):
+            code = eqn.params[name]
+            carried = [_jax.new_var(v.aval) for v in eqn.outvars]
+            ops, given = self.apart(
+                lambda c=code, own=own, carried=carried: self.walk(  # type: ignore[misc]
+                    c, [*own, *carried], _jax.attached_consts(c)
+                )
+            )
+            codes.append(Code(tuple(carried), ops, tuple(given)))
+        init = tuple(eqn.invars[cond_n + body_n :])
+        test, body = codes
+        self.ops.append(Loop(test, body, init, outs, _jax.user_line(eqn)))
+        return outs
+
+    def scan(self, eqn: JaxprEqn) -> Sequence[Atom]:
+        """A scan that makes calls, as a loop that counts."""
+        parts, code = _jax.scan_parts(eqn), eqn.params["jaxpr"]
+        first, second = parts.num_consts, parts.num_consts + parts.num_carry
+        consts, init, xs = eqn.invars[:first], eqn.invars[first:second], eqn.invars[second:]
+        stacks = self.inline(lambda: [_jax.zeros(v.aval) for v in eqn.outvars[len(init) :]], [])
+        line = _jax.user_line(eqn)
+        counter = _jax.shaped((), np.dtype(np.int32))
+        avals = [counter, *(v.aval for v in eqn.outvars)]
+
+        def body(i: Atom, *carried: Atom) -> list[Atom]:
+            def take(i: Any, *arrays: Any) -> list[Any]:
+                at = parts.length - 1 - i if parts.reverse else i
+                return [at, *(lax.dynamic_index_in_dim(x, at, keepdims=False) for x in arrays)]
+
+            def put(i: Any, at: Any, *arrays: Any) -> list[Any]:
+                pairs = zip(arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :], strict=True)
+                return [i + 1, *(lax.dynamic_update_index_in_dim(s, v, at, 0) for s, v in pairs)]
+
+            state, stacked = carried[: len(init)], carried[len(init) :]
+            at, *own = self.inline(take, [i, *xs])
+            outs = self.walk(code, [*consts, *state, *own], _jax.attached_consts(code))
+            after = self.inline(put, [i, at, *stacked, *outs[len(init) :]])
+            return [after[0], *outs[: len(init)], *after[1:]]
+
+        def test(i: Atom, *carried: Atom) -> list[Atom]:
+            return self.inline(lambda i: [i < parts.length], [i])
+
+        codes = []
+        for write in (test, body):
+            ins = [_jax.new_var(aval) for aval in avals]
+            ops, given = self.apart(lambda w=write, ins=ins: w(*ins))  # type: ignore[misc]
+            codes.append(Code(tuple(ins), ops, tuple(given)))
+        outs = tuple(_jax.new_var(aval) for aval in avals)
+        self.ops.append(Loop(codes[0], codes[1], (_int(0), *init, *stacks), outs, line))
+        return outs[1:]
+
+    def inline(self, fun: Callable[..., Sequence[Any]], operands: Sequence[Atom]) -> list[Atom]:
+        """Write the equations of a small JAX function."""
+        traced = _jax.trace(fun, [a.aval for a in operands])
+        pairs = zip(traced.jaxpr.invars, traced.captures, strict=False)
+        held = [Literal(jnp.asarray(c), v.aval) for v, c in pairs]
+        return self.walk(traced.jaxpr, [*held, *operands])
+
+
+_STRUCTURED: dict[str, Callable[[_Builder, JaxprEqn], Sequence[Atom]]] = {
+    "cond": _Builder.cond,
+    "while": _Builder.while_,
+    "scan": _Builder.scan,
+}
+_WRITTEN_OUT = frozenset("jit pjit closed_call core_call remat2 remat checkpoint".split())
+
+
+def _calls(eqn: JaxprEqn) -> bool:
+    """Whether an equation holds something that cannot be part of one equation: a call, or an assertion."""
+    own = eqn.primitive in (call_p, check_p, accumulate_p)
+    if eqn.primitive is program_p and not eqn.params["lanes"]:
+        inner = eqn.params["program"]
+        own = inner.recursive or any(
+            _calls(e) for f in inner.functions.values() for e in f.jaxpr.eqns
+        )
+    return own or any(_calls(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
+
+
+def _renamed(eqn: JaxprEqn) -> Plain:
+    return Plain(eqn.replace(outvars=[_jax.new_var(v.aval) for v in eqn.outvars]))
+
+
+def _int(value: int) -> Literal:
+    return Literal(np.int32(value), _jax.shaped((), np.dtype(np.int32)))

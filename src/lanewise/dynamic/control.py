@@ -1,0 +1,401 @@
+"""What decides control, and what does not: four questions about a program's code.
+
+*Same*: which variables are the same for all lanes and in all calls. An operand that lanes share is, what is computed
+of such alone is, and so is a parameter that every call is given as one of these. Weights that a recursion hands on are
+found to be operands here, whatever way they went.
+
+*Expensive*: which variables depend on matrix products and the like. If the test of a branch or loop does, control
+cannot be run first. A branch that makes no call is then one equation, which JAX batches. Else it is an obstacle, and it
+is named: the test, and the value that made it depend on data. (A loop is never one equation: a piece runs for rows that
+are not there as well, on which it might not end.)
+
+*Control*: the tests of what is left, closed backwards over equations, carried values, parameters and results of calls.
+The slice computes these.
+
+*Rows*: what the answers need and the slice does not have, closed backwards. These are values, known to the slice by
+number. An integer that decides control is read from there. A float that decides is computed twice, by the slice
+and by the pieces, so that derivatives go through it.
+
+The first two are forward, the others backward; each is a fixed point over all functions. None looks at the context of a
+call: a parameter is control if any call needs it to be.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lanewise import _jax
+from lanewise._jax import Atom, JaxprEqn, Literal, Var
+from lanewise.blocks.equations import eqn_cost, holds_while
+from lanewise.core.program import Program, program_p
+from lanewise.dynamic.code import (
+    Branch,
+    Call,
+    Check,
+    Code,
+    Loop,
+    NotSliced,
+    Op,
+    Plain,
+    Table,
+    of_program,
+    ops_in,
+    variables,
+)
+
+# From this many operations in products on, an equation is not for the slice, which runs a lane at a time.
+EXPENSIVE = 128.0
+# The same for any operations.
+EXPENSIVE_AT_ALL = 20_000.0
+
+# What is cheap and finite wherever its operands are: a branch of these alone is a select.
+_SAFE = frozenset(
+    """abs add and broadcast_in_dim clamp concatenate convert_element_type copy dynamic_slice eq expand_dims ge gt iota
+    le lt max min mul ne neg not or reshape select_n slice squeeze stop_gradient sub xor""".split()
+)
+
+
+@dataclass(frozen=True)
+class Same:
+    """What a variable is for all lanes: operand `number` of the program, or result `number` of an equation."""
+
+    op: Plain | None
+    number: int
+
+
+VARIES = Same(None, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Control:
+    """What the questions came to. `expensive`: the equation that made a variable so."""
+
+    table: Table
+    same: dict[Var, Same]
+    expensive: dict[Var, JaxprEqn]
+    control: frozenset[Var]
+    rows: frozenset[Var]
+
+    def is_same(self, atom: Atom) -> bool:
+        return isinstance(atom, Literal) or self.same.get(atom, VARIES) is not VARIES
+
+    def is_row(self, atom: Atom) -> bool:
+        """Whether the slice holds the number of a row for it."""
+        return isinstance(atom, Var) and atom in self.rows
+
+    def is_control(self, atom: Atom) -> bool:
+        """Whether the slice holds its value, other than as an operand."""
+        return isinstance(atom, Var) and atom in self.control and not self.is_same(atom)
+
+    def read_from_slice(self, atom: Atom) -> bool:
+        """Whether pieces are given its value by the slice."""
+        return self.is_control(atom) and not _jax.has_tangent(atom.aval)
+
+
+@functools.lru_cache(maxsize=256)
+def control_of(program: Program, varying: tuple[bool, ...]) -> Control:
+    """The analysis of a program for lanes that differ in these operands. Raises `NotSliced`."""
+    table = of_program(program)
+    expensive = _expensive(table)
+    functions = {name: _settled(code, expensive) for name, code in table.functions.items()}
+    table = replace(table, functions=functions)
+    same = _same(table, varying)
+    control = _control(table)
+    rows = _rows(table, same, control)
+    found = Control(table, same, expensive, frozenset(control), frozenset(rows))
+    _refuse_rows(found)
+    return found
+
+
+def _each(changes: Iterable[bool]) -> bool:
+    """Whether one of them changed something; all are made."""
+    return sum(changes) > 0
+
+
+def _fixed_point(table: Table, visit: Callable[[Code], bool]) -> None:
+    """Visit the functions until nothing changes."""
+    while _each(visit(code) for code in table.functions.values()):
+        pass
+
+
+# -- expensive -------------------------------------------------------------------------------------------
+
+
+def is_expensive(eqn: JaxprEqn) -> bool:
+    """Whether an equation is matrix work, or as much work."""
+    cost = eqn_cost(eqn)
+    return cost.products >= EXPENSIVE or cost.operations >= EXPENSIVE_AT_ALL
+
+
+def _expensive(table: Table) -> dict[Var, JaxprEqn]:
+    found: dict[Var, JaxprEqn] = {}
+
+    def first(atoms: Sequence[Any]) -> JaxprEqn | None:
+        return next((found[a] for a in variables(atoms) if a in found), None)
+
+    def mark(outs: Sequence[Var], why: Sequence[JaxprEqn | None]) -> bool:
+        changed = False
+        for var, eqn in zip(outs, why, strict=True):
+            if eqn is not None and var not in found:
+                found[var] = eqn
+                changed = True
+        return changed
+
+    def visit(code: Code) -> bool:
+        return _each(of_op(op) for op in code.ops)
+
+    def of_op(op: Op) -> bool:
+        if isinstance(op, Plain):
+            why = first(op.eqn.invars) or (op.eqn if is_expensive(op.eqn) else None)
+            return mark(op.outs, [why] * len(op.outs))
+        if isinstance(op, Branch):
+            changed = _each(visit(code) for code in op.branches)
+            taken = first([op.index])
+            outs = zip(*(code.outs for code in op.branches), strict=True)
+            return mark(op.outs, [taken or first(each) for each in outs]) or changed
+        if isinstance(op, Loop):
+            changed = visit(op.test) | visit(op.body)
+            goes_on = first(op.test.outs)
+            each = [goes_on or first(pair) for pair in zip(op.init, op.body.outs, strict=True)]
+            changed |= mark(op.test.ins, each) | mark(op.body.ins, each)
+            return mark(op.outs, each) or changed
+        if isinstance(op, Call):
+            callee = table.functions[op.name]
+            changed = mark(callee.ins, [first([a]) for a in op.args])
+            return mark(op.outs, [first([a]) for a in callee.outs]) or changed
+        return False
+
+    _fixed_point(table, visit)
+    return found
+
+
+def _settled(code: Code, expensive: dict[Var, JaxprEqn]) -> Code:
+    """The code with branches and loops that stay one equation as such. Raises where control depends on values."""
+
+    def why(atoms: Sequence[Any]) -> JaxprEqn | None:
+        return next((expensive[a] for a in variables(atoms) if a in expensive), None)
+
+    ops: list[Op] = []
+    for op in code.ops:
+        if isinstance(op, Branch):
+            reason = why([op.index])
+            one = op.whole is not None and not holds_while([op.whole.eqn])
+            if op.whole is not None and one and (reason is not None or _selects(op)):
+                ops.append(op.whole)
+                continue
+            _refuse("branch", op.line, reason)
+            branches = tuple(_settled(each, expensive) for each in op.branches)
+            op = replace(op, branches=branches)
+        elif isinstance(op, Loop):
+            _refuse("loop", op.line, why(op.test.outs))
+            if any(isinstance(each, Call | Check) for each in ops_in(op.test)):
+                raise NotSliced(f"the test of the loop at {op.line} makes a call, or asserts")
+            op = replace(op, test=_settled(op.test, expensive), body=_settled(op.body, expensive))
+        elif isinstance(op, Check):
+            _refuse("assertion", op.line, why([op.holds]))
+        ops.append(op)
+    return replace(code, ops=tuple(ops))
+
+
+def _refuse(what: str, line: str, reason: JaxprEqn | None) -> None:
+    if reason is not None:
+        made = ", ".join(str(v.aval.str_short()) for v in reason.outvars)
+        raise NotSliced(
+            f"control depends on values: the test of the {what} at {line} needs {made} of {reason.primitive.name} at"
+            f" {_jax.user_line(reason)}"
+        )
+
+
+def _selects(op: Branch) -> bool:
+    """Whether a branch is as cheap as to choose between what its sides give."""
+    inner = [each for code in op.branches for each in code.ops]
+    return all(isinstance(each, Plain) and each.eqn.primitive.name in _SAFE for each in inner)
+
+
+# -- same ------------------------------------------------------------------------------------------------
+
+
+def _same(table: Table, varying: Sequence[bool]) -> dict[Var, Same]:
+    found: dict[Var, Same] = {}
+
+    def of(atom: Atom) -> Same | None:
+        """What is known of an atom; None for nothing yet."""
+        return VARIES if isinstance(atom, Literal) else found.get(atom)
+
+    def join(var: Var, *given: Same | None) -> bool:
+        old = found.get(var)
+        new = old
+        for each in given:
+            if each is not None:
+                new = each if new is None or new == each else VARIES
+        if new is not None and new != old:
+            found[var] = new
+            return True
+        return False
+
+    def visit(code: Code) -> bool:
+        return _each(of_op(op) for op in code.ops)
+
+    def of_op(op: Op) -> bool:
+        if isinstance(op, Plain):
+            given = [of(a) for a in variables(op.eqn.invars)]
+            if VARIES in given:
+                return _each(join(var, VARIES) for var in op.outs)
+            if None in given:
+                return False
+            return _each(join(var, Same(op, i)) for i, var in enumerate(op.outs))
+        if isinstance(op, Branch):
+            changed = _each(visit(code) for code in op.branches)
+            outs = zip(*(code.outs for code in op.branches), strict=True)
+            return (
+                _each(join(v, *map(of, each)) for v, each in zip(op.outs, outs, strict=True))
+                or changed
+            )
+        if isinstance(op, Loop):
+            changed = visit(op.test) | visit(op.body)
+            rows = zip(op.init, op.body.outs, op.test.ins, op.body.ins, op.outs, strict=True)
+            for init, after, *bound in rows:
+                changed |= _each(join(v, of(init), of(after)) for v in bound)
+            return changed
+        if isinstance(op, Call):
+            callee = table.functions[op.name]
+            changed = _each(join(v, of(a)) for v, a in zip(callee.ins, op.args, strict=True))
+            pairs = zip(op.outs, callee.outs, strict=True)
+            return _each(join(v, of(a)) for v, a in pairs) or changed
+        return False
+
+    entry = table.functions[table.entry]
+    for i, (var, varies) in enumerate(zip(entry.ins, varying, strict=True)):
+        found[var] = VARIES if varies else Same(None, i)
+    _fixed_point(table, visit)
+    return found
+
+
+# -- control ---------------------------------------------------------------------------------------------
+
+
+def _control(table: Table) -> set[Var]:
+    found: set[Var] = set()
+
+    def need(atoms: Sequence[Any]) -> bool:
+        before = len(found)
+        found.update(variables(atoms))
+        return len(found) > before
+
+    def visit(code: Code) -> bool:
+        return _each(of_op(op) for op in reversed(code.ops))
+
+    def of_op(op: Op) -> bool:
+        wanted = [var in found for var in op.outs]
+        if isinstance(op, Plain):
+            return any(wanted) and need(op.eqn.invars)
+        if isinstance(op, Branch):
+            changed = need([op.index])
+            for code in op.branches:
+                changed |= need(list(itertools.compress(code.outs, wanted)))
+                changed |= visit(code)
+            return changed
+        if isinstance(op, Loop):
+            changed = need(op.test.outs) | visit(op.test)
+            bound = zip(op.test.ins, op.body.ins, wanted, strict=True)
+            wanted = [a in found or b in found or w for a, b, w in bound]
+            for atoms in (op.init, op.body.outs, op.body.ins, op.test.ins, op.outs):
+                changed |= need(list(itertools.compress(atoms, wanted)))
+            return changed | visit(op.body)
+        if isinstance(op, Call):
+            callee = table.functions[op.name]
+            changed = need(list(itertools.compress(callee.outs, wanted)))
+            # What a function gives as control to one call, it may as well give to all.
+            given = [isinstance(a, Var) and a in found for a in callee.outs]
+            changed |= need(list(itertools.compress(op.outs, given)))
+            taken = [var in found for var in callee.ins]
+            return need(list(itertools.compress(op.args, taken))) or changed
+        return need([op.holds])
+
+    _fixed_point(table, visit)
+    return found
+
+
+# -- rows ------------------------------------------------------------------------------------------------
+
+
+def _rows(table: Table, same: dict[Var, Same], control: set[Var]) -> set[Var]:
+    found: set[Var] = set()
+
+    def need(atoms: Sequence[Any]) -> bool:
+        before = len(found)
+        for var in variables(atoms):
+            known = same.get(var, VARIES) is not VARIES
+            if not known and (var not in control or _jax.has_tangent(var.aval)):
+                found.add(var)
+        return len(found) > before
+
+    def visit(code: Code) -> bool:
+        return _each(of_op(op) for op in reversed(code.ops))
+
+    def of_op(op: Op) -> bool:
+        wanted = [var in found for var in op.outs]
+        if isinstance(op, Plain):
+            return any(wanted) and need(op.eqn.invars)
+        if isinstance(op, Branch):
+            changed = False
+            for code in op.branches:
+                changed |= need(list(itertools.compress(code.outs, wanted)))
+                changed |= visit(code)
+            return changed
+        if isinstance(op, Loop):
+            bound = zip(op.body.ins, wanted, strict=True)
+            wanted = [var in found or flag for var, flag in bound]
+            changed = False
+            for atoms in (op.init, op.body.outs, op.body.ins):
+                changed |= need(list(itertools.compress(atoms, wanted)))
+            return changed | visit(op.body)
+        if isinstance(op, Call):
+            callee = table.functions[op.name]
+            changed = need(list(itertools.compress(callee.outs, wanted)))
+            taken = [var in found for var in callee.ins]
+            return need(list(itertools.compress(op.args, taken))) or changed
+        return False
+
+    need(table.functions[table.entry].outs)
+    _fixed_point(table, visit)
+    return found
+
+
+def _refuse_rows(control: Control) -> None:
+    """What has no place in a table or in a piece."""
+    for var in control.rows:
+        if _jax.is_extended(var.aval.dtype):
+            raise NotSliced(
+                "a typed PRNG key is a value here, and tables hold plain arrays; give `jax.random.key_data`"
+            )
+    for op in control.table.all_ops():
+        if not isinstance(op, Plain) or not any(v in control.rows for v in op.outs):
+            continue
+        if _may_not_end(op.eqn):
+            raise NotSliced(
+                f"{op.eqn.primitive.name} at {_jax.user_line(op.eqn)} holds a loop of unknown length, and would run for"
+                " rows that are not there as well"
+            )
+        for var in variables(op.eqn.invars):
+            if control.read_from_slice(var) and _jax.is_extended(var.aval.dtype):
+                raise NotSliced(
+                    f"a typed PRNG key that decides control is also a value, at {_jax.user_line(op.eqn)}; give"
+                    " `jax.random.key_data`"
+                )
+
+
+def _may_not_end(eqn: JaxprEqn) -> bool:
+    """Whether an equation holds a loop of unknown length, a batch of programs included."""
+    if eqn.primitive is program_p:
+        functions = eqn.params["program"].functions.values()
+        return eqn.params["program"].recursive or any(
+            map(_may_not_end, (e for f in functions for e in f.jaxpr.eqns))
+        )
+    return eqn.primitive.name == "while" or any(
+        map(_may_not_end, (e for code in _jax.subjaxprs(eqn) for e in code.eqns))
+    )

@@ -1,0 +1,300 @@
+"""Pieces: the value equations between two points of control, as straight code.
+
+The slice goes through a program's code with its value equations *pending*: nothing is done with one until a result is
+needed as a row, by a call, at the end of a branch or a loop's body, or as an answer. Then what it needs is taken
+together as one piece. So pieces are as coarse as control allows, cheap work sinks into the branches that use it, and
+what is computed before a call and used after it is part of what comes after.
+
+Two things are done otherwise, where matrix work is concerned. What a piece computes of payload alone, while the rest
+waits for rows of calls, is a piece by itself: it runs at the first level, as one product for all calls (`hoisted`).
+And a result of matrix work that other pieces read too is a result of the piece (`escaping`), while cheap equations are
+computed again by each.
+
+Products of one operand with several shared ones (the gates of a cell, written one by one) become one product
+(`joined`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lanewise import _jax
+from lanewise._jax import Atom, JaxprEqn, Literal, Var
+from lanewise.blocks.equations import cost_of
+from lanewise.dynamic.code import Op, Plain, Table, codes_in, ops_in, reads, variables
+from lanewise.dynamic.control import VARIES, Control, is_expensive
+from lanewise.dynamic.table import Piece, Type
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A piece as the slice records it: `shared` are operands of the program; of its row operands the first are
+    `rows`, the others `payload`."""
+
+    number: int
+    piece: Piece
+    shared: tuple[int, ...]
+    rows: tuple[Var, ...]
+    payload: tuple[Var, ...]
+    line: str
+
+
+@dataclass
+class Closure:
+    """What some atoms need: equations in order, and the variables that these read from outside."""
+
+    ops: list[Plain] = field(default_factory=list)
+    rows: dict[Var, None] = field(default_factory=dict)
+    payload: dict[Var, None] = field(default_factory=dict)
+    shared: dict[int, None] = field(default_factory=dict)
+
+
+class Pieces:
+    """The pieces met so far."""
+
+    def __init__(self, control: Control) -> None:
+        self.control = control
+        self.kinds: dict[tuple[Any, ...], Kind] = {}
+        self.users = _users(control.table)
+        entry = control.table.functions[control.table.entry]
+        self.operands = [_jax.new_var(v.aval) for v in entry.ins]
+        self._codes = 0
+
+    @property
+    def products(self) -> float:
+        """The most operations in matrix products that a piece has."""
+        kinds = self.kinds.values()
+        return max((cost_of(kind.piece.code.eqns).products for kind in kinds), default=0.0)
+
+    def closure(
+        self, atoms: Iterable[Atom], rows: Mapping[Var, Any], pending: Mapping[Var, Plain]
+    ) -> Closure:
+        """What these atoms need, of what is pending."""
+        found = Closure()
+        seen: set[Plain] = set()
+
+        def visit(atom: Atom) -> None:
+            if isinstance(atom, Literal):
+                return
+            if atom in rows:
+                found.rows[atom] = None
+                return
+            same = self.control.same.get(atom, VARIES)
+            if same is not VARIES:
+                if same.op is None:
+                    found.shared[same.number] = None
+                    return
+                op = same.op
+            elif self.control.read_from_slice(atom):
+                found.payload[atom] = None
+                return
+            else:
+                op = pending[atom]
+            if op not in seen:
+                seen.add(op)
+                for each in op.eqn.invars:
+                    visit(each)
+                found.ops.append(op)
+
+        for atom in atoms:
+            visit(atom)
+        return found
+
+    def hoisted(
+        self,
+        atoms: Sequence[Atom],
+        found: Closure,
+    ) -> list[Var]:
+        """Results of matrix work on payload, which the rest of a closure reads beside rows."""
+        if not found.rows:
+            return []
+        waits: set[Any] = set(found.rows)
+        heavy: set[Any] = set()
+        for op in found.ops:
+            inputs = variables(op.eqn.invars)
+            if any(v in waits for v in inputs):
+                waits.update(op.outs)
+            elif self._varies(op) and (is_expensive(op.eqn) or any(v in heavy for v in inputs)):
+                heavy.update(op.outs)
+        read = [v for op in found.ops if op.outs[0] in waits for v in variables(op.eqn.invars)]
+        return list(dict.fromkeys(v for v in [*read, *variables(atoms)] if v in heavy))
+
+    def escaping(self, atoms: Sequence[Atom], found: Closure) -> list[Var]:
+        """Results of matrix work in a closure that other code reads."""
+        inside = set(found.ops)
+        heavy: set[Any] = set()
+        more = []
+        for op in found.ops:
+            if not self._varies(op):
+                continue
+            if is_expensive(op.eqn) or any(v in heavy for v in variables(op.eqn.invars)):
+                heavy.update(op.outs)
+                for v in op.outs:
+                    users = [u for u in self.users.get(v, ()) if u not in inside and self._needs(u)]
+                    if users and v in self.control.rows and v not in atoms:
+                        more.append(v)
+        return more
+
+    def _needs(self, user: Op | None) -> bool:
+        """Whether values come of what reads a variable."""
+        return not isinstance(user, Plain) or any(v in self.control.rows for v in user.outs)
+
+    def _varies(self, op: Plain) -> bool:
+        return not self.control.is_same(op.outs[0])
+
+    def kind(self, atoms: Sequence[Atom], found: Closure) -> Kind:
+        """The piece that gives these atoms."""
+        rows, payload = tuple(found.rows), tuple(found.payload)
+        key = (tuple(found.ops), tuple(map(_key, atoms)), rows, payload)
+        if key not in self.kinds:
+            self.kinds[key] = self._made(len(self.kinds), atoms, found)
+        return self.kinds[key]
+
+    def _made(self, number: int, atoms: Sequence[Atom], found: Closure) -> Kind:
+        shared = tuple(found.shared)
+        rows, payload = tuple(found.rows), tuple(found.payload)
+
+        def named(atom: Atom) -> Atom:
+            same = VARIES if isinstance(atom, Literal) else self.control.same.get(atom, VARIES)
+            if same is VARIES:
+                return atom
+            return self.operands[same.number] if same.op is None else same.op.outs[same.number]
+
+        eqns = [op.eqn.replace(invars=[named(a) for a in op.eqn.invars]) for op in found.ops]
+        given = [self.operands[i] for i in shared]
+        # A call without any operand has a number that nobody reads.
+        extra = [] if rows or payload else [_jax.new_var(_jax.shaped((), np.dtype(np.int32)))]
+        invars = [*given, *rows, *payload, *extra]
+        code = joined(_jax.new_jaxpr(invars, [named(a) for a in atoms], eqns), len(given))
+        line = next((_jax.user_line(op.eqn) for op in reversed(found.ops)), "")
+        piece = Piece(
+            f"piece {number}",
+            code,
+            tuple(_type(v) for v in given),
+            tuple(_type(v) for v in invars[len(given) :]),
+            tuple(_type(a) for a in atoms),
+        )
+        return Kind(number, piece, shared, rows, payload, line)
+
+
+def _key(atom: Atom) -> Any:
+    return (id(atom),) if isinstance(atom, Literal) else atom
+
+
+def _type(atom: Atom) -> Type:
+    return Type(tuple(atom.aval.shape), np.dtype(atom.aval.dtype))
+
+
+def _users(table: Table) -> dict[Var, list[Op | None]]:
+    """Who reads each variable; None for code that gives it."""
+    found: dict[Var, list[Op | None]] = {}
+    for code in table.functions.values():
+        for var in variables(code.outs):
+            found.setdefault(var, []).append(None)
+        for op in ops_in(code):
+            for var in reads(op):
+                found.setdefault(var, []).append(op)
+            for inner in codes_in(op):
+                for var in variables(inner.outs):
+                    found.setdefault(var, []).append(None)
+    return found
+
+
+# -- products of one operand -----------------------------------------------------------------------------
+
+
+def joined(code: _jax.Jaxpr, shared: int) -> _jax.Jaxpr:
+    """The same code, with products of one row with several matrices that are shared as one product.
+
+    >>> import jax
+    >>> like = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((3, 4), (3, 2), (3,))]
+    >>> code = _jax.trace(lambda a, b, x: [x @ a, x @ b], like).jaxpr
+    >>> [eqn.primitive.name for eqn in joined(code, 2).eqns]
+    ['concatenate', 'dot_general', 'slice', 'slice']
+    """
+    same = set(code.invars[:shared])
+    for eqn in code.eqns:
+        if all(isinstance(a, Literal) or a in same for a in eqn.invars):
+            same.update(eqn.outvars)
+    groups: dict[Any, list[JaxprEqn]] = {}
+    for eqn in code.eqns:
+        key = _product_key(eqn, same)
+        if key is not None:
+            groups.setdefault(key, []).append(eqn)
+    groups = {key: eqns for key, eqns in groups.items() if len(eqns) > 1}
+    if not groups:
+        return code
+    leaders = {eqns[0]: eqns for eqns in groups.values()}
+    others = {eqn for eqns in groups.values() for eqn in eqns[1:]}
+    # The first product waits for all matrices, which may be made later: what is the same for all rows comes first.
+    in_order = sorted(code.eqns, key=lambda e: not same.issuperset(variables(e.invars)))
+
+    def run(*values: Any) -> list[Any]:
+        env: dict[Any, Any] = dict(zip(code.invars, values, strict=True))
+
+        def read(atom: Atom) -> Any:
+            return atom.val if isinstance(atom, Literal) else env[atom]
+
+        for eqn in in_order:
+            if eqn in others:
+                continue
+            if eqn in leaders:
+                env.update(_one_product(leaders[eqn], read, same))
+            else:
+                env.update(
+                    zip(eqn.outvars, _jax.run_eqn(eqn, [read(a) for a in eqn.invars]), strict=True)
+                )
+        return [read(a) for a in code.outvars]
+
+    traced = _jax.trace(run, [v.aval for v in code.invars])
+    return code if traced.captures else traced.jaxpr
+
+
+def _matrix_side(eqn: JaxprEqn, same: set[Any]) -> int | None:
+    """Which operand of a product of a shared matrix and a vector of the row is the matrix."""
+    if eqn.primitive.name != "dot_general" or any(isinstance(a, Literal) for a in eqn.invars):
+        return None
+    (_, batch) = eqn.params["dimension_numbers"]
+    sides = [a in same for a in eqn.invars]
+    ranks = [len(a.aval.shape) for a in eqn.invars]
+    if any(batch[0]) or sum(sides) != 1 or sorted(ranks) != [1, 2]:
+        return None
+    matrix = sides.index(True)
+    return matrix if ranks[matrix] == 2 else None
+
+
+def _product_key(eqn: JaxprEqn, same: set[Any]) -> Any:
+    """What products that can be one have in common."""
+    matrix = _matrix_side(eqn, same)
+    if matrix is None:
+        return None
+    contracted = eqn.params["dimension_numbers"][0][matrix][0]
+    rest = {k: v for k, v in eqn.params.items() if k != "dimension_numbers"}
+    vector = eqn.invars[1 - matrix]
+    dtypes = tuple(str(a.aval.dtype) for a in eqn.invars)
+    return vector, int(contracted), matrix, dtypes, str(sorted(rest.items(), key=str))
+
+
+def _one_product(
+    eqns: Sequence[JaxprEqn], read: Callable[[Atom], Any], same: set[Any]
+) -> dict[Any, Any]:
+    matrix = _matrix_side(eqns[0], same)
+    assert matrix is not None
+    contracted = eqns[0].params["dimension_numbers"][0][matrix][0]
+    free = 1 - contracted
+    whole = jnp.concatenate([read(eqn.invars[matrix]) for eqn in eqns], axis=free)
+    operands = [whole, whole]
+    operands[1 - matrix] = read(eqns[0].invars[1 - matrix])
+    (out,) = _jax.run_eqn(eqns[0], operands)
+    found, start = {}, 0
+    for eqn in eqns:
+        size = eqn.outvars[0].aval.shape[0]
+        found[eqn.outvars[0]] = lax.slice_in_dim(out, start, start + size)
+        start += size
+    return found

@@ -1,0 +1,122 @@
+"""Reverse mode through a program that is run by levels.
+
+To linearize it is to decide control, run the table and keep what its reverse reads, and to stage `tangents_p` as ever:
+run as it is, that map is the program's own derivative, by tangents; its transpose is here the reverse of the table
+(`dynamic/reverse.py`). The table is data of this call, so it goes along with the map.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lanewise import _jax
+from lanewise._jax import ad
+from lanewise.carriers.levels import Decision, decided
+from lanewise.core.errors import TransformError
+from lanewise.core.program import Program, throw_p
+from lanewise.job.job import Job, Mapped, lanes_first
+from lanewise.rules.explain import explainable
+from lanewise.rules.sums import summed_over
+from lanewise.rules.tangents import tangents_p
+
+
+@dataclass(frozen=True, eq=False)
+class TableGradient:
+    """What `tangents_p` knows of a program that was run by levels; `tree`: how what is saved is put together."""
+
+    job: Job
+    decision: Decision
+    moving: tuple[bool, ...]
+    out_moving: tuple[bool, ...]
+    tree: Any
+
+    @_jax.our_transfers()
+    def transposed(
+        self,
+        cts: Sequence[Any],
+        primals: Sequence[Any],
+        saved: Sequence[Any],
+        tangents_mapped: Mapped,
+        wanted: Sequence[bool],
+    ) -> list[Any]:
+        """Adjoints of the operands that move; those of answers have all lane axes."""
+        lanes, examples = self.job.lanes, self.job.examples
+        flat, _ = lanes_first(primals, lanes, self.job.mapped)
+        given, adjoints = iter(cts), []
+        for moves in self.out_moving:
+            ct = next(given) if moves else None
+            if ct is not None:
+                if ct.shape[: len(lanes)] != lanes:
+                    raise TransformError(
+                        f"the linear map of `{self.job.program.name}`, which was run by levels, is batched and then"
+                        ' transposed. Use schedule="sweep".'
+                    )
+                ct = self.decision.of_lanes_done(ct.reshape(examples, *ct.shape[len(lanes) :]))
+            adjoints.append(ct)
+        kept = jax.tree.unflatten(self.tree, saved)
+        found = self.decision.values.reverse(flat, kept, self.moving, adjoints)
+        outs = []
+        moved = list(itertools.compress(range(len(primals)), self.moving))
+        for number, axes, want in zip(moved, tangents_mapped, wanted, strict=True):
+            adjoint = found.get(number)
+            if not want:
+                outs.append(None)
+            elif adjoint is None:
+                aval = _jax.aval_of(primals[number])
+                outs.append(jnp.zeros(aval.shape, aval.dtype))
+            elif self.job.varying[number]:
+                whole = adjoint.reshape(*lanes, *adjoint.shape[1:])
+                outs.append(summed_over(whole, (True,) * len(lanes), axes, lanes))
+            else:
+                outs.append(adjoint)
+        return outs
+
+
+def linearized_by_levels(
+    nonzero: Sequence[bool], primals: Sequence[Any], program: Program, job: Job
+) -> Any:
+    """JAX's rule: answers, which of their tangents are not zero, residuals, and the linear map of those."""
+    moving = tuple(
+        flag and _jax.has_tangent(_jax.aval_of(x)) for flag, x in zip(nonzero, primals, strict=True)
+    )
+    with jax.ensure_compile_time_eval():
+        decision = decided(job, primals, gradient=True)
+    outs, kept = decision.saving(primals, moving)
+    num = len(program.out_avals)
+    saved, tree = jax.tree.flatten(kept)
+    if program.gives_outcomes(job.options):
+        explainable(outs[num], program, primals, job.mapped)
+        if job.options.throw:
+            # Who wants the gradient alone never reads the answers, and a check of them alone would be dropped.
+            checked = throw_p.bind(*outs, sites=program.sites, name=program.name)
+            outs = [*checked, *outs[num:]]
+    out_moving = tuple(_jax.has_tangent(aval) for aval in program.out_avals)
+    gradient = TableGradient(job, decision, moving, out_moving, tree)
+    lanes = job.lanes
+    params: dict[str, Any] = {
+        "program": program,
+        "gradient": gradient,
+        "moving": moving,
+        "lanes": lanes,
+        "mapped": job.mapped,
+        "saved_mapped": ((False,) * len(lanes),) * len(saved),
+        "tangents_mapped": tuple(itertools.compress(job.mapped, moving)),
+        "options": job.options,
+    }
+    flags = [*out_moving, *[False] * (len(outs) - num)]
+
+    def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
+        given = [ad.instantiate_zeros(t) for t, flag in zip(tangents, moving, strict=True) if flag]
+        moved = iter(tangents_p.bind(*residuals, *given, **params))
+        return [
+            next(moved) if flag else _jax.zero_tangent(x)
+            for x, flag in zip(outs, flags, strict=True)
+        ]
+
+    return outs, flags, [*primals, *saved], tangents_of

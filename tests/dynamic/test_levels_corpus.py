@@ -1,0 +1,81 @@
+"""Programs of the corpus, and random ones, mean the same by levels, where control does not depend on matrix work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+import generate
+import lanewise as lw
+import needs
+from comparing import assert_same, take
+from corpus import CORPUS, Case
+from lanewise.errors import OptionError
+
+LANES = 3
+# Why the others are not run by levels.
+REFUSED = {
+    "mix_down": "control depends on values",
+    **dict.fromkeys(("metropolis", "hamiltonian", "recursive_nuts", "iterative_nuts"), "PRNG key"),
+    **dict.fromkeys(("carry_key", "choose_key"), "PRNG key"),
+}
+# Recursion of every shape, loops, values that come back as they were given, records, assertions. `make test-full` runs
+# the whole corpus.
+SOME = frozenset(
+    """fibonacci hofstadter_female binomial adaptive_simpson evaluate tree_network tree_folded node_total term_value
+    escape_time damped_history mixture early_exit checked python_branches nested_choice identity empty_arrays""".split()
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            c, id=c.name, marks=() if c.name in SOME | REFUSED.keys() else pytest.mark.slow
+        )
+        for c in CORPUS
+    ],
+)
+def test_by_levels(case: Case) -> None:
+    args = jax.tree.map(jnp.asarray, case.examples(np.random.default_rng(1), LANES))
+    run = lw.vmap(case.program, in_axes=case.in_axes, schedule="levels")
+    if case.name in REFUSED:
+        with pytest.raises(OptionError, match=REFUSED[case.name]):
+            run(*args)
+        return
+    one = case.program.with_options(carrier="ticks")
+    answers = run(*args)
+    for lane in range(LANES):
+        assert_same(take(0, answers, lane), one(*take(case.in_axes, args, lane)), case.rtol)
+
+
+def test_random_programs() -> None:
+    tried = []
+
+    @hypothesis.seed(7)
+    @settings(
+        max_examples=100 if needs.FULL else 8,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(generate.programs())
+    def compare(program: Any) -> None:
+        hypothesis.assume(12 <= len(program.source.splitlines()) <= 60)
+        expected = generate.run_plainly(program)
+        main = generate.load(program.source, lw.program, f"levels {len(tried)}")
+        answers = lw.vmap(main, in_axes=program.in_axes, schedule="levels")(*program.arguments)
+        for lane in range(generate.LANES):
+            # Pieces are compiled for many rows: products and sums may be rounded otherwise.
+            assert_same(take(0, answers, lane), expected[lane], 1e-4)
+        tried.append(program.source)
+
+    compare()
+    assert len(tried) >= 8
