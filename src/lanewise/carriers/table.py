@@ -1,6 +1,6 @@
 """All carriers. Each is imported when a job is first offered to it: together they are a third of Lanewise.
 
-`plain` and `local` are no carriers by name: a user asks for them as schedules of `ticks`. They run by other code.
+`plain`, `local` and `fork` are no carriers by name: a user asks for them as schedules of `ticks`. They run by other code.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ def carrier_of(name: str, schedule: str) -> Carrier:
         from lanewise.carriers import plainly as found
     elif schedule == "local":
         from lanewise.carriers import locally as found
+    elif schedule == "fork":
+        from lanewise.carriers import forking as found
     else:
         from lanewise.carriers import ticks as found
     return found

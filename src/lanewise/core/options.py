@@ -11,7 +11,7 @@ import numpy as np
 
 from lanewise.core.errors import OptionError
 
-SCHEDULES = ("auto", "lowest", "most", "sweep", "meet", "local", "plain")
+SCHEDULES = ("auto", "lowest", "most", "sweep", "meet", "fork", "local", "plain")
 Checkpointing = str | int  # "auto", "all", "sqrt", or how many states
 CARRIERS = ("auto", "ticks", "native", "kernel")
 

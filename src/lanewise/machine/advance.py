@@ -22,15 +22,17 @@ from lanewise.blocks.form import (
     Branch,
     Call,
     Fail,
+    Fork,
     Jump,
     Return,
     TailCall,
+    arguments_of,
     reads,
     terminator_atoms,
 )
 from lanewise.blocks.link import Linked, ReturnPoint
 from lanewise.core.accumulate import accumulate_p
-from lanewise.core.errors import Outcome
+from lanewise.core.errors import InternalError, Outcome
 from lanewise.machine import observe
 from lanewise.machine.state import State
 from lanewise.machine.sums import BlockSums
@@ -81,7 +83,7 @@ class Advance:
         mask = state.pc == pc
         if isinstance(item, ReturnPoint):
             state = self._pop(state, item, mask)
-            return self._count(
+            return self.count(
                 state.with_(pc=jnp.where(mask, self.linked.pc_after(item.target), state.pc)),
                 mask,
                 pc,
@@ -98,7 +100,7 @@ class Advance:
         if item.steps and (self.max_steps is not None or self.counting):
             state = state.with_(steps=jnp.where(mask, state.steps + item.steps, state.steps))
         state, given = self.execute(state, item, mask, shared)
-        return self._count(self._leave(state, item, mask, given), mask, pc)
+        return self.count(self.leave(state, item, mask, given), mask, pc)
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -136,7 +138,8 @@ class Advance:
             site=jnp.where(which, site, state.site),
         )
 
-    def _count(self, state: State, mask: Any, pc: int) -> State:
+    def count(self, state: State, mask: Any, pc: int) -> State:
+        """Note that a block has run for the lanes of the mask."""
         if not self.counting:
             return state
         active = mask.sum(dtype=jnp.float32)
@@ -154,11 +157,17 @@ class Advance:
         )
 
     def execute(
-        self, state: State, block: Block, mask: Any, shared: Shared | None = None
+        self,
+        state: State,
+        block: Block,
+        mask: Any,
+        shared: Shared | None = None,
+        adds: Any = None,
     ) -> tuple[State, list[Any]]:
         """Run the block's code and store what it writes; gives what its terminator reads, too.
 
-        `shared`: indices that all lanes of the mask have in common, by the equation that reads there.
+        `shared`: indices that all lanes of the mask have in common, by the equation that reads there. `adds`: those of
+        the lanes that add to sums, if not all of them do.
         """
         alive = self.linked.storage.live_out[block.label]
         assigned = dict(block.assigns)
@@ -173,13 +182,14 @@ class Advance:
         }
         given = terminator_atoms(block.terminator)
         once = [var in self.uniform_place for var in (*kept, *self._parameters(block))]
-        handed = [update_chain(block.eqns, *pair) for pair in _arguments(block)]
+        handed = [update_chain(block.eqns, *pair) for pair in arguments_of(block.terminator)]
         updates = [eqn for chain in (*chains.values(), *handed) for eqn in chain]
         sums = BlockSums.of(block, self.uniform_place.__contains__, shared or {})
         once += [var not in sums.varying for var in sums.needs]
         outputs = [*atoms, *given, *sums.needs]
         values = self._compute(state, block, outputs, once, updates, mask, shared or {})
-        state = state.with_(sums=sums.added(state.sums, values[len(atoms) + len(given) :], mask))
+        adds = mask if adds is None else adds
+        state = state.with_(sums=sums.added(state.sums, values[len(atoms) + len(given) :], adds))
         registers, uniforms = list(state.registers), list(state.uniforms)
         for var, value in zip(kept, values, strict=False):
             value = stored(value, var.aval)
@@ -198,8 +208,8 @@ class Advance:
     @staticmethod
     def _parameters(block: Block) -> list[Any]:
         """Where what the terminator reads goes: parameters of a callee, or nowhere."""
-        if isinstance(block.terminator, Call | TailCall):
-            return [var for var, _ in _arguments(block)]
+        if isinstance(block.terminator, Call | TailCall | Fork):
+            return [var for var, _ in arguments_of(block.terminator)]
         return [None for _ in terminator_atoms(block.terminator)]
 
     def _compute(
@@ -259,7 +269,8 @@ class Advance:
             return loaded(state.uniforms[self.uniform_place[var]], var.aval)
         return loaded(state.registers[self.place[var]], var.aval)
 
-    def _leave(self, state: State, block: Block, mask: Any, given: Sequence[Any]) -> State:
+    def leave(self, state: State, block: Block, mask: Any, given: Sequence[Any]) -> State:
+        """Follow the block's terminator."""
         pc_after = self.linked.pc_after
         match block.terminator:
             case Jump(target):
@@ -278,6 +289,8 @@ class Advance:
                 return self.enter(self._push(state, block, mask), block, given, mask)
             case TailCall():
                 return self.enter(state, block, given, mask)
+            case Fork():
+                raise InternalError("a machine whose frames are no lanes cannot fork")
             case Return():
                 return self._return(state, mask)
             case Fail(site, outcome):
@@ -296,7 +309,7 @@ class Advance:
         """Give the function that a block calls its parameters, and go there."""
         assert isinstance(block.terminator, Call | TailCall)
         registers, uniforms = list(state.registers), list(state.uniforms)
-        for (var, atom), value in zip(_arguments(block), given, strict=True):
+        for (var, atom), value in zip(arguments_of(block.terminator), given, strict=True):
             value = stored(value, var.aval)
             if var in self.uniform_place:
                 uniforms[self.uniform_place[var]] = value
@@ -361,7 +374,3 @@ def select(mask: Any, new: Any, old: Any) -> Any:
     """`new` for the lanes of the mask, `old` for the others."""
     return jnp.where(lax.expand_dims(mask, range(1, new.ndim)), new, old)
 
-
-def _arguments(block: Block) -> Sequence[tuple[Var, Any]]:
-    """The parameters that a block gives the function it calls, and what it gives them."""
-    return block.terminator.arguments if isinstance(block.terminator, Call | TailCall) else ()

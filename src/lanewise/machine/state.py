@@ -43,6 +43,7 @@ from lanewise.core.outcomes import COUNTERS
         "life",
         "watch",
         "fuel",
+        "frames",
     ],
     meta_fields=[],
 )
@@ -73,6 +74,8 @@ class State:
     watch: Any = ()
     # How many more ticks the machine runs before the host has its turn; empty inside `jit`, where it has none.
     fuel: Any = ()
+    # Of a machine whose frames are lanes (`frames.py`); empty otherwise.
+    frames: Any = ()
 
     def with_(self, **changes: Any) -> State:
         return replace(self, **changes)

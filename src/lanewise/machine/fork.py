@@ -1,0 +1,292 @@
+"""The schedule `fork`: calls that do not wait for one another run at the same time, each in a slot of its own.
+
+A tick runs every cheap block, for the slots that are at it, tile by tile. When no slot is left at any of them the
+expensive block (one with matrix work) with the most slots runs. So slots gather at matrix work from everywhere in the
+recursion, whatever their depth and whichever example they belong to: one example with a wide recursion is as good as a
+batch. This is what the agenda of DyNet (Neubig et al. 2017) does for a graph that is known; here the graph comes to be
+as values decide.
+
+A fork takes free slots for its calls, writes their arguments and puts them at their functions' entries; its own slot
+waits. A return writes the results to the parent's slot, at the variables of its place, frees its own, and counts the
+parent's pending calls down; the last one back lets the parent go on. Nothing is pushed or popped.
+
+A full arena. Where there is room for some of the slots that want to fork, the deepest do: their calls end first, and
+make room. Where there is room for none, outside `jit`, everyone parks and the host makes the arena larger. Where it is
+as large as it gets, the machine keeps one way down in reserve: `capacity` slots that forks otherwise leave alone. When
+nothing else can run, the deepest slot that wants to fork makes one call, out of the reserve, and so on: depth first, as
+a stack would. That always ends: while a slot at depth d does so, all slots deeper than d are calls of its own, made one
+after the other, and no way down is longer than the reserve. A slot that needs more frames than that on one way down
+fails, whatever others do. Its block runs again for each of its calls, which is why a block that forks reads no results
+(`blocks/fork.py`), adds to sums once, and stores what it writes with the last one.
+
+Failure. A call that fails tells its parent, which ends when all its calls are back, with what the first of them by
+place has said: what the program would have met first in order.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise._jax import Var
+from lanewise.blocks.analysis import writes_in_order
+from lanewise.blocks.form import Block, Fork, Return, TailCall, reads
+from lanewise.blocks.link import Linked
+from lanewise.core.errors import Outcome
+from lanewise.machine.advance import Advance
+from lanewise.machine.calls import Tile, delivered, failures_told, launched
+from lanewise.machine.compact import first_lanes
+from lanewise.machine.frames import failed_pc
+from lanewise.machine.state import State, Tick, running
+from lanewise.machine.together import FEWEST_GROUPS
+from lanewise.machine.worth import MEETING_PRODUCTS, swept_blocks
+
+# How many slots a tile of a cheap block has at most, and the widths of an expensive one.
+CHEAP_WIDTH = 256
+FEWEST, MOST = 16, 1024
+
+
+def fork(advance: Advance) -> Tick:
+    """One tick of a machine whose frames are lanes."""
+    linked = advance.linked
+    pcs = [*swept_blocks(linked), *([] if linked.entered_once is None else [linked.entered_once])]
+    expensive = [pc for pc in pcs if linked.costs[pc].products >= MEETING_PRODUCTS]
+    cheap = sorted(set(pcs) - set(expensive))
+    runs = {pc: _Run(advance, pc) for pc in pcs}
+
+    def tick(state: State) -> State:
+        state = state.with_(frames=state.frames.with_(ran=jnp.int32(0)))
+        # Before anything moves: where nothing could, one slot may.
+        chosen = _deepest(state, linked)
+        for pc in cheap:
+            state = runs[pc].all_there(state, chosen, True)
+        if expensive:
+            could = [runs[pc].number(state, chosen) for pc in cheap]
+            idle = functools.reduce(jnp.add, could, jnp.int32(0)) == 0
+            there = jnp.stack([runs[pc].number(state, chosen) for pc in expensive])
+            fullest = jnp.argmax(there)
+            for place, pc in enumerate(expensive):
+                state = runs[pc].all_there(state, chosen, idle & (fullest == place))
+        state = failures_told(state, linked)
+        return _parked_if_stuck(state, linked)
+
+    return tick
+
+
+def _deepest(state: State, linked: Linked) -> Any:
+    """The slot that may make a call out of the reserve; a number that no slot has, unless the machine was stuck."""
+    depth = jnp.where(running(state, linked), state.depth, -1)
+    return jnp.where(state.frames.stuck, jnp.argmax(depth), state.pc.shape[0]).astype(jnp.int32)
+
+
+def _parked_if_stuck(state: State, linked: Linked) -> State:
+    """The state after a tick: if nothing has run, all park for the host, or one slot goes on in the next."""
+    goes_on = running(state, linked)
+    stuck = (state.frames.ran == 0) & goes_on.any()
+    parks = stuck & ~state.frames.final & goes_on
+    return state.with_(
+        pc=jnp.where(parks, -1 - state.pc, state.pc),
+        frames=state.frames.with_(stuck=stuck & state.frames.final),
+    )
+
+
+def tile_width(linked: Linked, pc: int, slots: int) -> int:
+    """How many slots a tile of a block has."""
+    operations = linked.costs[pc].operations
+    width = CHEAP_WIDTH
+    if linked.costs[pc].products >= MEETING_PRODUCTS:
+        width = FEWEST
+        while width < MOST and width * operations < linked.profile.tile_operations:
+            width *= 2
+    return min(width, slots)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """How slots run one block."""
+
+    advance: Advance
+    pc: int
+
+    @property
+    def linked(self) -> Linked:
+        return self.advance.linked
+
+    @property
+    def block(self) -> Block:
+        block = self.linked.order[self.pc]
+        assert isinstance(block, Block)
+        return block
+
+    @property
+    def calls(self) -> int:
+        """How many calls the block makes."""
+        end = self.block.terminator
+        return len(end.calls) if isinstance(end, Fork) else 0
+
+    def room(self, state: State) -> Any:
+        """How many slots may fork here."""
+        frames = state.frames
+        free = (state.pc[frames.lanes :] == self.linked.halt).sum(dtype=jnp.int32)
+        reserve = jnp.where(frames.final, state.returns.shape[0], 0)
+        return jnp.maximum(free - reserve, 0) // max(self.calls, 1)
+
+    def number(self, state: State, chosen: Any) -> Any:
+        """How many slots run if the block does."""
+        here = (state.pc == self.pc).sum(dtype=jnp.int32)
+        if not self.calls:
+            return here
+        alone = (state.pc.at[chosen].get(mode="fill", fill_value=-1) == self.pc).astype(jnp.int32)
+        return jnp.maximum(jnp.minimum(here, self.room(state)), alone)
+
+    def all_there(self, state: State, chosen: Any, flag: Any) -> State:
+        """Run the block, if the flag holds, for all slots that are at it and have room."""
+        slots = state.pc.shape[0]
+        width = tile_width(self.linked, self.pc, slots)
+
+        def turn(carry: tuple[Any, State]) -> tuple[Any, State]:
+            left, state = carry
+            tile, alone = self._tile(state, chosen, left, width)
+            return left - width, self._run(state, tile, alone)
+
+        left = jnp.where(flag, self.number(state, chosen), 0)
+        # A loop is the guard as well, and lets XLA keep the state in place.
+        return lax.while_loop(lambda carry: carry[0] > 0, turn, (left, state))[1]
+
+    def _tile(self, state: State, chosen: Any, left: Any, width: int) -> tuple[Any, Any]:
+        """The slots that run next, and whether it is one that makes one call out of the reserve."""
+        slots = state.pc.shape[0]
+        here = state.pc == self.pc
+        if not self.calls:
+            return first_lanes(here, width), False
+        short = here.sum(dtype=jnp.int32) > left
+        deepest = jnp.where(here, state.depth, -1).max(initial=-1)
+        tile = first_lanes(here & (~short | (state.depth == deepest)), width)
+        tile = jnp.where(jnp.arange(width) < left, tile, slots)
+        alone = self.room(state) == 0
+        only = jnp.full((width,), slots, jnp.int32).at[0].set(chosen)
+        return jnp.where(alone, only, tile), alone
+
+    def _run(self, state: State, tile: Any, alone: Any) -> State:
+        advance, linked, block = self.advance.with_lanes(tile.shape[0]), self.linked, self.block
+        slots = state.pc.shape[0]
+        # The chosen slot may have left by now.
+        tile = jnp.where(state.pc.at[tile].get(mode="fill", fill_value=-1) == self.pc, tile, slots)
+        own = Tile(tile, jnp.minimum(tile, slots - 1))
+        before = self._taken(state, own)
+        mask, shared = advance.agreeing(
+            before, block, tile < slots, max(tile.shape[0] // FEWEST_GROUPS, 1)
+        )
+        first = mask & (own.of(state.frames.launched) == 0)
+        state, mask = self._bounded(state, own, mask, first)
+        after, given = advance.execute(before, block, mask, shared, adds=mask & first)
+        after = advance.count(after, mask, self.pc)
+        state = state.with_(
+            uniforms=after.uniforms,
+            sums=after.sums,
+            counters=after.counters,
+            watch=after.watch,
+            frames=state.frames.with_(ran=state.frames.ran + (tile < slots).sum(dtype=jnp.int32)),
+        )
+        if isinstance(block.terminator, Fork):
+            most = jnp.where(alone, 1, self.calls)
+            state, done = launched(state, linked, self.pc, own, mask, given, most, advance)
+            return self._stored(state, after, own, done)
+        if isinstance(block.terminator, Return):
+            state = self._stored(state, after, own, mask)
+            results = linked.program.functions[_function_of(linked, self.pc)].results
+            return delivered(state, linked, own, mask, results, after, advance)
+        left = advance.leave(after.with_(pc=before.pc), block, mask, given)
+        ends = mask & (left.pc == linked.halt) & (left.code != int(Outcome.DONE))
+        pc = jnp.where(ends, failed_pc(linked), left.pc)
+        state = state.with_(
+            uniforms=left.uniforms,
+            pc=own.put(state.pc, pc, mask),
+            code=own.put(state.code, left.code, ends),
+            site=own.put(state.site, left.site, ends),
+        )
+        return self._stored(state, left, own, mask)
+
+    def _bounded(
+        self, state: State, own: Tile, mask: Any, first: Any
+    ) -> tuple[State, Any]:
+        """Count steps and depth; slots that have too many fail, or wait for room, and do not run."""
+        block, linked, most = self.block, self.linked, self.advance.max_steps
+        code = jnp.zeros(mask.shape, jnp.int32)
+        parks = jnp.zeros(mask.shape, bool)
+        if block.steps and (most is not None or self.advance.counting):
+            roots = jnp.where(first, own.of(state.frames.root), state.pc.shape[0])
+            steps = state.steps.at[roots].add(block.steps, mode="drop")
+            state = state.with_(steps=steps)
+            if most is not None:
+                spent = own.of(steps[state.frames.root]) > most
+                code = jnp.where(spent, int(Outcome.STEPS_EXHAUSTED), code)
+        if self.calls:
+            full = own.of(state.depth) >= state.returns.shape[0]
+            overflows = full & state.frames.final & (code == 0)
+            code = jnp.where(overflows, int(Outcome.STACK_OVERFLOW), code)
+            parks = full & ~state.frames.final & (code == 0)
+        fails = mask & (code != 0)
+        pc = jnp.where(fails, failed_pc(linked), -1 - self.pc)
+        state = state.with_(
+            pc=own.put(state.pc, pc, fails | (mask & parks)),
+            code=own.put(state.code, code, fails),
+        )
+        return state, mask & ~fails & ~parks
+
+    def _taken(self, state: State, own: Tile) -> State:
+        """The state of a tile: what the block reads, and what it gives."""
+        linked = self.linked
+        touched = set(reads(self.block)) | _kept(linked, self.pc)
+        root = own.of(state.frames.root)
+        registers = tuple(
+            array
+            if var not in touched
+            else array[root]
+            if var in linked.held_by_lanes
+            else own.of(array)
+            for var, array in zip(linked.registers, state.registers, strict=True)
+        )
+        return state.with_(
+            pc=jnp.where(own.slots < state.pc.shape[0], self.pc, linked.halt),
+            registers=registers,
+            depth=own.of(state.depth),
+            steps=own.of(state.steps),
+            code=own.of(state.code),
+            site=own.of(state.site),
+            frames=(),
+        )
+
+    def _stored(self, state: State, after: State, own: Tile, mask: Any) -> State:
+        """The state with what the tile has written."""
+        written = _kept(self.linked, self.pc)
+        rows = zip(self.linked.registers, state.registers, after.registers, strict=True)
+        return state.with_(
+            registers=tuple(
+                own.put(array, new, mask) if var in written else array for var, array, new in rows
+            )
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept(linked: Linked, pc: int) -> frozenset[Var]:
+    """The registers of a slot that a block writes, or must have: the results where it returns."""
+    block = linked.order[pc]
+    assert isinstance(block, Block)
+    found = set(writes_in_order(block)) & linked.storage.live_out[block.label]
+    if isinstance(block.terminator, TailCall):
+        found |= {var for var, _ in block.terminator.arguments}
+    if isinstance(block.terminator, Return):
+        found |= set(linked.program.functions[_function_of(linked, pc)].results)
+    return frozenset(found & set(linked.registers)) - linked.held_by_lanes
+
+
+@functools.lru_cache(maxsize=4096)
+def _function_of(linked: Linked, pc: int) -> str:
+    block = linked.order[pc]
+    return next(f.name for f, other in linked.program.all_blocks() if other is block)
