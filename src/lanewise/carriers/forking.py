@@ -62,9 +62,7 @@ def on_host(plan: Plan) -> HostRun:
     most = most_frames(linked, plan.job.options)
     _refuse_too_large(plan, min(FIRST_DEPTH, most), inside_jit=False)
     watched = plan.job.options.watched
-    grows = Growing(
-        _phases(plan, most), linked, plan.job.examples, most, 0, None, watched=watched
-    )
+    grows = Growing(_phases(plan, most), linked, plan.job.examples, most, 0, None, watched=watched)
     return grows.run_growing
 
 

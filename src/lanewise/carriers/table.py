@@ -1,6 +1,6 @@
 """All carriers. Each is imported when a job is first offered to it: together they are a third of Lanewise.
 
-`plain`, `local` and `fork` are no carriers by name: a user asks for them as schedules of `ticks`. They run by other code.
+`plain`, `local` and `fork` are no carriers by name: a user asks for them as schedules of `ticks`. Other code runs them.
 """
 
 from __future__ import annotations

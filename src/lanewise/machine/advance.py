@@ -373,4 +373,3 @@ class Advance:
 def select(mask: Any, new: Any, old: Any) -> Any:
     """`new` for the lanes of the mask, `old` for the others."""
     return jnp.where(lax.expand_dims(mask, range(1, new.ndim)), new, old)
-

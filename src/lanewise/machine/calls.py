@@ -7,6 +7,7 @@ what is written to parents is written by place, and what is counted is added.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise._jax import Var, stored
-from lanewise.blocks.form import Block, Fork
+from lanewise.blocks.form import Block, Fork, Forked
 from lanewise.blocks.link import Linked
-from lanewise.core.errors import Outcome
 from lanewise.machine.advance import Advance
-from lanewise.machine.compact import first_lanes
-from lanewise.machine.frames import NOWHERE, failed_pc, waiting_pc
+from lanewise.machine.frames import (
+    NOWHERE,
+    column,
+    column_number,
+    failed_pc,
+    first_slots,
+    unused_rows,
+    waiting_pc,
+    with_columns,
+)
 from lanewise.machine.state import State
 
 # How many failed slots tell their parents at a time.
@@ -54,7 +62,7 @@ def launched(
     pc: int,
     own: Tile,
     mask: Any,
-    given: list[Any],
+    given: Sequence[Any],
     most: Any,
     advance: Advance,
 ) -> tuple[State, Any]:
@@ -62,56 +70,58 @@ def launched(
     block = linked.order[pc]
     assert isinstance(block, Block) and isinstance(block.terminator, Fork)
     calls, frames = block.terminator.calls, state.frames
-    width = mask.shape[0]
-    begun = own.of(frames.launched)
+    width, slots = mask.shape[0], state.pc.shape[0]
+    rows = own.of(frames.table)
+    begun = column(rows, "launched")
     ends = jnp.minimum(begun + most, len(calls))
     wants = jnp.concatenate(
         [mask & (begun <= place) & (place < ends) for place in range(len(calls))]
     )
-    free = (state.pc == linked.halt) & (jnp.arange(state.pc.shape[0]) >= frames.lanes)
-    found = first_lanes(free, wants.shape[0])
-    rank = jnp.cumsum(wants, dtype=jnp.int32) - 1
-    slots = jnp.where(wants, found[jnp.maximum(rank, 0)], state.pc.shape[0])
-    state = _with_arguments(state, linked, calls, given, slots, advance, width)
+    free = (state.pc == linked.halt) & (jnp.arange(slots) >= frames.lanes)
+    found = first_slots(free, wants.shape[0], linked)
+    takers = first_slots(wants, wants.shape[0], linked)
+    taken = jnp.full(wants.shape, slots, jnp.int32).at[takers].set(found, mode="drop")
+    state = _with_arguments(state, linked, calls, given, taken, advance, width)
 
-    def repeated(rows: Any) -> Any:
-        return jnp.tile(rows, len(calls))
+    def repeated(values: Any) -> Any:
+        return jnp.tile(values, len(calls))
 
-    def new(array: Any, rows: Any) -> Any:
-        return array.at[slots].set(rows, mode="drop")
-
-    entries = [linked.pc_of[linked.program.functions[call.callee].entry] for call in calls]
+    new = with_columns(
+        unused_rows(wants.shape[0]),
+        parent=repeated(own.slots),
+        place=jnp.repeat(jnp.arange(len(calls), dtype=jnp.int32), width),
+        root=repeated(column(rows, "root")),
+        depth=repeated(column(rows, "depth")) + 1,
+    )
     done = mask & (ends == len(calls))
-    made = mask * (ends - begun)
-    depth = new(state.depth, repeated(own.of(state.depth)) + 1)
-    goes_to = linked.pc_after(block.terminator.target)
-    frames = frames.with_(
-        parent=new(frames.parent, repeated(own.slots)),
-        place=new(frames.place, jnp.repeat(jnp.arange(len(calls), dtype=jnp.int32), width)),
-        pending=new(own.put(frames.pending, own.of(frames.pending) + made, mask), 0),
-        resume=own.put(frames.resume, goes_to, done),
-        root=new(frames.root, repeated(own.of(frames.root))),
-        launched=new(own.put(frames.launched, jnp.where(done, 0, ends), mask), 0),
-        failed=new(frames.failed, NOWHERE),
+    old = with_columns(
+        rows,
+        pending=column(rows, "pending") + ends - begun,
+        resume=linked.pc_after(block.terminator.target),
+        launched=jnp.where(done, 0, ends),
     )
-    pc = new(state.pc, jnp.repeat(jnp.asarray(entries, jnp.int32), width))
-    deepest = jnp.maximum(state.deepest, jnp.where(wants, depth[slots % depth.shape[0]], 0).max())
+    entries = [linked.pc_of[linked.program.functions[call.callee].entry] for call in calls]
+    there = jnp.concatenate([jnp.where(mask, own.slots, slots), taken])
+    pcs = jnp.concatenate(
+        [jnp.where(done, waiting_pc(linked), pc), jnp.repeat(jnp.asarray(entries), width)]
+    ).astype(jnp.int32)
     state = state.with_(
-        pc=own.put(pc, waiting_pc(linked), done),
-        depth=depth,
-        deepest=deepest if advance.counting else state.deepest,
-        code=new(state.code, int(Outcome.DONE)),
-        site=new(state.site, -1),
-        frames=frames,
+        pc=state.pc.at[there].set(pcs, mode="drop"),
+        frames=frames.with_(
+            table=frames.table.at[there].set(jnp.concatenate([old, new]), mode="drop")
+        ),
     )
+    if advance.counting:
+        deepest = jnp.where(wants, column(new, "depth"), 0).max()
+        state = state.with_(deepest=jnp.maximum(state.deepest, deepest))
     return state, done
 
 
 def _with_arguments(
     state: State,
     linked: Linked,
-    calls: Any,
-    given: list[Any],
+    calls: Sequence[Forked],
+    given: Sequence[Any],
     slots: Any,
     advance: Advance,
     width: int,
@@ -147,8 +157,8 @@ def delivered(
     advance: Advance,
 ) -> State:
     """The slots of the mask have returned: their results are their parents', and they are free."""
-    frames = state.frames
-    parent, place = own.of(frames.parent), own.of(frames.place)
+    rows = own.of(state.frames.table)
+    parent, place = column(rows, "parent"), column(rows, "place")
     called = mask & (parent >= 0)
     registers = list(state.registers)
     for at, variables in inboxes(linked).get(results, {}).items():
@@ -162,26 +172,26 @@ def delivered(
                 value = after.registers[advance.place[result]]
             whole = registers[advance.place[var]]
             registers[advance.place[var]] = own.to(whole, parent, value, called & (place == at))
-    state = state.with_(registers=tuple(registers), pc=own.put(state.pc, linked.halt, mask))
-    return _counted_down(state, linked, parent, called)
+    state = state.with_(registers=tuple(registers))
+    return _come_back(state, linked, own, mask, parent, called)
 
 
-def _counted_down(state: State, linked: Linked, parent: Any, called: Any) -> State:
-    """Parents whose last call is back go on, or fail if one of their calls has."""
+def _come_back(
+    state: State, linked: Linked, own: Tile, mask: Any, parent: Any, called: Any
+) -> State:
+    """Free the slots of the mask. Parents whose last call is back go on, or fail if one of their calls has."""
     slots = state.pc.shape[0]
-    frames = state.frames
     to = jnp.where(called, parent, slots)
     near = jnp.minimum(to, slots - 1)
-    pending = frames.pending.at[to].add(-1, mode="drop")
-    back = called & (pending[near] == 0) & (state.pc[near] == waiting_pc(linked))
-    failed = frames.failed[near] != NOWHERE
-    at, bad = jnp.where(back, to, slots), jnp.where(back & failed, to, slots)
-    following = jnp.where(failed, failed_pc(linked), frames.resume[near])
+    table = state.frames.table.at[to, column_number("pending")].add(-1, mode="drop")
+    rows = table[near]
+    back = called & (column(rows, "pending") == 0) & (state.pc[near] == waiting_pc(linked))
+    failed = column(rows, "failed") != NOWHERE
+    following = jnp.where(failed, failed_pc(linked), column(rows, "resume"))
+    there = jnp.concatenate([jnp.where(mask, own.slots, slots), jnp.where(back, to, slots)])
+    pcs = jnp.concatenate([jnp.full(mask.shape, linked.halt, jnp.int32), following])
     return state.with_(
-        pc=state.pc.at[at].set(following, mode="drop"),
-        code=state.code.at[bad].set(frames.code[near], mode="drop"),
-        site=state.site.at[bad].set(frames.site[near], mode="drop"),
-        frames=frames.with_(pending=pending),
+        pc=state.pc.at[there].set(pcs, mode="drop"), frames=state.frames.with_(table=table)
     )
 
 
@@ -190,21 +200,20 @@ def failures_told(state: State, linked: Linked) -> State:
     slots = state.pc.shape[0]
 
     def turn(state: State) -> State:
-        tile = first_lanes(state.pc == failed_pc(linked), TOLD)
+        tile = first_slots(state.pc == failed_pc(linked), TOLD, linked)
         own = Tile(tile, jnp.minimum(tile, slots - 1))
-        mask, frames = tile < slots, state.frames
-        parent, place = own.of(frames.parent), own.of(frames.place)
+        mask, table = tile < slots, state.frames.table
+        rows = own.of(table)
+        parent, place = column(rows, "parent"), column(rows, "place")
         called = mask & (parent >= 0)
         to = jnp.where(called, parent, slots)
-        failed = frames.failed.at[to].min(place, mode="drop")
-        first = called & (failed[jnp.minimum(to, slots - 1)] == place)
-        frames = frames.with_(
-            failed=failed,
-            code=own.to(frames.code, parent, own.of(state.code), first),
-            site=own.to(frames.site, parent, own.of(state.site), first),
-        )
-        state = state.with_(frames=frames, pc=own.put(state.pc, linked.halt, mask))
-        return _counted_down(state, linked, parent, called)
+        table = table.at[to, column_number("failed")].min(place, mode="drop")
+        theirs = table[jnp.minimum(to, slots - 1)]
+        first = called & (column(theirs, "failed") == place)
+        told = with_columns(theirs, code=column(rows, "code"), site=column(rows, "site"))
+        table = own.to(table, parent, told, first)
+        state = state.with_(frames=state.frames.with_(table=table))
+        return _come_back(state, linked, own, mask, parent, called)
 
     return lax.while_loop(lambda s: (s.pc == failed_pc(linked)).any(), turn, state)
 

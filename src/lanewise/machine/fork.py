@@ -29,19 +29,17 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from lanewise._jax import Var
 from lanewise.blocks.analysis import writes_in_order
-from lanewise.blocks.form import Block, Fork, Return, TailCall, reads
+from lanewise.blocks.form import Block, Fail, Fork, Return, TailCall, reads
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.machine.advance import Advance
 from lanewise.machine.calls import Tile, delivered, failures_told, launched
-from lanewise.machine.compact import first_lanes
-from lanewise.machine.frames import failed_pc
+from lanewise.machine.frames import column, failed_pc, first_slots, with_columns
 from lanewise.machine.state import State, Tick, running
 from lanewise.machine.together import FEWEST_GROUPS
 from lanewise.machine.worth import MEETING_PRODUCTS, swept_blocks
@@ -49,6 +47,8 @@ from lanewise.machine.worth import MEETING_PRODUCTS, swept_blocks
 # How many slots a tile of a cheap block has at most, and the widths of an expensive one.
 CHEAP_WIDTH = 256
 FEWEST, MOST = 16, 1024
+# How many slots are chosen for tiles at a time.
+CHOSEN = 1024
 
 
 def fork(advance: Advance) -> Tick:
@@ -80,7 +80,7 @@ def fork(advance: Advance) -> Tick:
 
 def _deepest(state: State, linked: Linked) -> Any:
     """The slot that may make a call out of the reserve; a number that no slot has, unless the machine was stuck."""
-    depth = jnp.where(running(state, linked), state.depth, -1)
+    depth = jnp.where(running(state, linked), column(state.frames.table, "depth"), -1)
     return jnp.where(state.frames.stuck, jnp.argmax(depth), state.pc.shape[0]).astype(jnp.int32)
 
 
@@ -148,29 +148,42 @@ class _Run:
         """Run the block, if the flag holds, for all slots that are at it and have room."""
         slots = state.pc.shape[0]
         width = tile_width(self.linked, self.pc, slots)
+        # To choose slots takes a look at all of them, whatever their number.
+        many = width * max(min(CHOSEN, slots) // width, 1)
 
         def turn(carry: tuple[Any, State]) -> tuple[Any, State]:
             left, state = carry
-            tile, alone = self._tile(state, chosen, left, width)
-            return left - width, self._run(state, tile, alone)
+            found, alone = self._chosen(state, chosen, left, many)
+
+            def run_tile(carry: tuple[Any, State]) -> tuple[Any, State]:
+                begin, state = carry
+                tile = lax.dynamic_slice(found, (begin,), (width,))
+                return begin + width, self._run(state, tile, alone)
+
+            if many == width:
+                return left - many, self._run(state, found, alone)
+            end = jnp.minimum(left, many)
+            begun = (jnp.int32(0), state)
+            return left - many, lax.while_loop(lambda c: c[0] < end, run_tile, begun)[1]
 
         left = jnp.where(flag, self.number(state, chosen), 0)
         # A loop is the guard as well, and lets XLA keep the state in place.
         return lax.while_loop(lambda carry: carry[0] > 0, turn, (left, state))[1]
 
-    def _tile(self, state: State, chosen: Any, left: Any, width: int) -> tuple[Any, Any]:
+    def _chosen(self, state: State, chosen: Any, left: Any, many: int) -> tuple[Any, Any]:
         """The slots that run next, and whether it is one that makes one call out of the reserve."""
         slots = state.pc.shape[0]
         here = state.pc == self.pc
         if not self.calls:
-            return first_lanes(here, width), False
+            return first_slots(here, many, self.linked), False
         short = here.sum(dtype=jnp.int32) > left
-        deepest = jnp.where(here, state.depth, -1).max(initial=-1)
-        tile = first_lanes(here & (~short | (state.depth == deepest)), width)
-        tile = jnp.where(jnp.arange(width) < left, tile, slots)
+        depth = column(state.frames.table, "depth")
+        deepest = jnp.where(here, depth, -1).max(initial=-1)
+        found = first_slots(here & (~short | (depth == deepest)), many, self.linked)
+        found = jnp.where(jnp.arange(many) < left, found, slots)
         alone = self.room(state) == 0
-        only = jnp.full((width,), slots, jnp.int32).at[0].set(chosen)
-        return jnp.where(alone, only, tile), alone
+        only = jnp.full((many,), slots, jnp.int32).at[0].set(chosen)
+        return jnp.where(alone, only, found), alone
 
     def _run(self, state: State, tile: Any, alone: Any) -> State:
         advance, linked, block = self.advance.with_lanes(tile.shape[0]), self.linked, self.block
@@ -178,20 +191,19 @@ class _Run:
         # The chosen slot may have left by now.
         tile = jnp.where(state.pc.at[tile].get(mode="fill", fill_value=-1) == self.pc, tile, slots)
         own = Tile(tile, jnp.minimum(tile, slots - 1))
-        before = self._taken(state, own)
+        rows = own.of(state.frames.table)
+        before = self._taken(state, own, column(rows, "root"))
         mask, shared = advance.agreeing(
             before, block, tile < slots, max(tile.shape[0] // FEWEST_GROUPS, 1)
         )
-        first = mask & (own.of(state.frames.launched) == 0)
-        state, mask = self._bounded(state, own, mask, first)
+        first = mask & (column(rows, "launched") == 0)
+        ran = state.frames.ran + (tile < slots).sum(dtype=jnp.int32)
+        state = state.with_(frames=state.frames.with_(ran=ran))
+        state, mask = self._bounded(state, own, rows, mask, first)
         after, given = advance.execute(before, block, mask, shared, adds=mask & first)
         after = advance.count(after, mask, self.pc)
         state = state.with_(
-            uniforms=after.uniforms,
-            sums=after.sums,
-            counters=after.counters,
-            watch=after.watch,
-            frames=state.frames.with_(ran=state.frames.ran + (tile < slots).sum(dtype=jnp.int32)),
+            uniforms=after.uniforms, sums=after.sums, counters=after.counters, watch=after.watch
         )
         if isinstance(block.terminator, Fork):
             most = jnp.where(alone, 1, self.calls)
@@ -201,49 +213,39 @@ class _Run:
             state = self._stored(state, after, own, mask)
             results = linked.program.functions[_function_of(linked, self.pc)].results
             return delivered(state, linked, own, mask, results, after, advance)
-        left = advance.leave(after.with_(pc=before.pc), block, mask, given)
-        ends = mask & (left.pc == linked.halt) & (left.code != int(Outcome.DONE))
-        pc = jnp.where(ends, failed_pc(linked), left.pc)
-        state = state.with_(
-            uniforms=left.uniforms,
-            pc=own.put(state.pc, pc, mask),
-            code=own.put(state.code, left.code, ends),
-            site=own.put(state.site, left.site, ends),
-        )
+        if isinstance(block.terminator, Fail):
+            code, site = int(block.terminator.outcome), block.terminator.site
+            return _failed(state, linked, own, rows, mask, code, site)
+        left = advance.leave(after, block, mask, given)
+        state = state.with_(uniforms=left.uniforms, pc=own.put(state.pc, left.pc, mask))
         return self._stored(state, left, own, mask)
 
     def _bounded(
-        self, state: State, own: Tile, mask: Any, first: Any
+        self, state: State, own: Tile, rows: Any, mask: Any, first: Any
     ) -> tuple[State, Any]:
         """Count steps and depth; slots that have too many fail, or wait for room, and do not run."""
         block, linked, most = self.block, self.linked, self.advance.max_steps
-        code = jnp.zeros(mask.shape, jnp.int32)
-        parks = jnp.zeros(mask.shape, bool)
         if block.steps and (most is not None or self.advance.counting):
-            roots = jnp.where(first, own.of(state.frames.root), state.pc.shape[0])
-            steps = state.steps.at[roots].add(block.steps, mode="drop")
+            root = column(rows, "root")
+            to = jnp.where(first, root, state.pc.shape[0])
+            steps = state.steps.at[to].add(block.steps, mode="drop")
             state = state.with_(steps=steps)
             if most is not None:
-                spent = own.of(steps[state.frames.root]) > most
-                code = jnp.where(spent, int(Outcome.STEPS_EXHAUSTED), code)
+                spent = mask & (steps[root] > most)
+                state = _failed(state, linked, own, rows, spent, int(Outcome.STEPS_EXHAUSTED))
+                mask = mask & ~spent
         if self.calls:
-            full = own.of(state.depth) >= state.returns.shape[0]
-            overflows = full & state.frames.final & (code == 0)
-            code = jnp.where(overflows, int(Outcome.STACK_OVERFLOW), code)
-            parks = full & ~state.frames.final & (code == 0)
-        fails = mask & (code != 0)
-        pc = jnp.where(fails, failed_pc(linked), -1 - self.pc)
-        state = state.with_(
-            pc=own.put(state.pc, pc, fails | (mask & parks)),
-            code=own.put(state.code, code, fails),
-        )
-        return state, mask & ~fails & ~parks
+            full = mask & (column(rows, "depth") >= state.returns.shape[0])
+            overflows = full & state.frames.final
+            state = _failed(state, linked, own, rows, overflows, int(Outcome.STACK_OVERFLOW))
+            state = state.with_(pc=own.put(state.pc, -1 - self.pc, full & ~overflows))
+            mask = mask & ~full
+        return state, mask
 
-    def _taken(self, state: State, own: Tile) -> State:
+    def _taken(self, state: State, own: Tile, root: Any) -> State:
         """The state of a tile: what the block reads, and what it gives."""
         linked = self.linked
         touched = set(reads(self.block)) | _kept(linked, self.pc)
-        root = own.of(state.frames.root)
         registers = tuple(
             array
             if var not in touched
@@ -255,10 +257,6 @@ class _Run:
         return state.with_(
             pc=jnp.where(own.slots < state.pc.shape[0], self.pc, linked.halt),
             registers=registers,
-            depth=own.of(state.depth),
-            steps=own.of(state.steps),
-            code=own.of(state.code),
-            site=own.of(state.site),
             frames=(),
         )
 
@@ -271,6 +269,17 @@ class _Run:
                 own.put(array, new, mask) if var in written else array for var, array, new in rows
             )
         )
+
+
+def _failed(
+    state: State, linked: Linked, own: Tile, rows: Any, mask: Any, code: int, site: int = -1
+) -> State:
+    """The slots of the mask have failed."""
+    rows = with_columns(rows, code=code, site=site)
+    return state.with_(
+        pc=own.put(state.pc, failed_pc(linked), mask),
+        frames=state.frames.with_(table=own.put(state.frames.table, rows, mask)),
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,9 +6,9 @@ themselves, one for each example, and stay theirs; the others are handed out to 
 
 * `parent`, the slot that made the call (none for a lane), and `place`, which of the fork's calls it is;
 * `pending`, how many calls of its own are not back, and `resume`, the block it goes on at when all are;
-* `root`, the lane that it belongs to, and its depth;
+* `root`, the lane that it belongs to, and its `depth`;
 * `launched`, how many calls of the fork it stands at have been made, where there was no room for all;
-* what the first of its calls that failed says (`failed` is that call's place, `code`, `site`).
+* how it has failed, if it has, or the first of its calls that did (`failed` is that call's place, `code`, `site`).
 
 A free slot, like a lane that has ended, is at pc `halt`; a slot that waits for its calls is at `halt + 1`, one that has
 failed and has not told its parent yet at `halt + 2`. So what asks which lanes run, or whether all have ended, asks the
@@ -30,10 +30,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from lanewise._jax import storage_struct
 from lanewise.blocks.link import Linked
+from lanewise.core.one_function import as_one_function
 from lanewise.core.options import Options
+from lanewise.machine.compact import first_lanes
 from lanewise.machine.state import State, initial_state
 
 # A place that no call of a fork has.
@@ -48,40 +51,35 @@ DEEPEST = 1 << 18
 MOST_DEPTH_BYTES = 4 << 30
 
 
+# What a slot holds beside registers, and what one that nobody has had holds. It is one table with a row for each slot:
+# a write of rows is a loop of its own to XLA, and each takes a tenth of a second to compile.
+_COLUMNS = {
+    "parent": -1,
+    "place": 0,
+    "pending": 0,
+    "resume": 0,
+    "root": 0,
+    "depth": 0,
+    "launched": 0,
+    "failed": NOWHERE,
+    "code": 0,
+    "site": -1,
+}
+
+
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=[
-        "parent",
-        "place",
-        "pending",
-        "resume",
-        "root",
-        "launched",
-        "failed",
-        "code",
-        "site",
-        "final",
-        "stuck",
-        "ran",
-    ],
+    data_fields=["table", "final", "stuck", "ran"],
     meta_fields=["lanes"],
 )
 @dataclass(frozen=True)
 class Frames:
-    """What slots hold beside registers; `final`: the arena grows no more.
+    """What slots hold beside registers, as a table; `final`: the arena grows no more.
 
     `ran`: how many slots a tick has advanced. `stuck`: the last one found none.
     """
 
-    parent: Any
-    place: Any
-    pending: Any
-    resume: Any
-    root: Any
-    launched: Any
-    failed: Any
-    code: Any
-    site: Any
+    table: Any
     final: Any
     stuck: Any
     ran: Any
@@ -91,18 +89,26 @@ class Frames:
         return replace(self, **changes)
 
 
-# The arrays of frames with an entry for each slot, and what a slot that nobody has had holds.
-_OF_SLOTS = {
-    "parent": -1,
-    "place": 0,
-    "pending": 0,
-    "resume": 0,
-    "root": 0,
-    "launched": 0,
-    "failed": NOWHERE,
-    "code": 0,
-    "site": -1,
-}
+def column(table: Any, name: str) -> Any:
+    """A column of the table, or of some rows of it."""
+    return table[:, column_number(name)]
+
+
+def column_number(name: str) -> int:
+    return list(_COLUMNS).index(name)
+
+
+def with_columns(rows: Any, **columns: Any) -> Any:
+    """Rows with other values in some columns."""
+    names = list(_COLUMNS)
+    return jnp.stack(
+        [jnp.broadcast_to(columns.get(n, column(rows, n)), rows.shape[:1]) for n in names], axis=1
+    ).astype(jnp.int32)
+
+
+def unused_rows(number: int) -> Any:
+    """Rows of slots that nobody has had."""
+    return jnp.tile(jnp.asarray(list(_COLUMNS.values()), jnp.int32), (number, 1))
 
 
 def waiting_pc(linked: Linked) -> int:
@@ -118,7 +124,7 @@ def failed_pc(linked: Linked) -> int:
 def slot_bytes(linked: Linked) -> int:
     """What a slot takes."""
     structs = [storage_struct(v) for v in linked.registers if v not in linked.held_by_lanes]
-    return sum(math.prod(s.shape) * s.dtype.itemsize for s in structs) + 4 * (len(_OF_SLOTS) + 5)
+    return sum(math.prod(s.shape) * s.dtype.itemsize for s in structs) + 4 * (len(_COLUMNS) + 5)
 
 
 def num_slots(linked: Linked, lanes: int, capacity: int) -> int:
@@ -146,9 +152,8 @@ def first_frames(
     """All lanes at the entry, and all other slots free; `final`: nobody will make room."""
     state = initial_state(linked, operands, mapped, lanes, 0)
     rows = jnp.arange(lanes, dtype=jnp.int32)
-    own = {name: jnp.full((lanes,), value, jnp.int32) for name, value in _OF_SLOTS.items()}
     frames = Frames(
-        **(own | {"root": rows}),
+        with_columns(unused_rows(lanes), root=rows),
         final=jnp.array(final),
         stuck=jnp.array(False),
         ran=jnp.int32(0),
@@ -166,7 +171,7 @@ def with_slots(state: State, linked: Linked, capacity: int, final: bool) -> Stat
         return jnp.pad(array, widths, constant_values=value)
 
     frames = state.frames.with_(
-        **{name: pad(getattr(state.frames, name), value) for name, value in _OF_SLOTS.items()},
+        table=jnp.concatenate([state.frames.table, unused_rows(more)]),
         final=jnp.array(final),
         stuck=jnp.array(False),
     )
@@ -187,10 +192,34 @@ def with_slots(state: State, linked: Linked, capacity: int, final: bool) -> Stat
     )
 
 
+def first_slots(mask: Any, width: int, linked: Linked) -> Any:
+    """The first `width` slots of a mask; where there are fewer, a number no slot has."""
+    if linked.profile.host_reads_guards:
+        return first_lanes(mask, width)
+    slots = mask.shape[0]
+
+    def walk(mask: Any) -> list[Any]:
+        def step(slot: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            number, found = carry
+            at = jnp.minimum(number, width)
+            here = mask[slot]
+            written = jnp.where(here, slot, slots).astype(jnp.int32)
+            found = lax.dynamic_update_slice(found, written[None], (at,))
+            return number + here.astype(jnp.int32), found
+
+        # One place more than asked for, where what is left over goes.
+        start = (jnp.int32(0), jnp.full((width + 1,), slots, jnp.int32))
+        return [lax.fori_loop(0, slots, step, start)[1][:width]]
+
+    # A sum over all that came before is a dozen kernels to XLA:CPU; this is one, and a tenth of the compilation.
+    (found,) = as_one_function(walk, mask)
+    return found
+
+
 def lanes_alone(state: State) -> State:
     """The state of the lanes themselves, without the frames of their calls."""
     lanes = state.frames.lanes
-    names = ("pc", "registers", "depth", "steps", "code", "site", "life")
-    return state.with_(
-        **{name: jax.tree.map(lambda x: x[:lanes], getattr(state, name)) for name in names}
-    )
+    names = ("pc", "registers", "steps", "depth", "life")
+    own = {name: jax.tree.map(lambda x: x[:lanes], getattr(state, name)) for name in names}
+    rows = state.frames.table[:lanes]
+    return state.with_(**own, code=column(rows, "code"), site=column(rows, "site"))
