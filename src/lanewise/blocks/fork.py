@@ -131,7 +131,10 @@ def _first_label(program: BlockProgram) -> Label:
 def _handed_on(program: BlockProgram) -> BlockProgram:
     """The same program whose forks give each function all that it reads, but for what never changes."""
     while True:
-        needs = _needs(program)
+        found = _needs(program)
+        # In order of appearance, so that the program does not change from run to run.
+        seen = dict.fromkeys(var for _, block in program.all_blocks() for var in reads(block))
+        needs = {name: [var for var in seen if var in own] for name, own in found.items()}
         functions = {
             name: replace(
                 function, blocks=tuple(_giving(block, needs) for block in function.blocks)
@@ -170,13 +173,13 @@ def _needs(program: BlockProgram) -> dict[str, Variables]:
     return needs
 
 
-def _giving(block: Block, needs: dict[str, Variables]) -> Block:
+def _giving(block: Block, needs: dict[str, list[Var]]) -> Block:
     if not isinstance(block.terminator, Fork):
         return block
     calls = []
     for call in block.terminator.calls:
         given = {var for var, _ in call.arguments}
-        missing = sorted(needs[call.callee] - given, key=lambda var: var.count)
+        missing = (var for var in needs[call.callee] if var not in given)
         calls.append(replace(call, arguments=(*call.arguments, *((v, v) for v in missing))))
     if all(len(a.arguments) == len(b.arguments) for a, b in zip(calls, block.terminator.calls)):
         return block
