@@ -20,6 +20,7 @@ number of calls that a fork makes is known when the code is made. Calls around a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -46,7 +47,9 @@ from lanewise.blocks.form import (
     substitute_block,
     substitute_inputs,
 )
+from lanewise.blocks.link import Linked, link_frames
 from lanewise.blocks.simplify import drop_dead_code, merge_blocks
+from lanewise.core.profile import CPU, Profile
 
 Variables = frozenset[Var]
 
@@ -91,6 +94,15 @@ def widest_fork(program: BlockProgram) -> int:
     """How many calls the widest fork makes; 0 without forks."""
     ends = (block.terminator for _, block in program.all_blocks())
     return max((len(end.calls) for end in ends if isinstance(end, Fork)), default=0)
+
+
+@functools.lru_cache(maxsize=512)
+def link_forked(
+    program: BlockProgram, varying: tuple[bool, ...], profile: Profile = CPU
+) -> Linked | None:
+    """The program linked for a machine that forks; None where no two calls can be made at the same time."""
+    found = forked(program)
+    return link_frames(found, varying, profile) if widest_fork(found) > 1 else None
 
 
 def _each_call_forks(program: BlockProgram, inbox: Inbox) -> BlockProgram:

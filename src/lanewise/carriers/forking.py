@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lanewise.blocks.fork import link_forked
+from lanewise.blocks.link import Linked
 from lanewise.carriers import ticks
 from lanewise.core.options import DEPTH_INSIDE_JIT
 from lanewise.grow.growing import Growing, Phases
 from lanewise.grow.memory import FIRST_DEPTH, parts_of_state, refuse_parts
-from lanewise.job.job import Job, forked_for, lanes_first
+from lanewise.job.job import Job, blocks_of, lanes_first
 from lanewise.job.plan import HostRun, Plan, shaped
 from lanewise.machine import observe
 from lanewise.machine.frames import first_frames, lanes_alone, most_frames, num_slots, with_slots
@@ -45,6 +47,14 @@ def obstacle(job: Job) -> str | None:
     if forked_for(job) is None:
         return "no two calls of it can be made at the same time"
     return None
+
+
+def forked_for(job: Job) -> Linked | None:
+    """The job's program, linked for a machine that forks; None where no two calls can be made at the same time."""
+    if not job.program.recursive:
+        return None
+    blocks = blocks_of(job.program, job.varying, job.options)
+    return link_forked(blocks, job.varying, job.profile)
 
 
 def run(plan: Plan, operands: Sequence[Any]) -> list[Any]:

@@ -20,9 +20,8 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise.blocks.divergence import dependence
 from lanewise.blocks.flatten import flatten, operand_avals
-from lanewise.blocks.fork import forked, widest_fork
 from lanewise.blocks.form import BlockProgram
-from lanewise.blocks.link import Linked, link, link_frames
+from lanewise.blocks.link import Linked, link
 from lanewise.blocks.simplify import simplify
 from lanewise.core import events
 from lanewise.core.options import Options
@@ -200,22 +199,6 @@ def linked_for(job: Job) -> Linked:
     """The same for a job, linked."""
     every_loop = job.options.max_steps is not None
     return _linked(job.program, job.varying, every_loop, job.profile)
-
-
-def forked_for(job: Job) -> Linked | None:
-    """The same for a machine that forks; None where no two calls can be made at the same time."""
-    every_loop = job.options.max_steps is not None
-    return _forked(job.program, job.varying, every_loop, job.profile)
-
-
-@functools.lru_cache(maxsize=512)
-def _forked(
-    program: Program, varying: tuple[bool, ...], every_loop: bool, profile: Profile
-) -> Linked | None:
-    if not program.recursive:
-        return None
-    found = forked(_blocks(program, varying, every_loop))
-    return link_frames(found, varying, profile) if widest_fork(found) > 1 else None
 
 
 @functools.lru_cache(maxsize=512)

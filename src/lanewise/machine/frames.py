@@ -178,7 +178,6 @@ def with_slots(state: State, linked: Linked, capacity: int, final: bool) -> Stat
     held = [var in linked.held_by_lanes for var in linked.registers]
     arrays = zip(state.registers, held, strict=True)
     goes_on = jnp.where(state.pc < 0, -1 - state.pc, state.pc)
-    life = state.life and (pad(state.life[0]), pad(state.life[1], -1))
     return state.with_(
         pc=pad(goes_on, linked.halt),
         registers=tuple(x if by_lane else pad(x) for x, by_lane in arrays),
@@ -188,7 +187,6 @@ def with_slots(state: State, linked: Linked, capacity: int, final: bool) -> Stat
         code=pad(state.code),
         site=pad(state.site, -1),
         frames=frames,
-        life=life,
     )
 
 
@@ -219,7 +217,7 @@ def first_slots(mask: Any, width: int, linked: Linked) -> Any:
 def lanes_alone(state: State) -> State:
     """The state of the lanes themselves, without the frames of their calls."""
     lanes = state.frames.lanes
-    names = ("pc", "registers", "steps", "depth", "life")
+    names = ("pc", "registers", "steps", "depth")
     own = {name: jax.tree.map(lambda x: x[:lanes], getattr(state, name)) for name in names}
     rows = state.frames.table[:lanes]
     return state.with_(**own, code=column(rows, "code"), site=column(rows, "site"))

@@ -144,6 +144,17 @@ def running(state: State, linked: Linked) -> Any:
     return (state.pc >= 0) & (state.pc < linked.halt)
 
 
+def examples_pc(state: State) -> Any:
+    """The pcs of the lanes that hold examples: without those of calls, where frames are lanes."""
+    return state.pc[: state.frames.lanes] if state.frames else state.pc
+
+
+def busy_lanes(state: State, linked: Linked) -> Any:
+    """How many lanes have an example that runs; one that waits for its calls counts, where frames are lanes."""
+    found = examples_pc(state) != linked.halt if state.frames else running(state, linked)
+    return found.sum(dtype=jnp.float32)
+
+
 def any_running(state: State, linked: Linked) -> Any:
     """Whether the machine must tick again, and may."""
 

@@ -6,6 +6,7 @@
   or nested, as those of the gradient of a `while` are: XLA starts each piece of each iteration by itself.
 * A program that can be carried one lane at a time (`native` on a CPU, `kernel` on a GPU) is, unless its work is matrix
   products: those want all lanes at once.
+* A recursion around large matrix products, for few examples, forks: its calls are lanes (`machine/fork.py`).
 * A lone call of a recursion over small arrays is C++ on a CPU: a machine of one lane pays for a tick at each block.
 * Any other is swept by `ticks`.
 
@@ -30,6 +31,7 @@ from typing import Any, TypeVar
 
 from lanewise.blocks.equations import any_eqn, guards_a_loop, refuse_collectives, sees_batch
 from lanewise.blocks.link import Linked
+from lanewise.carriers import forking
 from lanewise.carriers.table import ALONE, carrier_of
 from lanewise.core.errors import CompilerError, OptionError
 from lanewise.core.program import Program
@@ -50,6 +52,12 @@ from lanewise.plan.expected import (
 from lanewise.plan.measure import take_sample
 
 Answer = TypeVar("Answer")
+
+# Calls run at the same time by themselves with at most this many examples, if the products of a block take this many
+# operations: of a generation of trees (`benchmarks/fork.py`), 64 examples took three quarters of the time that lanes
+# that meet took, 16 half of it.
+MOST_LANES_FORKING = 64
+FORKED_PRODUCTS = 100_000
 
 # Programs that do without kernels, because the machine's compilers could make none, and why.
 _given_up: dict[Program, str] = {}
@@ -128,6 +136,14 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
         found = better(job, linked, meets)
         if found is not None:
             return found
+    if linked.has_calls and _would_fork(job, linked):
+        why = (
+            "so calls that do not wait for one another run at the same time, as lanes of their own"
+        )
+        few = f"{job.examples} examples are few lanes" if job.lanes else "one example is one lane"
+        return _offered(
+            job, "ticks", "fork", f"a recursion around matrix products, and {few}: {why}"
+        )
     if meets:
         why = "lanes meet at blocks with matrix work, and between them run each by itself, in one kernel"
         return _offered(job, "ticks", "meet", f"a recursion around matrix products: {why}")
@@ -152,12 +168,23 @@ def _would_meet(job: Job, linked: Linked) -> bool:
     return not isinstance(kernel_between(linked, job.options.max_steps, job.options.stats), str)
 
 
+def _would_fork(job: Job, linked: Linked) -> bool:
+    """Whether calls should run at the same time: matrix products want many rows, and there are few lanes.
+
+    Conservative: with more lanes there is enough to do in order, and where products are small a tick costs more.
+    """
+    if job.examples > MOST_LANES_FORKING or not job.profile.alone or job.refilled:
+        return False
+    large = max(cost.products for cost in linked.costs) >= FORKED_PRODUCTS
+    return large and forking.obstacle(job) is None
+
+
 def _measured(job: Job, operands: Sequence[Any]) -> Plan:
     """The plan where lanes can be looked at: by the code, unless a sample promises another to be better."""
     suggested = _by_code(job)
     options = job.options
     asked_for = (options.carrier, options.schedule) != ("auto", "auto") or options.stats
-    settled = asked_for or suggested.schedule == "meet" or given_up(job.program)
+    settled = asked_for or suggested.schedule in ("meet", "fork") or given_up(job.program)
     if job.platform != "cpu" or not job.lanes or settled:
         return suggested
     linked = linked_for(job)
