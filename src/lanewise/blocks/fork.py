@@ -32,6 +32,7 @@ from lanewise.blocks.form import (
     BlockFunction,
     BlockProgram,
     Call,
+    Fail,
     Fork,
     Forked,
     Jump,
@@ -47,9 +48,11 @@ from lanewise.blocks.form import (
     substitute_block,
     substitute_inputs,
 )
+from lanewise.blocks.lane_state import with_lane_state
 from lanewise.blocks.link import Linked, link_frames
 from lanewise.blocks.simplify import drop_dead_code, merge_blocks
 from lanewise.core.profile import CPU, Profile
+from lanewise.core.push import push_p
 
 Variables = frozenset[Var]
 
@@ -78,6 +81,7 @@ def forked(program: BlockProgram, check: Pass = lambda program: program) -> Bloc
     `check` runs after each step (tests give the verifier).
     """
     inbox = Inbox()
+    program = check(drop_dead_code(check(with_lane_state(_never_waiting(program)))))
     program = check(_handed_on(check(_each_call_forks(program, inbox))))
     program = check(drop_dead_code(check(merge_blocks(program))))
 
@@ -133,6 +137,18 @@ def _each_call_forks(program: BlockProgram, inbox: Inbox) -> BlockProgram:
     return replace(program, functions=functions)
 
 
+@each_function
+def _never_waiting(program: BlockProgram, function: BlockFunction) -> Sequence[Block]:
+    """Who finds a tape full fails at once, and the host runs all again with a longer one."""
+    del program
+    return [
+        block.with_(terminator=replace(block.terminator, waits=False))
+        if isinstance(block.terminator, Fail)
+        else block
+        for block in function.blocks
+    ]
+
+
 def _first_label(program: BlockProgram) -> Label:
     return 1 + max(block.label for _, block in program.all_blocks())
 
@@ -165,7 +181,7 @@ def _handed_on(program: BlockProgram) -> BlockProgram:
 
 def _needs(program: BlockProgram) -> dict[str, Variables]:
     """For each function what it reads, itself or after a tail call, and is not given as a parameter."""
-    fixed = constant_variables(program)
+    fixed = constant_variables(program) | frozenset(program.state)
     needs: dict[str, Variables] = {}
     for name, function in program.functions.items():
         entry = function.blocks[0]
@@ -239,7 +255,7 @@ def _as_one(
     up: list[JaxprEqn] = []
     for eqn in reversed(second.eqns):
         if needed.intersection(eqn.outvars):
-            if eqn.effects:
+            if eqn.effects or eqn.primitive is push_p:
                 return None
             up.insert(0, eqn)
             needed.difference_update(eqn.outvars)

@@ -121,12 +121,16 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class BlockFunction:
-    """One function's blocks, in program order; the first is its entry."""
+    """One function's blocks, in program order; the first is its entry.
+
+    `threads`: parameters that are state of the whole run, each with the number of the result that it becomes.
+    """
 
     name: str
     params: tuple[Var, ...]
     results: tuple[Var, ...]
     blocks: tuple[Block, ...]
+    threads: tuple[tuple[Var, int], ...] = ()
 
     @property
     def entry(self) -> Label:
@@ -138,7 +142,8 @@ class BlockProgram:
     """All functions of a program in flat form.
 
     `inputs` are the variables the operands go to (captures first); `constants` hold arrays found in the code; `sums`
-    are the types of the accumulators that blocks add to."""
+    are the types of the accumulators that blocks add to; `state` are variables that an example has once, whichever
+    frame of it runs, and that blocks push to (`lane_state.py`)."""
 
     functions: dict[str, BlockFunction]
     entry: str
@@ -146,6 +151,7 @@ class BlockProgram:
     constants: tuple[tuple[Var, Any], ...]
     sites: tuple[Site, ...]
     sums: tuple[Any, ...] = ()
+    state: tuple[Var, ...] = ()
 
     @property
     def entry_function(self) -> BlockFunction:
@@ -302,7 +308,8 @@ def defined_at_start(program: BlockProgram, function: BlockFunction) -> dict[Lab
     captured = {
         var for _, block in program.all_blocks() for var, _ in arguments_of(block.terminator)
     }
-    outside = {*program.inputs, *(var for var, _ in program.constants), *captured}
+    constants = (var for var, _ in program.constants)
+    outside = {*program.inputs, *constants, *program.state, *captured}
     blocks = {block.label: block for block in function.blocks}
     at_start: dict[Label, set[Var]] = {}
     work = [(function.entry, outside | set(function.params))]

@@ -122,7 +122,7 @@ class Linked:
     @cached_property
     def held_by_lanes(self) -> frozenset[Var]:
         """Registers that nothing writes: where frames are lanes, those of an example share them."""
-        return constant_variables(self.program).intersection(self.registers)
+        return (constant_variables(self.program) | {*self.program.state}) & {*self.registers}
 
     @cached_property
     def straight(self) -> bool:

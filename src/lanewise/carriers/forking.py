@@ -40,12 +40,13 @@ def offer(job: Job, schedule: str, why: str) -> Plan | str:
 def obstacle(job: Job) -> str | None:
     """Why the calls of a job's program are made in order; None if it forks."""
     program = job.program
-    if program.has_tapes:
-        return "its records lie on a tape in that order"
     if job.options.max_steps is not None and program.sites:
         return "whether max_steps or an assertion ends an example first depends on it"
-    if forked_for(job) is None:
+    linked = forked_for(job)
+    if linked is None:
         return "no two calls of it can be made at the same time"
+    if program.has_tapes and any(f.threads for f in program.functions.values()):
+        return None if linked.program.state else "its records lie on tapes in that order"
     return None
 
 

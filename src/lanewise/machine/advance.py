@@ -113,8 +113,7 @@ class Advance:
         if not found:
             return mask, {}
         wanted = tuple(dict.fromkeys(var for lookup in found for var in lookup.indices))
-        part = block.with_(eqns=needed_for(block, wanted), assigns=(), terminator=Return(), steps=0)
-        own = self._compute(state, part, wanted, [False] * len(wanted), (), mask, {})
+        own = self.values_of(state, block, wanted, mask)
         chosen: dict[Var, Any] = {}
         for var, indices in zip(wanted, own, strict=True):
             twin = next((other for other in chosen if same_value(block.eqns, var, other)), None)
@@ -163,11 +162,12 @@ class Advance:
         mask: Any,
         shared: Shared | None = None,
         adds: Any = None,
+        known: Mapping[Var, Any] | None = None,
     ) -> tuple[State, list[Any]]:
         """Run the block's code and store what it writes; gives what its terminator reads, too.
 
         `shared`: indices that all lanes of the mask have in common, by the equation that reads there. `adds`: those of
-        the lanes that add to sums, if not all of them do.
+        the lanes that add to sums, if not all of them do. `known`: variables that are no registers, with their values.
         """
         alive = self.linked.storage.live_out[block.label]
         assigned = dict(block.assigns)
@@ -187,7 +187,7 @@ class Advance:
         sums = BlockSums.of(block, self.uniform_place.__contains__, shared or {})
         once += [var not in sums.varying for var in sums.needs]
         outputs = [*atoms, *given, *sums.needs]
-        values = self._compute(state, block, outputs, once, updates, mask, shared or {})
+        values = self._compute(state, block, outputs, once, updates, mask, shared or {}, known)
         adds = mask if adds is None else adds
         state = state.with_(sums=sums.added(state.sums, values[len(atoms) + len(given) :], adds))
         registers, uniforms = list(state.registers), list(state.uniforms)
@@ -201,6 +201,15 @@ class Advance:
                 registers[self.place[var]] = select(mask, value, registers[self.place[var]])
         state = state.with_(registers=tuple(registers), uniforms=tuple(uniforms))
         return state, values[len(kept) : len(kept) + len(given)]
+
+    def values_of(self, state: State, block: Block, outputs: Sequence[Var], mask: Any) -> list[Any]:
+        """The values of variables that a block defines, for each lane."""
+        if not outputs:
+            return []
+        part = block.with_(
+            eqns=needed_for(block, outputs), assigns=(), terminator=Return(), steps=0
+        )
+        return self._compute(state, part, outputs, [False] * len(outputs), (), mask, {})
 
     def _is_kept(self, var: Var) -> bool:
         return var in self.place or var in self.uniform_place
@@ -221,10 +230,12 @@ class Advance:
         updates: Sequence[Any],
         mask: Any,
         shared: Shared,
+        known: Mapping[Var, Any] | None = None,
     ) -> list[Any]:
         """Values of `outputs` after the block's equations, for all lanes, or `once` where that serves all."""
         inputs = list(reads(block))
-        arrays = [self._read(state, var) for var in inputs]
+        known = known or {}
+        arrays = [known[var] if var in known else self._read(state, var) for var in inputs]
         axes = [None if var in self.uniform_place else 0 for var in inputs]
         masked = {id(eqn) for eqn in updates}
         # What only leads to a sum over lanes is not computed for each of them.

@@ -40,6 +40,7 @@ from lanewise.core.errors import Outcome
 from lanewise.machine.advance import Advance
 from lanewise.machine.calls import Tile, delivered, failures_told, launched
 from lanewise.machine.frames import column, failed_pc, first_slots, with_columns
+from lanewise.machine.pushes import pushed, without_pushes
 from lanewise.machine.state import State, Tick, running
 from lanewise.machine.together import FEWEST_GROUPS
 from lanewise.machine.worth import MEETING_PRODUCTS, swept_blocks
@@ -200,7 +201,11 @@ class _Run:
         ran = state.frames.ran + (tile < slots).sum(dtype=jnp.int32)
         state = state.with_(frames=state.frames.with_(ran=ran))
         state, mask = self._bounded(state, own, rows, mask, first)
-        after, given = advance.execute(before, block, mask, shared, adds=mask & first)
+        block, pushes = without_pushes(linked, self.pc)
+        state, known = pushed(
+            state, pushes, before, self.block, column(rows, "root"), mask, advance
+        )
+        after, given = advance.execute(before, block, mask, shared, mask & first, known)
         after = advance.count(after, mask, self.pc)
         state = state.with_(
             uniforms=after.uniforms, sums=after.sums, counters=after.counters, watch=after.watch
@@ -245,7 +250,8 @@ class _Run:
     def _taken(self, state: State, own: Tile, root: Any) -> State:
         """The state of a tile: what the block reads, and what it gives."""
         linked = self.linked
-        touched = set(reads(self.block)) | _kept(linked, self.pc)
+        own_reads = reads(without_pushes(linked, self.pc)[0])
+        touched = set(own_reads) | _kept(linked, self.pc)
         registers = tuple(
             array
             if var not in touched
