@@ -66,6 +66,8 @@ class Advance:
         self.place = {var: i for i, var in enumerate(linked.registers)}
         self.uniform_place = {var: i for i, var in enumerate(linked.uniforms)}
         self.stack_place = {var: i for i, var in enumerate(linked.storage.stacks)}
+        self.by_row: frozenset[Var] = frozenset()
+        self.rows: Any = None
 
     def with_lanes(self, lanes: int) -> Advance:
         """The same for another number of lanes."""
@@ -76,6 +78,12 @@ class Advance:
             counting=self.counting,
             expensive=self.expensive,
         )
+
+    def reading(self, by_row: frozenset[Var], rows: Any) -> Advance:
+        """The same where lanes read slices of these registers at rows that are not their own."""
+        found = self.with_lanes(self.lanes)
+        found.by_row, found.rows = by_row, rows
+        return found
 
     def run(self, state: State, pc: int) -> State:
         """Advance the lanes that are at block `pc`."""
@@ -236,7 +244,7 @@ class Advance:
         inputs = list(reads(block))
         known = known or {}
         arrays = [known[var] if var in known else self._read(state, var) for var in inputs]
-        axes = [None if var in self.uniform_place else 0 for var in inputs]
+        axes = [None if var in self.uniform_place or var in self.by_row else 0 for var in inputs]
         masked = {id(eqn) for eqn in updates}
         # What only leads to a sum over lanes is not computed for each of them.
         needed = {id(eqn) for eqn in needed_for(block, [a for a in outputs if isinstance(a, Var)])}
@@ -246,7 +254,7 @@ class Advance:
             if id(eqn) in needed or (eqn.effects and eqn.primitive is not accumulate_p)
         ]
 
-        def one_lane(here: Any, *values: Any) -> list[Any]:
+        def one_lane(here: Any, row: Any, *values: Any) -> list[Any]:
             env = dict(zip(inputs, values, strict=True))
 
             def look(atom: Any) -> Any:
@@ -263,17 +271,21 @@ class Advance:
                     common[atom] if isinstance(atom, Var) and atom in common else look(atom)
                     for atom in eqn.invars
                 ]
-                outs = (
-                    [masked_update(eqn, args, here)]
-                    if id(eqn) in masked
-                    else _jax.run_eqn(eqn, args)
-                )
+                if id(eqn) in masked:
+                    outs = [masked_update(eqn, args, here)]
+                elif eqn.invars and id(eqn.invars[0]) in by_row:
+                    outs = [_slice_of_row(eqn, args, row)]
+                else:
+                    outs = _jax.run_eqn(eqn, args)
                 env.update(zip(eqn.outvars, outs, strict=True))
             return [look(atom) for atom in outputs]
 
         out_axes = [None if flag else 0 for flag in once]
-        run = jax.vmap(one_lane, in_axes=(0, *axes), out_axes=out_axes, axis_size=self.lanes)
-        return run(mask, *arrays)
+        by_row = {id(var) for var in self.by_row}
+        rows = None if self.rows is None else 0
+        axes = (0, rows, *axes)
+        run = jax.vmap(one_lane, in_axes=axes, out_axes=out_axes, axis_size=self.lanes)
+        return run(mask, self.rows, *arrays)
 
     def _read(self, state: State, var: Var) -> Any:
         if var in self.uniform_place:
@@ -379,6 +391,26 @@ class Advance:
             pc=jnp.where(mask, following, state.pc),
             depth=jnp.where(mask, jnp.maximum(below, 0), state.depth),
         )
+
+
+def sliced_alone(block: Block, var: Var) -> bool:
+    """Whether a block reads a variable by slices of it alone."""
+    if any(atom is var for _, atom in block.assigns) or var in terminator_atoms(block.terminator):
+        return False
+    return all(
+        eqn.primitive.name == "dynamic_slice" and not any(a is var for a in eqn.invars[1:])
+        for eqn in block.eqns
+        if any(atom is var for atom in eqn.invars)
+    )
+
+
+def _slice_of_row(eqn: Any, args: Sequence[Any], row: Any) -> Any:
+    """A slice of one row of an array, by the equation that slices what a lane has of it."""
+    whole, *starts = args
+    sizes = (1, *eqn.params["slice_sizes"])
+    starts = [lax.convert_element_type(s, jnp.int32) for s in (row, *starts)]
+    found = lax.dynamic_slice(whole, starts, sizes, allow_negative_indices=False)
+    return lax.squeeze(found, (0,))
 
 
 def select(mask: Any, new: Any, old: Any) -> Any:

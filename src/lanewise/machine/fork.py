@@ -37,7 +37,7 @@ from lanewise.blocks.analysis import writes_in_order
 from lanewise.blocks.form import Block, Fail, Fork, Return, TailCall, reads
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.machine.advance import Advance
+from lanewise.machine.advance import Advance, sliced_alone
 from lanewise.machine.calls import Tile, delivered, failures_told, launched
 from lanewise.machine.frames import column, failed_pc, first_slots, with_columns
 from lanewise.machine.pushes import pushed, without_pushes
@@ -193,7 +193,9 @@ class _Run:
         tile = jnp.where(state.pc.at[tile].get(mode="fill", fill_value=-1) == self.pc, tile, slots)
         own = Tile(tile, jnp.minimum(tile, slots - 1))
         rows = own.of(state.frames.table)
-        before = self._taken(state, own, column(rows, "root"))
+        by_row = _sliced(linked, self.pc)
+        advance = advance.reading(by_row, column(rows, "root"))
+        before = self._taken(state, own, column(rows, "root"), by_row)
         mask, shared = advance.agreeing(
             before, block, tile < slots, max(tile.shape[0] // FEWEST_GROUPS, 1)
         )
@@ -247,14 +249,14 @@ class _Run:
             mask = mask & ~full
         return state, mask
 
-    def _taken(self, state: State, own: Tile, root: Any) -> State:
+    def _taken(self, state: State, own: Tile, root: Any, by_row: frozenset[Var]) -> State:
         """The state of a tile: what the block reads, and what it gives."""
         linked = self.linked
         own_reads = reads(without_pushes(linked, self.pc)[0])
         touched = set(own_reads) | _kept(linked, self.pc)
         registers = tuple(
             array
-            if var not in touched
+            if var not in touched or var in by_row
             else array[root]
             if var in linked.held_by_lanes
             else own.of(array)
@@ -299,6 +301,14 @@ def _kept(linked: Linked, pc: int) -> frozenset[Var]:
     if isinstance(block.terminator, Return):
         found |= set(linked.program.functions[_function_of(linked, pc)].results)
     return frozenset(found & set(linked.registers)) - linked.held_by_lanes
+
+
+@functools.lru_cache(maxsize=4096)
+def _sliced(linked: Linked, pc: int) -> frozenset[Var]:
+    """What lanes hold that a block reads slices of: no slot takes the whole of it."""
+    block, _ = without_pushes(linked, pc)
+    found = linked.held_by_lanes.intersection(reads(block))
+    return frozenset(var for var in found if sliced_alone(block, var))
 
 
 @functools.lru_cache(maxsize=4096)
