@@ -34,7 +34,7 @@ from jax import lax
 
 from lanewise._jax import Var
 from lanewise.blocks.analysis import writes_in_order
-from lanewise.blocks.form import Block, Fail, Fork, Return, TailCall, reads
+from lanewise.blocks.form import Block, Fail, Fork, Return, TailCall, arguments_of, reads
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.machine.advance import Advance, sliced_alone
@@ -45,8 +45,8 @@ from lanewise.machine.state import State, Tick, running
 from lanewise.machine.together import FEWEST_GROUPS
 from lanewise.machine.worth import MEETING_PRODUCTS, swept_blocks
 
-# How many slots a tile of a cheap block has at most, and the widths of an expensive one.
-CHEAP_WIDTH = 256
+# How many slots, and elements of them, a tile of a cheap block has at most, and the widths of an expensive one.
+CHEAP_WIDTH, CHEAP_ELEMENTS = 256, 1 << 15
 FEWEST, MOST = 16, 1024
 # How many slots are chosen for tiles at a time.
 CHOSEN = 1024
@@ -99,7 +99,10 @@ def _parked_if_stuck(state: State, linked: Linked) -> State:
 def tile_width(linked: Linked, pc: int, slots: int) -> int:
     """How many slots a tile of a block has."""
     operations = linked.costs[pc].operations
+    # Whoever is not there is moved as well.
     width = CHEAP_WIDTH
+    while width > FEWEST and width * _moved(linked, pc) > CHEAP_ELEMENTS:
+        width //= 2
     if linked.costs[pc].products >= MEETING_PRODUCTS:
         width = FEWEST
         while width < MOST and width * operations < linked.profile.tile_operations:
@@ -301,6 +304,16 @@ def _kept(linked: Linked, pc: int) -> frozenset[Var]:
     if isinstance(block.terminator, Return):
         found |= set(linked.program.functions[_function_of(linked, pc)].results)
     return frozenset(found & set(linked.registers)) - linked.held_by_lanes
+
+
+@functools.lru_cache(maxsize=4096)
+def _moved(linked: Linked, pc: int) -> int:
+    """How many elements a slot moves to run a block, and back."""
+    block, pushes = without_pushes(linked, pc)
+    taken = set(reads(block)).intersection(linked.registers) - linked.held_by_lanes
+    given = [var for var, _ in arguments_of(block.terminator)]
+    moved = [*taken, *_kept(linked, pc), *given, *(push.entries for push in pushes)]
+    return sum(atom.aval.size for atom in moved)
 
 
 @functools.lru_cache(maxsize=4096)
