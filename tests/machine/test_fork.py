@@ -12,8 +12,10 @@ import pytest
 import lanewise as lw
 from comparing import assert_same, take
 from corpus import CORPUS, Case, case_named
+from lanewise.carriers import forking
 from lanewise.core.errors import OptionError, Outcome
 from lanewise.machine import frames
+from lanewise.rules import forward
 
 FORKING = ("mix_twice", "tak", "adaptive_simpson", "fold_tree", "from_a_scalar")
 
@@ -208,13 +210,88 @@ def test_refill_is_refused() -> None:
         at_once(case_named("fibonacci").program, jnp.arange(8), lanes=2)
 
 
-def test_gradients_are_those_in_order() -> None:
+@lw.program
+def grows(weight, x, depth):
+    """Values decide how far it goes down; all lanes share the weight."""
+    h = jnp.tanh(weight @ x)
+    if depth <= 0 or h[0] > 0.5:
+        return h
+    left = grows(weight, h + 0.3, depth - 1)
+    right = grows(weight, 0.5 - h, depth - 2)
+    return jnp.tanh(weight @ (left - right)) + 0.1 * x
+
+
+def loss(weight: Any, x: Any, depth: Any, **options: Any) -> Any:
+    run = lw.vmap(grows, (None, 0, 0), **options)
+    return (run(weight, x, depth) ** 2).sum()
+
+
+def gradient_arguments(lanes: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng(5)
+    weight = jnp.asarray(rng.normal(size=(6, 6)) / 2, jnp.float32)
+    return weight, jnp.asarray(rng.normal(size=(lanes, 6)), jnp.float32), jnp.arange(lanes) % 6
+
+
+def plans_of(fun: Any, *args: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str]]:
+    """What a function gives, and the schedules of the jobs that were offered to fork."""
+    offered: list[str] = []
+    real = forking.offer
+
+    def offer(job: Any, schedule: str, why: str) -> Any:
+        found = real(job, schedule, why)
+        offered.append(f"{job.program.name} {getattr(found, 'schedule', found)}")
+        return found
+
+    monkeypatch.setattr(forking, "offer", offer)
+    return fun(*args), offered
+
+
+def test_both_sweeps_of_a_gradient_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = gradient_arguments(7)
+    found, offered = plans_of(
+        jax.jit(jax.grad(lambda *args: loss(*args, schedule="fork", tape=64), (0, 1))),
+        *args,
+        monkeypatch=monkeypatch,
+    )
+    assert offered == ["forward(grows) fork", "reverse(grows) fork"]
+    expected = jax.grad(lambda *args: loss(*args, carrier="ticks"), (0, 1))(*args)
+    assert_same(found, expected, 1e-4)
+
+
+def test_tapes_grow_outside_jit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "FIRST_RECORDS", 2)
+    args = gradient_arguments(5)
+    found = jax.grad(lambda *args: loss(*args, schedule="fork"))(*args)
+    assert_same(found, jax.grad(lambda *args: loss(*args, carrier="ticks"))(*args), 1e-4)
+
+
+def test_a_full_tape_is_an_outcome_inside_jit() -> None:
+    weight, x, depth = gradient_arguments(6)
+
+    def answers(x: Any) -> Any:
+        run = lw.vmap(grows, (None, 0, 0), schedule="fork", tape=4, throw=False)
+        values, outcomes = run(weight, x, depth)
+        return values.sum(), outcomes
+
+    (_, outcomes), _ = jax.jit(jax.value_and_grad(answers, has_aux=True))(x)
+    nodes = [int(c) for c in outcomes.code]
+    assert nodes[0] == int(Outcome.DONE)
+    assert int(Outcome.TAPE_FULL) in nodes
+
+
+def test_gradients_in_a_full_arena(small_arena: None) -> None:
+    args = gradient_arguments(5)
+    run = jax.jit(jax.grad(lambda *args: loss(*args, schedule="fork", tape=64, max_depth=7)))
+    assert_same(run(*args), jax.grad(lambda *args: loss(*args, carrier="ticks"))(*args), 1e-4)
+
+
+def test_second_derivatives_are_those_in_order() -> None:
     program = case_named("adaptive_simpson").program
 
     def total(scale: Any, **options: Any) -> Any:
-        run = lw.vmap(program, (0, None, None, None), **options)
-        return run(scale, 0.0, 1.0, 1e-1).sum()
+        return program.with_options(tape=64, **options)(scale, 0.0, 1.0, 1e-1)
 
-    scale = jnp.linspace(0.2, 0.8, 3)
-    found = jax.grad(lambda s: total(s, schedule="fork"))(scale)
-    assert_same(found, jax.grad(lambda s: total(s))(scale), 1e-4)
+    scale = jnp.float32(0.3)
+    found = jax.jit(jax.grad(jax.grad(lambda s: total(s, schedule="fork"))))(scale)
+    expected = jax.jit(jax.grad(jax.grad(lambda s: total(s))))(scale)
+    assert_same(found, expected, 1e-3)

@@ -20,6 +20,7 @@ from lanewise.blocks.link import Linked
 from lanewise.machine.advance import Advance
 from lanewise.machine.frames import (
     NOWHERE,
+    Frames,
     column,
     column_number,
     failed_pc,
@@ -32,6 +33,8 @@ from lanewise.machine.state import State
 
 # How many failed slots tell their parents at a time.
 TOLD = 16
+# In the place of the call that has failed: the example has ended.
+ENDED = -1
 
 
 @dataclass(frozen=True)
@@ -216,6 +219,21 @@ def failures_told(state: State, linked: Linked) -> State:
         return _come_back(state, linked, own, mask, parent, called)
 
     return lax.while_loop(lambda s: (s.pc == failed_pc(linked)).any(), turn, state)
+
+
+def ended_by(frames: Frames, own: Tile, rows: Any, mask: Any, code: int) -> Frames:
+    """The examples that the slots of the mask belong to have ended with this code."""
+    root = column(rows, "root")
+    theirs = with_columns(frames.table[root], code=code, site=-1, failed=ENDED)
+    return frames.with_(table=own.to(frames.table, root, theirs, mask))
+
+
+def without_ended(state: State, linked: Linked) -> State:
+    """The state without the calls of examples that have ended."""
+    table = state.frames.table
+    ended = column(table, "failed")[: state.frames.lanes] == ENDED
+    gone = ended[column(table, "root")]
+    return state.with_(pc=jnp.where(gone, linked.halt, state.pc))
 
 
 @functools.lru_cache(maxsize=512)

@@ -19,8 +19,11 @@ after the other, and no way down is longer than the reserve. A slot that needs m
 fails, whatever others do. Its block runs again for each of its calls, which is why a block that forks reads no results
 (`blocks/fork.py`), adds to sums once, and stores what it writes with the last one.
 
-Failure. A call that fails tells its parent, which ends when all its calls are back, with what the first of them by
-place has said: what the program would have met first in order.
+Failure. An assertion that does not hold ends its call. That tells its parent, which ends when all its calls are back,
+with what the first of them by place has said: what the program would have met first in order. Who has taken too many
+steps, or needs more frames or records than there is room for, ends the whole example at once: a recursion without end
+would have the machine make twice as many frames at each depth. So an example that fails an assertion and runs out of
+room as well may say either.
 """
 
 from __future__ import annotations
@@ -38,7 +41,14 @@ from lanewise.blocks.form import Block, Fail, Fork, Return, TailCall, arguments_
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.machine.advance import Advance, sliced_alone
-from lanewise.machine.calls import Tile, delivered, failures_told, launched
+from lanewise.machine.calls import (
+    Tile,
+    delivered,
+    ended_by,
+    failures_told,
+    launched,
+    without_ended,
+)
 from lanewise.machine.frames import column, failed_pc, first_slots, with_columns
 from lanewise.machine.pushes import pushed, without_pushes
 from lanewise.machine.state import State, Tick, running
@@ -73,7 +83,7 @@ def fork(advance: Advance) -> Tick:
             fullest = jnp.argmax(there)
             for place, pc in enumerate(expensive):
                 state = runs[pc].all_there(state, chosen, idle & (fullest == place))
-        state = failures_told(state, linked)
+        state = without_ended(failures_told(state, linked), linked)
         return _parked_if_stuck(state, linked)
 
     return tick
@@ -285,7 +295,9 @@ class _Run:
 def _failed(
     state: State, linked: Linked, own: Tile, rows: Any, mask: Any, code: int, site: int = -1
 ) -> State:
-    """The slots of the mask have failed."""
+    """The slots of the mask have failed; what is no assertion ends the whole example."""
+    if code != int(Outcome.ASSERTION_FAILED):
+        return state.with_(frames=ended_by(state.frames, own, rows, mask, code))
     rows = with_columns(rows, code=code, site=site)
     return state.with_(
         pc=own.put(state.pc, failed_pc(linked), mask),
