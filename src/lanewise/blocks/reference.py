@@ -32,6 +32,7 @@ from lanewise.blocks.form import (
 )
 from lanewise.core.accumulate import accumulate_p, accumulated
 from lanewise.core.errors import Outcome
+from lanewise.core.push import push_p
 
 Values = dict[Var, Any]
 
@@ -90,6 +91,9 @@ def interpret(
     run = run or _run
     values: Values = dict(program.constants)
     values.update(zip(program.inputs, operands, strict=True))
+    # What all frames share, and blocks push to.
+    state: Values = {var: jnp.zeros(var.aval.shape, var.aval.dtype) for var in program.state}
+    values.update(state)
     function = program.entry_function
     blocks = {block.label: (f, block) for f, block in program.all_blocks()}
     label = function.entry
@@ -125,7 +129,10 @@ def interpret(
                 own = [a.val if isinstance(a, Literal) else made[a] for a in eqn.invars]
                 number = eqn.params["number"]
                 sums[number] = accumulated(eqn.params, sums[number], own)
-        values = values | stored
+            elif eqn.primitive is push_p and program.state:
+                tape, top = eqn.invars[:2]
+                state |= {tape: stored[eqn.outvars[0]], top: stored[eqn.outvars[1]]}
+        values = values | stored | state
         match block.terminator:
             case Jump(target):
                 label = target
@@ -157,6 +164,7 @@ def interpret(
                 else:
                     done = frames.pop()
                     values, label = done.values, done.target
+                values = values | state
             case Fail(site, outcome, message=message):
                 return ended(outcome, site, None if message is None else message(given))
 
