@@ -6,7 +6,9 @@ many nodes there are is known only when they have been made. Ours run on the car
 with `schedule="meet"`, the fastest that makes calls in order; PyTorch makes node after node, as it must look at each
 decision. On a CPU all run on one core and CPU time is what is compared, so that other work on the machine counts less.
 
-    python benchmarks/fork.py [--width 256] [--instances 1 16 64] [--repeats 5] [--device gpu]
+A training step is a gradient of a sum over the instances by the weights.
+
+    python benchmarks/fork.py [--width 256] [--instances 1 16 64] [--repeats 5] [--no-training] [--device gpu]
 """
 
 from __future__ import annotations
@@ -63,16 +65,28 @@ def problem(instances: int, width: int) -> tuple[dict[str, Any], Any]:
     return weights, jnp.asarray(rng.normal(size=(instances, width)), jnp.float32)
 
 
-def ours(schedule: str) -> Callable[..., Any]:
-    program = generate.with_options(carrier="ticks", schedule=schedule, max_depth=DEEPEST + 1)
+def ours(schedule: str, **options: Any) -> Callable[..., Any]:
+    program = generate.with_options(
+        carrier="ticks", schedule=schedule, max_depth=DEEPEST + 1, **options
+    )
     return lambda weights, first: jax.vmap(program, (None, 0, None))(weights, first, DEEPEST)
 
 
-def in_torch(weights: dict[str, Any], first: Any, device: str) -> Callable[[], list[int]]:
-    """The same, node by node; gives how many nodes each instance has."""
+def training(schedule: str) -> Callable[..., Any]:
+    """The gradient by the weights; a tree has at most 255 nodes, each of which leaves a record."""
+    run = ours(schedule, tape=2 ** (DEEPEST + 1))
+    return jax.grad(lambda weights, first: (run(weights, first)[0] ** 2).sum())
+
+
+def in_torch(
+    weights: dict[str, Any], first: Any, device: str, train: bool = False
+) -> Callable[[], Any]:
+    """The same, node by node; gives how many nodes each instance has, or the gradients."""
     import torch
 
-    held = {k: torch.as_tensor(np.array(v), device=device) for k, v in weights.items()}
+    held = {
+        k: torch.tensor(np.array(v), device=device, requires_grad=train) for k, v in weights.items()
+    }
     states = torch.as_tensor(np.array(first), device=device)
     size = states.shape[1]
 
@@ -85,6 +99,14 @@ def in_torch(weights: dict[str, Any], first: Any, device: str) -> Callable[[], l
         right, more = one(children[size:], depth - 1)
         return torch.tanh(held["join"] @ torch.cat([left, right])), few + more + 1
 
+    def step() -> list[Any]:
+        loss = sum((one(h, DEEPEST)[0] ** 2).sum() for h in states)
+        used = [x for name, x in held.items() if name != "stop"]
+        found = torch.autograd.grad(loss, used)  # pyright: ignore[reportArgumentType]
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return [np.asarray(x.cpu()) for x in found]
+
     def run() -> list[int]:
         with torch.inference_mode():
             found = [one(h, DEEPEST)[1] for h in states]
@@ -92,7 +114,7 @@ def in_torch(weights: dict[str, Any], first: Any, device: str) -> Callable[[], l
             torch.cuda.synchronize()
         return found
 
-    return run
+    return step if train else run
 
 
 def in_turns(
@@ -125,14 +147,39 @@ def measure(instances: int, width: int, repeats: int, device: str) -> list[Claim
         runs["PyTorch node by node"] = run = in_torch(*arguments, device)
         assert run() == list(map(int, nodes)), "PyTorch has made other trees"
         targets["PyTorch node by node"] = ">= 50" if device == "cuda" else ">= 4"
-    times = in_turns(runs, repeats, device)
-    print(f"{instances} instances, {int(nodes.sum())} nodes, H={width}")
+    title = f"generation, H={width}, {instances} instances"
+    print(f"{title}: {int(nodes.sum())} nodes")
+    return _claims(title, in_turns(runs, repeats, device), compiled_in, targets)
+
+
+def measure_training(instances: int, width: int, repeats: int, device: str) -> list[Claim]:
+    arguments = problem(instances, width)
+    contenders, compiled_in = {}, {}
+    for name, schedule in (("fork", "fork"), ("in order", "meet")):
+        contenders[name], compiled_in[name] = compile_seconds(training(schedule), arguments)
+    found, expected = (contenders[name](*arguments) for name in ("fork", "in order"))
+    for name in found:
+        scale = float(jnp.abs(expected[name]).max()) + 1e-6
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-3 * scale)
+    runs = {name: functools.partial(run, *arguments) for name, run in contenders.items()}
+    targets = {"in order": ">= 1"}
+    if importlib.util.find_spec("torch") is not None:
+        runs["PyTorch node by node"] = in_torch(*arguments, device, train=True)
+        targets["PyTorch node by node"] = ">= 15"
+    title = f"training of generation, H={width}, {instances} instances"
+    print(title)
+    return _claims(title, in_turns(runs, repeats, device), compiled_in, targets)
+
+
+def _claims(
+    title: str, times: dict[str, float], compiled_in: dict[str, float], targets: dict[str, str]
+) -> list[Claim]:
     for name, seconds in times.items():
         compiled = f"   (compiled in {compiled_in[name]:.1f} s)" if name in compiled_in else ""
         print(f"  {name:<22} {1e3 * seconds:9.2f} ms{compiled}")
     return [
         Claim(
-            f"fork: generation, H={width}, {instances} instances, over {peer}",
+            f"fork: {title}, over {peer}",
             times["fork"],
             times[peer],
             target,
@@ -145,13 +192,15 @@ def main() -> None:
     parser = usual_arguments(__doc__)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--instances", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--no-training", action="store_true")
     arguments = parser.parse_args()
     use_device(arguments.device)
     device = "cuda" if jax.default_backend() == "gpu" else "cpu"
-    run = functools.partial(
-        measure, width=arguments.width, repeats=arguments.repeats, device=device
-    )
-    report([claim for number in arguments.instances for claim in run(number)])
+    given = {"width": arguments.width, "repeats": arguments.repeats, "device": device}
+    claims = [claim for number in arguments.instances for claim in measure(number, **given)]
+    for number in [] if arguments.no_training else arguments.instances:
+        claims += measure_training(number, **given)
+    report(claims)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from comparing import assert_same, take
 from corpus import CORPUS, Case, case_named
 from lanewise.blocks.flatten import flatten, operand_avals
 from lanewise.blocks.fork import forked, widest_fork
-from lanewise.blocks.form import BlockProgram, Fork, verify
+from lanewise.blocks.form import Block, BlockProgram, Fork, verify
 from lanewise.blocks.reference import interpret
 from lanewise.blocks.simplify import simplify
 from lanewise.blocks.text import print_program
@@ -27,6 +27,11 @@ def blocks_of(fun: Any, *args: Any) -> tuple[BlockProgram, list[Any]]:
     staged, operands = fun.stage(*args)
     varying = [True] * len(operand_avals(staged.program))
     return simplify(flatten(staged.program, varying), check=verify), list(operands)
+
+
+def forks_of(program: BlockProgram) -> list[tuple[Block, Fork]]:
+    ends = ((block, block.terminator) for _, block in program.all_blocks())
+    return [(block, end) for block, end in ends if isinstance(end, Fork)]
 
 
 def width(fun: Any, *args: Any) -> int:
@@ -77,8 +82,8 @@ def between(x, n):
 def test_what_stands_between_moves_up_or_down() -> None:
     program, operands = blocks_of(between, jnp.float32(0.7), jnp.int32(4))
     found = forked(program, check=verify)
-    (fork,) = [b for _, b in found.all_blocks() if isinstance(b.terminator, Fork)]
-    assert len(fork.terminator.calls) == 2
+    ((fork, end),) = forks_of(found)
+    assert len(end.calls) == 2
     assert "sin" in [eqn.primitive.name for eqn in fork.eqns]
     assert_same(interpret(found, operands).values, interpret(program, operands).values, 0)
 
@@ -128,16 +133,10 @@ def test_a_block_that_forks_reads_no_results() -> None:
 
     program, operands = blocks_of(again, jnp.int32(3), jnp.int32(5))
     found = forked(program, check=verify)
-    given = {
-        var
-        for _, block in found.all_blocks()
-        if isinstance(block.terminator, Fork)
-        for call in block.terminator.calls
-        for var in call.results
-    }
-    forks = [b for _, b in found.all_blocks() if isinstance(b.terminator, Fork)]
-    assert [len(b.terminator.calls) for b in forks] == [2, 2]
-    for block in forks:
+    forks = forks_of(found)
+    given = {var for _, end in forks for call in end.calls for var in call.results}
+    assert [len(end.calls) for _, end in forks] == [2, 2]
+    for block, _ in forks:
         read = {a for eqn in block.eqns for a in eqn.invars if not hasattr(a, "val")}
         assert not read & given
     assert_same(interpret(found, operands).values, interpret(program, operands).values, 0)
