@@ -92,7 +92,7 @@ def in_torch(
 
     def one(h: Any, depth: int) -> tuple[Any, int]:
         h = torch.tanh(held["node"] @ h)
-        if depth == 0 or float(held["stop"] @ h) > 1.2:
+        if depth == 0 or float((held["stop"] @ h).detach()) > 1.2:
             return torch.tanh(held["leaf"] @ h), 1
         children = torch.tanh(held["split"] @ h)
         left, few = one(children[:size], depth - 1)
@@ -100,9 +100,9 @@ def in_torch(
         return torch.tanh(held["join"] @ torch.cat([left, right])), few + more + 1
 
     def step() -> list[Any]:
-        loss = sum((one(h, DEEPEST)[0] ** 2).sum() for h in states)
+        loss = torch.stack([(one(h, DEEPEST)[0] ** 2).sum() for h in states]).sum()
         used = [x for name, x in held.items() if name != "stop"]
-        found = torch.autograd.grad(loss, used)  # pyright: ignore[reportArgumentType]
+        found = torch.autograd.grad(loss, used)
         if device == "cuda":
             torch.cuda.synchronize()
         return [np.asarray(x.cpu()) for x in found]
@@ -141,7 +141,9 @@ def measure(instances: int, width: int, repeats: int, device: str) -> list[Claim
     expected, count = contenders["in order"](*arguments)
     np.testing.assert_array_equal(nodes, count)
     np.testing.assert_allclose(vectors, expected, rtol=1e-3, atol=1e-3)
-    runs = {name: functools.partial(run, *arguments) for name, run in contenders.items()}
+    runs: dict[str, Callable[[], Any]] = {
+        name: functools.partial(run, *arguments) for name, run in contenders.items()
+    }
     targets = {"in order": ">= 1"}
     if importlib.util.find_spec("torch") is not None:
         runs["PyTorch node by node"] = run = in_torch(*arguments, device)
@@ -161,7 +163,9 @@ def measure_training(instances: int, width: int, repeats: int, device: str) -> l
     for name in found:
         scale = float(jnp.abs(expected[name]).max()) + 1e-6
         np.testing.assert_allclose(found[name], expected[name], atol=1e-3 * scale)
-    runs = {name: functools.partial(run, *arguments) for name, run in contenders.items()}
+    runs: dict[str, Callable[[], Any]] = {
+        name: functools.partial(run, *arguments) for name, run in contenders.items()
+    }
     targets = {"in order": ">= 1"}
     if importlib.util.find_spec("torch") is not None:
         runs["PyTorch node by node"] = in_torch(*arguments, device, train=True)

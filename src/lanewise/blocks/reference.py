@@ -130,8 +130,9 @@ def interpret(
                 number = eqn.params["number"]
                 sums[number] = accumulated(eqn.params, sums[number], own)
             elif eqn.primitive is push_p and program.state:
-                tape, top = eqn.invars[:2]
-                state |= {tape: stored[eqn.outvars[0]], top: stored[eqn.outvars[1]]}
+                for held, new in zip(eqn.invars[:2], eqn.outvars[:2], strict=True):
+                    assert isinstance(held, Var)
+                    state[held] = stored[new]
         values = values | stored | state
         match block.terminator:
             case Jump(target):

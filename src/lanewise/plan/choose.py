@@ -171,9 +171,10 @@ def _would_meet(job: Job, linked: Linked) -> bool:
 def _would_fork(job: Job, linked: Linked) -> bool:
     """Whether calls should run at the same time: matrix products want many rows, and there are few lanes.
 
-    Conservative: with more lanes there is enough to do in order, and where products are small a tick costs more.
+    Conservative: with more lanes there is enough to do in order, and where products are small a tick costs more. It was
+    measured on a CPU alone; elsewhere it must be asked for.
     """
-    if job.examples > MOST_LANES_FORKING or not job.profile.alone or job.refilled:
+    if job.examples > MOST_LANES_FORKING or job.platform != "cpu" or job.refilled:
         return False
     large = max(cost.products for cost in linked.costs) >= FORKED_PRODUCTS
     return large and forking.obstacle(job) is None
