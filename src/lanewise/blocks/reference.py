@@ -123,16 +123,7 @@ def interpret(
         if visit is not None:
             visit(block)
         stored, given = run(block, values)
-        for eqn in block.eqns:
-            if eqn.primitive is accumulate_p:
-                made = values | {var: stored[var] for var in defined(block)}
-                own = [a.val if isinstance(a, Literal) else made[a] for a in eqn.invars]
-                number = eqn.params["number"]
-                sums[number] = accumulated(eqn.params, sums[number], own)
-            elif eqn.primitive is push_p and program.state:
-                for held, new in zip(eqn.invars[:2], eqn.outvars[:2], strict=True):
-                    assert isinstance(held, Var)
-                    state[held] = stored[new]
+        _outside_frames(block, values, stored, sums, state)
         values = values | stored | state
         match block.terminator:
             case Jump(target):
@@ -168,6 +159,22 @@ def interpret(
                 values = values | state
             case Fail(site, outcome, message=message):
                 return ended(outcome, site, None if message is None else message(given))
+
+
+def _outside_frames(
+    block: Block, values: Values, stored: Values, sums: list[Any], state: Values
+) -> None:
+    """Add to sums, and push to what all frames share, as the block's equations say."""
+    for eqn in block.eqns:
+        if eqn.primitive is accumulate_p:
+            made = values | {var: stored[var] for var in defined(block)}
+            own = [a.val if isinstance(a, Literal) else made[a] for a in eqn.invars]
+            number = eqn.params["number"]
+            sums[number] = accumulated(eqn.params, sums[number], own)
+        elif eqn.primitive is push_p and state:
+            for held, new in zip(eqn.invars[:2], eqn.outvars[:2], strict=True):
+                assert isinstance(held, Var)
+                state[held] = stored[new]
 
 
 def _run(block: Block, values: Values) -> tuple[Values, list[Any]]:

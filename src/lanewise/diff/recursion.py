@@ -119,6 +119,11 @@ class Adjoints:
         """The types of what says where a record lies: nothing, if it is the topmost."""
         return [_jax.shaped((), jnp.int32.dtype) for _ in self.tapes.each if self.numbered]
 
+    def threads(self, num_params: int, num_outs: int) -> tuple[tuple[int, int], ...]:
+        """Where the tapes stand among parameters and results of a forward function, if they may be shared."""
+        tapes = range(len(self.stack_avals) if self.numbered else 0)
+        return tuple((num_params + i, num_outs + i) for i in tapes)
+
     def push(self, site: str, values: Sequence[Any], tapes: Sequence[Any]) -> list[Any]:
         """The tapes with one more record, of a site, and where it lies if records have numbers."""
         record = tuple(_jax.strong(_jax.aval_of(x)) for x in values)
@@ -269,16 +274,13 @@ def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
     ct_avals = [
         _jax.tangent_aval(a.aval) for a in itertools.compress(function.code.outvars, out_moving)
     ]
-    num_outs = len(function.code.outvars)
     fixed_avals = itertools.compress(avals[len(held) :], function.fixed)
     return [
         Derived(
             forward_name(key),
             _jax.trace(forward, [*avals, *stacks]),
             function.captures,
-            tuple((len(avals) - len(held) + i, num_outs + i) for i in range(len(stacks)))
-            if adjoints.numbered
-            else (),
+            adjoints.threads(len(function.params), len(function.code.outvars)),
         ),
         Derived(
             reverse_name(key),
