@@ -102,8 +102,6 @@ def test_one_way_down_is_enough(small_arena: None) -> None:
         return 1 + chain(n - 1) + chain(0)
 
     depths = jnp.array([6, 6, 0, 6, 5, 6])
-    run = jax.jit(lambda n: at_once(chain, n, max_depth=6))
-    assert run(depths).tolist() == depths.tolist()
     run = jax.jit(lambda n: at_once(chain, n, max_depth=5, throw=False))
     answers, outcomes = run(depths)
     assert (outcomes.code == int(Outcome.STACK_OVERFLOW)).tolist() == (depths > 5).tolist()
@@ -142,6 +140,7 @@ def test_what_fails_first_in_order_is_what_a_lane_says() -> None:
         at_once(picky, *args)
 
 
+@pytest.mark.slow
 def test_steps_are_counted_for_the_lane() -> None:
     case = case_named("fibonacci")
     numbers = jnp.arange(12)
