@@ -37,7 +37,11 @@ from programs.small import collatz
         ("checkpoints", 0, "'auto', 'all', 'sqrt', or a number of states"),
         ("checkpoints", None, "'auto', 'all', 'sqrt', or a number of states"),
         ("checkpoints", np.arange(3), "'auto', 'all', 'sqrt', or a number of states"),
-        ("schedule", "fastest", "'auto', 'lowest', 'most', 'sweep', 'meet', 'local', 'plain'"),
+        (
+            "schedule",
+            "fastest",
+            "'auto', 'lowest', 'most', 'sweep', 'meet', 'fork', 'local', 'plain'",
+        ),
         ("schedule", None, "'auto', 'lowest'"),
         ("schedule", ["most"], "'auto', 'lowest'"),
         ("carrier", "gpu", "'auto', 'ticks', 'native', 'kernel'"),

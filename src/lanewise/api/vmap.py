@@ -31,8 +31,9 @@ def vmap(
     Axes are those of `jax.vmap`. Called outside `jit`, it goes through the function once for each signature and keeps
     what it found, as `jax.jit` does; a program under `jax.vmap` is gone through by JAX at each call. Options:
 
-    * `schedule`: which block runs next: "auto", "sweep", "meet", "most", "lowest", "local" (outside `jit`), or "plain"
-      for `jax.vmap`'s own batching. "levels" (outside `jit`) runs control first and then the values, level by level.
+    * `schedule`: which block runs next: "auto", "sweep", "meet", "most", "lowest", "fork" (calls at the same time),
+      "local" (outside `jit`), or "plain" for `jax.vmap`'s own batching. "levels" (outside `jit`) runs control first and
+      then the values, level by level.
     * `carrier`: what the machine is compiled to: "auto", "ticks" (XLA, all lanes at once), "native" (a CPU, lane by
       lane) or "kernel" (an NVIDIA GPU, the program as one kernel).
     * `max_steps`: end a lane after this many steps (loop iterations and calls).

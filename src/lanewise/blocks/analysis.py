@@ -36,10 +36,13 @@ from lanewise.blocks.form import (
     BlockProgram,
     Branch,
     Call,
+    Fork,
     Label,
     Return,
-    TailCall,
+    arguments_of,
+    callees,
     defined,
+    given_back,
     reads,
     successors,
     terminator_atoms,
@@ -94,9 +97,9 @@ def _backward(
             out: Variables = frozenset().union(*(before[t] for t in successors(block)))
             if isinstance(block.terminator, Return):
                 out = out | frozenset(function.results)
+            out = out - frozenset(given_back(program, block.terminator))
             if isinstance(block.terminator, Call):
-                results = frozenset(program.functions[block.terminator.callee].results)
-                out = across_call(block, out - results)
+                out = across_call(block, out)
             entering = live_in(block, out)
             if out != after[block.label] or entering != before[block.label]:
                 after[block.label], before[block.label] = out, entering
@@ -107,12 +110,7 @@ def _backward(
 def reachable_functions(program: BlockProgram) -> dict[str, frozenset[str]]:
     """For each function, those a call to it may run, itself included."""
     reach = {
-        name: {name}
-        | {
-            b.terminator.callee
-            for b in function.blocks
-            if isinstance(b.terminator, Call | TailCall)
-        }
+        name: {name, *(callee for b in function.blocks for callee in callees(b.terminator))}
         for name, function in program.functions.items()
     }
     changed = True
@@ -201,10 +199,8 @@ def constant_variables(program: BlockProgram) -> Variables:
 
 
 def _arguments(block: Block) -> tuple[tuple[Var, object], ...]:
-    if isinstance(block.terminator, Call | TailCall):
-        # A parameter handed on as it is is not written.
-        return tuple((var, atom) for var, atom in block.terminator.arguments if var is not atom)
-    return ()
+    # A parameter handed on as it is is not written.
+    return tuple((var, atom) for var, atom in arguments_of(block.terminator) if var is not atom)
 
 
 def _call_storage(
@@ -308,6 +304,8 @@ def uniform_variables(program: BlockProgram, varying_inputs: Iterable[bool]) -> 
                 sources.setdefault(var, []).append(tuple(eqn.invars))
         for var, atom in (*block.assigns, *_arguments(block)):
             sources.setdefault(var, []).append((atom,))
+        if isinstance(block.terminator, Fork):
+            varies.update(given_back(program, block.terminator))
     varies |= {var for var, found in sources.items() if len(found) > 1}
     changed = True
     while changed:
@@ -457,9 +455,8 @@ def constants_leaving(
             after.pop(var, None)
         else:
             after[var] = value
-    if isinstance(block.terminator, Call):
-        for var in program.functions[block.terminator.callee].results:
-            after.pop(var, None)
+    for var in given_back(program, block.terminator):
+        after.pop(var, None)
     if not isinstance(block.terminator, Branch):
         return [(target, after) for target in successors(block)]
     index, targets = block.terminator.index, block.terminator.targets

@@ -123,7 +123,8 @@ class _Flattener:
                 self.new_var(v.aval, flag) for v, flag in zip(function.params, flags, strict=True)
             )
             results = tuple(self.new_var(atom.aval, True) for atom in function.jaxpr.outvars)
-            self.frames[key] = BlockFunction(name, params, results, ())
+            threads = tuple((params[i], j) for i, j in function.threads)
+            self.frames[key] = BlockFunction(name, params, results, (), threads)
             self.pending.append((program, function))
         return self.frames[key]
 

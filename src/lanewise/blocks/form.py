@@ -57,6 +57,26 @@ class TailCall:
 
 
 @dataclass(frozen=True)
+class Forked:
+    """One call of a fork: `results` are the caller's variables that its results go to."""
+
+    callee: str
+    arguments: tuple[tuple[Var, Atom], ...]
+    results: tuple[Var, ...]
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Make calls that do not wait for one another, in frames of their own; go on at `target` when all are back.
+
+    Only a machine whose frames are lanes forks (`blocks/fork.py`).
+    """
+
+    calls: tuple[Forked, ...]
+    target: Label
+
+
+@dataclass(frozen=True)
 class Return:
     """Leave the function; its result variables hold the answer."""
 
@@ -77,7 +97,7 @@ class Fail:
     values: tuple[Atom, ...] = ()
 
 
-Terminator = Jump | Branch | Call | TailCall | Return | Fail
+Terminator = Jump | Branch | Call | TailCall | Fork | Return | Fail
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +121,16 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class BlockFunction:
-    """One function's blocks, in program order; the first is its entry."""
+    """One function's blocks, in program order; the first is its entry.
+
+    `threads`: parameters that are state of the whole run, each with the number of the result that it becomes.
+    """
 
     name: str
     params: tuple[Var, ...]
     results: tuple[Var, ...]
     blocks: tuple[Block, ...]
+    threads: tuple[tuple[Var, int], ...] = ()
 
     @property
     def entry(self) -> Label:
@@ -118,7 +142,8 @@ class BlockProgram:
     """All functions of a program in flat form.
 
     `inputs` are the variables the operands go to (captures first); `constants` hold arrays found in the code; `sums`
-    are the types of the accumulators that blocks add to."""
+    are the types of the accumulators that blocks add to; `state` are variables that an example has once, whichever
+    frame of it runs, and that blocks push to (`lane_state.py`)."""
 
     functions: dict[str, BlockFunction]
     entry: str
@@ -126,6 +151,7 @@ class BlockProgram:
     constants: tuple[tuple[Var, Any], ...]
     sites: tuple[Site, ...]
     sums: tuple[Any, ...] = ()
+    state: tuple[Var, ...] = ()
 
     @property
     def entry_function(self) -> BlockFunction:
@@ -140,7 +166,7 @@ class BlockProgram:
 def successors(block: Block) -> tuple[Label, ...]:
     """Where a lane may go next inside the same function."""
     match block.terminator:
-        case Jump(target) | Call(target=target):
+        case Jump(target) | Call(target=target) | Fork(target=target):
             return (target,)
         case Branch(targets=targets):
             return tuple(dict.fromkeys(targets))
@@ -165,6 +191,8 @@ def retarget(terminator: Terminator, mapping: dict[Label, Label]) -> Terminator:
             return Branch(index, tuple(mapping.get(t, t) for t in targets))
         case Call(callee, arguments, target):
             return Call(callee, arguments, mapping.get(target, target))
+        case Fork(calls, target):
+            return Fork(calls, mapping.get(target, target))
         case _:
             return terminator
 
@@ -174,10 +202,43 @@ def terminator_atoms(terminator: Terminator) -> tuple[Atom, ...]:
     match terminator:
         case Branch(index=index):
             return (index,)
-        case Call(arguments=arguments) | TailCall(arguments=arguments):
-            return tuple(atom for _, atom in arguments)
+        case Call() | TailCall() | Fork():
+            return tuple(atom for _, atom in arguments_of(terminator))
         case Fail(values=values):
             return values
+        case _:
+            return ()
+
+
+def callees(terminator: Terminator) -> tuple[str, ...]:
+    """The functions that it calls."""
+    match terminator:
+        case Call(callee=callee) | TailCall(callee=callee):
+            return (callee,)
+        case Fork(calls):
+            return tuple(call.callee for call in calls)
+        case _:
+            return ()
+
+
+def arguments_of(terminator: Terminator) -> tuple[tuple[Var, Atom], ...]:
+    """The parameters of the functions that it calls, and what they are given, call after call."""
+    match terminator:
+        case Call(arguments=arguments) | TailCall(arguments=arguments):
+            return arguments
+        case Fork(calls):
+            return tuple(pair for call in calls for pair in call.arguments)
+        case _:
+            return ()
+
+
+def given_back(program: BlockProgram, terminator: Terminator) -> tuple[Var, ...]:
+    """The variables that hold what its calls gave when it goes on."""
+    match terminator:
+        case Call(callee=callee):
+            return program.functions[callee].results
+        case Fork(calls):
+            return tuple(var for call in calls for var in call.results)
         case _:
             return ()
 
@@ -223,12 +284,16 @@ def verify(program: BlockProgram) -> BlockProgram:
             stored = [var for var, _ in block.assigns]
             _require(len(set(stored)) == len(stored), f"{where} assigns a variable twice")
             pairs = list(block.assigns)
-            if isinstance(block.terminator, Call | TailCall):
-                _require(
-                    block.terminator.callee in program.functions,
-                    f"{where} calls an unknown function",
-                )
-                pairs += block.terminator.arguments
+            for callee in callees(block.terminator):
+                _require(callee in program.functions, f"{where} calls an unknown function")
+            pairs += arguments_of(block.terminator)
+            if isinstance(block.terminator, Fork):
+                into = given_back(program, block.terminator)
+                _require(len(set(into)) == len(into), f"{where} forks into a variable twice")
+                for call in block.terminator.calls:
+                    own = program.functions[call.callee].results
+                    _require(len(own) == len(call.results), f"{where} forks into too few variables")
+                    pairs += zip(call.results, own, strict=True)
             for var, atom in pairs:
                 _require(
                     (var.aval.shape, var.aval.dtype) == (atom.aval.shape, atom.aval.dtype),
@@ -241,12 +306,10 @@ def verify(program: BlockProgram) -> BlockProgram:
 def defined_at_start(program: BlockProgram, function: BlockFunction) -> dict[Label, set[Var]]:
     """The variables that every path to a block has written."""
     captured = {
-        var
-        for _, block in program.all_blocks()
-        if isinstance(block.terminator, Call | TailCall)
-        for var, _ in block.terminator.arguments
+        var for _, block in program.all_blocks() for var, _ in arguments_of(block.terminator)
     }
-    outside = {*program.inputs, *(var for var, _ in program.constants), *captured}
+    constants = (var for var, _ in program.constants)
+    outside = {*program.inputs, *constants, *program.state, *captured}
     blocks = {block.label: block for block in function.blocks}
     at_start: dict[Label, set[Var]] = {}
     work = [(function.entry, outside | set(function.params))]
@@ -259,8 +322,7 @@ def defined_at_start(program: BlockProgram, function: BlockFunction) -> dict[Lab
         at_start[label] = now
         block = blocks[label]
         after = now | set(defined(block)) | {var for var, _ in block.assigns}
-        if isinstance(block.terminator, Call):
-            after = after | set(program.functions[block.terminator.callee].results)
+        after = after | set(given_back(program, block.terminator))
         work += [(target, after) for target in successors(block)]
     return at_start
 
@@ -365,5 +427,13 @@ def substitute_terminator(terminator: Terminator, env: dict[Var, Atom]) -> Termi
             return Call(callee, tuple((v, substitute(env, a)) for v, a in arguments), target)
         case TailCall(callee, arguments):
             return TailCall(callee, tuple((v, substitute(env, a)) for v, a in arguments))
+        case Fork(calls, target):
+            return Fork(
+                tuple(
+                    replace(c, arguments=tuple((v, substitute(env, a)) for v, a in c.arguments))
+                    for c in calls
+                ),
+                target,
+            )
         case _:
             return terminator

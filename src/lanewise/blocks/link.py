@@ -28,6 +28,7 @@ from lanewise._jax import Atom, Literal, Var
 from lanewise.blocks.analysis import (
     CallStorage,
     Storage,
+    constant_variables,
     identical,
     live_in,
     live_out,
@@ -43,11 +44,14 @@ from lanewise.blocks.form import (
     Branch,
     Call,
     Fail,
+    Fork,
     Jump,
     Label,
     Return,
-    TailCall,
+    arguments_of,
+    callees,
     defined,
+    given_back,
     reads,
     substitute,
     substitute_terminator,
@@ -100,8 +104,7 @@ class Linked:
             return sum(var.aval.size for var in item.moves.pop)
         written = {var for var, _ in item.assigns} | {var for e in item.eqns for var in e.outvars}
         written &= self.storage.live_out[item.label]
-        if isinstance(item.terminator, Call | TailCall):
-            written |= {var for var, atom in item.terminator.arguments if var is not atom}
+        written |= {var for var, atom in arguments_of(item.terminator) if var is not atom}
         moved = [var for var in written if var not in self.storage.uniform]
         if isinstance(item.terminator, Call):
             moved += self.storage.calls[item.label].push
@@ -109,7 +112,17 @@ class Linked:
 
     @cached_property
     def has_calls(self) -> bool:
-        return bool(self.storage.calls)
+        return bool(self.storage.calls) or self.forks
+
+    @cached_property
+    def forks(self) -> bool:
+        """Whether each call has a frame of its own, in the place of stacks."""
+        return any(isinstance(getattr(item, "terminator", None), Fork) for item in self.order)
+
+    @cached_property
+    def held_by_lanes(self) -> frozenset[Var]:
+        """Registers that nothing writes: where frames are lanes, those of an example share them."""
+        return (constant_variables(self.program) | {*self.program.state}) & {*self.registers}
 
     @cached_property
     def straight(self) -> bool:
@@ -122,9 +135,7 @@ class Linked:
         entry = self.program.entry_function
         blocks = [item for item in self.order if isinstance(item, Block)]
         again = any(entry.entry in successors(b) for b in blocks) or any(
-            b.terminator.callee == entry.name
-            for b in blocks
-            if isinstance(b.terminator, Call | TailCall)
+            entry.name in callees(b.terminator) for b in blocks
         )
         return None if again else self.pc_of[entry.entry]
 
@@ -132,12 +143,7 @@ class Linked:
     def bare_ends(self) -> frozenset[int]:
         """The pcs of blocks that do nothing but end the lane: who would go there has ended."""
         entry = self.program.entry_function
-        called = {
-            item.terminator.callee
-            for item in self.order
-            if isinstance(item, Block) and isinstance(item.terminator, Call | TailCall)
-        }
-        if entry.name in called:
+        if _is_called(self.program, entry.name):
             return frozenset()
         return frozenset(
             self.pc_of[block.label]
@@ -177,8 +183,7 @@ class Linked:
                 found.add(self.pc_after(item.target))
                 continue
             found.update(self.pc_after(t) for t in successors(item) if t not in self.waiting)
-            if isinstance(item.terminator, Call | TailCall):
-                found.add(self.pc_of[functions[item.terminator.callee].entry])
+            found.update(self.pc_of[functions[name].entry] for name in callees(item.terminator))
             if isinstance(item.terminator, Call):
                 found.add(self.pc_after_call(item.label))
         return frozenset(found)
@@ -234,6 +239,14 @@ def link(program: BlockProgram, varying: Sequence[bool], profile: Profile = CPU)
         if isinstance(block.terminator, Call) and block.label not in return_pc:
             return_pc[block.label] = pc_of[block.terminator.target]
     return Linked(program, decided, tuple(order), pc_of, return_pc, profile)
+
+
+def link_frames(program: BlockProgram, varying: Sequence[bool], profile: Profile = CPU) -> Linked:
+    """The same for a machine that forks: each frame has registers of its own, and nothing is saved."""
+    program = _within_functions(program, tuple(varying))
+    order = tuple(block for _, block in program.all_blocks())
+    pc_of = {block.label: pc for pc, block in enumerate(order)}
+    return Linked(program, storage(program, varying), order, pc_of, {}, profile)
 
 
 def coalesce(program: BlockProgram, varying_inputs: Iterable[bool]) -> BlockProgram:
@@ -370,10 +383,7 @@ def _written_copies(
 
 
 def _is_called(program: BlockProgram, name: str) -> bool:
-    return any(
-        isinstance(block.terminator, Call | TailCall) and block.terminator.callee == name
-        for _, block in program.all_blocks()
-    )
+    return any(name in callees(block.terminator) for _, block in program.all_blocks())
 
 
 def _may_share(dst: Var, src: Var, movable: set[Var], function: BlockFunction) -> bool:
@@ -406,6 +416,11 @@ def _conflicts(
         if isinstance(block.terminator, Call):
             # The callee writes its results while the frame waits.
             for result in program.functions[block.terminator.callee].results:
+                for other in alive[block.label]:
+                    against(result, other)
+        if isinstance(block.terminator, Fork):
+            # So do calls, to the variables that a fork names.
+            for result in given_back(program, block.terminator):
                 for other in alive[block.label]:
                     against(result, other)
         stored: dict[Var, Any] = {var: var for var in defined(block)} | dict(block.assigns)

@@ -6,6 +6,7 @@ slow on purpose. Every carrier and schedule must give what it gives.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from lanewise.blocks.form import (
     Branch,
     Call,
     Fail,
+    Fork,
+    Forked,
     Jump,
     Return,
     TailCall,
@@ -29,6 +32,7 @@ from lanewise.blocks.form import (
 )
 from lanewise.core.accumulate import accumulate_p, accumulated
 from lanewise.core.errors import Outcome
+from lanewise.core.push import push_p
 
 Values = dict[Var, Any]
 
@@ -47,6 +51,33 @@ class Answer:
     sums: tuple[Any, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Pending:
+    """A call that has not come back, and its arguments."""
+
+    call: Forked
+    given: list[Any]
+
+
+@dataclass
+class _Frame:
+    """A function that waits for calls, the first of which runs; it goes on at `target` when all are back."""
+
+    values: Values
+    target: int
+    calls: list[_Pending]
+
+    def next_call(self, program: BlockProgram) -> tuple[Values, int]:
+        first = self.calls[0]
+        params = [var for var, _ in first.call.arguments]
+        given = dict(zip(params, first.given, strict=True))
+        return self.values | given, program.functions[first.call.callee].entry
+
+    def take(self, results: list[Any]) -> None:
+        first = self.calls.pop(0)
+        self.values = self.values | dict(zip(first.call.results, results, strict=True))
+
+
 def interpret(
     program: BlockProgram,
     operands: Sequence[Any],
@@ -60,10 +91,13 @@ def interpret(
     run = run or _run
     values: Values = dict(program.constants)
     values.update(zip(program.inputs, operands, strict=True))
+    # What all frames share, and blocks push to.
+    state: Values = {var: jnp.zeros(var.aval.shape, var.aval.dtype) for var in program.state}
+    values.update(state)
     function = program.entry_function
     blocks = {block.label: (f, block) for f, block in program.all_blocks()}
     label = function.entry
-    frames: list[tuple[Values, int]] = []
+    frames: list[_Frame] = []
     steps = deepest = 0
     sums = [jnp.zeros(aval.shape, aval.dtype) for aval in program.sums]
 
@@ -80,7 +114,7 @@ def interpret(
         if max_steps is not None and steps + block.steps > max_steps:
             return ended(Outcome.STEPS_EXHAUSTED)
         if (
-            isinstance(block.terminator, Call)
+            isinstance(block.terminator, Call | Fork)
             and max_depth is not None
             and len(frames) >= max_depth
         ):
@@ -89,25 +123,25 @@ def interpret(
         if visit is not None:
             visit(block)
         stored, given = run(block, values)
-        for eqn in block.eqns:
-            if eqn.primitive is accumulate_p:
-                made = values | {var: stored[var] for var in defined(block)}
-                own = [a.val if isinstance(a, Literal) else made[a] for a in eqn.invars]
-                number = eqn.params["number"]
-                sums[number] = accumulated(eqn.params, sums[number], own)
-        values = values | stored
+        _outside_frames(block, values, stored, sums, state)
+        values = values | stored | state
         match block.terminator:
             case Jump(target):
                 label = target
             case Branch(targets=targets):
                 label = targets[int(given[0])]
-            case Call(callee, arguments, target):
-                frames.append((values, target))
+            case Call(callee, _, target):
+                own = Forked(callee, block.terminator.arguments, program.functions[callee].results)
+                frames.append(_Frame(values, target, [_Pending(own, given)]))
                 deepest = max(deepest, len(frames))
-                values = values | {
-                    var: value for (var, _), value in zip(arguments, given, strict=True)
-                }
-                label = program.functions[callee].entry
+                values, label = frames[-1].next_call(program)
+            case Fork(calls, target):
+                # In order: what the calls give does not depend on it.
+                rest = iter(given)
+                made = [_Pending(c, list(itertools.islice(rest, len(c.arguments)))) for c in calls]
+                frames.append(_Frame(values, target, made))
+                deepest = max(deepest, len(frames))
+                values, label = frames[-1].next_call(program)
             case TailCall(callee, arguments):
                 values = values | {
                     var: value for (var, _), value in zip(arguments, given, strict=True)
@@ -116,10 +150,31 @@ def interpret(
             case Return():
                 if not frames:
                     return ended(Outcome.DONE)
-                saved, label = frames.pop()
-                values = saved | {var: values[var] for var in function.results}
+                frames[-1].take([values[var] for var in function.results])
+                if frames[-1].calls:
+                    values, label = frames[-1].next_call(program)
+                else:
+                    done = frames.pop()
+                    values, label = done.values, done.target
+                values = values | state
             case Fail(site, outcome, message=message):
                 return ended(outcome, site, None if message is None else message(given))
+
+
+def _outside_frames(
+    block: Block, values: Values, stored: Values, sums: list[Any], state: Values
+) -> None:
+    """Add to sums, and push to what all frames share, as the block's equations say."""
+    for eqn in block.eqns:
+        if eqn.primitive is accumulate_p:
+            made = values | {var: stored[var] for var in defined(block)}
+            own = [a.val if isinstance(a, Literal) else made[a] for a in eqn.invars]
+            number = eqn.params["number"]
+            sums[number] = accumulated(eqn.params, sums[number], own)
+        elif eqn.primitive is push_p and state:
+            for held, new in zip(eqn.invars[:2], eqn.outvars[:2], strict=True):
+                assert isinstance(held, Var)
+                state[held] = stored[new]
 
 
 def _run(block: Block, values: Values) -> tuple[Values, list[Any]]:

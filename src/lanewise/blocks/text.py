@@ -17,6 +17,8 @@ from lanewise.blocks.form import (
     Branch,
     Call,
     Fail,
+    Fork,
+    Forked,
     Jump,
     Return,
     TailCall,
@@ -104,12 +106,19 @@ def _terminator(block: Block, name: _Names, storage: Storage | None) -> str:
         case TailCall(callee, arguments):
             given = ", ".join(f"{name(v)} <- {name(a)}" for v, a in arguments)
             return f"become {callee}({given})"
+        case Fork(calls, target):
+            return f"fork {'; '.join(_forked(call, name) for call in calls)} then {target}"
         case Return():
             return "return"
         case Fail(site, outcome):
             return (
                 f"fail {site}" if outcome is Outcome.ASSERTION_FAILED else f"fail: {outcome.phrase}"
             )
+
+
+def _forked(call: Forked, name: _Names) -> str:
+    given = ", ".join(f"{name(v)} <- {name(a)}" for v, a in call.arguments)
+    return f"{', '.join(map(name, call.results))} <- {call.callee}({given})"
 
 
 def _storage(storage: Storage, name: _Names) -> str:

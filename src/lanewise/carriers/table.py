@@ -1,7 +1,7 @@
 """All carriers. Each is imported when a job is first offered to it: together they are a third of Lanewise.
 
-`plain`, `local` and `levels` are no carriers by name: a user asks for them as schedules of `ticks`. They run by other
-code.
+`plain`, `local`, `levels` and `fork` are no carriers by name: a user asks for them as schedules of `ticks`. Other code
+runs them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def carrier_of(name: str, schedule: str) -> Carrier:
         from lanewise.carriers import locally as found
     elif schedule == "levels":
         from lanewise.carriers import levels as found
+    elif schedule == "fork":
+        from lanewise.carriers import forking as found
     else:
         from lanewise.carriers import ticks as found
     return found

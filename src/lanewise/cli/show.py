@@ -22,6 +22,7 @@ from lanewise.blocks.form import (
     Branch,
     Call,
     Fail,
+    Fork,
     Jump,
     Return,
     TailCall,
@@ -127,6 +128,8 @@ def _then(block: Block) -> str:
             return f"call {callee}, then {target}"
         case TailCall(callee=callee):
             return f"become {callee}"
+        case Fork(calls, target):
+            return f"fork {', '.join(call.callee for call in calls)}, then {target}"
         case Return():
             return "return"
         case Fail(outcome=outcome):

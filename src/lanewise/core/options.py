@@ -12,7 +12,7 @@ import numpy as np
 
 from lanewise.core.errors import OptionError
 
-SCHEDULES = ("auto", "lowest", "most", "sweep", "meet", "local", "plain", "levels")
+SCHEDULES = ("auto", "lowest", "most", "sweep", "meet", "fork", "local", "plain", "levels")
 Checkpointing = str | int  # "auto", "all", "sqrt", or how many states
 CARRIERS = ("auto", "ticks", "native", "kernel")
 

@@ -54,11 +54,16 @@ def machine_inside(eqn: _jax.JaxprEqn) -> _jax.Jaxpr:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """One function of the table: its jaxpr's inputs are the captures it names, then its parameters."""
+    """One function of the table: its jaxpr's inputs are the captures it names, then its parameters.
+
+    `threads`: parameters that are state of the whole run (tapes of records), each with the result that it is when the
+    function is done; whoever reads them does so after all calls, so calls that run at the same time may share them.
+    """
 
     name: str
     jaxpr: _jax.Jaxpr
     captures: tuple[int, ...] = ()
+    threads: tuple[tuple[int, int], ...] = ()
 
     @property
     def params(self) -> tuple[_jax.Var, ...]:

@@ -45,7 +45,7 @@ class Checkpoints:
 
     `records` is how many iterations or frames a tape of unknown length holds; `grows`: a host may make it longer.
     `offload`: what a `scan` saves lies in the host's memory between the sweeps. `filled`: tapes hold zeros where
-    nothing was written.
+    nothing was written. `numbered`: the records of a recursion are read by their places, not in order.
     """
 
     setting: Checkpointing = "auto"
@@ -53,6 +53,7 @@ class Checkpoints:
     offload: bool = False
     grows: bool = False
     filled: bool = False
+    numbered: bool = False
 
     @property
     def can_grow(self) -> bool:

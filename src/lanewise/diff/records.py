@@ -7,6 +7,10 @@ at each order anew. So there are few tapes. All elements of small arrays lie one
 dtype, and a record writes and reads its own as one piece. A larger array is not copied into such a piece; those of a
 type have a tape whose entries are whole arrays. Functions share tapes: records are popped in the opposite order of that
 in which they were pushed, whoever pushed them.
+
+Or a record is kept by its places: whoever made the call keeps them, and gives them to the call's reverse. Then the
+order of calls does not matter, so that calls may run at the same time (`machine/fork.py`). It costs a number for each
+tape in each record, and so it is done only where calls do.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
+from lanewise.core.push import push
 from lanewise.diff.checkpoint import read, write
 from lanewise.diff.tape import check_room, unfilled
 
@@ -100,6 +105,29 @@ class Tapes:
             arrays[2 * at + 1] = after[at]
         return arrays
 
+    def kept(self, values: Sequence[Any], arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The same, by places that are kept: of each tape the place of this record, 0 where it has none."""
+        arrays = list(arrays)
+        places: list[Any] = [jnp.int32(0)] * len(self.each)
+        fit = []
+        for at, (_, own) in self._own([_jax.aval_of(x) for x in values]).items():
+            entries = _as_entries(self.each[at], [values[i] for i in own])
+            pushed = push(arrays[2 * at], arrays[2 * at + 1], entries)
+            arrays[2 * at], arrays[2 * at + 1], places[at], fits = pushed
+            fit.append(fits)
+        if fit:
+            check_room(functools.reduce(lax.bitwise_and, fit), self.grows)
+        return arrays, places
+
+    def read_at(self, record: Record, arrays: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+        """The values of a record of this kind that lies at these places."""
+        values: list[Any] = [_jax.zeros(a) if 0 in a.shape else None for a in record]
+        for at, (_, own) in self._own(record).items():
+            found = _read(self.each[at], arrays[2 * at], [record[i] for i in own], places[at])
+            for i, value in zip(own, found, strict=True):
+                values[i] = value
+        return values
+
     def popped(self, record: Record, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The values of the topmost record, which is of this kind, and the arrays of all tapes without it."""
         arrays = list(arrays)
@@ -157,6 +185,15 @@ def _written(tape: Tape, array: Any, values: Sequence[Any], at: Any) -> Any:
     parts = [lax.reshape(x, (math.prod(x.shape),)) for x in values]
     piece = lax.concatenate(parts, 0) if len(parts) > 1 else parts[0]
     return lax.dynamic_update_slice(array, piece, [at], allow_negative_indices=False)
+
+
+def _as_entries(tape: Tape, values: Sequence[Any]) -> Any:
+    """Values as entries of a tape, one after another."""
+    if tape.shape:
+        parts = [lax.expand_dims(x, (0,)) for x in values]
+    else:
+        parts = [lax.reshape(x, (math.prod(x.shape),)) for x in values]
+    return lax.concatenate(parts, 0) if len(parts) > 1 else parts[0]
 
 
 def _read(tape: Tape, array: Any, avals: Sequence[_jax.ShapedArray], at: Any) -> list[Any]:

@@ -11,6 +11,10 @@ The tapes are values that both kinds of functions take and give on. A record's t
 been gone through, and that function calls others, so all are gone through once with tapes of nothing, to see what they
 push, and again with those. Sums of adjoints that all calls add to go into a call's reverse and come back with its part
 (`lift.py`).
+
+Where calls may run at the same time (`Checkpoints.numbered`) records have numbers: a forward function also gives the
+places of its record, which its caller keeps like any value that its reverse reads, and a reverse function takes them.
+Then no reverse waits for another to have popped its record, and tapes are only read.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise.core.errors import InternalError
@@ -103,11 +109,37 @@ class Adjoints:
         outs = self.program.functions[name].jaxpr.outvars
         return tuple(moves and _jax.has_tangent(a.aval) for a in outs)
 
+    @property
+    def numbered(self) -> bool:
+        """Whether records are read by their places."""
+        return self.checkpoints.numbered
+
+    @property
+    def place_avals(self) -> list[_jax.ShapedArray]:
+        """The types of what says where a record lies: nothing, if it is the topmost."""
+        return [_jax.shaped((), jnp.int32.dtype) for _ in self.tapes.each if self.numbered]
+
+    def threads(self, num_params: int, num_outs: int) -> tuple[tuple[int, int], ...]:
+        """Where the tapes stand among parameters and results of a forward function, if they may be shared."""
+        tapes = range(len(self.stack_avals) if self.numbered else 0)
+        return tuple((num_params + i, num_outs + i) for i in tapes)
+
     def push(self, site: str, values: Sequence[Any], tapes: Sequence[Any]) -> list[Any]:
-        """The tapes with one more record, of a site."""
+        """The tapes with one more record, of a site, and where it lies if records have numbers."""
         record = tuple(_jax.strong(_jax.aval_of(x)) for x in values)
         self.pushed[site] = record
-        return self.tapes.pushed(values, tapes) if self._is_known(site) else list(tapes)
+        if not self._is_known(site):
+            return [*tapes, *map(_jax.zeros, self.place_avals)]
+        if not self.numbered:
+            return self.tapes.pushed(values, tapes)
+        tapes, places = self.tapes.kept(values, tapes)
+        return [*tapes, *places]
+
+    def record_at(self, site: str, record: Record, tapes: Sequence[Any], places: Any) -> list[Any]:
+        """The record of a site that lies at these places."""
+        if not self._is_known(site):
+            return [_jax.zeros(a) for a in record]
+        return self.tapes.read_at(record, tapes, places)
 
     def pop(self, site: str, record: Record, tapes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The topmost record, of a site, and the tapes without it."""
@@ -189,6 +221,8 @@ class Derived:
     name: str
     traced: _jax.Traced
     captures: tuple[int, ...]
+    # Parameters, without captures, that it hands through: which result each is (`core/program.py`).
+    threads: tuple[tuple[int, int], ...] = ()
 
 
 def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
@@ -217,6 +251,7 @@ def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
     summed = [*[True] * sum(held), *handed_on]
     others = [not flag for flag in summed]
     num_free = len(held) + sum(function.fixed)
+    places = adjoints.place_avals
 
     def forward(*values: Any) -> list[Any]:
         args, tapes = values[: len(avals)], values[len(avals) :]
@@ -226,9 +261,14 @@ def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
     def reverse(*values: Any) -> list[Any]:
         free, rest = values[:num_free], values[num_free:]
         tapes, rest = list(rest[: len(stacks)]), rest[len(stacks) :]
-        saved, tapes = adjoints.pop(scope.site, own.saved, tapes)
+        if adjoints.numbered:
+            saved = adjoints.record_at(scope.site, own.saved, tapes, rest[: len(places)])
+            rest = rest[len(places) :]
+        else:
+            saved, tapes = adjoints.pop(scope.site, own.saved, tapes)
         start, cts = rest[: len(sums)], rest[len(sums) :]
         found, left = own.reverse([*constants, *free], saved, tapes, start, cts)
+        left = [] if adjoints.numbered else left
         return [*itertools.compress(found, others), *left, *itertools.compress(found, summed)]
 
     ct_avals = [
@@ -236,10 +276,17 @@ def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
     ]
     fixed_avals = itertools.compress(avals[len(held) :], function.fixed)
     return [
-        Derived(forward_name(key), _jax.trace(forward, [*avals, *stacks]), function.captures),
+        Derived(
+            forward_name(key),
+            _jax.trace(forward, [*avals, *stacks]),
+            function.captures,
+            adjoints.threads(len(function.params), len(function.code.outvars)),
+        ),
         Derived(
             reverse_name(key),
-            _jax.trace(reverse, [*avals[: len(held)], *fixed_avals, *stacks, *sums, *ct_avals]),
+            _jax.trace(
+                reverse, [*avals[: len(held)], *fixed_avals, *stacks, *places, *sums, *ct_avals]
+            ),
             function.captures,
         ),
     ]
@@ -264,28 +311,30 @@ def _call(
         *args,
         *scope.tapes,
         name=forward_name(key),
-        out_avals=(*eqn.params["out_avals"], *stacks),
+        out_avals=(*eqn.params["out_avals"], *stacks, *adjoints.place_avals),
         jvp_of=None,
     )
-    scope.tapes = list(outs[len(avals) :])
+    scope.tapes, places = list(outs[len(avals) :][: len(stacks)]), outs[len(avals) + len(stacks) :]
     operand_avals = [_jax.aval_of(x) for x in operands]
     summed = adjoints.summed(key)
     sums, rest = adjoints.adjoint_avals(key)
     apart = [a and not b for a, b in zip((*[True] * num_held, *key[1]), summed, strict=True)]
-    left = tops(stacks)
+    left = [] if adjoints.numbered else tops(stacks)
     fixed = list(itertools.compress(args, adjoints.functions[name].fixed))
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         found = call_p.bind(
             *fixed,
             *scope.tapes,
+            *places,
             *zeros_for(start, operand_avals, summed),
             *zeros_for(cts, avals, out_moving),
             name=reverse_name(key),
             out_avals=(*rest, *left, *sums),
             jvp_of=None,
         )
-        scope.tapes = with_tops(scope.tapes, found[len(rest) : len(rest) + len(left)])
+        if left:
+            scope.tapes = with_tops(scope.tapes, found[len(rest) : len(rest) + len(left)])
         whole = spread(found[len(rest) + len(left) :], summed)
         own = spread(found[: len(rest)], apart)
         return [

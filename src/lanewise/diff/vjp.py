@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -91,6 +91,8 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
         loop = as_loop(program)
         if loop is not None:
             return vjp_program(loop, moving, checkpoints)
+        if checkpoints.numbered and not may_be_numbered(program):
+            checkpoints = replace(checkpoints, numbered=False)
         return _recursive(program, moving, checkpoints)
     entry = program.functions[program.entry]
     code = entry.jaxpr
@@ -124,6 +126,24 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
     )
 
 
+def may_be_numbered(program: Program) -> bool:
+    """Whether records can be read by their places: not where a loop makes calls, which has a record an iteration."""
+    return not any(
+        calls(code)
+        for function in program.functions.values()
+        for eqn in _loops(function.jaxpr)
+        for code in _jax.subjaxprs(eqn)
+    )
+
+
+def _loops(jaxpr: _jax.Jaxpr) -> Iterator[_jax.JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("while", "scan"):
+            yield eqn
+        for inner in _jax.subjaxprs(eqn):
+            yield from _loops(inner)
+
+
 def _program(name: str, code: _jax.Jaxpr, constants: tuple[Any, ...]) -> WithConstants:
     held = tuple(range(len(constants)))
     return WithConstants(Program({name: Function(name, code, held)}, name, len(held)), constants)
@@ -135,7 +155,7 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
     key = adjoints.wanted[0]
     entry = program.functions[program.entry]
     captures, params = program.capture_avals, [v.aval for v in entry.params]
-    stacks = adjoints.stack_avals
+    stacks, places = adjoints.stack_avals, adjoints.place_avals
     fixed = [i for i, flag in enumerate(adjoints.functions[program.entry].fixed) if flag]
     sums, others = adjoints.adjoint_avals(key)
     out_avals = [a.aval for a in entry.jaxpr.outvars]
@@ -145,14 +165,19 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
     def forward(*values: Any) -> Sequence[Any]:
         empty = adjoints.tapes.empty(zeros=checkpoints.filled)
         return call_p.bind(
-            *values, *empty, name=forward_name(key), out_avals=(*out_avals, *stacks), jvp_of=None
+            *values,
+            *empty,
+            name=forward_name(key),
+            out_avals=(*out_avals, *stacks, *places),
+            jvp_of=None,
         )
 
     def reverse(*values: Any) -> Sequence[Any]:
         arrays, rest = values[: len(fixed)], values[len(fixed) :]
-        tapes, cts = rest[: len(stacks)], rest[len(stacks) :]
+        num_saved = len(stacks) + len(places)
+        tapes, cts = rest[:num_saved], rest[num_saved:]
         zeros = [_jax.zeros(a) for a in sums]
-        left = tops(stacks)
+        left = [] if places else tops(stacks)
         found = call_p.bind(
             *arrays,
             *tapes,
@@ -188,7 +213,7 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
             held = range(at, at + len(d.traced.captures))
             at = held.stop
             own = (*held, *(len(constants) + i for i in d.captures))
-            functions[d.name] = Function(d.name, d.traced.jaxpr, own)
+            functions[d.name] = Function(d.name, d.traced.jaxpr, own, d.threads)
         return WithConstants(Program(functions, name, len(constants) + len(captures)), constants)
 
     return Reverse(
@@ -196,7 +221,7 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
         table(
             f"reverse({program.entry})",
             reverse,
-            [*(params[i] for i in fixed), *stacks, *ct_avals],
+            [*(params[i] for i in fixed), *stacks, *places, *ct_avals],
         ),
         (*range(len(captures)), *(len(captures) + i for i in fixed)),
         out_moving,

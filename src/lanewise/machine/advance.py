@@ -22,15 +22,17 @@ from lanewise.blocks.form import (
     Branch,
     Call,
     Fail,
+    Fork,
     Jump,
     Return,
     TailCall,
+    arguments_of,
     reads,
     terminator_atoms,
 )
 from lanewise.blocks.link import Linked, ReturnPoint
 from lanewise.core.accumulate import accumulate_p
-from lanewise.core.errors import Outcome
+from lanewise.core.errors import InternalError, Outcome
 from lanewise.machine import observe
 from lanewise.machine.state import State
 from lanewise.machine.sums import BlockSums
@@ -64,6 +66,8 @@ class Advance:
         self.place = {var: i for i, var in enumerate(linked.registers)}
         self.uniform_place = {var: i for i, var in enumerate(linked.uniforms)}
         self.stack_place = {var: i for i, var in enumerate(linked.storage.stacks)}
+        self.by_row: frozenset[Var] = frozenset()
+        self.rows: Any = None
 
     def with_lanes(self, lanes: int) -> Advance:
         """The same for another number of lanes."""
@@ -75,13 +79,19 @@ class Advance:
             expensive=self.expensive,
         )
 
+    def reading(self, by_row: frozenset[Var], rows: Any) -> Advance:
+        """The same where lanes read slices of these registers at rows that are not their own."""
+        found = self.with_lanes(self.lanes)
+        found.by_row, found.rows = by_row, rows
+        return found
+
     def run(self, state: State, pc: int) -> State:
         """Advance the lanes that are at block `pc`."""
         item = self.linked.order[pc]
         mask = state.pc == pc
         if isinstance(item, ReturnPoint):
             state = self._pop(state, item, mask)
-            return self._count(
+            return self.count(
                 state.with_(pc=jnp.where(mask, self.linked.pc_after(item.target), state.pc)),
                 mask,
                 pc,
@@ -98,7 +108,7 @@ class Advance:
         if item.steps and (self.max_steps is not None or self.counting):
             state = state.with_(steps=jnp.where(mask, state.steps + item.steps, state.steps))
         state, given = self.execute(state, item, mask, shared)
-        return self._count(self._leave(state, item, mask, given), mask, pc)
+        return self.count(self.leave(state, item, mask, given), mask, pc)
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -111,8 +121,7 @@ class Advance:
         if not found:
             return mask, {}
         wanted = tuple(dict.fromkeys(var for lookup in found for var in lookup.indices))
-        part = block.with_(eqns=needed_for(block, wanted), assigns=(), terminator=Return(), steps=0)
-        own = self._compute(state, part, wanted, [False] * len(wanted), (), mask, {})
+        own = self.values_of(state, block, wanted, mask)
         chosen: dict[Var, Any] = {}
         for var, indices in zip(wanted, own, strict=True):
             twin = next((other for other in chosen if same_value(block.eqns, var, other)), None)
@@ -136,7 +145,8 @@ class Advance:
             site=jnp.where(which, site, state.site),
         )
 
-    def _count(self, state: State, mask: Any, pc: int) -> State:
+    def count(self, state: State, mask: Any, pc: int) -> State:
+        """Note that a block has run for the lanes of the mask."""
         if not self.counting:
             return state
         active = mask.sum(dtype=jnp.float32)
@@ -154,11 +164,18 @@ class Advance:
         )
 
     def execute(
-        self, state: State, block: Block, mask: Any, shared: Shared | None = None
+        self,
+        state: State,
+        block: Block,
+        mask: Any,
+        shared: Shared | None = None,
+        adds: Any = None,
+        known: Mapping[Var, Any] | None = None,
     ) -> tuple[State, list[Any]]:
         """Run the block's code and store what it writes; gives what its terminator reads, too.
 
-        `shared`: indices that all lanes of the mask have in common, by the equation that reads there.
+        `shared`: indices that all lanes of the mask have in common, by the equation that reads there. `adds`: those of
+        the lanes that add to sums, if not all of them do. `known`: variables that are no registers, with their values.
         """
         alive = self.linked.storage.live_out[block.label]
         assigned = dict(block.assigns)
@@ -173,13 +190,14 @@ class Advance:
         }
         given = terminator_atoms(block.terminator)
         once = [var in self.uniform_place for var in (*kept, *self._parameters(block))]
-        handed = [update_chain(block.eqns, *pair) for pair in _arguments(block)]
+        handed = [update_chain(block.eqns, *pair) for pair in arguments_of(block.terminator)]
         updates = [eqn for chain in (*chains.values(), *handed) for eqn in chain]
         sums = BlockSums.of(block, self.uniform_place.__contains__, shared or {})
         once += [var not in sums.varying for var in sums.needs]
         outputs = [*atoms, *given, *sums.needs]
-        values = self._compute(state, block, outputs, once, updates, mask, shared or {})
-        state = state.with_(sums=sums.added(state.sums, values[len(atoms) + len(given) :], mask))
+        values = self._compute(state, block, outputs, once, updates, mask, shared or {}, known)
+        adds = mask if adds is None else adds
+        state = state.with_(sums=sums.added(state.sums, values[len(atoms) + len(given) :], adds))
         registers, uniforms = list(state.registers), list(state.uniforms)
         for var, value in zip(kept, values, strict=False):
             value = stored(value, var.aval)
@@ -192,14 +210,23 @@ class Advance:
         state = state.with_(registers=tuple(registers), uniforms=tuple(uniforms))
         return state, values[len(kept) : len(kept) + len(given)]
 
+    def values_of(self, state: State, block: Block, outputs: Sequence[Var], mask: Any) -> list[Any]:
+        """The values of variables that a block defines, for each lane."""
+        if not outputs:
+            return []
+        part = block.with_(
+            eqns=needed_for(block, outputs), assigns=(), terminator=Return(), steps=0
+        )
+        return self._compute(state, part, outputs, [False] * len(outputs), (), mask, {})
+
     def _is_kept(self, var: Var) -> bool:
         return var in self.place or var in self.uniform_place
 
     @staticmethod
     def _parameters(block: Block) -> list[Any]:
         """Where what the terminator reads goes: parameters of a callee, or nowhere."""
-        if isinstance(block.terminator, Call | TailCall):
-            return [var for var, _ in _arguments(block)]
+        if isinstance(block.terminator, Call | TailCall | Fork):
+            return [var for var, _ in arguments_of(block.terminator)]
         return [None for _ in terminator_atoms(block.terminator)]
 
     def _compute(
@@ -211,11 +238,13 @@ class Advance:
         updates: Sequence[Any],
         mask: Any,
         shared: Shared,
+        known: Mapping[Var, Any] | None = None,
     ) -> list[Any]:
         """Values of `outputs` after the block's equations, for all lanes, or `once` where that serves all."""
         inputs = list(reads(block))
-        arrays = [self._read(state, var) for var in inputs]
-        axes = [None if var in self.uniform_place else 0 for var in inputs]
+        known = known or {}
+        arrays = [known[var] if var in known else self._read(state, var) for var in inputs]
+        axes = [None if var in self.uniform_place or var in self.by_row else 0 for var in inputs]
         masked = {id(eqn) for eqn in updates}
         # What only leads to a sum over lanes is not computed for each of them.
         needed = {id(eqn) for eqn in needed_for(block, [a for a in outputs if isinstance(a, Var)])}
@@ -225,7 +254,7 @@ class Advance:
             if id(eqn) in needed or (eqn.effects and eqn.primitive is not accumulate_p)
         ]
 
-        def one_lane(here: Any, *values: Any) -> list[Any]:
+        def one_lane(here: Any, row: Any, *values: Any) -> list[Any]:
             env = dict(zip(inputs, values, strict=True))
 
             def look(atom: Any) -> Any:
@@ -242,24 +271,29 @@ class Advance:
                     common[atom] if isinstance(atom, Var) and atom in common else look(atom)
                     for atom in eqn.invars
                 ]
-                outs = (
-                    [masked_update(eqn, args, here)]
-                    if id(eqn) in masked
-                    else _jax.run_eqn(eqn, args)
-                )
+                if id(eqn) in masked:
+                    outs = [masked_update(eqn, args, here)]
+                elif eqn.invars and id(eqn.invars[0]) in by_row:
+                    outs = [_slice_of_row(eqn, args, row)]
+                else:
+                    outs = _jax.run_eqn(eqn, args)
                 env.update(zip(eqn.outvars, outs, strict=True))
             return [look(atom) for atom in outputs]
 
         out_axes = [None if flag else 0 for flag in once]
-        run = jax.vmap(one_lane, in_axes=(0, *axes), out_axes=out_axes, axis_size=self.lanes)
-        return run(mask, *arrays)
+        by_row = {id(var) for var in self.by_row}
+        rows = None if self.rows is None else 0
+        axes = (0, rows, *axes)
+        run = jax.vmap(one_lane, in_axes=axes, out_axes=out_axes, axis_size=self.lanes)
+        return run(mask, self.rows, *arrays)
 
     def _read(self, state: State, var: Var) -> Any:
         if var in self.uniform_place:
             return loaded(state.uniforms[self.uniform_place[var]], var.aval)
         return loaded(state.registers[self.place[var]], var.aval)
 
-    def _leave(self, state: State, block: Block, mask: Any, given: Sequence[Any]) -> State:
+    def leave(self, state: State, block: Block, mask: Any, given: Sequence[Any]) -> State:
+        """Follow the block's terminator."""
         pc_after = self.linked.pc_after
         match block.terminator:
             case Jump(target):
@@ -278,6 +312,8 @@ class Advance:
                 return self.enter(self._push(state, block, mask), block, given, mask)
             case TailCall():
                 return self.enter(state, block, given, mask)
+            case Fork():
+                raise InternalError("a machine whose frames are no lanes cannot fork")
             case Return():
                 return self._return(state, mask)
             case Fail(site, outcome):
@@ -296,7 +332,7 @@ class Advance:
         """Give the function that a block calls its parameters, and go there."""
         assert isinstance(block.terminator, Call | TailCall)
         registers, uniforms = list(state.registers), list(state.uniforms)
-        for (var, atom), value in zip(_arguments(block), given, strict=True):
+        for (var, atom), value in zip(arguments_of(block.terminator), given, strict=True):
             value = stored(value, var.aval)
             if var in self.uniform_place:
                 uniforms[self.uniform_place[var]] = value
@@ -357,11 +393,26 @@ class Advance:
         )
 
 
+def sliced_alone(block: Block, var: Var) -> bool:
+    """Whether a block reads a variable by slices of it alone."""
+    if any(atom is var for _, atom in block.assigns) or var in terminator_atoms(block.terminator):
+        return False
+    return all(
+        eqn.primitive.name == "dynamic_slice" and not any(a is var for a in eqn.invars[1:])
+        for eqn in block.eqns
+        if any(atom is var for atom in eqn.invars)
+    )
+
+
+def _slice_of_row(eqn: Any, args: Sequence[Any], row: Any) -> Any:
+    """A slice of one row of an array, by the equation that slices what a lane has of it."""
+    whole, *starts = args
+    sizes = (1, *eqn.params["slice_sizes"])
+    starts = [lax.convert_element_type(s, jnp.int32) for s in (row, *starts)]
+    found = lax.dynamic_slice(whole, starts, sizes, allow_negative_indices=False)
+    return lax.squeeze(found, (0,))
+
+
 def select(mask: Any, new: Any, old: Any) -> Any:
     """`new` for the lanes of the mask, `old` for the others."""
     return jnp.where(lax.expand_dims(mask, range(1, new.ndim)), new, old)
-
-
-def _arguments(block: Block) -> Sequence[tuple[Var, Any]]:
-    """The parameters that a block gives the function it calls, and what it gives them."""
-    return block.terminator.arguments if isinstance(block.terminator, Call | TailCall) else ()

@@ -29,7 +29,7 @@ from jax import lax
 
 from lanewise.core import events
 from lanewise.core.events import MOST_EXAMPLES, Site, begin_run, call_host, end_run, outcome_counts
-from lanewise.machine.state import State
+from lanewise.machine.state import State, examples_pc
 
 # A power of two, for neighbours are added up.
 BINS = 256
@@ -86,7 +86,7 @@ def watched(state: State, site: Site | None, blocks: int, operands: Sequence[Any
     """The first state of a machine, if it is watched, with what it needs for that."""
     if site is None:
         return state
-    lanes = state.pc.shape[0]
+    lanes = examples_pc(state).shape[0]
     # The ticks at which the examples in lanes began, and ended.
     life = (jnp.zeros((lanes,), jnp.int32), jnp.full((lanes,), -1, jnp.int32))
     return state.with_(
@@ -133,7 +133,7 @@ def watched_loop(
 def _looked_at(state: State, halt: int, waiting: Any) -> State:
     """The state after the host has been called and bins have been emptied, if it was time for that."""
     watch = state.watch
-    left = (state.pc != halt).sum(dtype=jnp.int32) + waiting
+    left = (examples_pc(state) != halt).sum(dtype=jnp.int32) + waiting
 
     def call() -> Any:
         (due,) = call_host(lambda *told: [events.reach(*told)], 1, watch.number, state.ticks, left)
@@ -154,9 +154,10 @@ def ticked(state: State, halt: int, busy: Any, waiting: Any) -> State:
     if not watch.trace:
         return state
     born, died = state.life
-    ended = state.pc == halt
+    ended = examples_pc(state) == halt
     left = (~ended).sum(dtype=jnp.int32) + waiting
-    counts = [state.depth.max(initial=0), watch.examples - waiting, watch.examples - left]
+    deepest = state.deepest if state.frames else state.depth.max(initial=0)
+    counts = [deepest, watch.examples - waiting, watch.examples - left]
     trace = _binned(watch.trace, state.ticks, busy, ended.shape[0], jnp.stack(counts))
     died = jnp.where(ended & (died < 0), state.ticks, died)
     return state.with_(watch=watch._replace(trace=trace), life=(born, died))

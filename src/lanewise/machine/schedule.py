@@ -4,6 +4,7 @@
 * `most`: the block most lanes are at.
 * `sweep`: all cheap blocks in program order, expensive ones when it pays (`sweep.py`).
 * `meet`: each lane by itself up to a block with matrix work, where lanes run together (`meet.py`).
+* `fork`: calls at the same time, each in a slot of its own; expensive blocks when all slots wait for one (`fork.py`).
 """
 
 from __future__ import annotations
@@ -66,11 +67,18 @@ def _meet(advance: Advance) -> Tick:
     return meet(advance)
 
 
+def _fork(advance: Advance) -> Tick:
+    from lanewise.machine.fork import fork
+
+    return fork(advance)
+
+
 SCHEDULES: dict[str, Callable[[Advance], Tick]] = {
     "lowest": lowest,
     "most": most,
     "sweep": sweep,
     "meet": _meet,
+    "fork": _fork,
 }
 
 

@@ -43,6 +43,7 @@ from lanewise.core.outcomes import COUNTERS
         "life",
         "watch",
         "fuel",
+        "frames",
     ],
     meta_fields=[],
 )
@@ -73,6 +74,8 @@ class State:
     watch: Any = ()
     # How many more ticks the machine runs before the host has its turn; empty inside `jit`, where it has none.
     fuel: Any = ()
+    # Of a machine whose frames are lanes (`frames.py`); empty otherwise.
+    frames: Any = ()
 
     def with_(self, **changes: Any) -> State:
         return replace(self, **changes)
@@ -139,6 +142,17 @@ def initial_state(
 def running(state: State, linked: Linked) -> Any:
     """Which lanes can go on."""
     return (state.pc >= 0) & (state.pc < linked.halt)
+
+
+def examples_pc(state: State) -> Any:
+    """The pcs of the lanes that hold examples: without those of calls, where frames are lanes."""
+    return state.pc[: state.frames.lanes] if state.frames else state.pc
+
+
+def busy_lanes(state: State, linked: Linked) -> Any:
+    """How many lanes have an example that runs; one that waits for its calls counts, where frames are lanes."""
+    found = examples_pc(state) != linked.halt if state.frames else running(state, linked)
+    return found.sum(dtype=jnp.float32)
 
 
 def any_running(state: State, linked: Linked) -> Any:

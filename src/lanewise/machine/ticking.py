@@ -31,9 +31,9 @@ from lanewise.machine.state import (
     Tick,
     any_running,
     burned,
+    busy_lanes,
     has_fuel,
     outcome_codes,
-    running,
 )
 
 
@@ -133,7 +133,7 @@ def begin(
         if not (counting or watching):
             return tick(state)
         state = state.with_(ticks=state.ticks + 1)
-        busy = running(state, linked).sum(dtype=jnp.float32)
+        busy = busy_lanes(state, linked)
         if counting:
             room = jnp.stack([busy, jnp.float32(lanes)])
             state = state.with_(counters=state.counters.at[-2:].add(room))

@@ -54,7 +54,9 @@ def run_forward(
     grows = runs_now or options.tape_grows
     # Who looks for NaN looks into all that is saved, written or not.
     offload, filled = options.offload == "host", _jax.looks_for_nan()
-    setting = Checkpoints(options.checkpoints, records, offload, grows, filled)
+    # Where calls run at the same time, they leave records in any order.
+    numbered = options.schedule == "fork"
+    setting = Checkpoints(options.checkpoints, records, offload, grows, filled, numbered)
     room = Room(program, moving, setting)
     if runs_now:
         outs, room = _run_growing(primals, room, lanes, mapped, options)

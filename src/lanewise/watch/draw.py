@@ -23,9 +23,11 @@ from lanewise.blocks.form import (
     Branch,
     Call,
     Fail,
+    Fork,
     Label,
     Return,
     TailCall,
+    callees,
     successors,
 )
 from lanewise.watch.svg import (
@@ -172,6 +174,8 @@ def _about(block: Block) -> str:
             words.append(f"calls {callee}")
         case TailCall(callee=callee):
             words.append(f"becomes {callee}")
+        case Fork(calls):
+            words.append(f"forks {', '.join(call.callee for call in calls)}")
         case _:
             pass
     return ", ".join(words) or "jumps"
@@ -190,7 +194,7 @@ def _edges(function: BlockFunction) -> list[_Edge]:
             found += [_Edge(i, place[target], "/".join(on)) for target, on in ways.items()]
         else:
             found += [_Edge(i, place[label], "") for label in successors(block)]
-        if isinstance(end, Call | TailCall) and end.callee == function.name:
+        if function.name in callees(end):
             found.append(_Edge(i, -1, "", "lw-call"))
     return found
 
@@ -273,22 +277,25 @@ def _drawn_calls(column: _Column, columns: Mapping[str, _Column]) -> list[str]:
     """Calls of other functions: to the head of their column."""
     parts = []
     for block in column.function.blocks:
-        end = block.terminator
-        if not isinstance(end, Call | TailCall) or end.callee in (column.function.name, ""):
-            continue
-        callee = columns[end.callee]
-        y = column.top[block.label] + HEIGHT / 2
-        half = LETTER * TITLE_SIZE * len(callee.function.name) / 2 + 8
-        to_right = callee.left > column.left
-        x = column.right if to_right else column.left
-        to = callee.middle - half if to_right else callee.middle + half
-        head = MARGIN + 9
-        # Up between the columns, where no block is.
-        out = BETWEEN / 3
-        turn = column.outer[1] + out if to_right else column.outer[0] - out
-        parts.append(_line(_up_and_on(x, y, turn, head, to), "lw-call"))
-        parts.append(arrow_head(to, head, "right" if to_right else "left"))
+        for name in dict.fromkeys(callees(block.terminator)):
+            if name not in (column.function.name, ""):
+                parts += _drawn_call(column, columns[name], column.top[block.label] + HEIGHT / 2)
     return parts
+
+
+def _drawn_call(column: _Column, callee: _Column, y: float) -> list[str]:
+    half = LETTER * TITLE_SIZE * len(callee.function.name) / 2 + 8
+    to_right = callee.left > column.left
+    x = column.right if to_right else column.left
+    to = callee.middle - half if to_right else callee.middle + half
+    head = MARGIN + 9
+    # Up between the columns, where no block is.
+    out = BETWEEN / 3
+    turn = column.outer[1] + out if to_right else column.outer[0] - out
+    return [
+        _line(_up_and_on(x, y, turn, head, to), "lw-call"),
+        arrow_head(to, head, "right" if to_right else "left"),
+    ]
 
 
 def _line(path: str, kind: str = "") -> str:

@@ -1,0 +1,211 @@
+"""A recursion whose shape values decide, with matrix work: its calls at the same time, and in order; and PyTorch.
+
+Top-down generation, as a doubly recurrent network (Alvarez-Melis and Jaakkola 2017) does it: a node's state decides by
+its value whether the node is a leaf; if not, it makes the states of two children, and their vectors make its own. How
+many nodes there are is known only when they have been made. Ours run on the carrier `ticks`, with `schedule="fork"` and
+with `schedule="meet"`, the fastest that makes calls in order; PyTorch makes node after node, as it must look at each
+decision. On a CPU all run on one core and CPU time is what is compared, so that other work on the machine counts less.
+
+A training step is a gradient of a sum over the instances by the weights.
+
+    python benchmarks/fork.py [--width 256] [--instances 1 16 64] [--repeats 5] [--no-training] [--device gpu]
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+# Before anything makes threads.
+if hasattr(os, "sched_setaffinity") and "gpu" not in sys.argv:
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lanewise as lw
+from _harness import Claim, compile_seconds, report, use_device, usual_arguments
+
+DEEPEST = 7
+
+
+@lw.program
+def generate(weights, h, depth):
+    """The vector of a subtree that grows from a state, and how many nodes it has."""
+    h = jnp.tanh(weights["node"] @ h)
+    if depth == 0 or weights["stop"] @ h > 1.2:
+        return jnp.tanh(weights["leaf"] @ h), jnp.int32(1)
+    states = jnp.tanh(weights["split"] @ h)
+    left, few = generate(weights, states[: h.size], depth - 1)
+    right, more = generate(weights, states[h.size :], depth - 1)
+    return jnp.tanh(weights["join"] @ jnp.concatenate([left, right])), few + more + 1
+
+
+def problem(instances: int, width: int) -> tuple[dict[str, Any], Any]:
+    """Weights for which a node has children three times in four, and the first states."""
+    rng = np.random.default_rng(0)
+
+    def normal(rows: int, columns: int, scale: float = 1.6) -> Any:
+        return jnp.asarray(rng.normal(size=(rows, columns)) * scale / np.sqrt(columns), jnp.float32)
+
+    weights = {
+        "node": normal(width, width),
+        "leaf": normal(width, width),
+        "split": normal(2 * width, width),
+        "join": normal(width, 2 * width),
+        "stop": normal(1, width)[0],
+    }
+    return weights, jnp.asarray(rng.normal(size=(instances, width)), jnp.float32)
+
+
+def ours(schedule: str, **options: Any) -> Callable[..., Any]:
+    program = generate.with_options(
+        carrier="ticks", schedule=schedule, max_depth=DEEPEST + 1, **options
+    )
+    return lambda weights, first: jax.vmap(program, (None, 0, None))(weights, first, DEEPEST)
+
+
+def training(schedule: str) -> Callable[..., Any]:
+    """The gradient by the weights; a tree has at most 255 nodes, each of which leaves a record."""
+    run = ours(schedule, tape=2 ** (DEEPEST + 1))
+    return jax.grad(lambda weights, first: (run(weights, first)[0] ** 2).sum())
+
+
+def in_torch(
+    weights: dict[str, Any], first: Any, device: str, train: bool = False
+) -> Callable[[], Any]:
+    """The same, node by node; gives how many nodes each instance has, or the gradients."""
+    import torch
+
+    held = {
+        k: torch.tensor(np.array(v), device=device, requires_grad=train) for k, v in weights.items()
+    }
+    states = torch.as_tensor(np.array(first), device=device)
+    size = states.shape[1]
+
+    def one(h: Any, depth: int) -> tuple[Any, int]:
+        h = torch.tanh(held["node"] @ h)
+        if depth == 0 or float((held["stop"] @ h).detach()) > 1.2:
+            return torch.tanh(held["leaf"] @ h), 1
+        children = torch.tanh(held["split"] @ h)
+        left, few = one(children[:size], depth - 1)
+        right, more = one(children[size:], depth - 1)
+        return torch.tanh(held["join"] @ torch.cat([left, right])), few + more + 1
+
+    def step() -> list[Any]:
+        loss = torch.stack([(one(h, DEEPEST)[0] ** 2).sum() for h in states]).sum()
+        used = [x for name, x in held.items() if name != "stop"]
+        found = torch.autograd.grad(loss, used)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return [np.asarray(x.cpu()) for x in found]
+
+    def run() -> list[int]:
+        with torch.inference_mode():
+            found = [one(h, DEEPEST)[1] for h in states]
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return found
+
+    return step if train else run
+
+
+def in_turns(
+    contenders: dict[str, Callable[[], Any]], repeats: int, device: str
+) -> dict[str, float]:
+    """The median time of each, after one run that is not counted."""
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(1 + repeats):
+        for name, run in contenders.items():
+            start = clock()
+            jax.block_until_ready(run())
+            if turn:
+                times[name].append(clock() - start)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def measure(instances: int, width: int, repeats: int, device: str) -> list[Claim]:
+    arguments = problem(instances, width)
+    contenders, compiled_in = {}, {}
+    for name, schedule in (("fork", "fork"), ("in order", "meet")):
+        contenders[name], compiled_in[name] = compile_seconds(ours(schedule), arguments)
+    vectors, nodes = contenders["fork"](*arguments)
+    expected, count = contenders["in order"](*arguments)
+    np.testing.assert_array_equal(nodes, count)
+    np.testing.assert_allclose(vectors, expected, rtol=1e-3, atol=1e-3)
+    runs: dict[str, Callable[[], Any]] = {
+        name: functools.partial(run, *arguments) for name, run in contenders.items()
+    }
+    targets = {"in order": ">= 1"}
+    if importlib.util.find_spec("torch") is not None:
+        runs["PyTorch node by node"] = run = in_torch(*arguments, device)
+        assert run() == list(map(int, nodes)), "PyTorch has made other trees"
+        targets["PyTorch node by node"] = ">= 50" if device == "cuda" else ">= 4"
+    title = f"generation, H={width}, {instances} instances"
+    print(f"{title}: {int(nodes.sum())} nodes")
+    return _claims(title, in_turns(runs, repeats, device), compiled_in, targets)
+
+
+def measure_training(instances: int, width: int, repeats: int, device: str) -> list[Claim]:
+    arguments = problem(instances, width)
+    contenders, compiled_in = {}, {}
+    for name, schedule in (("fork", "fork"), ("in order", "meet")):
+        contenders[name], compiled_in[name] = compile_seconds(training(schedule), arguments)
+    found, expected = (contenders[name](*arguments) for name in ("fork", "in order"))
+    for name in found:
+        scale = float(jnp.abs(expected[name]).max()) + 1e-6
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-3 * scale)
+    runs: dict[str, Callable[[], Any]] = {
+        name: functools.partial(run, *arguments) for name, run in contenders.items()
+    }
+    targets = {"in order": ">= 1"}
+    if importlib.util.find_spec("torch") is not None:
+        runs["PyTorch node by node"] = in_torch(*arguments, device, train=True)
+        targets["PyTorch node by node"] = ">= 15"
+    title = f"training of generation, H={width}, {instances} instances"
+    print(title)
+    return _claims(title, in_turns(runs, repeats, device), compiled_in, targets)
+
+
+def _claims(
+    title: str, times: dict[str, float], compiled_in: dict[str, float], targets: dict[str, str]
+) -> list[Claim]:
+    for name, seconds in times.items():
+        compiled = f"   (compiled in {compiled_in[name]:.1f} s)" if name in compiled_in else ""
+        print(f"  {name:<22} {1e3 * seconds:9.2f} ms{compiled}")
+    return [
+        Claim(
+            f"fork: {title}, over {peer}",
+            times["fork"],
+            times[peer],
+            target,
+        )
+        for peer, target in targets.items()
+    ]
+
+
+def main() -> None:
+    parser = usual_arguments(__doc__)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--instances", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--no-training", action="store_true")
+    arguments = parser.parse_args()
+    use_device(arguments.device)
+    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    given = {"width": arguments.width, "repeats": arguments.repeats, "device": device}
+    claims = [claim for number in arguments.instances for claim in measure(number, **given)]
+    for number in [] if arguments.no_training else arguments.instances:
+        claims += measure_training(number, **given)
+    report(claims)
+
+
+if __name__ == "__main__":
+    main()

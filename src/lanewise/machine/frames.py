@@ -1,0 +1,223 @@
+"""Frames as lanes: the state of a machine that forks.
+
+A machine with stacks has one frame of a lane in its registers and the others on stacks, so that a lane does one thing
+at a time. Here every pending call has a row of its own in every register: a *slot*. The first slots are the lanes
+themselves, one for each example, and stay theirs; the others are handed out to calls and come back. A slot has
+
+* `parent`, the slot that made the call (none for a lane), and `place`, which of the fork's calls it is;
+* `pending`, how many calls of its own are not back, and `resume`, the block it goes on at when all are;
+* `root`, the lane that it belongs to, and its `depth`;
+* `launched`, how many calls of the fork it stands at have been made, where there was no room for all;
+* how it has failed, if it has, or the first of its calls that did (`failed` is that call's place, `code`, `site`).
+
+A free slot, like a lane that has ended, is at pc `halt`; a slot that waits for its calls is at `halt + 1`, one that has
+failed and has not told its parent yet at `halt + 2`. So what asks which lanes run, or whether all have ended, asks the
+same as of any machine. What an example was called with and nothing writes is held once for each lane, and read through
+`root`.
+
+Room. `capacity` is how many frames may be pending on one way down from a lane, as that of a stack is. The arena has
+slots for the lanes, for one such way down, and for work besides (`num_slots`). How a full arena is dealt with is in
+`fork.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise._jax import storage_struct
+from lanewise.blocks.link import Linked
+from lanewise.core.one_function import as_one_function
+from lanewise.core.options import Options
+from lanewise.machine.compact import first_lanes
+from lanewise.machine.state import State, initial_state
+
+# A place that no call of a fork has.
+NOWHERE = 1 << 20
+# The arena has so many slots for each lane besides those for depth, at least the one and at most the other number, and
+# no more than these bytes hold unless lanes need them.
+SLOTS_A_LANE = 64
+FEWEST_SLOTS, MOST_SLOTS = 256, 4096
+MOST_ARENA_BYTES = 256 << 20
+# Without max_depth, how deep frames go at the most: an arena is never larger than this.
+DEEPEST = 1 << 18
+MOST_DEPTH_BYTES = 4 << 30
+
+
+# What a slot holds beside registers, and what one that nobody has had holds. It is one table with a row for each slot:
+# a write of rows is a loop of its own to XLA, and each takes a tenth of a second to compile.
+_COLUMNS = {
+    "parent": -1,
+    "place": 0,
+    "pending": 0,
+    "resume": 0,
+    "root": 0,
+    "depth": 0,
+    "launched": 0,
+    "failed": NOWHERE,
+    "code": 0,
+    "site": -1,
+}
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["table", "final", "stuck", "ran"],
+    meta_fields=["lanes"],
+)
+@dataclass(frozen=True)
+class Frames:
+    """What slots hold beside registers, as a table; `final`: the arena grows no more.
+
+    `ran`: how many slots a tick has advanced. `stuck`: the last one found none.
+    """
+
+    table: Any
+    final: Any
+    stuck: Any
+    ran: Any
+    lanes: int
+
+    def with_(self, **changes: Any) -> Frames:
+        return replace(self, **changes)
+
+
+def column(table: Any, name: str) -> Any:
+    """A column of the table, or of some rows of it."""
+    return table[:, column_number(name)]
+
+
+def column_number(name: str) -> int:
+    return list(_COLUMNS).index(name)
+
+
+def with_columns(rows: Any, **columns: Any) -> Any:
+    """Rows with other values in some columns."""
+    names = list(_COLUMNS)
+    return jnp.stack(
+        [jnp.broadcast_to(columns.get(n, column(rows, n)), rows.shape[:1]) for n in names], axis=1
+    ).astype(jnp.int32)
+
+
+def unused_rows(number: int) -> Any:
+    """Rows of slots that nobody has had."""
+    return jnp.tile(jnp.asarray(list(_COLUMNS.values()), jnp.int32), (number, 1))
+
+
+def waiting_pc(linked: Linked) -> int:
+    """The pc of a slot that waits for its calls."""
+    return linked.halt + 1
+
+
+def failed_pc(linked: Linked) -> int:
+    """The pc of a slot that has failed, and whose parent does not know."""
+    return linked.halt + 2
+
+
+def slot_bytes(linked: Linked) -> int:
+    """What a slot takes."""
+    structs = [storage_struct(v) for v in linked.registers if v not in linked.held_by_lanes]
+    return sum(math.prod(s.shape) * s.dtype.itemsize for s in structs) + 4 * (len(_COLUMNS) + 5)
+
+
+def num_slots(linked: Linked, lanes: int, capacity: int) -> int:
+    """How many slots a machine of so many lanes has, whose frames may be `capacity` deep."""
+    wanted = min(max(SLOTS_A_LANE * lanes, FEWEST_SLOTS), MOST_SLOTS)
+    affordable = MOST_ARENA_BYTES // slot_bytes(linked)
+    return lanes + capacity + max(min(wanted, affordable), FEWEST_SLOTS)
+
+
+def most_frames(linked: Linked, options: Options) -> int:
+    """How deep frames may be outside `jit`."""
+    if options.max_depth is not None:
+        return options.max_depth
+    return min(DEEPEST, max(FEWEST_SLOTS, MOST_DEPTH_BYTES // slot_bytes(linked)))
+
+
+def first_frames(
+    linked: Linked,
+    operands: Sequence[Any],
+    mapped: Sequence[bool],
+    lanes: int,
+    capacity: int,
+    final: bool,
+) -> State:
+    """All lanes at the entry, and all other slots free; `final`: nobody will make room."""
+    state = initial_state(linked, operands, mapped, lanes, 0)
+    rows = jnp.arange(lanes, dtype=jnp.int32)
+    frames = Frames(
+        with_columns(unused_rows(lanes), root=rows),
+        final=jnp.array(final),
+        stuck=jnp.array(False),
+        ran=jnp.int32(0),
+        lanes=lanes,
+    )
+    return with_slots(state.with_(frames=frames), linked, capacity, final)
+
+
+def with_slots(state: State, linked: Linked, capacity: int, final: bool) -> State:
+    """The same state with slots for frames `capacity` deep; those that waited for room go on."""
+    more = num_slots(linked, state.frames.lanes, capacity) - state.pc.shape[0]
+
+    def pad(array: Any, value: int = 0) -> Any:
+        widths = [(0, more)] + [(0, 0)] * (array.ndim - 1)
+        return jnp.pad(array, widths, constant_values=value)
+
+    frames = state.frames.with_(
+        table=jnp.concatenate([state.frames.table, unused_rows(more)]),
+        final=jnp.array(final),
+        stuck=jnp.array(False),
+    )
+    held = [var in linked.held_by_lanes for var in linked.registers]
+    arrays = zip(state.registers, held, strict=True)
+    goes_on = jnp.where(state.pc < 0, -1 - state.pc, state.pc)
+    return state.with_(
+        pc=pad(goes_on, linked.halt),
+        registers=tuple(x if by_lane else pad(x) for x, by_lane in arrays),
+        returns=jnp.zeros((capacity, 0), jnp.int32),
+        depth=pad(state.depth),
+        steps=pad(state.steps),
+        code=pad(state.code),
+        site=pad(state.site, -1),
+        frames=frames,
+    )
+
+
+def first_slots(mask: Any, width: int, linked: Linked) -> Any:
+    """The first `width` slots of a mask; where there are fewer, a number no slot has."""
+    if linked.profile.host_reads_guards:
+        return first_lanes(mask, width)
+    slots = mask.shape[0]
+
+    def walk(mask: Any) -> list[Any]:
+        def step(slot: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            number, found = carry
+            at = jnp.minimum(number, width)
+            here = mask[slot]
+            written = jnp.where(here, slot, slots).astype(jnp.int32)
+            found = lax.dynamic_update_slice(found, written[None], (at,))
+            return number + here.astype(jnp.int32), found
+
+        # One place more than asked for, where what is left over goes.
+        start = (jnp.int32(0), jnp.full((width + 1,), slots, jnp.int32))
+        return [lax.fori_loop(0, slots, step, start)[1][:width]]
+
+    # A sum over all that came before is a dozen kernels to XLA:CPU; this is one, and a tenth of the compilation.
+    (found,) = as_one_function(walk, mask)
+    return found
+
+
+def lanes_alone(state: State) -> State:
+    """The state of the lanes themselves, without the frames of their calls."""
+    lanes = state.frames.lanes
+    names = ("pc", "registers", "steps", "depth")
+    own = {name: jax.tree.map(lambda x: x[:lanes], getattr(state, name)) for name in names}
+    rows = state.frames.table[:lanes]
+    return state.with_(**own, code=column(rows, "code"), site=column(rows, "site"))
