@@ -44,8 +44,10 @@ def type_number(shape: tuple[int, ...], dtype: Any) -> int:
         known = Type(shape, np.dtype(jax.dtypes.canonicalize_dtype(dtype)))
         found = _NUMBERS.get(known)
         if found is None:
-            found = _NUMBERS[known] = len(TYPES)
+            # In this order: an interrupt between the two leaves a type without a number, and no number without one.
+            found = len(TYPES)
             TYPES.append(known)
+            _NUMBERS[known] = found
         _NUMBERS[shape, dtype, wide] = found
     return found
 
