@@ -237,6 +237,28 @@ def test_a_node_with_a_thousand_children() -> None:
     by_hand.close(*grads, rtol=1e-3, atol=1e-1)
 
 
+def test_sums_of_many_values() -> None:
+    """As many as there are, in few levels; the same sum outside."""
+
+    @lw.op
+    def part(h: Any, x: Any) -> Any:
+        return jnp.sin(h * x)
+
+    def total(shared: Any, n: int) -> Any:
+        h, _ = leaf(shared[0], shared[1], 3)
+        return lw.lazy_sum([part(h, float(i)) for i in range(n)] + [np.ones(WIDTH, np.float32)])
+
+    compare_map(total, [1, 7, 8, 30, 0, 70])
+    with lw.lazy():
+        values = [part(1.0, float(i)) for i in range(64)]
+        summed = lw.lazy_sum(values)
+    assert len(summed._recorder.calls) == 64 + 8 + 1
+    with lw.lazy(), pytest.raises(OptionError, match=r"value 1 is float32\[4\], and another one"):
+        lw.lazy_sum([part(1.0, 1.0), np.ones(4, np.float32)])
+    with pytest.raises(OptionError, match="no values"):
+        lw.lazy_sum([])
+
+
 def test_a_block_without_instances() -> None:
     shared = weights()
     with lw.lazy():
