@@ -47,6 +47,9 @@ class Profile:
     # Capacities of levels (`dynamic/envelope.py`) from one power of two to the next. On a CPU each row costs its work;
     # a GPU does thin levels at no cost, and XLA measures each new product before it compiles it.
     level_steps: int
+    # Levels with fewer rows than this, from some level up to the last one, are run by a loop: on a CPU that takes no
+    # longer, and compiles sooner than as many levels written out. On a GPU a turn of a loop costs many launches.
+    thin_level: int
 
 
 CPU = Profile(
@@ -64,6 +67,7 @@ CPU = Profile(
     move_operations=8.0,
     most_lane_bytes=1 << 28,
     level_steps=16,
+    thin_level=64,
 )
 GPU = Profile(
     alone="kernel",
@@ -80,6 +84,7 @@ GPU = Profile(
     move_operations=8.0,
     most_lane_bytes=1 << 18,
     level_steps=2,
+    thin_level=0,
 )
 # Other accelerators are started by a host, too; they have no carrier of their own.
 _OTHER = replace(GPU, alone=None)

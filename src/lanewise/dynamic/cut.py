@@ -387,7 +387,9 @@ def _without(jaxpr: _jax.Jaxpr, repeats: Repeats) -> _jax.Jaxpr:
             )
             continue
         eqns.append(
-            eqn.replace(invars=[same.get(a, a) if isinstance(a, _jax.Var) else a for a in eqn.invars])
+            eqn.replace(
+                invars=[same.get(a, a) if isinstance(a, _jax.Var) else a for a in eqn.invars]
+            )
         )
     outs = [same.get(a, a) if isinstance(a, _jax.Var) else a for a in jaxpr.outvars]
     return _jax.new_jaxpr(jaxpr.invars, outs, eqns)

@@ -8,7 +8,8 @@ envelopes.
 
 The first levels (the *head*) are unrolled: each (level, piece) is a launch of a fixed size, without a loop around.
 The rest (the *tail*) is run by a compiled loop over its levels, each in tiles of 256, 64 and 16 rows: only the total
-of its rows has a capacity. The tail is for chains, for a rare deep tree, and for tables of which no two look alike.
+of its rows has a capacity. The tail is for chains, for a rare deep tree, for the thin levels at the top of trees (on a
+CPU, where it is as fast), and for tables of which no two look alike.
 From the first level that does not fit into the head on, a table's levels are run by the tail.
 
 An envelope that a table does not fit is grown, so that it serves what it served before and this table too. After a
@@ -35,6 +36,8 @@ COARSE = 2
 # More levels than this are not unrolled; then those are that fill the largest tile, up to a number.
 UNROLLED = 32
 UNROLLED_OF_DEEP = 12
+# As many levels as this are compiled as soon as the loop is.
+LEVELS_OF_A_LOOP = 4
 # Levels added at the top of a head that was not deep enough.
 SPARE = 2
 # How often the head grows.
@@ -171,19 +174,23 @@ def empty(pieces: tuple[Piece, ...], shared: tuple[tuple[int, ...], ...], whole:
     )
 
 
-def grown(
-    old: Envelope, demand: Demand, most: int = UNROLLED, steps: int = CPU.level_steps
-) -> Envelope:
+def _unrolled(old: Envelope, counts: np.ndarray, most: int, thin: int) -> int:
+    """How many levels of a table are for the head."""
+    if old.growths >= GROWTHS:
+        return 0
+    rows = counts.sum(1)
+    if len(rows) > most:
+        wide = rows > TILES[0]
+        return min(most, UNROLLED_OF_DEEP, int(np.argmin(wide)) if not wide.all() else len(rows))
+    last = int(np.flatnonzero(rows >= thin).max(initial=-1)) + 1
+    return last if len(rows) - last > LEVELS_OF_A_LOOP else len(rows)
+
+
+def grown(old: Envelope, demand: Demand, most: int = UNROLLED, profile: Profile = CPU) -> Envelope:
     """An envelope that serves this table too; more than `most` levels are not unrolled."""
     counts = demand.counts
     height = len(counts)
-    if old.growths >= GROWTHS:
-        unrolled = 0
-    elif height > most:
-        wide = counts.sum(1) > TILES[0]
-        unrolled = min(most, UNROLLED_OF_DEEP, int(np.argmin(wide)) if not wide.all() else height)
-    else:
-        unrolled = height
+    unrolled = _unrolled(old, counts, most, profile.thin_level)
     head, extra = list(old.head), list(old.extra)
     none = (0,) * len(old.pieces)
     for k in range(unrolled):
@@ -192,7 +199,7 @@ def grown(
             extra.append(none)
         # Sizes of levels vary between minibatches like sums of many small numbers do: by about their square root.
         head[k] = tuple(
-            max(have, bucket(need + math.isqrt(need), steps))
+            max(have, bucket(need + math.isqrt(need), profile.level_steps))
             for need, have in zip(counts[k].tolist(), head[k], strict=True)
         )
         extra[k] = _buckets(demand.extra[k], extra[k])
@@ -246,7 +253,7 @@ class Store:
             old or empty(table.pieces, table.shared, whole),
             demand,
             self.unrolled,
-            profile.level_steps,
+            profile,
         )
         if old is not None:
             known.remove(old)
