@@ -174,7 +174,8 @@ class Recorder:
         """Run what was recorded.
 
         With `wanted`, values that were not computed yet, these are all that remains of it: gives the rows of each
-        type, by its number, in the order of `wanted`. Else all values can be read later.
+        type, by its number, in the order of `wanted`; there are more of them, in steps. Else all values can be read
+        later.
         """
         if not self.calls:
             return {}
@@ -201,7 +202,7 @@ class Recorder:
             values = np.array(wanted, np.int64) - self.base
             of = types[values]
             want = [values[of == type_number(*t)] for t in table.types]
-        answer = run(table, shared, want, carried=carried, order=self.order)
+        answer = run(table, shared, want, carried=carried, order=self.order, trim=False)
         self.base = self.count
         # Emptied, not replaced: the quick ways hold them.
         self.calls.clear()
@@ -218,10 +219,7 @@ class Recorder:
                 first = answer.carried_from[answer.types.index(TYPES[t])]
                 self.homes.move(values, flush, first + np.arange(len(values)))
             return {}
-        return {
-            type_number(*t): rows[: len(values)]
-            for t, rows, values in zip(answer.types, answer.rows, want, strict=True)
-        }
+        return {type_number(*t): rows for t, rows in zip(answer.types, answer.rows, strict=True)}
 
     def _old(self, operands: np.ndarray) -> dict[int, np.ndarray]:
         """Values of earlier flushes that operands name, by type; `operands` is renumbered in place."""
