@@ -252,7 +252,7 @@ def test_sums_of_many_values() -> None:
     with lw.lazy():
         values = [part(1.0, float(i)) for i in range(64)]
         summed = lw.lazy_sum(values)
-    assert len(summed._recorder.calls) == 64 + 8 + 1
+    assert len(summed._recorder.calls) == 64 + 16 + 4 + 1
     with lw.lazy(), pytest.raises(OptionError, match=r"value 1 is float32\[4\], and another one"):
         lw.lazy_sum([part(1.0, 1.0), np.ones(4, np.float32)])
     with pytest.raises(OptionError, match="no values"):

@@ -214,9 +214,7 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED, profile: Profile 
         payload=_buckets(demand.payload, old.payload),
         carried=_buckets(demand.carried, old.carried),
         wanted=None if demand.wanted is None else _buckets(demand.wanted, old.wanted or ()),
-        fed=tuple(
-            tuple(a | b for a, b in zip(x, y)) for x, y in zip(demand.fed, old.fed, strict=True)
-        ),
+        fed=_fed(old, demand),
         carried_extra=max(bucket(demand.carried_extra, COARSE), old.carried_extra),
         growths=old.growths + 1,
     )
@@ -224,11 +222,32 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED, profile: Profile 
     rest = counts[at:]
     if not len(rest):
         return new
+    rows = rest.sum(0)
     return dataclasses.replace(
         new,
-        tail=_buckets(rest.sum(0) + LEAST * rest.any(0), new.tail),
+        # With room for a quarter more: which levels the tail runs varies with the first one that does not fit.
+        tail=_buckets(rows + rows // 4 + LEAST * rest.any(0), new.tail),
         tail_levels=max(new.tail_levels, 1 << (len(rest) - 1).bit_length(), 64),
         tail_extra=max(bucket(int(demand.extra[at:].sum()), COARSE), new.tail_extra),
+    )
+
+
+def _fed(old: Envelope, demand: Demand) -> tuple[tuple[int, ...], ...]:
+    """What the rows of operands are. Where an arena holds payload already, a result's reader may read that too."""
+    fed = [[a | b for a, b in zip(x, y)] for x, y in zip(demand.fed, old.fed, strict=True)]
+    both = PAYLOAD | MADE
+    joined = {
+        type_
+        for piece, flags in zip(old.pieces, fed, strict=True)
+        for type_, flag in zip(piece.rows, flags, strict=True)
+        if flag == both
+    }
+    return tuple(
+        tuple(
+            both if flag & MADE and type_ in joined else flag
+            for type_, flag in zip(piece.rows, flags, strict=True)
+        )
+        for piece, flags in zip(old.pieces, fed, strict=True)
     )
 
 

@@ -1,8 +1,9 @@
 """Sums of many lazy values.
 
 `sum(values)` in Python is a chain of additions: as many levels as there are values, each a launch, and in reverse
-again. Here eight are added by one op, which is always the same: a sum of n values has log8(n) levels, whatever n is in
-the next instance. Where fewer than eight are left, zeros fill up.
+again. Here an op adds four or two of them: a sum of n values has about log4(n) levels, and two ops serve sums
+of any length. An op for each length would be compiled for each. Considered and not done: zeros that fill up to four.
+What an operand reads, results or data, is part of what is compiled, and would change from minibatch to minibatch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from lanewise.core.errors import OptionError
 from lanewise.dynamic.lazy import Lazy, Op
 
-AT_ONCE = 8
+AT_ONCE = (4, 2)
 
 _add = Op(lambda *values: functools.reduce(operator.add, values), "sum")
 
@@ -43,7 +44,6 @@ def lazy_sum(values: Iterable[Any]) -> Any:
     like = next((v for v in left if v.__class__ is Lazy), None)
     if like is None:
         return functools.reduce(operator.add, left)
-    zero = np.zeros(like.shape, like.dtype)
     left = [v if v.__class__ is Lazy else np.asarray(v, like.dtype) for v in left]
     for i, value in enumerate(left):
         if value.shape != like.shape or value.dtype != like.dtype:
@@ -52,6 +52,10 @@ def lazy_sum(values: Iterable[Any]) -> Any:
                 f" and another one is {like.dtype}{list(like.shape)}."
             )
     while len(left) > 1:
-        left += [zero] * (-len(left) % AT_ONCE)
-        left = [_add(*left[i : i + AT_ONCE]) for i in range(0, len(left), AT_ONCE)]
+        added = []
+        for width in AT_ONCE:
+            while len(left) >= width:
+                added.append(_add(*left[:width]))
+                del left[:width]
+        left = added + left
     return left[0]
