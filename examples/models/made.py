@@ -66,7 +66,7 @@ def sentiment(count: int, seed: int, leaves: tuple[int, int] = (4, 16)) -> str:
     return "\n".join(grow(int(rng.integers(*leaves)))[0] for _ in range(count))
 
 
-def dependents(count: int, seed: int, size: tuple[int, int] = (4, 16)) -> list[Any]:
+def dependents(count: int, seed: int, size: tuple[int, int] = (3, 12)) -> list[Any]:
     """Trees with a word at every node and any number of children: `(word, label, children)`, nested."""
     rng = np.random.default_rng(seed)
 
@@ -110,7 +110,21 @@ def documents(count: int, seed: int, sentences: tuple[int, int] = (2, 6)) -> lis
 TAGS = ("article", "adjective", "noun", "verb", "adverb", "pronoun")
 TAG = {tag: number for number, tag in enumerate(TAGS)}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-KNOWN = ("the", "a", "that", "she", "they", "it", "sees", "has", "dog", "house", "old", "red", "soon")
+KNOWN = (
+    "the",
+    "a",
+    "that",
+    "she",
+    "they",
+    "it",
+    "sees",
+    "has",
+    "dog",
+    "house",
+    "old",
+    "red",
+    "soon",
+)
 KNOWN_WORD = {word: number for number, word in enumerate(KNOWN)}
 ENDINGS = {"adjective": "ic", "noun": "er", "verb": "ize", "adverb": "ly"}
 
@@ -244,7 +258,9 @@ KINDS = 3
 CLOSE = KINDS  # the symbol of all closing brackets
 
 
-def brackets(count: int, seed: int, pairs: tuple[int, int] = (4, 16)) -> list[list[tuple[int, int]]]:
+def brackets(
+    count: int, seed: int, pairs: tuple[int, int] = (4, 16)
+) -> list[list[tuple[int, int]]]:
     """Lists of `(symbol, kind)`: a closing bracket has the kind of the one it closes.
 
     >>> brackets(1, seed=0, pairs=(3, 4))

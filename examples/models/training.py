@@ -96,7 +96,9 @@ def bag_of_words(
     """The accuracy of a linear model of word counts on fresh bags, trained until it changes no more."""
 
     def counted(bags: Sequence[Sequence[int]]) -> Any:
-        return jnp.asarray(np.stack([np.bincount(bag, minlength=words) for bag in bags]), jnp.float32)
+        return jnp.asarray(
+            np.stack([np.bincount(bag, minlength=words) for bag in bags]), jnp.float32
+        )
 
     x, y = counted(bags), jnp.asarray(labels)
 

@@ -66,6 +66,8 @@ def train(p, batches, optimizer=optax.adam(0.01)):
         updates, state = update(grads, state)
         p = optax.apply_updates(p, updates)
         yield p, value, right
+
+
 # [end]
 
 
@@ -100,7 +102,9 @@ def main(steps: int = 200, plot: str | None = None) -> tuple[float, float]:
         if step % 20 == 0 or step == steps - 1:
             print(f"  step {step:4d}: loss {value:.3f}, roots right {right:.1%}", flush=True)
     right = float(loss(params, fresh)[1])
-    print(f"Tree-LSTM: {right:.1%} of {len(fresh)} fresh trees right; a bag of words: {baseline:.1%}")
+    print(
+        f"Tree-LSTM: {right:.1%} of {len(fresh)} fresh trees right; a bag of words: {baseline:.1%}"
+    )
     if plot:
         training.plot(plot, losses, rights, baseline)
     return right, baseline
