@@ -38,6 +38,9 @@ UNROLLED = 32
 UNROLLED_OF_DEEP = 12
 # As many levels as this are compiled as soon as the loop is.
 LEVELS_OF_A_LOOP = 4
+# With more kinds of pieces than this, or after the second growth, only levels of as many times the rows are unrolled.
+FEW_KINDS = 2
+MANY_TIMES = 4
 # Levels added at the top of a head that was not deep enough.
 SPARE = 2
 # How often the head grows.
@@ -150,7 +153,11 @@ def _within(need: Sequence[int] | np.ndarray, have: Sequence[int]) -> bool:
 
 
 def _buckets(need: Sequence[int] | np.ndarray, have: Sequence[int]) -> tuple[int, ...]:
-    return tuple(max(bucket(int(a), COARSE), b) for a, b in zip(need, have, strict=True))
+    return tuple(max(_coarse(int(a)), b) for a, b in zip(need, have, strict=True))
+
+
+def _coarse(need: int) -> int:
+    return bucket(need + math.isqrt(need), COARSE)
 
 
 def empty(pieces: tuple[Piece, ...], shared: tuple[tuple[int, ...], ...], whole: bool) -> Envelope:
@@ -182,6 +189,9 @@ def _unrolled(old: Envelope, counts: np.ndarray, most: int, thin: int) -> int:
     if len(rows) > most:
         wide = rows > TILES[0]
         return min(most, UNROLLED_OF_DEEP, int(np.argmin(wide)) if not wide.all() else len(rows))
+    # Which of many kinds are at which level varies more than their totals do.
+    if counts.shape[1] > FEW_KINDS or old.growths > 1:
+        thin *= MANY_TIMES
     last = int(np.flatnonzero(rows >= thin).max(initial=-1)) + 1
     return last if len(rows) - last > LEVELS_OF_A_LOOP else len(rows)
 
@@ -191,6 +201,7 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED, profile: Profile 
     counts = demand.counts
     height = len(counts)
     unrolled = _unrolled(old, counts, most, profile.thin_level)
+    sigmas = 1 + min(old.growths, 2)
     head, extra = list(old.head), list(old.extra)
     none = (0,) * len(old.pieces)
     for k in range(unrolled):
@@ -198,8 +209,9 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED, profile: Profile 
             head.append(none)
             extra.append(none)
         # Sizes of levels vary between minibatches like sums of many small numbers do: by about their square root.
+        # Those that did not fit once vary by more.
         head[k] = tuple(
-            max(have, bucket(need + math.isqrt(need), profile.level_steps))
+            max(have, bucket(need + sigmas * math.isqrt(need), profile.level_steps))
             for need, have in zip(counts[k].tolist(), head[k], strict=True)
         )
         extra[k] = _buckets(demand.extra[k], extra[k])
@@ -215,7 +227,7 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED, profile: Profile 
         carried=_buckets(demand.carried, old.carried),
         wanted=None if demand.wanted is None else _buckets(demand.wanted, old.wanted or ()),
         fed=_fed(old, demand),
-        carried_extra=max(bucket(demand.carried_extra, COARSE), old.carried_extra),
+        carried_extra=max(_coarse(demand.carried_extra), old.carried_extra),
         growths=old.growths + 1,
     )
     at = new.split(demand)
@@ -228,7 +240,7 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED, profile: Profile 
         # With room for a quarter more: which levels the tail runs varies with the first one that does not fit.
         tail=_buckets(rows + rows // 4 + LEAST * rest.any(0), new.tail),
         tail_levels=max(new.tail_levels, 1 << (len(rest) - 1).bit_length(), 64),
-        tail_extra=max(bucket(int(demand.extra[at:].sum()), COARSE), new.tail_extra),
+        tail_extra=max(_coarse(int(demand.extra[at:].sum())), new.tail_extra),
     )
 
 

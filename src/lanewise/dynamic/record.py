@@ -107,6 +107,28 @@ def _picked(arenas: tuple[Any, ...], which: Any, at: Any) -> Any:
     return rows
 
 
+def _picked_of_many(arenas: Sequence[Any], which: np.ndarray, at: np.ndarray) -> Any:
+    """The same, so that little is compiled: how many arenas there are differs from flush to flush.
+
+    Those of one size are read together, two, four, eight of them: the last one is repeated, and read by no row.
+    """
+    by_size: dict[int, list[int]] = {}
+    for i, arena in enumerate(arenas):
+        by_size.setdefault(arena.shape[0], []).append(i)
+    parts, place = [], np.zeros(len(arenas), np.int32)
+    for group in by_size.values():
+        number = np.zeros(len(arenas), np.int32)
+        number[group] = range(len(group))
+        place[group] = len(parts)
+        more = (1 << (len(group) - 1).bit_length()) - len(group)
+        chosen = tuple(arenas[i] for i in group + group[-1:] * more)
+        parts.append(_picked(chosen, number[which], at))
+    if len(parts) == 1:
+        return parts[0]
+    rows = np.arange(len(which), dtype=np.int32)
+    return _picked(tuple(parts), place[which], rows)
+
+
 def _concrete(array: Any) -> np.ndarray:
     while isinstance(array, _jax.Tracer) and hasattr(array, "primal"):
         array = array.primal
@@ -243,8 +265,10 @@ class Recorder:
         flushes, which = np.unique(flush, return_inverse=True)
         index = np.zeros((2, bucket(len(values), COARSE)), np.int32)
         index[0, : len(values)], index[1, : len(values)] = which, at
-        arenas = tuple(self.answers[f].of(TYPES[kind]) for f in flushes.tolist())
-        return _picked(arenas, index[0], index[1])
+        arenas = [self.answers[f].of(TYPES[kind]) for f in flushes.tolist()]
+        if len(arenas) == 1:
+            return _picked(tuple(arenas), index[0], index[1])
+        return _picked_of_many(arenas, index[0], index[1])
 
     def concrete(self, value: int) -> np.ndarray:
         """One value on the host; all of its type and flush are copied the first time."""
