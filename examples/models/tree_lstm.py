@@ -80,6 +80,16 @@ def trees(count: int, seed: int, **sizes: Any) -> list[Any]:
     return lw.records.bracketed(made.sentiment(count, seed, **sizes), node)
 
 
+def batch(seed: int, count: int = 64, **sizes: Any) -> list[Any]:
+    return trees(count, seed, **sizes)
+
+
+def measure(p: Any, tree: Any) -> Any:
+    """`[loss, right, of]` of all phrases, as the other models give it."""
+    _, _, here, below = phrase(p, tree)
+    return lw.lazy_sum([here, below])
+
+
 def words_of(tree: Any) -> list[int]:
     _, word, *parts = tree
     return [word] if not parts else [w for part in parts for w in words_of(part)]
