@@ -6,8 +6,8 @@ both run over fresh minibatches, of which the compilations are counted.
 
     python benchmarks/dynamic_models.py [--models tree_lstm dag] [--widths 32 256] [--repeats 3]
 
-An MV-RNN of width 256 has a matrix of 256 KB at each node, and its products take the time whoever starts them: it is run
-at 32 and 64.
+An MV-RNN of width 256 has a matrix of 256 KB at each node, and its products take the time whoever starts them: it is
+run at 32 and 64.
 """
 
 from __future__ import annotations
@@ -140,9 +140,7 @@ def one_model(name: str, width: int, repeats: int, compiled: list[str]) -> list[
     )
     forward_target, training_target, narrow = TARGETS[decides]
     claims = []
-    for k, (way, target) in enumerate(
-        (("forward", forward_target), ("training", training_target))
-    ):
+    for k, (way, target) in enumerate((("forward", forward_target), ("training", training_target))):
         claim = Claim(
             f"{name}, {INSTANCES} instances, width {width}, {way}, against PyTorch by node",
             ours[k],

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import made
 import numpy as np
 import torch
+
+import made
 import transition_parser as arc
 
 Weights = dict[str, torch.Tensor]

@@ -13,12 +13,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import made
 import numpy as np
-import training
-from cells import judged
 
 import lanewise as lw
+import made
+import training
+from cells import judged
 
 
 @lw.record

@@ -12,11 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+import lanewise as lw
 import made
 import training
 from cells import judged, weights
-
-import lanewise as lw
 
 
 def init(width: int) -> dict[str, Any]:

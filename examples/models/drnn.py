@@ -1,7 +1,7 @@
 """DRNN: a tree grown from the top (Alvarez-Melis and Jaakkola 2017, doubly recurrent networks).
 
-A model gets a symbol and a depth, and grows the tree that the rules make of it (`made.plants`): at each node it decides,
-by values, whether the node has children and whether it has another sibling. A node's state is made of its parent's and
+A model gets a symbol and a depth, and grows the tree that the rules make of it (`made.plants`): at each node it
+decides, by values, whether the node has children and whether it has another sibling. A node's state is made of its parent's and
 of its sibling's before it. In training it grows as much of the right tree as it decides to: what it leaves out it does
 not learn that time. Free growth is what counts at the end.
 
@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-import made
 import numpy as np
-import training
-from cells import judged, weights
 
 import lanewise as lw
+import made
+import training
+from cells import judged, weights
 
 MOST_NODES = 100
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+
+import lanewise as lw
 import made
 import training
 import tree_lstm
 from cells import judged, weights
-
-import lanewise as lw
 
 
 def init(width: int) -> dict[str, Any]:

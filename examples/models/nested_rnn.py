@@ -13,13 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import made
 import numpy as np
-import training
-from cells import judged
 from flax import nnx
 
 import lanewise as lw
+import made
+import training
+from cells import judged
 
 
 class Nested(nnx.Module):
@@ -52,7 +52,7 @@ def module(p: Any) -> Nested:
 @lw.op
 def read(p: Any, word: Any, h: Any) -> Any:
     m = module(p)
-    return jnp.tanh(m.inner(jnp.concatenate([m.words(word), h])))
+    return jnp.tanh(m.inner(jnp.concatenate([m.words(jnp.asarray(word)), h])))
 
 
 @lw.op

@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-import made
 import numpy as np
-import training
-from cells import judged, weights
 
 import lanewise as lw
+import made
+import training
+from cells import judged, weights
 
 PUSH, POP = 0, 1
 
@@ -39,7 +39,7 @@ def step(p: Any, symbol: Any, h: Any, top: Any, kind: Any, found: Any) -> Any:
     """The new state, what would be pushed, the decision, and how good the answers so far are."""
     x = p["symbol_of"][symbol]
     h = jnp.tanh(jnp.concatenate([x, h, top]) @ p["step"] + p["bias"])
-    act, closes = h @ p["act"], symbol == made.CLOSE
+    act, closes = h @ p["act"], jnp.asarray(symbol) == made.CLOSE
     decided = judged(act, closes.astype(int)) * jnp.array([1.0, 0.0, 0.0])
     # What is counted as right is the kind, where a bracket closes.
     told = jnp.where(closes, judged(h @ p["kind"], kind), 0.0)

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-import made
 import numpy as np
-import training
-from cells import judged, lstm, lstm_weights, weights
 
 import lanewise as lw
+import made
+import training
+from cells import judged, lstm, lstm_weights, weights
 
 LETTER = {letter: number for number, letter in enumerate(made.LETTERS)}
 

@@ -1,9 +1,9 @@
 """An arc-hybrid transition parser with stack LSTMs (Dyer et al. 2015), trained with a dynamic oracle.
 
-The parser shifts words to a stack, and pops them as dependents of the next word (`LEFT`) or of the word below (`RIGHT`).
-What it does depends on values, and it learns from where its own decisions lead (Goldberg and Nivre 2013): at each step the
-oracle says which transitions lose no arc that can still be had. The stack is a Python list of LSTM states, so that a pop
-goes back to an older state; a head is changed by its dependent when an arc is made.
+The parser shifts words to a stack, and pops them as dependents of the next word (`LEFT`) or of the word below
+(`RIGHT`). What it does depends on values, and it learns from where its own decisions lead (Goldberg and Nivre 2013):
+at each step the oracle says which transitions lose no arc that can still be had. The stack is a Python list of LSTM
+states, so that a pop goes back to an older state; a head is changed by its dependent when an arc is made.
 
 Sentences are CoNLL-U (`made.parsed`), read by `lw.records.conllu`.
 
@@ -16,12 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import made
 import numpy as np
-import training
-from cells import lstm, lstm_weights, weights
 
 import lanewise as lw
+import made
+import training
+from cells import lstm, lstm_weights, weights
 
 SHIFT, LEFT, RIGHT = range(3)
 
@@ -37,27 +37,24 @@ def init(width: int) -> dict[str, Any]:
 
 
 @lw.op
-def enter(words: Any, cell: Any, word: Any, h: Any, c: Any) -> Any:
-    """A word's vector, and the state of a reader after it."""
-    x = words[word]
-    return x, *lstm(cell, x, h, c)
+def look(words: Any, word: Any) -> Any:
+    return words[word]
 
 
 @lw.op
-def push(cell: Any, x: Any, h: Any, c: Any) -> Any:
-    return x, *lstm(cell, x, h, c)
+def put(head: Any, cell: Any, x: Any, dependent: Any, joins: Any, h: Any, c: Any) -> Any:
+    """A vector, changed by a dependent if one joins it, and the state of a reader after it.
 
-
-@lw.op
-def attach(head: Any, cell: Any, x: Any, dependent: Any, h: Any, c: Any) -> Any:
-    """A head changed by a dependent, entered again."""
-    x = jnp.tanh(jnp.concatenate([x, dependent]) @ head["w"] + head["b"])
+    One op for both: all transitions of a turn that put something on the stack, or on the buffer, run together.
+    """
+    changed = jnp.tanh(jnp.concatenate([x, dependent]) @ head["w"] + head["b"])
+    x = jnp.where(joins, changed, x)
     return x, *lstm(cell, x, h, c)
 
 
 @lw.op
 def decide(act: Any, stack: Any, buffer: Any, legal: Any, good: Any, found: Any) -> Any:
-    """The best legal transition, and `[loss, right, of]` so far: the loss is that of all transitions that lose nothing."""
+    """The best legal transition, and `[loss, right, of]` so far: the loss is that of all that lose nothing."""
     scores = jnp.tanh(jnp.concatenate([stack, buffer]) @ act["w"] + act["b"]) @ act["out"]
     scores = jnp.where(legal, scores, -1e9)
     best = jnp.argmax(scores)
@@ -100,7 +97,8 @@ def parse(p: dict[str, Any], sentence: Sentence) -> tuple[Any, list[int]]:
     # The buffer is read from its end: its state at a word knows all words from there on.
     buffer = [start]
     for word in reversed(sentence.words):
-        buffer.append(enter(p["words"], p["buffer"], word, *buffer[-1][1:]))
+        x = look(p["words"], word)
+        buffer.append(put(p["head"], p["buffer"], x, zero, False, *buffer[-1][1:]))
     stack: list[tuple[int, Any]] = []
     heads, found = [-1] * len(sentence.heads), np.zeros(3, np.float32)
     front = 0
@@ -111,17 +109,19 @@ def parse(p: dict[str, Any], sentence: Sentence) -> tuple[Any, list[int]]:
         best, found = decide(p["act"], top[1], buffer[-1][1], legal, good, found)
         act = best.item()
         if act == SHIFT:
-            stack.append((front, push(p["stack"], buffer.pop()[0], *top[1:])))
+            x = buffer.pop()[0]
+            stack.append((front, put(p["head"], p["stack"], x, zero, False, *top[1:])))
             front += 1
         elif act == LEFT:
             heads[stack.pop()[0]] = front
             x = buffer.pop()[0]
-            buffer.append(attach(p["head"], p["buffer"], x, top[0], *buffer[-1][1:]))
+            buffer.append(put(p["head"], p["buffer"], x, top[0], True, *buffer[-1][1:]))
         else:
             heads[stack.pop()[0]] = stack[-1][0]
             head, _ = stack.pop()
             below = stack[-1][1] if stack else start
-            stack.append((head, attach(p["head"], p["stack"], under[0], top[0], *below[1:])))
+            joined = put(p["head"], p["stack"], under[0], top[0], True, *below[1:])
+            stack.append((head, joined))
     return found, heads
 
 
