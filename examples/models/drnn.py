@@ -1,9 +1,9 @@
 """DRNN: a tree grown from the top (Alvarez-Melis and Jaakkola 2017, doubly recurrent networks).
 
 A model gets a symbol and a depth, and grows the tree that the rules make of it (`made.plants`): at each node it
-decides, by values, whether the node has children and whether it has another sibling. A node's state is made of its parent's and
-of its sibling's before it. In training it grows as much of the right tree as it decides to: what it leaves out it does
-not learn that time. Free growth is what counts at the end.
+decides, by values, whether the node has children and whether it has another sibling. A node's state is made of its
+parent's and of its sibling's before it. In training it grows as much of the right tree as it decides to: what it leaves
+out it does not learn that time. Free growth is what counts at the end.
 
     python examples/models/drnn.py
 """

@@ -105,9 +105,10 @@ def by_words(train: list[Any], fresh: list[Any]) -> float:
 def main(steps: int = 120, plot: str | None = None) -> tuple[float, float]:
     fresh = trees(256, seed=10_000)
     baseline = by_words(trees(3000, seed=20_000), fresh)
-    params, losses, rights = None, [], []
+    params, losses, rights = init(32), [], []
     batches = (trees(64, seed) for seed in range(steps))
-    for step, (params, value, right) in enumerate(train(init(32), batches)):
+    for step, (trained, value, right) in enumerate(train(init(32), batches)):
+        params = trained
         losses.append(float(value))
         rights.append(float(right))
         if step % 20 == 0 or step == steps - 1:
