@@ -49,9 +49,8 @@ def of_pair(p, left, right, label):
 def phrase(p, tree):
     """A tree is `(label, word)` or `(label, None, tree, tree)`: its h and c, the loss there, and that below."""
     label, word, *parts = tree
-    if parts:
-        return of_pair(p, phrase(p, parts[0]), phrase(p, parts[1]), label)
-    return of_word(p, word, label)
+    below = [phrase(p, part) for part in parts]
+    return of_pair(p, *below, label) if parts else of_word(p, word, label)
 
 
 def loss(p, trees):

@@ -224,7 +224,10 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED, profile: Profile 
         head=tuple(head),
         extra=tuple(extra),
         payload=_buckets(demand.payload, old.payload),
-        carried=_buckets(demand.carried, old.carried),
+        # As long as `Recorder.rows` makes them: rows of another number are padded one call at a time.
+        carried=tuple(
+            max(bucket(a, COARSE), b) for a, b in zip(demand.carried, old.carried, strict=True)
+        ),
         wanted=None if demand.wanted is None else _buckets(demand.wanted, old.wanted or ()),
         fed=_fed(old, demand),
         carried_extra=max(_coarse(demand.carried_extra), old.carried_extra),
