@@ -147,3 +147,17 @@ def test_the_oracle_of_the_parser_leads_to_the_right_tree() -> None:
                 top = stack.pop()
                 heads[top] = front if act == arc.LEFT else stack[-1]
         assert heads == sentence.heads
+
+
+def test_the_parser_finds_the_tree_that_its_decisions_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an oracle for a network, the right one."""
+    arc = model_of("transition_parser")
+
+    def decide(_act: Any, _stack: Any, _buffer: Any, _legal: Any, good: Any, found: Any) -> Any:
+        return np.flatnonzero(good)[0], found
+
+    monkeypatch.setattr(arc, "decide", decide)
+    monkeypatch.setattr(arc, "put", lambda _head, _cell, x, *_: (x, x, x))
+    params = jax.tree.map(np.asarray, arc.init(WIDTH))
+    for sentence in arc.batch(1, 30, deep=0.6):
+        assert arc.parse(params, sentence)[1] == sentence.heads

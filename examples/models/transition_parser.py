@@ -117,8 +117,9 @@ def parse(p: dict[str, Any], sentence: Sentence) -> tuple[Any, list[int]]:
             x = buffer.pop()[0]
             buffer.append(put(p["head"], p["buffer"], x, top[0], True, *buffer[-1][1:]))
         else:
-            heads[stack.pop()[0]] = stack[-1][0]
+            dependent, _ = stack.pop()
             head, _ = stack.pop()
+            heads[dependent] = head
             below = stack[-1][1] if stack else start
             joined = put(p["head"], p["stack"], under[0], top[0], True, *below[1:])
             stack.append((head, joined))
@@ -133,7 +134,7 @@ def batch(seed: int, count: int = 32, deep: float = 0.3) -> list[Sentence]:
     return [Sentence(read) for read in lw.records.conllu(made.parsed(count, seed, deep))]
 
 
-def main(steps: int = 60) -> tuple[float, float]:
+def main(steps: int = 40) -> tuple[float, float]:
     params, _ = training.fit(measure, init(32), batch, steps)
     fresh = batch(10_000, 32)
 
