@@ -38,7 +38,7 @@ UNROLLED = 32
 UNROLLED_OF_DEEP = 12
 # As many levels as this are compiled as soon as the loop is.
 LEVELS_OF_A_LOOP = 4
-# With more kinds of pieces than this, or after the second growth, only levels of as many times the rows are unrolled.
+# With more kinds of pieces than this, or after many growths, only levels of as many times the rows are unrolled.
 FEW_KINDS = 2
 MANY_TIMES = 4
 # Levels added at the top of a head that was not deep enough.
@@ -190,7 +190,7 @@ def _unrolled(old: Envelope, counts: np.ndarray, most: int, thin: int) -> int:
         wide = rows > TILES[0]
         return min(most, UNROLLED_OF_DEEP, int(np.argmin(wide)) if not wide.all() else len(rows))
     # Which of many kinds are at which level varies more than their totals do.
-    if counts.shape[1] > FEW_KINDS or old.growths > 1:
+    if counts.shape[1] > FEW_KINDS or old.growths > GROWTHS // 2:
         thin *= MANY_TIMES
     last = int(np.flatnonzero(rows >= thin).max(initial=-1)) + 1
     return last if len(rows) - last > LEVELS_OF_A_LOOP else len(rows)
@@ -201,7 +201,7 @@ def grown(old: Envelope, demand: Demand, most: int = UNROLLED, profile: Profile 
     counts = demand.counts
     height = len(counts)
     unrolled = _unrolled(old, counts, most, profile.thin_level)
-    sigmas = 1 + min(old.growths, 2)
+    sigmas = 1 + min(old.growths, 1)
     head, extra = list(old.head), list(old.extra)
     none = (0,) * len(old.pieces)
     for k in range(unrolled):
