@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import re
 from pathlib import Path
@@ -113,6 +114,8 @@ def test_the_tree_lstm_is_forty_lines() -> None:
 
 def test_data_is_the_same_for_one_seed() -> None:
     made = importlib.import_module("made")
+    found = doctest.testmod(made)
+    assert found.attempted >= 4 and not found.failed
     assert made.sentiment(5, 1) == made.sentiment(5, 1) != made.sentiment(5, 2)
     trees = lw.records.bracketed(made.sentiment(20, 0))
     for tree in trees:
