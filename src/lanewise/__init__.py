@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lanewise.dynamic.instances import lazy_map
     from lanewise.dynamic.lazy import lazy, op
     from lanewise.dynamic.memory import keep_pages
+    from lanewise.dynamic.total import lazy_sum
 
 del _rules
 
@@ -53,6 +54,7 @@ __all__ = [
     "lane_errors",
     "lazy",
     "lazy_map",
+    "lazy_sum",
     "lift",
     "op",
     "pack",
@@ -73,6 +75,7 @@ _LATER = {
     "keep_pages": "lanewise.dynamic.memory",
     "lazy": "lanewise.dynamic.lazy",
     "lazy_map": "lanewise.dynamic.instances",
+    "lazy_sum": "lanewise.dynamic.total",
     "op": "lanewise.dynamic.lazy",
 }
 

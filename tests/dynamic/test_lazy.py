@@ -237,6 +237,28 @@ def test_a_node_with_a_thousand_children() -> None:
     by_hand.close(*grads, rtol=1e-3, atol=1e-1)
 
 
+def test_sums_of_many_values() -> None:
+    """As many as there are, in few levels; the same sum outside."""
+
+    @lw.op
+    def part(h: Any, x: Any) -> Any:
+        return jnp.sin(h * x)
+
+    def total(shared: Any, n: int) -> Any:
+        h, _ = leaf(shared[0], shared[1], 3)
+        return lw.lazy_sum([part(h, float(i)) for i in range(n)] + [np.ones(WIDTH, np.float32)])
+
+    compare_map(total, [1, 7, 8, 30, 0, 70])
+    with lw.lazy():
+        values = [part(1.0, float(i)) for i in range(64)]
+        summed = lw.lazy_sum(values)
+    assert len(summed._recorder.calls) == 64 + 16 + 4 + 1
+    with lw.lazy(), pytest.raises(OptionError, match=r"value 1 is float32\[4\], and another one"):
+        lw.lazy_sum([part(1.0, 1.0), np.ones(4, np.float32)])
+    with pytest.raises(OptionError, match="no values"):
+        lw.lazy_sum([])
+
+
 def test_a_block_without_instances() -> None:
     shared = weights()
     with lw.lazy():
@@ -465,18 +487,33 @@ def test_more_mistakes() -> None:
         lw.lazy_map(lambda i: score(jnp.ones(3) * i), range(100))
 
 
-def test_an_op_that_fails_is_named_with_its_arguments() -> None:
-    with pytest.raises(TypeError) as caught:
-        lw.lazy_map(
-            lambda x: merge(weights()[2], weights()[3], {"h": x, "c": 1.0}, {"h": x, "c": 2}),
-            [np.ones(3)],
-        )
-    note, instance = (n for n in caught.value.__notes__ if n.startswith("lanewise"))
-    assert note.startswith(
-        "lanewise: in op 'merge', which was traced for one row with (shared float32[8,12], "
+def test_an_op_that_does_not_fit_its_arguments_is_named_with_its_line() -> None:
+    state = {"h": np.ones(3), "c": 1.0}
+    with pytest.raises(LazyError) as caught:
+        lw.lazy_map(lambda x: merge(weights()[2], weights()[3], state, more=state), [1])
+    line = merge.fun.__code__.co_firstlineno + 3
+    place, shown, given = str(caught.value).splitlines()
+    assert place.startswith(f"{__file__}:{line}, in merge: op 'merge' does not fit its arguments:")
+    assert "(6,) and (8,)" in place and "@ weight + bias" in shown
+    assert given == (
+        "It was traced for one row with (weight: shared float32[8,12], bias: shared float32[12],"
+        " state['c']: float32[], state['h']: float32[3], more['c']: float32[], more['h']: float32[3])."
     )
-    assert "float32[3], int32[]" in note or "int32[], float32[3]" in note
-    assert instance == "lanewise: in instance 0 of lazy_map."
+    assert caught.value.__notes__ == ["lanewise: in instance 0 of lazy_map."]
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_what_an_op_raises_itself_stays_and_is_noted() -> None:
+    @lw.op
+    def picky(x: Any) -> Any:
+        if x.ndim:
+            raise ValueError("only numbers")
+        return x
+
+    with pytest.raises(ValueError, match="only numbers") as caught:
+        lw.lazy_map(picky, [np.ones(2)])
+    note = "lanewise: in op 'picky', which was traced for one row with (x: float32[2])."
+    assert note in caught.value.__notes__
 
 
 def test_blocks_inside_blocks() -> None:

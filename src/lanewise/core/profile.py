@@ -48,8 +48,12 @@ class Profile:
     # a GPU does thin levels at no cost, and XLA measures each new product before it compiles it.
     level_steps: int
     # From how many operations in the products of a call on a recursion is better off by levels than where lanes meet.
-    # (Tree-LSTMs of widths 64, 128 and 256 train in 0.7, 0.46 and 0.45 of the time on a CPU; of 32, native is better.)
+    # (Tree-LSTMs of widths 64, 128 and 256 train in 0.7, 0.46 and 0.45 of the time on a CPU; of 32, native is better. On
+    # an H200 an envelope takes 20 s to compile and its forward run is no faster: there it must be asked for.)
     level_products: float
+    # Levels with fewer rows than this, from some level up to the last one, are run by a loop: on a CPU that takes no
+    # longer, and compiles sooner than as many levels written out. On a GPU a turn of a loop costs many launches.
+    thin_level: int
 
 
 CPU = Profile(
@@ -68,6 +72,7 @@ CPU = Profile(
     most_lane_bytes=1 << 28,
     level_steps=16,
     level_products=1e5,
+    thin_level=64,
 )
 GPU = Profile(
     alone="kernel",
@@ -84,7 +89,8 @@ GPU = Profile(
     move_operations=8.0,
     most_lane_bytes=1 << 18,
     level_steps=2,
-    level_products=1e4,
+    level_products=math.inf,
+    thin_level=0,
 )
 # Other accelerators are started by a host, too; they have no carrier of their own.
 _OTHER = replace(GPU, alone=None)

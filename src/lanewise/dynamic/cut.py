@@ -119,7 +119,10 @@ class _Joint:
     shared_adjoints: list[Any]
 
 
-def _joint(piece: Piece, size: int, rows: Sequence[bool], shared: Sequence[bool]) -> _Joint:
+def _both_directions(
+    piece: Piece, size: int, rows: tuple[bool, ...], shared: tuple[bool, ...]
+) -> _jax.Jaxpr:
+    """Shared, rows, adjoints of results -> results, adjoints of shared, adjoints of rows."""
     fun = _batched(piece, size)
     moving = [*shared, *rows]
     out_moving = [t.differentiable for t in piece.results]
@@ -137,7 +140,12 @@ def _joint(piece: Piece, size: int, rows: Sequence[bool], shared: Sequence[bool]
 
     structs = [_struct(t) for t in piece.shared] + [t.batch(size) for t in piece.rows]
     structs += [t.batch(size) for t in piece.results if t.differentiable]
-    flat = _without_repeats(_inlined(_jax.trace(both, structs).jaxpr))
+    return _jax.trace(both, structs).jaxpr
+
+
+def _joint(piece: Piece, size: int, rows: tuple[bool, ...], shared: tuple[bool, ...]) -> _Joint:
+    flat = _inlined(_both_directions(piece, size, rows, shared))
+    flat = _without(flat, _known_repeats(piece, rows, shared))
     ins, outs = list(flat.invars), list(flat.outvars)
     first, second = len(piece.shared), len(piece.shared) + len(piece.rows)
     results, adjoints = outs[: len(piece.results)], outs[len(piece.results) :]
@@ -155,7 +163,10 @@ def _joint(piece: Piece, size: int, rows: Sequence[bool], shared: Sequence[bool]
 @functools.lru_cache(maxsize=1024)
 def codes(piece: Piece, size: int, rows: tuple[bool, ...], shared: tuple[bool, ...]) -> Codes:
     """The codes for this many rows, with adjoints for those rows and shared operands."""
-    return _cut(_joint(piece, size, rows, shared), _axes(piece, rows, shared))
+    joint, axes = _joint(piece, size, rows, shared), _axes(piece, rows, shared)
+    # JAX may write other code where the number of rows happens to be that of another axis.
+    fits = axes is not None and len(_made(joint.jaxpr.eqns)) == len(axes)
+    return _cut(joint, axes if fits else None)
 
 
 @functools.lru_cache(maxsize=256)
@@ -323,31 +334,62 @@ def _evaluate(jaxpr: _jax.Jaxpr, args: Sequence[Any]) -> list[Any]:
     return [read(a) for a in jaxpr.outvars]
 
 
-def _without_repeats(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
-    """The same code in which no equation repeats an earlier one."""
-    seen: dict[Any, list[Any]] = {}
+# By equation: its primitive's name, and the number of an earlier one that it repeats.
+Repeats = tuple[tuple[str, int | None], ...]
+
+
+def _repeats(jaxpr: _jax.Jaxpr) -> Repeats:
+    """Which equations repeat an earlier one."""
+    seen: dict[Any, int] = {}
     same: dict[Any, Any] = {}
-    eqns = []
+    found: list[tuple[str, int | None]] = []
 
     def name(a: Any) -> Any:
         if isinstance(a, _jax.Literal):
             return (str(a.aval), str(a.val))
         return same.get(a, a)
 
-    for eqn in jaxpr.eqns:
-        new = eqn.replace(
-            invars=[same.get(a, a) if isinstance(a, _jax.Var) else a for a in eqn.invars]
-        )
+    for i, eqn in enumerate(jaxpr.eqns):
+        before = None
         try:
             key = (eqn.primitive, tuple(map(name, eqn.invars)), tuple(sorted(eqn.params.items())))
-            before = None if eqn.effects else seen.get(key)
+            before = None if eqn.effects else seen.setdefault(key, i)
         except TypeError:
-            eqns.append(new)
-            continue
+            pass
+        if before == i:
+            before = None
         if before is not None:
-            same.update(zip(eqn.outvars, before))
+            same.update(zip(eqn.outvars, jaxpr.eqns[before].outvars))
+        found.append((eqn.primitive.name, before))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _known_repeats(piece: Piece, rows: tuple[bool, ...], shared: tuple[bool, ...]) -> Repeats:
+    """Which equations of the joint code repeat others, whatever the number of rows is.
+
+    Asked of a number that no other axis has: with 32 rows and a width of 32, more equations look alike.
+    """
+    return _repeats(_inlined(_both_directions(piece, _PROBES[0], rows, shared)))
+
+
+def _without(jaxpr: _jax.Jaxpr, repeats: Repeats) -> _jax.Jaxpr:
+    """The same code without equations that repeat others, if these are its equations."""
+    if [e.primitive.name for e in jaxpr.eqns] != [name for name, _ in repeats]:
+        return jaxpr
+    same: dict[Any, Any] = {}
+    eqns = []
+    for eqn, (_, before) in zip(jaxpr.eqns, repeats, strict=True):
+        if before is not None:
+            # What the earlier one gives may itself be named by one before it.
+            same.update(
+                (v, same.get(w, w)) for v, w in zip(eqn.outvars, jaxpr.eqns[before].outvars)
+            )
             continue
-        seen[key] = eqn.outvars
-        eqns.append(new)
+        eqns.append(
+            eqn.replace(
+                invars=[same.get(a, a) if isinstance(a, _jax.Var) else a for a in eqn.invars]
+            )
+        )
     outs = [same.get(a, a) if isinstance(a, _jax.Var) else a for a in jaxpr.outvars]
     return _jax.new_jaxpr(jaxpr.invars, outs, eqns)

@@ -8,7 +8,8 @@ envelopes.
 
 The first levels (the *head*) are unrolled: each (level, piece) is a launch of a fixed size, without a loop around.
 The rest (the *tail*) is run by a compiled loop over its levels, each in tiles of 256, 64 and 16 rows: only the total
-of its rows has a capacity. The tail is for chains, for a rare deep tree, and for tables of which no two look alike.
+of its rows has a capacity. The tail is for chains, for a rare deep tree, for the thin levels at the top of trees (on a
+CPU, where it is as fast), and for tables of which no two look alike.
 From the first level that does not fit into the head on, a table's levels are run by the tail.
 
 An envelope that a table does not fit is grown, so that it serves what it served before and this table too. After a
@@ -35,6 +36,11 @@ COARSE = 2
 # More levels than this are not unrolled; then those are that fill the largest tile, up to a number.
 UNROLLED = 32
 UNROLLED_OF_DEEP = 12
+# As many levels as this are compiled as soon as the loop is.
+LEVELS_OF_A_LOOP = 4
+# With more kinds of pieces than this, or after many growths, only levels of as many times the rows are unrolled.
+FEW_KINDS = 2
+MANY_TIMES = 4
 # Levels added at the top of a head that was not deep enough.
 SPARE = 2
 # How often the head grows.
@@ -147,7 +153,11 @@ def _within(need: Sequence[int] | np.ndarray, have: Sequence[int]) -> bool:
 
 
 def _buckets(need: Sequence[int] | np.ndarray, have: Sequence[int]) -> tuple[int, ...]:
-    return tuple(max(bucket(int(a), COARSE), b) for a, b in zip(need, have, strict=True))
+    return tuple(max(_coarse(int(a)), b) for a, b in zip(need, have, strict=True))
+
+
+def _coarse(need: int) -> int:
+    return bucket(need + math.isqrt(need), COARSE)
 
 
 def empty(pieces: tuple[Piece, ...], shared: tuple[tuple[int, ...], ...], whole: bool) -> Envelope:
@@ -171,19 +181,27 @@ def empty(pieces: tuple[Piece, ...], shared: tuple[tuple[int, ...], ...], whole:
     )
 
 
-def grown(
-    old: Envelope, demand: Demand, most: int = UNROLLED, steps: int = CPU.level_steps
-) -> Envelope:
+def _unrolled(old: Envelope, counts: np.ndarray, most: int, thin: int) -> int:
+    """How many levels of a table are for the head."""
+    if old.growths >= GROWTHS:
+        return 0
+    rows = counts.sum(1)
+    if len(rows) > most:
+        wide = rows > TILES[0]
+        return min(most, UNROLLED_OF_DEEP, int(np.argmin(wide)) if not wide.all() else len(rows))
+    # Which of many kinds are at which level varies more than their totals do.
+    if counts.shape[1] > FEW_KINDS or old.growths > GROWTHS // 2:
+        thin *= MANY_TIMES
+    last = int(np.flatnonzero(rows >= thin).max(initial=-1)) + 1
+    return last if len(rows) - last > LEVELS_OF_A_LOOP else len(rows)
+
+
+def grown(old: Envelope, demand: Demand, most: int = UNROLLED, profile: Profile = CPU) -> Envelope:
     """An envelope that serves this table too; more than `most` levels are not unrolled."""
     counts = demand.counts
     height = len(counts)
-    if old.growths >= GROWTHS:
-        unrolled = 0
-    elif height > most:
-        wide = counts.sum(1) > TILES[0]
-        unrolled = min(most, UNROLLED_OF_DEEP, int(np.argmin(wide)) if not wide.all() else height)
-    else:
-        unrolled = height
+    unrolled = _unrolled(old, counts, most, profile.thin_level)
+    sigmas = 1 + min(old.growths, 1)
     head, extra = list(old.head), list(old.extra)
     none = (0,) * len(old.pieces)
     for k in range(unrolled):
@@ -191,8 +209,9 @@ def grown(
             head.append(none)
             extra.append(none)
         # Sizes of levels vary between minibatches like sums of many small numbers do: by about their square root.
+        # Those that did not fit once vary by more.
         head[k] = tuple(
-            max(have, bucket(need + math.isqrt(need), steps))
+            max(have, bucket(need + sigmas * math.isqrt(need), profile.level_steps))
             for need, have in zip(counts[k].tolist(), head[k], strict=True)
         )
         extra[k] = _buckets(demand.extra[k], extra[k])
@@ -205,23 +224,45 @@ def grown(
         head=tuple(head),
         extra=tuple(extra),
         payload=_buckets(demand.payload, old.payload),
-        carried=_buckets(demand.carried, old.carried),
-        wanted=None if demand.wanted is None else _buckets(demand.wanted, old.wanted or ()),
-        fed=tuple(
-            tuple(a | b for a, b in zip(x, y)) for x, y in zip(demand.fed, old.fed, strict=True)
+        # As long as `Recorder.rows` makes them: rows of another number are padded one call at a time.
+        carried=tuple(
+            max(bucket(a, COARSE), b) for a, b in zip(demand.carried, old.carried, strict=True)
         ),
-        carried_extra=max(bucket(demand.carried_extra, COARSE), old.carried_extra),
+        wanted=None if demand.wanted is None else _buckets(demand.wanted, old.wanted or ()),
+        fed=_fed(old, demand),
+        carried_extra=max(_coarse(demand.carried_extra), old.carried_extra),
         growths=old.growths + 1,
     )
     at = new.split(demand)
     rest = counts[at:]
     if not len(rest):
         return new
+    rows = rest.sum(0)
     return dataclasses.replace(
         new,
-        tail=_buckets(rest.sum(0) + LEAST * rest.any(0), new.tail),
+        # With room for a quarter more: which levels the tail runs varies with the first one that does not fit.
+        tail=_buckets(rows + rows // 4 + LEAST * rest.any(0), new.tail),
         tail_levels=max(new.tail_levels, 1 << (len(rest) - 1).bit_length(), 64),
-        tail_extra=max(bucket(int(demand.extra[at:].sum()), COARSE), new.tail_extra),
+        tail_extra=max(_coarse(int(demand.extra[at:].sum())), new.tail_extra),
+    )
+
+
+def _fed(old: Envelope, demand: Demand) -> tuple[tuple[int, ...], ...]:
+    """What the rows of operands are. Where an arena holds payload already, a result's reader may read that too."""
+    fed = [[a | b for a, b in zip(x, y)] for x, y in zip(demand.fed, old.fed, strict=True)]
+    both = PAYLOAD | MADE
+    joined = {
+        type_
+        for piece, flags in zip(old.pieces, fed, strict=True)
+        for type_, flag in zip(piece.rows, flags, strict=True)
+        if flag == both
+    }
+    return tuple(
+        tuple(
+            both if flag & MADE and type_ in joined else flag
+            for type_, flag in zip(piece.rows, flags, strict=True)
+        )
+        for piece, flags in zip(old.pieces, fed, strict=True)
     )
 
 
@@ -246,7 +287,7 @@ class Store:
             old or empty(table.pieces, table.shared, whole),
             demand,
             self.unrolled,
-            profile.level_steps,
+            profile,
         )
         if old is not None:
             known.remove(old)

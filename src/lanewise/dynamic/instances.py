@@ -8,6 +8,7 @@ needed: the answers are the same, and fewer calls run together.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -152,17 +153,25 @@ def _only_wanted(
     """What is left to compute runs with these as its only answers."""
     by_type = recorder.flush(pending)
     taken = dict.fromkeys(by_type, 0)
-    found = []
+    plan = []
     for i, column in enumerate(columns):
-        if column[0].__class__ is not Lazy:
-            found.append(_column(column, i, recorder))
-            continue
-        kind = _one_type(column, i)
-        begin = taken[kind]
-        taken[kind] += len(column)
-        rows = by_type[kind]
-        found.append(rows if len(column) == len(rows) else rows[begin : taken[kind]])
-    return found
+        if column[0].__class__ is Lazy:
+            kind = _one_type(column, i)
+            plan.append((kind, taken[kind], len(column)))
+            taken[kind] += len(column)
+    kinds = tuple(dict.fromkeys(kind for kind, _, _ in plan))
+    parts = tuple((kinds.index(kind), begin, size) for kind, begin, size in plan)
+    rows = iter(_parted(tuple(by_type[kind] for kind in kinds), parts))
+    return [
+        next(rows) if column[0].__class__ is Lazy else _column(column, i, recorder)
+        for i, column in enumerate(columns)
+    ]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _parted(rows: tuple[Any, ...], parts: tuple[tuple[int, int, int], ...]) -> list[Any]:
+    """Parts of arrays: which, from where, how many. One compiled call, as each slice costs what a launch does."""
+    return [rows[which][begin : begin + size] for which, begin, size in parts]
 
 
 def _one_type(column: Sequence[Any], leaf: int) -> int:

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
+from lanewise.dynamic.misfit import misfit, names_of
 from lanewise.dynamic.quick import quick_way
 from lanewise.dynamic.record import TYPES, Kind, LazyError, Recorder, Tag, type_number
 from lanewise.dynamic.table import Piece, Type
@@ -41,7 +42,7 @@ from lanewise.dynamic.table import Piece, Type
 MOST_SHARED = 64
 
 # The most kinds of an op that are recorded the quick way.
-QUICK_WAYS = 4
+QUICK_WAYS = 8
 
 _SERIAL = itertools.count()
 
@@ -335,8 +336,15 @@ def _trace(op: Op, tree: Any, roles: Sequence[Any]) -> _Signature:
     try:
         traced = _jax.trace(code, structs)
     except Exception as error:
-        given = ", ".join(map(_described, roles))
-        error.add_note(f"lanewise: in {op!r}, which was traced for one row with ({given}).")
+        given = [
+            f"{n}: {_described(r)}" for n, r in zip(names_of(op.fun, tree), roles, strict=True)
+        ]
+        better = misfit(op.name, op.fun, error, given)
+        if better is not None:
+            raise better from error
+        error.add_note(
+            f"lanewise: in {op!r}, which was traced for one row with ({', '.join(given)})."
+        )
         raise
     if any(isinstance(c, _jax.Tracer) for c in traced.captures):
         raise LazyError(
@@ -423,8 +431,9 @@ def op(fun: Callable[..., Any]) -> Op:
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
     """Ops called inside are recorded here."""
-    before, _state.recorder = _state.recorder, recorder
+    before = _state.recorder
     try:
+        _state.recorder = recorder
         yield recorder
     finally:
         _state.recorder = before

@@ -5,12 +5,18 @@ once a call was recorded, a function is written for its kind: it checks that eac
 lazy value of the same type, or a number or NumPy array of the same type, and appends what is to be appended. It gives
 None where one is not, and the call is recorded the slow way. An op keeps such functions in each recorder, for the
 last kinds it met.
+
+Dictionaries, lists and tuples are looked into, at each call, as they may have changed. A module of weights that cannot
+change (of Equinox, or a frozen data class) is compared as one object. Other classes are recorded the slow way.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -18,8 +24,76 @@ import numpy as np
 
 from lanewise.dynamic.record import Kind, Recorder, type_number
 
-_SHARED, _LAZY, _NUMBER, _ARRAY = "shared", "lazy", "number", "array"
+_SHARED, _LAZY, _NUMBER, _ARRAY, _INSIDE = "shared", "lazy", "number", "array", "inside"
 _NUMBERS = (bool, int, float, complex, np.generic)
+_CONSTANTS = (str, bytes, type(None))
+
+
+@dataclass
+class _Seen:
+    """What a call was made of. `roles` are hashable, and decide the function's text; `known` are its constants."""
+
+    recorder: Recorder
+    lazy: type
+    types: Any  # the types of rows that are left
+    roles: list[Any] = field(default_factory=list)
+    known: list[Any] = field(default_factory=list)
+    columns: list[Any] = field(default_factory=list)
+
+    def add(self, value: Any) -> bool:
+        """See an argument, or a part of one; False where the slow way has to."""
+        if value.__class__ is self.lazy:
+            next(self.types)
+            return self._role(_LAZY, value._of)
+        if isinstance(value, jax.Array) or isinstance(value, _CONSTANTS):
+            # Strings are compared by `is`: most are one object, and the slow way serves those that are not.
+            return self._role(_SHARED, value)
+        if isinstance(value, _NUMBERS):
+            self._column()
+            return self._role(_NUMBER, value.__class__)
+        if value.__class__ is np.ndarray:
+            self._column()
+            return self._role(_ARRAY, (value.shape, value.dtype))
+        if value.__class__ is dict:
+            # In the order in which JAX looks into it.
+            try:
+                keys = sorted(value)
+            except TypeError:
+                return False
+            self._role((_INSIDE, dict, tuple(range(len(keys)))), tuple(keys))
+            return all(self.add(value[key]) for key in keys)
+        if value.__class__ is list or value.__class__ is tuple:
+            self._role((_INSIDE, value.__class__, tuple(range(len(value)))), None)
+            return all(map(self.add, value))
+        return _settled(value) and self._role(_SHARED, value)
+
+    def _role(self, role: Any, known: Any) -> bool:
+        self.roles.append(role)
+        self.known.append(known)
+        return True
+
+    def _column(self) -> None:
+        self.columns.append(self.recorder.columns[type_number(*next(self.types))])
+
+
+def _settled(value: Any) -> bool:
+    """Whether this is an object of shared arrays and constants alone that cannot change."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return False
+    if any(isinstance(leaf, (*_NUMBERS, np.ndarray)) for leaf in jax.tree.leaves(value)):
+        return False
+    equinox = sys.modules.get("equinox")
+    module = equinox is not None and isinstance(value, equinox.Module)
+    frozen = module or type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return frozen and all(_fixed(getattr(value, f.name, None)) for f in dataclasses.fields(value))
+
+
+def _fixed(part: Any) -> bool:
+    if part.__class__ is tuple:
+        return all(map(_fixed, part))
+    if isinstance(part, (jax.Array, *_CONSTANTS, *_NUMBERS)):
+        return True
+    return _settled(part) if dataclasses.is_dataclass(part) else callable(part)
 
 
 def quick_way(
@@ -28,75 +102,89 @@ def quick_way(
     args: Sequence[Any],
     lazy: type,
 ) -> Callable[..., Any] | None:
-    """The function for calls like this one, or None for arguments that are looked into."""
-    roles, known = [], []
-    columns = []
-    types = iter(kind.piece.rows)
+    """The function for calls like this one, or None where some argument is for the slow way."""
+    seen = _Seen(recorder, lazy, iter(kind.piece.rows))
+    ends = []
     for a in args:
-        if a.__class__ is lazy:
-            next(types)
-            roles.append(_LAZY)
-            known.append(a._of)
-        elif isinstance(a, jax.Array):
-            roles.append(_SHARED)
-            known.append(a)
-        elif isinstance(a, _NUMBERS):
-            roles.append(_NUMBER)
-            known.append(a.__class__)
-            columns.append(recorder.columns[type_number(*next(types))])
-        elif a.__class__ is np.ndarray:
-            roles.append(_ARRAY)
-            known.append((a.shape, a.dtype))
-            columns.append(recorder.columns[type_number(*next(types))])
-        else:
+        if not seen.add(a):
             return None
+        ends.append(len(seen.roles))
     tree = kind.tree
     many = 0 if tree is None else len(kind.results)
-    make = _factory(tuple(roles), many)
+    make = _factory(tuple(seen.roles), tuple(ends), many)
     return make(
         recorder,
         lazy,
         kind.number,
-        known,
-        columns,
+        seen.known,
+        seen.columns,
         [recorder.tag(k) for k in kind.results],
         tuple if tree == "tuple" else getattr(tree, "unflatten", None),
     )
 
 
-@functools.lru_cache(maxsize=512)
-def _factory(roles: tuple[str, ...], many: int) -> Callable[..., Callable[..., Any]]:
-    """Written for arguments of these roles, and this many results (0: one, by itself)."""
-    checks, rows, puts, names = [], [], [], []
-    column = 0
-    for i, role in enumerate(roles):
+@dataclass
+class _Text:
+    """The parts of a quick function."""
+
+    checks: list[str] = field(default_factory=list)
+    rows: list[str] = field(default_factory=list)
+    puts: list[str] = field(default_factory=list)
+
+    def add(self, roles: Sequence[Any], i: int, a: str) -> int:
+        """What role i says of the expression `a`; gives the number of the next role."""
+        role = roles[i]
+        if isinstance(role, tuple):
+            _, cls, items = role
+            self.checks.append(f"{a}.__class__ is not {cls.__name__} or len({a}) != {len(items)}")
+            i += 1
+            key = i - 1
+            for j in items:
+                at = f"{a}.get(k{key}[{j}])" if cls is dict else f"{a}[{j}]"
+                name = f"b{i}"
+                # Gives the part a name, and never ends the chain of `or`.
+                self.checks.append(f"({name} := {at}) is {name} and False")
+                i = self.add(roles, i, name)
+            return i
+        column = len(self.puts)
         if role == _LAZY:
-            checks.append(f"a{i}.__class__ is not Lazy or a{i}._of is not k{i}")
-            rows.append(f"a{i}._number")
+            self.checks.append(f"{a}.__class__ is not Lazy or {a}._of is not k{i}")
+            self.rows.append(f"{a}._number")
         elif role == _SHARED:
-            checks.append(f"a{i} is not k{i}")
+            self.checks.append(f"{a} is not k{i}")
         else:
             if role == _NUMBER:
-                checks.append(f"a{i}.__class__ is not k{i}")
-                puts.append(f"c{column}.append(a{i})")
+                self.checks.append(f"{a}.__class__ is not k{i}")
+                self.puts.append(f"c{column}.append({a})")
             else:
-                checks.append(f"a{i}.__class__ is not ndarray or (a{i}.shape, a{i}.dtype) != k{i}")
+                self.checks.append(
+                    f"{a}.__class__ is not ndarray or ({a}.shape, {a}.dtype) != k{i}"
+                )
                 # The caller may write into its array before what is recorded runs.
-                puts.append(f"c{column}.append(a{i}.copy())")
-            rows.append(f"~len(c{column})")
-            names.append(f"c{column}")
-            column += 1
-    taken = _one_column_each(rows, puts)
+                self.puts.append(f"c{column}.append({a}.copy())")
+            self.rows.append(f"~len(c{column})")
+        return i + 1
+
+
+@functools.lru_cache(maxsize=512)
+def _factory(
+    roles: tuple[Any, ...], ends: tuple[int, ...], many: int
+) -> Callable[..., Callable[..., Any]]:
+    """Written for arguments of these roles, and this many results (0: one, by itself)."""
+    text = _Text()
+    for i, begin in enumerate((0, *ends[:-1]) if ends else ()):
+        text.add(roles, begin, f"a{i}")
+    taken = _one_column_each(text.rows, text.puts)
     results = [f"Lazy(r{j}, n + {j})" for j in range(many)] or ["Lazy(r0, n)"]
     made = "(" + ", ".join(results) + ",)" if many else results[0]
     lines = [
         "def make(recorder, Lazy, number, known, columns, tags, build):",
         "    call, extend = recorder.calls.append, recorder.operands.extend",
         *(f"    k{i} = known[{i}]" for i in range(len(roles))),
-        *(f"    c{j} = columns[{j}]" for j in range(column)),
+        *(f"    c{j} = columns[{j}]" for j in range(len(text.puts))),
         *(f"    r{j} = tags[{j}]" for j in range(max(many, 1))),
-        f"    def quick({', '.join(f'a{i}' for i in range(len(roles)))}):",
-        f"        if {' or '.join(checks) or 'False'}:",
+        f"    def quick({', '.join(f'a{i}' for i in range(len(ends)))}):",
+        f"        if {' or '.join(text.checks) or 'False'}:",
         "            return None",
         *(f"        {line}" for line in taken),
         "        call(number)",

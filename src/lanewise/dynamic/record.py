@@ -44,8 +44,10 @@ def type_number(shape: tuple[int, ...], dtype: Any) -> int:
         known = Type(shape, np.dtype(jax.dtypes.canonicalize_dtype(dtype)))
         found = _NUMBERS.get(known)
         if found is None:
-            found = _NUMBERS[known] = len(TYPES)
+            # In this order: an interrupt between the two leaves a type without a number, and no number without one.
+            found = len(TYPES)
             TYPES.append(known)
+            _NUMBERS[known] = found
         _NUMBERS[shape, dtype, wide] = found
     return found
 
@@ -103,6 +105,28 @@ def _picked(arenas: tuple[Any, ...], which: Any, at: Any) -> Any:
         mine = (which == i).reshape(-1, *[1] * (rows.ndim - 1))
         rows = jnp.where(mine, arena.at[at].get(mode="clip"), rows)
     return rows
+
+
+def _picked_of_many(arenas: Sequence[Any], which: np.ndarray, at: np.ndarray) -> Any:
+    """The same, so that little is compiled: how many arenas there are differs from flush to flush.
+
+    Those of one size are read together, two, four, eight of them: the last one is repeated, and read by no row.
+    """
+    by_size: dict[int, list[int]] = {}
+    for i, arena in enumerate(arenas):
+        by_size.setdefault(arena.shape[0], []).append(i)
+    parts, place = [], np.zeros(len(arenas), np.int32)
+    for group in by_size.values():
+        number = np.zeros(len(arenas), np.int32)
+        number[group] = range(len(group))
+        place[group] = len(parts)
+        more = (1 << (len(group) - 1).bit_length()) - len(group)
+        chosen = tuple(arenas[i] for i in group + group[-1:] * more)
+        parts.append(_picked(chosen, number[which], at))
+    if len(parts) == 1:
+        return parts[0]
+    rows = np.arange(len(which), dtype=np.int32)
+    return _picked(tuple(parts), place[which], rows)
 
 
 def _concrete(array: Any) -> np.ndarray:
@@ -172,7 +196,8 @@ class Recorder:
         """Run what was recorded.
 
         With `wanted`, values that were not computed yet, these are all that remains of it: gives the rows of each
-        type, by its number, in the order of `wanted`. Else all values can be read later.
+        type, by its number, in the order of `wanted`; there are more of them, in steps. Else all values can be read
+        later.
         """
         if not self.calls:
             return {}
@@ -199,7 +224,7 @@ class Recorder:
             values = np.array(wanted, np.int64) - self.base
             of = types[values]
             want = [values[of == type_number(*t)] for t in table.types]
-        answer = run(table, shared, want, carried=carried, order=self.order)
+        answer = run(table, shared, want, carried=carried, order=self.order, trim=False)
         self.base = self.count
         # Emptied, not replaced: the quick ways hold them.
         self.calls.clear()
@@ -216,10 +241,7 @@ class Recorder:
                 first = answer.carried_from[answer.types.index(TYPES[t])]
                 self.homes.move(values, flush, first + np.arange(len(values)))
             return {}
-        return {
-            type_number(*t): rows[: len(values)]
-            for t, rows, values in zip(answer.types, answer.rows, want, strict=True)
-        }
+        return {type_number(*t): rows for t, rows in zip(answer.types, answer.rows, strict=True)}
 
     def _old(self, operands: np.ndarray) -> dict[int, np.ndarray]:
         """Values of earlier flushes that operands name, by type; `operands` is renumbered in place."""
@@ -243,8 +265,10 @@ class Recorder:
         flushes, which = np.unique(flush, return_inverse=True)
         index = np.zeros((2, bucket(len(values), COARSE)), np.int32)
         index[0, : len(values)], index[1, : len(values)] = which, at
-        arenas = tuple(self.answers[f].of(TYPES[kind]) for f in flushes.tolist())
-        return _picked(arenas, index[0], index[1])
+        arenas = [self.answers[f].of(TYPES[kind]) for f in flushes.tolist()]
+        if len(arenas) == 1:
+            return _picked(tuple(arenas), index[0], index[1])
+        return _picked_of_many(arenas, index[0], index[1])
 
     def concrete(self, value: int) -> np.ndarray:
         """One value on the host; all of its type and flush are copied the first time."""

@@ -236,11 +236,12 @@ def run(
     carried: Mapping[Type, Any] | None = None,
     order: str = "depth",
     store: Store = STORE,
+    trim: bool = True,
 ) -> Answer:
     """Run a table.
 
     `wanted` are numbers of values, for each of the table's types; without it, all values are answers. `carried` are
-    rows that operands beyond the payload name.
+    rows that operands beyond the payload name. Without `trim`, rows that nobody asked for follow the wanted ones.
 
     >>> from lanewise.dynamic.table import piece
     >>> f4 = Type((), np.dtype("f4"))
@@ -260,6 +261,8 @@ def run(
         joined = zip(lay.joined, prepared.envelope.payload, strict=True)
         carried_from = tuple(size if first else 0 for first, size in joined)
         return dataclasses.replace(answer, position=at.position, carried_from=carried_from)
+    if not trim:
+        return answer
     sizes = [len(values) for values in wanted]
     rows = (
         r if r.shape[0] == size else r[:size] for r, size in zip(answer.rows, sizes, strict=True)
