@@ -40,7 +40,7 @@ from programs.small import collatz
         (
             "schedule",
             "fastest",
-            "'auto', 'lowest', 'most', 'sweep', 'meet', 'fork', 'local', 'plain'",
+            "'auto', 'lowest', 'most', 'sweep', 'meet', 'fork', 'local', 'plain', 'levels'",
         ),
         ("schedule", None, "'auto', 'lowest'"),
         ("schedule", ["most"], "'auto', 'lowest'"),

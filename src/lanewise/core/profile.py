@@ -48,8 +48,8 @@ class Profile:
     # a GPU does thin levels at no cost, and XLA measures each new product before it compiles it.
     level_steps: int
     # From how many operations in the products of a call on a recursion is better off by levels than where lanes meet.
-    # (Tree-LSTMs of widths 64, 128 and 256 train in 0.7, 0.46 and 0.45 of the time on a CPU; of 32, native is better. On
-    # an H200 an envelope takes 20 s to compile and its forward run is no faster: there it must be asked for.)
+    # (Tree-LSTMs of widths 64, 128 and 256 train in 0.7, 0.46 and 0.45 of the time on a CPU; of 32, native is better.
+    # On an H200 an envelope takes 20 s to compile and its forward run is no faster: there it must be asked for.)
     level_products: float
     # Levels with fewer rows than this, from some level up to the last one, are run by a loop: on a CPU that takes no
     # longer, and compiles sooner than as many levels written out. On a GPU a turn of a loop costs many launches.
