@@ -15,6 +15,8 @@ import pytest
 
 import lanewise as lw
 import needs
+from lanewise.dynamic import cut
+from lanewise.dynamic.table import piece
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 8
@@ -164,3 +166,18 @@ def test_the_parser_finds_the_tree_that_its_decisions_make(monkeypatch: pytest.M
     params = jax.tree.map(np.asarray, arc.init(WIDTH))
     for sentence in arc.batch(1, 30, deep=0.6):
         assert arc.parse(params, sentence)[1] == sentence.heads
+
+
+def test_as_many_rows_as_another_axis_is_long() -> None:
+    """With 96 rows of width 32 more equations look alike than there are repeats: the reverse is cut all the same."""
+    model = model_of("tree_lstm")
+    params = model.init(32)
+    row, three = np.zeros(32, np.float32), np.zeros(3, np.float32)
+
+    def code(*given: Any) -> Any:
+        weights = dict(zip(params, given, strict=False))
+        return model.of_pair.fun(weights, given[6:10], given[10:14], given[14])
+
+    pair = piece(code, list(params.values()), [row, row, three, three] * 2 + [np.int32(0)])
+    for size in (32, 96, 160):
+        assert not cut.codes(pair, size, (True,) * 8 + (False,), (True,) * 6).again
