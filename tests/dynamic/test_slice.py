@@ -481,7 +481,8 @@ def test_nothing_is_moved_on_the_sly() -> None:
     with jax.transfer_guard("disallow"):
         found, pull = jax.vjp(lambda w: run(forest, w), w)
         (grads,) = pull(expected)
-    np.testing.assert_array_equal(found, expected)
+    # The forward half of a gradient is other code, and may round otherwise.
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert float(jnp.abs(grads["leaf"]).max()) > 0
 
 
