@@ -44,7 +44,7 @@ import lanewise as lw
 from _harness import Claim, report, use_device, usual_arguments
 
 CERTAINTY = 0.9
-# PyTorch runs so many of the instances; the others would take as long.
+# PyTorch runs this many of the instances; the others would take as long.
 BY_TORCH = 64
 
 

@@ -2,7 +2,7 @@
 
 It reads brackets of several kinds, of which the closing ones do not show their kind (`made.brackets`), and says the
 kind of each. At every symbol it decides by a value whether to push or to pop: the stack is a Python list, and the
-instances of a minibatch have other stacks. It is told which decision was right, and follows its own.
+instances of a minibatch have other stacks. It learns which decision was right, and follows its own.
 
     python examples/models/stack_rnn.py
 """
@@ -42,8 +42,8 @@ def step(p: Any, symbol: Any, h: Any, top: Any, kind: Any, found: Any) -> Any:
     act, closes = h @ p["act"], jnp.asarray(symbol) == made.CLOSE
     decided = judged(act, closes.astype(int)) * jnp.array([1.0, 0.0, 0.0])
     # What is counted as right is the kind, where a bracket closes.
-    told = jnp.where(closes, judged(h @ p["kind"], kind), 0.0)
-    return h, jnp.tanh(h @ p["push"]), jnp.argmax(act), found + decided + told
+    judgement = jnp.where(closes, judged(h @ p["kind"], kind), 0.0)
+    return h, jnp.tanh(h @ p["push"]), jnp.argmax(act), found + decided + judgement
 
 
 def measure(p: dict[str, Any], symbols: list[tuple[int, int]]) -> Any:

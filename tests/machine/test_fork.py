@@ -132,10 +132,10 @@ def test_what_fails_first_in_order_is_what_a_lane_says() -> None:
 
     args = (jnp.array([5, 5, 5, 5, 0]), jnp.array([9, 0, 2, 9, 0]), jnp.array([9, 5, 3, 4, 9]))
     found, outcomes = at_once(picky, *args, throw=False)
-    expected, told = in_order(picky, *args, throw=False)
+    expected, outcomes_in_order = in_order(picky, *args, throw=False)
     assert_same(found, expected, 0)
-    assert outcomes.code.tolist() == told.code.tolist()
-    assert outcomes.site.tolist() == told.site.tolist()
+    assert outcomes.code.tolist() == outcomes_in_order.code.tolist()
+    assert outcomes.site.tolist() == outcomes_in_order.site.tolist()
     with pytest.raises(lw.LaneError, match="worse"):
         at_once(picky, *args)
 
@@ -145,9 +145,11 @@ def test_steps_are_counted_for_the_lane() -> None:
     case = case_named("fibonacci")
     numbers = jnp.arange(12)
     found, outcomes, stats = at_once(case.program, numbers, max_steps=60, throw=False, stats=True)
-    expected, told, same = in_order(case.program, numbers, max_steps=60, throw=False, stats=True)
+    expected, outcomes_in_order, same = in_order(
+        case.program, numbers, max_steps=60, throw=False, stats=True
+    )
     assert_same(found, expected, 0)
-    assert outcomes.code.tolist() == told.code.tolist()
+    assert outcomes.code.tolist() == outcomes_in_order.code.tolist()
     whole = at_once(case.program, numbers, stats=True)[1]
     assert whole.steps == in_order(case.program, numbers, stats=True)[1].steps
     assert (whole.deepest, stats.deepest <= 11) == (10, True)
@@ -159,8 +161,8 @@ def test_depth_is_bounded_outside_jit() -> None:
     case = case_named("fibonacci")
     numbers = jnp.arange(9)
     found, outcomes = at_once(case.program, numbers, max_depth=4, throw=False)
-    expected, told = in_order(case.program, numbers, max_depth=4, throw=False)
-    assert outcomes.code.tolist() == told.code.tolist()
+    expected, outcomes_in_order = in_order(case.program, numbers, max_depth=4, throw=False)
+    assert outcomes.code.tolist() == outcomes_in_order.code.tolist()
     assert_same(found, expected, 0)
 
 

@@ -84,8 +84,8 @@ def vmap(
                 continue
             if is_held(arg):
                 args, found = over_lanes(args, in_axes)
-                told = {**axes, "in_axes": found}
-                chosen = program.replays(jax.vmap(program, **told), hashable(told))
+                batched_by = {**axes, "in_axes": found}
+                chosen = program.replays(jax.vmap(program, **batched_by), hashable(batched_by))
                 break
             if isinstance(arg, list | tuple) and arg and is_taken(arg[0]):
                 raise OptionError(

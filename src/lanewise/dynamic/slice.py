@@ -102,7 +102,7 @@ def pieces_of(program: Program, varying: tuple[bool, ...]) -> Pieces:
 
 @functools.lru_cache(maxsize=256)
 def sliced(program: Program, varying: tuple[bool, ...], room: int) -> Sliced:
-    """The slice of a program for lanes that differ in these operands, with room for so many calls.
+    """The slice of a program for lanes that differ in these operands, with room for `room` calls.
 
     Raises `NotSliced`.
     """

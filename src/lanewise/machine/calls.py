@@ -31,8 +31,8 @@ from lanewise.machine.frames import (
 )
 from lanewise.machine.state import State
 
-# How many failed slots tell their parents at a time.
-TOLD = 16
+# How many failed slots report to their parents at a time.
+REPORTED = 16
 # In the place of the call that has failed: the example has ended.
 ENDED = -1
 
@@ -69,7 +69,7 @@ def launched(
     most: Any,
     advance: Advance,
 ) -> tuple[State, Any]:
-    """Make calls of the fork at the end of a block, at most so many for each slot; which slots have made all."""
+    """Make calls of the fork at the end of a block, at most this many for each slot; which slots have made all."""
     block = linked.order[pc]
     assert isinstance(block, Block) and isinstance(block.terminator, Fork)
     calls, frames = block.terminator.calls, state.frames
@@ -198,12 +198,12 @@ def _come_back(
     )
 
 
-def failures_told(state: State, linked: Linked) -> State:
+def failures_reported(state: State, linked: Linked) -> State:
     """Slots that have failed tell their parents, and those theirs where no other call is pending."""
     slots = state.pc.shape[0]
 
     def turn(state: State) -> State:
-        tile = first_slots(state.pc == failed_pc(linked), TOLD, linked)
+        tile = first_slots(state.pc == failed_pc(linked), REPORTED, linked)
         own = Tile(tile, jnp.minimum(tile, slots - 1))
         mask, table = tile < slots, state.frames.table
         rows = own.of(table)
@@ -213,8 +213,8 @@ def failures_told(state: State, linked: Linked) -> State:
         table = table.at[to, column_number("failed")].min(place, mode="drop")
         theirs = table[jnp.minimum(to, slots - 1)]
         first = called & (column(theirs, "failed") == place)
-        told = with_columns(theirs, code=column(rows, "code"), site=column(rows, "site"))
-        table = own.to(table, parent, told, first)
+        reported = with_columns(theirs, code=column(rows, "code"), site=column(rows, "site"))
+        table = own.to(table, parent, reported, first)
         state = state.with_(frames=state.frames.with_(table=table))
         return _come_back(state, linked, own, mask, parent, called)
 

@@ -45,7 +45,7 @@ from lanewise.machine.calls import (
     Tile,
     delivered,
     ended_by,
-    failures_told,
+    failures_reported,
     launched,
     without_ended,
 )
@@ -83,7 +83,7 @@ def fork(advance: Advance) -> Tick:
             fullest = jnp.argmax(there)
             for place, pc in enumerate(expensive):
                 state = runs[pc].all_there(state, chosen, idle & (fullest == place))
-        state = without_ended(failures_told(state, linked), linked)
+        state = without_ended(failures_reported(state, linked), linked)
         return _parked_if_stuck(state, linked)
 
     return tick

@@ -11,8 +11,8 @@ themselves, one for each example, and stay theirs; the others are handed out to 
 * how it has failed, if it has, or the first of its calls that did (`failed` is that call's place, `code`, `site`).
 
 A free slot, like a lane that has ended, is at pc `halt`; a slot that waits for its calls is at `halt + 1`, one that has
-failed and has not told its parent yet at `halt + 2`. So what asks which lanes run, or whether all have ended, asks the
-same as of any machine. What an example was called with and nothing writes is held once for each lane, and read through
+failed and has not reported it to its parent yet at `halt + 2`. So what asks which lanes run, or whether all have ended,
+asks the same as of any machine. What an example was called with and nothing writes is held once for each lane, and read through
 `root`.
 
 Room. `capacity` is how many frames may be pending on one way down from a lane, as that of a stack is. The arena has
@@ -41,7 +41,7 @@ from lanewise.machine.state import State, initial_state
 
 # A place that no call of a fork has.
 NOWHERE = 1 << 20
-# The arena has so many slots for each lane besides those for depth, at least the one and at most the other number, and
+# The arena has n slots for each lane besides those for depth, at least the one and at most the other number, and
 # no more than these bytes hold unless lanes need them.
 SLOTS_A_LANE = 64
 FEWEST_SLOTS, MOST_SLOTS = 256, 4096
@@ -128,7 +128,7 @@ def slot_bytes(linked: Linked) -> int:
 
 
 def num_slots(linked: Linked, lanes: int, capacity: int) -> int:
-    """How many slots a machine of so many lanes has, whose frames may be `capacity` deep."""
+    """How many slots a machine of `lanes` lanes has, whose frames may be `capacity` deep."""
     wanted = min(max(SLOTS_A_LANE * lanes, FEWEST_SLOTS), MOST_SLOTS)
     affordable = MOST_ARENA_BYTES // slot_bytes(linked)
     return lanes + capacity + max(min(wanted, affordable), FEWEST_SLOTS)
