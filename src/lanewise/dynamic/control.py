@@ -275,93 +275,71 @@ def _same(table: Table, varying: Sequence[bool]) -> dict[Var, Same]:
     return found
 
 
-# -- control ---------------------------------------------------------------------------------------------
+# -- control and rows ------------------------------------------------------------------------------------
 
 
 def _control(table: Table) -> set[Var]:
-    found: set[Var] = set()
-
-    def need(atoms: Sequence[Any]) -> bool:
-        before = len(found)
-        found.update(variables(atoms))
-        return len(found) > before
-
-    def visit(code: Code) -> bool:
-        return _each(of_op(op) for op in reversed(code.ops))
-
-    def of_op(op: Op) -> bool:
-        wanted = [var in found for var in op.outs]
-        if isinstance(op, Plain):
-            return any(wanted) and need(op.eqn.invars)
-        if isinstance(op, Branch):
-            changed = need([op.index])
-            for code in op.branches:
-                changed |= need(list(itertools.compress(code.outs, wanted)))
-                changed |= visit(code)
-            return changed
-        if isinstance(op, Loop):
-            changed = need(op.test.outs) | visit(op.test)
-            bound = zip(op.test.ins, op.body.ins, wanted, strict=True)
-            wanted = [a in found or b in found or w for a, b, w in bound]
-            for atoms in (op.init, op.body.outs, op.body.ins, op.test.ins, op.outs):
-                changed |= need(list(itertools.compress(atoms, wanted)))
-            return changed | visit(op.body)
-        if isinstance(op, Call):
-            callee = table.functions[op.name]
-            changed = need(list(itertools.compress(callee.outs, wanted)))
-            # What a function gives as control to one call, it may as well give to all.
-            given = [isinstance(a, Var) and a in found for a in callee.outs]
-            changed |= need(list(itertools.compress(op.outs, given)))
-            taken = [var in found for var in callee.ins]
-            return need(list(itertools.compress(op.args, taken))) or changed
-        return need([op.holds])
-
-    _fixed_point(table, visit)
-    return found
-
-
-# -- rows ------------------------------------------------------------------------------------------------
+    return _needed(table, lambda var: True, (), deciding=True)
 
 
 def _rows(table: Table, same: dict[Var, Same], control: set[Var]) -> set[Var]:
+    def may_be(var: Var) -> bool:
+        known = same.get(var, VARIES) is not VARIES
+        return not known and (var not in control or _jax.has_tangent(var.aval))
+
+    return _needed(table, may_be, table.functions[table.entry].outs, deciding=False)
+
+
+def _needed(
+    table: Table, may_be: Callable[[Var], bool], roots: Sequence[Any], *, deciding: bool
+) -> set[Var]:
+    """What `roots` depend on, of the variables that may be; `deciding`: what decides control is needed as well."""
     found: set[Var] = set()
 
     def need(atoms: Sequence[Any]) -> bool:
         before = len(found)
-        for var in variables(atoms):
-            known = same.get(var, VARIES) is not VARIES
-            if not known and (var not in control or _jax.has_tangent(var.aval)):
-                found.add(var)
+        found.update(filter(may_be, variables(atoms)))
         return len(found) > before
 
     def visit(code: Code) -> bool:
         return _each(of_op(op) for op in reversed(code.ops))
+
+    def of_loop(op: Loop, wanted: Sequence[bool]) -> bool:
+        changed = deciding and need(op.test.outs) | visit(op.test)
+        bound = zip(op.test.ins, op.body.ins, wanted, strict=True)
+        wanted = [a in found or b in found or w for a, b, w in bound]
+        seen = (op.test.ins, op.outs) if deciding else ()
+        for atoms in (op.init, op.body.outs, op.body.ins, *seen):
+            changed |= need(list(itertools.compress(atoms, wanted)))
+        return changed | visit(op.body)
+
+    def of_call(op: Call, wanted: Sequence[bool]) -> bool:
+        callee = table.functions[op.name]
+        changed = need(list(itertools.compress(callee.outs, wanted)))
+        if deciding:
+            # What a function gives as control to one call, it may as well give to all.
+            given = [isinstance(a, Var) and a in found for a in callee.outs]
+            changed |= need(list(itertools.compress(op.outs, given)))
+        taken = [var in found for var in callee.ins]
+        return need(list(itertools.compress(op.args, taken))) or changed
 
     def of_op(op: Op) -> bool:
         wanted = [var in found for var in op.outs]
         if isinstance(op, Plain):
             return any(wanted) and need(op.eqn.invars)
         if isinstance(op, Branch):
-            changed = False
+            changed = deciding and need([op.index])
             for code in op.branches:
                 changed |= need(list(itertools.compress(code.outs, wanted)))
                 changed |= visit(code)
             return changed
         if isinstance(op, Loop):
-            bound = zip(op.body.ins, wanted, strict=True)
-            wanted = [var in found or flag for var, flag in bound]
-            changed = False
-            for atoms in (op.init, op.body.outs, op.body.ins):
-                changed |= need(list(itertools.compress(atoms, wanted)))
-            return changed | visit(op.body)
+            return of_loop(op, wanted)
         if isinstance(op, Call):
-            callee = table.functions[op.name]
-            changed = need(list(itertools.compress(callee.outs, wanted)))
-            taken = [var in found for var in callee.ins]
-            return need(list(itertools.compress(op.args, taken))) or changed
-        return False
+            return of_call(op, wanted)
+        return deciding and need([op.holds])
 
-    need(table.functions[table.entry].outs)
+    need(roots)
     _fixed_point(table, visit)
     return found
 

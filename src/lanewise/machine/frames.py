@@ -12,8 +12,8 @@ themselves, one for each example, and stay theirs; the others are handed out to 
 
 A free slot, like a lane that has ended, is at pc `halt`; a slot that waits for its calls is at `halt + 1`, one that has
 failed and has not reported it to its parent yet at `halt + 2`. So what asks which lanes run, or whether all have ended,
-asks the same as of any machine. What an example was called with and nothing writes is held once for each lane, and read through
-`root`.
+asks the same as of any machine. What an example was called with and nothing writes is held once for each lane, and read
+through `root`.
 
 Room. `capacity` is how many frames may be pending on one way down from a lane, as that of a stack is. The arena has
 slots for the lanes, for one such way down, and for work besides (`num_slots`). How a full arena is dealt with is in
