@@ -472,6 +472,8 @@ def test_mistakes_are_named(call: Any, message: str) -> None:
 
 
 def test_more_mistakes() -> None:
+    with pytest.raises(OptionError, match="lazy_map takes a function of one instance"):
+        lw.lazy_map(3, [1])  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="no instances"):
         lw.lazy_map(score, [])
     with pytest.raises(LazyError, match="instance 1 of lazy_map gave another structure"):

@@ -42,6 +42,10 @@ def lazy_map(fun: Callable[[Any], Any], instances: Iterable[Any], *, order: str 
     >>> print(jax.grad(lambda w: lw.lazy_map(lambda numbers: weighted(w, numbers), lists).sum())(jnp.float32(2.0)))
     21.0
     """
+    if not callable(fun):
+        raise OptionError(
+            f"lazy_map takes a function of one instance, then the instances; got {type(fun).__name__}: {fun!r}"
+        )
     given = list(instances)
     if not given:
         raise OptionError("lazy_map was given no instances, so what it gives has no type.")
