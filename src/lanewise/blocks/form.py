@@ -221,6 +221,11 @@ def callees(terminator: Terminator) -> tuple[str, ...]:
             return ()
 
 
+def is_called(program: BlockProgram, name: str) -> bool:
+    """Whether some block calls this function."""
+    return any(name in callees(block.terminator) for _, block in program.all_blocks())
+
+
 def arguments_of(terminator: Terminator) -> tuple[tuple[Var, Atom], ...]:
     """The parameters of the functions that it calls, and what they are given, call after call."""
     match terminator:
