@@ -352,3 +352,18 @@ def test_a_buffer_and_its_entry_carried_into_a_loop_are_not_copied() -> None:
     # Once in, and once out.
     assert len(re.findall(r"< 200;", text)) <= 2
     check(rewound, np.stack([buffer, 0.5 * buffer]), np.array([5, 3], np.int32), rtol=1e-5)
+
+
+def test_what_a_recursion_saves_is_not_copied_by_a_function_around_it() -> None:
+    """A function that gives on what a call gave leaves it where the call put it."""
+
+    @lw.program
+    def halved(matrix):
+        return determinant(matrix, 0, 15) / 2
+
+    records = 12_345
+    staged, operands = halved.stage(jnp.eye(4))
+    gradient = vjp_program(staged.program, (True,), Checkpoints(records=records))
+    text = body(kernel_for(gradient.forward.program, (True,) * len(operands), Options()))
+    running, _ = text.split("finished: ;")
+    assert not re.search(rf"< {records}|< {2 * records}", running)

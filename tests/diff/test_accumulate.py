@@ -137,6 +137,15 @@ def experts(w: Any, x: Any, n: Any) -> Any:
     return x.sum()
 
 
+@lw.program
+def around(w: Any, x: Any, n: Any) -> Any:
+    """A recursion and a loop that are programs of their own, called by one that reads the weights too."""
+    found = recursive(w, x @ w, n)
+    if n % 2 == 0:
+        found = found + looped(w, x, n)
+    return found
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], Any]] = {
     "looped": (looped, matrix(SIZE, SIZE)),
     "layered": (layered, matrix(3, SIZE, SIZE)),
@@ -147,6 +156,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Any]] = {
     "branching": (branching, matrix(SIZE, SIZE)),
     "nested": (nested, matrix(SIZE, SIZE)),
     "squared": (squared, 0.3 * matrix(SIZE, SIZE)),
+    "around": (around, matrix(SIZE, SIZE)),
 }
 XS = RNG.standard_normal((LANES, SIZE))
 NS = np.arange(LANES) % 4
@@ -194,13 +204,39 @@ def test_the_sum_of_each_lanes_adjoint(name: str, way: str) -> None:
             np.testing.assert_allclose(inside, wanted, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["looped", "recursive", "layered"])
+@pytest.mark.parametrize("name", ["looped", "recursive", "layered", "around"])
 def test_no_lane_has_an_array_of_the_weights_size(name: str) -> None:
     program, w = PROGRAMS[name]
     own = program.with_options(carrier="ticks", tape=40)  # type: ignore[attr-defined]
     w = jnp.asarray(w, jnp.float32)
     text = jax.jit(jax.grad(lambda w: total(own, w, jnp.ones(LANES)))).lower(w).as_text()
     assert _type(w.shape) in text and _type((LANES, *w.shape)) not in text
+
+
+@needs.compiler
+@needs.on_cpu
+@pytest.mark.parametrize("lanes", [3, 200])
+def test_outer_products_are_added_many_at_a_time(lanes: int) -> None:
+    """On `native`: more and fewer than rows have room for, of a shape that is no multiple of what is added at once."""
+    rng = np.random.default_rng(lanes)
+    w = rng.standard_normal((21, 37)) / 5
+    xs, ns = rng.standard_normal((lanes, 21)), rng.integers(0, 4, lanes)
+
+    @lw.program
+    def wide(w: Any, x: Any, n: Any) -> Any:
+        total = x.sum()
+        while n > 0:
+            y = jnp.tanh(x @ w)
+            x = x + w @ y
+            total = total + (y * y).sum()
+            n = n - 1
+        return total
+
+    with jax.enable_x64(True):
+        own = wide.with_options(carrier="native")
+        found = jax.grad(lambda w: jax.vmap(own, (None, 0, 0))(w, xs, ns).sum())(jnp.asarray(w))
+        each = jax.vmap(jax.grad(wide), (None, 0, 0))(jnp.asarray(w), xs, ns)
+        np.testing.assert_allclose(found, each.sum(0), rtol=1e-9, atol=1e-11)
 
 
 def _type(shape: tuple[int, ...]) -> str:

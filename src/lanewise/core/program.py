@@ -252,12 +252,18 @@ def site_of(check: _jax.JaxprEqn) -> Site:
     return Site(params["message"], params["location"], params["writes"] is not None)
 
 
+def is_part(eqn: _jax.JaxprEqn) -> bool:
+    """Whether an equation calls a program that becomes part of the one that it is in.
+
+    With statistics or lanes of its own it is a machine of its own, which has its own options.
+    """
+    return eqn.primitive is program_p and not (eqn.params["lanes"] or eqn.params["options"].stats)
+
+
 def _parts_in(jaxpr: _jax.Jaxpr) -> Iterator[_jax.JaxprEqn]:
     for eqn in jaxpr.eqns:
-        if eqn.primitive is program_p:
-            # With statistics or lanes of its own it is a machine of its own, which has its own options.
-            if not (eqn.params["lanes"] or eqn.params["options"].stats):
-                yield eqn
+        if is_part(eqn):
+            yield eqn
         for inner in _jax.subjaxprs(eqn):
             yield from _parts_in(inner)
 

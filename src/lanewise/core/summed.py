@@ -13,7 +13,7 @@ product.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -256,7 +256,7 @@ def _product(eqn: JaxprEqn) -> RowSum:
 def _outer(eqn: JaxprEqn, made: dict[Var, JaxprEqn]) -> RowSum | None:
     """A product of two arrays that were spread over each other's axes; None if neither was."""
     ndim = len(eqn.outvars[0].aval.shape)
-    sides = [_spread_from(a, made) for a in eqn.invars]
+    sides = [spread_from(a, made) for a in eqn.invars]
     axes = [set(own) for _, own in sides]
     if axes[0] == axes[1] or axes[0] | axes[1] != set(range(ndim)):
         return None
@@ -274,7 +274,7 @@ def _outer(eqn: JaxprEqn, made: dict[Var, JaxprEqn]) -> RowSum | None:
     return RowSum(_known([atom for atom, _ in sides]), total)
 
 
-def _spread_from(atom: Atom, made: dict[Var, JaxprEqn]) -> tuple[Atom, tuple[int, ...]]:
+def spread_from(atom: Atom, made: Mapping[Var, JaxprEqn]) -> tuple[Atom, tuple[int, ...]]:
     """The array that a value is a broadcast of, and which axes of the value it has."""
     eqn = None if isinstance(atom, Literal) else made.get(atom)
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim" and len(eqn.invars) == 1:

@@ -11,7 +11,8 @@ by index, a loop's state, a branch's result, a call's result, as long as nothing
 ends in zeros, in its *base* (inside a loop's body: the state as it came in), or in a value of another kind, a term.
 The chain goes, its terms are added to the accumulator, and the loop or the call has one state or parameter less.
 
-A chain can always be had: in the worst case the whole result is one term, added when the lane ends.
+A chain can always be had: in the worst case the whole result is one term, added when the lane ends. A program called
+inside, whose own result is a link, is made to accumulate in the same way.
 
 What was considered: to have the rules of the sweep write into accumulators from the start. Then there would be two
 reverse programs, with and without; and one that accumulates cannot be differentiated again.
@@ -29,9 +30,23 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.core.accumulate import Places, accumulate, accumulate_at, accumulate_places
+from lanewise.core.accumulate import (
+    Places,
+    accumulate,
+    accumulate_at,
+    accumulate_p,
+    accumulate_places,
+)
 from lanewise.core.errors import InternalError
-from lanewise.core.program import Function, Program, call_p
+from lanewise.core.program import (
+    Function,
+    Program,
+    call_p,
+    is_part,
+    program_p,
+    throw_p,
+    with_equations,
+)
 from lanewise.diff.delay import Uses, Write
 from lanewise.diff.fold import is_zeros
 
@@ -124,6 +139,8 @@ class _Analysis:
             atoms: Sequence[Atom] = eqn.invars
         elif name in _ADDS_AT:
             atoms = eqn.invars[:1]
+        elif eqn.primitive is throw_p:
+            atoms = [eqn.invars[place]]
         elif name == "pad":
             return [] if _pads_zeros(eqn) else None
         elif name == "dynamic_update_slice" and is_zeros(eqn.invars[0], uses.made):
@@ -162,7 +179,7 @@ class _Analysis:
             return {place: Link(number, self._base_of_branches(eqn, place, number))}
         if eqn.primitive is call_p:
             return self._link_of_call(eqn, place, number)
-        return None
+        return {place: Link(number, None)} if is_part(eqn) else None
 
     def _base_of_branches(self, eqn: JaxprEqn, place: int, number: int) -> int | None:
         """The operand that a result of all branches is the sum so far of."""
@@ -390,6 +407,14 @@ class _Rewriter:
             starts = [np.int32(low) for low, _, _ in eqn.params["padding_config"]]
             accumulate_at(virtual[eqn.outvars[0]], value(eqn.invars[0]), starts)
             return []
+        if eqn.primitive is throw_p:
+            num = len(eqn.outvars)
+            for atom, var in zip(eqn.invars, eqn.outvars, strict=False):
+                if var in virtual:
+                    add(atom, virtual[var])
+            passed = zip(eqn.invars, eqn.outvars, strict=False)
+            left = [value(a) for a, var in passed if var not in virtual]
+            return throw_p.bind(*left, *map(value, eqn.invars[num:]), **eqn.params)
         links = self.analysis.links_inside(eqn, virtual)
         for link in links.values():
             if link.base is not None:
@@ -454,9 +479,27 @@ class _Rewriter:
         given = [x for x in operands if x is not None]
         return call_p.bind(*given, **{**eqn.params, "out_avals": tuple(left)})
 
+    def _program(self, eqn: JaxprEqn, operands: Sequence[Any], links: dict[int, Link]) -> Any:
+        numbers = tuple(link.number for link in links.values())
+        inner = _as_part(eqn.params["program"], tuple(links), numbers)
+        return program_p.bind(*operands, **{**eqn.params, "program": inner})
+
+
+@functools.lru_cache(maxsize=512)
+def _as_part(program: Program, summed: tuple[int, ...], numbers: tuple[int, ...]) -> Program:
+    """A program called inside, whose results of these numbers go to the accumulators of the whole."""
+
+    def renumbered(eqn: JaxprEqn) -> JaxprEqn:
+        if eqn.primitive is not accumulate_p:
+            return eqn
+        return eqn.replace(params={**eqn.params, "number": numbers[eqn.params["number"]]})
+
+    return replace(with_equations(accumulating(program, summed), renumbered), sums=())
+
 
 _CONSTRUCTS: dict[str, Callable[[_Rewriter, JaxprEqn, Sequence[Any], dict[int, Link]], Any]] = {
     "while": _Rewriter._while,
     "scan": _Rewriter._scan,
     "cond": _Rewriter._cond,
+    "program": _Rewriter._program,
 }

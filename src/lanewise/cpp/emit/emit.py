@@ -346,7 +346,8 @@ class Emitter:
         helpers = needed(f"{tables}\n{functions}\n{kernel}")
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
         first = len(operands) + len(sums) + len(outputs)
-        entry = host_entry(arguments, dict(enumerate(sums, first)))
+        outer = {first + number for number in self.writer.outer_sums}
+        entry = host_entry(arguments, dict(enumerate(sums, first)), outer)
         parts = [prelude.HEADER, fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,14 +110,23 @@ def size_obstacle(emitted: Emitted, profile: Profile = CPU) -> Obstacle | None:
     return Obstacle("the state of a lane", "", why)
 
 
-def host_entry(arguments: Sequence[str], sums: dict[int, Operand]) -> str:
+def host_entry(arguments: Sequence[str], sums: dict[int, Operand], outer: Set[int]) -> str:
     """What a thread of the host calls: it has scratch memory of its own, and takes examples from all that are left.
 
-    It has `sums` of its own, too (by the number of their argument), which it adds to those of all in the end.
+    It has `sums` of its own, too (by the number of their argument), which it adds to those of all in the end. Behind
+    those of `outer` lie rows of what is to be added to them.
     """
     *buffers, _, _ = arguments
-    sizes = [-(-math.prod(o.shape) * 8 // 16) * 16 for o in sums.values()]
-    starts = dict(zip(sums, itertools.accumulate(sizes, initial=0)))
+    rows = {i: f"{sums[i].kind}, {', '.join(map(str, sums[i].shape))}" for i in outer}
+    sizes = [
+        f"{8 * math.prod(o.shape)}"
+        + (f" + (long long)sizeof(lw_outer_rows<{rows[i]}>)" if i in outer else "")
+        for i, o in sums.items()
+    ]
+    # Each begins where numbers of any type may.
+    ends = itertools.accumulate((f"({size} + 15) / 16 * 16" for size in sizes), "{} + {}".format)
+    starts = dict(zip(sums, ("0", *ends)))
+    total = " + ".join(f"({size} + 15) / 16 * 16" for size in sizes)
     sources = [
         f"thread->sums + {starts[i]}" if i in sums else f"run->arguments[{i}]"
         for i in range(len(buffers))
@@ -126,6 +135,10 @@ def host_entry(arguments: Sequence[str], sums: dict[int, Operand]) -> str:
         f"({buffer.rsplit('*', 1)[0].strip()}*)({source})"
         for buffer, source in zip(buffers, sources, strict=True)
     )
+    flushes = "".join(
+        f"lw_flush_outer<{rows[i]}>((lw_sum<{sums[i].kind}>::type*)(own.sums + {starts[i]})); "
+        for i in sorted(outer)
+    )
     adding = "\n".join(
         f"  lw_add_up(({o.kind}*)run->arguments[{at}], (lw_sum<{o.kind}>::type*)(own + {starts[at]}),"
         f" {math.prod(o.shape)}ll);"
@@ -133,7 +146,7 @@ def host_entry(arguments: Sequence[str], sums: dict[int, Operand]) -> str:
     )
     add_sums = _ADD_SUMS.replace("ADDING", adding) if sums else ""
     # A thread that has no sums has no memory for them.
-    memory = f"(char*)calloc({sum(sizes)} + 1, 1)" if sums else "own.scratch"
+    memory = f"(char*)calloc({total} + 1, 1)" if sums else "own.scratch"
     return f"""
 #ifndef __CUDACC__
 struct lw_thread {{
@@ -152,7 +165,7 @@ extern "C" void lanewise_work(lw_run* run) {{
   if (own.scratch && own.sums) {{
     if (run->stoppable) run->stoppable(lw_run_lanes, &own, run->begun);
     else lw_run_lanes(&own);
-    {"lw_add_sums(run, own.sums);" if sums else ""}
+    {f"{flushes}lw_add_sums(run, own.sums);" if sums else ""}
   }}
   free(own.scratch);
   {"free(own.sums);" if sums else ""}

@@ -38,17 +38,6 @@ template <class T> LW_FUNCTION int32 lw_clip(T index, int32 most) {
 template <class T> LW_FUNCTION bool lw_inside(T index, int32 most) {
   return index >= T(0) && (uint64)index <= (uint64)(int64)most && most >= 0;
 }""",
-        "lw_sum": r"""
-// The type of a sum that all lanes add to. Of a long sum of float32 much would be lost: a host holds it in float64.
-template <class T> struct lw_sum { typedef T type; };
-#ifndef __CUDACC__
-template <> struct lw_sum<float32> { typedef float64 type; };
-#endif""",
-        "lw_add_to_sum": r"""
-// Add to a sum that all lanes add to. A thread of a host has one of its own, which joins the others' in the end.
-template <class S, class T> LW_FUNCTION void lw_add_to_sum(S& sum, T more) {
-  LW_PLATFORM(atomicAdd(&sum, more), sum += more);
-}""",
     }
 )
 
@@ -66,7 +55,7 @@ def clipped(index: str, most: int) -> Index:
 # -- dynamic slices --------------------------------------------------------------------------------------
 
 
-def _corner(
+def corner_of(
     w: Writer, starts: Sequence[Value], shape: Sequence[int], window: Sequence[int]
 ) -> list[Index]:
     """Where a window begins, clipped so that it lies inside."""
@@ -81,7 +70,7 @@ def _corner(
 def dynamic_slice(w: Writer, eqn: JaxprEqn) -> None:
     value, *starts = map(w.value, eqn.invars)
     sizes = eqn.params["slice_sizes"]
-    corner = _corner(w, starts, value.shape, sizes)
+    corner = corner_of(w, starts, value.shape, sizes)
     part = window(value, corner, sizes) if eqn.outvars[0].aval.size > 1 else None
     if part is not None and not w.together:
         w.define(eqn.outvars[0], part)
@@ -96,7 +85,7 @@ def dynamic_slice(w: Writer, eqn: JaxprEqn) -> None:
 @rule("dynamic_update_slice")
 def dynamic_update_slice(w: Writer, eqn: JaxprEqn) -> None:
     operand, update, *starts = map(w.value, eqn.invars)
-    corner = _corner(w, starts, operand.shape, update.shape)
+    corner = corner_of(w, starts, operand.shape, update.shape)
     update = _apart(w, update, operand)
     room = w.editable(eqn.invars[0])
     with w.loops(update.shape) as indices:
@@ -208,10 +197,10 @@ def scatter(w: Writer, eqn: JaxprEqn) -> None:
         w.put(room, where, _combined(w, eqn, room.at(where), update))
 
     places = Places(eqn.params["dimension_numbers"], eqn.params["mode"])
-    _at_windows(w, operand.shape, starts, updates, places, put)
+    at_windows(w, operand.shape, starts, updates, places, put)
 
 
-def _at_windows(
+def at_windows(
     w: Writer,
     shape: Sequence[int],
     starts: Value,
@@ -265,29 +254,3 @@ def _combined(w: Writer, eqn: JaxprEqn, old: str, update: str) -> str:
     dtype = eqn.outvars[0].aval.dtype
     (new,) = w.run(jaxpr, [Scalar((), dtype, old), Scalar((), dtype, update)])
     return new.at(())
-
-
-# -- sums that all lanes add to --------------------------------------------------------------------------
-
-# What CUDA's atomic additions take.
-_ADDED_KINDS = ("float32", "float64", "int32", "uint32")
-
-
-@rule("accumulate")
-def accumulate(w: Writer, eqn: JaxprEqn) -> None:
-    whole = w.sums[eqn.params["number"]]
-    if dtypes.ctype(whole.dtype) not in _ADDED_KINDS:
-        raise Unsupported(f"a sum over lanes of {np.dtype(whole.dtype).name}")
-
-    def add(where: Sequence[Index], more: str) -> None:
-        w.line(f"lw_add_to_sum({whole.at(where)}, {more});")
-
-    if eqn.params["places"] is not None:
-        indices, updates = map(w.value, eqn.invars)
-        _at_windows(w, whole.shape, indices, updates, eqn.params["places"], add)
-        return
-    part, *starts = map(w.value, eqn.invars)
-    corner = _corner(w, starts, whole.shape, part.shape) if starts else [0] * len(whole.shape)
-    with w.loops(part.shape) as at:
-        if part.size:
-            add([plus(first, i) for first, i in zip(corner, at)], part.at(at))

@@ -12,3 +12,4 @@ from lanewise.cpp.emit.rules import random as random
 from lanewise.cpp.emit.rules import reduce as reduce
 from lanewise.cpp.emit.rules import shape as shape
 from lanewise.cpp.emit.rules import sort as sort
+from lanewise.cpp.emit.rules import sums as sums

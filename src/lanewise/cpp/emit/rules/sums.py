@@ -1,0 +1,175 @@
+"""Rules of sums that all lanes add to (`core/accumulate.py`).
+
+A thread of a host has sums of its own, in double precision, and adds them to those of all when it has no more
+examples. On a GPU all threads add to the same sums, by atomic additions.
+
+The adjoint of a weight matrix is a sum of outer products, one for each row that the weights were multiplied with. To
+add one of them by itself is to read and write an array of the size of the weights, for one multiplication an element:
+the time is the memory's. So a thread of a host puts the two vectors into rows that lie behind its sum, and adds the
+product of many rows at once, when the rows are full or the thread has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lanewise._jax import Atom, JaxprEqn, Literal, Var
+from lanewise.core.summed import spread_from
+from lanewise.cpp.emit import dtypes
+from lanewise.cpp.emit.rules import Unsupported, helpers, rule
+from lanewise.cpp.emit.rules.index import at_windows, corner_of
+from lanewise.cpp.emit.values import Index, Stored, plus
+from lanewise.cpp.emit.writer import Writer
+
+# What CUDA's atomic additions take.
+_ADDED_KINDS = ("float32", "float64", "int32", "uint32")
+# Outer products of fewer elements are added one by one.
+_LEAST_OUTER = 512
+
+helpers(
+    {
+        "lw_sum": r"""
+// The type of a sum that all lanes add to. Of a long sum of float32 much would be lost: a host holds it in float64.
+template <class T> struct lw_sum { typedef T type; };
+#ifndef __CUDACC__
+template <> struct lw_sum<float32> { typedef float64 type; };
+#endif""",
+        "lw_add_to_sum": r"""
+// Add to a sum that all lanes add to. A thread of a host has one of its own, which joins the others' in the end.
+template <class S, class T> LW_FUNCTION void lw_add_to_sum(S& sum, T more) {
+  LW_PLATFORM(atomicAdd(&sum, more), sum += more);
+}""",
+        "lw_outer_rows": r"""
+#ifndef __CUDACC__
+// Pairs of vectors whose outer products are to be added to a sum, behind which they lie.
+template <class T, int m, int n> struct lw_outer_rows {
+  static const int most = 32, high = (m + 7) / 8 * 8, wide = (n + 15) / 16 * 16;
+  long long count;
+  T a[most][high], b[most][wide];
+};
+template <class T, int m, int n, class S> static void lw_flush_outer(S* sum) {
+  typedef lw_outer_rows<T, m, n> rows_type;
+  rows_type* rows = (rows_type*)(sum + (long long)m * n);
+  const int count = (int)rows->count;
+  rows->count = 0;
+  // Eight by sixteen at a time, which registers hold.
+  for (int i = 0; i < m; i += 8) {
+    for (int j = 0; j < n; j += 16) {
+      T total[8][16];
+      LW_UNROLL
+      for (int k = 0; k < 8; ++k) {
+        LW_IN_STEP
+        for (int l = 0; l < 16; ++l) total[k][l] = T(0);
+      }
+      for (int row = 0; row < count; ++row) {
+        LW_UNROLL
+        for (int k = 0; k < 8; ++k) {
+          LW_IN_STEP
+          for (int l = 0; l < 16; ++l)
+            total[k][l] = lw_multiply_add(rows->a[row][i + k], rows->b[row][j + l], total[k][l]);
+        }
+      }
+      const int here = m - i < 8 ? m - i : 8, there = n - j < 16 ? n - j : 16;
+      for (int k = 0; k < here; ++k) {
+        S* to = sum + (long long)(i + k) * n + j;
+        for (int l = 0; l < there; ++l) to[l] += (S)total[k][l];
+      }
+    }
+  }
+}
+#endif""",
+        "lw_add_outer": r"""
+// Add the outer product of two vectors to a sum that all lanes add to.
+template <class T, int m, int n, class S, class A, class B> LW_FUNCTION void lw_add_outer(S* sum, A a, B b) {
+#ifdef __CUDACC__
+  for (int i = 0; i < m; ++i) {
+    for (int j = 0; j < n; ++j) lw_add_to_sum(sum[(long long)i * n + j], T(a(i) * b(j)));
+  }
+#else
+  lw_outer_rows<T, m, n>* rows = (lw_outer_rows<T, m, n>*)(sum + (long long)m * n);
+  const long long row = rows->count;
+  for (int i = 0; i < m; ++i) rows->a[row][i] = a(i);
+  for (int j = 0; j < n; ++j) rows->b[row][j] = b(j);
+  rows->count = row + 1;
+  if (rows->count == rows->most) lw_flush_outer<T, m, n>(sum);
+#endif
+}""",
+    }
+)
+
+
+@rule("accumulate")
+def accumulate(w: Writer, eqn: JaxprEqn) -> None:
+    number = eqn.params["number"]
+    whole = w.sums[number]
+    if dtypes.ctype(whole.dtype) not in _ADDED_KINDS:
+        raise Unsupported(f"a sum over lanes of {np.dtype(whole.dtype).name}")
+
+    def add(where: Sequence[Index], more: str) -> None:
+        w.line(f"lw_add_to_sum({whole.at(where)}, {more});")
+
+    if eqn.params["places"] is not None:
+        indices, updates = map(w.value, eqn.invars)
+        at_windows(w, whole.shape, indices, updates, eqn.params["places"], add)
+        return
+    part, *starts = map(w.value, eqn.invars)
+    if not starts and _added_as_rows(w, eqn.invars[0], number):
+        return
+    corner = corner_of(w, starts, whole.shape, part.shape) if starts else [0] * len(whole.shape)
+    with w.loops(part.shape) as at:
+        if part.size:
+            add([plus(first, i) for first, i in zip(corner, at)], part.at(at))
+
+
+def _added_as_rows(w: Writer, atom: Atom, number: int) -> bool:
+    """Add an outer product by its two vectors; False where it is none, or better added as it is."""
+    whole = w.sums[number]
+    kind = dtypes.ctype(whole.dtype)
+    if w.together or len(whole.shape) != 2 or whole.size < _LEAST_OUTER or "float" not in kind:
+        return False
+    found = _outer(atom, w.scope.made_by)
+    if found is None or isinstance(w.value(found.product), Stored):
+        return False
+    sides = [w.value(a) for a in (found.first, found.second)]
+    if any(len(v.shape) != 1 or dtypes.ctype(v.dtype) != kind for v in sides):
+        return False
+    m, n = whole.shape
+    a, b = (value.at(("i",)) for value in sides)
+    w.line(
+        f"lw_add_outer<{kind}, {m}, {n}>(&{whole.at((0, 0))}, [&](int i) {{ return {a}; }},"
+        f" [&](int i) {{ return {b}; }});"
+    )
+    w.outer_sums.add(number)
+    return True
+
+
+class _Outer(NamedTuple):
+    """An outer product: the variable that holds it, and the vectors along its first and second axis."""
+
+    product: Var
+    first: Atom
+    second: Atom
+
+
+def _outer(atom: Atom, made: Mapping[Var, JaxprEqn]) -> _Outer | None:
+    """The outer product of two vectors that a matrix is, or is the transpose of."""
+    eqn = None if isinstance(atom, Literal) else made.get(atom)
+    if eqn is None:
+        return None
+    if eqn.primitive.name == "transpose" and eqn.params["permutation"] == (1, 0):
+        inner = _outer(eqn.invars[0], made)
+        return inner and _Outer(inner.product, inner.second, inner.first)
+    if eqn.primitive.name == "dot_general":
+        if any(axes for pair in eqn.params["dimension_numbers"] for axes in pair):
+            return None
+        sides = [(a, (place,)) for place, a in enumerate(eqn.invars)]
+    elif eqn.primitive.name == "mul":
+        sides = sorted((spread_from(a, made) for a in eqn.invars), key=lambda side: side[1])
+    else:
+        return None
+    if [axes for _, axes in sides] != [(0,), (1,)]:
+        return None
+    return _Outer(eqn.outvars[0], sides[0][0], sides[1][0])
