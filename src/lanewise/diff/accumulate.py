@@ -30,13 +30,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.core.accumulate import (
-    Places,
-    accumulate,
-    accumulate_at,
-    accumulate_p,
-    accumulate_places,
-)
+from lanewise.core import accumulate as adding
 from lanewise.core.errors import InternalError
 from lanewise.core.program import (
     Function,
@@ -139,8 +133,6 @@ class _Analysis:
             atoms: Sequence[Atom] = eqn.invars
         elif name in _ADDS_AT:
             atoms = eqn.invars[:1]
-        elif eqn.primitive is throw_p:
-            atoms = [eqn.invars[place]]
         elif name == "pad":
             return [] if _pads_zeros(eqn) else None
         elif name == "dynamic_update_slice" and is_zeros(eqn.invars[0], uses.made):
@@ -179,6 +171,8 @@ class _Analysis:
             return {place: Link(number, self._base_of_branches(eqn, place, number))}
         if eqn.primitive is call_p:
             return self._link_of_call(eqn, place, number)
+        if eqn.primitive is throw_p:
+            return {place: Link(number, place)}
         return {place: Link(number, None)} if is_part(eqn) else None
 
     def _base_of_branches(self, eqn: JaxprEqn, place: int, number: int) -> int | None:
@@ -360,7 +354,7 @@ class _Rewriter:
 
         def add(atom: Atom, number: int) -> None:
             if (isinstance(atom, Literal) or atom not in virtual) and not is_zeros(atom, uses.made):
-                accumulate(number, value(atom))
+                adding.accumulate(number, value(atom))
 
         for eqn in code.eqns:
             if id(eqn) in skipped:
@@ -393,28 +387,20 @@ class _Rewriter:
         if name in _ADDS_AT:
             number = virtual[eqn.outvars[0]]
             add(eqn.invars[0], number)
-            places = Places(eqn.params["dimension_numbers"], eqn.params["mode"])
-            accumulate_places(number, value(eqn.invars[1]), value(eqn.invars[2]), places)
+            places = adding.Places(eqn.params["dimension_numbers"], eqn.params["mode"])
+            adding.accumulate_places(number, value(eqn.invars[1]), value(eqn.invars[2]), places)
             return []
         if name == "dynamic_update_slice":
             number = virtual[eqn.outvars[0]]
             add(eqn.invars[0], number)
             write = _adds_to_slice(uses, eqn)
             part = eqn.invars[1] if write is None else write.operands[0]
-            accumulate_at(number, value(part), [value(a) for a in eqn.invars[2:]])
+            adding.accumulate_at(number, value(part), [value(a) for a in eqn.invars[2:]])
             return []
         if name == "pad":
             starts = [np.int32(low) for low, _, _ in eqn.params["padding_config"]]
-            accumulate_at(virtual[eqn.outvars[0]], value(eqn.invars[0]), starts)
+            adding.accumulate_at(virtual[eqn.outvars[0]], value(eqn.invars[0]), starts)
             return []
-        if eqn.primitive is throw_p:
-            num = len(eqn.outvars)
-            for atom, var in zip(eqn.invars, eqn.outvars, strict=False):
-                if var in virtual:
-                    add(atom, virtual[var])
-            passed = zip(eqn.invars, eqn.outvars, strict=False)
-            left = [value(a) for a, var in passed if var not in virtual]
-            return throw_p.bind(*left, *map(value, eqn.invars[num:]), **eqn.params)
         links = self.analysis.links_inside(eqn, virtual)
         for link in links.values():
             if link.base is not None:
@@ -479,6 +465,10 @@ class _Rewriter:
         given = [x for x in operands if x is not None]
         return call_p.bind(*given, **{**eqn.params, "out_avals": tuple(left)})
 
+    def _throw(self, eqn: JaxprEqn, operands: Sequence[Any], links: dict[int, Link]) -> Any:
+        del links
+        return throw_p.bind(*(x for x in operands if x is not None), **eqn.params)
+
     def _program(self, eqn: JaxprEqn, operands: Sequence[Any], links: dict[int, Link]) -> Any:
         numbers = tuple(link.number for link in links.values())
         inner = _as_part(eqn.params["program"], tuple(links), numbers)
@@ -490,7 +480,7 @@ def _as_part(program: Program, summed: tuple[int, ...], numbers: tuple[int, ...]
     """A program called inside, whose results of these numbers go to the accumulators of the whole."""
 
     def renumbered(eqn: JaxprEqn) -> JaxprEqn:
-        if eqn.primitive is not accumulate_p:
+        if eqn.primitive is not adding.accumulate_p:
             return eqn
         return eqn.replace(params={**eqn.params, "number": numbers[eqn.params["number"]]})
 
@@ -502,4 +492,5 @@ _CONSTRUCTS: dict[str, Callable[[_Rewriter, JaxprEqn, Sequence[Any], dict[int, L
     "scan": _Rewriter._scan,
     "cond": _Rewriter._cond,
     "program": _Rewriter._program,
+    "throw": _Rewriter._throw,
 }

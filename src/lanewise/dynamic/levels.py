@@ -73,7 +73,7 @@ class ByLevels:
         rows = {i: x for i, x in answers.items() if flags[i]}
         values = {i: x for i, x in answers.items() if not flags[i]}
         table = recorded(self.slice, top, tape, rows, self.given)
-        if table.begins and worth_merging(self.slice.kinds, table.table):
+        if table.begins and worth_merging(table.table, table.alone):
             less, wanted = merged(table.table, table.wanted)
             table = replace(table, table=less, wanted=wanted)
         return Decided(table, values, rows, code, _own_sites(site, self.slice, self.program))

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lanewise.dynamic.pieces import Kind
-from lanewise.dynamic.table import Calls, Table
+from lanewise.dynamic.table import Calls, Table, flat_operands
 
 # The most levels for which it is done: each costs some NumPy calls.
 MOST_LEVELS = 256
@@ -24,17 +23,13 @@ MOST_LEVELS = 256
 SHARE = 0.6
 
 
-def worth_merging(kinds: Sequence[Kind], table: Table) -> bool:
-    """Whether most calls that read nothing but payload, of one integer, are repeated."""
+def worth_merging(table: Table, alone: Sequence[np.ndarray]) -> bool:
+    """Whether most calls that read one integer and nothing else are repeated; `alone`: what they read, by piece."""
     assert table.level is not None
     total = distinct = 0
-    for kind, calls in zip(kinds, table.calls_of, strict=True):
-        if kind.rows or len(kind.payload) != 1 or not len(calls.number):
+    for rows in alone:
+        if rows.ndim > 1 or rows.dtype.itemsize > 4 or not len(rows):
             continue
-        (type_,) = kind.piece.rows
-        if type_.shape or type_.dtype.itemsize > 4:
-            continue
-        rows = table.payload[type_][~calls.operands[:, 0]]
         least, most = int(rows.min()), int(rows.max())
         if most - least > 4 * len(table.piece) + 1024:
             continue
@@ -75,9 +70,8 @@ def merged(table: Table, wanted: Sequence[np.ndarray]) -> tuple[Table, tuple[np.
         operands[made] = new[operands[made]]
         at = place[calls.number[mine]]
         calls_of.append(Calls(at, first[at], operands))
-    less = Table.of_calls(
-        table.pieces, table.shared, piece, tuple(calls_of), table.payload, table.carried, level
-    )
+    operands = flat_operands(table.pieces, piece, calls_of)
+    less = Table(table.pieces, table.shared, piece, operands, table.payload, table.carried, level)
     return less, tuple(new[values] for values in wanted)
 
 

@@ -1,19 +1,21 @@
 """A table's demand, and its index tables, in NumPy: what is done on the host for every minibatch.
 
-Each step is a few array expressions for each piece and operand, none for each call: 0.15 µs a call is the bar, and
-this is the only part that a minibatch of fresh trees pays for beyond its arithmetic.
+`survey` says what a table asks of an envelope, `packed` makes the tables for the envelope that it got. Each step is a
+few array expressions for each piece and operand, none for each call. `passes.py` has the same in compiled code, which
+runs where there is a C++ compiler; this is what it has to equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lanewise.dynamic.envelope import MADE, PAYLOAD, TILES, Demand
 from lanewise.dynamic.layout import Layout, Sections
-from lanewise.dynamic.order import counts
+from lanewise.dynamic.order import counts, depth
 from lanewise.dynamic.table import Table, Type
 
 # The values wanted of each type of the table, or None for all.
@@ -21,17 +23,39 @@ Wanted = Sequence[np.ndarray] | None
 
 
 @dataclass(frozen=True)
+class Survey:
+    """What a table asks for. `extra`: what the edges read that are not the last to read it, in order.
+
+    `numbered` is for `packed`.
+    """
+
+    level: np.ndarray
+    need: Demand
+    extra: np.ndarray
+    numbered: Any
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Index tables of both directions (the reverse one if it was asked for), and where each value lies."""
+
+    forward: np.ndarray
+    reverse: np.ndarray | None
+    position: np.ndarray
+
+
+@dataclass(frozen=True)
 class Uses:
     """Who reads each value whose adjoint counts.
 
     `target[e]` is what edge e reads: a value, or after all values a carried row. Edges are in blocks: those of
-    operand k of piece p (and of which of its calls, None for all), then those of wanted values. `first[v]` is one
-    edge that reads v, or -1; `extra` are all others.
+    operand k of piece p (and of which of its calls, None for all), then those of wanted values. `last[v]` is the
+    last edge that reads v, or -1; `extra` are all others.
     """
 
     target: np.ndarray
     blocks: tuple[tuple[int, int, np.ndarray | None], ...]
-    first: np.ndarray
+    last: np.ndarray
     extra: np.ndarray
 
 
@@ -57,20 +81,26 @@ def uses(table: Table, types: Sequence[Type], wanted: Wanted) -> Uses:
             targets.append(np.asarray(values, np.int64))
     target = np.concatenate(targets) if targets else np.zeros(0, np.int64)
     number = np.arange(len(target), dtype=np.int32)
-    first = np.full(int(carried_from[-1]), -1, np.int32)
-    first[target] = number
-    return Uses(target, tuple(blocks), first, np.flatnonzero(first[target] != number))
+    last = np.full(int(carried_from[-1]), -1, np.int32)
+    last[target] = number
+    return Uses(target, tuple(blocks), last, np.flatnonzero(last[target] != number))
 
 
 def _starts(sizes: Sequence[int]) -> np.ndarray:
     return np.cumsum([0, *sizes])
 
 
-def demand(
-    table: Table, types: Sequence[Type], level: np.ndarray, wanted: Wanted, used: Uses | None
-) -> Demand:
-    """What the table asks of an envelope; without `used`, for the forward direction alone."""
-    count = counts(table, level)
+def survey(table: Table, level: np.ndarray | None, wanted: Wanted, gradient: bool) -> Survey:
+    """What the table asks of an envelope; levels are by depth where none are given."""
+    level = depth(table) if level is None else level
+    used = uses(table, table.types, wanted) if gradient else None
+    need = _demand(table, level, wanted, used)
+    extra = np.zeros(0, np.int32) if used is None else used.target[used.extra]
+    return Survey(level, need, extra, used)
+
+
+def _demand(table: Table, level: np.ndarray, wanted: Wanted, used: Uses | None) -> Demand:
+    count, types = counts(table, level), table.types
     extra, carried_extra = np.zeros_like(count), 0
     if used is not None and len(used.extra):
         value = used.target[used.extra]
@@ -105,23 +135,28 @@ def demand(
 @dataclass(frozen=True)
 class Places:
     """Where a table's calls and values lie: the row of each call in its piece's regions, of each value in its
-    arena."""
+    arena. Levels from `split` on are in the tail; `begin` is where calls of a piece at a level begin."""
 
     split: int
     begin: np.ndarray
-    level: np.ndarray
     row: np.ndarray
     position: np.ndarray
 
 
-def places(table: Table, level: np.ndarray, need: Demand, lay: Layout) -> Places:
-    envelope, count = lay.envelope, need.counts
-    num = len(table.pieces)
-    split = envelope.split(need)
-    begin = np.empty_like(count)
+def begins(need: Demand, lay: Layout) -> tuple[int, np.ndarray]:
+    """The first level of the tail, and the first row of each piece at each level."""
+    split = lay.envelope.split(need)
+    begin = np.empty_like(need.counts)
     begin[:split] = lay.offset[:split]
-    begin[split:] = lay.offset[-1] + np.cumsum(count[split:], 0) - count[split:]
-    key = level * num + table.piece
+    rest = need.counts[split:]
+    begin[split:] = lay.offset[-1] + np.cumsum(rest, 0) - rest
+    return split, begin
+
+
+def _places(table: Table, found: Survey, lay: Layout) -> Places:
+    count, level = found.need.counts, found.level
+    split, begin = begins(found.need, lay)
+    key = level * len(table.pieces) + table.piece
     small = count.size < 1 << 16
     order = np.argsort(key.astype(np.uint16) if small else key, kind="stable")
     flat = count.reshape(-1)
@@ -133,11 +168,18 @@ def places(table: Table, level: np.ndarray, need: Demand, lay: Layout) -> Places
         rows = row[calls.number]
         for j, base in enumerate(bases):
             position[calls.first + j] = rows + base
-    return Places(split, begin, level, row, position)
+    return Places(split, begin, row, position)
 
 
-def pack_forward(table: Table, wanted: Wanted, need: Demand, lay: Layout, at: Places) -> np.ndarray:
-    """The tables of the forward direction."""
+def packed(table: Table, wanted: Wanted, found: Survey, lay: Layout) -> Packed:
+    """The index tables of both directions."""
+    at = _places(table, found, lay)
+    forward = _forward(table, wanted, found.need, lay, at)
+    reverse = None if found.numbered is None else _reverse(table, found, lay, at)
+    return Packed(forward, reverse, at.position)
+
+
+def _forward(table: Table, wanted: Wanted, need: Demand, lay: Layout, at: Places) -> np.ndarray:
     envelope, sections = lay.envelope, lay.forward
     out = np.zeros(sections.size, np.int32)
     for p, (piece, calls) in enumerate(zip(table.pieces, table.calls_of, strict=True)):
@@ -152,7 +194,7 @@ def pack_forward(table: Table, wanted: Wanted, need: Demand, lay: Layout, at: Pl
             section[rows] = positions
     for t, values in enumerate(wanted or ()):
         out[sections["wanted", t]][: len(values)] = at.position[values]
-    _pack_tail(out, sections, need, at)
+    pack_tail(out, sections, need, at.split, at.begin)
     return out
 
 
@@ -172,12 +214,15 @@ def _positions(
     )
 
 
-def _pack_tail(out: np.ndarray, sections: Sections, need: Demand, at: Places) -> None:
-    rest = need.counts[at.split :]
+def pack_tail(
+    out: np.ndarray, sections: Sections, need: Demand, split: int, begin: np.ndarray
+) -> None:
+    """Where the levels of the tail begin, and in which tiles they run."""
+    rest = need.counts[split:]
     if not len(rest):
         return
     out[sections["levels",]] = len(rest)
-    out[sections["start",]][: rest.size] = at.begin[at.split :].reshape(-1)
+    out[sections["start",]][: rest.size] = begin[split:].reshape(-1)
     tiles = np.empty((rest.size, len(TILES)), np.int64)
     left = rest.reshape(-1).copy()
     for i, width in enumerate(TILES):
@@ -186,12 +231,11 @@ def _pack_tail(out: np.ndarray, sections: Sections, need: Demand, at: Places) ->
     out[sections["tiles",]][: tiles.size] = tiles.reshape(-1)
 
 
-def pack_reverse(table: Table, used: Uses, need: Demand, lay: Layout, at: Places) -> np.ndarray:
-    """The tables of the reverse direction."""
-    sections = lay.reverse
+def _reverse(table: Table, found: Survey, lay: Layout, at: Places) -> np.ndarray:
+    sections, need, used = lay.reverse, found.need, found.numbered
     out = np.zeros(sections.size, np.int32)
     source = _adjoint_positions(table, used, need, lay, at)
-    at_first = np.where(used.first >= 0, source[used.first], 0) if len(source) else used.first * 0
+    at_first = np.where(used.last >= 0, source[used.last], 0) if len(source) else used.last * 0
     for p, (piece, calls) in enumerate(zip(table.pieces, table.calls_of, strict=True)):
         rows = at.row[calls.number]
         for j, type_ in enumerate(piece.results):
@@ -203,8 +247,8 @@ def pack_reverse(table: Table, used: Uses, need: Demand, lay: Layout, at: Places
         given = at_first[carried_from[t] : carried_from[t] + number]
         out[sections["carried", t]][:number] = given
     if len(used.extra):
-        _pack_extra(out, table, used, source[used.extra], need, lay, at)
-    _pack_tail(out, sections, need, at)
+        pack_extra(out, table, found, source[used.extra], lay, at)
+    pack_tail(out, sections, need, at.split, at.begin)
     return out
 
 
@@ -229,19 +273,17 @@ def arena_starts(sizes: Sequence[int]) -> list[int]:
     return _starts(sizes).tolist()
 
 
-def _pack_extra(
+def pack_extra(
     out: np.ndarray,
     table: Table,
-    used: Uses,
+    found: Survey,
     source: np.ndarray,
-    need: Demand,
     lay: Layout,
     at: Places,
 ) -> None:
     """Pairs of where an adjoint is read and what it is added to."""
-    envelope, sections = lay.envelope, lay.reverse
-    num = len(table.pieces)
-    target = used.target[used.extra]
+    envelope, sections, need = lay.envelope, lay.reverse, found.need
+    num, target = len(table.pieces), found.extra
     made = target < table.num_values
     begins = [table.num_values + n for n in arena_starts(need.carried)]
     carried, from_ = target[~made], source[~made]
@@ -253,7 +295,7 @@ def _pack_extra(
     call = table.caller[value]
     result = value - table.first_value[call]
     piece = table.piece[call]
-    key = at.level[call] * num + piece
+    key = found.level[call] * num + piece
     order = np.lexsort((at.row[call], result, key))
     value, source, call, result, piece, key = (
         x[order] for x in (value, source, call, result, piece, key)

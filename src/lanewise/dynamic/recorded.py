@@ -5,7 +5,8 @@ left is to number things. Values are numbered through all lanes. Payload of one 
 of each piece that reads such contributes a column. What lanes were given as operands are carried rows, so gradients go
 through.
 
-All of it is a few NumPy expressions for each piece and operand, and none for each call.
+Compiled code goes through the records (`passes.py`); where there is no compiler, a few NumPy expressions for each piece
+and operand do (`_in_numpy`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lanewise.dynamic import passes
 from lanewise.dynamic.pieces import Kind
 from lanewise.dynamic.slice import HEAD, Sliced
-from lanewise.dynamic.table import Calls, Table, Type
+from lanewise.dynamic.table import Calls, Table, Type, flat_operands
 from lanewise.dynamic.words import from_words, words_in
 
 
@@ -26,12 +28,14 @@ from lanewise.dynamic.words import from_words, words_in
 class Recorded:
     """A table, and the values that answers are, for each type of the table.
 
-    `begins` has for an answer the number of its type, and where among the wanted rows its own begin.
+    `begins` has for an answer the number of its type, and where among the wanted rows its own begin. `alone`: what
+    calls read that read one integer and nothing else, by piece.
     """
 
     table: Table
     wanted: tuple[np.ndarray, ...]
     begins: Mapping[int, tuple[int, int]]
+    alone: tuple[np.ndarray, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,39 @@ class Given:
     varies: bool
 
 
+@dataclass(frozen=True)
+class _Records:
+    """The records of all lanes: `top` calls of each, in room for more."""
+
+    sliced: Sliced
+    top: np.ndarray
+    tape: np.ndarray
+
+    @property
+    def lanes(self) -> int:
+        return len(self.top)
+
+    @functools.cached_property
+    def start(self) -> np.ndarray:
+        """The first call of each lane."""
+        return (np.cumsum(self.top) - self.top).astype(np.int32)
+
+    @functools.cached_property
+    def total(self) -> int:
+        return int(self.top.sum())
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """The calls, the number of the first value of each, and the words that those of each piece read."""
+
+    piece: np.ndarray
+    level: np.ndarray
+    operands: np.ndarray
+    first: np.ndarray
+    words: list[np.ndarray]
+
+
 def recorded(
     sliced: Sliced,
     top: np.ndarray,
@@ -52,164 +89,213 @@ def recorded(
 ) -> Recorded:
     """The table of a run. `top` calls were made by each lane, `answers` are the rows that it gave, by
     answer."""
-    lanes, kinds = len(top), sliced.kinds
-    start = (np.cumsum(top) - top).astype(np.int32)
-    rows = _rows_of(top, tape, start)
-    piece = np.ascontiguousarray(rows[:, 0])
-    lane = np.repeat(np.arange(lanes, dtype=np.int32), top)
-    counts = np.array([len(k.piece.results) for k in kinds] or [1], np.int32)
-    numbering = _Numbering(sliced.results, counts, piece, start)
-    number = [np.flatnonzero(piece == p) for p in range(len(kinds))]
-    matrices = [rows.take(n, 0) for n in number]
-    payload, places = _payload(kinds, matrices)
-    carried = _Carried(given, lanes, payload)
-    calls = []
-    for p, kind in enumerate(kinds):
-        of, taken = lane.take(number[p]), len(kind.rows)
-        read = matrices[p][:, HEAD : HEAD + taken]
-        operands = np.empty((len(of), len(kind.piece.rows)), np.int32)
-        operands[:, :taken] = numbering.values(read, of[:, None])
-        if carried.any and taken and len(of) and read.min() < 0:
-            own = np.nonzero(read < 0)
-            operands[own] = carried.operands(read[own], of[own[0]])
-        for k, first in enumerate(places[p], taken):
-            operands[:, k] = ~np.arange(first, first + len(of), dtype=np.int32)
-        calls.append(Calls(number[p], numbering.first(number[p]), operands))
-    table = Table.of_calls(
+    # What is the same for all lanes may be one array seen many times.
+    top, tape = passes.ints(top), np.ascontiguousarray(tape, np.int32)
+    records, kinds = _Records(sliced, top, tape), sliced.kinds
+    compiled = passes.library() is not None
+    counts = _counted(records) if compiled else _counted_in_numpy(records)
+    places, sizes = _payload_places(kinds, counts)
+    carried = _Carried(given, records.lanes, sizes)
+    numbered = (_compiled if compiled else _in_numpy)(records, counts, places, carried)
+    payload = _payload(kinds, numbered.words)
+    table = Table(
         sliced.pieces,
         sliced.shared_of,
-        piece,
-        tuple(calls),
+        numbered.piece,
+        numbered.operands,
         payload,
         carried.sizes,
-        rows[:, 1],
+        numbered.level,
     )
-    return _with_answers(sliced, table, numbering, answers, top)
+    alone = tuple(
+        payload[kind.piece.rows[0]][place[0] : place[0] + count]
+        for kind, place, count in zip(kinds, places, counts.tolist(), strict=True)
+        if not kind.rows and len(kind.payload) == 1
+    )
+    return _with_answers(records, table, numbered.first, answers, alone)
 
 
 def _with_answers(
-    sliced: Sliced,
+    records: _Records,
     table: Table,
-    numbering: _Numbering,
+    first: np.ndarray,
     answers: Mapping[int, np.ndarray],
-    top: np.ndarray,
+    alone: tuple[np.ndarray, ...],
 ) -> Recorded:
     """The table with what is wanted of it.
 
     An answer that is an operand of its lane is none of its values, nor is that of a lane that failed.
     """
-    entry = sliced.control.table.functions[sliced.control.table.entry]
+    entry = records.sliced.control.table.functions[records.sliced.control.table.entry]
     wanted: list[list[np.ndarray]] = [[] for _ in table.types]
     sizes = [0] * len(wanted)
     begins: dict[int, tuple[int, int]] = {}
     for i, rows in answers.items():
         aval = entry.outs[i].aval
         type_ = Type(tuple(aval.shape), np.dtype(aval.dtype))
-        made = (rows >= 0) & (top > 0)
+        made = (rows >= 0) & (records.top > 0)
         if type_ not in table.types or not made.any():
             continue
         t = table.types.index(type_)
         begins[i] = t, sizes[t]
-        lane = np.arange(len(rows), dtype=np.int32)
-        values = numbering.values(rows, lane)
+        values = _values(records, first, rows, records.start)
         # Some value of the type: who reads the answer knows better.
         values[~made] = values[made][0]
         wanted[t].append(values)
         sizes[t] += len(rows)
     none = np.zeros(0, np.int32)
     joined = tuple(np.concatenate(w) if w else none for w in wanted)
-    return Recorded(table, joined, begins)
+    return Recorded(table, joined, begins, alone)
 
 
-def _rows_of(top: np.ndarray, tape: np.ndarray, start: np.ndarray) -> np.ndarray:
+def _values(
+    records: _Records, first: np.ndarray, rows: np.ndarray, start: np.ndarray
+) -> np.ndarray:
+    """The values that rows are, of lanes with these first calls; anything for rows that are operands of their lane."""
+    call = np.maximum(rows // records.sliced.results + start, 0)
+    return first.take(call, mode="clip") + rows % records.sliced.results
+
+
+# -- the calls ---------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def _struct(kinds: tuple[Kind, ...], results: int) -> passes.Struct:
+    return passes.Struct(
+        arity=passes.ints([len(k.piece.rows) for k in kinds]),
+        rows=passes.ints([len(k.rows) for k in kinds]),
+        results=passes.ints([len(k.piece.results) for k in kinds]),
+        words=passes.ints(_words(kinds)),
+        most_results=results,
+        head=HEAD,
+    )
+
+
+def _words(kinds: Sequence[Kind]) -> list[int]:
+    """How many words of control the calls of each piece read."""
+    return [sum(words_in(var.aval) for var in kind.payload) for kind in kinds]
+
+
+def _counted(records: _Records) -> np.ndarray:
+    counts = np.zeros(len(records.sliced.kinds), np.int32)
+    _, room, width = records.tape.shape
+    passes.call("lw_counted", records.lanes, room, width, records.top, records.tape, counts)
+    return counts
+
+
+def _compiled(
+    records: _Records, counts: np.ndarray, places: Sequence[Sequence[int]], carried: _Carried
+) -> _Numbered:
+    kinds, total = records.sliced.kinds, records.total
+    words = _words(kinds)
+    sizes = [n * w for n, w in zip(counts.tolist(), words, strict=True)]
+    starts = np.cumsum([0, *sizes])
+    arity = sum(n * len(k.piece.rows) for n, k in zip(counts.tolist(), kinds, strict=True))
+    piece, level, first = (np.empty(total, np.int32) for _ in range(3))
+    operands, columns = np.empty(arity, np.int32), np.empty(int(starts[-1]), np.int32)
+    _, room, width = records.tape.shape
+    payload = passes.Struct(
+        payload_at=passes.ints(np.cumsum([0, *map(len, places)])),
+        first_payload=passes.ints([n for each in places for n in each]),
+        column_at=starts.astype(np.int64),
+    )
+    passes.call(
+        *("lw_recorded", _struct(kinds, records.sliced.results), payload),
+        *(records.lanes, room, width, records.top, records.tape),
+        *(carried.begin, carried.apart, first, np.zeros(len(kinds) + 1, np.int32)),
+        *(piece, level, operands, columns),
+    )
+    parts = [
+        columns[a : a + n].reshape(-1, w) if w else np.zeros((count, 0), np.int32)
+        for a, n, w, count in zip(starts.tolist(), sizes, words, counts.tolist(), strict=False)
+    ]
+    return _Numbered(piece, level, operands, first, parts)
+
+
+def _counted_in_numpy(records: _Records) -> np.ndarray:
+    return np.bincount(_rows_of(records)[:, 0], minlength=len(records.sliced.kinds))
+
+
+def _in_numpy(
+    records: _Records, counts: np.ndarray, places: Sequence[Sequence[int]], carried: _Carried
+) -> _Numbered:
+    kinds, rows = records.sliced.kinds, _rows_of(records)
+    piece = np.ascontiguousarray(rows[:, 0])
+    lane = np.repeat(np.arange(records.lanes, dtype=np.int32), records.top)
+    each = np.array([len(k.piece.results) for k in kinds] or [1], np.int32).take(piece)
+    first = (np.cumsum(each) - each).astype(np.int32)
+    calls, words = [], []
+    for p, kind in enumerate(kinds):
+        number, taken = np.flatnonzero(piece == p), len(kind.rows)
+        matrix, of = rows.take(number, 0), lane.take(number)
+        read = matrix[:, HEAD : HEAD + taken]
+        operands = np.empty((int(counts[p]), len(kind.piece.rows)), np.int32)
+        operands[:, :taken] = _values(records, first, read, records.start.take(of)[:, None])
+        own = np.nonzero(read < 0)
+        which = -1 - read[own]
+        operands[own] = ~(carried.begin[which] + carried.apart[which] * of[own[0]])
+        for k, begin in enumerate(places[p], taken):
+            operands[:, k] = ~np.arange(begin, begin + len(of), dtype=np.int32)
+        calls.append(Calls(number, first.take(number), operands))
+        words.append(matrix[:, HEAD + taken :])
+    operands = flat_operands(records.sliced.pieces, piece, calls)
+    return _Numbered(piece, np.ascontiguousarray(rows[:, 1]), operands, first, words)
+
+
+def _rows_of(records: _Records) -> np.ndarray:
     """The records of all lanes, one after the other."""
-    lanes, room, width = tape.shape
-    if lanes == 1:
-        return tape[0, : top[0]]
-    total = int(top.sum())
-    place = np.arange(total) + np.repeat(room * np.arange(lanes) - start, top)
-    return tape.reshape(lanes * room, width).take(place, 0)
+    lanes, room, width = records.tape.shape
+    place = np.arange(records.total) + np.repeat(
+        room * np.arange(lanes) - records.start, records.top
+    )
+    return records.tape.reshape(lanes * room, width).take(place, 0)
 
 
-@dataclass(frozen=True)
-class _Numbering:
-    """From rows of a lane, which are numbered by call, to values, which are numbered one after the other."""
-
-    results: int
-    counts: np.ndarray  # of results, by piece
-    piece: np.ndarray
-    start: np.ndarray  # the first call of each lane
-
-    @functools.cached_property
-    def _even(self) -> bool:
-        return bool((self.counts == self.results).all())
-
-    @functools.cached_property
-    def _first(self) -> np.ndarray:
-        each = self.counts.take(self.piece)
-        return (np.cumsum(each) - each).astype(np.int32)
-
-    def first(self, calls: np.ndarray) -> np.ndarray:
-        """The first value of calls."""
-        return calls * self.results if self._even else self._first.take(calls)
-
-    def values(self, rows: np.ndarray, lane: np.ndarray) -> np.ndarray:
-        """The values that rows of these lanes are; anything for rows that are operands of their lane."""
-        start = self.start.take(lane)
-        if self._even:
-            return rows + start * self.results
-        call = rows // self.results + start
-        return self._first.take(np.maximum(call, 0)) + rows % self.results
+# -- what calls read beside rows of others -------------------------------------------------------------------
 
 
 class _Carried:
-    """Where the operands that lanes were given lie among the inputs of their type."""
+    """Where the operands that lanes were given lie among the inputs of their type: `begin`, and `apart` for each
+    lane, by the operand's number."""
 
-    def __init__(
-        self, given: Sequence[Given], lanes: int, payload: Mapping[Type, np.ndarray]
-    ) -> None:
-        self.any = bool(given)
+    def __init__(self, given: Sequence[Given], lanes: int, payload: Mapping[Type, int]) -> None:
+        most = max((each.number for each in given), default=0)
         self.sizes: dict[Type, int] = {}
-        self.begin: dict[int, int] = {}
-        self.varies: dict[int, bool] = {}
+        self.begin, self.apart = np.zeros((2, most + 1), np.int32)
         for each in given:
             before = self.sizes.get(each.type, 0)
-            self.begin[each.number] = len(payload.get(each.type, ())) + before
-            self.varies[each.number] = each.varies
+            self.begin[each.number] = payload.get(each.type, 0) + before
+            self.apart[each.number] = each.varies
             self.sizes[each.type] = before + (lanes if each.varies else 1)
 
-    def operands(self, rows: np.ndarray, lane: np.ndarray) -> np.ndarray:
-        """The operands of a table that rows, which are operands of their lanes, are."""
-        which = -1 - rows
-        begin = np.zeros(int(which.max()) + 1, np.int32)
-        apart = np.zeros_like(begin)
-        for number, first in self.begin.items():
-            if number < len(begin):
-                begin[number], apart[number] = first, self.varies[number]
-        return ~(begin[which] + apart[which] * lane)
 
-
-def _payload(
-    kinds: Sequence[Kind], matrices: Sequence[np.ndarray]
-) -> tuple[dict[Type, np.ndarray], list[list[int]]]:
-    """The payload of each type, and where that of each operand begins."""
-    columns: dict[Type, list[np.ndarray]] = {}
+def _payload_places(
+    kinds: Sequence[Kind], counts: np.ndarray
+) -> tuple[list[list[int]], dict[Type, int]]:
+    """Where the payload of each operand of each piece begins, and how much there is of each type."""
     sizes: dict[Type, int] = {}
     places: list[list[int]] = []
-    for kind, matrix in zip(kinds, matrices, strict=True):
-        at = HEAD + len(kind.rows)
+    for kind, count in zip(kinds, counts.tolist(), strict=True):
         mine = []
+        for type_ in kind.piece.rows[len(kind.rows) :]:
+            mine.append(sizes.get(type_, 0))
+            sizes[type_] = mine[-1] + count
+        places.append(mine)
+    return places, sizes
+
+
+def _payload(kinds: Sequence[Kind], words: Sequence[np.ndarray]) -> dict[Type, np.ndarray]:
+    """The payload of each type. A piece that reads nothing has one operand, so that it has rows."""
+    columns: dict[Type, list[np.ndarray]] = {}
+    for kind, matrix in zip(kinds, words, strict=True):
+        at = 0
         for type_, var in zip(
             kind.piece.rows[len(kind.rows) :], kind.payload or (None,), strict=False
         ):
-            if var is None:
-                column = np.zeros(len(matrix), np.int32)
-            else:
-                words = words_in(var.aval)
-                column = from_words(matrix[:, at : at + words], type_.shape, type_.dtype)
-                at += words
-            columns.setdefault(type_, []).append(column)
-            mine.append(sizes.get(type_, 0))
-            sizes[type_] = sizes.get(type_, 0) + len(matrix)
-        places.append(mine)
-    return {t: np.concatenate(c) for t, c in columns.items()}, places
+            size = 0 if var is None else words_in(var.aval)
+            read = (
+                np.zeros((len(matrix), 1), np.int32) if var is None else matrix[:, at : at + size]
+            )
+            columns.setdefault(type_, []).append(from_words(read, type_.shape, type_.dtype))
+            at += size
+    return {t: np.concatenate(c) for t, c in columns.items()}

@@ -22,7 +22,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.core.profile import profile_of
-from lanewise.dynamic import compute, pack
+from lanewise.dynamic import compute, pack, passes
 from lanewise.dynamic import reverse as backwards
 from lanewise.dynamic.compute import Moving, Ran
 from lanewise.dynamic.envelope import Envelope, Store
@@ -211,21 +211,20 @@ def prepare(
 
 def _prepare(
     table: Table, wanted: pack.Wanted, order: str, gradient: bool, store: Store
-) -> tuple[Prepared, pack.Places]:
-    types = table.types
-    level = levels(table, order)
-    used = pack.uses(table, types, wanted) if gradient else None
-    need = pack.demand(table, types, level, wanted, used)
-    envelope = store.envelope(table, need, profile_of(_jax.default_platform()))
+) -> tuple[Prepared, np.ndarray]:
+    """The table ready to run, and where each value lies."""
+    compiled = passes.library() is not None
+    level = levels(table, order) if order != "depth" or table.level is not None else None
+    found = (passes if compiled else pack).survey(table, level, wanted, gradient)
+    envelope = store.envelope(table, found.need, profile_of(_jax.default_platform()))
     lay = layout(envelope)
-    at = pack.places(table, level, need, lay)
-    tables = pack.pack_forward(table, wanted, need, lay, at)
-    back = None if used is None else pack.pack_reverse(table, used, need, lay, at)
+    made = passes.packed(table, found, lay) if compiled else pack.packed(table, wanted, found, lay)
     payload = tuple(
         _padded(table.payload.get(t, ()), size, t)
-        for t, size in zip(types, envelope.payload, strict=True)
+        for t, size in zip(table.types, envelope.payload, strict=True)
     )
-    return Prepared(envelope, tables, back, payload, need.wanted), at
+    ready = Prepared(envelope, made.forward, made.reverse, payload, found.need.wanted)
+    return ready, made.position
 
 
 def run(
@@ -254,13 +253,13 @@ def run(
     """
     given = [*shared, *(carried or {}).values()]
     traced = any(isinstance(x, _jax.Tracer) for x in given)
-    prepared, at = _prepare(table, wanted, order, traced, store)
+    prepared, position = _prepare(table, wanted, order, traced, store)
     answer = prepared(shared, carried)
     if wanted is None:
         lay = layout(prepared.envelope)
         joined = zip(lay.joined, prepared.envelope.payload, strict=True)
         carried_from = tuple(size if first else 0 for first, size in joined)
-        return dataclasses.replace(answer, position=at.position, carried_from=carried_from)
+        return dataclasses.replace(answer, position=position, carried_from=carried_from)
     if not trim:
         return answer
     sizes = [len(values) for values in wanted]

@@ -19,7 +19,7 @@ by one index expression (`Table.calls_of`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -147,21 +147,6 @@ class Table:
             given = np.asarray(getattr(self, name), np.int32).reshape(-1)
             object.__setattr__(self, name, given)
 
-    @staticmethod
-    def of_calls(
-        pieces: tuple[Piece, ...],
-        shared: tuple[tuple[int, ...], ...],
-        piece: np.ndarray,
-        calls_of: tuple[Calls, ...],
-        payload: Mapping[Type, np.ndarray],
-        carried: Mapping[Type, int],
-        level: np.ndarray | None = None,
-    ) -> Table:
-        """A table whose recorder has the calls of each piece apart already: `operands` is empty."""
-        made = Table(pieces, shared, piece, np.zeros(0, np.int32), payload, carried, level)
-        made.__dict__["calls_of"] = calls_of
-        return made
-
     def __len__(self) -> int:
         return len(self.piece)
 
@@ -214,6 +199,16 @@ class Table:
         return self.pieces[self.piece[call]].results[value - int(self.first_value[call])]
 
 
+def flat_operands(pieces: Sequence[Piece], piece: np.ndarray, calls_of: Iterable[Calls]) -> Any:
+    """The operands of all calls one after the other, from those of each piece."""
+    first = _starts(np.array([len(p.rows) for p in pieces], np.int32)[piece])
+    flat = np.empty(int(first[-1]), np.int32)
+    for calls in calls_of:
+        arity = calls.operands.shape[1]
+        flat[first[calls.number][:, None] + np.arange(arity, dtype=np.int32)] = calls.operands
+    return flat
+
+
 def _starts(counts: np.ndarray) -> np.ndarray:
     """Where each of these many begins, and where the last ends."""
     starts = np.zeros(len(counts) + 1, np.int32)
@@ -223,10 +218,9 @@ def _starts(counts: np.ndarray) -> np.ndarray:
 
 def check(table: Table) -> Table:
     """The table, if it holds together: for recorders' tests, and for tables made by hand."""
-    given = len(table.operands) or sum(calls.operands.size for calls in table.calls_of)
-    if given != table.first_operand[-1]:
+    if len(table.operands) != table.first_operand[-1]:
         raise TableError(
-            f"{table.first_operand[-1]} operands are needed by the calls, and {given} given."
+            f"{table.first_operand[-1]} operands are needed by the calls, and {len(table.operands)} given."
         )
     for piece, calls, shared in zip(table.pieces, table.calls_of, table.shared, strict=True):
         if len(shared) != len(piece.shared):

@@ -65,9 +65,7 @@ class Writer:
         self.scopes: list[Scope] = []
         self.constants: list[np.ndarray] = []
         self.tables: list[str] = []
-        self.sums: list[Stored] = []
-        # Those that outer products are added to, row by row (`rules/sums.py`).
-        self.outer_sums: set[int] = set()
+        self.sums, self.outer_sums = list[Stored](), set[int]()
         # Whether the threads of a warp run one lane together. Long arrays are then shared by them.
         self.together = False
         self.shared_bytes = 0

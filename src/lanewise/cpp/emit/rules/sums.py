@@ -12,7 +12,6 @@ product of many rows at once, when the rows are full or the thread has ended.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -131,9 +130,10 @@ def _added_as_rows(w: Writer, atom: Atom, number: int) -> bool:
     if w.together or len(whole.shape) != 2 or whole.size < _LEAST_OUTER or "float" not in kind:
         return False
     found = _outer(atom, w.scope.made_by)
-    if found is None or isinstance(w.value(found.product), Stored):
+    # A product that is stored may have outlived its vectors.
+    if found is None or isinstance(w.value(found[0]), Stored):
         return False
-    sides = [w.value(a) for a in (found.first, found.second)]
+    sides = [w.value(a) for a in found[1:]]
     if any(len(v.shape) != 1 or dtypes.ctype(v.dtype) != kind for v in sides):
         return False
     m, n = whole.shape
@@ -146,22 +146,17 @@ def _added_as_rows(w: Writer, atom: Atom, number: int) -> bool:
     return True
 
 
-class _Outer(NamedTuple):
-    """An outer product: the variable that holds it, and the vectors along its first and second axis."""
+def _outer(atom: Atom, made: Mapping[Var, JaxprEqn]) -> tuple[Var, Atom, Atom] | None:
+    """The outer product that a matrix is, or is the transpose of.
 
-    product: Var
-    first: Atom
-    second: Atom
-
-
-def _outer(atom: Atom, made: Mapping[Var, JaxprEqn]) -> _Outer | None:
-    """The outer product of two vectors that a matrix is, or is the transpose of."""
+    Gives the variable that holds the product, and the vectors along the first and second axis of the matrix.
+    """
     eqn = None if isinstance(atom, Literal) else made.get(atom)
     if eqn is None:
         return None
     if eqn.primitive.name == "transpose" and eqn.params["permutation"] == (1, 0):
         inner = _outer(eqn.invars[0], made)
-        return inner and _Outer(inner.product, inner.second, inner.first)
+        return inner and (inner[0], inner[2], inner[1])
     if eqn.primitive.name == "dot_general":
         if any(axes for pair in eqn.params["dimension_numbers"] for axes in pair):
             return None
@@ -172,4 +167,4 @@ def _outer(atom: Atom, made: Mapping[Var, JaxprEqn]) -> _Outer | None:
         return None
     if [axes for _, axes in sides] != [(0,), (1,)]:
         return None
-    return _Outer(eqn.outvars[0], sides[0][0], sides[1][0])
+    return eqn.outvars[0], sides[0][0], sides[1][0]

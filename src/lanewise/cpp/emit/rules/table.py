@@ -1,4 +1,4 @@
-"""All rules: importing this fills the tables."""
+"""All rules: importing this fills the tables. `sums` brings the rules of indexing along."""
 
 from lanewise.cpp.emit.rules import RULES, Unsupported, needed  # noqa: F401
 from lanewise.cpp.emit.rules import complex as complex
@@ -6,7 +6,6 @@ from lanewise.cpp.emit.rules import control as control
 from lanewise.cpp.emit.rules import defined as defined
 from lanewise.cpp.emit.rules import elementwise as elementwise
 from lanewise.cpp.emit.rules import functions as functions
-from lanewise.cpp.emit.rules import index as index
 from lanewise.cpp.emit.rules import linear as linear
 from lanewise.cpp.emit.rules import random as random
 from lanewise.cpp.emit.rules import reduce as reduce
