@@ -12,6 +12,7 @@ from jax import lax
 
 import lanewise as lw
 from lanewise.core.errors import Outcome
+from lanewise.machine.ticking import LARGE_ANSWER
 from programs.small import collatz, depth
 from seeing import equations, machine, shapes
 
@@ -206,3 +207,26 @@ def test_keys_are_a_lanes_own() -> None:
     for schedule in SCHEDULES:
         np.testing.assert_array_equal(lw.vmap(rejected, schedule=schedule)(keys), expected)
     np.testing.assert_array_equal(lw.vmap(rejected)(keys[::-1]), expected[::-1])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_large_answers_of_lanes_that_failed_are_blank(fails: bool) -> None:
+    """They are gone over only where some lane failed."""
+
+    @lw.program
+    def filled(n):
+        assert n < 3, "too many"
+        i, large = 0, jnp.zeros(LARGE_ANSWER // 8, jnp.float32)
+        while i < n:
+            large = large.at[i].set(i + 1.0)
+            i = i + 1
+        return large
+
+    n = jnp.array([2, 5 if fails else 1, 0])
+    answers, outcomes = lw.vmap(filled, carrier="ticks", schedule="sweep", throw=False)(n)
+    wanted = np.zeros((3, 3), np.float32)
+    wanted[0, :2] = 1, 2
+    wanted[1, :1] = 0 if fails else 1
+    np.testing.assert_array_equal(answers[:, :3], wanted)
+    np.testing.assert_array_equal(outcomes.ok(), [True, not fails, True])
+    assert not answers[1, 3:].any()

@@ -49,6 +49,10 @@ class Pause(NamedTuple):
     ticks: Any = jnp.inf
 
 
+# From this many bytes on, answers are looked at only if some lane failed.
+LARGE_ANSWER = 1 << 22
+
+
 def run_ticks(linked: Linked, state: State, lanes: int, options: Options, schedule: str) -> State:
     """Tick until no lane can go on: all have ended, or wait for room on their stacks."""
     state, tick = begin(linked, state, lanes, options, schedule)
@@ -165,11 +169,22 @@ def results(linked: Linked, values: Mapping[Var, Any], state: State, code: Any) 
             value = jnp.broadcast_to(uniforms[var], (*code.shape, *uniforms[var].shape))
         else:
             value = values[var]
-        bad = jnp.asarray(blank(value.dtype), value.dtype)
-        value = jnp.where(lax.expand_dims(failed, range(1, value.ndim)), bad, value)
-        found.append(loaded(value, var.aval))
+        found.append(loaded(_blank_where(failed, value), var.aval))
     sums = zip(state.sums, linked.program.sums, strict=True)
     return [*found, *(value.astype(aval.dtype) for value, aval in sums)]
+
+
+def _blank_where(failed: Any, value: Any) -> Any:
+    """Answers with blanks for the lanes that failed."""
+
+    def blanked() -> Any:
+        bad = jnp.asarray(blank(value.dtype), value.dtype)
+        return jnp.where(lax.expand_dims(failed, range(1, value.ndim)), bad, value)
+
+    if value.nbytes < LARGE_ANSWER:
+        return blanked()
+    # Most often none failed, and a tape need not be gone over for that.
+    return lax.cond(failed.any(), blanked, lambda: value)
 
 
 def statistics(state: State, steps: Any = None) -> list[Any]:
