@@ -1,10 +1,10 @@
 """Dynamic networks: a Tree-LSTM over random binary trees, ours against PyTorch by level and node by node.
 
-Ours is run as a table that is built from the forest's arrays, as a recursive program that runs by levels, and recorded
-lazily from Python objects. Every step has fresh trees, and what is done on the host for them (levels, index tables, the
-slice, recording) counts for all. On a CPU all run
-on one core and CPU time is what is compared, so that other work on the machine counts less. The limit is the matrix
-products of the same number of rows, without dependences between them.
+Ours is run as a table that is built from the forest's arrays, as a recursive program, by levels and inside `jit` (each
+lane by itself, which is for narrow networks), and recorded lazily from Python objects. Every step has fresh trees, and
+what is done on the host for them (levels, index tables, the slice, recording) counts for all. On a CPU all run on one
+core and CPU time is what is compared, so that other work on the machine counts less. The limit is the matrix products
+of the same number of rows, without dependences between them.
 
     python benchmarks/dynamic.py [--widths 32 256] [--trees 64] [--repeats 7] [--no-nodes] [--device gpu]
 
@@ -99,6 +99,8 @@ def warm(
     for some in packed:
         jax.block_until_ready(program.roots_by_program(some, params))
         jax.block_until_ready(program.train_by_program(params, some))
+        jax.block_until_ready(program.roots_inside_jit(some, params))
+        jax.block_until_ready(program.train_inside_jit(params, some))
     print(
         f"  program: {STORE.made - before} envelopes, {time.perf_counter() - start:.1f} s",
         flush=True,
@@ -120,7 +122,8 @@ def agree(
     loss, grads = ours.train_by_table(params, batch)
     lazily, _ = ours.train_lazily(params, objects)
     by_program, others = program.train_by_program(params, packed)
-    np.testing.assert_allclose(loss, by_program, rtol=1e-4)
+    inside, inner = program.train_inside_jit(params, packed)
+    np.testing.assert_allclose([by_program, inside], loss, rtol=1e-4)
     theirs = peer.by_level_training(torch_params, batch)
     np.testing.assert_allclose(loss, theirs.cpu().numpy(), rtol=1e-4)
     np.testing.assert_allclose(loss, lazily, rtol=1e-4)
@@ -128,7 +131,7 @@ def agree(
     near = 1e-3 if jax.default_backend() == "gpu" else 1e-4
     for name, grad in grads.items():
         expected = torch_params[name].grad.cpu().numpy()
-        for found in (grad, others[name]):
+        for found in (grad, others[name], inner[name]):
             np.testing.assert_allclose(found, expected, rtol=1e-2, atol=near * abs(expected).max())
 
 
@@ -155,6 +158,7 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
     forward = {
         "table": lambda i: ours.roots_by_table(params, batches[i]),
         "program": lambda i: program.roots_by_program(packed[i], params),
+        "in jit": lambda i: program.roots_inside_jit(packed[i], params),
         "lazy": lambda i: ours.roots_lazily(params, objects[i]),
         "fine ops": lambda i: ours.roots_finely(params, objects[i]),
         "PyTorch by level": lambda i: peer.wait(peer.by_level_forward(theirs, batches[i])),
@@ -163,6 +167,7 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
     training = {
         "table": lambda i: ours.train_by_table(params, batches[i]),
         "program": lambda i: program.train_by_program(params, packed[i]),
+        "in jit": lambda i: program.train_inside_jit(params, packed[i]),
         "lazy": lambda i: ours.train_lazily(params, objects[i]),
         "fine ops": lambda i: ours.train_finely(params, objects[i]),
         "PyTorch by level": lambda i: peer.wait(peer.by_level_training(theirs, batches[i])),
@@ -181,9 +186,13 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
         targets = {key: found[k] for key, found in (ON_GPU if gpu else BY_LEVEL).items()}
         lazily = {key: found[k] for key, found in LAZILY.items()}
         limit = LIMIT[k] if width >= 256 and not gpu else None
+        narrow = width in BY_NODE and width < 64 and not gpu
         pairs = [
             ("table", "PyTorch by level", targets.get((width, trees))),
             ("program", "PyTorch by level", targets.get((width, trees))),
+            # Where products are large, levels are the better way.
+            ("in jit", "PyTorch by level", targets.get((width, trees)) if narrow else None),
+            ("in jit", "PyTorch by node", BY_NODE[width][k] if narrow else None),
             ("program", "PyTorch by node", BY_NODE[width][k] if width in BY_NODE else None),
             ("table", "PyTorch by node", BY_NODE[width][k] if width in BY_NODE else None),
             ("lazy", "PyTorch by level", lazily.get((width, trees))),
