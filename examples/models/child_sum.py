@@ -1,7 +1,7 @@
 """A child-sum Tree-LSTM (Tai et al. 2015) over trees of words with any number of children, as an Equinox module.
 
 Each node has a word. Its value is that of the word and of all below it together; a negation turns round what is below
-it (`made.dependents`). Ops are methods of the module; `eqx.filter_jit` and Optax work on it as ever.
+it (`made.dependents`). The module is an argument of the program as any pytree of weights is; its layers run inside.
 
     python examples/models/child_sum.py
 """
@@ -13,7 +13,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import lanewise as lw
 import made
@@ -41,34 +40,33 @@ class ChildSum(eqx.Module):
         self.forget = eqx.nn.Linear(2 * width, width, key=keys[2])
         self.out = eqx.nn.Linear(width, made.LABELS, key=keys[3])
 
-    @lw.op
-    def edge(self, word: Any, child: Any) -> Any:
-        """What a child adds to a node with this word: its h, what is kept of its c, the losses below."""
-        h, c, found = child
-        kept = jax.nn.sigmoid(self.forget(jnp.concatenate([self.words[word], h]))) * c
-        return jnp.concatenate([h, kept, found])
 
-    @lw.op
-    def node(self, word: Any, label: Any, below: Any) -> Any:
-        h, kept, found = jnp.split(below, [(len(below) - 3) // 2, len(below) - 3])
-        i, o, u = jnp.split(self.gates(jnp.concatenate([self.words[word], h])), 3)
-        c = jax.nn.sigmoid(i) * jnp.tanh(u) + kept
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
-        return h, c, found + judged(self.out(h), label)
+@lw.program
+def node(model, tree):
+    """h and c of a node, and `[loss, right, 1]` summed over it and all below."""
+    x = model.words[tree.word]
+    total, kept, found = jnp.zeros_like(x), jnp.zeros_like(x), jnp.zeros(3)
+    for child in tree.children:
+        h, c, below = node(model, child)
+        total += h
+        kept += jax.nn.sigmoid(model.forget(jnp.concatenate([x, h]))) * c
+        found += below
+    i, o, u = jnp.split(model.gates(jnp.concatenate([x, total])), 3)
+    c = jax.nn.sigmoid(i) * jnp.tanh(u) + kept
+    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return h, c, found + judged(model.out(h), tree.label)
 
-    def __call__(self, tree: Any) -> Any:
-        edges = [self.edge(tree.word, self(child)) for child in tree.children]
-        # However many children there are: an op of all of them would be another one for each number.
-        below = lw.lazy_sum(edges) if edges else np.zeros(2 * self.words.shape[1] + 3, np.float32)
-        return self.node(tree.word, tree.label, below)
+
+@lw.program
+def measure(model, tree):
+    return node(model, tree)[2]
+
+
+run = lw.vmap(measure, in_axes=(None, 0))
 
 
 def init(width: int) -> ChildSum:
     return ChildSum(width, jax.random.key(0))
-
-
-def measure(model: ChildSum, tree: Any) -> Any:
-    return model(tree)[2]
 
 
 def batch(seed: int, count: int = 64, **sizes: Any) -> list[Any]:
@@ -76,7 +74,7 @@ def batch(seed: int, count: int = 64, **sizes: Any) -> list[Any]:
 
 
 def main(steps: int = 80) -> tuple[float, float]:
-    params, _ = training.fit(measure, init(32), batch, steps)
+    params, _ = training.fit(run, init(32), training.packed(batch), steps)
 
     def pairs(seed: int) -> list[tuple[int, int]]:
         nodes = batch(seed, 200)
@@ -86,7 +84,7 @@ def main(steps: int = 80) -> tuple[float, float]:
 
     words = training.most_common(pairs(30_000), pairs(10_000))
     right = training.report(
-        "child-sum Tree-LSTM", measure, params, batch(10_000), ("each word by itself", words)
+        "child-sum Tree-LSTM", run, params, lw.pack(batch(10_000)), ("each word by itself", words)
     )
     return right, words
 

@@ -5,6 +5,8 @@ decides, by values, whether the node has children and whether it has another sib
 parent's and of its sibling's before it. In training it grows as much of the right tree as it decides to: what it leaves
 out it does not learn that time. Free growth is what counts at the end.
 
+The training is a program, whose branches are on values. Free growth makes Python lists, and is recorded lazily.
+
     python examples/models/drnn.py
 """
 
@@ -39,64 +41,82 @@ def init(width: int) -> dict[str, Any]:
     return {**p, "stops_bias": jnp.array([0.0, 2.0, 0.0, 1.0])}
 
 
-@lw.op
 def plan(p: Any, symbol: Any, depth: Any) -> Any:
     return jnp.tanh(p["symbol_of"][symbol] + p["depth_of"][depth])
 
 
-@lw.op
 def node(p: Any, above: Any, above_is: Any, beside: Any, beside_is: Any) -> Any:
-    """A state of the parent's and of the sibling's; the symbol, and whether there are children and more siblings."""
+    """A state of the parent's and of the sibling's, scores of symbols, and of whether there are children and more
+    siblings."""
     down = jnp.tanh(jnp.concatenate([above, p["symbol_of"][above_is]]) @ p["down"])
     across = jnp.tanh(jnp.concatenate([beside, p["symbol_of"][beside_is]]) @ p["across"])
     h = jnp.tanh(jnp.concatenate([down, across]) @ p["node"])
-    stops = h @ p["stops"] + p["stops_bias"]
-    logits = h @ p["label"]
-    answer = jnp.stack([jnp.argmax(logits), stops[1] > stops[0], stops[3] > stops[2]])
-    return h, answer.astype(jnp.int32), logits, stops
+    return h, h @ p["label"], h @ p["stops"] + p["stops_bias"]
+
+
+@lw.record
+class Plant:
+    symbol: int
+    child: Plant | None
+    sibling: Plant | None
+
+
+@lw.record
+class Task:
+    symbol: int
+    depth: int
+    tree: Plant
+
+
+@lw.program
+def follow(p, right, above, above_is, beside, beside_is):
+    """Along the right tree, as far as the model goes on: `[loss, right, 1]` summed over the nodes."""
+    h, logits, stops = node(p, above, above_is, beside, beside_is)
+    children, more = right.child is not None, right.sibling is not None
+    found = judged(logits, right.symbol)
+    found += judged(stops[:2], children.astype(int)) + judged(stops[2:], more.astype(int))
+    # All three decisions are one: right if all are.
+    found = jnp.stack([found[0], (found[1] == 3.0) * 1.0, found[2] / 3.0])
+    if children and stops[1] > stops[0]:
+        found += follow(p, right.child, h, right.symbol, jnp.zeros_like(h), 0)
+    if more and stops[3] > stops[2]:
+        found += follow(p, right.sibling, above, above_is, h, right.symbol)
+    return found
+
+
+@lw.program
+def measure(p, task):
+    start = plan(p, task.symbol, task.depth)
+    return follow(p, task.tree, start, task.symbol, jnp.zeros_like(start), 0)
+
+
+run = lw.vmap(measure, in_axes=(None, 0))
 
 
 @lw.op
-def compare(logits: Any, stops: Any, label: Any, children: Any, more: Any) -> Any:
-    found = judged(logits, label) + judged(stops[:2], children) + judged(stops[2:], more)
-    # All three decisions are one: right if all are.
-    return jnp.stack([found[0], (found[1] == 3.0) * 1.0, found[2] / 3.0])
+def answer(p: Any, *given: Any) -> Any:
+    """A state, and `[symbol, children, more siblings]`."""
+    h, logits, stops = node(p, *given)
+    found = jnp.stack([jnp.argmax(logits), stops[1] > stops[0], stops[3] > stops[2]])
+    return h, found.astype(jnp.int32)
 
 
-def measure(p: dict[str, Any], instance: tuple[int, int, made.Plant]) -> Any:
-    """Along the right tree, as far as the model goes on."""
-    symbol, depth, tree = instance
-    zero = np.zeros(p["symbol_of"].shape[1], np.float32)
-    total = None
-    # All nodes that can be decided now are recorded before one is asked for.
-    edge = [(tree, [], plan(p, symbol, depth), symbol, zero, 0)]
-    while edge:
-        grown = [(one, *node(p, *one[2:])) for one in edge]
-        edge, found = [], [] if total is None else [total]
-        for (right, siblings, above, above_is, _, _), h, answer, logits, stops in grown:
-            found.append(
-                compare(logits, stops, right.symbol, int(bool(right.children)), int(bool(siblings)))
-            )
-            _, children, more = np.asarray(answer).tolist()
-            if children and right.children:
-                first, *rest = right.children
-                edge.append((first, rest, h, right.symbol, zero, 0))
-            if more and siblings:
-                edge.append((siblings[0], siblings[1:], above, above_is, h, right.symbol))
-        total = lw.lazy_sum(found)
-    return total
+start = lw.op(plan)
 
 
 def grow(p: dict[str, Any], symbol: int, depth: int) -> list[Any]:
-    """What the model makes of a symbol: a list of nodes `[symbol, numbers of children]`."""
+    """What the model makes of a symbol, in plain Python: a list of nodes `[symbol, numbers of children]`.
+
+    All nodes that can be decided now are recorded before one is asked for.
+    """
     zero = np.zeros(p["symbol_of"].shape[1], np.float32)
     nodes: list[Any] = []
-    edge = [(None, plan(p, symbol, depth), symbol, zero, 0)]
+    edge = [(None, start(p, symbol, depth), symbol, zero, 0)]
     while edge and len(nodes) < MOST_NODES:
-        grown = [(one, *node(p, *one[1:])) for one in edge]
+        grown = [(one, *answer(p, *one[1:])) for one in edge]
         edge = []
-        for (parent, above, above_is, _, _), h, answer, _, _ in grown:
-            label, children, more = np.asarray(answer).tolist()
+        for (parent, above, above_is, _, _), h, decided in grown:
+            label, children, more = np.asarray(decided).tolist()
             nodes.append([label, []])
             if parent is not None:
                 nodes[parent][1].append(len(nodes) - 1)
@@ -117,12 +137,20 @@ def same(nodes: list[Any], tree: made.Plant, at: int = 0) -> bool:
 
 
 def batch(seed: int, count: int = 32) -> list[Any]:
-    return made.plants(count, seed)
+    return [Task(symbol, depth, linked([tree])) for symbol, depth, tree in made.plants(count, seed)]
+
+
+def linked(siblings: Any) -> Any:
+    """Plants by their first child and next sibling."""
+    if not siblings:
+        return None
+    first, *rest = siblings
+    return Plant(first.symbol, linked(first.children), linked(rest))
 
 
 def main(steps: int = 200) -> tuple[float, float]:
-    params, _ = training.fit(measure, init(32), batch, steps)
-    fresh = batch(10_000, 64)
+    params, _ = training.fit(run, init(32), training.packed(batch), steps)
+    fresh = made.plants(64, 10_000)
     right = lw.lazy_map(lambda one: float(same(grow(params, *one[:2]), one[2])), fresh).mean()
     alone = float(np.mean([not tree.children for *_, tree in fresh]))
     print(f"DRNN: {right:.1%} of {len(fresh)} trees grown right; a single node: {alone:.1%}")

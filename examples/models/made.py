@@ -285,12 +285,13 @@ def brackets(
 # Circuits: gates that read what was made before, several of them the same.
 
 GATES = ("false", "true", "not", "and", "or", "xor")
+MOST_GATES = 40
 
 
 def circuits(
     count: int, seed: int, size: tuple[int, int] = (10, 30)
 ) -> list[list[tuple[int, tuple[int, ...], int]]]:
-    """Lists of `(gate, what it reads, its value)`, in an order in which what is read comes first."""
+    """Lists of `(gate, what it reads, its value)`, at most 40, in an order in which what is read comes first."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(count):

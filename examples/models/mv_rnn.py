@@ -24,59 +24,54 @@ def init(width: int) -> dict[str, Any]:
         words=(len(made.WORDS), width),
         matrix_of=(len(made.WORDS), width, width),
         vector=(2 * width, width),
-        matrix=(width, 2 * width),
+        matrix=(2 * width, width),
         out=(width, made.LABELS),
     )
     # A word's matrix starts near the one that changes nothing.
     noise = p["matrix_of"] / width
-    return {**p, "matrix": p["matrix"] / jnp.sqrt(2.0), "matrix_of": jnp.eye(width) + noise}
+    return {**p, "matrix_of": jnp.eye(width) + noise}
 
 
-@lw.op
-def of_word(p: Any, word: Any, label: Any) -> Any:
-    a = jnp.tanh(p["words"][word])
-    return a, p["matrix_of"][word], judged(a @ p["out"], label)
+@lw.program
+def phrase(p, tree):
+    """The vector and the matrix of a phrase, and `[loss, right, 1]` summed over it and all phrases inside."""
+    if tree.left is None:
+        a = jnp.tanh(p["words"][tree.word])
+        return a, p["matrix_of"][tree.word], judged(a @ p["out"], tree.label)
+    a, first, below = phrase(p, tree.left)
+    b, second, beside = phrase(p, tree.right)
+    vector = jnp.tanh(jnp.concatenate([a @ second, b @ first]) @ p["vector"])
+    matrix = jnp.concatenate([first, second], axis=1) @ p["matrix"]
+    return vector, matrix, judged(vector @ p["out"], tree.label) + below + beside
 
 
-@lw.op
-def of_pair(p: Any, left: Any, right: Any, label: Any) -> Any:
-    a, first, below = left
-    b, second, beside = right
-    vector = jnp.tanh(jnp.concatenate([second @ a, first @ b]) @ p["vector"])
-    matrix = p["matrix"] @ jnp.concatenate([first, second])
-    return vector, matrix, judged(vector @ p["out"], label) + below + beside
-
-
-def phrase(p: dict[str, Any], tree: Any) -> Any:
-    label, word, *parts = tree
-    if parts:
-        return of_pair(p, phrase(p, parts[0]), phrase(p, parts[1]), label)
-    return of_word(p, word, label)
-
-
-def measure(p: dict[str, Any], tree: Any) -> Any:
+@lw.program
+def measure(p, tree):
     return phrase(p, tree)[2]
 
 
+run = lw.vmap(measure, in_axes=(None, 0))
+
+
 def batch(seed: int, count: int = 32, **sizes: Any) -> list[Any]:
-    return tree_lstm.trees(count, seed, **sizes)
+    return tree_lstm.batch(seed, count, **sizes)
 
 
 def main(steps: int = 100) -> tuple[float, float]:
-    params, _ = training.fit(measure, init(16), batch, steps)
+    params, _ = training.fit(run, init(16), training.packed(batch), steps)
     fresh = batch(10_000, 200)
     right = training.report(
-        "MV-RNN, all phrases", measure, params, fresh[:64], ("the commonest label", common(fresh))
+        "MV-RNN, all phrases", run, params, lw.pack(fresh[:64]), ("commonest label", common(fresh))
     )
     return right, common(fresh)
 
 
 def common(trees: list[Any]) -> float:
-    """The share of the commonest label, of phrases with more than a word alone."""
+    """The share of the commonest label among all phrases."""
     todo, labels = list(trees), []
     for tree in todo:
-        todo.extend(tree[2:])
-        labels.append((0, tree[0]))
+        todo.extend(part for part in (tree.left, tree.right) if part is not None)
+        labels.append((0, tree.label))
     return training.most_common(labels, labels)
 
 

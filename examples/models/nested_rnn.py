@@ -1,7 +1,7 @@
 """NestedRNN: a GRU over the sentences of a document, each of which an inner RNN reads word by word.
 
 Both loops have another length each time (`made.documents`). The weights are a Flax NNX module: its parameters are
-split off as dictionaries, which are what is differentiated and what ops are given, and NNX's layers run inside the ops.
+split off as dictionaries, which are what is differentiated and what the program is given, and NNX's layers run inside.
 
     python examples/models/nested_rnn.py
 """
@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 import lanewise as lw
@@ -42,58 +41,59 @@ def init(width: int) -> Any:
 
 
 def module(p: Any) -> Nested:
-    """The module with these parameters. Inside an op this costs nothing: it runs when the op is traced."""
+    """The module with these parameters. In a program this costs nothing: it runs when the program is traced."""
     graph, state = _split(p["out"]["kernel"].shape[0])
     state = jax.tree.map(lambda x: x, state)
     nnx.replace_by_pure_dict(state, p)
     return nnx.merge(graph, state)
 
 
-@lw.op
-def read(p: Any, word: Any, h: Any) -> Any:
+@lw.record
+class Sentence:
+    words: list[int]
+
+
+@lw.record
+class Document:
+    sentences: list[Sentence]
+    label: int
+
+
+@lw.program
+def measure(p, document):
     m = module(p)
-    return jnp.tanh(m.inner(jnp.concatenate([m.words(jnp.asarray(word)), h])))
+    outer = jnp.zeros(m.out.in_features)
+    for sentence in document.sentences:
+        x = jnp.zeros_like(outer)
+        for word in sentence.words:
+            x = jnp.tanh(m.inner(jnp.concatenate([m.words(word), x])))
+        z, r = jnp.split(jax.nn.sigmoid(m.gates(jnp.concatenate([x, outer]))), 2)
+        new = jnp.tanh(m.change(jnp.concatenate([x, r * outer])))
+        outer = z * outer + (1 - z) * new
+    return judged(m.out(outer), document.label)
 
 
-@lw.op
-def follow(p: Any, x: Any, h: Any) -> Any:
-    m = module(p)
-    z, r = jnp.split(jax.nn.sigmoid(m.gates(jnp.concatenate([x, h]))), 2)
-    new = jnp.tanh(m.change(jnp.concatenate([x, r * h])))
-    return z * h + (1 - z) * new
-
-
-@lw.op
-def choose(p: Any, h: Any, label: Any) -> Any:
-    return judged(module(p).out(h), label)
-
-
-def measure(p: Any, document: Any) -> Any:
-    sentences, label = document
-    zero = np.zeros(p["out"]["kernel"].shape[0], np.float32)
-    outer = zero
-    for sentence in sentences:
-        inner = zero
-        for word in sentence:
-            inner = read(p, word, inner)
-        outer = follow(p, inner, outer)
-    return choose(p, outer, label)
+run = lw.vmap(measure, in_axes=(None, 0))
 
 
 def batch(seed: int, count: int = 64, **sizes: Any) -> list[Any]:
-    return made.documents(count, seed, **sizes)
+    documents = made.documents(count, seed, **sizes)
+    return [Document([Sentence(s) for s in found], label) for found, label in documents]
 
 
 def main(steps: int = 150) -> tuple[float, float]:
-    params, _ = training.fit(measure, init(32), batch, steps)
+    params, _ = training.fit(run, init(32), training.packed(batch), steps)
 
     def bags(documents: list[Any]) -> Any:
-        return [[w for s in found for w in s] for found, _ in documents], [d[1] for d in documents]
+        bags = [[w for s in document.sentences for w in s.words] for document in documents]
+        return bags, [document.label for document in documents]
 
     words = training.bag_of_words(
         *bags(batch(30_000, 3000)), *bags(batch(10_000, 500)), len(made.WORDS)
     )
-    right = training.report("NestedRNN", measure, params, batch(10_000), ("a bag of words", words))
+    right = training.report(
+        "NestedRNN", run, params, lw.pack(batch(10_000)), ("a bag of words", words)
+    )
     return right, words
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 import lanewise as lw
 import made
@@ -32,66 +31,74 @@ def init(width: int) -> dict[str, Any]:
     }
 
 
-@lw.op
-def look(table: Any, number: Any) -> Any:
-    return table[number]
+@lw.record
+class Word:
+    """A word of a sentence and the one after it. A rare word has no number (-1), and letters."""
+
+    number: int
+    letters: list[int]
+    label: int
+    after: Word | None
 
 
-@lw.op
-def spelled(letters: Any, cell: Any, letter: Any, state: Any) -> Any:
-    return lstm(cell, letters[letter], *state)
+@lw.program
+def read(p, word, h, c):
+    """Reads forwards on its way to the end, and backwards on its way back: the recursion is the BiLSTM.
+
+    Gives the state of the backward LSTM, and `[loss, right, 1]` summed over this word and all after it.
+    """
+    if word is None:
+        zero = jnp.zeros_like(h)
+        return zero, zero, jnp.zeros(3)
+    x = spelled(p, word.letters) if word.number < 0 else p["words"][word.number]
+    h, c = lstm(p["forwards"], x, h, c)
+    back, cell, found = read(p, word.after, h, c)
+    back, cell = lstm(p["backwards"], x, back, cell)
+    logits = jnp.concatenate([h, back]) @ p["tag"]["w"] + p["tag"]["b"]
+    return back, cell, found + judged(logits, word.label)
 
 
-@lw.op
-def step(cell: Any, x: Any, state: Any) -> Any:
-    return lstm(cell, x, *state)
+@lw.program
+def spelled(p, letters):
+    h = c = jnp.zeros(p["words"].shape[1])
+    for letter in letters:
+        h, c = lstm(p["spell"], p["letters"][letter], h, c)
+    return h
 
 
-@lw.op
-def tag(params: Any, before: Any, after: Any, label: Any) -> Any:
-    return judged(jnp.concatenate([before, after]) @ params["w"] + params["b"], label)
+@lw.program
+def measure(p, sentence):
+    start = jnp.zeros(p["words"].shape[1])
+    return read(p, sentence, start, start)[2]
 
 
-def word(p: dict[str, Any], spelling: str, start: Any) -> Any:
-    if spelling in made.KNOWN_WORD:
-        return look(p["words"], made.KNOWN_WORD[spelling])
-    state = start
-    for letter in spelling:
-        state = spelled(p["letters"], p["spell"], LETTER[letter], state)
-    return state[0]
-
-
-def measure(p: dict[str, Any], sentence: list[tuple[str, int]]) -> Any:
-    zero = np.zeros(p["words"].shape[1], np.float32)
-    start = (zero, zero)
-    vectors = [word(p, spelling, start) for spelling, _ in sentence]
-
-    def run(cell: Any, vectors: Any) -> list[Any]:
-        state, found = start, []
-        for x in vectors:
-            state = step(cell, x, state)
-            found.append(state[0])
-        return found
-
-    before, after = run(p["forwards"], vectors), run(p["backwards"], vectors[::-1])[::-1]
-    labels = [label for _, label in sentence]
-    return lw.lazy_sum([tag(p["tag"], *three) for three in zip(before, after, labels)])
+run = lw.vmap(measure, in_axes=(None, 0))
 
 
 def batch(seed: int, count: int = 32, **sizes: Any) -> list[Any]:
-    return made.tagged(count, seed, **sizes)
+    return [sentence(words) for words in made.tagged(count, seed, **sizes)]
+
+
+def sentence(words: list[tuple[str, int]]) -> Word | None:
+    """The first of some words, with the others behind it."""
+    first = None
+    for spelling, tag in reversed(words):
+        number = made.KNOWN_WORD.get(spelling, -1)
+        letters = [LETTER[letter] for letter in spelling] if number < 0 else []
+        first = Word(number, letters, tag, first)
+    return first
 
 
 def main(steps: int = 60) -> tuple[float, float]:
-    params, _ = training.fit(measure, init(32), batch, steps)
+    params, _ = training.fit(run, init(32), training.packed(batch), steps)
 
     def pairs(seed: int) -> list[tuple[str, int]]:
         # A word that is met once is known by its last two letters.
-        return [(word[-2:], tag) for sentence in batch(seed, 400) for word, tag in sentence]
+        return [(word[-2:], tag) for words in made.tagged(400, seed) for word, tag in words]
 
     endings = training.most_common(pairs(30_000), pairs(10_000))
     right = training.report(
-        "BiLSTM tagger", measure, params, batch(10_000), ("the word's ending alone", endings)
+        "BiLSTM tagger", run, params, lw.pack(batch(10_000)), ("the word's ending alone", endings)
     )
     return right, endings
 

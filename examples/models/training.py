@@ -1,7 +1,8 @@
 """Training that all models but the first share: fresh minibatches, Adam, the loss shown as it falls.
 
-A model is a function of weights and one instance that gives `[loss, right, of]`, summed over the choices it makes
-there (`cells.judged`). The weights are any pytree.
+A model is a function of weights and a minibatch that gives `[loss, right, of]` for each instance, summed over the
+choices made there (`cells.judged`): a program under `lw.vmap`, or plain Python under `lw.lazy_map`. The weights are any
+pytree.
 """
 
 from __future__ import annotations
@@ -19,14 +20,21 @@ import lanewise as lw
 Model = Callable[[Any, Any], Any]
 
 
-def totals(model: Model, params: Any, instances: Sequence[Any]) -> Any:
-    """The mean loss of all choices, and the share that is right."""
-    found = lw.lazy_map(lambda instance: model(params, instance), instances)
-    return _means(found)
+def packed(batch: Callable[[int], Sequence[Any]]) -> Callable[[int], Any]:
+    """Minibatches of records as arrays of one size, which grows where one does not fit: few compilations."""
+    largest = None
+
+    def ready(seed: int) -> Any:
+        nonlocal largest
+        largest = lw.pack(batch(seed), like=largest)
+        return largest
+
+    return ready
 
 
 @jax.jit
-def _means(found: Any) -> Any:
+def means(found: Any) -> Any:
+    """The mean loss of all choices, and the share that is right."""
     loss, right, of = jnp.sum(found, 0)
     return loss / of, right / of
 
@@ -34,7 +42,7 @@ def _means(found: Any) -> Any:
 def fit(
     model: Model,
     params: Any,
-    batch: Callable[[int], Sequence[Any]],
+    batch: Callable[[int], Any],
     steps: int,
     rate: float = 0.01,
     show: int = 10,
@@ -48,7 +56,7 @@ def fit(
         updates, state = optimizer.update(grads, state)
         return optax.apply_updates(params, updates), state
 
-    gradient = jax.value_and_grad(lambda p, found: totals(model, p, found), has_aux=True)
+    gradient = jax.value_and_grad(lambda p, given: means(model(p, given)), has_aux=True)
     losses = []
     for step in range(steps):
         (loss, right), grads = gradient(params, batch(step))
@@ -63,11 +71,11 @@ def report(
     name: str,
     model: Model,
     params: Any,
-    held_out: Sequence[Any],
+    held_out: Any,
     baseline: tuple[str, float],
 ) -> float:
     """Print how a trained model does on instances it has not seen, beside a baseline; gives its accuracy."""
-    loss, right = totals(model, params, held_out)
+    loss, right = means(model(params, held_out))
     print(
         f"{name}: loss {loss:.3f}, right {right:.1%} on {len(held_out)} fresh instances;"
         f" {baseline[0]}: {baseline[1]:.1%}"

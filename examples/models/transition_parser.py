@@ -2,8 +2,9 @@
 
 The parser shifts words to a stack, and pops them as dependents of the next word (`LEFT`) or of the word below
 (`RIGHT`). What it does depends on values, and it learns from where its own decisions lead (Goldberg and Nivre 2013):
-at each step the oracle says which transitions lose no arc that can still be had. The stack is a Python list of LSTM
-states, so that a pop goes back to an older state; a head is changed by its dependent when an arc is made.
+at each step the oracle says which transitions lose no arc that can still be had. To shift is to call and to pop is to
+return: a pop goes back to an older state of the LSTM, which is that of an older frame. A head is changed by its
+dependent when an arc is made.
 
 Sentences are CoNLL-U (`made.parsed`), read by `lw.records.conllu`.
 
@@ -24,6 +25,8 @@ import training
 from cells import lstm, lstm_weights, weights
 
 SHIFT, LEFT, RIGHT = range(3)
+# Words of a sentence, at most, the root included.
+MOST = 48
 
 
 def init(width: int) -> dict[str, Any]:
@@ -36,118 +39,134 @@ def init(width: int) -> dict[str, Any]:
     }
 
 
-@lw.op
-def look(words: Any, word: Any) -> Any:
-    return words[word]
-
-
-@lw.op
-def put(head: Any, cell: Any, x: Any, dependent: Any, joins: Any, h: Any, c: Any) -> Any:
-    """A vector, changed by a dependent if one joins it, and the state of a reader after it.
-
-    One op for both: all transitions of a turn that put something on the stack, or on the buffer, run together.
-    """
-    changed = jnp.tanh(jnp.concatenate([x, dependent]) @ head["w"] + head["b"])
-    x = jnp.where(joins, changed, x)
-    return x, *lstm(cell, x, h, c)
-
-
-@lw.op
-def decide(act: Any, stack: Any, buffer: Any, legal: Any, good: Any, found: Any) -> Any:
-    """The best legal transition, and `[loss, right, of]` so far: the loss is that of all that lose nothing."""
-    scores = jnp.tanh(jnp.concatenate([stack, buffer]) @ act["w"] + act["b"]) @ act["out"]
-    scores = jnp.where(legal, scores, -1e9)
-    best = jnp.argmax(scores)
-    loss = jax.nn.logsumexp(scores) - jax.nn.logsumexp(jnp.where(good, scores, -1e9))
-    return best, found + jnp.stack([loss, good[best] * 1.0, jnp.ones_like(loss)])
-
-
+@lw.record
 class Sentence:
-    """Numbers of words, the last of which is the root, and the head of each."""
+    """Numbers of words, of which the one after the last is the root, and the head of each; -1 beyond."""
 
-    def __init__(self, read: Any) -> None:
-        self.words = [made.CLASS[word.form] for word in read.words] + [len(made.CLASSES)]
-        self.heads = [len(read.words)] * len(read.words)
-        for word in read.words:
-            for child in word.children:
-                self.heads[child.position - 1] = word.position - 1
+    words: np.ndarray
+    heads: np.ndarray
+    size: int
 
 
-def oracle(heads: list[int], stack: list[int], front: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which transitions are legal, and which of these lose no arc."""
-    root = len(heads)
-    legal = np.array([front < root, bool(stack), len(stack) > 1])
-    if front == root and len(stack) > 1:
-        legal[LEFT] = False
-    lost = np.zeros(3, int)
-    if front < root:
-        lost[SHIFT] = (heads[front] in stack[:-1]) + sum(heads[s] == front for s in stack)
-    if stack:
-        top = stack[-1]
-        waiting = sum(heads[b] == top for b in range(front, root))
-        lost[LEFT] = waiting + (heads[top] > front or heads[top] in stack[-2:-1])
-        lost[RIGHT] = waiting + (heads[top] >= front)
-    return legal, legal & (lost == lost[legal].min())
+def oracle(s: Any, on: Any, top: Any, under: Any, front: Any) -> tuple[Any, Any]:
+    """Which transitions are legal, and which of these lose no arc.
+
+    `on`: which words are on the stack; `top` and `under` are the last two, -1 for none.
+    """
+    more, some, deep = front < s.size, top >= 0, under >= 0
+    legal = jnp.stack([more, some & (more | ~deep), deep])
+    head, wanted = s.heads[top], s.heads[front]
+    held = jnp.sum(on & (s.heads == front))
+    waiting = jnp.sum((jnp.arange(MOST) >= front) & (s.heads == top))
+    by_shift = held + (on[wanted] & (wanted != top))
+    by_left = waiting + ((head > front) | (deep & (head == under)))
+    lost = jnp.stack([by_shift, by_left, waiting + (head >= front)])
+    return legal, legal & (lost == jnp.min(jnp.where(legal, lost, MOST)))
 
 
-def parse(p: dict[str, Any], sentence: Sentence) -> tuple[Any, list[int]]:
-    """`[loss, right, of]` of all transitions, and the heads that were found."""
-    zero = np.zeros(p["words"].shape[1], np.float32)
-    start = (zero, zero, zero)
-    # The buffer is read from its end: its state at a word knows all words from there on.
-    buffer = [start]
-    for word in reversed(sentence.words):
-        x = look(p["words"], word)
-        buffer.append(put(p["head"], p["buffer"], x, zero, False, *buffer[-1][1:]))
-    stack: list[tuple[int, Any]] = []
-    heads, found = [-1] * len(sentence.heads), np.zeros(3, np.float32)
-    front = 0
-    while front < len(heads) or stack:
-        top = stack[-1][1] if stack else start
-        under = stack[-2][1] if len(stack) > 1 else start
-        legal, good = oracle(sentence.heads, [i for i, _ in stack], front)
-        best, found = decide(p["act"], top[1], buffer[-1][1], legal, good, found)
-        act = best.item()
+def decide(p: Any, stack: Any, buffer: Any, legal: Any, good: Any) -> tuple[Any, Any]:
+    """The best legal transition, and `[loss, right, 1, 0]`: the loss is that of all that lose nothing."""
+    both = jnp.concatenate([stack, buffer])
+    scores = jnp.tanh(both @ p["act"]["w"] + p["act"]["b"]) @ p["act"]["out"]
+    scores = jnp.where(legal, scores, -1e9)
+    best = jnp.argmax(scores).astype(jnp.int32)
+    loss = jax.nn.logsumexp(scores) - jax.nn.logsumexp(jnp.where(good, scores, -1e9))
+    return best, jnp.stack([loss, good[best] * 1.0, jnp.ones_like(loss), jnp.zeros_like(loss)])
+
+
+def joined(p: Any, head: Any, dependent: Any) -> Any:
+    return jnp.tanh(jnp.concatenate([head, dependent]) @ p["head"]["w"] + p["head"]["b"])
+
+
+@lw.program
+def element(p, s, ahead, place, below, on, front, found):
+    """An element of the stack, until it is popped: gives how, its vector, and how things are then.
+
+    `place`: its word, the word under it, and its vector; without a word (-1) it is the bottom, which is never popped.
+    `below`: the state of the LSTM under it. `front`: the first word of the buffer, its vector, and the state there.
+    """
+    word, under, x = place
+    h, c = lstm(p["stack"], x, *below)
+    h, c = jnp.where(word < 0, 0.0, h), jnp.where(word < 0, 0.0, c)
+    act = SHIFT
+    while act == SHIFT and (word >= 0 or front[0] < s.size):
+        legal, good = oracle(s, on, word, under, front[0])
+        act, here = decide(p, h, front[2], legal, good)
+        found += here
         if act == SHIFT:
-            x = buffer.pop()[0]
-            stack.append((front, put(p["head"], p["stack"], x, zero, False, *top[1:])))
-            front += 1
-        elif act == LEFT:
-            heads[stack.pop()[0]] = front
-            x = buffer.pop()[0]
-            buffer.append(put(p["head"], p["buffer"], x, top[0], True, *buffer[-1][1:]))
-        else:
-            dependent, _ = stack.pop()
-            head, _ = stack.pop()
-            heads[dependent] = head
-            below = stack[-1][1] if stack else start
-            joined = put(p["head"], p["stack"], under[0], top[0], True, *below[1:])
-            stack.append((head, joined))
-    return found, heads
+            at, vector, _, _ = front
+            rest = (at + 1, p["words"][s.words[at + 1]], ahead[at + 1, 0], ahead[at + 1, 1])
+            pushed, on = (at, word, vector), on.at[at].set(True)
+            how, other, on, front, found = element(p, s, ahead, pushed, (h, c), on, rest, found)
+            if how == RIGHT:
+                x = joined(p, x, other)
+                h, c = lstm(p["stack"], x, *below)
+    on = on.at[word].set(False)
+    head = front[0] if act == LEFT else under
+    found += jnp.array([0.0, 0.0, 0.0, 1.0]) * ((word >= 0) & (head == s.heads[word]))
+    if act == LEFT:
+        at, vector, _, _ = front
+        vector = joined(p, vector, x)
+        front = (at, vector, *lstm(p["buffer"], vector, ahead[at + 1, 0], ahead[at + 1, 1]))
+    return act, x, on, front, found
 
 
-def measure(p: dict[str, Any], sentence: Sentence) -> Any:
-    return parse(p, sentence)[0]
+@lw.program
+def read_ahead(p, s):
+    """The buffer is read from its end: its state at a word, h and c, knows all words from there on."""
+    h = c = jnp.zeros(p["words"].shape[1])
+    ahead = jnp.zeros((MOST + 1, 2, *h.shape))
+    for k in range(s.size + 1):
+        i = s.size - k
+        h, c = lstm(p["buffer"], p["words"][s.words[i]], h, c)
+        ahead = ahead.at[i].set(jnp.stack([h, c]))
+    return ahead
+
+
+@lw.program
+def parse(p, s):
+    """`[loss, right, of]` of all transitions, and how many heads are right."""
+    ahead = read_ahead(p, s)
+    first = p["words"][s.words[0]]
+    zero = jnp.zeros_like(first)
+    front = (0, first, ahead[0, 0], ahead[0, 1])
+    bottom, on = (-1, -1, zero), jnp.zeros(MOST, bool)
+    return element(p, s, ahead, bottom, (zero, zero), on, front, jnp.zeros(4))[-1]
+
+
+@lw.program
+def measure(p, s):
+    return parse(p, s)[:3]
+
+
+run = lw.vmap(measure, in_axes=(None, 0))
+
+
+def sentence(read: Any) -> Sentence:
+    size = len(read.words)
+    words, heads = np.full(MOST, -1, np.int32), np.full(MOST, -1, np.int32)
+    words[: size + 1] = [*(made.CLASS[word.form] for word in read.words), len(made.CLASSES)]
+    heads[:size] = size
+    for word in read.words:
+        for child in word.children:
+            heads[child.position - 1] = word.position - 1
+    return Sentence(words, heads, size)
 
 
 def batch(seed: int, count: int = 32, deep: float = 0.3) -> list[Sentence]:
-    return [Sentence(read) for read in lw.records.conllu(made.parsed(count, seed, deep))]
+    """Sentences that are short enough."""
+    found = lw.records.conllu(made.parsed(2 * count, seed, deep))
+    return [sentence(read) for read in found if len(read.words) < MOST][:count]
 
 
 def main(steps: int = 40) -> tuple[float, float]:
-    params, _ = training.fit(measure, init(32), batch, steps)
-    fresh = batch(10_000, 32)
-
-    def share(sentence: Sentence) -> Any:
-        found = parse(params, sentence)[1]
-        pairs = list(zip(found, sentence.heads, strict=True))
-        return np.float32(sum(a == b for a, b in pairs)), np.float32(len(pairs))
-
-    right, of = lw.lazy_map(share, fresh)
-    uas = float(right.sum() / of.sum())
-    nexts = [i + 1 == head for s in fresh for i, head in enumerate(s.heads)]
-    print(f"parser: {uas:.1%} of heads right; the next word: {np.mean(nexts):.1%}")
-    return uas, float(np.mean(nexts))
+    params, _ = training.fit(run, init(32), training.packed(batch), steps)
+    fresh = batch(10_000, 128)
+    right = lw.vmap(parse, in_axes=(None, 0))(params, lw.pack(fresh))[:, 3].sum()
+    uas = float(right / sum(s.size for s in fresh))
+    nexts = np.concatenate([s.heads[: s.size] == np.arange(1, s.size + 1) for s in fresh])
+    print(f"parser: {uas:.1%} of heads right; the next word: {nexts.mean():.1%}")
+    return uas, float(nexts.mean())
 
 
 if __name__ == "__main__":

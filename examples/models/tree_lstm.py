@@ -23,39 +23,41 @@ import training
 from cells import judged, weights
 
 
+@lw.record
+class Phrase:
+    label: int
+    word: int = 0
+    left: Phrase | None = None
+    right: Phrase | None = None
+
+
 def init(width):
     leaf = {"leaf": (width, 3 * width), "leaf_bias": (3 * width,)}
     pair = {"pair": (2 * width, 5 * width), "pair_bias": (5 * width,)}
     return weights(0, words=(len(made.WORDS), width), **leaf, **pair, out=(width, made.LABELS))
 
 
-@lw.op
-def of_word(p, word, label):
-    i, o, u = jnp.split(p["words"][word] @ p["leaf"] + p["leaf_bias"], 3)
-    c = jax.nn.sigmoid(i) * jnp.tanh(u)
-    h = jax.nn.sigmoid(o) * jnp.tanh(c)
-    return h, c, judged(h @ p["out"], label), jnp.zeros(3)
-
-
-@lw.op
-def of_pair(p, left, right, label):
-    gates = jnp.split(jnp.concatenate([left[0], right[0]]) @ p["pair"] + p["pair_bias"], 5)
-    i, f, g, o = map(jax.nn.sigmoid, gates[:4])
-    c = i * jnp.tanh(gates[4]) + f * left[1] + g * right[1]
-    h = o * jnp.tanh(c)
-    return h, c, judged(h @ p["out"], label), left[2] + left[3] + right[2] + right[3]
-
-
+@lw.program
 def phrase(p, tree):
-    """A tree is `(label, word)` or `(label, None, tree, tree)`: its h and c, the loss there, and that below."""
-    label, word, *parts = tree
-    below = [phrase(p, part) for part in parts]
-    return of_pair(p, *below, label) if parts else of_word(p, word, label)
+    """h and c of a phrase, and `[loss, right, 1]` summed over it and all phrases inside."""
+    if tree.left is None:
+        i, o, u = jnp.split(p["words"][tree.word] @ p["leaf"] + p["leaf_bias"], 3)
+        c = jax.nn.sigmoid(i) * jnp.tanh(u)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return h, c, judged(h @ p["out"], tree.label)
+    h0, c0, first = phrase(p, tree.left)
+    h1, c1, second = phrase(p, tree.right)
+    gates = jnp.split(jnp.concatenate([h0, h1]) @ p["pair"] + p["pair_bias"], 5)
+    i, f, g, o = map(jax.nn.sigmoid, gates[:4])
+    c = i * jnp.tanh(gates[4]) + f * c0 + g * c1
+    h = o * jnp.tanh(c)
+    return h, c, judged(h @ p["out"], tree.label) + first + second
 
 
 def loss(p, trees):
-    _, _, roots, below = lw.lazy_map(lambda tree: phrase(p, tree), trees)
-    return jnp.sum(roots + below, 0)[0] / jnp.sum(roots + below, 0)[2], jnp.mean(roots[:, 1])
+    h, _, found = lw.vmap(phrase, in_axes=(None, 0))(p, trees)
+    roots = jnp.argmax(h @ p["out"], 1) == trees.roots.label
+    return jnp.sum(found[:, 0]) / jnp.sum(found[:, 2]), jnp.mean(roots)
 
 
 def train(p, batches):
@@ -71,48 +73,47 @@ def train(p, batches):
 # --8<-- [end:model]
 
 
-def trees(count: int, seed: int, **sizes: Any) -> list[Any]:
+def batch(seed: int, count: int = 64, **sizes: Any) -> list[Any]:
     """Trees of phrases, read from their text."""
 
     def node(label: str, word: str | None, parts: list[Any]) -> Any:
-        return (int(label), None if word is None else made.WORD[word], *parts)
+        return Phrase(int(label), 0 if word is None else made.WORD[word], *parts)
 
     return lw.records.bracketed(made.sentiment(count, seed, **sizes), node)
 
 
-def batch(seed: int, count: int = 64, **sizes: Any) -> list[Any]:
-    return trees(count, seed, **sizes)
-
-
-def measure(p: Any, tree: Any) -> Any:
+@lw.program
+def measure(p, tree):
     """`[loss, right, of]` of all phrases, as the other models give it."""
-    _, _, here, below = phrase(p, tree)
-    return lw.lazy_sum([here, below])
+    return phrase(p, tree)[2]
+
+
+run = lw.vmap(measure, in_axes=(None, 0))
 
 
 def words_of(tree: Any) -> list[int]:
-    _, word, *parts = tree
-    return [word] if not parts else [w for part in parts for w in words_of(part)]
+    return [tree.word] if tree.left is None else words_of(tree.left) + words_of(tree.right)
 
 
 def by_words(train: list[Any], fresh: list[Any]) -> float:
     """The accuracy of a bag of words at the roots of fresh trees."""
-    bags = [([words_of(t) for t in found], [t[0] for t in found]) for found in (train, fresh)]
+    bags = [([words_of(t) for t in found], [t.label for t in found]) for found in (train, fresh)]
     return training.bag_of_words(*bags[0], *bags[1], len(made.WORDS))
 
 
 def main(steps: int = 120, plot: str | None = None) -> tuple[float, float]:
-    fresh = trees(256, seed=10_000)
-    baseline = by_words(trees(3000, seed=20_000), fresh)
+    fresh = batch(10_000, 256)
+    baseline = by_words(batch(20_000, 3000), fresh)
     params, losses, rights = init(32), [], []
-    batches = (trees(64, seed) for seed in range(steps))
-    for step, (trained, value, right) in enumerate(train(init(32), batches)):
+    for step, (trained, value, right) in enumerate(
+        train(init(32), map(training.packed(batch), range(steps)))
+    ):
         params = trained
         losses.append(float(value))
         rights.append(float(right))
         if step % 20 == 0 or step == steps - 1:
             print(f"  step {step:4d}: loss {value:.3f}, roots right {right:.1%}", flush=True)
-    right = float(np.mean([loss(params, fresh[i : i + 64])[1] for i in range(0, 256, 64)]))
+    right = float(np.mean([loss(params, lw.pack(fresh[i : i + 64]))[1] for i in range(0, 256, 64)]))
     print(
         f"Tree-LSTM: {right:.1%} of {len(fresh)} fresh trees right; a bag of words: {baseline:.1%}"
     )

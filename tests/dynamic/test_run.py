@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from by_hand import (
     weights,
 )
 from lanewise.dynamic.envelope import Store
+from lanewise.dynamic.layout import layout
 from lanewise.dynamic.run import prepare, run
 from lanewise.dynamic.table import Table, TableError, Type, check, piece
 
@@ -351,3 +353,41 @@ def test_tables_that_do_not_hold_together_are_refused() -> None:
     with pytest.raises(TableError, match="reads 1 arrays from outside"):
         piece(lambda x: x + given, rows=[np.zeros(3, np.float32)])
     assert Type.of(np.float32(0)) == SCALAR
+
+
+def sums_and_products(weight: Any, total: Any, kept: Any, row: Any, beside: Any) -> Any:
+    """Results of which the first does not read all rows, and the second one is a row and little more."""
+    return jnp.tanh(total @ weight) + total, kept + row, jnp.tanh(beside) + total
+
+
+@STORES
+def test_arenas_are_written_in_place(store: Store) -> None:
+    """Forwards and in reverse: XLA copies no arena, whatever results read of the rows."""
+    width, lanes, long = 7, 40, 5
+    rows = [np.zeros(width, np.float32)] * 4
+    step = piece(sums_and_products, [np.zeros((width, width), np.float32)], rows)
+    row = step.rows[0]
+    calls = [0] * (lanes * long)
+    # Each step of a lane reads what the step before it gave, and one row of payload.
+    before = [[3 * (i - 1) + j for j in range(3)] for i in range(len(calls))]
+    operands = [
+        x
+        for i, made in enumerate(before)
+        for x in ([~0, ~1, ~2, ~3] if i % long == 0 else [*made[:2], ~(i % 4), made[2]])
+    ]
+    given = {row: np.random.default_rng(0).normal(size=(4, width)).astype(np.float32)}
+    table = made((step,), ((0,),), calls, operands, given)
+    ends = np.array([3 * (i * long + long - 1) + 1 for i in range(lanes)])
+    shared = [jnp.asarray(np.random.default_rng(1).normal(size=(width, width)), jnp.float32)]
+
+    def ours(shared: Any, ready: Any) -> Any:
+        return jnp.sum(ready(shared).of(row)[:lanes] ** 2)
+
+    ready = prepare(table, [ends], gradient=True, store=store)
+    lay = layout(ready.envelope)
+    compiled = jax.jit(jax.value_and_grad(ours)).lower(shared, ready).compile()
+    copied = re.findall(rf"f32\[(\d+),{width}\]\S* copy\(", compiled.as_text())
+    assert all(int(n) < min(lay.arena[0], lay.adjoints[0]) for n in copied)
+    values = one_at_a_time(table, shared)
+    expected = sum(jnp.sum(values[int(r)] ** 2) for r in ends)
+    np.testing.assert_allclose(compiled(shared, ready)[0], expected, rtol=1e-5)

@@ -24,6 +24,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise.dynamic import cut
 from lanewise.dynamic.envelope import MADE, TILES
+from lanewise.dynamic.inplace import before_all_else, gathers_first
 from lanewise.dynamic.layout import Layout, Sections
 
 # Which rows (by piece) and shared operands (by piece) have adjoints.
@@ -102,7 +103,16 @@ def forward(
             if moving is None
             else cut.codes(piece, size, *moving[p]).forward
         )
-        rows = [source.operand(arenas, p, k, start, size) for k in range(len(piece.rows))]
+
+        def gathered(turn: Any) -> list[Any]:
+            return [
+                source.operand(arenas, p, k, start + turn, size) for k in range(len(piece.rows))
+            ]
+
+        fed = zip(piece.rows, envelope.fed[p], strict=True)
+        made = tuple(t if flags & MADE else None for t, flags in fed)
+        first = gathers_first(code, made, piece.results)
+        rows = before_all_else(tables, gathered) if first else gathered(0)
         outs = _jax.eval_jaxpr(code, *(shared[s] for s in envelope.shared[p]), *rows)
         arenas = list(arenas)
         for j, type_ in enumerate(piece.results):

@@ -41,7 +41,7 @@ _TRIVIAL = frozenset(
     square squeeze stop_gradient sub transpose xor""".split()
 )
 # Run again for all rows at once, rather than saved; what any other equation gives is saved.
-_CHEAP = _TRIVIAL | frozenset(
+CHEAP = _TRIVIAL | frozenset(
     """atan2 bitcast_convert_type ceil cos cosh div dynamic_slice erf exp exp2 expm1 floor gather integer_pow log log1p
     logistic nextafter population_count pow reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum rem
     round rsqrt shift_left shift_right_arithmetic shift_right_logical sin sinh sqrt tan tanh""".split()
@@ -245,7 +245,7 @@ def _chosen(joint: _Joint, axis: dict[Any, int | None]) -> tuple[list[Any], list
                 found[v] = None
         return list(found)
 
-    saved = back(primal, _CHEAP)
+    saved = back(primal, CHEAP)
     have.update(saved)
     prepared = back(primal, _TRIVIAL)
     place = {v: i for i, v in enumerate([*joint.adjoints, *_made(joint.jaxpr.eqns)])}

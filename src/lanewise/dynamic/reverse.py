@@ -12,7 +12,7 @@ table does not have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise.dynamic import cut
 from lanewise.dynamic.compute import Moving, Ran, Source, over_tail, part, read, written
+from lanewise.dynamic.inplace import before_all_else, gathers_first
 from lanewise.dynamic.layout import Layout
 from lanewise.dynamic.pack import arena_starts
 
@@ -97,15 +98,28 @@ class _Reverse:
         return found
 
     def launch(
-        self, arenas: Sequence[Any], p: int, start: Any, adjoints: Any, size: int
+        self,
+        arenas: Sequence[Any],
+        p: int,
+        start: Any,
+        adjoints: Callable[[Any], list[Any]],
+        size: int,
     ) -> tuple[list[Any], list[Any]]:
-        """Adjoints of operands written to their regions, and the cuts."""
-        codes = self.codes(p, size)
+        """Adjoints of operands written to their regions, and the cuts; `adjoints(first row)` are those of results."""
+        codes, piece = self.codes(p, size), self.envelope.pieces[p]
+        results = tuple(t for t in piece.results if t.differentiable)
+        active = tuple(t for k, t in enumerate(piece.rows) if self.lay.active(p, k))
+        first = gathers_first(codes.rows, results, active)
+        found = (
+            before_all_else(self.tables, lambda turn: adjoints(start + turn))
+            if first
+            else adjoints(start)
+        )
         given = [
             None if v is None else part(v, start, size, x)
             for v, x in zip(self.given[p], codes.axes, strict=True)
         ]
-        outs = _evaluated(codes.rows, [*self.shared_of(p), *given, *adjoints])
+        outs = _evaluated(codes.rows, [*self.shared_of(p), *given, *found])
         arenas, turn = list(arenas), iter(outs)
         for base, type_ in zip(self.lay.operand[p], self.envelope.pieces[p].rows, strict=True):
             if base is not None:
@@ -156,8 +170,17 @@ class _Reverse:
                 if not size:
                     continue
                 start = int(lay.offset[level, p])
-                adjoints = self.adjoints(arenas, p, start, size)
-                adjoints = self.with_extra(arenas, level, p, adjoints)
+
+                def adjoints(
+                    start: Any,
+                    arenas: Any = arenas,
+                    level: int = level,
+                    p: int = p,
+                    size: int = size,
+                ) -> list[Any]:
+                    own = self.adjoints(arenas, p, start, size)
+                    return self.with_extra(arenas, level, p, own)
+
                 arenas, cuts = self.launch(arenas, p, start, adjoints, size)
                 head_cuts[level][p] = cuts
         shared = self.of_shared(head_cuts, tail_cuts)
@@ -188,15 +211,18 @@ class _Reverse:
 
         def tile(state: Any, p: int, start: Any, size: int) -> Any:
             arenas, cuts, sums = state
-            adjoints = self.adjoints(arenas, p, start, size)
-            if more:
-                moving = [
-                    (j, t) for j, t in enumerate(envelope.pieces[p].results) if t.differentiable
-                ]
-                adjoints = [
+            results = envelope.pieces[p].results
+            moving = [(j, t) for j, t in enumerate(results) if t.differentiable]
+
+            def adjoints(start: Any) -> list[Any]:
+                own = self.adjoints(arenas, p, start, size)
+                if not more:
+                    return own
+                return [
                     a + part(sums[lay.number(t)], lay.result[p][j] + start, size)
-                    for a, (j, t) in zip(adjoints, moving, strict=True)
+                    for a, (j, t) in zip(own, moving, strict=True)
                 ]
+
             begin = start - int(lay.offset[-1, p])
             arenas, found = self.launch(arenas, p, start, adjoints, size)
             axes = self.codes(p, size).cut_axes
