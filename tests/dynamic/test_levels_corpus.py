@@ -28,7 +28,7 @@ REFUSED = {
 # Recursion of every shape, loops, values that come back as they were given, records, assertions. `make test-full` runs
 # the whole corpus.
 SOME = frozenset(
-    """fibonacci hofstadter_female binomial adaptive_simpson evaluate tree_network tree_folded node_total term_value
+    """fibonacci hofstadter_female binomial adaptive_simpson evaluate tree_network settled_tree tree_folded node_total term_value
     escape_time damped_history mixture early_exit checked python_branches nested_choice identity empty_arrays""".split()
 )
 

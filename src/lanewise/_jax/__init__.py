@@ -37,6 +37,7 @@ from lanewise._jax.jaxprs import (
     eval_jaxpr,
     flat_jaxpr,
     has_value,
+    in_place_of,
     is_batched,
     jit_disabled,
     looks_for_nan,

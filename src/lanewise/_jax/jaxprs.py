@@ -134,13 +134,15 @@ def eval_closed(jaxpr: ClosedJaxpr | Jaxpr, *args: Any) -> list[Any]:
 def run_eqn(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
     """Bind one equation's primitive to values, keeping the user's source line."""
     params = eqn.primitive.get_bind_params(eqn.params)
-    name_stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
-    with (
-        _source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
-        eqn.ctx.manager,
-    ):
+    with in_place_of(eqn), eqn.ctx.manager:
         out = eqn.primitive.bind(*args, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def in_place_of(eqn: JaxprEqn) -> Any:
+    """A context in which what is bound has an equation's source line."""
+    name_stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
+    return _source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack)
 
 
 def without_unused(jaxpr: Jaxpr) -> Jaxpr:

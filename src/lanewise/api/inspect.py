@@ -16,6 +16,7 @@ from lanewise.core.objects import over_lanes, taken
 from lanewise.core.options import NAMES
 from lanewise.job.job import blocks_of, job_for
 from lanewise.job.plan import Plan
+from lanewise.plan.choose import plan
 from lanewise.rules.run import on_host
 from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import is_array_like
@@ -102,9 +103,11 @@ def _levels(found: Plan) -> str:
     if not (found.schedule == "levels" or found.job.program.recursive):
         return ""
     # Imported where it is used: it brings the tables along.
-    from lanewise.carriers.levels import described
+    from lanewise.carriers.levels import described, in_parts
 
-    return described(found)
+    parts = in_parts(found.job) if found.schedule == "levels" else None
+    rest = "" if parts is None else f"\nthe rest: {plan(parts.rest).words}"
+    return f"{described(found)}{rest}"
 
 
 def _refuse_options(program: ProgramFunction, kwargs: dict[str, Any]) -> None:

@@ -2,10 +2,13 @@
 
 It needs the host: the slice runs, and what it recorded decides what is compiled and run next. So it is for calls
 outside `jit`, where the operands that decide control are known. `rules/levels.py` differentiates them.
+
+A program of which only some calls have control that can run first is run in two (`split.py`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from lanewise import _jax
+from lanewise.carriers.split import InTwo, in_two
 from lanewise.core import compiling, events
 from lanewise.core.errors import OptionError, Outcome
 from lanewise.core.outcomes import blank
@@ -26,15 +30,29 @@ from lanewise.job.plan import HostRun, Plan, shaped
 
 
 def offer(job: Job, schedule: str, why: str) -> Plan | str:
-    """Programs whose control does not depend on expensive values."""
+    """Programs whose control does not depend on expensive values, or with calls of which that is true."""
     refused = obstacle(job)
     if refused is not None:
         return f'schedule="levels" cannot run `{job.program.name}`: {refused}. Use schedule="auto".'
-    return Plan(job, "ticks", schedule, why)
+    parts = in_parts(job)
+    return Plan(job, "ticks", schedule, why if parts is None else f"{why}; {parts.words}")
 
 
 def obstacle(job: Job) -> str | None:
-    """What keeps a job from being run by levels."""
+    """What keeps a job from being run by levels, whole or in part."""
+    found = _whole(job)
+    if not isinstance(found, NotSliced):
+        return found
+    try:
+        in_two(job)
+    except NotSliced as error:
+        return f"{found}; {error}"
+    return None
+
+
+@functools.lru_cache(maxsize=512)
+def _whole(job: Job) -> str | NotSliced | None:
+    """What keeps all of a job from being run by levels: an option, or its control."""
     options = job.options
     if options.stats or options.max_steps:
         name = "stats" if options.stats else "max_steps"
@@ -44,13 +62,19 @@ def obstacle(job: Job) -> str | None:
     try:
         by_levels(job.program, job.varying, options.max_depth)
     except NotSliced as error:
-        return str(error)
+        return error
     return None
+
+
+def in_parts(job: Job) -> InTwo | None:
+    """How a job runs of which a part is run by levels; None if all of it is."""
+    return in_two(job) if isinstance(_whole(job), NotSliced) else None
 
 
 def products(job: Job) -> float:
     """The most operations in matrix products that a piece has."""
-    return _own(job).pieces.products
+    parts = in_parts(job)
+    return _own(job if parts is None else parts.first).pieces.products
 
 
 def run(plan: Plan, operands: Sequence[Any]) -> list[Any]:
@@ -65,6 +89,10 @@ def run(plan: Plan, operands: Sequence[Any]) -> list[Any]:
 
 def on_host(plan: Plan) -> HostRun:
     """Control, then values."""
+    parts = in_parts(plan.job)
+    if parts is not None:
+        # Each of the two reports its own runs.
+        return lambda operands: parts(*operands)
 
     def whole(operands: Sequence[Any]) -> list[Any]:
         site = plan.site
@@ -84,11 +112,21 @@ def described(plan: Plan) -> str:
         return f"not batched inside each lane: {refused}"
     if plan.schedule != "levels":
         return 'possible (schedule="levels"), and not expected to pay'
-    return shown(_own(plan.job))
+    parts = in_parts(plan.job)
+    return shown(_own(plan.job)) if parts is None else _described(parts)
+
+
+def _described(parts: InTwo) -> str:
+    first = f"by levels: {', '.join(parts.split.calls)}"
+    why = f"not by levels: the rest, as {_whole(parts.job)}"
+    return "\n".join([first, why, *parts.split.stays, shown(_own(parts.first))])
 
 
 def can_decide(job: Job, operands: Sequence[Any]) -> bool:
     """Whether the operands that decide control are known."""
+    parts = in_parts(job)
+    if parts is not None:
+        return can_decide(parts.first, parts.split.first.given(operands))
     return all(not isinstance(operands[i], _jax.Tracer) for i in _own(job).reads)
 
 
