@@ -321,6 +321,21 @@ def has_value(value: Any) -> bool:
     return True
 
 
+def has_derivative(value: Any) -> bool:
+    """Whether a derivative is to be taken of what is done with a value, in a batch of such included."""
+    while isinstance(value, _batching.BatchTracer):
+        value = value.val
+    return isinstance(value, Tracer) and hasattr(value, "primal")
+
+
+def stages() -> bool:
+    """Whether what is bound here is staged to be run later; derivatives and batches that are taken do not count."""
+    trace = current_trace()
+    while hasattr(trace, "parent_trace") and not isinstance(trace, _core.EvalTrace):
+        trace = trace.parent_trace
+    return not isinstance(trace, _core.EvalTrace)
+
+
 def trace_of(tracer: Any) -> Any:
     return tracer._trace
 

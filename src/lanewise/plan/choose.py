@@ -95,8 +95,7 @@ def levels_plan(job: Job, operands: Sequence[Any]) -> Plan | None:
         found = _by_code(job)
         carrier: Any = carrier_of("ticks", "levels")
         return found if carrier.can_decide(job, operands) else carrier.run(found, operands)
-    # Of what is traced for higher orders, or compiled, JAX wants forward mode too.
-    if not (_may_be_by_levels(job) and _jax.runs_now()):
+    if _jax.stages() or not _may_be_by_levels(job):
         return None
     found = _by_levels_if_better(job, given_up(job.program))
     if found.schedule != "levels":
