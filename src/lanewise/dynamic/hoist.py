@@ -234,9 +234,7 @@ class _Splitter:
         traced = _jax.trace(run, [v.aval for v in (*self.operands, *handed)])
         captured, num = self.program.num_captures, len(traced.captures)
         captures = (*range(captured, captured + num), *range(captured))
-        functions = {
-            n: f for n, f in self.program.functions.items() if n != self.program.entry
-        }
+        functions = {n: f for n, f in self.program.functions.items() if n != self.program.entry}
         entry = Function(name, _jax.without_unused(traced.jaxpr), captures)
         made = Program({name: entry, **functions}, name, captured + num)
         return Stage(replace(made, functions=_reached(made)), traced.captures)

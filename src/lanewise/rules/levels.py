@@ -84,7 +84,9 @@ class TableGradient:
                 outs.append(jnp.zeros(aval.shape, aval.dtype))
             elif self.job.varying[number]:
                 whole = adjoint.reshape(*lanes, *adjoint.shape[1:])
-                outs.append(summed_over(whole, (True,) * len(lanes), self.job.mapped[number], lanes))
+                outs.append(
+                    summed_over(whole, (True,) * len(lanes), self.job.mapped[number], lanes)
+                )
             else:
                 outs.append(adjoint)
         return outs
@@ -101,9 +103,7 @@ def linearized_by_levels(
         decision = decided(job, primals, gradient=True)
     again = any(map(_jax.has_derivative, primals))
     # Of what is saved no derivative is needed (`second.py`); those of the answers are the program's.
-    outs, kept = decision.saving(
-        jax.lax.stop_gradient(list(primals)) if again else primals, moving
-    )
+    outs, kept = decision.saving(jax.lax.stop_gradient(list(primals)) if again else primals, moving)
     if again:
         params = {"program": program, "lanes": job.lanes, "mapped": job.mapped}
         outs = program_p.bind(*primals, **params, options=job.options)

@@ -31,6 +31,7 @@ from lanewise._jax import ad, batching, mlir
 from lanewise.job.job import Job, answer_axes, with_axes
 from lanewise.rules.tangents import linearized, push_forward
 
+
 class Reversed(Protocol):
     """What was run by levels; `moving` are the operands with tangents."""
 
