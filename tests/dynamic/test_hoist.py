@@ -287,6 +287,38 @@ def test_lanes_in_two_axes_and_a_lone_call() -> None:
     np.testing.assert_allclose(program(forest[3], w), flat[3], rtol=1e-5, atol=1e-6)
 
 
+@lw.program
+def noisy(tree, key, w):
+    if tree.left is None:
+        return w["words"][tree.word], key
+    h, key = noisy(tree.left, key, w)
+    g, key = noisy(tree.right, key, w)
+    key, own = jax.random.split(key)
+    return jnp.tanh(h @ w["square"] - g) + 0.1 * jax.random.normal(own, (WIDTH,)), key
+
+
+@lw.program
+def sampled(tree, key, w):
+    """The recursion hands a key on to the loop on values."""
+    h, key = noisy(tree, key, w)
+    turns = 0
+    while jnp.max(h @ w["square"]) > 0.5 and turns < 4:
+        key, own = jax.random.split(key)
+        h = h * jax.random.uniform(own)
+        turns += 1
+    return h
+
+
+def test_typed_keys_are_handed_on() -> None:
+    w, forest = weights(), lw.pack(trees(5))
+    keys = jax.random.split(jax.random.key(1), 5)
+    found, expected = (
+        lw.vmap(sampled, in_axes=(0, 0, None), **options)(forest, keys, w)
+        for options in ({"schedule": "levels"}, {"carrier": "native"})
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_auto_picks_it_and_a_report_names_it(tmp_path: Any) -> None:
     w, forest = weights(256), lw.pack(trees(5, 16, 4))
     found = lw.inspect(settled, forest, w, in_axes=(0, None)).plan

@@ -20,16 +20,12 @@ from lanewise.errors import OptionError
 
 LANES = 3
 # Why the others are not run by levels.
-REFUSED = {
-    "mix_down": "control depends on values",
-    **dict.fromkeys(("metropolis", "hamiltonian", "recursive_nuts", "iterative_nuts"), "PRNG key"),
-    **dict.fromkeys(("carry_key", "choose_key"), "PRNG key"),
-}
+REFUSED = {"mix_down": "control depends on values"}
 # Recursion of every shape, loops, values that come back as they were given, records, assertions. `make test-full` runs
 # the whole corpus.
 SOME = frozenset(
     """fibonacci hofstadter_female binomial adaptive_simpson evaluate tree_network settled_tree tree_folded node_total term_value
-    escape_time damped_history mixture early_exit checked python_branches nested_choice identity empty_arrays""".split()
+    escape_time damped_history mixture early_exit checked python_branches nested_choice choose_key identity empty_arrays""".split()
 )
 
 

@@ -466,6 +466,34 @@ def test_tangents_and_the_linear_map() -> None:
 
 
 @lw.program
+def with_dropout(tree, key, w):
+    """A key of each node's own, which also decides: some subtrees are left out."""
+    key, own = jax.random.split(key)
+    if tree.left is None or jax.random.uniform(own) < 0.2:
+        return w["words"][tree.word], key
+    h, key = with_dropout(tree.left, key, w)
+    g, key = with_dropout(tree.right, key, w)
+    kept = jax.random.bernoulli(own, 0.7, (WIDTH,))
+    return jnp.tanh((h - g) @ w["square"]) * kept, key
+
+
+def test_typed_keys_are_rows_and_decide() -> None:
+    w, some = weights(), trees(5, 4)
+    forest, keys = lw.pack(some), jax.random.split(jax.random.key(3), 4)
+
+    def loss(w: Any, **options: Any) -> Any:
+        run = lw.vmap(with_dropout, in_axes=(0, 0, None), **options)
+        found, last = run(forest, keys, w)
+        return jnp.sum(jnp.sin(found)), (found, jax.random.key_data(last))
+
+    pairs = [
+        jax.value_and_grad(loss, has_aux=True)(w, **options)
+        for options in ({"schedule": "levels"}, {"carrier": "native"})
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *pairs)
+
+
+@lw.program
 def bounded(tree, w):
     assert tree.word < 9, "a word beyond the table"
     if tree.left is None:

@@ -101,6 +101,7 @@ from lanewise._jax.values import (
     shape_dtype_struct,
     shaped,
     stored,
+    stored_aval,
     strong,
     tangent_aval,
     to_device,

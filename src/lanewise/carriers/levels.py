@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
+from lanewise.blocks.flatten import operand_avals
 from lanewise.carriers.split import InTwo, in_two
 from lanewise.core import compiling, events
 from lanewise.core.errors import OptionError, Outcome
 from lanewise.core.outcomes import blank
+from lanewise.core.program import Program
 from lanewise.dynamic.answers import Values
 from lanewise.dynamic.code import NotSliced
 from lanewise.dynamic.levels import ByLevels, by_levels
@@ -143,13 +146,13 @@ class Decision:
 
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
         """What the job gives. Tables go to the device with each run."""
-        flat, _ = lanes_first(operands, self.job.lanes, self.job.mapped)
+        flat = flattened(operands, self.job)
         with _jax.our_transfers():
             return self._given(self.values(flat))
 
     def saving(self, operands: Sequence[Any], moving: Sequence[bool]) -> tuple[list[Any], Any]:
         """The same, and what the reverse reads."""
-        flat, _ = lanes_first(operands, self.job.lanes, self.job.mapped)
+        flat = flattened(operands, self.job)
         with _jax.our_transfers():
             answers, kept = self.values.saving(flat, moving)
             return self._given(answers), kept
@@ -165,10 +168,33 @@ class Decision:
     def _given(self, answers: list[Any]) -> list[Any]:
         job, ended = self.job, self.values.decided
         answers = [self.of_lanes_done(x, blank(x.dtype)) for x in answers]
+        for i in _keys(job.program)[1]:
+            answers[i] = _jax.wrap_key(answers[i], job.program.out_avals[i])
         code, site = ended.code, ended.site
         if not job.options.throw:
             code, site = jnp.asarray(code), jnp.asarray(site)
         return shaped((answers, code, site, []), job)
+
+
+def flattened(operands: Sequence[Any], job: Job) -> list[Any]:
+    """Operands with one lane axis, typed PRNG keys as the integers that they are made of."""
+    keys, _ = _keys(job.program)
+    if keys:
+        operands = [
+            x if x is None or i not in keys else jax.random.key_data(x)
+            for i, x in enumerate(operands)
+        ]
+    return lanes_first(operands, job.lanes, job.mapped)[0]
+
+
+@functools.lru_cache(maxsize=512)
+def _keys(program: Program) -> tuple[frozenset[int], frozenset[int]]:
+    """The operands and the answers that are typed PRNG keys."""
+    both = (operand_avals(program), program.out_avals)
+    operands, answers = (
+        frozenset(i for i, aval in enumerate(avals) if _jax.is_key(aval)) for avals in both
+    )
+    return operands, answers
 
 
 def decided(job: Job, operands: Sequence[Any], *, gradient: bool) -> Decision:
@@ -180,7 +206,7 @@ def decided(job: Job, operands: Sequence[Any], *, gradient: bool) -> Decision:
         axes if flag else (False,) * len(job.lanes)
         for axes, flag in zip(job.mapped, flags, strict=True)
     )
-    deciding, _ = lanes_first(read, job.lanes, mapped)
+    deciding = flattened(read, replace(job, mapped=mapped))
     found = own.decide(deciding, job.examples)
     made = STORE.made
     values = own.values(found, job.examples, gradient=gradient)

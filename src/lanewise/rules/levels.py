@@ -18,10 +18,10 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad
-from lanewise.carriers.levels import Decision, decided
+from lanewise.carriers.levels import Decision, decided, flattened
 from lanewise.core.errors import TransformError
 from lanewise.core.program import Program, program_p, throw_p
-from lanewise.job.job import Job, Mapped, lanes_first
+from lanewise.job.job import Job, Mapped
 from lanewise.rules.explain import explainable
 from lanewise.rules.second import adjoints
 from lanewise.rules.sums import summed_over
@@ -65,7 +65,7 @@ class TableGradient:
     ) -> list[Any]:
         """The reverse of the table: adjoints of the operands that move and are wanted."""
         lanes, examples = self.job.lanes, self.job.examples
-        flat, _ = lanes_first(primals, lanes, self.job.mapped)
+        flat = flattened(primals, self.job)
         given = iter(cts)
         of_answers = [
             self.decision.of_lanes_done(ct.reshape(examples, *ct.shape[len(lanes) :]))
