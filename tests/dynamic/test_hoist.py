@@ -13,6 +13,7 @@ import pytest
 import lanewise as lw
 from lanewise.carriers.levels import in_parts
 from lanewise.errors import LaneError, OptionError
+from lanewise.plan.choose import inside_jit, plan
 
 WIDTH, WORDS = 12, 7
 
@@ -312,17 +313,18 @@ def sampled(tree, key, w):
 def test_typed_keys_are_handed_on() -> None:
     w, forest = weights(), lw.pack(trees(5))
     keys = jax.random.split(jax.random.key(1), 5)
-    found, expected = (
-        lw.vmap(sampled, in_axes=(0, 0, None), **options)(forest, keys, w)
-        for options in ({"schedule": "levels"}, {"carrier": "native"})
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    by_levels = lw.vmap(sampled, in_axes=(0, 0, None), schedule="levels")(forest, keys, w)
+    expected = lw.vmap(sampled, in_axes=(0, 0, None), carrier="native")(forest, keys, w)
+    np.testing.assert_allclose(by_levels, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_auto_picks_it_and_a_report_names_it(tmp_path: Any) -> None:
     w, forest = weights(256), lw.pack(trees(5, 16, 4))
     found = lw.inspect(settled, forest, w, in_axes=(0, None)).plan
     assert found.schedule == "levels" and "the call of `encode`" in found.why
+    # Inside jit nothing is known: it runs otherwise, and says what would be better.
+    traced = inside_jit(plan(found.job))
+    assert traced.schedule == "meet" and "called outside jit, it is run by levels" in traced.why
     few = lw.inspect(settled, lw.pack(trees(5, 4, 4)), w, in_axes=(0, None))
     assert few.plan.schedule != "levels"
     run = lw.vmap(settled, in_axes=(0, None))

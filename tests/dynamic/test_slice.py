@@ -331,8 +331,8 @@ def test_launches_are_as_many_as_the_highest_tree_has_levels() -> None:
     assert launches(table, levels(table)) == max(map(_height, some))
 
 
-def _height(tree: Tree) -> int:
-    return 1 if tree.left is None else 1 + max(_height(tree.left), _height(tree.right))
+def _height(tree: Tree | None) -> int:
+    return 0 if tree is None else 1 + max(_height(tree.left), _height(tree.right))
 
 
 @jax.jit

@@ -42,10 +42,8 @@ FOREST = lw.pack(TREES)
 
 def given(width: int) -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
-    return tuple(
-        jnp.asarray(rng.normal(size=shape) / np.sqrt(width), jnp.float32)
-        for shape in ((3, width), (width, width))
-    )
+    table, mix = rng.normal(size=(3, width)), rng.normal(size=(width, width))
+    return jnp.float32(table / np.sqrt(width)), jnp.float32(mix / np.sqrt(width))
 
 
 def losses(program: Any = encode, **options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:

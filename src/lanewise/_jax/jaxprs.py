@@ -10,6 +10,7 @@ import jax
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import special as _special
@@ -325,7 +326,16 @@ def has_derivative(value: Any) -> bool:
     """Whether a derivative is to be taken of what is done with a value, in a batch of such included."""
     while isinstance(value, _batching.BatchTracer):
         value = value.val
-    return isinstance(value, Tracer) and hasattr(value, "primal")
+    return isinstance(value, _ad.LinearizeTracer | _ad.JVPTracer)
+
+
+def is_linearized(value: Any) -> bool:
+    """The same for a derivative that is taken backwards."""
+    while isinstance(value, _batching.BatchTracer):
+        value = value.val
+    return isinstance(value, _ad.LinearizeTracer) or (
+        isinstance(value, _ad.JVPTracer) and is_linearized(value.primal)
+    )
 
 
 def stages() -> bool:

@@ -83,10 +83,9 @@ def products(job: Job) -> float:
 def run(plan: Plan, operands: Sequence[Any]) -> list[Any]:
     """Inside `jit` nothing is known."""
     raise OptionError(
-        f'schedule="levels" runs `{plan.job.program.name}` outside jit and outside other programs, and has no second'
-        " derivatives: the values that decide control have to be known before the rest runs. Leave jit away (what runs"
-        " is compiled anyway), use `jax.grad` where `lanewise.grad` makes a program of the function around it, or use"
-        ' schedule="auto".'
+        f"Call `{plan.job.program.name}` outside jit and outside other programs (what runs is compiled anyway), or use"
+        ' schedule="auto": with schedule="levels" the values that decide control have to be known before the rest runs.'
+        " `jax.grad` around it is fine; `lanewise.grad` makes a program of the function it is given."
     )
 
 

@@ -1,7 +1,7 @@
 """A program in two (`dynamic/hoist.py`), run: calls by levels, then the rest by whatever `auto` picks.
 
-Both are `program_p`, so derivatives go through them as through any two programs. A lane that fails in the first half has
-no answers for the second, which is then run for the others alone.
+Both are `program_p`, so derivatives go through them as through any two programs. A lane that fails in the first half
+has no answers for the second, which is then run for the others alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lanewise.core.errors import Outcome
 from lanewise.core.outcomes import blank
 from lanewise.core.program import Program, program_p
 from lanewise.dynamic.hoist import Split, split
-from lanewise.job.job import Job, Mapped, answer_axes, of_rows, with_axes
+from lanewise.job.job import Job, of_rows, with_axes
 
 
 @dataclass(frozen=True, eq=False)

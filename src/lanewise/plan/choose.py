@@ -104,6 +104,16 @@ def levels_plan(job: Job, operands: Sequence[Any]) -> Plan | None:
     return found if carrier.can_decide(job, operands) else None
 
 
+def inside_jit(found: Plan) -> Plan:
+    """The plan of a job inside `jit`, which says so if outside the job would be run by levels."""
+    job = found.job
+    if found.schedule != "meet" or not _may_be_by_levels(job):
+        return found
+    if _by_levels_if_better(job, given_up(job.program)).schedule != "levels":
+        return found
+    return found.because(f"{found.why}; called outside jit, it is run by levels")
+
+
 def _may_be_by_levels(job: Job) -> bool:
     """Whether nothing but the code stands against a run by levels that nobody asked for."""
     options = job.options

@@ -6,9 +6,9 @@ operands, so that the reverse gives `J(p)ᵀ c` for adjoints `c` of the answers.
 
     d(J(p)ᵀ c) = J(p)ᵀ dc + ∇ₚ⟨c, J(p) dp⟩,
 
-where `p` are all operands, whichever of them the gradient is by, and `p ↦ J(p) v` is a program (`diff/jvp.py`) with the control of the first, so that it is run by levels like any
-other, and its gradient too. The transpose of that map takes `u` to `∇ₚ⟨c, J(p) u⟩` for `dp` and to `J(p) u` for
-`dc`: the same parts again. So one table at a time has a reverse, and derivatives of any order follow.
+where `p` are all operands, whichever of them the gradient is by. `p ↦ J(p) v` is a program (`diff/jvp.py`) with the
+control of the first, so that it is run by levels like any other, and so is its gradient. The transpose of that map
+takes `u` to `∇ₚ⟨c, J(p) u⟩` for `dp` and to `J(p) u` for `dc`: the same parts again. So derivatives of any order follow.
 
 What a table's forward run saves is a function of `p` as well. By the formula nobody asks for its derivative.
 
@@ -35,9 +35,14 @@ from lanewise.rules.tangents import linearized, push_forward
 class Reversed(Protocol):
     """What was run by levels; `moving` are the operands with tangents."""
 
-    job: Job
-    moving: tuple[bool, ...]
-    out_moving: tuple[bool, ...]
+    @property
+    def job(self) -> Job: ...
+
+    @property
+    def moving(self) -> tuple[bool, ...]: ...
+
+    @property
+    def out_moving(self) -> tuple[bool, ...]: ...
 
     def reverse(
         self,
