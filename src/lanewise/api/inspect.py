@@ -9,14 +9,12 @@ from typing import Any
 import jax
 
 from lanewise import _jax
-from lanewise.api.inspection import Inspection
+from lanewise.api.inspection import Inspection, levels_of
 from lanewise.blocks.analysis import storage
 from lanewise.core.errors import OptionError
 from lanewise.core.objects import over_lanes, taken
 from lanewise.core.options import NAMES
 from lanewise.job.job import blocks_of, job_for
-from lanewise.job.plan import Plan
-from lanewise.plan.choose import plan
 from lanewise.rules.run import on_host
 from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import is_array_like
@@ -94,20 +92,8 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
         found,
         lanes[0] if lanes else None,
         program.options,
-        _levels(found),
+        levels_of(found),
     )
-
-
-def _levels(found: Plan) -> str:
-    """How a program is run by levels, or why it is not."""
-    if not (found.schedule == "levels" or found.job.program.recursive):
-        return ""
-    # Imported where it is used: it brings the tables along.
-    from lanewise.carriers.levels import described, in_parts
-
-    parts = in_parts(found.job) if found.schedule == "levels" else None
-    rest = "" if parts is None else f"\nthe rest: {plan(parts.rest).words}"
-    return f"{described(found)}{rest}"
 
 
 def _refuse_options(program: ProgramFunction, kwargs: dict[str, Any]) -> None:

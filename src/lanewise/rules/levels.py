@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad
-from lanewise.carriers.levels import Decision, decided, flattened
+from lanewise.carriers.decided import Decision, decided, flattened
 from lanewise.core.errors import TransformError
 from lanewise.core.program import Program, program_p, throw_p
 from lanewise.job.job import Job, Mapped

@@ -8,7 +8,8 @@ operands, so that the reverse gives `J(p)ᵀ c` for adjoints `c` of the answers.
 
 where `p` are all operands, whichever of them the gradient is by. `p ↦ J(p) v` is a program (`diff/jvp.py`) with the
 control of the first, so that it is run by levels like any other, and so is its gradient. The transpose of that map
-takes `u` to `∇ₚ⟨c, J(p) u⟩` for `dp` and to `J(p) u` for `dc`: the same parts again. So derivatives of any order follow.
+takes `u` to `∇ₚ⟨c, J(p) u⟩` for `dp` and to `J(p) u` for `dc`: the same parts again. So there are derivatives of any
+order.
 
 What a table's forward run saves is a function of `p` as well. By the formula nobody asks for its derivative.
 
