@@ -62,6 +62,12 @@ def settled(tree, w):
 
 
 @lw.program
+def wrapped(tree, w):
+    """A program around such a program."""
+    return 2 * settled(tree, w) + settled(tree, {**w, "square": -w["square"]})
+
+
+@lw.program
 def down(tree, state, w):
     state = jnp.tanh(state @ w["square"] + w["words"][tree.word])
     if tree.left is None:
@@ -148,6 +154,7 @@ def one_by_one(program: Any, instances: Sequence[Any], w: Any) -> Any:
     ("program", "instances"),
     [
         (settled, trees(0)),
+        (wrapped, trees(3)),
         (up_and_down, trees(1)),
         (two_sides, trees(2)),
         (read_then_say, sentences()),

@@ -30,7 +30,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import inside
+from lanewise.blocks.equations import Inside, inside
 from lanewise.core.program import Function, Program, call_p, check_p, program_p, throw_p
 from lanewise.dynamic.code import NotSliced, variables
 from lanewise.dynamic.control import is_expensive
@@ -336,9 +336,8 @@ def _written_out(jaxpr: Jaxpr, args: Sequence[Atom], consts: Sequence[Any]) -> _
     for eqn in jaxpr.eqns:
         operands = [atom(a) for a in eqn.invars]
         new = eqn.replace(invars=operands, outvars=[_jax.new_var(v.aval) for v in eqn.outvars])
-        if _is_wrapped(eqn) and _holds_control(eqn):
-            found = inside(new)
-            assert found is not None
+        found = _wrapped(new) if _holds_control(eqn) else None
+        if found is not None:
             inner = _written_out(found.jaxpr, found.operands, found.consts)
             body.ops += inner.ops
             # Had a program that is called inside failed, we would not be here.
@@ -358,11 +357,19 @@ def _written_out(jaxpr: Jaxpr, args: Sequence[Atom], consts: Sequence[Any]) -> _
     return body
 
 
-def _is_wrapped(eqn: JaxprEqn) -> bool:
-    if eqn.primitive is program_p:
-        own = eqn.params["lanes"] or eqn.params["options"].stats
-        return not own and not eqn.params["program"].recursive
-    return eqn.primitive.name in _WRITTEN_OUT
+def _wrapped(eqn: JaxprEqn) -> Inside | None:
+    """The code that is written out in place of an equation: what JAX wraps, programs that do not call themselves."""
+    if eqn.primitive.name in _WRITTEN_OUT:
+        return inside(eqn)
+    if eqn.primitive is not program_p or eqn.params["lanes"] or eqn.params["options"].stats:
+        return None
+    program = eqn.params["program"]
+    codes = [f.jaxpr for f in program.functions.values()]
+    if any(_calls(code, name) for code in codes for name in program.functions):
+        return None
+    entry = program.functions[program.entry]
+    captured, given = eqn.invars[: program.num_captures], eqn.invars[program.num_captures :]
+    return Inside(entry.jaxpr, (*(captured[i] for i in entry.captures), *given))
 
 
 def _holds_control(eqn: JaxprEqn) -> bool:
