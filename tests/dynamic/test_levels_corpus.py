@@ -22,14 +22,14 @@ LANES = 3
 # Why the others are not run by levels.
 REFUSED = {
     "mix_down": "control depends on values",
-    **dict.fromkeys(("metropolis", "hamiltonian", "recursive_nuts", "iterative_nuts"), "PRNG key"),
-    **dict.fromkeys(("carry_key", "choose_key"), "PRNG key"),
+    **dict.fromkeys(("halvings_until", "histogram"), "a loop of unknown length"),
 }
 # Recursion of every shape, loops, values that come back as they were given, records, assertions. `make test-full` runs
 # the whole corpus.
 SOME = frozenset(
-    """fibonacci hofstadter_female binomial adaptive_simpson evaluate tree_network tree_folded node_total term_value
-    escape_time damped_history mixture early_exit checked python_branches nested_choice identity empty_arrays""".split()
+    """fibonacci hofstadter_female binomial adaptive_simpson evaluate tree_network settled_tree tree_folded node_total
+    term_value escape_time damped_history mixture early_exit checked python_branches nested_choice choose_key identity
+    empty_arrays""".split()
 )
 
 
@@ -71,7 +71,12 @@ def test_random_programs() -> None:
         hypothesis.assume(12 <= len(program.source.splitlines()) <= 60)
         expected = generate.run_plainly(program)
         main = generate.load(program.source, lw.program, f"levels {len(tried)}")
-        answers = lw.vmap(main, in_axes=program.in_axes, schedule="levels")(*program.arguments)
+        try:
+            answers = lw.vmap(main, in_axes=program.in_axes, schedule="levels")(*program.arguments)
+        except OptionError as error:
+            # A loop inside a piece, of which nobody knows how long it is.
+            hypothesis.assume("a loop of unknown length" not in str(error))
+            raise
         for lane in range(generate.LANES):
             # Pieces are compiled for many rows: products and sums may be rounded otherwise.
             assert_same(take(0, answers, lane), expected[lane], 1e-4)

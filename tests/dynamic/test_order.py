@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -97,6 +99,64 @@ def test_an_agenda_needs_fewer_launches_than_depth_where_kinds_mix() -> None:
     assert found["agenda"] < found["depth"]
     # A launch for each word of the longest sentence, one for each letter of the longest word, and one for tags.
     assert found["lookahead"] == 11 + 8 + 1
+
+
+def dynets_agenda(table: Table) -> int:
+    """Batches by DyNet's agenda (Neubig et al. 2017, section 3.2), written down from the paper, a node at a time.
+
+    Of the signatures with nodes whose inputs are done, run the one whose nodes that are left have the least mean depth.
+    """
+    inputs: list[set[int]] = [set() for _ in range(len(table))]
+    for maker, reader in zip(*(each.tolist() for each in edges(table))):
+        inputs[reader].add(maker)
+    depth = [0] * len(table)
+    for node in range(len(table)):
+        depth[node] = max((depth[i] + 1 for i in inputs[node]), default=0)
+    signature, left, batches = table.piece.tolist(), set(range(len(table))), 0
+    while left:
+        ready = {
+            s: [n for n in left if signature[n] == s and not inputs[n] & left]
+            for s in set(signature)
+        }
+        means = {
+            s: np.mean([depth[n] for n in left if signature[n] == s]) for s in ready if ready[s]
+        }
+        left.difference_update(ready[min(means, key=lambda s: means[s])])
+        batches += 1
+    return batches
+
+
+def gated(rng: np.random.Generator, trees: int) -> Table:
+    """Trees whose inner nodes are of three kinds, over leaves of two."""
+    one = np.float32(0)
+    kinds = [piece(lambda x, k=k: x * k, rows=[one], name=f"leaf {k}") for k in (1, 2)]
+    kinds += [
+        piece(lambda a, b, k=k: a * k + b, rows=[one, one], name=f"inner {k}") for k in (1, 2, 3)
+    ]
+    calls: list[int] = []
+    operands: list[int] = []
+
+    def grow(leaves: int) -> int:
+        first = int(rng.integers(1, leaves)) if leaves > 1 else 0
+        given = [grow(first), grow(leaves - first)] if leaves > 1 else [~0]
+        calls.append(int(rng.integers(2, 5)) if leaves > 1 else int(rng.integers(2)))
+        operands.extend(given)
+        return len(calls) - 1
+
+    for _ in range(trees):
+        grow(int(rng.integers(1, 9)))
+    return made(kinds, ((),) * 5, calls, operands, {SCALAR: [1]})
+
+
+@pytest.mark.parametrize(
+    ("make", "order"), [(mixed, "agenda"), (mixed, "lookahead"), (gated, "agenda")]
+)
+def test_launches_are_within_a_tenth_of_dynets(make: Any, order: str) -> None:
+    for seed in range(5):
+        table = make(np.random.default_rng(seed), 12)
+        level = levels(table, order)
+        verify(table, level)
+        assert launches(table, level) <= 1.1 * dynets_agenda(table), seed
 
 
 def test_an_order_of_another_name_is_refused() -> None:

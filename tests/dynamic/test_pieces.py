@@ -167,18 +167,6 @@ def test_effects_are_an_obstacle() -> None:
         lw.vmap(printing, in_axes=(0, None), schedule="levels")(jnp.arange(3), 2.0)
 
 
-def test_keys_that_are_values_are_an_obstacle() -> None:
-    @lw.program
-    def drawn(n, key):
-        if n < 1:
-            return 0.0
-        key, own = jax.random.split(key)
-        return jax.random.normal(own) + drawn(n - 1, key)
-
-    with pytest.raises(OptionError, match="PRNG key"):
-        lw.vmap(drawn, schedule="levels")(jnp.arange(3), jax.random.split(jax.random.key(0), 3))
-
-
 def test_inspect_shows_the_slice_and_the_pieces() -> None:
     found = inspected(gated, forest(), weights(), schedule="levels")
     assert found.plan.schedule == "levels"

@@ -32,6 +32,7 @@ from lanewise.dynamic.envelope import Store
 from lanewise.dynamic.layout import layout
 from lanewise.dynamic.run import prepare, run
 from lanewise.dynamic.table import Table, TableError, Type, check, piece
+from lanewise.errors import TransformError
 
 UNROLLED = Store()
 LOOPED = Store(unrolled=0)
@@ -253,6 +254,28 @@ def test_under_jit_and_vmap() -> None:
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-4, atol=1e-5), both, plain[1]
     )
+
+
+def test_forwards_and_forwards_over_backwards() -> None:
+    """Tangents, and Hessian-vector products, through the head and through the loop of deep tables."""
+    for trees in ([((1, 2), 3), 4], [chain_tree(40), (1, 2)]):
+        table, roots = forest(trees)
+
+        def ours(shared: Any, table: Any = table, roots: Any = roots) -> Any:
+            return jnp.sum(jnp.sin(run(table, shared, wanted(table, roots)).of(ROW)))
+
+        def theirs(shared: Any, table: Any = table, roots: Any = roots) -> Any:
+            values = one_at_a_time(table, shared)
+            return jnp.sum(jnp.sin(jnp.stack([values[r] for r in roots])))
+
+        moved = weights(3)
+        for derivative in (lambda f: f, jax.grad):
+            pairs = [jax.jvp(derivative(f), (weights(),), (moved,)) for f in (ours, theirs)]
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), *pairs
+            )
+        with pytest.raises(TransformError, match="Take one of the two forwards"):
+            jax.grad(lambda s, f=ours: jnp.sum(jax.grad(f)(s)[0]))(moved)
 
 
 def test_a_step_is_compiled_once_for_prepared_tables() -> None:

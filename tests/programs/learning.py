@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,6 +114,19 @@ def tree_network(mix, embedding, words, left, right, node):
 
 
 @lw.program
+def settled_tree(mix, embedding, words, left, right, node):
+    """What a network gives for a tree, until it is small: a loop on values behind a recursion that has none."""
+    if words[node] == 4:
+        return embedding[4], jnp.int32(0)
+    h = tree_network(mix, embedding, words, left, right, node)
+    rounds = jnp.int32(0)
+    while jnp.sum(h * h) > 1.0 and rounds < 6:
+        h = jnp.tanh(0.7 * (mix[0] @ h))
+        rounds += 1
+    return h, rounds
+
+
+@lw.program
 def adaptive_steps(weights, x):
     """Adaptive computation: halting weights accumulate until they exceed one."""
     halted = jnp.zeros((), x.dtype)
@@ -153,11 +168,14 @@ def greedy_decode(table, prompt, stop):
     return said
 
 
-def _sentences(rng: np.random.Generator, n: int) -> tuple:
-    left, right = random_trees(rng, n, 9)
-    words = rng.integers(0, 5, (n, 9)).astype(np.int32)
-    mix, embedding = _weights(3, (2, 4, 4), (5, 4))
-    return mix, embedding, words, left, right, np.zeros(n, np.int32)
+def _sentences(width: int) -> Callable[[np.random.Generator, int], tuple]:
+    def examples(rng: np.random.Generator, n: int) -> tuple:
+        left, right = random_trees(rng, n, 9)
+        words = rng.integers(0, 5, (n, 9)).astype(np.int32)
+        mix, embedding = _weights(3, (2, width, width), (5, width))
+        return mix, embedding, words, left, right, np.zeros(n, np.int32)
+
+    return examples
 
 
 LAYERS, HEAD = _weights(0, (4, 5, 5), (3, 5))
@@ -194,7 +212,16 @@ CASES = (
     Case(
         "tree_network",
         tree_network,
-        _sentences,
+        _sentences(4),
+        in_axes=(None, None, 0, 0, 0, 0),
+        rtol=1e-4,
+        differentiable=(0, 1),
+        recursive=True,
+    ),
+    Case(
+        "settled_tree",
+        settled_tree,
+        _sentences(12),
         in_axes=(None, None, 0, 0, 0, 0),
         rtol=1e-4,
         differentiable=(0, 1),

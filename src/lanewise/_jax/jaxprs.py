@@ -10,6 +10,7 @@ import jax
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import special as _special
@@ -134,13 +135,15 @@ def eval_closed(jaxpr: ClosedJaxpr | Jaxpr, *args: Any) -> list[Any]:
 def run_eqn(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
     """Bind one equation's primitive to values, keeping the user's source line."""
     params = eqn.primitive.get_bind_params(eqn.params)
-    name_stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
-    with (
-        _source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
-        eqn.ctx.manager,
-    ):
+    with in_place_of(eqn), eqn.ctx.manager:
         out = eqn.primitive.bind(*args, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def in_place_of(eqn: JaxprEqn) -> Any:
+    """A context in which what is bound has an equation's source line."""
+    name_stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
+    return _source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack)
 
 
 def without_unused(jaxpr: Jaxpr) -> Jaxpr:
@@ -317,6 +320,30 @@ def has_value(value: Any) -> bool:
             return False
         value = value.primal
     return True
+
+
+def has_derivative(value: Any) -> bool:
+    """Whether a derivative is to be taken of what is done with a value, in a batch of such included."""
+    while isinstance(value, _batching.BatchTracer):
+        value = value.val
+    return isinstance(value, _ad.LinearizeTracer | _ad.JVPTracer)
+
+
+def is_linearized(value: Any) -> bool:
+    """The same for a derivative that is taken backwards."""
+    while isinstance(value, _batching.BatchTracer):
+        value = value.val
+    return isinstance(value, _ad.LinearizeTracer) or (
+        isinstance(value, _ad.JVPTracer) and is_linearized(value.primal)
+    )
+
+
+def stages() -> bool:
+    """Whether what is bound here is staged to be run later; derivatives and batches that are taken do not count."""
+    trace = current_trace()
+    while hasattr(trace, "parent_trace") and not isinstance(trace, _core.EvalTrace):
+        trace = trace.parent_trace
+    return not isinstance(trace, _core.EvalTrace)
 
 
 def trace_of(tracer: Any) -> Any:

@@ -89,6 +89,14 @@ def loaded(value: Any, aval: ShapedArray) -> Any:
     return wrap_key(value, aval) if is_key(aval) else value
 
 
+def stored_aval(aval: ShapedArray) -> ShapedArray:
+    """The type of a value as it is kept."""
+    if not is_key(aval):
+        return aval
+    data = jax.eval_shape(jax.random.key_data, shape_dtype_struct(aval))
+    return shaped(data.shape, data.dtype)
+
+
 def has_tangent(aval: ShapedArray) -> bool:
     """Whether values of this type have derivatives."""
     return not is_extended(aval.dtype) and bool(jax.numpy.issubdtype(aval.dtype, jax.numpy.inexact))

@@ -9,13 +9,12 @@ from typing import Any
 import jax
 
 from lanewise import _jax
-from lanewise.api.inspection import Inspection
+from lanewise.api.inspection import Inspection, levels_of
 from lanewise.blocks.analysis import storage
 from lanewise.core.errors import OptionError
 from lanewise.core.objects import over_lanes, taken
 from lanewise.core.options import NAMES
 from lanewise.job.job import blocks_of, job_for
-from lanewise.job.plan import Plan
 from lanewise.rules.run import on_host
 from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import is_array_like
@@ -93,18 +92,8 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
         found,
         lanes[0] if lanes else None,
         program.options,
-        _levels(found),
+        levels_of(found),
     )
-
-
-def _levels(found: Plan) -> str:
-    """How a program is run by levels, or why it is not."""
-    if not (found.schedule == "levels" or found.job.program.recursive):
-        return ""
-    # Imported where it is used: it brings the tables along.
-    from lanewise.carriers.levels import described
-
-    return described(found)
 
 
 def _refuse_options(program: ProgramFunction, kwargs: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from lanewise.core.options import Options
 from lanewise.core.program import Program
 from lanewise.job.plan import Plan
 from lanewise.machine.worth import expensive_blocks
+from lanewise.plan.choose import plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,3 +71,15 @@ class Inspection:
         return graph_svg(self.blocks, self.storage, expensive=expensive)
 
     __repr__ = __str__
+
+
+def levels_of(found: Plan) -> str:
+    """How a program is run by levels, or why it is not."""
+    if not (found.schedule == "levels" or found.job.program.recursive):
+        return ""
+    # Imported where it is used: it brings the tables along.
+    from lanewise.carriers.levels import described, in_parts
+
+    parts = in_parts(found.job) if found.schedule == "levels" else None
+    rest = "" if parts is None else f"\nthe rest: {plan(parts.rest).words}"
+    return f"{described(found)}{rest}"

@@ -2,39 +2,52 @@
 
 It needs the host: the slice runs, and what it recorded decides what is compiled and run next. So it is for calls
 outside `jit`, where the operands that decide control are known. `rules/levels.py` differentiates them.
+
+A program of which only some calls have control that can run first is run in two (`split.py`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-
 from lanewise import _jax
-from lanewise.core import compiling, events
-from lanewise.core.errors import OptionError, Outcome
-from lanewise.core.outcomes import blank
-from lanewise.dynamic.answers import Values
+from lanewise.carriers.decided import decided, own
+from lanewise.carriers.split import InTwo, in_two
+from lanewise.core import events
+from lanewise.core.errors import OptionError
 from lanewise.dynamic.code import NotSliced
-from lanewise.dynamic.levels import ByLevels, by_levels
-from lanewise.dynamic.run import STORE
+from lanewise.dynamic.levels import by_levels
 from lanewise.dynamic.shown import shown
-from lanewise.job.job import Job, lanes_first
-from lanewise.job.plan import HostRun, Plan, shaped
+from lanewise.job.job import Job
+from lanewise.job.plan import HostRun, Plan
 
 
 def offer(job: Job, schedule: str, why: str) -> Plan | str:
-    """Programs whose control does not depend on expensive values."""
+    """Programs whose control does not depend on expensive values, or with calls of which that is true."""
     refused = obstacle(job)
     if refused is not None:
         return f'schedule="levels" cannot run `{job.program.name}`: {refused}. Use schedule="auto".'
-    return Plan(job, "ticks", schedule, why)
+    parts = in_parts(job)
+    return Plan(job, "ticks", schedule, why if parts is None else f"{why}; {parts.words}")
 
 
 def obstacle(job: Job) -> str | None:
-    """What keeps a job from being run by levels."""
+    """What keeps a job from being run by levels, whole or in part."""
+    found = _whole(job)
+    if not isinstance(found, NotSliced):
+        return found
+    try:
+        in_two(job)
+    except NotSliced as error:
+        return f"{found}; {error}"
+    return None
+
+
+@functools.lru_cache(maxsize=512)
+def _whole(job: Job) -> str | NotSliced | None:
+    """What keeps all of a job from being run by levels: an option, or its control."""
     options = job.options
     if options.stats or options.max_steps:
         name = "stats" if options.stats else "max_steps"
@@ -44,27 +57,36 @@ def obstacle(job: Job) -> str | None:
     try:
         by_levels(job.program, job.varying, options.max_depth)
     except NotSliced as error:
-        return str(error)
+        return error
     return None
+
+
+def in_parts(job: Job) -> InTwo | None:
+    """How a job runs of which a part is run by levels; None if all of it is."""
+    return in_two(job) if isinstance(_whole(job), NotSliced) else None
 
 
 def products(job: Job) -> float:
     """The most operations in matrix products that a piece has."""
-    return _own(job).pieces.products
+    parts = in_parts(job)
+    return own(job if parts is None else parts.first).pieces.products
 
 
 def run(plan: Plan, operands: Sequence[Any]) -> list[Any]:
     """Inside `jit` nothing is known."""
     raise OptionError(
-        f'schedule="levels" runs `{plan.job.program.name}` outside jit and outside other programs, and has no second'
-        " derivatives: the values that decide control have to be known before the rest runs. Leave jit away (what runs"
-        " is compiled anyway), use `jax.grad` where `lanewise.grad` makes a program of the function around it, or use"
-        ' schedule="auto".'
+        f"Call `{plan.job.program.name}` outside jit and outside other programs (what runs is compiled anyway), or use"
+        ' schedule="auto": with schedule="levels" the values that decide control have to be known before the rest runs.'
+        " `jax.grad` around it is fine; `lanewise.grad` makes a program of the function it is given."
     )
 
 
 def on_host(plan: Plan) -> HostRun:
     """Control, then values."""
+    parts = in_parts(plan.job)
+    if parts is not None:
+        # Each of the two reports its own runs.
+        return lambda operands: parts(*operands)
 
     def whole(operands: Sequence[Any]) -> list[Any]:
         site = plan.site
@@ -84,70 +106,19 @@ def described(plan: Plan) -> str:
         return f"not batched inside each lane: {refused}"
     if plan.schedule != "levels":
         return 'possible (schedule="levels"), and not expected to pay'
-    return shown(_own(plan.job))
+    parts = in_parts(plan.job)
+    return shown(own(plan.job)) if parts is None else _described(parts)
+
+
+def _described(parts: InTwo) -> str:
+    first = f"by levels: {', '.join(parts.split.calls)}"
+    why = f"not by levels: the rest, as {_whole(parts.job)}"
+    return "\n".join([first, why, *parts.split.stays, shown(own(parts.first))])
 
 
 def can_decide(job: Job, operands: Sequence[Any]) -> bool:
     """Whether the operands that decide control are known."""
-    return all(not isinstance(operands[i], _jax.Tracer) for i in _own(job).reads)
-
-
-def _own(job: Job) -> ByLevels:
-    return by_levels(job.program, job.varying, job.options.max_depth)
-
-
-@dataclass(frozen=True, eq=False)
-class Decision:
-    """A job whose control is decided: what is left is a function of its operands, which may be traced."""
-
-    job: Job
-    values: Values
-
-    def __call__(self, operands: Sequence[Any]) -> list[Any]:
-        """What the job gives. Tables go to the device with each run."""
-        flat, _ = lanes_first(operands, self.job.lanes, self.job.mapped)
-        with _jax.our_transfers():
-            return self._given(self.values(flat))
-
-    def saving(self, operands: Sequence[Any], moving: Sequence[bool]) -> tuple[list[Any], Any]:
-        """The same, and what the reverse reads."""
-        flat, _ = lanes_first(operands, self.job.lanes, self.job.mapped)
-        with _jax.our_transfers():
-            answers, kept = self.values.saving(flat, moving)
-            return self._given(answers), kept
-
-    def of_lanes_done(self, rows: Any, otherwise: Any = 0) -> Any:
-        """Rows of all lanes, with this for those that failed."""
-        code = self.values.decided.code
-        if not code.any():
-            return rows
-        failed = (code != int(Outcome.DONE)).reshape(-1, *[1] * (rows.ndim - 1))
-        return jnp.where(failed, otherwise, rows).astype(rows.dtype)
-
-    def _given(self, answers: list[Any]) -> list[Any]:
-        job, ended = self.job, self.values.decided
-        answers = [self.of_lanes_done(x, blank(x.dtype)) for x in answers]
-        code, site = ended.code, ended.site
-        if not job.options.throw:
-            code, site = jnp.asarray(code), jnp.asarray(site)
-        return shaped((answers, code, site, []), job)
-
-
-def decided(job: Job, operands: Sequence[Any], *, gradient: bool) -> Decision:
-    """Run the slice; of the operands only those that decide are looked at."""
-    own = _own(job)
-    flags = [i in own.reads for i in range(len(operands))]
-    read = [x if flag else None for x, flag in zip(operands, flags, strict=True)]
-    mapped = tuple(
-        axes if flag else (False,) * len(job.lanes)
-        for axes, flag in zip(job.mapped, flags, strict=True)
-    )
-    deciding, _ = lanes_first(read, job.lanes, mapped)
-    found = own.decide(deciding, job.examples)
-    made = STORE.made
-    values = own.values(found, job.examples, gradient=gradient)
-    if STORE.made > made:
-        # What takes long from here on is the envelope, not the slice.
-        words = "schedule levels: an envelope for minibatches like this one"
-        compiling.watch(job.program.name, words, job.options.progress, new=True)
-    return Decision(job, values)
+    parts = in_parts(job)
+    if parts is not None:
+        return can_decide(parts.first, parts.split.first.given(operands))
+    return all(not isinstance(operands[i], _jax.Tracer) for i in own(job).reads)

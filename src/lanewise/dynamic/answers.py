@@ -20,10 +20,11 @@ import numpy as np
 from lanewise.dynamic import compute
 from lanewise.dynamic import reverse as backwards
 from lanewise.dynamic.compute import Ran
+from lanewise.dynamic.derivatives import Moves
 from lanewise.dynamic.envelope import Envelope
 from lanewise.dynamic.layout import layout
 from lanewise.dynamic.recorded import Given, Recorded
-from lanewise.dynamic.run import Moves, Prepared, carried_rows
+from lanewise.dynamic.run import Prepared, carried_rows
 from lanewise.dynamic.table import Type
 
 

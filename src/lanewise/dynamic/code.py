@@ -6,6 +6,9 @@ program called inside joins the table. Every variable is renamed, so that it sta
 an analysis finds is a set of variables. Branches and the bodies of loops read variables around them as they are; only
 functions and loops have variables that are bound anew.
 
+Typed PRNG keys are the integers that they are made of: an equation on keys is one on these, which wraps them inside. So
+keys are rows and decide control like anything else.
+
 Captured values are parameters that every call hands on: then there is one way in which a function reads what is
 outside, and `control.py` finds out which parameters are the same in all calls.
 
@@ -19,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -187,8 +191,8 @@ class _Builder:
         return self.names[key]
 
     def function(self, program: Program, function: Function) -> None:
-        held = [_jax.new_var(aval) for aval in program.capture_avals]
-        params = [_jax.new_var(var.aval) for var in function.params]
+        held = [_variable(aval) for aval in program.capture_avals]
+        params = [_variable(var.aval) for var in function.params]
         self.owner, self.held = program, held
         args = [*(held[i] for i in function.captures), *params]
         ops, outs = self.apart(lambda: self.walk(function.jaxpr, args))
@@ -205,19 +209,20 @@ class _Builder:
     def walk(self, jaxpr: Jaxpr, args: Sequence[Atom], consts: Sequence[Any] = ()) -> list[Atom]:
         env: dict[Var, Atom] = {}
         for var, value in zip(jaxpr.constvars, consts, strict=True):
-            env[var] = Literal(value, var.aval)
+            env[var] = Literal(_jax.stored(value, var.aval), _jax.stored_aval(var.aval))
         env.update(zip(jaxpr.invars, args, strict=True))
 
         def atom(a: Atom) -> Atom:
             return a if isinstance(a, Literal) else env[a]
 
         for eqn in jaxpr.eqns:
-            outs = self.eqn(eqn.replace(invars=[atom(a) for a in eqn.invars]))
+            renamed = eqn.replace(invars=[atom(a) for a in eqn.invars])
+            outs = self.eqn(renamed, [a.aval for a in eqn.invars])
             env.update(zip(eqn.outvars, outs, strict=True))
         return [atom(a) for a in jaxpr.outvars]
 
-    def eqn(self, eqn: JaxprEqn) -> Sequence[Atom]:
-        """Write an equation whose operands are renamed; gives its results."""
+    def eqn(self, eqn: JaxprEqn, types: Sequence[Any]) -> Sequence[Atom]:
+        """Write an equation whose operands are renamed, and had these types; gives its results."""
         operands, name = eqn.invars, eqn.primitive.name
         if is_throw(eqn) and not operands[-1].aval.shape:
             return operands[: len(eqn.outvars)]
@@ -230,31 +235,31 @@ class _Builder:
             return self.call(eqn, name, [*self.held, *operands])
         if name in ("cond", "while", "scan") and not tests_many(eqn):
             if name != "scan" or _calls(eqn):
-                return _STRUCTURED[name](self, eqn)
-            return self.plain(eqn)
+                return _STRUCTURED[name](self, eqn, types)
+            return self.plain(eqn, types)
         if eqn.primitive is program_p:
-            return self.program(eqn)
+            return self.program(eqn, types)
         written_out = name in _WRITTEN_OUT or (
             _calls(eqn) and not name.startswith("custom_linear_solve")
         )
         found = inside(eqn) if written_out else None
         if found is not None:
             return self.walk(found.jaxpr, found.operands, found.consts)
-        return self.plain(eqn)
+        return self.plain(eqn, types)
 
-    def plain(self, eqn: JaxprEqn) -> Sequence[Atom]:
+    def plain(self, eqn: JaxprEqn, types: Sequence[Any]) -> Sequence[Atom]:
         if eqn.effects or eqn.primitive is accumulate_p:
             raise NotSliced(
                 f"{eqn.primitive.name} has an effect (it adds to a sum, prints, writes or calls back)"
                 f" {_jax.user_line(eqn)}, and levels have no order in time"
             )
-        self.ops.append(_renamed(eqn))
+        self.ops.append(_renamed(eqn, types))
         return self.ops[-1].outs
 
-    def program(self, eqn: JaxprEqn) -> Sequence[Atom]:
+    def program(self, eqn: JaxprEqn, types: Sequence[Any]) -> Sequence[Atom]:
         """A program called inside: part of this one, unless it has lanes of its own."""
         if eqn.params["lanes"] or eqn.params["options"].stats:
-            return self.plain(eqn)
+            return self.plain(eqn, types)
         program = eqn.params["program"]
         if program.recursive:
             entry = program.functions[program.entry]
@@ -270,14 +275,14 @@ class _Builder:
     def call(
         self, eqn: JaxprEqn, name: str, args: Sequence[Atom], num: int | None = None
     ) -> Sequence[Atom]:
-        outs = tuple(_jax.new_var(var.aval) for var in eqn.outvars[:num])
+        outs = tuple(_variable(var.aval) for var in eqn.outvars[:num])
         self.ops.append(Call(name, tuple(args), outs, _jax.user_line(eqn)))
         return outs
 
-    def cond(self, eqn: JaxprEqn) -> Sequence[Atom]:
+    def cond(self, eqn: JaxprEqn, types: Sequence[Any]) -> Sequence[Atom]:
         index, *args = eqn.invars
-        whole = None if _calls(eqn) else _renamed(eqn)
-        outs = whole.outs if whole else tuple(_jax.new_var(v.aval) for v in eqn.outvars)
+        whole = None if _calls(eqn) else _renamed(eqn, types)
+        outs = whole.outs if whole else tuple(_variable(v.aval) for v in eqn.outvars)
         codes = []
         for branch in eqn.params["branches"]:
             ops, given = self.apart(
@@ -287,14 +292,15 @@ class _Builder:
         self.ops.append(Branch(index, tuple(codes), outs, whole, _jax.user_line(eqn)))
         return outs
 
-    def while_(self, eqn: JaxprEqn) -> Sequence[Atom]:
+    def while_(self, eqn: JaxprEqn, types: Sequence[Any]) -> Sequence[Atom]:
+        del types
         cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         held = [eqn.invars[:cond_n], eqn.invars[cond_n : cond_n + body_n]]
-        outs = tuple(_jax.new_var(v.aval) for v in eqn.outvars)
+        outs = tuple(_variable(v.aval) for v in eqn.outvars)
         codes = []
         for name, own in zip(("cond_jaxpr", "body_jaxpr"), held, strict=True):
             code = eqn.params[name]
-            carried = [_jax.new_var(v.aval) for v in eqn.outvars]
+            carried = [_variable(v.aval) for v in eqn.outvars]
             ops, given = self.apart(
                 lambda c=code, own=own, carried=carried: self.walk(  # type: ignore[misc]
                     c, [*own, *carried], _jax.attached_consts(c)
@@ -306,12 +312,14 @@ class _Builder:
         self.ops.append(Loop(test, body, init, outs, _jax.user_line(eqn)))
         return outs
 
-    def scan(self, eqn: JaxprEqn) -> Sequence[Atom]:
+    def scan(self, eqn: JaxprEqn, types: Sequence[Any]) -> Sequence[Atom]:
         """A scan that makes calls, as a loop that counts."""
+        del types
         parts, code = _jax.scan_parts(eqn), eqn.params["jaxpr"]
         first, second = parts.num_consts, parts.num_consts + parts.num_carry
         consts, init, xs = eqn.invars[:first], eqn.invars[first:second], eqn.invars[second:]
-        stacks = self.inline(lambda: [_jax.zeros(v.aval) for v in eqn.outvars[len(init) :]], [])
+        made = [_jax.stored_aval(v.aval) for v in eqn.outvars[len(init) :]]
+        stacks = self.inline(lambda: [_jax.zeros(aval) for aval in made], [])
         line = _jax.user_line(eqn)
         counter = _jax.shaped((), np.dtype(np.int32))
         avals = [counter, *(v.aval for v in eqn.outvars)]
@@ -336,10 +344,10 @@ class _Builder:
 
         codes = []
         for write in (test, body):
-            ins = [_jax.new_var(aval) for aval in avals]
+            ins = [_variable(aval) for aval in avals]
             ops, given = self.apart(lambda w=write, ins=ins: w(*ins))  # type: ignore[misc]
             codes.append(Code(tuple(ins), ops, tuple(given)))
-        outs = tuple(_jax.new_var(aval) for aval in avals)
+        outs = tuple(_variable(aval) for aval in avals)
         self.ops.append(Loop(codes[0], codes[1], (_int(0), *init, *stacks), outs, line))
         return outs[1:]
 
@@ -351,7 +359,7 @@ class _Builder:
         return self.walk(traced.jaxpr, [*held, *operands])
 
 
-_STRUCTURED: dict[str, Callable[[_Builder, JaxprEqn], Sequence[Atom]]] = {
+_STRUCTURED: dict[str, Callable[[_Builder, JaxprEqn, Sequence[Any]], Sequence[Atom]]] = {
     "cond": _Builder.cond,
     "while": _Builder.while_,
     "scan": _Builder.scan,
@@ -370,8 +378,24 @@ def _calls(eqn: JaxprEqn) -> bool:
     return own or any(_calls(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
 
 
-def _renamed(eqn: JaxprEqn) -> Plain:
-    return Plain(eqn.replace(outvars=[_jax.new_var(v.aval) for v in eqn.outvars]))
+def _variable(aval: Any) -> Var:
+    return _jax.new_var(_jax.stored_aval(aval))
+
+
+def _renamed(eqn: JaxprEqn, types: Sequence[Any]) -> Plain:
+    """An equation on values as they are kept, with results of its own; `types` had its operands before."""
+    outs = [_variable(v.aval) for v in eqn.outvars]
+    if not any(_jax.is_key(aval) for aval in (*types, *(v.aval for v in eqn.outvars))):
+        return Plain(eqn.replace(outvars=outs))
+
+    @jax.jit
+    def on_data(*kept: Any) -> list[Any]:
+        values = [_jax.loaded(x, aval) for x, aval in zip(kept, types, strict=True)]
+        found = zip(_jax.run_eqn(eqn, values), eqn.outvars, strict=True)
+        return [_jax.stored(x, v.aval) for x, v in found]
+
+    (whole,) = _jax.trace(on_data, [a.aval for a in eqn.invars]).jaxpr.eqns
+    return Plain(whole.replace(invars=eqn.invars, outvars=outs, source_info=eqn.source_info))
 
 
 def _int(value: int) -> Literal:

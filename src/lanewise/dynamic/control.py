@@ -346,11 +346,6 @@ def _needed(
 
 def _refuse_rows(control: Control) -> None:
     """What has no place in a table or in a piece."""
-    for var in control.rows:
-        if _jax.is_extended(var.aval.dtype):
-            raise NotSliced(
-                "a typed PRNG key is a value here, and tables hold plain arrays; give `jax.random.key_data`"
-            )
     for op in control.table.all_ops():
         if not isinstance(op, Plain) or not any(v in control.rows for v in op.outs):
             continue
@@ -359,12 +354,6 @@ def _refuse_rows(control: Control) -> None:
                 f"{op.eqn.primitive.name} at {_jax.user_line(op.eqn)} holds a loop of unknown length, and would run for"
                 " rows that are not there as well"
             )
-        for var in variables(op.eqn.invars):
-            if control.read_from_slice(var) and _jax.is_extended(var.aval.dtype):
-                raise NotSliced(
-                    f"a typed PRNG key that decides control is also a value, at {_jax.user_line(op.eqn)}; give"
-                    " `jax.random.key_data`"
-                )
 
 
 def _may_not_end(eqn: JaxprEqn) -> bool:

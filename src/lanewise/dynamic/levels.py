@@ -2,7 +2,8 @@
 
 The slice runs for all lanes, as any program does, on the host. What it recorded is a table, which is fitted into an
 envelope and run level by level. Only the operands that decide control have to be known for the first half; for the
-second, operands may be traced, so derivatives are those of the table (`run.py`).
+second, operands may be traced, so derivatives are those of the table (`run.py`). Typed PRNG keys are given, and come
+back, as the integers that they are made of.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ class ByLevels:
             else None
         )
         own = self.slice
-        return Values(decided, ready, lanes, own.shared, self.given, self.program.out_avals)
+        kept = tuple(map(_jax.stored_aval, self.program.out_avals))
+        return Values(decided, ready, lanes, own.shared, self.given, kept)
 
 
 def _own_sites(site: np.ndarray, own: Sliced, program: Program) -> np.ndarray:

@@ -2,16 +2,13 @@
 
 `prepare` fits a table into an envelope and packs its index tables: a `Prepared`, which is a pytree of arrays. It can
 be an argument of a `jax.jit` function, say a whole training step, which is then compiled once for the envelope and
-not for each table. `run` prepares a table and calls it. Both are differentiable by `jax.grad` (a `jax.custom_vjp`
-rule). Inside `jit`, `run` makes the table a constant of what is traced.
-
-They do not have a forward-mode rule (`jax.jvp`, `jax.hessian`).
+not for each table. `run` prepares a table and calls it. Both are differentiable (`derivatives.py`). Inside `jit`, `run`
+makes the table a constant of what is traced.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +19,8 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.core.profile import profile_of
-from lanewise.dynamic import compute, pack, passes
-from lanewise.dynamic import reverse as backwards
-from lanewise.dynamic.compute import Moving, Ran
+from lanewise.dynamic import pack, passes
+from lanewise.dynamic.derivatives import forward, rows_of
 from lanewise.dynamic.envelope import Envelope, Store
 from lanewise.dynamic.layout import layout
 from lanewise.dynamic.order import levels
@@ -48,92 +44,6 @@ class Answer:
 
     def of(self, type_: Type) -> Any:
         return self.rows[self.types.index(type_)]
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class Moves:
-    """Which shared arrays and carried rows have derivatives: known when differentiated, part of what is compiled."""
-
-    shared: tuple[bool, ...]
-
-    def of_pieces(self, envelope: Envelope) -> Moving:
-        lay = layout(envelope)
-        return tuple(
-            (
-                tuple(base is not None for base in lay.operand[p]),
-                tuple(self.shared[s] for s in envelope.shared[p]),
-            )
-            for p in range(len(envelope.pieces))
-        )
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _forward(envelope: Envelope, tables: Any, payload: Any, carried: Any, shared: Any) -> Any:
-    lay = layout(envelope)
-    ran = compute.forward(lay, tables, payload, carried, shared)
-    return compute.answers(lay, tables, ran.arenas)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _forward_saving(
-    envelope: Envelope, moves: Moves, tables: Any, payload: Any, carried: Any, shared: Any
-) -> Any:
-    lay = layout(envelope)
-    moving = moves.of_pieces(envelope)
-    ran = compute.forward(lay, tables, payload, carried, shared, moving)
-    return compute.answers(lay, tables, ran.arenas), ran
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _backward(
-    envelope: Envelope,
-    moves: Moves,
-    tables: Any,
-    back: Any,
-    payload: Any,
-    shared: Any,
-    ran: Ran,
-    seeds: Any,
-) -> Any:
-    lay = layout(envelope)
-    moving = moves.of_pieces(envelope)
-    return backwards.reverse(lay, tables, back, payload, shared, Ran(*ran), moving, seeds)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(
-    envelope: Envelope, tables: Any, back: Any, payload: Any, carried: Any, shared: Any
-) -> Any:
-    del back
-    return _forward(envelope, tables, payload, carried, shared)
-
-
-def _run_forward(
-    envelope: Envelope, tables: Any, back: Any, payload: Any, carried: Any, shared: Any
-) -> Any:
-    moves = Moves(tuple(bool(s.perturbed) for s in shared))
-    plain = jax.tree.map(lambda x: x.value, (tables, back, payload, carried, shared))
-    tables, back, payload, carried, shared = plain
-    out, ran = _forward_saving(envelope, moves, tables, payload, carried, shared)
-    return out, (moves, tables, back, payload, shared, ran)
-
-
-def _run_backward(envelope: Envelope, kept: Any, adjoints: Any) -> Any:
-    moves, tables, back, payload, shared, ran = kept
-    seeds = tuple(
-        None if not t.differentiable else jnp.zeros(a.aval.shape, a.aval.dtype) if _zero(a) else a
-        for t, a in zip(envelope.types, adjoints, strict=True)
-    )
-    carried, of_shared = _backward(envelope, moves, tables, back, payload, shared, ran, seeds)
-    return None, None, None, tuple(carried), tuple(of_shared)
-
-
-def _zero(value: Any) -> bool:
-    return isinstance(value, jax.custom_derivatives.SymbolicZero)
-
-
-_run.defvjp(_run_forward, _run_backward, symbolic_zeros=True)
 
 
 def _padded(rows: Any, size: int, type_: Type) -> Any:
@@ -169,9 +79,9 @@ class Prepared:
             for t, size in zip(envelope.types, envelope.carried, strict=True)
         )
         if self.back is None:
-            out: Any = _forward(envelope, self.tables, self.payload, rows, tuple(shared))
+            out: Any = forward(envelope, self.tables, self.payload, rows, tuple(shared))
         else:
-            out = _run(envelope, self.tables, self.back, self.payload, rows, tuple(shared))
+            out = rows_of(envelope, self.tables, self.back, self.payload, rows, shared)
         return Answer(envelope.types, tuple(out))
 
 

@@ -403,8 +403,6 @@ class _Slicer:
                 outs = _jax.run_eqn(same.op.eqn, [self.value(scope, a) for a in same.op.eqn.invars])
                 found = outs[same.number]
             scope.control[atom] = found
-        if _jax.is_extended(atom.aval.dtype):
-            return found
         return lax.convert_element_type(found, atom.aval.dtype)
 
     def early(self, scope: _Scope, codes: Iterable[Code]) -> list[Var]:

@@ -7,7 +7,8 @@
 * A program that can be carried one lane at a time (`native` on a CPU, `kernel` on a GPU) is, unless its work is matrix
   products: those want all lanes at once.
 * A lone call of a recursion over small arrays is C++ on a CPU: a machine of one lane pays for a tick at each block.
-* A recursion around large matrix products whose control does not depend on them is run by levels, outside `jit`.
+* A recursion around large matrix products whose control does not depend on them is run by levels, outside `jit`. So are
+  calls of such a recursion inside a program of which the rest is not.
 * Any other is swept by `ticks`.
 
 That is known from the code alone, and so inside `jit`. Outside it, where matrix products make up much of the work, how
@@ -30,7 +31,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from lanewise import _jax
-from lanewise.blocks.equations import any_eqn, guards_a_loop, refuse_collectives, sees_batch
+from lanewise.blocks.equations import (
+    any_eqn,
+    eqn_cost,
+    guards_a_loop,
+    refuse_collectives,
+    sees_batch,
+)
 from lanewise.blocks.link import Linked
 from lanewise.carriers.table import ALONE, carrier_of
 from lanewise.core.errors import CompilerError, OptionError
@@ -55,6 +62,9 @@ Answer = TypeVar("Answer")
 
 # Fewer lanes than this are not run by levels unless that is asked for: an envelope takes seconds to compile.
 FEWEST_LANES_BY_LEVELS = 16
+
+# Products that are too small by as much may make up a piece that is worth it: below, nothing is looked at.
+MOST_PRODUCTS_OF_A_PIECE = 16
 
 # Programs that do without kernels, because the machine's compilers could make none, and why.
 _given_up: dict[Program, str] = {}
@@ -95,14 +105,23 @@ def levels_plan(job: Job, operands: Sequence[Any]) -> Plan | None:
         found = _by_code(job)
         carrier: Any = carrier_of("ticks", "levels")
         return found if carrier.can_decide(job, operands) else carrier.run(found, operands)
-    # Of what is traced for higher orders, or compiled, JAX wants forward mode too.
-    if not (_may_be_by_levels(job) and _jax.runs_now()):
+    if _jax.stages() or not _may_be_by_levels(job):
         return None
     found = _by_levels_if_better(job, given_up(job.program))
     if found.schedule != "levels":
         return None
     carrier = carrier_of("ticks", "levels")
     return found if carrier.can_decide(job, operands) else None
+
+
+def inside_jit(found: Plan) -> Plan:
+    """The plan of a job inside `jit`, which says so if outside the job would be run by levels."""
+    job = found.job
+    if found.schedule != "meet" or not _may_be_by_levels(job):
+        return found
+    if _by_levels_if_better(job, given_up(job.program)).schedule != "levels":
+        return found
+    return found.because(f"{found.why}; called outside jit, it is run by levels")
 
 
 def _may_be_by_levels(job: Job) -> bool:
@@ -117,8 +136,10 @@ def _may_be_by_levels(job: Job) -> bool:
 def _by_levels_if_better(job: Job, failed: str | None) -> Plan:
     """By levels, where lanes would meet at matrix products; else the plan by the code, with the reason."""
     suggested = _by_code(job)
-    if suggested.schedule != "meet" or failed is not None:
+    if failed is not None:
         return suggested
+    if suggested.schedule != "meet":
+        return _in_parts_if_better(job) or suggested
     carrier: Any = carrier_of("ticks", "levels")
     why = "a recursion around matrix products whose control does not wait for them"
     found = carrier.offer(job, "levels", f"{why}: control first, then products of whole levels")
@@ -127,6 +148,21 @@ def _by_levels_if_better(job: Job, failed: str | None) -> Plan:
     if carrier.products(job) < job.profile.level_products:
         return suggested.because(f"{suggested.why}; not by levels: the products are small")
     return found
+
+
+def _in_parts_if_better(job: Job) -> Plan | None:
+    """Some calls by levels, where that is what they would be run by alone, though the whole is not."""
+    least = job.profile.level_products / MOST_PRODUCTS_OF_A_PIECE
+    if not any_eqn(job.program, lambda eqn: eqn_cost(eqn).products >= least):
+        return None
+    carrier: Any = carrier_of("ticks", "levels")
+    why = "calls around matrix products whose control does not wait for them come first"
+    found = carrier.offer(job, "levels", why)
+    parts = None if isinstance(found, str) else carrier.in_parts(job)
+    if parts is None:
+        return None
+    first = parts.first.with_options(schedule="auto")
+    return found if _by_levels_if_better(first, None).schedule == "levels" else None
 
 
 def _by_code(job: Job) -> Plan:

@@ -2,7 +2,8 @@
 
 To linearize it is to decide control, run the table and keep what its reverse reads, and to stage `tangents_p` as ever:
 run as it is, that map is the program's own derivative, by tangents; its transpose is here the reverse of the table
-(`dynamic/reverse.py`). The table is data of this call, so it goes along with the map.
+(`dynamic/reverse.py`). The table is data of this call, so it goes along with the map. `second.py` differentiates that
+reverse in its turn.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad
-from lanewise.carriers.levels import Decision, decided
+from lanewise.carriers.decided import Decision, decided, flattened
 from lanewise.core.errors import TransformError
-from lanewise.core.program import Program, throw_p
-from lanewise.job.job import Job, Mapped, lanes_first
+from lanewise.core.program import Program, program_p, throw_p
+from lanewise.job.job import Job, Mapped
 from lanewise.rules.explain import explainable
+from lanewise.rules.second import adjoints
 from lanewise.rules.sums import summed_over
 from lanewise.rules.tangents import tangents_p
 
@@ -36,7 +38,6 @@ class TableGradient:
     out_moving: tuple[bool, ...]
     tree: Any
 
-    @_jax.our_transfers()
     def transposed(
         self,
         cts: Sequence[Any],
@@ -45,34 +46,47 @@ class TableGradient:
         tangents_mapped: Mapped,
         wanted: Sequence[bool],
     ) -> list[Any]:
-        """Adjoints of the operands that move; those of answers have all lane axes."""
+        """Adjoints of the operands that move, `None` for those not wanted; those of answers have all lane axes."""
+        if tangents_mapped != tuple(itertools.compress(self.job.mapped, self.moving)):
+            raise TransformError(
+                f"the linear map of `{self.job.program.name}`, which was run by levels, is batched and then"
+                ' transposed. Use schedule="sweep".'
+            )
+        found = iter(adjoints(self, primals, saved, cts, wanted))
+        return [next(found) if want else None for want in wanted]
+
+    @_jax.our_transfers()
+    def reverse(
+        self,
+        primals: Sequence[Any],
+        saved: Sequence[Any],
+        cts: Sequence[Any],
+        wanted: Sequence[bool],
+    ) -> list[Any]:
+        """The reverse of the table: adjoints of the operands that move and are wanted."""
         lanes, examples = self.job.lanes, self.job.examples
-        flat, _ = lanes_first(primals, lanes, self.job.mapped)
-        given, adjoints = iter(cts), []
-        for moves in self.out_moving:
-            ct = next(given) if moves else None
-            if ct is not None:
-                if ct.shape[: len(lanes)] != lanes:
-                    raise TransformError(
-                        f"the linear map of `{self.job.program.name}`, which was run by levels, is batched and then"
-                        ' transposed. Use schedule="sweep".'
-                    )
-                ct = self.decision.of_lanes_done(ct.reshape(examples, *ct.shape[len(lanes) :]))
-            adjoints.append(ct)
+        flat = flattened(primals, self.job)
+        given = iter(cts)
+        of_answers = [
+            self.decision.of_lanes_done(ct.reshape(examples, *ct.shape[len(lanes) :]))
+            if (ct := next(given) if moves else None) is not None
+            else None
+            for moves in self.out_moving
+        ]
         kept = jax.tree.unflatten(self.tree, saved)
-        found = self.decision.values.reverse(flat, kept, self.moving, adjoints)
+        found = self.decision.values.reverse(flat, kept, self.moving, of_answers)
         outs = []
-        moved = list(itertools.compress(range(len(primals)), self.moving))
-        for number, axes, want in zip(moved, tangents_mapped, wanted, strict=True):
+        moved = itertools.compress(range(len(primals)), self.moving)
+        for number in itertools.compress(moved, wanted):
             adjoint = found.get(number)
-            if not want:
-                outs.append(None)
-            elif adjoint is None:
+            if adjoint is None:
                 aval = _jax.aval_of(primals[number])
                 outs.append(jnp.zeros(aval.shape, aval.dtype))
             elif self.job.varying[number]:
                 whole = adjoint.reshape(*lanes, *adjoint.shape[1:])
-                outs.append(summed_over(whole, (True,) * len(lanes), axes, lanes))
+                outs.append(
+                    summed_over(whole, (True,) * len(lanes), self.job.mapped[number], lanes)
+                )
             else:
                 outs.append(adjoint)
         return outs
@@ -87,7 +101,12 @@ def linearized_by_levels(
     )
     with jax.ensure_compile_time_eval():
         decision = decided(job, primals, gradient=True)
-    outs, kept = decision.saving(primals, moving)
+    again = any(map(_jax.has_derivative, primals))
+    # Of what is saved no derivative is needed (`second.py`); those of the answers are the program's.
+    outs, kept = decision.saving(jax.lax.stop_gradient(list(primals)) if again else primals, moving)
+    if again:
+        params = {"program": program, "lanes": job.lanes, "mapped": job.mapped}
+        outs = program_p.bind(*primals, **params, options=job.options)
     num = len(program.out_avals)
     saved, tree = jax.tree.flatten(kept)
     if program.gives_outcomes(job.options):
@@ -99,7 +118,7 @@ def linearized_by_levels(
     out_moving = tuple(_jax.has_tangent(aval) for aval in program.out_avals)
     gradient = TableGradient(job, decision, moving, out_moving, tree)
     lanes = job.lanes
-    params: dict[str, Any] = {
+    given: dict[str, Any] = {
         "program": program,
         "gradient": gradient,
         "moving": moving,
@@ -112,8 +131,8 @@ def linearized_by_levels(
     flags = [*out_moving, *[False] * (len(outs) - num)]
 
     def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
-        given = [ad.instantiate_zeros(t) for t, flag in zip(tangents, moving, strict=True) if flag]
-        moved = iter(tangents_p.bind(*residuals, *given, **params))
+        own = [ad.instantiate_zeros(t) for t, flag in zip(tangents, moving, strict=True) if flag]
+        moved = iter(tangents_p.bind(*residuals, *own, **given))
         return [
             next(moved) if flag else _jax.zero_tangent(x)
             for x, flag in zip(outs, flags, strict=True)

@@ -123,8 +123,12 @@ def _by_levels(
     if levels_plan(job, primals) is None:
         return None
     # Imported where it is used: it brings the tables along.
+    from lanewise.carriers.levels import in_parts
     from lanewise.rules.levels import linearized_by_levels
 
+    parts = in_parts(job)
+    if parts is not None:
+        return linearized(parts, nonzero, primals)
     return linearized_by_levels(nonzero, primals, program, job)
 
 

@@ -24,7 +24,7 @@ from lanewise.core.program import on_machine_inside
 from lanewise.grow.rerun import RerunLarger
 from lanewise.job.job import Job, job_for, of_rows
 from lanewise.job.plan import HostRun, Plan, apart, of_no_lanes
-from lanewise.plan.choose import as_watched, given_up, or_given_up, plan
+from lanewise.plan.choose import as_watched, given_up, inside_jit, or_given_up, plan
 from lanewise.plan.folded import folded
 from lanewise.plan.sharded import Split
 
@@ -46,7 +46,7 @@ def _traced(job: Job, operands: Sequence[Any], split: Split | None) -> list[Any]
     fold = folded(job)
     if fold is not None:
         return fold.answers(_traced(fold.inner, fold.operands(operands), split))
-    chosen = plan(job)
+    chosen = inside_jit(plan(job))
     if split is not None:
         split.refuse(chosen)
     compiling.watch(job.program.name, chosen.words, job.options.progress)

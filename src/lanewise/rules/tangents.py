@@ -219,12 +219,17 @@ def linearized(
 
     outs, linear = jax.linearize(of_moved, *itertools.compress(primals, nonzero))
     residuals, tree = jax.tree.flatten(linear)
+    flags = [_jax.has_tangent(_jax.aval_of(x)) for x in outs]
 
     def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
         given = [ad.instantiate_zeros(t) for t, flag in zip(tangents, nonzero, strict=True) if flag]
-        return list(jax.tree.unflatten(tree, residuals)(*given))
+        moved = jax.tree.unflatten(tree, residuals)(*given)
+        return [
+            t if flag else _jax.zero_tangent(x)
+            for t, x, flag in zip(moved, outs, flags, strict=True)
+        ]
 
-    return outs, [True] * len(outs), residuals, tangents_of
+    return outs, flags, residuals, tangents_of
 
 
 _jax.on_linearize(tangents_p, _linearize_tangents)

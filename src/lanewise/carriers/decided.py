@@ -1,0 +1,107 @@
+"""A job that is run by levels, with its control decided: what is left is a function of its operands."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lanewise import _jax
+from lanewise.blocks.flatten import operand_avals
+from lanewise.core import compiling
+from lanewise.core.errors import Outcome
+from lanewise.core.outcomes import blank
+from lanewise.core.program import Program
+from lanewise.dynamic.answers import Values
+from lanewise.dynamic.levels import ByLevels, by_levels
+from lanewise.dynamic.run import STORE
+from lanewise.job.job import Job, Mapped, lanes_first
+from lanewise.job.plan import shaped
+
+
+def own(job: Job) -> ByLevels:
+    """What runs a job by levels. Raises `NotSliced`."""
+    return by_levels(job.program, job.varying, job.options.max_depth)
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A job whose control is decided: what is left is a function of its operands, which may be traced."""
+
+    job: Job
+    values: Values
+
+    def __call__(self, operands: Sequence[Any]) -> list[Any]:
+        """What the job gives. Tables go to the device with each run."""
+        flat = flattened(operands, self.job)
+        with _jax.our_transfers():
+            return self._given(self.values(flat))
+
+    def saving(self, operands: Sequence[Any], moving: Sequence[bool]) -> tuple[list[Any], Any]:
+        """The same, and what the reverse reads."""
+        flat = flattened(operands, self.job)
+        with _jax.our_transfers():
+            answers, kept = self.values.saving(flat, moving)
+            return self._given(answers), kept
+
+    def of_lanes_done(self, rows: Any, otherwise: Any = 0) -> Any:
+        """Rows of all lanes, with this for those that failed."""
+        code = self.values.decided.code
+        if not code.any():
+            return rows
+        failed = (code != int(Outcome.DONE)).reshape(-1, *[1] * (rows.ndim - 1))
+        return jnp.where(failed, otherwise, rows).astype(rows.dtype)
+
+    def _given(self, answers: list[Any]) -> list[Any]:
+        job, ended = self.job, self.values.decided
+        answers = [self.of_lanes_done(x, blank(x.dtype)) for x in answers]
+        for i in _keys(job.program)[1]:
+            answers[i] = _jax.wrap_key(answers[i], job.program.out_avals[i])
+        code, site = ended.code, ended.site
+        if not job.options.throw:
+            code, site = jnp.asarray(code), jnp.asarray(site)
+        return shaped((answers, code, site, []), job)
+
+
+def flattened(operands: Sequence[Any], job: Job, mapped: Mapped | None = None) -> list[Any]:
+    """Operands with one lane axis, typed PRNG keys as the integers that they are made of."""
+    keys, _ = _keys(job.program)
+    if keys:
+        operands = [
+            x if x is None or i not in keys else jax.random.key_data(x)
+            for i, x in enumerate(operands)
+        ]
+    return lanes_first(operands, job.lanes, mapped or job.mapped)[0]
+
+
+@functools.lru_cache(maxsize=512)
+def _keys(program: Program) -> tuple[frozenset[int], frozenset[int]]:
+    """The operands and the answers that are typed PRNG keys."""
+    both = (operand_avals(program), program.out_avals)
+    operands, answers = (
+        frozenset(i for i, aval in enumerate(avals) if _jax.is_key(aval)) for avals in both
+    )
+    return operands, answers
+
+
+def decided(job: Job, operands: Sequence[Any], *, gradient: bool) -> Decision:
+    """Run the slice; of the operands only those that decide are looked at."""
+    by = own(job)
+    flags = [i in by.reads for i in range(len(operands))]
+    read = [x if flag else None for x, flag in zip(operands, flags, strict=True)]
+    mapped = tuple(
+        axes if flag else (False,) * len(job.lanes)
+        for axes, flag in zip(job.mapped, flags, strict=True)
+    )
+    found = by.decide(flattened(read, job, mapped), job.examples)
+    made = STORE.made
+    values = by.values(found, job.examples, gradient=gradient)
+    if STORE.made > made:
+        # What takes long from here on is the envelope, not the slice.
+        words = "schedule levels: an envelope for minibatches like this one"
+        compiling.watch(job.program.name, words, job.options.progress, new=True)
+    return Decision(job, values)

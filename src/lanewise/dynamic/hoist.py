@@ -1,0 +1,431 @@
+"""A program in two: calls whose control does not wait for values, and the rest, which takes their answers.
+
+`control.py` answers for a whole program: one loop on values, and it has no slice. But what comes before that loop, or
+beside it, is often a recursion over a tree, of which the loop reads the answer alone: an encoder before a parser, a
+sampler, early exits, an iteration until something settles. Such a program is split here. The *first* program makes
+those calls, and has a slice; the *rest* is the program without them, which takes their answers as further operands and
+is run by whatever would have run the whole.
+
+What is looked at is the code of the entry, with what JAX and Lanewise wrap written out. An operation that holds control
+(a call, a loop, a branch around such) is *early* if all that it reads is, and if the program that ends with it can be
+sliced: `control.py` is asked, so there is one rule for what can run first. Plain equations on early values are early
+too. What is early is *hoisted* if it is matrix work; the rest of the program is then handed its results, and computes
+again what else it needs.
+
+Only what is reached whatever the values are is early. A call in a branch or loop on values stays where it is, though
+its arguments may be known: it is pure, but the test may be what keeps it from running for ever, or from reading a child
+that is not there. A branch that can be decided first is split with its sides, so that an early `return` above a call
+does no harm. An assertion on values stays, and so does what follows it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise import _jax
+from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+from lanewise.blocks.equations import Inside, inside
+from lanewise.core.program import Function, Program, call_p, check_p, program_p, throw_p
+from lanewise.dynamic.code import NotSliced, variables
+from lanewise.dynamic.control import is_expensive
+from lanewise.dynamic.slice import pieces_of
+
+_WRITTEN_OUT = frozenset(("jit", "pjit", "closed_call", "core_call"))
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One of the two programs: it captures what the whole does, then `constants`, and takes what the whole takes."""
+
+    program: Program
+    constants: tuple[Any, ...]
+
+    def given(self, operands: Sequence[Any], constants: Sequence[Any] | None = None) -> list[Any]:
+        """Operands of the whole, or one fact of each, with those of the constants in their place."""
+        own = self.constants if constants is None else constants
+        captured = self.program.num_captures - len(own)
+        return [*operands[:captured], *own, *operands[captured:]]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """`first` gives what the last parameters of `rest` are. `calls`: what is hoisted; `stays`: what is not, and why."""
+
+    first: Stage
+    rest: Stage
+    calls: tuple[str, ...]
+    stays: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def split(program: Program, varying: tuple[bool, ...]) -> Split:
+    """A program that has no slice in two, for lanes that differ in these operands.
+
+    Raises `NotSliced` where nothing can be hoisted, or needs to be.
+    """
+    if any(_calls(f.jaxpr, program.entry) for f in program.functions.values()):
+        raise NotSliced("its entry calls itself, so no call is made once")
+    return _Splitter(program, varying).split()
+
+
+@dataclass(eq=False)
+class _Op:
+    """An equation of the entry, renamed; `sides` of a branch that holds control."""
+
+    eqn: JaxprEqn
+    sides: tuple[_Body, ...] = ()
+    early: bool = False
+    hoisted: bool = False
+
+    @property
+    def split(self) -> bool:
+        """Whether it is a branch that stays, with code that is hoisted."""
+        return not self.early and any(op.hoisted or op.split for s in self.sides for op in s.ops)
+
+
+@dataclass(eq=False)
+class _Body:
+    """Operations in order, and what they give."""
+
+    ops: list[_Op] = field(default_factory=list)
+    outs: list[Atom] = field(default_factory=list)
+
+    def hoisted(self) -> Iterator[_Op]:
+        for op in self.ops:
+            if op.hoisted:
+                yield op
+            elif op.split:
+                for side in op.sides:
+                    yield from side.hoisted()
+
+
+class _Splitter:
+    """A program that is being split."""
+
+    def __init__(self, program: Program, varying: tuple[bool, ...]) -> None:
+        self.program, self.varying = program, varying
+        entry = program.functions[program.entry]
+        captured = [_jax.new_var(aval) for aval in program.capture_avals]
+        self.operands = [*captured, *(_jax.new_var(v.aval) for v in entry.params)]
+        given = [*(captured[i] for i in entry.captures), *self.operands[len(captured) :]]
+        self.body = _written_out(entry.jaxpr, given, ())
+        self.given: set[Atom] = set()  # what is hoisted gives
+        self.stays: list[str] = []
+
+    def split(self) -> Split:
+        self.decide(self.body, set(self.operands), "")
+        control = [op.eqn for op in self.body.hoisted() if _holds_control(op.eqn)]
+        calls = [_words(each) for eqn in control for each in _made_by(eqn)]
+        if not calls:
+            raise NotSliced("; ".join(self.stays) or "it makes no call that could be made first")
+        _keep_products(self.body, set())
+        handed = [v for op in self.body.hoisted() for v in op.eqn.outvars]
+        whole = self.rest(handed).program
+        used = _jax.used_inputs(whole.functions[whole.entry].jaxpr)[-len(handed) :]
+        handed = [v for v, flag in zip(handed, used, strict=True) if flag]
+        return Split(
+            self.first(handed), self.rest(handed), tuple(dict.fromkeys(calls)), tuple(self.stays)
+        )
+
+    # -- what is early -----------------------------------------------------------------------------
+
+    def decide(self, body: _Body, early: set[Var], behind: str) -> str:
+        """Mark what is early and what is hoisted. `behind`: what may keep this code from being reached, if anything.
+
+        Gives the same for the code that follows.
+        """
+        for op in body.ops:
+            known = early.issuperset(variables(op.eqn.invars))
+            if _holds_control(op.eqn):
+                op.early = known and not behind and self.sliceable(op)
+                op.hoisted = op.early and self.holds_products(op.eqn, set())
+            else:
+                op.early = known and not op.eqn.effects
+                # It hands the answers of a program on.
+                throws = op.eqn.primitive is throw_p
+                op.hoisted = op.early and throws and not self.given.isdisjoint(op.eqn.invars)
+            if op.early:
+                early.update(op.eqn.outvars)
+                self.given.update(op.eqn.outvars if op.hoisted else ())
+            elif op.sides:
+                waits = not early.issuperset(variables(op.eqn.invars[:1]))
+                inner = behind or (f"inside {_words(op.eqn)}" if waits else "")
+                ends = [self.decide(side, set(early), inner) for side in op.sides]
+                if waits:
+                    ends = [self.end_of(op.eqn)]
+                behind = behind or next(filter(None, ends), "")
+            elif _holds_control(op.eqn):
+                self.stays += _why_late(op.eqn, known, behind)
+                behind = behind or self.end_of(op.eqn)
+        return behind
+
+    def end_of(self, eqn: JaxprEqn) -> str:
+        """What is behind an operation on values: nothing, unless a lane may end there."""
+        return f"after {_words(eqn)}" if self.asserts(eqn) else ""
+
+    def asserts(self, eqn: JaxprEqn) -> bool:
+        if eqn.primitive is call_p:
+            return bool(self.program.sites)
+        if eqn.primitive is program_p:
+            return bool(eqn.params["program"].sites)
+        inner = (e for code in _jax.subjaxprs(eqn) for e in code.eqns)
+        return eqn.primitive is check_p or any(map(self.asserts, inner))
+
+    def sliceable(self, op: _Op) -> bool:
+        """Whether the program that ends with an operation has a slice."""
+        op.early = op.hoisted = True
+        made = self.first(list(op.eqn.outvars))
+        op.early = op.hoisted = False
+        varying = made.given(self.varying, [False] * len(made.constants))
+        try:
+            pieces_of(made.program, tuple(varying))
+        except NotSliced as error:
+            if op.eqn.primitive in (call_p, program_p):
+                self.stays.append(f"{_words(op.eqn)} stays: {error}")
+            return False
+        return True
+
+    def holds_products(self, eqn: JaxprEqn, seen: set[str]) -> bool:
+        """Whether an equation does matrix work, in the functions that it calls included."""
+        if eqn.primitive is call_p:
+            name = eqn.params["name"]
+            new = name not in seen
+            seen.add(name)
+            inner = self.program.functions.get(name)
+            return new and inner is not None and self._any_products(inner.jaxpr, seen)
+        if eqn.primitive is program_p and not eqn.params["lanes"]:
+            functions = eqn.params["program"].functions.values()
+            return any(self._any_products(f.jaxpr, seen) for f in functions)
+        found = list(_jax.subjaxprs(eqn))
+        return any(self._any_products(code, seen) for code in found) or is_expensive(eqn)
+
+    def _any_products(self, jaxpr: Jaxpr, seen: set[str]) -> bool:
+        return any(self.holds_products(eqn, seen) for eqn in jaxpr.eqns)
+
+    # -- the two programs --------------------------------------------------------------------------
+
+    def first(self, handed: Sequence[Var]) -> Stage:
+        """The program of what is early, which gives these."""
+
+        def run(*operands: Any) -> list[Any]:
+            env: dict[Var, Any] = dict(zip(self.operands, operands, strict=True))
+            found = _run_early(self.body, env, handed)
+            return [_jax.convert_to_aval(found[v], v.aval) for v in handed]
+
+        # One name for a call that is hoisted: it is what is seen of it in reports.
+        return self.stage(run, (), f"calls of {self.program.entry}")
+
+    def rest(self, handed: Sequence[Var]) -> Stage:
+        """The program without what is hoisted; it is given these."""
+
+        def run(*operands: Any) -> list[Any]:
+            env: dict[Var, Any] = dict(zip([*self.operands, *handed], operands, strict=True))
+            return _run_rest(self.body, env)
+
+        return self.stage(run, handed, self.program.entry)
+
+    def stage(self, run: Callable[..., list[Any]], handed: Sequence[Var], name: str) -> Stage:
+        traced = _jax.trace(run, [v.aval for v in (*self.operands, *handed)])
+        captured, num = self.program.num_captures, len(traced.captures)
+        captures = (*range(captured, captured + num), *range(captured))
+        functions = {n: f for n, f in self.program.functions.items() if n != self.program.entry}
+        entry = Function(name, _jax.without_unused(traced.jaxpr), captures)
+        made = Program({name: entry, **functions}, name, captured + num)
+        return Stage(replace(made, functions=_reached(made)), traced.captures)
+
+
+def _run_early(body: _Body, env: dict[Var, Any], handed: Sequence[Var]) -> dict[Var, Any]:
+    """Run what is early; gives those of the variables that are made here or in sides."""
+    found: dict[Var, Any] = {}
+    for op in body.ops:
+        if op.early:
+            outs = _jax.run_eqn(op.eqn, [_value(a, env) for a in op.eqn.invars])
+            env.update(zip(op.eqn.outvars, outs, strict=True))
+        elif op.split:
+            inner = {v for side in op.sides for o in side.hoisted() for v in o.eqn.outvars}
+            wanted = [v for v in handed if v in inner]
+
+            def side_of(side: _Body, wanted: list[Var] = wanted) -> Callable[[], list[Any]]:
+                def run() -> list[Any]:
+                    made = _run_early(side, dict(env), wanted)
+                    # A side that does not make a value hands on zeros, which nobody reads.
+                    return [
+                        _jax.convert_to_aval(made[v], v.aval) if v in made else _jax.zeros(v.aval)
+                        for v in wanted
+                    ]
+
+                return run
+
+            index = jnp.asarray(_value(op.eqn.invars[0], env), jnp.int32)
+            with _jax.in_place_of(op.eqn):
+                outs = lax.switch(index, [side_of(side) for side in op.sides])
+            found.update(zip(wanted, outs, strict=True))
+    return {**found, **{v: env[v] for v in handed if v in env}}
+
+
+def _run_rest(body: _Body, env: dict[Var, Any]) -> list[Any]:
+    """Run what is not hoisted; `env` has what is."""
+    for op in body.ops:
+        if op.hoisted:
+            continue
+        if op.split:
+
+            def side_of(side: _Body, op: _Op = op) -> Callable[[], list[Any]]:
+                def run() -> list[Any]:
+                    outs = _run_rest(side, dict(env))
+                    pairs = zip(outs, op.eqn.outvars, strict=True)
+                    return [_jax.convert_to_aval(x, v.aval) for x, v in pairs]
+
+                return run
+
+            index = jnp.asarray(_value(op.eqn.invars[0], env), jnp.int32)
+            with _jax.in_place_of(op.eqn):
+                outs = lax.switch(index, [side_of(side) for side in op.sides])
+        else:
+            outs = _jax.run_eqn(op.eqn, [_value(a, env) for a in op.eqn.invars])
+        env.update(zip(op.eqn.outvars, outs, strict=True))
+    return [_value(a, env) for a in body.outs]
+
+
+def _value(atom: Atom, env: dict[Var, Any]) -> Any:
+    return atom.val if isinstance(atom, Literal) else env[atom]
+
+
+def _keep_products(body: _Body, needed: set[Var]) -> None:
+    """Have results of matrix work that hoisted operations read handed on as well, and not computed again."""
+    for op in reversed(body.ops):
+        if op.split:
+            for side in op.sides:
+                _keep_products(side, needed)
+        elif op.early and (op.hoisted or not needed.isdisjoint(op.eqn.outvars)):
+            op.hoisted = op.hoisted or is_expensive(op.eqn)
+            needed.update(variables(op.eqn.invars))
+
+
+def _reached(program: Program) -> dict[str, Function]:
+    """The functions that the entry comes to call."""
+    found: dict[str, Function] = {}
+    waiting = [program.entry]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = program.functions[name]
+            waiting += [n for n in program.functions if _calls(found[name].jaxpr, n)]
+    return found
+
+
+# -- code --------------------------------------------------------------------------------------------------
+
+
+def _written_out(jaxpr: Jaxpr, args: Sequence[Atom], consts: Sequence[Any]) -> _Body:
+    """A function's code with what is wrapped written out, branches by their sides, and every variable renamed."""
+    env: dict[Var, Atom] = dict(zip(jaxpr.invars, args, strict=True))
+    for var, value in zip(jaxpr.constvars, consts, strict=True):
+        env[var] = Literal(value, var.aval)
+
+    def atom(a: Atom) -> Atom:
+        return a if isinstance(a, Literal) else env[a]
+
+    body = _Body()
+    for eqn in jaxpr.eqns:
+        operands = [atom(a) for a in eqn.invars]
+        new = eqn.replace(invars=operands, outvars=[_jax.new_var(v.aval) for v in eqn.outvars])
+        found = _wrapped(new) if _holds_control(eqn) else None
+        if found is not None:
+            inner = _written_out(found.jaxpr, found.operands, found.consts)
+            body.ops += inner.ops
+            # Had a program that is called inside failed, we would not be here.
+            ended = [Literal(jnp.int32(n), v.aval) for n, v in zip((0, -1), eqn.outvars[-2:])]
+            outs = [*inner.outs, *ended[: len(eqn.outvars) - len(inner.outs)]]
+            env.update(zip(eqn.outvars, outs, strict=True))
+            continue
+        op = _Op(new)
+        if eqn.primitive.name == "cond" and _holds_control(eqn):
+            op.sides = tuple(
+                _written_out(b, operands[1:], _jax.attached_consts(b))
+                for b in eqn.params["branches"]
+            )
+        body.ops.append(op)
+        env.update(zip(eqn.outvars, new.outvars, strict=True))
+    body.outs = [atom(a) for a in jaxpr.outvars]
+    return body
+
+
+def _wrapped(eqn: JaxprEqn) -> Inside | None:
+    """The code that is written out in place of an equation: what JAX wraps, programs that do not call themselves."""
+    if eqn.primitive.name in _WRITTEN_OUT:
+        return inside(eqn)
+    if eqn.primitive is not program_p or eqn.params["lanes"] or eqn.params["options"].stats:
+        return None
+    program = eqn.params["program"]
+    codes = [f.jaxpr for f in program.functions.values()]
+    if any(_calls(code, name) for code in codes for name in program.functions):
+        return None
+    entry = program.functions[program.entry]
+    captured, given = eqn.invars[: program.num_captures], eqn.invars[program.num_captures :]
+    return Inside(entry.jaxpr, (*(captured[i] for i in entry.captures), *given))
+
+
+def _holds_control(eqn: JaxprEqn) -> bool:
+    """Whether an equation makes calls, loops for a time that is not known, or asserts."""
+    if eqn.primitive is program_p:
+        program = eqn.params["program"]
+        codes = [f.jaxpr for f in program.functions.values()]
+        own = not (eqn.params["lanes"] or eqn.params["options"].stats)
+        return own and (program.recursive or any(_holds_control(e) for c in codes for e in c.eqns))
+    return (
+        eqn.primitive in (call_p, check_p)
+        or eqn.primitive.name == "while"
+        or any(_holds_control(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
+    )
+
+
+def _calls(jaxpr: Jaxpr, name: str) -> bool:
+    """Whether code calls this function of its program."""
+    return any(
+        (eqn.primitive is call_p and eqn.params["name"] == name)
+        or any(_calls(inner, name) for inner in _jax.subjaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+# -- words -------------------------------------------------------------------------------------------------
+
+
+def _words(eqn: JaxprEqn) -> str:
+    """What an operation is, and where."""
+    line = _jax.user_line(eqn)
+    if eqn.primitive is call_p:
+        return f"the call of `{eqn.params['name']}` at {line}"
+    if eqn.primitive is program_p:
+        return f"the call of `{eqn.params['program'].name}` at {line}"
+    kind = {"while": "loop", "scan": "loop", "cond": "branch"}.get(eqn.primitive.name)
+    return f"the {kind or eqn.primitive.name} at {line}"
+
+
+def _why_late(eqn: JaxprEqn, known: bool, behind: str) -> list[str]:
+    """Why calls stay that are not refused: those of an operation, or in it."""
+    if eqn.primitive in (call_p, program_p):
+        if not known:
+            return [f"{_words(eqn)} stays: its arguments wait for values"]
+        return [f"{_words(eqn)} stays: it is {behind}, which waits for values"] if behind else []
+    return [
+        f"{each} stays: it is inside {_words(eqn)}, which waits for values"
+        for each in dict.fromkeys(map(_words, _made_by(eqn)))
+        if each != _words(eqn)
+    ]
+
+
+def _made_by(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """The calls that an equation is or holds; itself if there are none."""
+    if eqn.primitive in (call_p, program_p):
+        return [eqn]
+    inner = [e for code in _jax.subjaxprs(eqn) for e in code.eqns if _holds_control(e)]
+    calls = [c for e in inner for c in _made_by(e) if c.primitive in (call_p, program_p)]
+    return calls or [eqn]
