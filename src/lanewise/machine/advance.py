@@ -34,6 +34,7 @@ from lanewise.blocks.link import Linked, ReturnPoint
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import InternalError, Outcome
 from lanewise.machine import observe
+from lanewise.machine.held import added
 from lanewise.machine.state import State
 from lanewise.machine.sums import BlockSums
 from lanewise.machine.together import FEWEST_GROUPS, index_for, lookups, needed_for, same_value
@@ -197,7 +198,8 @@ class Advance:
         outputs = [*atoms, *given, *sums.needs]
         values = self._compute(state, block, outputs, once, updates, mask, shared or {}, known)
         adds = mask if adds is None else adds
-        state = state.with_(sums=sums.added(state.sums, values[len(atoms) + len(given) :], adds))
+        more = values[len(atoms) + len(given) :]
+        state = state.with_(sums=added(self.linked, state.sums, block, sums, more, adds))
         registers, uniforms = list(state.registers), list(state.uniforms)
         for var, value in zip(kept, values, strict=False):
             value = stored(value, var.aval)

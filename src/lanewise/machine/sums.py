@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -61,6 +61,20 @@ class BlockSums:
         ]
         needs = dict.fromkeys(a for a in wanted if not isinstance(a, Literal) and a not in common)
         return BlockSums(eqns, totals, tuple(needs), frozenset(varying), common)
+
+    def only(self, chosen: Callable[[JaxprEqn, RowSum], bool]) -> BlockSums:
+        """Those of the sums that are chosen."""
+        pairs = [(e, t) for e, t in zip(self.eqns, self.totals, strict=True) if chosen(e, t)]
+        wanted = {
+            *itertools.chain.from_iterable(total.needs for _, total in pairs),
+            *(a for eqn, _ in pairs for a in eqn.invars if len(eqn.invars) > 1),
+        }
+        return replace(
+            self,
+            eqns=tuple(eqn for eqn, _ in pairs),
+            totals=tuple(total for _, total in pairs),
+            needs=tuple(var for var in self.needs if var in wanted),
+        )
 
     def added(self, sums: Sequence[Any], values: Sequence[Any], mask: Any) -> tuple[Any, ...]:
         """The sums with what the lanes of the mask add, where these are the values of what is needed."""

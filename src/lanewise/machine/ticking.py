@@ -25,6 +25,7 @@ from lanewise.core.options import Options
 from lanewise.core.outcomes import blank
 from lanewise.machine import observe
 from lanewise.machine.advance import Advance
+from lanewise.machine.held import totals_of
 from lanewise.machine.schedule import SCHEDULES, expensive_for
 from lanewise.machine.state import (
     State,
@@ -168,7 +169,7 @@ def results(linked: Linked, values: Mapping[Var, Any], state: State, code: Any) 
         bad = jnp.asarray(blank(value.dtype), value.dtype)
         value = jnp.where(lax.expand_dims(failed, range(1, value.ndim)), bad, value)
         found.append(loaded(value, var.aval))
-    sums = zip(state.sums, linked.program.sums, strict=True)
+    sums = zip(totals_of(linked, state.sums), linked.program.sums, strict=True)
     return [*found, *(value.astype(aval.dtype) for value, aval in sums)]
 
 
