@@ -41,6 +41,8 @@ from lanewise.machine.state import State, initial_state
 
 # A place that no call of a fork has.
 NOWHERE = 1 << 20
+# In the place of the call that has failed: the example has ended.
+ENDED = -1
 # The arena has n slots for each lane besides those for depth, at least the one and at most the other number, and
 # no more than these bytes hold unless lanes need them.
 SLOTS_A_LANE = 64
@@ -69,20 +71,15 @@ _COLUMNS = {
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["table", "final", "stuck", "ran"],
+    data_fields=["table", "final"],
     meta_fields=["lanes"],
 )
 @dataclass(frozen=True)
 class Frames:
-    """What slots hold beside registers, as a table; `final`: the arena grows no more.
-
-    `ran`: how many slots a tick has advanced. `stuck`: the last one found none.
-    """
+    """What slots hold beside registers, as a table; `final`: the arena grows no more."""
 
     table: Any
     final: Any
-    stuck: Any
-    ran: Any
     lanes: int
 
     def with_(self, **changes: Any) -> Frames:
@@ -155,8 +152,6 @@ def first_frames(
     frames = Frames(
         with_columns(unused_rows(lanes), root=rows),
         final=jnp.array(final),
-        stuck=jnp.array(False),
-        ran=jnp.int32(0),
         lanes=lanes,
     )
     return with_slots(state.with_(frames=frames), linked, capacity, final)
@@ -173,7 +168,6 @@ def with_slots(state: State, linked: Linked, capacity: int, final: bool) -> Stat
     frames = state.frames.with_(
         table=jnp.concatenate([state.frames.table, unused_rows(more)]),
         final=jnp.array(final),
-        stuck=jnp.array(False),
     )
     held = [var in linked.held_by_lanes for var in linked.registers]
     arrays = zip(state.registers, held, strict=True)
@@ -212,6 +206,20 @@ def first_slots(mask: Any, width: int, linked: Linked) -> Any:
     # A sum over all that came before is a dozen kernels to XLA:CPU; this is one, and a tenth of the compilation.
     (found,) = as_one_function(walk, mask)
     return found
+
+
+def ranks(mask: Any, linked: Linked) -> Any:
+    """For each row of a mask, how many of the mask come before it."""
+    if linked.profile.host_reads_guards:
+        return jnp.cumsum(mask, dtype=jnp.int32) - mask
+
+    def step(row: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        number, found = carry
+        found = lax.dynamic_update_slice(found, number[None], (row,))
+        return number + mask[row].astype(jnp.int32), found
+
+    start = (jnp.int32(0), jnp.zeros(mask.shape, jnp.int32))
+    return lax.fori_loop(0, mask.shape[0], step, start)[1]
 
 
 def lanes_alone(state: State) -> State:
