@@ -102,7 +102,7 @@ def _phases(plan: Plan, most: int) -> Phases:
         return run_ticks(linked, state, lanes, job.options, plan.schedule)
 
     def finish(state: State) -> list[Any]:
-        alone = lanes_alone(state)
+        alone = lanes_alone(state, linked)
         values, code, places = answers(linked, alone)
         observe.finished(alone, code, lives_of_lanes=True)
         return shaped((values, code, places, statistics(alone)), job)

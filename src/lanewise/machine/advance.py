@@ -69,6 +69,7 @@ class Advance:
         self.stack_place = {var: i for i, var in enumerate(linked.storage.stacks)}
         self.by_row: frozenset[Var] = frozenset()
         self.rows: Any = None
+        self.keeps_others = True
 
     def with_lanes(self, lanes: int) -> Advance:
         """The same for another number of lanes."""
@@ -80,10 +81,13 @@ class Advance:
             expensive=self.expensive,
         )
 
-    def reading(self, by_row: frozenset[Var], rows: Any) -> Advance:
-        """The same where lanes read slices of these registers at rows that are not their own."""
+    def of_tile(self, by_row: frozenset[Var], rows: Any) -> Advance:
+        """The same for lanes that are copies, of which those of the mask are put back.
+
+        They read slices of the registers `by_row` at rows that are not their own.
+        """
         found = self.with_lanes(self.lanes)
-        found.by_row, found.rows = by_row, rows
+        found.by_row, found.rows, found.keeps_others = by_row, rows, False
         return found
 
     def run(self, state: State, pc: int) -> State:
@@ -208,7 +212,7 @@ class Advance:
             elif chains[var]:
                 registers[self.place[var]] = value
             else:
-                registers[self.place[var]] = select(mask, value, registers[self.place[var]])
+                registers[self.place[var]] = self._chosen(mask, value, registers[self.place[var]])
         state = state.with_(registers=tuple(registers), uniforms=tuple(uniforms))
         return state, values[len(kept) : len(kept) + len(given)]
 
@@ -220,6 +224,10 @@ class Advance:
             eqns=needed_for(block, outputs), assigns=(), terminator=Return(), steps=0
         )
         return self._compute(state, part, outputs, [False] * len(outputs), (), mask, {})
+
+    def _chosen(self, mask: Any, new: Any, old: Any) -> Any:
+        """New values where the mask holds; elsewhere the old ones, if they are kept."""
+        return select(mask, new, old) if self.keeps_others else new
 
     def _is_kept(self, var: Var) -> bool:
         return var in self.place or var in self.uniform_place
@@ -341,7 +349,7 @@ class Advance:
             elif var in self.place and update_chain(block.eqns, var, atom):
                 registers[self.place[var]] = value  # masked where it was written
             elif var in self.place:
-                registers[self.place[var]] = select(mask, value, registers[self.place[var]])
+                registers[self.place[var]] = self._chosen(mask, value, registers[self.place[var]])
         callee = self.linked.program.functions[block.terminator.callee]
         entry = self.linked.pc_of[callee.entry]
         return state.with_(

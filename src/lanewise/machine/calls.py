@@ -7,9 +7,9 @@ what is written to parents is written by place, and what is counted is added.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -20,7 +20,8 @@ from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.core.one_function import as_one_function
 from lanewise.machine.advance import Advance
-from lanewise.machine.choice import calls_of
+from lanewise.machine.banks import Write, is_number, places, read
+from lanewise.machine.choice import Choice, calls_of
 from lanewise.machine.frames import (
     ENDED,
     NOWHERE,
@@ -43,15 +44,11 @@ REPORTED = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """Some slots; `near` are numbers that a slot has, where those of nobody are beyond the last. `rows`: of the table."""
+    """Some slots; those of nobody are beyond the last. `rows`: of the table, `values`: of their registers."""
 
     slots: Any
-    near: Any
     rows: Any
-
-    def of(self, array: Any) -> Any:
-        """The rows of these slots."""
-        return taken(array, self.near)
+    values: Mapping[Var, Any]
 
     def put(self, array: Any, rows: Any, mask: Any) -> Any:
         """An array with these rows, for the slots of the mask."""
@@ -61,17 +58,38 @@ class Tile:
         return column(self.rows, name)
 
 
-def next_tile(state: State, order: Any, begin: Any, number: Any, width: int) -> Tile:
-    """The slots from a place of the order on, this many of them but no more than a tile has."""
-    slots = state.pc.shape[0]
+def next_tile(
+    state: State,
+    linked: Linked,
+    wanted: Sequence[Var],
+    choice: Choice,
+    pc: int,
+    done: Any,
+    width: int,
+) -> tuple[Tile, Any]:
+    """The next slots that run a block, and variables of theirs; and how many have been taken by then."""
+    slots, frames = state.pc.shape[0], state.frames
+    where = places(linked)
+    # Of numbers, all that a slot has: a column of them is nothing to take afterwards.
+    numbers = list(dict.fromkeys(where[var].bank for var in wanted if is_number(var)))
+    arrays = [var for var in wanted if not is_number(var)]
 
-    def look(order: Any, table: Any, begin: Any, number: Any) -> list[Any]:
-        found = lax.dynamic_slice(order, (begin,), (width,))
-        found = jnp.where(jnp.arange(width) < number, found, slots)
+    def look(order: Any, begin: Any, number: Any, done: Any, table: Any, *banks: Any) -> list[Any]:
+        found = lax.dynamic_slice(order, (begin + done,), (width,))
+        found = jnp.where(done + jnp.arange(width) < number, found, slots)
+        rows = (taken(banks[bank], found) for bank in numbers)
+        values = (read(banks, where[var], found) for var in arrays)
         near = jnp.minimum(found, slots - 1)
-        return [found, near, taken(table, near)]
+        return [found, taken(table, near), done + width, *rows, *values]
 
-    return Tile(*as_one_function(look, order, state.frames.table, begin, number))
+    # All is read in one function, before anything is written: otherwise XLA writes to a copy of the whole array.
+    chosen = (choice.order, choice.begin[pc], choice.number[pc], done)
+    found, rows, done, *given = as_one_function(look, *chosen, frames.table, *frames.banks)
+    values = dict(zip(arrays, given[len(numbers) :], strict=True))
+    for var in wanted:
+        if is_number(var):
+            values[var] = given[numbers.index(where[var].bank)][:, where[var].column]
+    return Tile(found, rows, values), done
 
 
 def launched(
@@ -81,13 +99,13 @@ def launched(
     own: Tile,
     mask: Any,
     given: Sequence[Any],
-    free: Any,
-    most: Any,
+    choice: Choice,
+    done: Any,
     advance: Advance,
-) -> tuple[State, Any]:
-    """Make calls of the fork at the end of a block, at most this many for each slot, in free slots.
+) -> tuple[State, Any, list[Write]]:
+    """Make calls of the fork at the end of a block, after as many tiles as have taken `done` slots.
 
-    Gives the places of the slots that have made all as well.
+    Gives which slots have made all, and what is to be written to those of the calls.
     """
     block = linked.order[pc]
     assert isinstance(block, Block) and isinstance(block.terminator, Fork)
@@ -95,11 +113,15 @@ def launched(
     width, slots = mask.shape[0], state.pc.shape[0]
     entries = [linked.pc_of[linked.program.functions[call.callee].entry] for call in calls]
 
-    def begin(tile: Any, rows: Any, mask: Any, free: Any, most: Any) -> list[Any]:
+    def begin(
+        tile: Any, rows: Any, mask: Any, order: Any, free: Any, alone: Any, before: Any
+    ) -> list[Any]:
+        start = free + len(calls) * (before - width)
+        free = lax.dynamic_slice(order, (start,), (len(calls) * width,))
         begun = column(rows, "launched")
-        ends = jnp.minimum(begun + most, len(calls))
-        places = range(len(calls))
-        wants = jnp.concatenate([mask & (begun <= i) & (i < ends) for i in places])
+        ends = jnp.minimum(begun + jnp.where(alone, 1, len(calls)), len(calls))
+        turns = range(len(calls))
+        wants = jnp.concatenate([mask & (begun <= i) & (i < ends) for i in turns])
         new = jnp.where(wants, taken(free, ranks(wants, linked)), slots)
         done = mask & (ends == len(calls))
         old_rows = with_columns(
@@ -125,19 +147,21 @@ def launched(
             jnp.where(wants, column(new_rows, "depth"), 0).max(),
         ]
 
-    new, there, pcs, rows, done, deepest = as_one_function(
-        begin, own.slots, own.rows, mask, free, jnp.asarray(most, jnp.int32)
+    new, there, pcs, rows, made, deepest = as_one_function(
+        begin, own.slots, own.rows, mask, choice.order, choice.free[pc], choice.alone, done
     )
-    state = _with_arguments(state, linked, calls, given, new, advance, width)
+    writes, uniforms = _arguments(state, linked, calls, given, new, advance, width)
     state = state.with_(
-        pc=put(state.pc, there, pcs), frames=frames.with_(table=put(frames.table, there, rows))
+        pc=put(state.pc, there, pcs),
+        uniforms=uniforms,
+        frames=frames.with_(table=put(frames.table, there, rows)),
     )
     if advance.counting:
         state = state.with_(deepest=jnp.maximum(state.deepest, deepest))
-    return state, done
+    return state, made, writes
 
 
-def _with_arguments(
+def _arguments(
     state: State,
     linked: Linked,
     calls: Sequence[Forked],
@@ -145,26 +169,19 @@ def _with_arguments(
     slots: Any,
     advance: Advance,
     width: int,
-) -> State:
-    """The state with what each call is given, in its slot."""
-    values = iter(given)
-    rows: dict[Var, list[tuple[Any, Any]]] = {}
-    uniforms = list(state.uniforms)
-    for place, call in enumerate(calls):
-        at = slots[place * width : (place + 1) * width]
+) -> tuple[list[Write], tuple[Any, ...]]:
+    """What each call is given, in its slot, and what all calls are."""
+    values, where = iter(given), places(linked)
+    writes, uniforms = [], list(state.uniforms)
+    for number, call in enumerate(calls):
+        own = slots[number * width : (number + 1) * width]
         for var, _ in call.arguments:
             value = stored(next(values), var.aval)
             if var in advance.uniform_place:
                 uniforms[advance.uniform_place[var]] = value
-            elif var in advance.place and var not in linked.held_by_lanes:
-                rows.setdefault(var, []).append((at, value))
-    registers = list(state.registers)
-    for var, parts in rows.items():
-        at = jnp.concatenate([a for a, _ in parts])
-        whole = jnp.concatenate([value for _, value in parts])
-        place = advance.place[var]
-        registers[place] = put(registers[place], at, whole)
-    return state.with_(registers=tuple(registers), uniforms=tuple(uniforms))
+            elif var in where:
+                writes.append(Write(*where[var], own, value))
+    return writes, tuple(uniforms)
 
 
 def delivered(
@@ -175,30 +192,27 @@ def delivered(
     results: tuple[Var, ...],
     after: State,
     advance: Advance,
-) -> State:
-    """The slots of the mask have returned: their results are their parents', and they are free."""
-    found = inboxes(linked).get(results, {})
-    state, to = _come_back(state, linked, own, mask, list(found))
-    registers = list(state.registers)
-    for at, variables in zip(to, found.values(), strict=True):
-        for var, result in zip(variables, results, strict=True):
-            if var not in advance.place:
-                continue  # nobody reads it
-            if result in advance.uniform_place:
-                value = after.uniforms[advance.uniform_place[result]]
-                value = jnp.broadcast_to(value, (*mask.shape, *value.shape))
-            else:
-                value = after.registers[advance.place[result]]
-            registers[advance.place[var]] = put(registers[advance.place[var]], at, value)
-    return state.with_(registers=tuple(registers))
+) -> tuple[State, list[Write]]:
+    """The slots of the mask have returned, and are free; and what is to be written to their parents: their results."""
+    inboxes = _inboxes(linked, results)
+    state, columns = _come_back(state, linked, own, mask, [each.columns for each in inboxes])
+    writes = []
+    for inbox, (column, to) in zip(inboxes, columns, strict=True):
+        if inbox.result in advance.uniform_place:
+            value = after.uniforms[advance.uniform_place[inbox.result]]
+            value = jnp.broadcast_to(value, (*mask.shape, *value.shape))
+        else:
+            value = after.registers[advance.place[inbox.result]]
+        writes.append(Write(inbox.bank, column, to, value))
+    return state, writes
 
 
 def _come_back(
-    state: State, linked: Linked, own: Tile, mask: Any, places: Sequence[int]
-) -> tuple[State, list[Any]]:
+    state: State, linked: Linked, own: Tile, mask: Any, columns: Sequence[tuple[int, ...]]
+) -> tuple[State, list[tuple[Any, Any]]]:
     """Free the slots of the mask. Parents whose last call is back go on, or fail if one of their calls has.
 
-    Gives the parents of calls with these places in their forks as well.
+    Given columns of inboxes by the place of a call in its fork, gives that of each slot, and its parent, if it reads it.
     """
     slots = state.pc.shape[0]
 
@@ -218,17 +232,22 @@ def _come_back(
             with_columns(theirs, pending=pending),
             jnp.concatenate([jnp.where(mask, tile, slots), jnp.where(last, to, slots)]),
             jnp.concatenate([jnp.full(mask.shape, linked.halt, jnp.int32), following]),
-            *(jnp.where(place == i, to, slots) for i in places),
+            *(part for each in columns for part in _inbox_of(each, place, to)),
         ]
 
+    def _inbox_of(columns: tuple[int, ...], place: Any, to: Any) -> list[Any]:
+        column = jnp.asarray(columns, jnp.int32)[jnp.clip(place, 0, len(columns) - 1)]
+        column = jnp.where(place < len(columns), column, -1)
+        return [jnp.maximum(column, 0), jnp.where(column >= 0, to, slots)]
+
     table = state.frames.table
-    to, theirs, there, pcs, *by_place = as_one_function(
+    to, theirs, there, pcs, *found = as_one_function(
         leave, own.slots, own.rows, mask, state.pc, table
     )
     state = state.with_(
         pc=put(state.pc, there, pcs), frames=state.frames.with_(table=put(table, to, theirs))
     )
-    return state, by_place
+    return state, list(zip(found[::2], found[1::2], strict=True))
 
 
 def can_fail(linked: Linked) -> bool:
@@ -243,8 +262,8 @@ def failures_reported(state: State, linked: Linked) -> State:
 
     def turn(state: State) -> State:
         tile = first_slots(state.pc == failed_pc(linked), REPORTED, linked)
-        near, table = jnp.minimum(tile, slots - 1), state.frames.table
-        own = Tile(tile, near, taken(table, near))
+        table = state.frames.table
+        own = Tile(tile, taken(table, jnp.minimum(tile, slots - 1)), {})
         mask = tile < slots
         parent, place = own.column("parent"), own.column("place")
         to = jnp.where(mask & (parent >= 0), parent, slots)
@@ -266,8 +285,8 @@ def ended_by(frames: Frames, rows: Any, mask: Any, code: int) -> Frames:
     """The examples that the slots of the mask belong to, which have these rows, have ended with this code."""
     root = column(rows, "root")
     theirs = with_columns(taken(frames.table, root), code=code, site=-1, failed=ENDED)
-    places = jnp.where(mask, root, frames.table.shape[0])
-    return frames.with_(table=put(frames.table, places, theirs))
+    to = jnp.where(mask, root, frames.table.shape[0])
+    return frames.with_(table=put(frames.table, to, theirs))
 
 
 def without_too_deep(state: State, linked: Linked, number: Any) -> State:
@@ -285,13 +304,33 @@ def without_too_deep(state: State, linked: Linked, number: Any) -> State:
     return lax.while_loop(lambda carry: carry[0] > 0, end, (number, state))[1]
 
 
-@functools.lru_cache(maxsize=512)
-def inboxes(linked: Linked) -> dict[tuple[Var, ...], dict[int, tuple[Var, ...]]]:
-    """For the results of a function, where they go: by the place of the call in its fork."""
-    found: dict[tuple[Var, ...], dict[int, tuple[Var, ...]]] = {}
+class _Inbox(NamedTuple):
+    """Where a result of a function goes: a bank, and a column for each place of a call in its fork; -1: nobody reads it."""
+
+    result: Var
+    bank: int
+    columns: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _inboxes(linked: Linked, results: tuple[Var, ...]) -> tuple[_Inbox, ...]:
+    """Where results go that somebody reads."""
+    by_place: dict[int, tuple[Var, ...]] = {}
     for _, block in linked.program.all_blocks():
         if isinstance(block.terminator, Fork):
             for place, call in enumerate(block.terminator.calls):
-                results = linked.program.functions[call.callee].results
-                found.setdefault(results, {})[place] = call.results
-    return found
+                if linked.program.functions[call.callee].results == results:
+                    by_place[place] = call.results
+    where = places(linked)
+    found = []
+    for i, result in enumerate(results):
+        variables = [
+            by_place.get(place, (None,) * len(results))[i]
+            for place in range(max(by_place, default=-1) + 1)
+        ]
+        columns = tuple(where[var].column if var in where else -1 for var in variables)
+        banks = {where[var].bank for var in variables if var in where}
+        if banks:
+            (bank,) = banks
+            found.append(_Inbox(result, bank, columns))
+    return tuple(found)

@@ -41,6 +41,7 @@ from lanewise.blocks.form import Block, Fail, Fork, Return, TailCall, arguments_
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.machine.advance import Advance, sliced_alone
+from lanewise.machine.banks import Write, places, written
 from lanewise.machine.calls import (
     Tile,
     can_fail,
@@ -128,21 +129,19 @@ class _Run:
         width = self.width(state.pc.shape[0])
 
         def turn(carry: tuple[Any, State]) -> tuple[Any, State]:
-            done, state = carry
-            return done + width, self._run(state, choice, done, width)
+            return self._run(carry[1], choice, carry[0], width)
 
         # The loop is the guard as well, and lets XLA keep the state in place.
         number = choice.number[self.pc]
         return lax.while_loop(lambda carry: carry[0] < number, turn, (jnp.int32(0), state))[1]
 
-    def _run(self, state: State, choice: Choice, done: Any, width: int) -> State:
+    def _run(self, state: State, choice: Choice, done: Any, width: int) -> tuple[Any, State]:
         advance, linked, block = self.advance.with_lanes(width), self.linked, self.block
-        begin, number = choice.begin[self.pc] + done, choice.number[self.pc] - done
-        own = next_tile(state, choice.order, begin, number, width)
+        own, done = next_tile(state, linked, self._wanted, choice, self.pc, done, width)
         there = own.slots < state.pc.shape[0]
         root, by_row = own.column("root"), _sliced(linked, self.pc)
-        advance = advance.reading(by_row, root)
-        before = self._taken(state, own, root, by_row, there)
+        advance = advance.of_tile(by_row, root)
+        before = self._taken(state, own, there)
         mask, shared = advance.agreeing(before, block, there, max(width // FEWEST_GROUPS, 1))
         first = mask & (own.column("launched") == 0)
         state, mask = self._bounded(state, own, mask, first)
@@ -153,23 +152,22 @@ class _Run:
         state = state.with_(
             uniforms=after.uniforms, sums=after.sums, counters=after.counters, watch=after.watch
         )
-        to = jnp.where(mask, own.slots, state.pc.shape[0])
-        if isinstance(block.terminator, Fork):
-            most = jnp.where(choice.alone, 1, self.calls)
-            begin = choice.free[self.pc] + self.calls * done
-            free = lax.dynamic_slice(choice.order, (begin,), (self.calls * width,))
-            state, to = launched(state, linked, self.pc, own, mask, given, free, most, advance)
-            return self._stored(state, after, to)
-        if isinstance(block.terminator, Return):
-            state = self._stored(state, after, to)
-            results = linked.program.functions[_function_of(linked, self.pc)].results
-            return delivered(state, linked, own, mask, results, after, advance)
-        if isinstance(block.terminator, Fail):
-            code, site = int(block.terminator.outcome), block.terminator.site
-            return _failed(state, linked, own, mask, code, site)
-        left = advance.leave(after, block, mask, given)
-        state = state.with_(uniforms=left.uniforms, pc=put(state.pc, to, left.pc))
-        return self._stored(state, left, to)
+        to, writes = jnp.where(mask, own.slots, state.pc.shape[0]), []
+        match block.terminator:
+            case Fork():
+                state, to, writes = launched(
+                    state, linked, self.pc, own, mask, given, choice, done, advance
+                )
+            case Return():
+                results = linked.program.functions[_function_of(linked, self.pc)].results
+                state, writes = delivered(state, linked, own, mask, results, after, advance)
+            case Fail(site, outcome):
+                return done, _failed(state, linked, own, mask, int(outcome), site)
+            case _:
+                after = advance.leave(after, block, mask, given)
+                state = state.with_(uniforms=after.uniforms, pc=put(state.pc, to, after.pc))
+        banks = written(state.frames.banks, [*self._stores(after, to), *writes])
+        return done, state.with_(frames=state.frames.with_(banks=banks))
 
     def _bounded(self, state: State, own: Tile, mask: Any, first: Any) -> tuple[State, Any]:
         """Count steps; slots that have too many fail, and do not run."""
@@ -186,34 +184,37 @@ class _Run:
                 mask = mask & ~spent
         return state, mask
 
-    def _taken(
-        self, state: State, own: Tile, root: Any, by_row: frozenset[Var], there: Any
-    ) -> State:
-        """The state of a tile: what the block reads, and what it gives."""
-        linked = self.linked
-        own_reads = reads(without_pushes(linked, self.pc)[0])
-        touched = set(own_reads) | _kept(linked, self.pc)
+    @property
+    def _wanted(self) -> list[Var]:
+        """The variables of a slot that the block reads, or gives."""
+        touched = {*reads(without_pushes(self.linked, self.pc)[0]), *_kept(self.linked, self.pc)}
+        return [var for var in places(self.linked) if var in touched]
+
+    def _taken(self, state: State, own: Tile, there: Any) -> State:
+        """The state of a tile."""
+        linked, by_row = self.linked, _sliced(self.linked, self.pc)
+        touched = set(reads(without_pushes(linked, self.pc)[0]))
         registers = tuple(
-            array
+            own.values[var]
+            if var in own.values
+            else array
             if var not in touched or var in by_row
-            else taken(array, root)
-            if var in linked.held_by_lanes
-            else own.of(array)
+            else taken(array, own.column("root"))
             for var, array in zip(linked.registers, state.registers, strict=True)
         )
         return state.with_(
             pc=jnp.where(there, self.pc, linked.halt), registers=registers, frames=()
         )
 
-    def _stored(self, state: State, after: State, to: Any) -> State:
-        """The state with what the tile has written, at these slots."""
-        written = _kept(self.linked, self.pc)
-        rows = zip(self.linked.registers, state.registers, after.registers, strict=True)
-        return state.with_(
-            registers=tuple(
-                put(array, to, new) if var in written else array for var, array, new in rows
-            )
-        )
+    def _stores(self, after: State, to: Any) -> list[Write]:
+        """What the tile has written, for these slots."""
+        where, place = places(self.linked), self.advance.place
+        kept = _kept(self.linked, self.pc)
+        return [
+            Write(*where[v], to, after.registers[place[v]])
+            for v in self.linked.registers
+            if v in kept
+        ]
 
 
 def _failed(state: State, linked: Linked, own: Tile, mask: Any, code: int, site: int) -> State:
