@@ -197,7 +197,7 @@ class Advance:
         once = [var in self.uniform_place for var in (*kept, *self._parameters(block))]
         handed = [update_chain(block.eqns, *pair) for pair in arguments_of(block.terminator)]
         updates = [eqn for chain in (*chains.values(), *handed) for eqn in chain]
-        sums = BlockSums.of(block, self.uniform_place.__contains__, shared or {})
+        sums = BlockSums.of(block, self.linked, shared or {})
         once += [var not in sums.varying for var in sums.needs]
         outputs = [*atoms, *given, *sums.needs]
         values = self._compute(state, block, outputs, once, updates, mask, shared or {}, known)

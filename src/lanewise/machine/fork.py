@@ -62,7 +62,10 @@ from lanewise.machine.worth import MEETING_PRODUCTS, swept_blocks
 
 # How many slots, and elements of them, a tile of a cheap block has at most, and the widths of an expensive one.
 CHEAP_WIDTH, CHEAP_ELEMENTS = 256, 1 << 15
-FEWEST, MOST = 32, 1024
+FEWEST, MOST = 16, 1024
+# An arena of many slots has this many for each slot of a tile, while its tiles are no wider than that: with more work
+# there are more slots at a block, and a tile costs several microseconds beside what it computes.
+SLOTS_A_WIDTH, WIDER = 32, 64
 
 
 def fork(advance: Advance) -> Tick:
@@ -88,14 +91,18 @@ def fork(advance: Advance) -> Tick:
 def tile_width(linked: Linked, pc: int, slots: int) -> int:
     """How many slots a tile of a block has."""
     operations = linked.costs[pc].operations
-    # Whoever is not there is moved as well.
-    width = CHEAP_WIDTH
-    while width > FEWEST and width * _moved(linked, pc) > CHEAP_ELEMENTS:
-        width //= 2
+    fewest = FEWEST
+    while fewest < WIDER and 2 * fewest * SLOTS_A_WIDTH <= slots:
+        fewest *= 2
     if linked.costs[pc].products >= MEETING_PRODUCTS:
-        width = FEWEST
+        width = fewest
         while width < MOST and width * operations < linked.profile.tile_operations:
             width *= 2
+        return min(width, slots)
+    # Whoever is not there is moved as well.
+    width = CHEAP_WIDTH
+    while width > fewest and width * _moved(linked, pc) > CHEAP_ELEMENTS:
+        width //= 2
     return min(width, slots)
 
 

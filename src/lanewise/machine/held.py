@@ -27,6 +27,7 @@ from lanewise._jax import JaxprEqn, Var
 from lanewise.blocks.form import Block
 from lanewise.blocks.link import Linked
 from lanewise.core.accumulate import accumulate_p, held_as
+from lanewise.core.one_function import as_one_function
 from lanewise.core.push import push_p
 from lanewise.core.summed import RowSum
 from lanewise.machine.sums import BlockSums
@@ -117,12 +118,19 @@ def _appended(
     """Sums and rows after more rows; where there is no room for as many again, all have been added."""
     touched = sorted({eqn.params["number"] for eqn in parts.eqns})
 
-    def put(whole: Any, rows: Any) -> Any:
-        return lax.dynamic_update_slice_in_dim(whole, rows, held.number, 0)
+    def account(number: Any, counts: Any, mask: Any) -> list[Any]:
+        rows = jnp.arange(1, mask.shape[0] + 1, dtype=jnp.int32)
+        last = jnp.where(mask, rows, 0).max(initial=0)
+        counts = lax.dynamic_update_slice(counts, mask, (number,))
+        full = number + last > ROWS - WIDEST
+        return [counts, number + last, full, jnp.where(full, 0, number + last)]
 
-    last = jnp.where(mask, jnp.arange(1, mask.shape[0] + 1, dtype=jnp.int32), 0).max(initial=0)
-    number = held.number + last
-    more = Held(number, put(held.counts, mask), tuple(map(put, held.values, values)))
+    counts, number, full, left = as_one_function(account, held.number, held.counts, mask)
+    rows = (
+        lax.dynamic_update_slice_in_dim(whole, own, held.number, 0)
+        for whole, own in zip(held.values, values, strict=True)
+    )
+    more = Held(number, counts, tuple(rows))
 
     def whole(some: Sequence[Any]) -> tuple[Any, ...]:
         found = dict(zip(touched, some, strict=True))
@@ -133,10 +141,9 @@ def _appended(
         return jnp.array(False), [done[i] for i in touched]
 
     # A loop of at most one turn: XLA copies what goes through a `cond`.
-    full = number > ROWS - WIDEST
     start = (full, [totals[i] for i in touched])
     _, some = lax.while_loop(lambda carry: carry[0], flush, start)
-    return whole(some), Held(jnp.where(full, 0, number), more.counts, more.values)
+    return whole(some), Held(left, more.counts, more.values)
 
 
 def _flushed(parts: BlockSums, totals: tuple[Any, ...], held: Held) -> tuple[Any, ...]:
@@ -159,7 +166,7 @@ def _own_sums(linked: Linked, block: Block) -> BlockSums:
     # Lanes that agree on an index, and code that is run without its pushes, have other parts in every run.
     if lookups(block, is_uniform) or any(eqn.primitive is push_p for eqn in block.eqns):
         return nothing
-    parts = BlockSums.of(block, is_uniform, {})
+    parts = BlockSums.of(block, linked, {})
     return parts.only(_is_held(parts))
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.form import Block, reads
+from lanewise.blocks.link import Linked
 from lanewise.core.accumulate import accumulate_p, accumulated
 from lanewise.core.summed import (
     Look,
@@ -40,9 +41,12 @@ class BlockSums:
 
     @staticmethod
     def of(
-        block: Block, is_uniform: Callable[[Var], bool], shared: Mapping[int, Mapping[Any, Any]]
+        block: Block,
+        linked: Linked,
+        shared: Mapping[int, Mapping[Any, Any]],
     ) -> BlockSums:
         """What a block adds; `shared`: the indices that its lanes have in common, by the equation that reads there."""
+        is_uniform = frozenset(linked.uniforms).__contains__
         eqns = tuple(eqn for eqn in block.eqns if eqn.primitive is accumulate_p)
         if not eqns:
             return BlockSums((), (), (), frozenset(), {})
@@ -54,7 +58,10 @@ class BlockSums:
             twin = next((v for v in agreed if same_value(block.eqns, v, atom)), None)
             if twin is not None and not isinstance(atom, Literal):
                 common[atom] = agreed[twin]
-        totals = tuple(row_sum(block.eqns, _added(eqn), varying) for eqn in eqns)
+        transposes = not linked.profile.host_reads_guards
+        totals = tuple(
+            row_sum(block.eqns, _added(eqn), varying, transposes=transposes) for eqn in eqns
+        )
         wanted = [
             *itertools.chain.from_iterable(total.needs for total in totals),
             *(a for eqn in eqns for a in eqn.invars if len(eqn.invars) > 1),

@@ -38,6 +38,10 @@ from lanewise.machine.state import (
 )
 
 
+# From how many elements on an answer is copied only if a lane has failed.
+LARGE_ANSWER = 1 << 18
+
+
 class Pause(NamedTuple):
     """When the machine stops before all lanes have ended.
 
@@ -166,11 +170,24 @@ def results(linked: Linked, values: Mapping[Var, Any], state: State, code: Any) 
             value = jnp.broadcast_to(uniforms[var], (*code.shape, *uniforms[var].shape))
         else:
             value = values[var]
-        bad = jnp.asarray(blank(value.dtype), value.dtype)
-        value = jnp.where(lax.expand_dims(failed, range(1, value.ndim)), bad, value)
-        found.append(loaded(value, var.aval))
+        found.append(loaded(_blank_where(linked, failed, value), var.aval))
     sums = zip(totals_of(linked, state.sums), linked.program.sums, strict=True)
     return [*found, *(value.astype(aval.dtype) for value, aval in sums)]
+
+
+def _blank_where(linked: Linked, failed: Any, value: Any) -> Any:
+    """Answers, blank where a lane has failed."""
+
+    def blanked(value: Any) -> Any:
+        bad = jnp.asarray(blank(value.dtype), value.dtype)
+        return jnp.where(lax.expand_dims(failed, range(1, value.ndim)), bad, value)
+
+    if linked.profile.host_reads_guards or value.size < LARGE_ANSWER:
+        return blanked(value)
+    # Tapes: where no lane has failed they are not copied. A loop of at most one turn leaves them in place.
+    start = (failed.any(), value)
+    turn = lax.while_loop(lambda c: c[0], lambda c: (jnp.array(False), blanked(c[1])), start)
+    return turn[1]
 
 
 def statistics(state: State, steps: Any = None) -> list[Any]:
