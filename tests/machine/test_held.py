@@ -11,7 +11,7 @@ import pytest
 
 import lanewise as lw
 from comparing import assert_same
-from lanewise.machine import fork, held
+from lanewise.machine import held, tiles
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "WIDEST", 16)
     monkeypatch.setattr(held, "LEAST_ELEMENTS", 1)
     monkeypatch.setattr(held, "LEAST_RATIO", 0)
-    monkeypatch.setattr(fork, "CHEAP_WIDTH", 16)
+    monkeypatch.setattr(tiles, "CHEAP_WIDTH", 16)
 
 
 def arguments(lanes: int) -> tuple[Any, ...]:

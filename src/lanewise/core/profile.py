@@ -52,9 +52,9 @@ class Profile:
     # On an H200 an envelope takes 20 s to compile and its forward run is no faster: there it must be asked for.)
     level_products: float
     # From how many operations in the products of a block on, and up to how many lanes, calls that do not wait for one
-    # another are made at the same time where values decide about calls. (Generation of trees, widths 128 and 256: 1.4 to
-    # 2.2 times as fast as where lanes meet with up to 64 lanes, training 1.3 to 1.7 times; as fast with 256 lanes; slower
-    # at a width of 64. Tree-LSTMs, whose trees are thin, are no faster with 16 lanes and slower with 64.)
+    # another are made at the same time where values decide about calls. (Generation of trees, widths 128 and 256:
+    # 1.4 to 2.2 times as fast as where lanes meet with up to 64 lanes, training 1.3 to 1.7 times; as fast with 256,
+    # slower at a width of 64. Tree-LSTMs, whose trees are thin, are no faster with 16 lanes and slower with 64.)
     fork_products: float
     most_forking_lanes: int
     # Levels with fewer rows than this, from some level up to the last one, are run by a loop: on a CPU that takes no

@@ -4,8 +4,8 @@ A machine that forks takes rows out of its registers for each tile and puts rows
 with its own compilation; a program that counts and numbers its calls has dozens of registers, most of them integers. In
 a bank, with an axis for slots and one for variables, what a block writes of one type is written by one scatter.
 
-A bank has a row more than there are slots, for nobody: what is written there is never read by anyone. So all rows that a
-tile reads or writes are in the bank, and XLA need not look.
+A bank has a row more than there are slots, for nobody: what is written there is never used. So all rows that a tile
+reads or writes are in the bank, and XLA need not look.
 """
 
 from __future__ import annotations

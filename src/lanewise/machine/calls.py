@@ -197,13 +197,13 @@ def delivered(
     inboxes = _inboxes(linked, results)
     state, columns = _come_back(state, linked, own, mask, [each.columns for each in inboxes])
     writes = []
-    for inbox, (column, to) in zip(inboxes, columns, strict=True):
+    for inbox, (at, to) in zip(inboxes, columns, strict=True):
         if inbox.result in advance.uniform_place:
             value = after.uniforms[advance.uniform_place[inbox.result]]
             value = jnp.broadcast_to(value, (*mask.shape, *value.shape))
         else:
             value = after.registers[advance.place[inbox.result]]
-        writes.append(Write(inbox.bank, column, to, value))
+        writes.append(Write(inbox.bank, at, to, value))
     return state, writes
 
 
@@ -212,7 +212,7 @@ def _come_back(
 ) -> tuple[State, list[tuple[Any, Any]]]:
     """Free the slots of the mask. Parents whose last call is back go on, or fail if one of their calls has.
 
-    Given columns of inboxes by the place of a call in its fork, gives that of each slot, and its parent, if it reads it.
+    Given columns of inboxes by the place of a call in its fork, gives that of each slot, and its parent if it reads it.
     """
     slots = state.pc.shape[0]
 
@@ -248,6 +248,38 @@ def _come_back(
         pc=put(state.pc, there, pcs), frames=state.frames.with_(table=put(table, to, theirs))
     )
     return state, list(zip(found[::2], found[1::2], strict=True))
+
+
+def failed(state: State, linked: Linked, own: Tile, mask: Any, code: int, site: int) -> State:
+    """The slots of the mask have failed; what is no assertion ends the whole example."""
+    if code != int(Outcome.ASSERTION_FAILED):
+        return state.with_(
+            pc=own.put(state.pc, jnp.full(mask.shape, linked.halt, jnp.int32), mask),
+            frames=ended_by(state.frames, own.rows, mask, code),
+        )
+    rows = with_columns(own.rows, code=code, site=site)
+    return state.with_(
+        pc=own.put(state.pc, jnp.full(mask.shape, failed_pc(linked), jnp.int32), mask),
+        frames=state.frames.with_(table=own.put(state.frames.table, rows, mask)),
+    )
+
+
+def stepped(
+    state: State, own: Tile, steps: int, mask: Any, first: Any, advance: Advance
+) -> tuple[State, Any]:
+    """Count steps of the slots that run a block for the first time; those that have too many fail, and do not run."""
+    most = advance.max_steps
+    if not steps or not (most is not None or advance.counting):
+        return state, mask
+    root = own.column("root")
+    to = jnp.where(first, root, state.pc.shape[0])
+    counted = state.steps.at[to].add(steps, mode="drop")
+    state = state.with_(steps=counted)
+    if most is None:
+        return state, mask
+    spent = mask & (taken(counted, root) > most)
+    frames = ended_by(state.frames, own.rows, spent, int(Outcome.STEPS_EXHAUSTED))
+    return state.with_(frames=frames), mask & ~spent
 
 
 def can_fail(linked: Linked) -> bool:
@@ -305,7 +337,7 @@ def without_too_deep(state: State, linked: Linked, number: Any) -> State:
 
 
 class _Inbox(NamedTuple):
-    """Where a result of a function goes: a bank, and a column for each place of a call in its fork; -1: nobody reads it."""
+    """Where a result of a function goes: a bank, and a column for each place of a call in its fork, or -1."""
 
     result: Var
     bank: int
@@ -324,13 +356,11 @@ def _inboxes(linked: Linked, results: tuple[Var, ...]) -> tuple[_Inbox, ...]:
     where = places(linked)
     found = []
     for i, result in enumerate(results):
-        variables = [
-            by_place.get(place, (None,) * len(results))[i]
-            for place in range(max(by_place, default=-1) + 1)
-        ]
-        columns = tuple(where[var].column if var in where else -1 for var in variables)
-        banks = {where[var].bank for var in variables if var in where}
-        if banks:
-            (bank,) = banks
-            found.append(_Inbox(result, bank, columns))
+        read_at = {at: where[own[i]] for at, own in by_place.items() if own[i] in where}
+        if read_at:
+            columns = (
+                read_at[at].column if at in read_at else -1 for at in range(1 + max(by_place))
+            )
+            (bank,) = {place.bank for place in read_at.values()}
+            found.append(_Inbox(result, bank, tuple(columns)))
     return tuple(found)

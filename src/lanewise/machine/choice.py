@@ -21,6 +21,7 @@ from lanewise.blocks.link import Linked
 from lanewise.core.one_function import as_one_function
 from lanewise.machine.frames import ENDED, column
 from lanewise.machine.state import State
+from lanewise.machine.worth import MEETING_PRODUCTS, swept_blocks
 
 
 class Choice(NamedTuple):
@@ -52,6 +53,14 @@ def calls_of(linked: Linked, pc: int) -> int:
     item = linked.order[pc]
     end = item.terminator if isinstance(item, Block) else None
     return len(end.calls) if isinstance(end, Fork) else 0
+
+
+def cheap_and_expensive(linked: Linked) -> tuple[list[int], list[int]]:
+    """The blocks that run whenever somebody is at them, and those at which slots gather."""
+    once = [] if linked.entered_once is None else [linked.entered_once]
+    pcs = sorted({*swept_blocks(linked), *once})
+    expensive = [pc for pc in pcs if linked.costs[pc].products >= MEETING_PRODUCTS]
+    return [pc for pc in pcs if pc not in expensive], expensive
 
 
 def choose(

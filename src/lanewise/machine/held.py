@@ -1,13 +1,13 @@
 """Rows that blocks add to sums, held until there are enough of them for one product.
 
-The adjoint of a weight matrix is a sum of outer products. A block that runs for 16 lanes adds a product of 16 rows to it:
-as many reads and writes of the whole matrix as there are runs, and few operations for each. Here what such a product is
-made of is *held*: the rows of its factors are appended to a buffer, and when that is full they are added as one product
-of many rows, which is several times as fast. What is left is added at the end.
+The adjoint of a weight matrix is a sum of outer products. A block that runs for 16 lanes adds a product of 16 rows to
+it: as many reads and writes of the whole matrix as there are runs, and few operations for each. Here what such a
+product is made of is *held*: the rows of its factors are appended to a buffer, and when that is full they are added as
+one product of many rows, which is several times as fast. What is left is added at the end.
 
 Held are sums that are much larger than the rows they are made of, and only where all that a row adds is its own: not
-where it is multiplied by something shared, nor where it is added at an index. On a GPU, where a product of few rows costs
-a launch as one of many does, nothing is held.
+where it is multiplied by something shared, nor where it is added at an index. On a GPU, where a product of few rows
+costs a launch as one of many does, nothing is held.
 """
 
 from __future__ import annotations

@@ -37,7 +37,6 @@ from lanewise.machine.state import (
     outcome_codes,
 )
 
-
 # From how many elements on an answer is copied only if a lane has failed.
 LARGE_ANSWER = 1 << 18
 

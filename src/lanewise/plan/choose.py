@@ -239,9 +239,7 @@ def _measured(job: Job, operands: Sequence[Any]) -> Plan:
         suggested = _by_levels_if_better(job, given_up(job.program))
     options = job.options
     asked_for = (options.carrier, options.schedule) != ("auto", "auto") or options.stats
-    settled = (
-        asked_for or suggested.schedule in ("meet", "fork", "levels") or given_up(job.program)
-    )
+    settled = asked_for or suggested.schedule in ("meet", "fork", "levels") or given_up(job.program)
     if job.platform != "cpu" or not job.lanes or settled:
         return suggested
     linked = linked_for(job)
