@@ -6,7 +6,9 @@ many nodes there are is known only when they have been made. Ours run on the car
 with `schedule="meet"`, the fastest that makes calls in order; PyTorch makes node after node, as it must look at each
 decision. On a CPU all run on one core and CPU time is what is compared, so that other work on the machine counts less.
 
-A training step is a gradient of a sum over the instances by the weights.
+A training step is a gradient of a sum over the instances by the weights. "Products alone" is the limit: the same rows
+times the same weights, all at once, in training with both adjoints. Freed memory stays with the process
+(`lw.keep_pages`), for all of them.
 
     python benchmarks/fork.py [--width 256] [--instances 1 16 64] [--repeats 5] [--no-training] [--device gpu]
 """
@@ -117,6 +119,28 @@ def in_torch(
     return step if train else run
 
 
+def products_alone(arguments: tuple[dict[str, Any], Any], nodes: int, train: bool) -> Any:
+    """All products of this many nodes, without what makes one wait for another."""
+    weights, first = arguments
+    inner = (nodes - len(first)) // 2
+    number = {"node": nodes, "leaf": nodes - inner, "split": inner, "join": inner}
+    rng = np.random.default_rng(1)
+    rows = {
+        name: jnp.asarray(rng.normal(size=(n, weights[name].shape[1])), jnp.float32)
+        for name, n in number.items()
+    }
+
+    def products(weights: Any, rows: Any) -> Any:
+        return {name: rows[name] @ weights[name].T for name in rows}
+
+    def step(weights: Any, rows: Any) -> Any:
+        found, back = jax.vjp(products, weights, rows)
+        return back(found)
+
+    own = {name: weights[name] for name in rows}
+    return functools.partial(jax.jit(step if train else products), own, rows)
+
+
 def in_turns(
     contenders: dict[str, Callable[[], Any]], repeats: int, device: str
 ) -> dict[str, float]:
@@ -149,6 +173,7 @@ def measure(instances: int, width: int, repeats: int, device: str) -> list[Claim
         runs["PyTorch node by node"] = run = in_torch(*arguments, device)
         assert run() == list(map(int, nodes)), "PyTorch has made other trees"
         targets["PyTorch node by node"] = ">= 50" if device == "cuda" else ">= 4"
+    runs["products alone"] = products_alone(arguments, int(nodes.sum()), train=False)
     title = f"generation, H={width}, {instances} instances"
     print(f"{title}: {int(nodes.sum())} nodes")
     return _claims(title, in_turns(runs, repeats, device), compiled_in, targets)
@@ -170,6 +195,8 @@ def measure_training(instances: int, width: int, repeats: int, device: str) -> l
     if importlib.util.find_spec("torch") is not None:
         runs["PyTorch node by node"] = in_torch(*arguments, device, train=True)
         targets["PyTorch node by node"] = ">= 15"
+    nodes = jax.jit(ours("fork"))(*arguments)[1]
+    runs["products alone"] = products_alone(arguments, int(nodes.sum()), train=True)
     title = f"training of generation, H={width}, {instances} instances"
     print(title)
     return _claims(title, in_turns(runs, repeats, device), compiled_in, targets)
@@ -199,6 +226,7 @@ def main() -> None:
     parser.add_argument("--no-training", action="store_true")
     arguments = parser.parse_args()
     use_device(arguments.device)
+    lw.keep_pages()
     device = "cuda" if jax.default_backend() == "gpu" else "cpu"
     given = {"width": arguments.width, "repeats": arguments.repeats, "device": device}
     claims = [claim for number in arguments.instances for claim in measure(number, **given)]

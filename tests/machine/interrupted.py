@@ -109,6 +109,7 @@ def main(names: list[str]) -> None:
         "native recursion": lw.vmap(calls, carrier="native"),
         "ticks": lw.vmap(walk, schedule="sweep"),
         "ticks recursion": lw.vmap(calls, carrier="ticks", schedule="lowest"),
+        "ticks fork": lw.vmap(calls, schedule="fork"),
         "ticks refill": lw.vmap(draws, carrier="ticks", lanes=2),
     }
     for name, run in runs.items():

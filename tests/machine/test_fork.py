@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from comparing import assert_same, take
 from corpus import CORPUS, Case, case_named
 from lanewise.carriers import forking
@@ -303,4 +304,44 @@ def test_second_derivatives_are_those_in_order() -> None:
     scale = jnp.float32(0.3)
     found = jax.jit(jax.grad(jax.grad(lambda s: total(s, schedule="fork"))))(scale)
     expected = jax.jit(jax.grad(jax.grad(lambda s: total(s))))(scale)
+    assert_same(found, expected, 1e-3)
+
+
+def wide_arguments(lanes: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng(5)
+    weight = jnp.asarray(rng.normal(size=(160, 160)) / 12, jnp.float32)
+    return weight, jnp.asarray(rng.normal(size=(lanes, 160)), jnp.float32), jnp.arange(lanes) % 6
+
+
+@needs.compiler
+def test_auto_forks_where_lanes_are_few_and_values_decide() -> None:
+    def planned(program: Any, *args: Any) -> Any:
+        return lw.inspect(program, *args, in_axes=(None, 0, 0)).plan
+
+    few = planned(grows, *wide_arguments(4))
+    assert few.schedule == "fork"
+    assert "do not wait for one another" in few.why
+    assert planned(grows, *wide_arguments(64)).schedule == "meet"
+    assert planned(grows, *gradient_arguments(4)).schedule != "fork"
+
+    @lw.program
+    def known(weight, x, depth):
+        """Control does not wait for values."""
+        h = jnp.tanh(weight @ x)
+        if depth <= 0:
+            return h
+        return known(weight, h + 0.3, depth - 1) - known(weight, 0.5 - h, depth - 2)
+
+    assert planned(known, *wide_arguments(4)).schedule == "meet"
+
+
+@pytest.mark.slow
+@needs.compiler
+def test_gradients_fork_where_auto_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = wide_arguments(3)
+    found, offered = plans_of(
+        jax.jit(jax.grad(lambda *args: loss(*args, tape=64))), *args, monkeypatch=monkeypatch
+    )
+    assert {"forward(grows) fork", "reverse(grows) fork"} <= set(offered)
+    expected = jax.grad(lambda *args: loss(*args, carrier="ticks", schedule="sweep"))(*args)
     assert_same(found, expected, 1e-3)

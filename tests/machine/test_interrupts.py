@@ -10,7 +10,7 @@ import needs
 from apart import cases_of
 from lanewise.cpp.toolchain import foreign
 
-TICKS = ("ticks", "ticks recursion", "ticks refill")
+TICKS = ("ticks", "ticks recursion", "ticks fork", "ticks refill")
 NATIVE = ("native", "native in step", "native recursion", "stream")
 
 

@@ -21,6 +21,7 @@ from lanewise.blocks.link import Linked
 from lanewise.core.events import Site, Whole
 from lanewise.core.one_function import as_one_function
 from lanewise.job.plan import Plan, Ran
+from lanewise.machine.held import totals_of
 from lanewise.machine.state import initial_state
 from lanewise.machine.ticking import answers, run_ticks, statistics
 
@@ -66,7 +67,7 @@ def run_by_xla(plan: Plan, operands: Sequence[Any], capacity: int, watched: Site
         first = jax.eval_shape(lambda row: one(None, row)[0], [x[0] for x in own])
         empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), first)
         (_, _, sums), out = lax.scan(one, empty, own, length=plan.job.examples)
-        return [*sums, *out]
+        return [*totals_of(linked, sums), *out]
 
     whole = None if watched is None else Whole(watched, kept)
     num_sums = len(linked.program.sums)

@@ -50,6 +50,12 @@ def obstacle(job: Job) -> str | None:
     return None
 
 
+def products(job: Job) -> float:
+    """The operations of the largest products that a block makes for one slot."""
+    linked = forked_for(job)
+    return max((cost.products for cost in linked.costs), default=0.0) if linked else 0.0
+
+
 def forked_for(job: Job) -> Linked | None:
     """The job's program, linked for a machine that forks; None where no two calls can be made at the same time."""
     if not job.program.recursive:
@@ -102,7 +108,7 @@ def _phases(plan: Plan, most: int) -> Phases:
         return run_ticks(linked, state, lanes, job.options, plan.schedule)
 
     def finish(state: State) -> list[Any]:
-        alone = lanes_alone(state)
+        alone = lanes_alone(state, linked)
         values, code, places = answers(linked, alone)
         observe.finished(alone, code, lives_of_lanes=True)
         return shaped((values, code, places, statistics(alone)), job)

@@ -33,6 +33,9 @@ _LINEAR = frozenset(
 _SUMS = ("add", "add_any")
 ADDS_AT = ("scatter-add", "scatter_add")
 
+# A product that sums over this many rows takes XLA:CPU a quarter less time if its first factor is transposed before.
+_MANY_ROWS = 64
+
 # Values by variable; those of variables that vary have an axis of rows in front.
 Look = Callable[[Atom], Any]
 
@@ -100,8 +103,13 @@ def varying_results(eqns: Sequence[JaxprEqn], varying: set[Var]) -> set[Var]:
     return found
 
 
-def row_sum(eqns: Sequence[JaxprEqn], atom: Atom, varying: set[Var]) -> RowSum:
-    """How to sum what equations make of an atom; `varying`: the variables that differ between rows."""
+def row_sum(
+    eqns: Sequence[JaxprEqn], atom: Atom, varying: set[Var], *, transposes: bool = False
+) -> RowSum:
+    """How to sum what equations make of an atom; `varying`: the variables that differ between rows.
+
+    `transposes`: a product over many rows is made of a factor that was transposed before.
+    """
     made = {var: eqn for eqn in eqns for var in eqn.outvars}
 
     def varies(atom: Atom) -> bool:
@@ -130,7 +138,7 @@ def row_sum(eqns: Sequence[JaxprEqn], atom: Atom, varying: set[Var]) -> RowSum:
         if name in ("mul", "dot_general") and len(places) == 1:
             return _through(eqn, places[0], plan(eqn.invars[places[0]]))
         if name == "dot_general":
-            return _product(eqn)
+            return _product(eqn, transposes)
         if name == "mul":
             return _outer(eqn, made) or _added_up(atom)
         if name in ADDS_AT and not varies(eqn.invars[0]):
@@ -237,7 +245,7 @@ def _through(eqn: JaxprEqn, place: int, inner: RowSum) -> RowSum:
     return RowSum(needs, total, inner.shares or bool(others))
 
 
-def _product(eqn: JaxprEqn) -> RowSum:
+def _product(eqn: JaxprEqn, transposes: bool) -> RowSum:
     """A product of two operands that vary: the rows are one more axis that it sums over."""
     (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     numbers = (
@@ -245,10 +253,15 @@ def _product(eqn: JaxprEqn) -> RowSum:
         (tuple(d + 1 for d in left_batch), tuple(d + 1 for d in right_batch)),
     )
     params = {name: eqn.params[name] for name in ("precision", "preferred_element_type")}
+    outer = not (left or right or left_batch or right_batch)
 
     def total(look: Look, mask: Any) -> Any:
         a, b = (kept(look(x), mask) for x in eqn.invars)
-        return lax.dot_general(a, b, numbers, **params)
+        if not (transposes and outer and mask.shape[0] >= _MANY_ROWS):
+            return lax.dot_general(a, b, numbers, **params)
+        # XLA would make one operation of the two again.
+        a = lax.optimization_barrier(jnp.moveaxis(a, 0, -1))
+        return lax.dot_general(a, b, (((a.ndim - 1,), (0,)), ((), ())), **params)
 
     return RowSum(_known(eqn.invars), total)
 

@@ -34,6 +34,7 @@ from lanewise.blocks.link import Linked, ReturnPoint
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import InternalError, Outcome
 from lanewise.machine import observe
+from lanewise.machine.held import added
 from lanewise.machine.state import State
 from lanewise.machine.sums import BlockSums
 from lanewise.machine.together import FEWEST_GROUPS, index_for, lookups, needed_for, same_value
@@ -68,6 +69,7 @@ class Advance:
         self.stack_place = {var: i for i, var in enumerate(linked.storage.stacks)}
         self.by_row: frozenset[Var] = frozenset()
         self.rows: Any = None
+        self.keeps_others = True
 
     def with_lanes(self, lanes: int) -> Advance:
         """The same for another number of lanes."""
@@ -79,10 +81,13 @@ class Advance:
             expensive=self.expensive,
         )
 
-    def reading(self, by_row: frozenset[Var], rows: Any) -> Advance:
-        """The same where lanes read slices of these registers at rows that are not their own."""
+    def of_tile(self, by_row: frozenset[Var], rows: Any) -> Advance:
+        """The same for lanes that are copies, of which those of the mask are put back.
+
+        They read slices of the registers `by_row` at rows that are not their own.
+        """
         found = self.with_lanes(self.lanes)
-        found.by_row, found.rows = by_row, rows
+        found.by_row, found.rows, found.keeps_others = by_row, rows, False
         return found
 
     def run(self, state: State, pc: int) -> State:
@@ -192,12 +197,13 @@ class Advance:
         once = [var in self.uniform_place for var in (*kept, *self._parameters(block))]
         handed = [update_chain(block.eqns, *pair) for pair in arguments_of(block.terminator)]
         updates = [eqn for chain in (*chains.values(), *handed) for eqn in chain]
-        sums = BlockSums.of(block, self.uniform_place.__contains__, shared or {})
+        sums = BlockSums.of(block, self.linked, shared or {})
         once += [var not in sums.varying for var in sums.needs]
         outputs = [*atoms, *given, *sums.needs]
         values = self._compute(state, block, outputs, once, updates, mask, shared or {}, known)
         adds = mask if adds is None else adds
-        state = state.with_(sums=sums.added(state.sums, values[len(atoms) + len(given) :], adds))
+        more = values[len(atoms) + len(given) :]
+        state = state.with_(sums=added(self.linked, state.sums, block, sums, more, adds))
         registers, uniforms = list(state.registers), list(state.uniforms)
         for var, value in zip(kept, values, strict=False):
             value = stored(value, var.aval)
@@ -206,7 +212,7 @@ class Advance:
             elif chains[var]:
                 registers[self.place[var]] = value
             else:
-                registers[self.place[var]] = select(mask, value, registers[self.place[var]])
+                registers[self.place[var]] = self._chosen(mask, value, registers[self.place[var]])
         state = state.with_(registers=tuple(registers), uniforms=tuple(uniforms))
         return state, values[len(kept) : len(kept) + len(given)]
 
@@ -218,6 +224,10 @@ class Advance:
             eqns=needed_for(block, outputs), assigns=(), terminator=Return(), steps=0
         )
         return self._compute(state, part, outputs, [False] * len(outputs), (), mask, {})
+
+    def _chosen(self, mask: Any, new: Any, old: Any) -> Any:
+        """New values where the mask holds; elsewhere the old ones, if they are kept."""
+        return select(mask, new, old) if self.keeps_others else new
 
     def _is_kept(self, var: Var) -> bool:
         return var in self.place or var in self.uniform_place
@@ -339,7 +349,7 @@ class Advance:
             elif var in self.place and update_chain(block.eqns, var, atom):
                 registers[self.place[var]] = value  # masked where it was written
             elif var in self.place:
-                registers[self.place[var]] = select(mask, value, registers[self.place[var]])
+                registers[self.place[var]] = self._chosen(mask, value, registers[self.place[var]])
         callee = self.linked.program.functions[block.terminator.callee]
         entry = self.linked.pc_of[callee.entry]
         return state.with_(

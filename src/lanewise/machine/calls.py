@@ -7,56 +7,89 @@ what is written to parents is written by place, and what is counted is added.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from lanewise._jax import Var, stored
-from lanewise.blocks.form import Block, Fork, Forked
+from lanewise.blocks.form import Block, Fail, Fork, Forked
 from lanewise.blocks.link import Linked
+from lanewise.core.errors import Outcome
+from lanewise.core.one_function import as_one_function
 from lanewise.machine.advance import Advance
+from lanewise.machine.banks import Write, is_number, places, read
+from lanewise.machine.choice import Choice, calls_of
 from lanewise.machine.frames import (
+    ENDED,
     NOWHERE,
     Frames,
     column,
     column_number,
     failed_pc,
     first_slots,
+    ranks,
     unused_rows,
     waiting_pc,
     with_columns,
 )
+from lanewise.machine.rows import put, taken
 from lanewise.machine.state import State
 
 # How many failed slots report to their parents at a time.
 REPORTED = 16
-# In the place of the call that has failed: the example has ended.
-ENDED = -1
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Some slots; `near` are numbers that a slot has, where those of nobody are beyond the last."""
+    """Some slots; those of nobody are beyond the last. `rows`: of the table, `values`: of their registers."""
 
     slots: Any
-    near: Any
-
-    def of(self, array: Any) -> Any:
-        """The rows of these slots."""
-        return array[self.near]
+    rows: Any
+    values: Mapping[Var, Any]
 
     def put(self, array: Any, rows: Any, mask: Any) -> Any:
         """An array with these rows, for the slots of the mask."""
-        return self.to(array, self.slots, rows, mask)
+        return put(array, jnp.where(mask, self.slots, array.shape[0]), rows)
 
-    @staticmethod
-    def to(array: Any, slots: Any, rows: Any, mask: Any) -> Any:
-        """The same at other slots, all different where the mask holds."""
-        places = jnp.where(mask, slots, array.shape[0])
-        return array.at[places].set(rows, mode="drop")
+    def column(self, name: str) -> Any:
+        return column(self.rows, name)
+
+
+def next_tile(
+    state: State,
+    linked: Linked,
+    wanted: Sequence[Var],
+    choice: Choice,
+    pc: int,
+    done: Any,
+    width: int,
+) -> tuple[Tile, Any]:
+    """The next slots that run a block, and variables of theirs; and how many have been taken by then."""
+    slots, frames = state.pc.shape[0], state.frames
+    where = places(linked)
+    # Of numbers, all that a slot has: a column of them is nothing to take afterwards.
+    numbers = list(dict.fromkeys(where[var].bank for var in wanted if is_number(var)))
+    arrays = [var for var in wanted if not is_number(var)]
+
+    def look(order: Any, begin: Any, number: Any, done: Any, table: Any, *banks: Any) -> list[Any]:
+        found = lax.dynamic_slice(order, (begin + done,), (width,))
+        found = jnp.where(done + jnp.arange(width) < number, found, slots)
+        rows = (taken(banks[bank], found) for bank in numbers)
+        values = (read(banks, where[var], found) for var in arrays)
+        near = jnp.minimum(found, slots - 1)
+        return [found, taken(table, near), done + width, *rows, *values]
+
+    # All is read in one function, before anything is written: otherwise XLA writes to a copy of the whole array.
+    chosen = (choice.order, choice.begin[pc], choice.number[pc], done)
+    found, rows, done, *given = as_one_function(look, *chosen, frames.table, *frames.banks)
+    values = dict(zip(arrays, given[len(numbers) :], strict=True))
+    for var in wanted:
+        if is_number(var):
+            values[var] = given[numbers.index(where[var].bank)][:, where[var].column]
+    return Tile(found, rows, values), done
 
 
 def launched(
@@ -66,61 +99,69 @@ def launched(
     own: Tile,
     mask: Any,
     given: Sequence[Any],
-    most: Any,
+    choice: Choice,
+    done: Any,
     advance: Advance,
-) -> tuple[State, Any]:
-    """Make calls of the fork at the end of a block, at most this many for each slot; which slots have made all."""
+) -> tuple[State, Any, list[Write]]:
+    """Make calls of the fork at the end of a block, after as many tiles as have taken `done` slots.
+
+    Gives which slots have made all, and what is to be written to those of the calls.
+    """
     block = linked.order[pc]
     assert isinstance(block, Block) and isinstance(block.terminator, Fork)
-    calls, frames = block.terminator.calls, state.frames
+    calls, frames, resume = block.terminator.calls, state.frames, block.terminator.target
     width, slots = mask.shape[0], state.pc.shape[0]
-    rows = own.of(frames.table)
-    begun = column(rows, "launched")
-    ends = jnp.minimum(begun + most, len(calls))
-    wants = jnp.concatenate(
-        [mask & (begun <= place) & (place < ends) for place in range(len(calls))]
-    )
-    free = (state.pc == linked.halt) & (jnp.arange(slots) >= frames.lanes)
-    found = first_slots(free, wants.shape[0], linked)
-    takers = first_slots(wants, wants.shape[0], linked)
-    taken = jnp.full(wants.shape, slots, jnp.int32).at[takers].set(found, mode="drop")
-    state = _with_arguments(state, linked, calls, given, taken, advance, width)
-
-    def repeated(values: Any) -> Any:
-        return jnp.tile(values, len(calls))
-
-    new = with_columns(
-        unused_rows(wants.shape[0]),
-        parent=repeated(own.slots),
-        place=jnp.repeat(jnp.arange(len(calls), dtype=jnp.int32), width),
-        root=repeated(column(rows, "root")),
-        depth=repeated(column(rows, "depth")) + 1,
-    )
-    done = mask & (ends == len(calls))
-    old = with_columns(
-        rows,
-        pending=column(rows, "pending") + ends - begun,
-        resume=linked.pc_after(block.terminator.target),
-        launched=jnp.where(done, 0, ends),
-    )
     entries = [linked.pc_of[linked.program.functions[call.callee].entry] for call in calls]
-    there = jnp.concatenate([jnp.where(mask, own.slots, slots), taken])
-    pcs = jnp.concatenate(
-        [jnp.where(done, waiting_pc(linked), pc), jnp.repeat(jnp.asarray(entries), width)]
-    ).astype(jnp.int32)
+
+    def begin(
+        tile: Any, rows: Any, mask: Any, order: Any, free: Any, alone: Any, before: Any
+    ) -> list[Any]:
+        start = free + len(calls) * (before - width)
+        free = lax.dynamic_slice(order, (start,), (len(calls) * width,))
+        begun = column(rows, "launched")
+        ends = jnp.minimum(begun + jnp.where(alone, 1, len(calls)), len(calls))
+        turns = range(len(calls))
+        wants = jnp.concatenate([mask & (begun <= i) & (i < ends) for i in turns])
+        new = jnp.where(wants, taken(free, ranks(wants, linked)), slots)
+        done = mask & (ends == len(calls))
+        old_rows = with_columns(
+            rows,
+            pending=column(rows, "pending") + ends - begun,
+            resume=linked.pc_after(resume),
+            launched=jnp.where(done, 0, ends),
+        )
+        new_rows = with_columns(
+            unused_rows(wants.shape[0]),
+            parent=jnp.tile(tile, len(calls)),
+            place=jnp.repeat(jnp.arange(len(calls), dtype=jnp.int32), width),
+            root=jnp.tile(column(rows, "root"), len(calls)),
+            depth=jnp.tile(column(rows, "depth"), len(calls)) + 1,
+        )
+        pcs = [jnp.where(done, waiting_pc(linked), pc), jnp.repeat(jnp.asarray(entries), width)]
+        return [
+            new,
+            jnp.concatenate([jnp.where(mask, tile, slots), new]),
+            jnp.concatenate(pcs).astype(jnp.int32),
+            jnp.concatenate([old_rows, new_rows]),
+            jnp.where(done, tile, slots),
+            jnp.where(wants, column(new_rows, "depth"), 0).max(),
+        ]
+
+    new, there, pcs, rows, made, deepest = as_one_function(
+        begin, own.slots, own.rows, mask, choice.order, choice.free[pc], choice.alone, done
+    )
+    writes, uniforms = _arguments(state, linked, calls, given, new, advance, width)
     state = state.with_(
-        pc=state.pc.at[there].set(pcs, mode="drop"),
-        frames=frames.with_(
-            table=frames.table.at[there].set(jnp.concatenate([old, new]), mode="drop")
-        ),
+        pc=put(state.pc, there, pcs),
+        uniforms=uniforms,
+        frames=frames.with_(table=put(frames.table, there, rows)),
     )
     if advance.counting:
-        deepest = jnp.where(wants, column(new, "depth"), 0).max()
         state = state.with_(deepest=jnp.maximum(state.deepest, deepest))
-    return state, done
+    return state, made, writes
 
 
-def _with_arguments(
+def _arguments(
     state: State,
     linked: Linked,
     calls: Sequence[Forked],
@@ -128,26 +169,19 @@ def _with_arguments(
     slots: Any,
     advance: Advance,
     width: int,
-) -> State:
-    """The state with what each call is given, in its slot."""
-    values = iter(given)
-    rows: dict[Var, list[tuple[Any, Any]]] = {}
-    uniforms = list(state.uniforms)
-    for place, call in enumerate(calls):
-        at = slots[place * width : (place + 1) * width]
+) -> tuple[list[Write], tuple[Any, ...]]:
+    """What each call is given, in its slot, and what all calls are."""
+    values, where = iter(given), places(linked)
+    writes, uniforms = [], list(state.uniforms)
+    for number, call in enumerate(calls):
+        own = slots[number * width : (number + 1) * width]
         for var, _ in call.arguments:
             value = stored(next(values), var.aval)
             if var in advance.uniform_place:
                 uniforms[advance.uniform_place[var]] = value
-            elif var in advance.place and var not in linked.held_by_lanes:
-                rows.setdefault(var, []).append((at, value))
-    registers = list(state.registers)
-    for var, parts in rows.items():
-        at = jnp.concatenate([a for a, _ in parts])
-        whole = jnp.concatenate([value for _, value in parts])
-        place = advance.place[var]
-        registers[place] = registers[place].at[at].set(whole, mode="drop")
-    return state.with_(registers=tuple(registers), uniforms=tuple(uniforms))
+            elif var in where:
+                writes.append(Write(*where[var], own, value))
+    return writes, tuple(uniforms)
 
 
 def delivered(
@@ -158,44 +192,100 @@ def delivered(
     results: tuple[Var, ...],
     after: State,
     advance: Advance,
-) -> State:
-    """The slots of the mask have returned: their results are their parents', and they are free."""
-    rows = own.of(state.frames.table)
-    parent, place = column(rows, "parent"), column(rows, "place")
-    called = mask & (parent >= 0)
-    registers = list(state.registers)
-    for at, variables in inboxes(linked).get(results, {}).items():
-        for var, result in zip(variables, results, strict=True):
-            if var not in advance.place:
-                continue  # nobody reads it
-            if result in advance.uniform_place:
-                value = after.uniforms[advance.uniform_place[result]]
-                value = jnp.broadcast_to(value, (*mask.shape, *value.shape))
-            else:
-                value = after.registers[advance.place[result]]
-            whole = registers[advance.place[var]]
-            registers[advance.place[var]] = own.to(whole, parent, value, called & (place == at))
-    state = state.with_(registers=tuple(registers))
-    return _come_back(state, linked, own, mask, parent, called)
+) -> tuple[State, list[Write]]:
+    """The slots of the mask have returned, and are free; and what is to be written to their parents: their results."""
+    inboxes = _inboxes(linked, results)
+    state, columns = _come_back(state, linked, own, mask, [each.columns for each in inboxes])
+    writes = []
+    for inbox, (at, to) in zip(inboxes, columns, strict=True):
+        if inbox.result in advance.uniform_place:
+            value = after.uniforms[advance.uniform_place[inbox.result]]
+            value = jnp.broadcast_to(value, (*mask.shape, *value.shape))
+        else:
+            value = after.registers[advance.place[inbox.result]]
+        writes.append(Write(inbox.bank, at, to, value))
+    return state, writes
 
 
 def _come_back(
-    state: State, linked: Linked, own: Tile, mask: Any, parent: Any, called: Any
-) -> State:
-    """Free the slots of the mask. Parents whose last call is back go on, or fail if one of their calls has."""
+    state: State, linked: Linked, own: Tile, mask: Any, columns: Sequence[tuple[int, ...]]
+) -> tuple[State, list[tuple[Any, Any]]]:
+    """Free the slots of the mask. Parents whose last call is back go on, or fail if one of their calls has.
+
+    Given columns of inboxes by the place of a call in its fork, gives that of each slot, and its parent if it reads it.
+    """
     slots = state.pc.shape[0]
-    to = jnp.where(called, parent, slots)
-    near = jnp.minimum(to, slots - 1)
-    table = state.frames.table.at[to, column_number("pending")].add(-1, mode="drop")
-    rows = table[near]
-    back = called & (column(rows, "pending") == 0) & (state.pc[near] == waiting_pc(linked))
-    failed = column(rows, "failed") != NOWHERE
-    following = jnp.where(failed, failed_pc(linked), column(rows, "resume"))
-    there = jnp.concatenate([jnp.where(mask, own.slots, slots), jnp.where(back, to, slots)])
-    pcs = jnp.concatenate([jnp.full(mask.shape, linked.halt, jnp.int32), following])
-    return state.with_(
-        pc=state.pc.at[there].set(pcs, mode="drop"), frames=state.frames.with_(table=table)
+
+    def leave(tile: Any, rows: Any, mask: Any, pc: Any, table: Any) -> list[Any]:
+        parent, place = column(rows, "parent"), column(rows, "place")
+        to = jnp.where(mask & (parent >= 0), parent, slots)
+        near = jnp.minimum(to, slots - 1)
+        theirs = taken(table, near)
+        # Several of a tile may have one parent: each counts them all.
+        back = (to[:, None] == to).sum(1, dtype=jnp.int32)
+        pending = column(theirs, "pending") - back
+        last = (to < slots) & (pending == 0) & (taken(pc, near) == waiting_pc(linked))
+        failed = column(theirs, "failed") != NOWHERE
+        following = jnp.where(failed, failed_pc(linked), column(theirs, "resume"))
+        return [
+            to,
+            with_columns(theirs, pending=pending),
+            jnp.concatenate([jnp.where(mask, tile, slots), jnp.where(last, to, slots)]),
+            jnp.concatenate([jnp.full(mask.shape, linked.halt, jnp.int32), following]),
+            *(part for each in columns for part in _inbox_of(each, place, to)),
+        ]
+
+    def _inbox_of(columns: tuple[int, ...], place: Any, to: Any) -> list[Any]:
+        column = jnp.asarray(columns, jnp.int32)[jnp.clip(place, 0, len(columns) - 1)]
+        column = jnp.where(place < len(columns), column, -1)
+        return [jnp.maximum(column, 0), jnp.where(column >= 0, to, slots)]
+
+    table = state.frames.table
+    to, theirs, there, pcs, *found = as_one_function(
+        leave, own.slots, own.rows, mask, state.pc, table
     )
+    state = state.with_(
+        pc=put(state.pc, there, pcs), frames=state.frames.with_(table=put(table, to, theirs))
+    )
+    return state, list(zip(found[::2], found[1::2], strict=True))
+
+
+def failed(state: State, linked: Linked, own: Tile, mask: Any, code: int, site: int) -> State:
+    """The slots of the mask have failed; what is no assertion ends the whole example."""
+    if code != int(Outcome.ASSERTION_FAILED):
+        return state.with_(
+            pc=own.put(state.pc, jnp.full(mask.shape, linked.halt, jnp.int32), mask),
+            frames=ended_by(state.frames, own.rows, mask, code),
+        )
+    rows = with_columns(own.rows, code=code, site=site)
+    return state.with_(
+        pc=own.put(state.pc, jnp.full(mask.shape, failed_pc(linked), jnp.int32), mask),
+        frames=state.frames.with_(table=own.put(state.frames.table, rows, mask)),
+    )
+
+
+def stepped(
+    state: State, own: Tile, steps: int, mask: Any, first: Any, advance: Advance
+) -> tuple[State, Any]:
+    """Count steps of the slots that run a block for the first time; those that have too many fail, and do not run."""
+    most = advance.max_steps
+    if not steps or not (most is not None or advance.counting):
+        return state, mask
+    root = own.column("root")
+    to = jnp.where(first, root, state.pc.shape[0])
+    counted = state.steps.at[to].add(steps, mode="drop")
+    state = state.with_(steps=counted)
+    if most is None:
+        return state, mask
+    spent = mask & (taken(counted, root) > most)
+    frames = ended_by(state.frames, own.rows, spent, int(Outcome.STEPS_EXHAUSTED))
+    return state.with_(frames=frames), mask & ~spent
+
+
+def can_fail(linked: Linked) -> bool:
+    """Whether calls may fail, of which their parents are told."""
+    ends = (block.terminator for _, block in linked.program.all_blocks())
+    return any(isinstance(e, Fail) and e.outcome == Outcome.ASSERTION_FAILED for e in ends)
 
 
 def failures_reported(state: State, linked: Linked) -> State:
@@ -204,45 +294,73 @@ def failures_reported(state: State, linked: Linked) -> State:
 
     def turn(state: State) -> State:
         tile = first_slots(state.pc == failed_pc(linked), REPORTED, linked)
-        own = Tile(tile, jnp.minimum(tile, slots - 1))
-        mask, table = tile < slots, state.frames.table
-        rows = own.of(table)
-        parent, place = column(rows, "parent"), column(rows, "place")
-        called = mask & (parent >= 0)
-        to = jnp.where(called, parent, slots)
+        table = state.frames.table
+        own = Tile(tile, taken(table, jnp.minimum(tile, slots - 1)), {})
+        mask = tile < slots
+        parent, place = own.column("parent"), own.column("place")
+        to = jnp.where(mask & (parent >= 0), parent, slots)
         table = table.at[to, column_number("failed")].min(place, mode="drop")
-        theirs = table[jnp.minimum(to, slots - 1)]
-        first = called & (column(theirs, "failed") == place)
-        reported = with_columns(theirs, code=column(rows, "code"), site=column(rows, "site"))
-        table = own.to(table, parent, reported, first)
+        theirs = taken(table, jnp.minimum(to, slots - 1))
+        first = column(theirs, "failed") == place
+        reported = with_columns(theirs, code=own.column("code"), site=own.column("site"))
+        table = put(table, jnp.where(first, to, slots), reported)
         state = state.with_(frames=state.frames.with_(table=table))
-        return _come_back(state, linked, own, mask, parent, called)
+        return _come_back(state, linked, own, mask, ())[0]
 
-    return lax.while_loop(lambda s: (s.pc == failed_pc(linked)).any(), turn, state)
+    def any_failed(state: State) -> Any:
+        return as_one_function(lambda pc: [(pc == failed_pc(linked)).any()], state.pc)[0]
+
+    return lax.while_loop(any_failed, turn, state)
 
 
-def ended_by(frames: Frames, own: Tile, rows: Any, mask: Any, code: int) -> Frames:
-    """The examples that the slots of the mask belong to have ended with this code."""
+def ended_by(frames: Frames, rows: Any, mask: Any, code: int) -> Frames:
+    """The examples that the slots of the mask belong to, which have these rows, have ended with this code."""
     root = column(rows, "root")
-    theirs = with_columns(frames.table[root], code=code, site=-1, failed=ENDED)
-    return frames.with_(table=own.to(frames.table, root, theirs, mask))
+    theirs = with_columns(taken(frames.table, root), code=code, site=-1, failed=ENDED)
+    to = jnp.where(mask, root, frames.table.shape[0])
+    return frames.with_(table=put(frames.table, to, theirs))
 
 
-def without_ended(state: State, linked: Linked) -> State:
-    """The state without the calls of examples that have ended."""
-    table = state.frames.table
-    ended = column(table, "failed")[: state.frames.lanes] == ENDED
-    gone = ended[column(table, "root")]
-    return state.with_(pc=jnp.where(gone, linked.halt, state.pc))
+def without_too_deep(state: State, linked: Linked, number: Any) -> State:
+    """The state where the examples of slots that are too deep to fork have ended, if there are this many such."""
+    forks = jnp.asarray([calls_of(linked, pc) > 0 for pc in range(linked.halt)] + [False])
+
+    def end(carry: tuple[Any, State]) -> tuple[Any, State]:
+        _, state = carry
+        table = state.frames.table
+        at = jnp.where((state.pc >= 0) & (state.pc < linked.halt), state.pc, linked.halt)
+        full = forks[at] & (column(table, "depth") >= state.returns.shape[0])
+        frames = ended_by(state.frames, table, full, int(Outcome.STACK_OVERFLOW))
+        return jnp.int32(0), state.with_(frames=frames)
+
+    return lax.while_loop(lambda carry: carry[0] > 0, end, (number, state))[1]
 
 
-@functools.lru_cache(maxsize=512)
-def inboxes(linked: Linked) -> dict[tuple[Var, ...], dict[int, tuple[Var, ...]]]:
-    """For the results of a function, where they go: by the place of the call in its fork."""
-    found: dict[tuple[Var, ...], dict[int, tuple[Var, ...]]] = {}
+class _Inbox(NamedTuple):
+    """Where a result of a function goes: a bank, and a column for each place of a call in its fork, or -1."""
+
+    result: Var
+    bank: int
+    columns: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _inboxes(linked: Linked, results: tuple[Var, ...]) -> tuple[_Inbox, ...]:
+    """Where results go that somebody reads."""
+    by_place: dict[int, tuple[Var, ...]] = {}
     for _, block in linked.program.all_blocks():
         if isinstance(block.terminator, Fork):
             for place, call in enumerate(block.terminator.calls):
-                results = linked.program.functions[call.callee].results
-                found.setdefault(results, {})[place] = call.results
-    return found
+                if linked.program.functions[call.callee].results == results:
+                    by_place[place] = call.results
+    where = places(linked)
+    found = []
+    for i, result in enumerate(results):
+        read_at = {at: where[own[i]] for at, own in by_place.items() if own[i] in where}
+        if read_at:
+            columns = (
+                read_at[at].column if at in read_at else -1 for at in range(1 + max(by_place))
+            )
+            (bank,) = {place.bank for place in read_at.values()}
+            found.append(_Inbox(result, bank, tuple(columns)))
+    return tuple(found)

@@ -36,11 +36,14 @@ from lanewise._jax import storage_struct
 from lanewise.blocks.link import Linked
 from lanewise.core.one_function import as_one_function
 from lanewise.core.options import Options
+from lanewise.machine.banks import in_banks, out_of_banks, with_rows
 from lanewise.machine.compact import first_lanes
 from lanewise.machine.state import State, initial_state
 
 # A place that no call of a fork has.
 NOWHERE = 1 << 20
+# In the place of the call that has failed: the example has ended.
+ENDED = -1
 # The arena has n slots for each lane besides those for depth, at least the one and at most the other number, and
 # no more than these bytes hold unless lanes need them.
 SLOTS_A_LANE = 64
@@ -69,20 +72,16 @@ _COLUMNS = {
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["table", "final", "stuck", "ran"],
+    data_fields=["table", "banks", "final"],
     meta_fields=["lanes"],
 )
 @dataclass(frozen=True)
 class Frames:
-    """What slots hold beside registers, as a table; `final`: the arena grows no more.
-
-    `ran`: how many slots a tick has advanced. `stuck`: the last one found none.
-    """
+    """The registers of slots (`banks.py`), and what they hold besides, as a table; `final`: the arena grows no more."""
 
     table: Any
+    banks: tuple[Any, ...]
     final: Any
-    stuck: Any
-    ran: Any
     lanes: int
 
     def with_(self, **changes: Any) -> Frames:
@@ -152,14 +151,11 @@ def first_frames(
     """All lanes at the entry, and all other slots free; `final`: nobody will make room."""
     state = initial_state(linked, operands, mapped, lanes, 0)
     rows = jnp.arange(lanes, dtype=jnp.int32)
-    frames = Frames(
-        with_columns(unused_rows(lanes), root=rows),
-        final=jnp.array(final),
-        stuck=jnp.array(False),
-        ran=jnp.int32(0),
-        lanes=lanes,
-    )
-    return with_slots(state.with_(frames=frames), linked, capacity, final)
+    banks, registers = in_banks(linked, state.registers)
+    table = with_columns(unused_rows(lanes), root=rows)
+    frames = Frames(table, banks, final=jnp.array(final), lanes=lanes)
+    state = state.with_(registers=registers, frames=frames)
+    return with_slots(state, linked, capacity, final)
 
 
 def with_slots(state: State, linked: Linked, capacity: int, final: bool) -> State:
@@ -172,15 +168,12 @@ def with_slots(state: State, linked: Linked, capacity: int, final: bool) -> Stat
 
     frames = state.frames.with_(
         table=jnp.concatenate([state.frames.table, unused_rows(more)]),
+        banks=tuple(with_rows(x, x.shape[0] + more) for x in state.frames.banks),
         final=jnp.array(final),
-        stuck=jnp.array(False),
     )
-    held = [var in linked.held_by_lanes for var in linked.registers]
-    arrays = zip(state.registers, held, strict=True)
     goes_on = jnp.where(state.pc < 0, -1 - state.pc, state.pc)
     return state.with_(
         pc=pad(goes_on, linked.halt),
-        registers=tuple(x if by_lane else pad(x) for x, by_lane in arrays),
         returns=jnp.zeros((capacity, 0), jnp.int32),
         depth=pad(state.depth),
         steps=pad(state.steps),
@@ -214,10 +207,28 @@ def first_slots(mask: Any, width: int, linked: Linked) -> Any:
     return found
 
 
-def lanes_alone(state: State) -> State:
+def ranks(mask: Any, linked: Linked) -> Any:
+    """For each row of a mask, how many of the mask come before it."""
+    if linked.profile.host_reads_guards:
+        return jnp.cumsum(mask, dtype=jnp.int32) - mask
+
+    def step(row: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        number, found = carry
+        found = lax.dynamic_update_slice(found, number[None], (row,))
+        return number + mask[row].astype(jnp.int32), found
+
+    start = (jnp.int32(0), jnp.zeros(mask.shape, jnp.int32))
+    return lax.fori_loop(0, mask.shape[0], step, start)[1]
+
+
+def lanes_alone(state: State, linked: Linked) -> State:
     """The state of the lanes themselves, without the frames of their calls."""
     lanes = state.frames.lanes
-    names = ("pc", "registers", "steps", "depth")
-    own = {name: jax.tree.map(lambda x: x[:lanes], getattr(state, name)) for name in names}
+    own = {name: getattr(state, name)[:lanes] for name in ("pc", "steps", "depth")}
     rows = state.frames.table[:lanes]
-    return state.with_(**own, code=column(rows, "code"), site=column(rows, "site"))
+    return state.with_(
+        **own,
+        registers=out_of_banks(linked, state.frames.banks, state.registers, lanes),
+        code=column(rows, "code"),
+        site=column(rows, "site"),
+    )

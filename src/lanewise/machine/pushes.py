@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Literal, Var, stored
 from lanewise.blocks.form import Block, substitute_block
 from lanewise.blocks.link import Linked
+from lanewise.core.one_function import as_one_function
 from lanewise.core.push import push_p
 from lanewise.machine.advance import Advance
 from lanewise.machine.state import State
@@ -67,23 +69,59 @@ def pushed(
         return state, {}
     made = [push.entries for push in pushes if isinstance(push.entries, Var)]
     values = dict(zip(made, advance.values_of(before, block, made, mask), strict=True))
-    same = (root[:, None] == root) & mask & jnp.tri(mask.shape[0], k=-1, dtype=bool)
-    rank = same.sum(1, dtype=jnp.int32)
     registers = list(state.registers)
+    tapes = [registers[advance.place[push.tape]] for push in pushes]
+    numbers = [push.entries.aval.shape[0] for push in pushes]
+    width = mask.shape[0]
+
+    def find(root: Any, mask: Any, *tops: Any) -> list[Any]:
+        def step(row: Any, carry: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+            tops, found = carry
+            lane, adds = root[row], mask[row].astype(jnp.int32)
+            found = [_with(at, row, top[lane]) for at, top in zip(found, tops, strict=True)]
+            more = zip(tops, numbers, strict=True)
+            return [_with(top, lane, top[lane] + n * adds) for top, n in more], found
+
+        start = (list(tops), [jnp.zeros((width,), jnp.int32) for _ in tops])
+        tops, places = lax.fori_loop(0, width, step, start)
+        found = [*tops, *places]
+        for at, number, tape in zip(places, numbers, tapes, strict=True):
+            fits = at + number <= tape.shape[1]
+            to = jnp.where(mask & fits, root, tape.shape[0])
+            rows = jnp.broadcast_to(to[:, None], (width, number))
+            found += [fits, jnp.stack([rows, at[:, None] + jnp.arange(number)], axis=2)]
+        return found
+
+    tops = [registers[advance.place[push.top]] for push in pushes]
+    given = as_one_function(find, root, mask, *tops)
+    tops, places, more = (
+        given[: len(pushes)],
+        given[len(pushes) : 2 * len(pushes)],
+        given[2 * len(pushes) :],
+    )
     known: dict[Var, Any] = {}
-    for push in pushes:
-        number = push.entries.aval.shape[0]
-        tape, top = (registers[advance.place[var]] for var in (push.tape, push.top))
-        at = top[root] + number * rank
-        fits = at + number <= tape.shape[1]
-        to = jnp.where(mask & fits, root, tape.shape[0])
+    for i, push in enumerate(pushes):
         if isinstance(push.entries, Literal):
             entries = jnp.broadcast_to(push.entries.val, (*mask.shape, *push.entries.aval.shape))
         else:
             entries = stored(values[push.entries], push.entries.aval)
-        where = (to[:, None], at[:, None] + jnp.arange(number))
-        registers[advance.place[push.tape]] = tape.at[where].set(entries, mode="drop")
-        adds = jnp.where(mask, root, top.shape[0])
-        registers[advance.place[push.top]] = top.at[adds].add(number, mode="drop")
-        known |= {push.at: at, push.fits: fits}
+        fits, where = more[2 * i : 2 * i + 2]
+        registers[advance.place[push.tape]] = _written(tapes[i], where, entries)
+        registers[advance.place[push.top]] = tops[i]
+        known |= {push.at: places[i], push.fits: fits}
     return state.with_(registers=tuple(registers)), known
+
+
+def _with(array: Any, at: Any, value: Any) -> Any:
+    return lax.dynamic_update_slice(array, jnp.asarray(value, array.dtype)[None], (at,))
+
+
+def _written(tape: Any, where: Any, entries: Any) -> Any:
+    """Tapes with entries at these pairs of lane and place; who has no lane is dropped."""
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(2, tape.ndim)),
+        inserted_window_dims=(0, 1),
+        scatter_dims_to_operand_dims=(0, 1),
+    )
+    mode = lax.GatherScatterMode.FILL_OR_DROP
+    return lax.scatter(tape, where, entries.astype(tape.dtype), numbers, mode=mode)

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 from lanewise._jax import Var, storage_struct, stored
 from lanewise.blocks.link import Linked
-from lanewise.core.accumulate import held_as
 from lanewise.core.errors import Outcome
 from lanewise.core.one_function import as_one_function
 from lanewise.core.outcomes import COUNTERS
+from lanewise.machine.held import Sums, no_sums
 
 
 @partial(
@@ -58,7 +58,7 @@ class State:
     registers: tuple[Any, ...]
     uniforms: tuple[Any, ...]
     stacks: tuple[Any, ...]
-    sums: tuple[Any, ...]
+    sums: Sums
     returns: Any
     depth: Any
     deepest: Any
@@ -125,7 +125,7 @@ def initial_state(
         registers=tuple(map(register, linked.registers)),
         uniforms=tuple(map(uniform, linked.uniforms)),
         stacks=tuple(map(stack, linked.storage.stacks)),
-        sums=tuple(jnp.zeros(a.shape, held_as(a.dtype)) for a in linked.program.sums),
+        sums=no_sums(linked),
         returns=jnp.zeros((frames, lanes), jnp.int32),
         depth=per_lane(0),
         deepest=jnp.int32(0),

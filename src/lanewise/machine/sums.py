@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
 
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.form import Block, reads
+from lanewise.blocks.link import Linked
 from lanewise.core.accumulate import accumulate_p, accumulated
 from lanewise.core.summed import (
     Look,
@@ -40,9 +41,12 @@ class BlockSums:
 
     @staticmethod
     def of(
-        block: Block, is_uniform: Callable[[Var], bool], shared: Mapping[int, Mapping[Any, Any]]
+        block: Block,
+        linked: Linked,
+        shared: Mapping[int, Mapping[Any, Any]],
     ) -> BlockSums:
         """What a block adds; `shared`: the indices that its lanes have in common, by the equation that reads there."""
+        is_uniform = frozenset(linked.uniforms).__contains__
         eqns = tuple(eqn for eqn in block.eqns if eqn.primitive is accumulate_p)
         if not eqns:
             return BlockSums((), (), (), frozenset(), {})
@@ -54,13 +58,30 @@ class BlockSums:
             twin = next((v for v in agreed if same_value(block.eqns, v, atom)), None)
             if twin is not None and not isinstance(atom, Literal):
                 common[atom] = agreed[twin]
-        totals = tuple(row_sum(block.eqns, _added(eqn), varying) for eqn in eqns)
+        transposes = not linked.profile.host_reads_guards
+        totals = tuple(
+            row_sum(block.eqns, _added(eqn), varying, transposes=transposes) for eqn in eqns
+        )
         wanted = [
             *itertools.chain.from_iterable(total.needs for total in totals),
             *(a for eqn in eqns for a in eqn.invars if len(eqn.invars) > 1),
         ]
         needs = dict.fromkeys(a for a in wanted if not isinstance(a, Literal) and a not in common)
         return BlockSums(eqns, totals, tuple(needs), frozenset(varying), common)
+
+    def only(self, chosen: Callable[[JaxprEqn, RowSum], bool]) -> BlockSums:
+        """Those of the sums that are chosen."""
+        pairs = [(e, t) for e, t in zip(self.eqns, self.totals, strict=True) if chosen(e, t)]
+        wanted = {
+            *itertools.chain.from_iterable(total.needs for _, total in pairs),
+            *(a for eqn, _ in pairs for a in eqn.invars if len(eqn.invars) > 1),
+        }
+        return replace(
+            self,
+            eqns=tuple(eqn for eqn, _ in pairs),
+            totals=tuple(total for _, total in pairs),
+            needs=tuple(var for var in self.needs if var in wanted),
+        )
 
     def added(self, sums: Sequence[Any], values: Sequence[Any], mask: Any) -> tuple[Any, ...]:
         """The sums with what the lanes of the mask add, where these are the values of what is needed."""

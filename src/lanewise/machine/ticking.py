@@ -25,6 +25,7 @@ from lanewise.core.options import Options
 from lanewise.core.outcomes import blank
 from lanewise.machine import observe
 from lanewise.machine.advance import Advance
+from lanewise.machine.held import totals_of
 from lanewise.machine.schedule import SCHEDULES, expensive_for
 from lanewise.machine.state import (
     State,
@@ -35,6 +36,9 @@ from lanewise.machine.state import (
     has_fuel,
     outcome_codes,
 )
+
+# From how many elements on an answer is copied only if a lane has failed.
+LARGE_ANSWER = 1 << 18
 
 
 class Pause(NamedTuple):
@@ -47,10 +51,6 @@ class Pause(NamedTuple):
     idle: Any = jnp.inf
     few: Any = 0
     ticks: Any = jnp.inf
-
-
-# From this many bytes on, answers are looked at only if some lane failed.
-LARGE_ANSWER = 1 << 22
 
 
 def run_ticks(linked: Linked, state: State, lanes: int, options: Options, schedule: str) -> State:
@@ -169,22 +169,24 @@ def results(linked: Linked, values: Mapping[Var, Any], state: State, code: Any) 
             value = jnp.broadcast_to(uniforms[var], (*code.shape, *uniforms[var].shape))
         else:
             value = values[var]
-        found.append(loaded(_blank_where(failed, value), var.aval))
-    sums = zip(state.sums, linked.program.sums, strict=True)
+        found.append(loaded(_blank_where(linked, failed, value), var.aval))
+    sums = zip(totals_of(linked, state.sums), linked.program.sums, strict=True)
     return [*found, *(value.astype(aval.dtype) for value, aval in sums)]
 
 
-def _blank_where(failed: Any, value: Any) -> Any:
-    """Answers with blanks for the lanes that failed."""
+def _blank_where(linked: Linked, failed: Any, value: Any) -> Any:
+    """Answers, blank where a lane has failed."""
 
-    def blanked() -> Any:
+    def blanked(value: Any) -> Any:
         bad = jnp.asarray(blank(value.dtype), value.dtype)
         return jnp.where(lax.expand_dims(failed, range(1, value.ndim)), bad, value)
 
-    if value.nbytes < LARGE_ANSWER:
-        return blanked()
-    # Most often none failed, and a tape need not be gone over for that.
-    return lax.cond(failed.any(), blanked, lambda: value)
+    if linked.profile.host_reads_guards or value.size < LARGE_ANSWER:
+        return blanked(value)
+    # Tapes: where no lane has failed they are not copied. A loop of at most one turn leaves them in place.
+    start = (failed.any(), value)
+    turn = lax.while_loop(lambda c: c[0], lambda c: (jnp.array(False), blanked(c[1])), start)
+    return turn[1]
 
 
 def statistics(state: State, steps: Any = None) -> list[Any]:

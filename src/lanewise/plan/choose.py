@@ -8,7 +8,8 @@
   products: those want all lanes at once.
 * A lone call of a recursion over small arrays is C++ on a CPU: a machine of one lane pays for a tick at each block.
 * A recursion around large matrix products whose control does not depend on them is run by levels, outside `jit`. So are
-  calls of such a recursion inside a program of which the rest is not.
+  calls of such a recursion inside a program of which the rest is not. One whose values decide about calls that do not
+  wait for one another forks, unless there are lanes enough without.
 * Any other is swept by `ticks`.
 
 That is known from the code alone, and so inside `jit`. Outside it, where matrix products make up much of the work, how
@@ -138,7 +139,7 @@ def _by_levels_if_better(job: Job, failed: str | None) -> Plan:
     suggested = _by_code(job)
     if failed is not None:
         return suggested
-    if suggested.schedule != "meet":
+    if suggested.schedule not in ("meet", "fork"):
         return _in_parts_if_better(job) or suggested
     carrier: Any = carrier_of("ticks", "levels")
     why = "a recursion around matrix products whose control does not wait for them"
@@ -211,6 +212,10 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
         found = better(job, linked, meets)
         if found is not None:
             return found
+    if meets and options.carrier == "auto":
+        found = _forked_if_better(job)
+        if found is not None:
+            return found
     if meets:
         why = "lanes meet at blocks with matrix work, and between them run each by itself, in one kernel"
         return _offered(job, "ticks", "meet", f"a recursion around matrix products: {why}")
@@ -235,6 +240,34 @@ def _would_meet(job: Job, linked: Linked) -> bool:
     return not isinstance(kernel_between(linked, job.options.max_steps, job.options.stats), str)
 
 
+def _forked_if_better(job: Job) -> Plan | None:
+    """Calls at the same time, where values decide which there are and lanes are few: products are larger then."""
+    options, profile = job.options, job.profile
+    if job.examples > profile.most_forking_lanes or options.stats or options.max_steps:
+        return None
+    carrier: Any = carrier_of("ticks", "fork")
+    # Sweeps of a gradient fork if what they are of does (`forks`).
+    sweep = job.program.has_tapes or job.program.sums
+    if job.refilled or sweep or carrier.obstacle(job) is not None:
+        return None
+    if carrier.products(job) < profile.fork_products:
+        return None
+    levels: Any = carrier_of("ticks", "levels")
+    if levels.obstacle(job) is None:
+        return None
+    why = (
+        "a recursion around matrix products, with calls that do not wait for one another: they run at the same time,"
+        f" as lanes are few ({job.examples})"
+    )
+    return _offered(job, "ticks", "fork", why)
+
+
+def forks(job: Job) -> bool:
+    """Whether a job's calls are made at the same time though nobody asked for it: then those of its gradient are."""
+    asked_for = (job.options.carrier, job.options.schedule) != ("auto", "auto")
+    return not asked_for and job.program.recursive and _by_code(job).schedule == "fork"
+
+
 def _measured(job: Job, operands: Sequence[Any]) -> Plan:
     """The plan where lanes can be looked at: by the code, unless a sample promises another to be better."""
     suggested = _by_code(job)
@@ -242,7 +275,7 @@ def _measured(job: Job, operands: Sequence[Any]) -> Plan:
         suggested = _by_levels_if_better(job, given_up(job.program))
     options = job.options
     asked_for = (options.carrier, options.schedule) != ("auto", "auto") or options.stats
-    settled = asked_for or suggested.schedule in ("meet", "levels") or given_up(job.program)
+    settled = asked_for or suggested.schedule in ("meet", "fork", "levels") or given_up(job.program)
     if job.platform != "cpu" or not job.lanes or settled:
         return suggested
     linked = linked_for(job)

@@ -23,7 +23,7 @@ from lanewise._jax import ad
 from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p, throw_p
 from lanewise.job.job import Mapped, answer_axes, job_for, with_axes, with_constants
-from lanewise.plan.choose import levels_plan
+from lanewise.plan.choose import forks, levels_plan
 from lanewise.rules.explain import explainable
 from lanewise.rules.sums import unsummed
 from lanewise.rules.tangents import linearized, tangents_p
@@ -57,6 +57,10 @@ def _linearize(
     moving = tuple(
         flag and _jax.has_tangent(_jax.aval_of(x)) for flag, x in zip(nonzero, primals, strict=True)
     )
+    job = job_for(program, lanes, mapped, options, platform=_jax.placed(primals)[0]).as_it_runs()
+    if forks(job):
+        # Its records have to have numbers, and both sweeps read them.
+        options = options.updated(schedule="fork")
     # Imported where it is used, as most who import Lanewise do not differentiate.
     from lanewise.rules.forward import run_forward
 
