@@ -356,19 +356,16 @@ LW_FUNCTION int64 lw_product(int64 a, int64 b) { return lw_mul(a, b); }
 LW_FUNCTION uint8 lw_product(uint8 a, uint8 b) { return lw_mul(a, b); }
 LW_FUNCTION uint16 lw_product(uint16 a, uint16 b) { return lw_mul(a, b); }""",
         "lw_power": r"""
-// A power with a known exponent, by squaring.
+// A power with a known exponent, by squaring. It is no loop: one inside of a loop over an array keeps that from becoming
+// vector code.
+template <int n, class T> LW_FUNCTION T lw_power_times(T result, T a) {
+  if constexpr (n == 0) return result;
+  else return lw_power_times<(n >> 1)>(n & 1 ? lw_product(result, a) : result, lw_product(a, a));
+}
 template <int n, class T> LW_FUNCTION T lw_power(T a) {
-  T result = T(1);
-  bool first = true;
-  LW_UNROLL
-  for (unsigned left = n; left; left >>= 1) {
-    if (left & 1) {
-      result = first ? a : lw_product(result, a);
-      first = false;
-    }
-    a = lw_product(a, a);
-  }
-  return result;
+  if constexpr (n == 0) return T(1);
+  else if constexpr (n & 1) return lw_power_times<(n >> 1)>(a, lw_product(a, a));
+  else return lw_power<(n >> 1)>(lw_product(a, a));
 }""",
         "lw_int_pow": r"""
 // Integers to an integer power; a negative power of anything but 1 and -1 is zero.

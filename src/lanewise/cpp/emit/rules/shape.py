@@ -27,6 +27,7 @@ from lanewise.cpp.emit.values import (
     remainder,
     times,
     view,
+    window,
 )
 from lanewise.cpp.emit.writer import Writer
 
@@ -135,13 +136,18 @@ def rev(w: Writer, eqn: JaxprEqn) -> None:
 def slice_(w: Writer, eqn: JaxprEqn) -> None:
     value, starts = w.value(eqn.invars[0]), eqn.params["start_indices"]
     strides = eqn.params["strides"] or (1,) * len(starts)
+    shape = eqn.outvars[0].aval.shape
+    whole = window(value, starts, shape) if shape and set(strides) == {1} else None
+    if whole is not None and not w.together:
+        w.define(eqn.outvars[0], whole)
+        return
 
     def element(indices: tuple[Index, ...]) -> str:
         return value.at(
             [plus(times(i, by), start) for i, start, by in zip(indices, starts, strides)]
         )
 
-    rename(w, eqn.outvars[0], view(eqn.outvars[0].aval.shape, value.dtype, element, value))
+    rename(w, eqn.outvars[0], view(shape, value.dtype, element, value))
 
 
 @rule("split")
