@@ -34,6 +34,7 @@ from lanewise.cpp.emit.emitted import (
     Obstacle,
     Operand,
     host_entry,
+    meeting_at,
     operand_of,
     size_obstacle,
 )
@@ -343,10 +344,12 @@ class Emitter:
         )
         tables = "\n".join(self.writer.tables)
         functions = "\n\n".join(self.writer.texts)
-        helpers = needed(f"{tables}\n{functions}\n{kernel}")
+        body = f"{tables}\n{functions}\n{kernel}"
+        helpers = needed(body)
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
         first = len(operands) + len(sums) + len(outputs)
-        entry = host_entry(arguments, dict(enumerate(sums, first)))
+        common = meeting_at(operands) if "lw_meet" in helpers else {}
+        entry = host_entry(arguments, dict(enumerate(sums, first)), common)
         parts = [prelude.HEADER, fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -14,6 +14,7 @@ import numpy as np
 from lanewise.core.errors import InternalError
 from lanewise.core.profile import CPU, Profile
 from lanewise.cpp.emit import dtypes
+from lanewise.cpp.emit.meeting import LARGE_BYTES, meeting_work
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,21 @@ def size_obstacle(emitted: Emitted, profile: Profile = CPU) -> Obstacle | None:
     return Obstacle("the state of a lane", "", why)
 
 
-def host_entry(arguments: Sequence[str], sums: dict[int, Operand]) -> str:
+def meeting_at(operands: Sequence[Operand]) -> dict[int, int]:
+    """The bytes of the large operands that lanes share, by the number of their argument."""
+    sizes = [math.prod(o.shape) * o.dtype.itemsize for o in operands]
+    return {
+        place: size
+        for place, (operand, size) in enumerate(zip(operands, sizes, strict=True))
+        if size >= LARGE_BYTES and not operand.varies
+    }
+
+
+def host_entry(arguments: Sequence[str], sums: dict[int, Operand], common: dict[int, int]) -> str:
     """What a thread of the host calls: it has scratch memory of its own, and takes examples from all that are left.
 
-    It has `sums` of its own, too (by the number of their argument), which it adds to those of all in the end.
+    It has `sums` of its own, too (by the number of their argument), which it adds to those of all in the end. If there
+    are large arrays that lanes share (`common`: their bytes), it has several lanes, which meet (`meeting.py`).
     """
     *buffers, _, _ = arguments
     sizes = [-(-math.prod(o.shape) * 8 // 16) * 16 for o in sums.values()]
@@ -134,18 +146,15 @@ def host_entry(arguments: Sequence[str], sums: dict[int, Operand]) -> str:
     add_sums = _ADD_SUMS.replace("ADDING", adding) if sums else ""
     # A thread that has no sums has no memory for them.
     memory = f"(char*)calloc({sum(sizes)} + 1, 1)" if sums else "own.scratch"
+    meeting, end = (meeting_work(common, sum(sizes)), "\n#endif") if common else ("", "")
     return f"""
 #ifndef __CUDACC__
-struct lw_thread {{
-  lw_run* run;
-  char *scratch, *sums;
-}};
 {add_sums}static void lw_run_lanes(void* data) {{
   lw_thread* thread = (lw_thread*)data;
   lw_run* run = thread->run;
-  lw_share share = {{run, 0, 0, 1, 0, 0}};
+  lw_share share = {{run, 0, 0, 1, 0, 0, LW_IDLE}};
   lanewise_kernel({given}, &share, thread->scratch, run->examples, run->capacity);
-}}
+}}{meeting}
 extern "C" void lanewise_work(lw_run* run) {{
   lw_thread own = {{run, (char*)malloc(run->lane_bytes + 1), nullptr}};
   own.sums = {memory};
@@ -156,7 +165,7 @@ extern "C" void lanewise_work(lw_run* run) {{
   }}
   free(own.scratch);
   {"free(own.sums);" if sums else ""}
-}}
+}}{end}
 #endif""".strip()
 
 

@@ -46,6 +46,7 @@ HEADER = r"""
 #define LW_IN_MEMORY(array) asm volatile("" :: "l"(array) : "memory");
 #else
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -94,24 +95,75 @@ LW_ALSO_FLOAT(expm1) LW_ALSO_FLOAT(log) LW_ALSO_FLOAT(log1p) LW_ALSO_FLOAT(tan) 
 static inline float pow(float a, float b) { return powf(a, b); }
 static inline float copysign(float a, float b) { return copysignf(a, b); }
 
+// Examples that come and go while a run goes on: the numbers of those that wait for a lane, and of those that have
+// ended, each in a ring that has room for all. `come`, `taken`, `gone` and `told` count for ever.
+struct lw_feed {
+  pthread_mutex_t guard;
+  pthread_cond_t arrival, end;
+  int *waiting, *ended, closed;
+  unsigned size, come, taken, gone, told;
+};
+// Whether there is an example to take, or none will come.
+static inline bool lw_feed_stirs(lw_feed* feed) {
+  return __atomic_load_n(&feed->come, __ATOMIC_RELAXED) != __atomic_load_n(&feed->taken, __ATOMIC_RELAXED) ||
+         __atomic_load_n(&feed->closed, __ATOMIC_RELAXED);
+}
+static void lw_feed_wait(lw_feed* feed) {
+  pthread_mutex_lock(&feed->guard);
+  while (!lw_feed_stirs(feed)) pthread_cond_wait(&feed->arrival, &feed->guard);
+  pthread_mutex_unlock(&feed->guard);
+}
+
 // A run over all examples, and one thread's share of it: a few examples at a time, so many that taking them costs
 // little, so few that no thread has much left when the others have nothing.
 struct lw_run {
   void** arguments;
   long long examples, lane_bytes;
-  int capacity, threads;
+  // The frames of a stack, the threads, and the most lanes that each may have under way.
+  int capacity, threads, lanes;
   unsigned long long next, done;
   // Whether a thread adds its sums to those of all. If an interrupt may end the run: how many had come before it, and
   // what runs a thread's part so.
   int adding, begun;
   void (*stoppable)(void (*work)(void*), void* data, int begun);
+  lw_feed* feed;
+};
+// What a thread has, for one lane.
+struct lw_thread {
+  lw_run* run;
+  char *scratch, *sums;
 };
 // Set when better code has taken over from this: threads take no more examples here.
 static int lw_superseded;
 struct lw_share {
   lw_run* run;
   long long at, end, chunk, since, held;
+  void (*idle)();  // what to do while there is no example; none: to wait
 };
+#define LW_IDLE nullptr
+// The next example of a feed, and word that the last one has ended.
+static long long lw_fed(lw_share* share) {
+  lw_run* run = share->run;
+  lw_feed* feed = run->feed;
+  for (long long next = -1;;) {
+    pthread_mutex_lock(&feed->guard);
+    if (share->held) {
+      feed->ended[feed->gone++ % feed->size] = share->at;
+      pthread_cond_signal(&feed->end);
+    }
+    share->held = 0;
+    const bool over = __atomic_load_n(&lw_superseded, __ATOMIC_RELAXED) || feed->closed;
+    if (!over && feed->come != feed->taken) next = feed->waiting[feed->taken++ % feed->size];
+    pthread_mutex_unlock(&feed->guard);
+    if (over) return run->examples;
+    if (next >= 0) {
+      share->held = 1;
+      return share->at = next;
+    }
+    if (share->idle) share->idle();
+    else lw_feed_wait(feed);
+  }
+}
 static void lw_take(lw_share* share) {
   lw_run* run = share->run;
   // Who comes for more has ended what it had (lanes in step: all but the last few of it).
@@ -132,6 +184,7 @@ static void lw_take(lw_share* share) {
   share->held = share->end - share->at;
 }
 static inline long long lw_next(lw_share* share) {
+  if (share->run->feed) return lw_fed(share);
   if (share->at == share->end) lw_take(share);
   return share->at == share->end ? share->run->examples : share->at++;
 }
@@ -356,7 +409,7 @@ LW_FUNCTION int64 lw_product(int64 a, int64 b) { return lw_mul(a, b); }
 LW_FUNCTION uint8 lw_product(uint8 a, uint8 b) { return lw_mul(a, b); }
 LW_FUNCTION uint16 lw_product(uint16 a, uint16 b) { return lw_mul(a, b); }""",
         "lw_power": r"""
-// A power with a known exponent, by squaring. It is no loop: one inside of a loop over an array keeps that from becoming
+// A power with a known exponent, by squaring. It is no loop: one inside of a loop over an array keeps that from being
 // vector code.
 template <int n, class T> LW_FUNCTION T lw_power_times(T result, T a) {
   if constexpr (n == 0) return result;

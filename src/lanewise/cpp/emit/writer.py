@@ -22,11 +22,11 @@ from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, 
 from lanewise.blocks.analysis import evaluate, value_of
 from lanewise.blocks.equations import implementation
 from lanewise.cpp.emit import dtypes
+from lanewise.cpp.emit.layout import Layout
 from lanewise.cpp.emit.rules import RULES, Unsupported
 from lanewise.cpp.emit.values import (
     LONG,
     Index,
-    Layout,
     Mapped,
     Place,
     Scalar,

@@ -25,7 +25,7 @@ from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.rules import helpers, rule
 from lanewise.cpp.emit.rules.reduce import accumulator, combine
 from lanewise.cpp.emit.rules.rows import in_one_piece, write_rows
-from lanewise.cpp.emit.values import Index, Part, Place, Stored, Value, plus, view
+from lanewise.cpp.emit.values import Index, Place, Value, plus, view
 from lanewise.cpp.emit.writer import Writer
 
 # From this many elements on vector code is worth its beginning and its end.
@@ -163,11 +163,9 @@ class _Product:
         return f"lw_multiply_add({a}, {b}, {total})"
 
     def in_memory(self, w: Writer) -> _Product:
-        """The same product of operands that lie in memory, in order."""
+        """The same product of operands whose rows lie in memory."""
         left, right = (
-            side
-            if isinstance(side.value, Stored | Part)
-            else replace(side, value=w.named(side.value))
+            side if side.value.in_rows else replace(side, value=w.named(side.value))
             for side in (self.left, self.right)
         )
         return _Product(left, right, self.wide)

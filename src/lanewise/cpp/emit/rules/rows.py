@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 
 from lanewise.cpp.emit import dtypes
+from lanewise.cpp.emit.meeting import LARGE_BYTES, MANY_ROWS
 from lanewise.cpp.emit.rules import helpers
 from lanewise.cpp.emit.values import Part, Place, Stored, Value
 from lanewise.cpp.emit.writer import Writer
@@ -81,14 +82,25 @@ LW_CALLED lw_rows(const T* const* left, T* const* answer, int rows, const T* rig
 #endif""".replace("NEAR", str(NEAR_COLUMNS)),
         "lw_by_matrix": r"""
 #ifndef __CUDACC__
+template <class T, int terms, int columns>
+static void lw_rows_of(const void* const* left, void* const* answer, int rows, const void* right) {
+  lw_rows<T, terms, columns>((const T* const*)left, (T* const*)answer, rows, (const T*)right);
+}
+// A lane's rows by a matrix: at once, or when others want it as well.
 template <class T, int rows, int terms, int columns>
 static inline void lw_by_matrix(const T* left, const T* right, T* answer) {
+#ifdef LW_MEETS
+  if (rows <= MOST_ROWS && terms * columns * sizeof(T) >= LARGE && lw_meets(right)) {
+    const int from = terms * sizeof(T), to = columns * sizeof(T);
+    return lw_meet({lw_rows_of<T, terms, columns>, right, (const char*)left, (char*)answer, rows, from, to});
+  }
+#endif
   const T* from[rows];
   T* to[rows];
   for (int r = 0; r < rows; ++r) from[r] = left + r * terms, to[r] = answer + r * columns;
   lw_rows<T, terms, columns>(from, to, rows, right);
 }
-#endif""",
+#endif""".replace("MOST_ROWS", str(MANY_ROWS)).replace("LARGE", str(LARGE_BYTES)),
     }
 )
 

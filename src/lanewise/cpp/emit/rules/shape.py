@@ -56,14 +56,17 @@ def with_shape(value: Value, shape: Sequence[int]) -> Value:
         kept = iter([indices[axis] for axis in wide])
         return value.at([0 if size == 1 else next(kept) for size in value.shape])
 
-    return view(shape, value.dtype, element, value)
+    in_rows = value.in_rows and bool(wide) and wide[-1] == len(shape) - 1 and value.shape[-1] != 1
+    return view(shape, value.dtype, element, value, in_rows=in_rows)
 
 
 def permuted(value: Value, permutation: Sequence[int]) -> Value:
     """The value with its axes in another order."""
     shape = [value.shape[axis] for axis in permutation]
     places = [permutation.index(axis) for axis in range(len(permutation))]
-    return view(shape, value.dtype, lambda i: value.at([i[place] for place in places]), value)
+    in_rows = value.in_rows and places[-1:] == [len(places) - 1]
+    element = lambda i: value.at([i[place] for place in places])  # noqa: E731
+    return view(shape, value.dtype, element, value, in_rows=in_rows)
 
 
 def part(value: Value, axis: int, start: int, size: int) -> Value:
@@ -75,7 +78,7 @@ def part(value: Value, axis: int, start: int, size: int) -> Value:
         moved[axis] = plus(indices[axis], start)
         return value.at(moved)
 
-    return view(shape, value.dtype, element, value)
+    return view(shape, value.dtype, element, value, in_rows=value.in_rows)
 
 
 def number(index: Index, dtype: Any) -> str:
@@ -147,7 +150,8 @@ def slice_(w: Writer, eqn: JaxprEqn) -> None:
             [plus(times(i, by), start) for i, start, by in zip(indices, starts, strides)]
         )
 
-    rename(w, eqn.outvars[0], view(shape, value.dtype, element, value))
+    in_rows = value.in_rows and strides[-1] == 1
+    rename(w, eqn.outvars[0], view(shape, value.dtype, element, value, in_rows=in_rows))
 
 
 @rule("split")
