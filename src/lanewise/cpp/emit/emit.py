@@ -345,10 +345,11 @@ class Emitter:
         tables = "\n".join(self.writer.tables)
         functions = "\n\n".join(self.writer.texts)
         body = f"{tables}\n{functions}\n{kernel}"
+        common = meeting_at(operands) if "lw_by_matrix" in body else {}
         helpers = needed(body)
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
+        fixed += "\n#define LW_COMMON" if common else ""
         first = len(operands) + len(sums) + len(outputs)
-        common = meeting_at(operands) if "lw_meet" in helpers else {}
         entry = host_entry(arguments, dict(enumerate(sums, first)), common)
         parts = [prelude.HEADER, fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"

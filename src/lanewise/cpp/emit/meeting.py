@@ -34,7 +34,7 @@ MANY_ROWS = 12
 helpers(
     {
         "lw_meet": r"""
-#if !defined(__CUDACC__) && defined(__x86_64__) && defined(__linux__)
+#if !defined(__CUDACC__) && defined(LW_COMMON) && defined(__x86_64__) && defined(__linux__)
 #define LW_MEETS
 #undef LW_IDLE
 #define LW_IDLE lw_idle

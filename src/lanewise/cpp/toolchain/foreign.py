@@ -40,7 +40,7 @@ from lanewise.core.errors import CompilerError, LanewiseError, OptionError
 from lanewise.core.events import Site, Whole
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.meeting import MOST_LANES
-from lanewise.cpp.toolchain import host, signals
+from lanewise.cpp.toolchain import fed_run, host, signals
 from lanewise.cpp.toolchain.ffi import CALLS
 
 # The error of a call that was cut short.
@@ -269,9 +269,10 @@ def _flags() -> tuple[str, ...]:
     return (*host.FLAGS, f"-I{jax.ffi.include_dir()}")
 
 
-def _library(text: str) -> ctypes.CDLL:
+def library_of(text: str) -> ctypes.CDLL:
+    """The library of a kernel's text."""
     try:
-        return host.load_soon(text + CALLS + _ENTRY, _flags())
+        return host.load_soon(text + CALLS + _ENTRY + fed_run.TEXT, _flags())
     except CompilerError as error:
         raise CompilerError(
             f"No kernel could be compiled for the CPU: {error}. Give the C++ compiler what it lacks, or use"
@@ -284,7 +285,7 @@ def _library(text: str) -> ctypes.CDLL:
 def _target(text: str) -> str:
     """Compile and register a kernel; gives the name XLA knows it by."""
     _signals()
-    library = _library(text)
+    library = library_of(text)
     name = "lanewise_" + hashlib.sha256(text.encode()).hexdigest()[:24]
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library.lanewise_ffi), platform="cpu")
     return name
@@ -292,7 +293,7 @@ def _target(text: str) -> str:
 
 def _asking(text: str) -> Callable[[int], int]:
     """What tells how many examples of a run have ended, by its number."""
-    ask = _library(text).lanewise_done
+    ask = library_of(text).lanewise_done
     ask.restype = ctypes.c_longlong
     return ask
 

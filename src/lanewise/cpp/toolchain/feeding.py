@@ -1,0 +1,104 @@
+"""A kernel that examples come to and leave while it runs: what `lanewise.stream` feeds on a CPU.
+
+Each example has a slot: a row of every array that varies. The host fills the rows of a free slot and hands its number
+over; a lane takes it when it has ended another, and when it has ended this one, the number comes back and the slot's
+answers are there. A lane without an example waits, and no lane waits for another's example. Threads of this process
+run the lanes, apart from XLA, which gives nothing back before all of a call has ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lanewise.core.errors import LanewiseError
+from lanewise.cpp.emit.emitted import Emitted
+from lanewise.cpp.emit.meeting import MOST_LANES
+from lanewise.cpp.toolchain.foreign import cores, library_of
+
+
+class Feed:
+    """Lanes of one kernel under way. `shared` are the operands that do not vary, in order."""
+
+    def __init__(
+        self, emitted: Emitted, shared: Sequence[np.ndarray], slots: int, lanes: int
+    ) -> None:
+        self._library = library_of(emitted.text)
+        given = iter([*shared, *emitted.constants])
+        operands = [
+            np.zeros((slots, *operand.shape), operand.dtype)
+            if operand.varies
+            else np.asarray(next(given), operand.dtype, order="C")
+            for operand in emitted.operands
+        ]
+        # A row of each for every slot.
+        self.rows = [a for a, operand in zip(operands, emitted.operands) if operand.varies]
+        self.answers = [np.zeros((slots, *out.shape), out.dtype) for out in emitted.outputs]
+        self.code, self.site, deepest = (np.zeros(slots, np.int32) for _ in range(3))
+        self._arrays = [*operands, *self.answers, self.code, self.site]
+        self._arrays += [np.zeros(slots, np.int64), deepest]
+        self._pointers = (ctypes.c_void_p * len(self._arrays))(
+            *(array.ctypes.data for array in self._arrays)
+        )
+        self._ended = np.zeros(slots, np.int32)
+        threads = min(cores(), lanes)
+        each = min(-(-lanes // threads), MOST_LANES)
+        self._run = ctypes.c_void_p(
+            self._call("open", ctypes.c_void_p)(
+                self._pointers,
+                ctypes.c_longlong(slots),
+                ctypes.c_longlong(emitted.scratch_bytes(1)),
+                threads,
+                each,
+            )
+        )
+        if not self._run:
+            raise LanewiseError("there is no memory for a stream of this many lanes.")
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(threads)]
+        self._serving, self._closed = threads, False
+        self._guard = threading.Lock()
+        for thread in self._threads:
+            thread.start()
+
+    def _call(self, name: str, gives: Any = None) -> Any:
+        found = getattr(self._library, f"lanewise_feed_{name}")
+        found.restype = gives
+        return found
+
+    def _serve(self) -> None:
+        self._call("serve")(self._run)
+        with self._guard:
+            self._serving -= 1
+            self._free_if_over()
+
+    def _free_if_over(self) -> None:
+        if self._closed and not self._serving:
+            self._call("free")(self._run)
+
+    def push(self, slots: np.ndarray) -> None:
+        """Hand over slots whose rows are filled."""
+        slots = np.ascontiguousarray(slots, np.int32)
+        self._call("push")(self._run, ctypes.c_void_p(slots.ctypes.data), len(slots))
+
+    def take(self, seconds: float) -> np.ndarray:
+        """The slots that have ended since the last time; none, if in so many seconds none has."""
+        out = ctypes.c_void_p(self._ended.ctypes.data)
+        count = self._call("take", ctypes.c_int)(
+            self._run, out, ctypes.c_longlong(int(1e9 * seconds))
+        )
+        if count == 0 and not all(thread.is_alive() for thread in self._threads):
+            raise LanewiseError("there is no memory for a lane.")
+        return self._ended[:count].copy()
+
+    def close(self) -> None:
+        """No lane takes another example. Those that run come to their end; the last thread frees all."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            self._call("close")(self._run)
+            self._free_if_over()
