@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from lanewise import _jax
 from lanewise.carriers.table import ALONE
-from lanewise.core.errors import CompilerError
 from lanewise.core.options import Options
 from lanewise.core.program import Program
 from lanewise.feed.batches import InBatches
 from lanewise.feed.fed import Fed
 from lanewise.feed.segments import InLanes
 from lanewise.job.job import job_for
-from lanewise.job.plan import Plan
 from lanewise.plan.choose import plan
 from lanewise.rules.bind import execute_on_host
 
@@ -26,24 +23,14 @@ def fed_by(program: Program, captures: Sequence[Any], lanes: int, options: Optio
     mapped = tuple((i >= program.num_captures,) for i in range(program.num_operands))
     job = job_for(program, (lanes,), mapped, options, platform=_jax.placed(captures)[0])
     chosen = plan(replace(job.as_it_runs(), streamed=True))
-    if _runs_in_slots(chosen):
+    if chosen.carrier == "native":
         # It brings the C++ toolchain along: only for who needs it.
-        from lanewise.feed.served import InSlots
+        from lanewise.feed.served import in_slots
 
-        # A compiler that fails is heard of when a batch is run, which can do without it.
-        with contextlib.suppress(CompilerError):
-            return InSlots(chosen, captures)
+        found = in_slots(chosen, captures)
+        if found is not None:
+            return found
     if chosen.carrier in ALONE:
         options = options.updated(carrier=chosen.carrier)
         return InBatches(execute_on_host, program, captures, lanes, options)
     return InLanes(chosen, captures)
-
-
-def _runs_in_slots(plan: Plan) -> bool:
-    """Whether a kernel's lanes can be fed one by one: stacks that grow need a run to end first, and who watches sees
-    whole runs."""
-    if plan.carrier != "native" or plan.job.program.recursive or plan.job.options.watched:
-        return False
-    from lanewise.carriers.native import CPP
-
-    return plan.path == CPP

@@ -15,9 +15,10 @@ import numpy as np
 
 from lanewise._jax import stored
 from lanewise.blocks.flatten import operand_avals
+from lanewise.core.errors import CompilerError
 from lanewise.cpp.toolchain.feeding import Feed
 from lanewise.feed.fed import NONE_ENDED, Ended, Example
-from lanewise.job.plan import Plan
+from lanewise.job.plan import CPP, Plan
 
 SLOTS_A_LANE = 2
 # How long the host waits for an answer before it looks around: an interrupt is heard then; and how long, if another
@@ -87,3 +88,18 @@ class InSlots:
         found = Ended(self.index[slots], columns, feed.code[slots], feed.site[slots])
         self.index[slots] = -1
         return found
+
+
+def in_slots(plan: Plan, captures: Sequence[Any]) -> InSlots | None:
+    """The kernel of a plan, to be fed; None if it takes batches only.
+
+    Stacks that grow need a run to end first, and who watches sees whole runs. A compiler that fails is heard of when a
+    batch runs, which can do without it.
+    """
+    job = plan.job
+    if plan.path != CPP or job.program.recursive or job.options.watched:
+        return None
+    try:
+        return InSlots(plan, captures)
+    except CompilerError:
+        return None

@@ -124,8 +124,8 @@ static void lw_idle() {
   lw_switch(&own->at, lw_here->outside);
 }
 
-// Lanes have their arrays at different places of a page: rows that lie a multiple of a page apart would drive each other
-// out of the caches.
+// Lanes have their arrays at different places of a page: rows that lie a multiple of a page apart drive each other out
+// of the caches.
 static bool lw_begin(lw_fiber* fiber, int number) {
   const long long page = 4096;
   char* stack = (char*)mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -269,10 +269,15 @@ def _flags() -> tuple[str, ...]:
     return (*host.FLAGS, f"-I{jax.ffi.include_dir()}")
 
 
+def with_entry(text: str) -> str:
+    """A kernel's text with what XLA and the host call it by."""
+    return text + CALLS + _ENTRY + fed_run.TEXT
+
+
 def library_of(text: str) -> ctypes.CDLL:
     """The library of a kernel's text."""
     try:
-        return host.load_soon(text + CALLS + _ENTRY + fed_run.TEXT, _flags())
+        return host.load_soon(with_entry(text), _flags())
     except CompilerError as error:
         raise CompilerError(
             f"No kernel could be compiled for the CPU: {error}. Give the C++ compiler what it lacks, or use"

@@ -6,6 +6,7 @@ gather elements of several operands (`concatenate`, `pad`, `stack`) are stored, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from lanewise.cpp.emit.values import (
     Value,
     minus,
     plus,
+    ravel,
     remainder,
     times,
     view,
@@ -47,17 +49,43 @@ def with_shape(value: Value, shape: Sequence[int]) -> Value:
         return value
     if isinstance(value, Stored | Part) and shape:
         return replace(value, shape=shape)
-    wide = [axis for axis, size in enumerate(shape) if size != 1]
-    if [shape[axis] for axis in wide] != [size for size in value.shape if size != 1] or 0 in shape:
+    if 0 in shape:
+        return Reshaped(shape, value.dtype, value)
+    groups = _split_axes(value.shape, shape)
+    if groups is None:
         return Reshaped(shape, value.dtype, value)
 
-    # Only axes of one element come or go: no division is needed to find the element.
+    # Axes are only split, and those of one element come or go: no division is needed to find the element.
     def element(indices: tuple[Index, ...]) -> str:
-        kept = iter([indices[axis] for axis in wide])
-        return value.at([0 if size == 1 else next(kept) for size in value.shape])
+        moved: list[Index] = [0] * len(value.shape)
+        for axis, parts in groups.items():
+            moved[axis] = ravel([shape[part] for part in parts], [indices[part] for part in parts])
+        return value.at(moved)
 
-    in_rows = value.in_rows and bool(wide) and wide[-1] == len(shape) - 1 and value.shape[-1] != 1
+    last = len(shape) - 1, len(value.shape) - 1
+    in_rows = value.in_rows and bool(groups) and (max(groups.values())[-1], max(groups)) == last
     return view(shape, value.dtype, element, value, in_rows=in_rows)
+
+
+def _split_axes(before: Sequence[int], after: Sequence[int]) -> dict[int, list[int]] | None:
+    """The new axes that each axis is split into, by row-major order; None if some are joined.
+
+    >>> _split_axes((16, 1, 128), (16, 4, 32))
+    {0: [0], 2: [1, 2]}
+    >>> _split_axes((16, 4, 32), (16, 128)) is None
+    True
+    """
+    found: dict[int, list[int]] = {}
+    ahead = iter([axis for axis, size in enumerate(after) if size != 1])
+    for axis, size in enumerate(before):
+        parts: list[int] = []
+        while math.prod(after[part] for part in parts) < size:
+            parts.append(next(ahead))
+        if math.prod(after[part] for part in parts) != size:
+            return None
+        if parts:
+            found[axis] = parts
+    return found
 
 
 def permuted(value: Value, permutation: Sequence[int]) -> Value:
