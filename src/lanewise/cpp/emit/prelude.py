@@ -47,6 +47,7 @@ HEADER = r"""
 #else
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -108,10 +109,23 @@ static inline bool lw_feed_stirs(lw_feed* feed) {
   return __atomic_load_n(&feed->come, __ATOMIC_RELAXED) != __atomic_load_n(&feed->taken, __ATOMIC_RELAXED) ||
          __atomic_load_n(&feed->closed, __ATOMIC_RELAXED);
 }
-static void lw_feed_wait(lw_feed* feed) {
+// Nothing calls a thread out of its kernel while it has the lock.
+static void lw_feed_lock(lw_feed* feed, sigset_t* before) {
+  sigset_t urgent;
+  sigemptyset(&urgent);
+  sigaddset(&urgent, SIGURG);
+  pthread_sigmask(SIG_BLOCK, &urgent, before);
   pthread_mutex_lock(&feed->guard);
-  while (!lw_feed_stirs(feed)) pthread_cond_wait(&feed->arrival, &feed->guard);
+}
+static void lw_feed_unlock(lw_feed* feed, const sigset_t* before) {
   pthread_mutex_unlock(&feed->guard);
+  pthread_sigmask(SIG_SETMASK, before, nullptr);
+}
+static void lw_feed_wait(lw_feed* feed) {
+  sigset_t before;
+  lw_feed_lock(feed, &before);
+  while (!lw_feed_stirs(feed)) pthread_cond_wait(&feed->arrival, &feed->guard);
+  lw_feed_unlock(feed, &before);
 }
 
 // A run over all examples, and one thread's share of it: a few examples at a time, so many that taking them costs
@@ -146,7 +160,8 @@ static long long lw_fed(lw_share* share) {
   lw_run* run = share->run;
   lw_feed* feed = run->feed;
   for (long long next = -1;;) {
-    pthread_mutex_lock(&feed->guard);
+    sigset_t before;
+    lw_feed_lock(feed, &before);
     if (share->held) {
       feed->ended[feed->gone++ % feed->size] = share->at;
       pthread_cond_signal(&feed->end);
@@ -154,7 +169,7 @@ static long long lw_fed(lw_share* share) {
     share->held = 0;
     const bool over = __atomic_load_n(&lw_superseded, __ATOMIC_RELAXED) || feed->closed;
     if (!over && feed->come != feed->taken) next = feed->waiting[feed->taken++ % feed->size];
-    pthread_mutex_unlock(&feed->guard);
+    lw_feed_unlock(feed, &before);
     if (over) return run->examples;
     if (next >= 0) {
       share->held = 1;

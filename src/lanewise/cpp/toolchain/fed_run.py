@@ -32,7 +32,19 @@ lw_run* lanewise_feed_open(void** arguments, long long slots, long long lane_byt
   run->threads = threads;
   run->lanes = lanes;
   run->feed = feed;
+  run->stoppable = &lanewise_stoppable ? lanewise_stoppable : nullptr;
+  run->begun = run->stoppable ? __atomic_load_n(&lanewise_signals, __ATOMIC_RELAXED) : 0;
   return run;
+}
+
+// After an interrupt has ended all threads' parts: as if no example had come. Whether there was one.
+int lanewise_feed_again(lw_run* run) {
+  const int begun = run->stoppable ? __atomic_load_n(&lanewise_signals, __ATOMIC_RELAXED) : 0;
+  const bool heard = begun != run->begun;
+  lw_feed* feed = run->feed;
+  run->begun = begun;
+  feed->come = feed->taken = feed->gone = feed->told = 0;
+  return heard;
 }
 
 void lanewise_feed_push(lw_run* run, const int* slots, int count) {

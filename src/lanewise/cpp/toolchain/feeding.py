@@ -9,6 +9,7 @@ run the lanes, apart from XLA, which gives nothing back before all of a call has
 from __future__ import annotations
 
 import ctypes
+import signal
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,10 @@ import numpy as np
 from lanewise.core.errors import LanewiseError
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.meeting import MOST_LANES
-from lanewise.cpp.toolchain.foreign import cores, library_of
+from lanewise.cpp.toolchain.foreign import cores, heard_signals, library_of
+
+# How long a thread that was called out may take.
+CUT_SECONDS = 0.05
 
 
 class Feed:
@@ -58,9 +62,17 @@ class Feed:
         )
         if not self._run:
             raise LanewiseError("there is no memory for a stream of this many lanes.")
-        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(threads)]
-        self._serving, self._closed = threads, False
+        # The slots that have come and not ended.
+        self._under_way = np.zeros(slots, bool)
+        self._number, self._serving, self._closed = threads, 0, False
         self._guard = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        self._serving = self._number
+        self._threads = [
+            threading.Thread(target=self._serve, daemon=True) for _ in range(self._number)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -82,23 +94,47 @@ class Feed:
     def push(self, slots: np.ndarray) -> None:
         """Hand over slots whose rows are filled."""
         slots = np.ascontiguousarray(slots, np.int32)
+        self._under_way[slots] = True
         self._call("push")(self._run, ctypes.c_void_p(slots.ctypes.data), len(slots))
 
     def take(self, seconds: float) -> np.ndarray:
         """The slots that have ended since the last time; none, if in so many seconds none has."""
         out = ctypes.c_void_p(self._ended.ctypes.data)
-        count = self._call("take", ctypes.c_int)(
-            self._run, out, ctypes.c_longlong(int(1e9 * seconds))
-        )
-        if count == 0 and not all(thread.is_alive() for thread in self._threads):
-            raise LanewiseError("there is no memory for a lane.")
-        return self._ended[:count].copy()
+        nanoseconds = ctypes.c_longlong(int(1e9 * seconds))
+        count = self._call("take", ctypes.c_int)(self._run, out, nanoseconds)
+        ended = self._ended[:count].copy()
+        self._under_way[ended] = False
+        if count == 0 and not any(thread.is_alive() for thread in self._threads):
+            self._again()
+        return ended
+
+    def _again(self) -> None:
+        """All threads have ended, though nobody asked for it: what was under way starts again."""
+        if not self._call("again", ctypes.c_int)(self._run):
+            raise LanewiseError("there is no memory for the lanes of a stream; use fewer lanes.")
+        self._start()
+        self.push(np.flatnonzero(self._under_way))
 
     def close(self) -> None:
-        """No lane takes another example. Those that run come to their end; the last thread frees all."""
+        """End all lanes. The last thread frees what they had."""
         with self._guard:
             if self._closed:
                 return
             self._closed = True
             self._call("close")(self._run)
             self._free_if_over()
+        if self._under_way.any():
+            self._cut_short()
+
+    def _cut_short(self) -> None:
+        """Call the threads out of their kernels: a lane may never end by itself."""
+        heard = heard_signals()
+        if heard is None:
+            return
+        for thread in self._threads:
+            while thread.is_alive():
+                turned_on = heard.lanewise_urgent_on()
+                signal.pthread_kill(thread.ident or 0, signal.SIGURG)
+                thread.join(CUT_SECONDS)
+                if turned_on:
+                    heard.lanewise_urgent_off()

@@ -276,6 +276,8 @@ def with_entry(text: str) -> str:
 
 def library_of(text: str) -> ctypes.CDLL:
     """The library of a kernel's text."""
+    # What calls threads out of it is there before.
+    heard_signals()
     try:
         return host.load_soon(with_entry(text), _flags())
     except CompilerError as error:
@@ -289,7 +291,6 @@ def library_of(text: str) -> ctypes.CDLL:
 @functools.cache
 def _target(text: str) -> str:
     """Compile and register a kernel; gives the name XLA knows it by."""
-    _signals()
     library = library_of(text)
     name = "lanewise_" + hashlib.sha256(text.encode()).hexdigest()[:24]
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library.lanewise_ffi), platform="cpu")
@@ -383,7 +384,7 @@ def call(
 
 
 @functools.cache
-def _signals() -> ctypes.CDLL | None:
+def heard_signals() -> ctypes.CDLL | None:
     """The count of signals, where libraries that are loaded later find it; None where it cannot be made."""
     try:
         made = host.load(signals.TEXT)
@@ -396,7 +397,7 @@ def stoppable(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """The function, which runs kernels outside `jit`, so that an interrupt ends it."""
 
     def call(*args: Any, **kwargs: Any) -> list[Any]:
-        heard = _signals()
+        heard = heard_signals()
         if heard is None:
             return run(*args, **kwargs)
         while True:

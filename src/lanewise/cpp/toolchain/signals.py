@@ -88,6 +88,17 @@ extern "C" int lanewise_listen() {
   return !sigaction(SIGINT, &ours, nullptr);
 }
 
+// Have `SIGURG` call threads out; whether it did not before.
+extern "C" int lanewise_urgent_on() {
+  struct sigaction now, ours = {};
+  if (sigaction(SIGURG, nullptr, &now) || (now.sa_flags & SA_SIGINFO && now.sa_sigaction == lw_urgent)) return 0;
+  ours.sa_flags = SA_SIGINFO | SA_RESTART;
+  ours.sa_sigaction = lw_urgent;
+  return !sigaction(SIGURG, &ours, &lw_before_urgent);
+}
+
+extern "C" void lanewise_urgent_off() { sigaction(SIGURG, &lw_before_urgent, nullptr); }
+
 extern "C" void lanewise_unlisten() {
   sigaction(SIGINT, &lw_before, nullptr);
   sigaction(SIGURG, &lw_before_urgent, nullptr);
