@@ -71,7 +71,8 @@ class Feed:
     def _start(self) -> None:
         self._serving = self._number
         self._threads = [
-            threading.Thread(target=self._serve, daemon=True) for _ in range(self._number)
+            threading.Thread(target=self._serve, name="lanewise_serve", daemon=True)
+            for _ in range(self._number)
         ]
         for thread in self._threads:
             thread.start()
