@@ -120,7 +120,7 @@ def test_a_lane_alone_at_its_matrix_has_its_turn() -> None:
         return jax.lax.cond(which > 0, by(first), by(second), x)
 
     batch = arguments(9)
-    batch[1] = np.int32([1, 1, 1, 0, 1, 1, 1, 1, 1])
+    batch[1] = np.array([1, 1, 1, 0, 1, 1, 1, 1, 1], np.int32)
     emitted = emitted_for(f, batch)
     alone = host.run(emitted, batch, 9, threads=1, lanes=1).answers
     together = host.run(emitted, batch, 9, threads=1).answers

@@ -48,6 +48,8 @@ def offer(job: Job, schedule: str, why: str) -> Plan | str:
             return Plan(job, "native", "one lane", why, IN_STEP, emitted=emitted)
         found = kernel_or_obstacle(*given)
         if isinstance(found, Emitted):
+            if found.meets:
+                why = f"{why}; lanes of a core meet at products with matrices that they share"
             return Plan(job, "native", "one lane", why, CPP, emitted=found)
         in_the_way = str(found)
     linked = blocks_for(job.program, job.varying, job.options.unwatched())

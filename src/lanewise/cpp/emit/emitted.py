@@ -14,7 +14,7 @@ import numpy as np
 from lanewise.core.errors import InternalError
 from lanewise.core.profile import CPU, Profile
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.meeting import LARGE_BYTES, meeting_work
+from lanewise.cpp.emit.meeting import LARGE_BYTES, available, meeting_work
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class Emitted:
     sums: tuple[Operand, ...] = ()
 
     name = "lanewise_kernel"
+
+    @property
+    def meets(self) -> bool:
+        """Whether lanes of a thread meet at products (`meeting.py`)."""
+        return available() and "#define LW_COMMON" in self.text
 
     def stopped_by_flag(self, ticks: int) -> Emitted:
         """The same kernel, which ends when its global `lw_stop` is set; it looks at that every `ticks` of its clock."""

@@ -18,6 +18,8 @@ every variable in memory.
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Mapping
 
 from lanewise.cpp.emit.rules import helpers
@@ -244,6 +246,11 @@ extern "C" void lanewise_work(lw_run* run) {
 }
 #else
 """
+
+
+def available() -> bool:
+    """Whether lanes can have stacks of their own here."""
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
 
 
 def meeting_work(common: Mapping[int, int], sums_bytes: int) -> str:
