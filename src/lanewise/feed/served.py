@@ -21,10 +21,12 @@ from lanewise.feed.fed import NONE_ENDED, Ended, Example
 from lanewise.job.plan import CPP, Plan
 
 SLOTS_A_LANE = 2
-# How long the host waits for an answer before it looks around: an interrupt is heard then; and how long, if another
-# example may have come, which a lane may wait for.
-SECONDS = 0.05
+# How long the host waits for answers before it looks around. If another example may have come, a lane may wait for it.
+# If all that are wanted are there, lanes have enough to do, and the host looks when a part of them has ended: each look
+# takes it as long as a lane takes for some products, and drives what lanes need out of the caches.
+SECONDS = 5e-3
 LOOKING_SECONDS = 5e-4
+PART = 4
 
 
 class InSlots:
@@ -63,8 +65,12 @@ class InSlots:
     def ended(self) -> Ended:
         """What has ended, when anything has, or it is time to look for more examples."""
         if not len(self.seen):
-            may_join = self.expects_more and bool((self.index < 0).any())
-            self._look(LOOKING_SECONDS if may_join else SECONDS)
+            under_way = int((self.index >= 0).sum())
+            if self.expects_more:
+                free = under_way < len(self.index)
+                self._look(LOOKING_SECONDS if free else SECONDS)
+            else:
+                self._look(SECONDS, -(-min(under_way, self.wanted) // PART))
         return self._taken()
 
     def so_far(self) -> Ended:
@@ -76,8 +82,8 @@ class InSlots:
         """No more examples will come."""
         self.feed.close()
 
-    def _look(self, seconds: float) -> None:
-        self.seen = np.concatenate([self.seen, self.feed.take(seconds)])
+    def _look(self, seconds: float, enough: int = 1) -> None:
+        self.seen = np.concatenate([self.seen, self.feed.take(seconds, enough)])
 
     def _taken(self) -> Ended:
         slots, self.seen = self.seen, self.seen[:0]

@@ -103,6 +103,7 @@ struct lw_feed {
   pthread_cond_t arrival, end;
   int *waiting, *ended, closed;
   unsigned size, come, taken, gone, told;
+  unsigned enough;  // of those that have ended, for the host to look
 };
 // Whether there is an example to take, or none will come.
 static inline bool lw_feed_stirs(lw_feed* feed) {
@@ -164,7 +165,7 @@ static long long lw_fed(lw_share* share) {
     lw_feed_lock(feed, &before);
     if (share->held) {
       feed->ended[feed->gone++ % feed->size] = share->at;
-      pthread_cond_signal(&feed->end);
+      if (feed->gone - feed->told >= feed->enough) pthread_cond_signal(&feed->end);
     }
     share->held = 0;
     const bool over = __atomic_load_n(&lw_superseded, __ATOMIC_RELAXED) || feed->closed;
@@ -232,16 +233,16 @@ struct key2 { uint32 word[2]; };
 """.strip()
 
 # The larger or the smaller: a NaN on either side is the answer, and -0 is below 0. Where numbers below the normal range
-# are taken for zero they count as equal, and their signs decide.
+# are taken for zero they count as equal, and their signs decide. No test waits for another: one would be a branch.
 _EXTREMUM = r"""
 template <class T> LW_FUNCTION T lw_NAME(T a, T b) { return a BETTER b ? a : b; }
 LW_FUNCTION float32 lw_NAME(float32 a, float32 b) {
-  const float32 equal = lw_bits<int32>(a) BETTER lw_bits<int32>(b) ? a : b;
-  return a == b ? equal : a BETTER b || a != a ? a : b;
+  const bool equal = (a == b) & (lw_bits<int32>(a) BETTER lw_bits<int32>(b));
+  return (a BETTER b) | (a != a) | equal ? a : b;
 }
 LW_FUNCTION float64 lw_NAME(float64 a, float64 b) {
-  const float64 equal = lw_bits<int64>(a) BETTER lw_bits<int64>(b) ? a : b;
-  return a == b ? equal : a BETTER b || a != a ? a : b;
+  const bool equal = (a == b) & (lw_bits<int64>(a) BETTER lw_bits<int64>(b));
+  return (a BETTER b) | (a != a) | equal ? a : b;
 }"""
 
 helpers(

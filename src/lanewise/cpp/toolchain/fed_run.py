@@ -56,7 +56,7 @@ void lanewise_feed_push(lw_run* run, const int* slots, int count) {
   pthread_mutex_unlock(&feed->guard);
 }
 
-int lanewise_feed_take(lw_run* run, int* slots, long long nanoseconds) {
+int lanewise_feed_take(lw_run* run, int* slots, int enough, long long nanoseconds) {
   lw_feed* feed = run->feed;
   struct timespec until;
 #ifdef __linux__
@@ -68,7 +68,8 @@ int lanewise_feed_take(lw_run* run, int* slots, long long nanoseconds) {
   until.tv_sec += nanoseconds / 1000000000ll;
   until.tv_nsec = nanoseconds % 1000000000ll;
   pthread_mutex_lock(&feed->guard);
-  while (feed->gone == feed->told && !pthread_cond_timedwait(&feed->end, &feed->guard, &until)) {}
+  feed->enough = enough;
+  while (feed->gone - feed->told < feed->enough && !pthread_cond_timedwait(&feed->end, &feed->guard, &until)) {}
   int count = 0;
   while (feed->told != feed->gone) slots[count++] = feed->ended[feed->told++ % feed->size];
   pthread_mutex_unlock(&feed->guard);

@@ -98,11 +98,11 @@ class Feed:
         self._under_way[slots] = True
         self._call("push")(self._run, ctypes.c_void_p(slots.ctypes.data), len(slots))
 
-    def take(self, seconds: float) -> np.ndarray:
-        """The slots that have ended since the last time; none, if in so many seconds none has."""
+    def take(self, seconds: float, enough: int = 1) -> np.ndarray:
+        """The slots that have ended since the last time: as soon as they are enough, or after so many seconds."""
         out = ctypes.c_void_p(self._ended.ctypes.data)
         nanoseconds = ctypes.c_longlong(int(1e9 * seconds))
-        count = self._call("take", ctypes.c_int)(self._run, out, nanoseconds)
+        count = self._call("take", ctypes.c_int)(self._run, out, enough, nanoseconds)
         ended = self._ended[:count].copy()
         self._under_way[ended] = False
         if count == 0 and not any(thread.is_alive() for thread in self._threads):

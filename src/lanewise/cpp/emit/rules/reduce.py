@@ -1,8 +1,8 @@
 """Rules of reductions: plain ones, `argmax` and `argmin`, running ones (`cumsum` and its like), and those of windows
 (pooling, its gradients, and running reductions that JAX writes as windows).
 
-Every reduction is a loop with an accumulator. Sums and products of 16-bit floats accumulate in `float32`, as XLA has
-them; integers wrap; a NaN wins every maximum and minimum.
+Every reduction is a loop with an accumulator; a host has several of those for a long sum, maximum or minimum. Sums and
+products of 16-bit floats accumulate in `float32`, as XLA has them; integers wrap; a NaN wins every maximum and minimum.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ template <class T> LW_FUNCTION bool lw_loses(T candidate, T best) {
 )
 
 Combine = Callable[[str, str], str]
-# The parts in which a maximum is looked for: the elements of a host's vector.
+# The parts of a long reduction: the elements of a host's vector.
 PARTS = 16
 
 
@@ -132,21 +132,21 @@ def reduce_with(w: Writer, eqn: JaxprEqn) -> None:
             w.put(room, outer, converted(total.at(()), wide, dtype))
 
     long = axes == [len(value.shape) - 1] and value.shape[-1] >= PARTS and value.size
-    if kind not in ("max", "min") or not long or w.together or wide != dtype:
+    if kind not in ("max", "min", "sum") or not long or w.together or wide != dtype:
         one_by_one()
         return
     # A thread of a GPU has no vectors.
     w.line("#ifdef __CUDACC__")
     one_by_one()
     w.line("#else")
-    _extreme_in_parts(w, kind, value, room)
+    _in_parts(w, kind, value, room)
     w.line("#endif")
 
 
-def _extreme_in_parts(w: Writer, kind: str, value: Value, room: Place) -> None:
-    """The largest or smallest along the last axis: of as many parts as a vector holds first, then of two each.
+def _in_parts(w: Writer, kind: str, value: Value, room: Place) -> None:
+    """A sum, the largest or the smallest along the last axis: of as many parts as a vector holds, then of two each.
 
-    One number after the other, each would wait for the one before; and in any order the answer is the same.
+    One number after the other, each would wait for the one before. A sum has no order of its own in XLA.
     """
     join, size = combine(kind, value.dtype), value.shape[-1]
     with w.loops(room.shape) as outer, w.block():
