@@ -74,8 +74,8 @@ def stream(
     once, so such a source should sleep for a moment if it is asked twice in vain.
 
     * `lanes`: how many examples are in flight at once. An example starts when a lane is free, and its answer comes when
-      it has ended. The carrier `kernel`, and `native` for recursive programs, get batches of up to four times as many
-      instead, and answer when a batch has ended.
+      it has ended. The carrier `kernel`, and `native` for recursions and for one loop of scalars, get batches of up to
+      four times as many instead, and answer when a batch has ended.
     * `ordered`: yield in the order of the examples.
     * `throw`: False (the default) yields `(index, Failure)` for an example that fails, and goes on; True raises.
     * `progress`: show on stderr how many are done.

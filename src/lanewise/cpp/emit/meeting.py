@@ -11,9 +11,8 @@ Whose turn it is: the matrix for which lanes have waited most, summed over lanes
 same products in a loop gather in one turn round it; one that waits elsewhere, alone, has its turn too.
 
 Switching stacks takes a few instructions that C++ has no word for: they are written for x86-64, and lanes run one after
-the other elsewhere. What was considered: `swapcontext` calls the system for each switch, which costs what the sharing
-gains; coroutines of C++20 would have to be all functions up to the product; a state machine as in `between.py` keeps
-every variable in memory.
+the other elsewhere. What was considered: `swapcontext` calls the system for each switch; with coroutines of C++20, all
+functions up to the product would have to be some; a state machine as in `between.py` keeps every variable in memory.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Each term is added to all of a row's answer. Four terms go at a time, so that th
 and four rows, which share what is read of the matrix. Every answer is the sum of its terms in their order, each added
 with one rounding: it does not depend on which rows are beside it.
 
-What was considered: tiles of answers that stay in registers over all terms read the matrix in columns, with a jump of a
-row between any two reads, and were no faster on matrices of 128 by 512; 3 of 4 rows' speed is lost without the second
-four.
+On a core that reads 100 GB/s (weights of 128 by 128 to 512, 2.4 MB in all) a row alone takes 23 µs, one of four 8, one
+of sixteen 7.6: 158 GFLOP/s, where XLA's library has 128 for 16 rows and 191 for 64. What was not tried: tiles of answers
+that stay in registers over all terms, as libraries have them, which want the matrix in another order.
 """
 
 from __future__ import annotations
