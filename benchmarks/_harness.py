@@ -97,6 +97,18 @@ def compile_seconds(fun: Callable[..., Any], arguments: Sequence[Any]) -> tuple[
     return compiled, time.perf_counter() - start
 
 
+def compilations() -> list[str]:
+    """A list that grows with each compilation."""
+    found: list[str] = []
+
+    def seen(event: str, duration_secs: float, **more: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(str(more.get("fun_name", "")))
+
+    jax.monitoring.register_event_duration_secs_listener(seen)
+    return found
+
+
 def usual_arguments(doc: str | None, repeats: int = 5) -> argparse.ArgumentParser:
     """The arguments that most benchmarks take, described by the first line of a benchmark's docstring."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])

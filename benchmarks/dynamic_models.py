@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from _harness import Claim, report, usual_arguments
+from _harness import Claim, compilations, report, usual_arguments
 
 INSTANCES = 64
 WARM_UP = 10
@@ -63,18 +63,6 @@ def loss(model: Any, params: Any, instances: Any) -> Any:
 def _mean(found: Any) -> Any:
     total = jnp.sum(found, 0)
     return total[0] / jax.lax.stop_gradient(total[2])
-
-
-def compilations() -> list[str]:
-    """A list that grows with each compilation."""
-    found: list[str] = []
-
-    def seen(event: str, duration_secs: float, **more: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(str(more.get("fun_name", "")))
-
-    jax.monitoring.register_event_duration_secs_listener(seen)
-    return found
 
 
 def agree(name: str, peer: Any, params: Any, weights: Any, model: Any, instances: Any) -> None:

@@ -10,18 +10,11 @@ PyTorch is eager, and stops each instance where it is sure. On a CPU all run on 
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-# Before anything makes threads.
-if hasattr(os, "sched_setaffinity") and "gpu" not in sys.argv:
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+import _served  # isort: skip
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +34,7 @@ from models.early_exit import (
 from models.early_exit import layer as one_layer
 
 import lanewise as lw
-from _harness import Claim, report, use_device, usual_arguments
+from _harness import Claim, report
 
 CERTAINTY = 0.9
 # PyTorch runs this many of the instances; the others would take as long.
@@ -101,21 +94,14 @@ def in_torch(params: Params, device: str) -> Callable[[np.ndarray], Any]:
 
 
 def main() -> None:
-    parser = usual_arguments(__doc__)
+    parser = _served.arguments(__doc__, repeats=5, layers=12, steps=120)
     parser.add_argument("--instances", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=120, help="of training")
-    parser.add_argument("--carrier", default="auto")
-    parser.add_argument("--schedule", default="auto")
     options = parser.parse_args()
-    use_device(options.device)
-    device = jax.default_backend()
-    read = time.perf_counter if device == "gpu" else time.process_time
+    device, read, how = _served.setting(options)
     sizes = Sizes(layers=options.layers)
     params = trained(sizes, options.steps)
     symbols, _, _ = instances(3, options.instances, sizes)
     arguments = jax.device_put((params, symbols, np.float32(CERTAINTY)))
-    how = {"carrier": options.carrier, "schedule": options.schedule}
     contenders: dict[str, Any] = {
         "lw.vmap": lw.vmap(classify, in_axes=(None, 0, None), **how),
         "jax.vmap": jax.jit(jax.vmap(all_layers, in_axes=(None, 0, None))),

@@ -8,8 +8,9 @@ grows with the batch in steps of 64 places, and run at several sizes of batch; t
 tokens, which is checked first.
 
 Throughput is that of requests that are all there. Latency is of requests that come one by one, at random, at 70% of
-the rate that the best static batches can serve; time in which a server has nothing to do is skipped. On a CPU all run
-on one core and CPU time is what counts, so that other work on the machine counts less.
+the rate that the best static batches of `jax.vmap` can serve, the same requests at the same moments for all; time in
+which a server has nothing to do is skipped. On a CPU all run on one core and CPU time is what counts, so that other
+work on the machine counts less.
 
     python benchmarks/serving.py [--requests 256] [--lanes 16] [--carrier auto] [--steps 240] [--device gpu]
 """
@@ -17,18 +18,11 @@ on one core and CPU time is what counts, so that other work on the machine count
 from __future__ import annotations
 
 import functools
-import os
 import statistics
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-# Before anything makes threads.
-if hasattr(os, "sched_setaffinity") and "gpu" not in sys.argv:
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+import _served  # isort: skip
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +42,7 @@ from models.language_model import (
 from models.language_model import server as serving
 
 import lanewise as lw
-from _harness import Claim, report, use_device, usual_arguments
+from _harness import Claim, compilations, report
 from lanewise.cpp.toolchain import host
 
 TARGET = ">= 2"
@@ -285,38 +279,36 @@ def rates(
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def p95(
+def waits(
     server: Any, asked: Sequence[Request], rate: float, repeats: int, read: Callable[[], float]
-) -> float:
-    """The median over several days of what all but one in twenty requests waited at most; a first day compiles."""
-    found = []
-    for day in range(repeats + 1):
+) -> tuple[float, float]:
+    """What half of the requests waited at most, and all but one in twenty: the medians over several days."""
+    days = []
+    for day in range(repeats):
         gaps = np.random.default_rng(day).exponential(1 / rate, len(asked))
         waited = server.as_they_come(asked, np.cumsum(gaps), Clock(read))
-        found.append(float(np.quantile(waited, 0.95)))
-    return statistics.median(found[1:])
+        days.append(np.quantile(waited, [0.5, 0.95]))
+    half, most = np.median(days, axis=0)
+    return float(half), float(most)
+
+
+def best_of(way: str, found: dict[str, float]) -> str:
+    return min((name for name in found if name.startswith(way)), key=lambda name: found[name])
 
 
 def main() -> None:
-    parser = usual_arguments(__doc__, repeats=3)
+    parser = _served.arguments(__doc__, repeats=3, layers=3, steps=240)
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--lanes", type=int)
     parser.add_argument("--batches", type=int, nargs="*")
-    parser.add_argument("--steps", type=int, default=240, help="of training")
-    parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--carrier", default="auto")
-    parser.add_argument("--schedule", default="auto")
     options = parser.parse_args()
-    use_device(options.device)
-    device = jax.default_backend()
-    read = time.perf_counter if device == "gpu" else time.process_time
+    device, read, how = _served.setting(options)
     sizes = Sizes(layers=options.layers, width=options.width)
     params = trained(sizes, options.steps)
     asked = requests(11, options.requests, sizes)
 
     lanes = options.lanes or LANES[device]
-    how = {"carrier": options.carrier, "schedule": options.schedule}
     stream = Stream(params, sizes, lanes, how)
     servers: dict[str, Any] = {"lw.stream": stream}
     for size in options.batches or BATCHES[device]:
@@ -335,29 +327,33 @@ def main() -> None:
         same(ours, server.all(asked), name)
         print(f"{name}: same tokens, compiled in {took:.1f} s", flush=True)
 
+    compiled = compilations()
     took = rates(servers, asked, options.repeats, read)
     lengths = [count for _, count in ours.values()]
     print(
         f"{len(asked)} requests, prompts of {min(r[1] for r in asked)} to {max(r[1] for r in asked)} tokens, answers of"
         f" {min(lengths)} to {max(lengths)}, {np.mean(lengths):.0f} on average"
     )
-    for name, seconds in took.items():
-        print(f"  {name:<28} {1 / seconds:8.1f} requests/s", flush=True)
+    rate = LOAD / took[best_of("jax.vmap", took)]
+    late = {}
+    for server in servers:
+        half, late[server] = waits(servers[server], asked, rate, options.repeats, read)
+        print(
+            f"  {server:<28} {1 / took[server]:8.1f} requests/s; at {rate:.0f} requests/s half wait"
+            f" {1e3 * half:.1f} ms at most, 95% {1e3 * late[server]:.1f} ms",
+            flush=True,
+        )
+    print(f"{len(compiled)} compilations by XLA in all of this")
     name = f"serving, {device}, {sizes.layers} layers of {sizes.width}, {lanes} lanes: "
     claims = []
     for way in ("jax.vmap", "by hand"):
-        ones = [peer for peer in took if peer.startswith(way)]
-        best = min((peer for peer in ones if not peer.endswith(" 1")), key=lambda peer: took[peer])
-        for peer in dict.fromkeys((best, *(one for one in ones if one.endswith(" 1")))):
-            claims.append(
-                Claim(f"{name}seconds a request, {peer}", took["lw.stream"], took[peer], TARGET)
-            )
-        rate = LOAD / took[best]
-        late = [p95(servers[s], asked, rate, options.repeats, read) for s in ("lw.stream", best)]
-        print(
-            f"  at {rate:.0f} requests/s, p95 latency: lw.stream {late[0]:.3f} s, {best} {late[1]:.3f} s"
+        peer = best_of(way, took)
+        of_ours = took["lw.stream"]
+        claims.append(Claim(f"{name}seconds a request, {peer}", of_ours, took[peer], TARGET))
+        peer = best_of(way, late)
+        claims.append(
+            Claim(f"{name}p95 at {rate:.0f}/s, {peer}", late["lw.stream"], late[peer], LATENCY)
         )
-        claims.append(Claim(f"{name}p95 latency, {best}", late[0], late[1], LATENCY))
     report(claims)
 
 

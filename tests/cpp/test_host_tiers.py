@@ -90,7 +90,7 @@ def test_the_optimized_library_takes_over(two_tiers: Path) -> None:
         assert run(x) == [1, 2, 3]
     assert host.wait(60.0)
     assert run(x) == [2, 3, 4]
-    text, flags = emitted.text + foreign.CALLS + foreign._ENTRY, foreign._flags()
+    text, flags = foreign.with_entry(emitted.text), foreign._flags()
     for effort in (host.QUICK, host.OPTIMIZED):
         name = host._name(host.command(), host.tuned(flags, effort), text)
         assert kept.found(name) == two_tiers / name
@@ -99,7 +99,7 @@ def test_the_optimized_library_takes_over(two_tiers: Path) -> None:
 def test_a_later_process_begins_with_the_optimized_library(
     two_tiers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = showing(2).text + foreign.CALLS + foreign._ENTRY
+    text = foreign.with_entry(showing(2).text)
     first = host.load_soon(text, foreign._flags())
     assert host.wait(60.0)
     host.load_soon.cache_clear()
@@ -143,7 +143,7 @@ def test_small_kernels_are_compiled_once(two_tiers: Path, monkeypatch: pytest.Mo
 
 
 def test_a_run_under_way_takes_no_more_examples_from_what_is_superseded(two_tiers: Path) -> None:
-    text = showing(6).text + foreign.CALLS + foreign._ENTRY
+    text = foreign.with_entry(showing(6).text)
     flags = foreign._flags()
     old, better = host.load(text, host.tuned(flags, host.QUICK)), host.load(text, flags)
     examples = 4_000_000
@@ -224,7 +224,7 @@ def test_the_compiler_beside_ends_with_the_process(tmp_path: Path) -> None:
 
 def test_a_forked_child_has_no_compilers(two_tiers: Path) -> None:
     with host._turns:
-        host.load_soon(showing(7).text + foreign.CALLS + foreign._ENTRY, foreign._flags())
+        host.load_soon(foreign.with_entry(showing(7).text), foreign._flags())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             child = os.fork()

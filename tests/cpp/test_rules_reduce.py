@@ -52,6 +52,23 @@ def _reductions(dtype: str) -> list[Case]:
     return cases
 
 
+def test_extremes_of_long_rows() -> None:
+    """In parts, of which some are short; a NaN or a zero of either sign anywhere."""
+    cases = []
+    for dtype in ("float32", "float64", "int32", "uint8"):
+        for size in (16, 17, 40, 95):
+            x = numbers(dtype, 3, size)
+            if dtype.startswith("float"):
+                x[1] = np.where(np.arange(size) % 5 == 2, 0.0, -0.0)
+
+            def both(x: Any) -> Any:
+                return lax.reduce_max(x, (1,)), lax.reduce_min(x, (1,))
+
+            cases.append(Case(f"{dtype} {size}", both, (x,), 0))
+    with jax.enable_x64(True):
+        check(cases)
+
+
 @pytest.mark.parametrize(
     "dtypes", [FLOATS, ("int8", "int32", "uint16", "uint64")], ids=["floats", "ints"]
 )

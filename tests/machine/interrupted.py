@@ -58,6 +58,19 @@ def calls(n, step):
     return total
 
 
+WEIGHT = np.random.default_rng(0).normal(size=(96, 96)).astype("float32") / 8
+
+
+@lw.program
+def meets(n, step):
+    """Lanes that run on stacks of their own, and meet at a product."""
+    x = jnp.ones(96, jnp.float32)
+    while n > 0:
+        x = jnp.tanh(x @ WEIGHT)
+        n -= step
+    return x
+
+
 def interrupt_soon() -> threading.Timer:
     timer = threading.Timer(0.4, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
@@ -77,8 +90,8 @@ def report(name: str, run: Callable[[Any], Any]) -> None:
     print(f"{name}: {ended}, {'right' if np.array_equal(expected, after) else 'wrong'}", flush=True)
 
 
-def streamed(step: Any) -> list[Any]:
-    found = dict(lw.stream(draws, zip(COUNTS, step, strict=True), lanes=2, carrier="native"))
+def streamed(program: Any, step: Any) -> list[Any]:
+    found = dict(lw.stream(program, zip(COUNTS, step, strict=True), lanes=2, carrier="native"))
     return [found[i] for i in range(len(COUNTS))]
 
 
@@ -106,6 +119,7 @@ def main(names: list[str]) -> None:
     runs = {
         "native": lw.vmap(walk, carrier="native"),
         "native in step": lw.vmap(draws, carrier="native"),
+        "native meeting": lw.vmap(meets, carrier="native"),
         "native recursion": lw.vmap(calls, carrier="native"),
         "ticks": lw.vmap(walk, schedule="sweep"),
         "ticks recursion": lw.vmap(calls, carrier="ticks", schedule="lowest"),
@@ -115,8 +129,9 @@ def main(names: list[str]) -> None:
     for name, run in runs.items():
         if not names or name in names:
             report(name, lambda step, run=run: run(COUNTS, step))
-    if not names or "stream" in names:
-        report("stream", streamed)
+    for name, program in {"stream": draws, "stream in slots": meets}.items():
+        if not names or name in names:
+            report(name, lambda step, program=program: streamed(program, step))
     if not names or "handler" in names:
         handled()
 

@@ -11,7 +11,10 @@ from apart import cases_of
 from lanewise.cpp.toolchain import foreign
 
 TICKS = ("ticks", "ticks recursion", "ticks fork", "ticks refill")
-NATIVE = ("native", "native in step", "native recursion", "stream")
+NATIVE = (
+    *("native", "native in step", "native meeting", "native recursion"),
+    *("stream", "stream in slots"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a stream of a program feeds: lanes that are refilled, or batches for lanes by themselves."""
+"""What a stream of a program feeds: lanes that are refilled, or slots or batches for lanes by themselves."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def fed_by(program: Program, captures: Sequence[Any], lanes: int, options: Optio
     mapped = tuple((i >= program.num_captures,) for i in range(program.num_operands))
     job = job_for(program, (lanes,), mapped, options, platform=_jax.placed(captures)[0])
     chosen = plan(replace(job.as_it_runs(), streamed=True))
+    if chosen.carrier == "native":
+        # It brings the C++ toolchain along: only for who needs it.
+        from lanewise.feed.served import in_slots
+
+        found = in_slots(chosen, captures)
+        if found is not None:
+            return found
     if chosen.carrier in ALONE:
         options = options.updated(carrier=chosen.carrier)
         return InBatches(execute_on_host, program, captures, lanes, options)

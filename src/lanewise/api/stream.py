@@ -1,11 +1,12 @@
 """`lanewise.stream`: a program for each of any number of examples, answers as they finish.
 
 Continuous batching for anything. Under `ticks` a machine of a fixed number of lanes runs in segments (see
-`feed/segments.py`); between them the host hands out answers and fills the lanes that have ended. The carriers that
-run each lane by itself get batches (`feed/batches.py`). While the device runs, the host converts the next examples,
-and the caller works on the last answers.
+`feed/segments.py`); between them the host hands out answers and fills the lanes that have ended. Lanes of `native` are
+fed one by one while they run (`feed/served.py`). What runs each lane by itself otherwise gets batches
+(`feed/batches.py`). While the device runs, the host converts the next examples, and the caller works on the last
+answers.
 
-Memory is bounded: at most twice as many examples as lanes are held under `ticks`, and eight times as many otherwise;
+Memory is bounded: at most three times as many examples as lanes are held, eight times as many where there are batches;
 and with `ordered=True` answers that wait for an earlier one, until with them `MOST_HELD` times as many are held, when
 no example is taken before the earlier one is done.
 """
@@ -72,8 +73,9 @@ def stream(
     yields `lw.NOT_YET` instead: the stream goes on with what it has, and asks again. Where nothing runs it asks at
     once, so such a source should sleep for a moment if it is asked twice in vain.
 
-    * `lanes`: how many examples are in flight at once. The carriers `native` and `kernel` get batches of up to four
-      times as many, and answer when a batch has ended.
+    * `lanes`: how many examples are in flight at once. An example starts when a lane is free, and its answer comes when
+      it has ended. The carrier `kernel`, and `native` for recursions and for one loop of scalars, get batches of up to
+      four times as many instead, and answer when a batch has ended.
     * `ordered`: yield in the order of the examples.
     * `throw`: False (the default) yields `(index, Failure)` for an example that fails, and goes on; True raises.
     * `progress`: show on stderr how many are done.
@@ -212,14 +214,10 @@ class Streaming:
         """Run what waits, hand answers over and take examples meanwhile, and again."""
         fed = first.fed
         while True:
-            with _jax.our_transfers():
-                started = fed.start(self.waiting)
-            if started:
+            if fed.start(self.waiting):
                 yield from self._hand_over()
                 self._pull(device_works=lambda: not fed.ready())
-                with _jax.our_transfers():
-                    ended = fed.ended()
-                self._keep(first, ended)
+                self._keep(first, fed.ended())
                 continue
             yield from self._hand_over()
             self._pull(device_works=lambda: False)

@@ -3,7 +3,8 @@
 Three paths lead there.
 
 * `C++`: the kernel's text (`cpp/`) compiled by the host's C++ compiler and called by XLA inside `jit`. Loop
-  variables live in machine registers, and the examples are spread over all cores.
+  variables live in machine registers, and the examples are spread over all cores. Where lanes multiply by a large
+  matrix that they share, a core has several under way, which meet there (`cpp/emit/meeting.py`).
 * `C++, 16 lanes in step`: the same for a program that is one loop of scalar arithmetic, which a core runs for several
   lanes at once with its vector instructions (`cpp/variants/tiles.py`).
 * `XLA`: XLA:CPU's own code (`by_xla.py`), where a kernel cannot be made.
@@ -24,12 +25,11 @@ from lanewise.cpp.kernels import blocks_for, kernel_in_step, kernel_or_obstacle,
 from lanewise.cpp.toolchain import foreign
 from lanewise.cpp.variants.tiles import TILE
 from lanewise.job.job import Job
-from lanewise.job.plan import HostRun, Plan, Ran
+from lanewise.job.plan import CPP, HostRun, Plan, Ran
 
 # The frames a stack holds at first: a core has one lane in flight, and memory is not touched before it is used.
 DEEP = 1 << 16
 
-CPP = "C++"
 IN_STEP = f"C++, {TILE} lanes in step"
 XLA = "XLA"
 
@@ -48,6 +48,8 @@ def offer(job: Job, schedule: str, why: str) -> Plan | str:
             return Plan(job, "native", "one lane", why, IN_STEP, emitted=emitted)
         found = kernel_or_obstacle(*given)
         if isinstance(found, Emitted):
+            if found.meets:
+                why = f"{why}; lanes of a core meet at products with matrices that they share"
             return Plan(job, "native", "one lane", why, CPP, emitted=found)
         in_the_way = str(found)
     linked = blocks_for(job.program, job.varying, job.options.unwatched())

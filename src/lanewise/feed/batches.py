@@ -19,7 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from lanewise._jax import loaded, stored
+from lanewise._jax import loaded, our_transfers, stored
 from lanewise.blocks.flatten import operand_avals
 from lanewise.core.options import Options
 from lanewise.core.program import Program
@@ -60,6 +60,7 @@ class InBatches:
         self.out: list[Any] = []
         self.began = 0.0
 
+    @our_transfers()
     def start(self, waiting: deque[Example]) -> bool:
         """Run the next batch, if there is one; True if anything runs."""
         count = min(len(waiting), self.wanted)
@@ -92,6 +93,7 @@ class InBatches:
         """Whether nobody has to wait for the batch."""
         return self.out[-1].is_ready()
 
+    @our_transfers()
     def ended(self) -> Ended:
         """The answers of the batch, when it has run."""
         if not self.ready():
@@ -100,6 +102,7 @@ class InBatches:
             self._adapt(time.perf_counter() - self.began)
         return self.so_far()
 
+    @our_transfers()
     def so_far(self) -> Ended:
         """The answers of the batch if it has run."""
         if not self.out or not self.ready():

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lanewise._jax import loaded
+from lanewise._jax import loaded, our_transfers
 from lanewise.blocks.flatten import operand_avals
 from lanewise.core.errors import Outcome
 from lanewise.feed.fed import NONE_ENDED, Ended, Example, kept_row
@@ -52,6 +52,7 @@ class InLanes:
         self.index = np.full(lanes, -1)
         self.ticks: Any = None
 
+    @our_transfers()
     def start(self, waiting: deque[Example]) -> bool:
         """Fill the lanes that are free, and run a segment."""
         takes, rows, index = self._filled(waiting)
@@ -87,6 +88,7 @@ class InLanes:
         """Whether nobody has to wait for the segment."""
         return self.ticks.is_ready()
 
+    @our_transfers()
     def ended(self) -> Ended:
         """The answers of the lanes that have ended, which are free then."""
         waited = not self.ready()
@@ -95,6 +97,7 @@ class InLanes:
         self.state = self.segments.with_room(self.state)
         return found
 
+    @our_transfers()
     def so_far(self) -> Ended:
         """The answers of the lanes that have ended, which are free then."""
         ended, code = self.segments.ended(self.state)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from lanewise.cpp.emit.emitted import Emitted
 
 
+# The path of a plan whose lanes run by themselves, in a kernel that the host's C++ compiler makes.
+CPP = "C++"
+
 # A run outside `jit`: operands in, what the job gives out.
 HostRun = Callable[[Sequence[Any]], list[Any]]
 # What is put around a compiled function, so that an interrupt ends its runs.

@@ -34,6 +34,7 @@ from lanewise.cpp.emit.emitted import (
     Obstacle,
     Operand,
     host_entry,
+    meeting_at,
     operand_of,
     size_obstacle,
 )
@@ -343,11 +344,14 @@ class Emitter:
         )
         tables = "\n".join(self.writer.tables)
         functions = "\n\n".join(self.writer.texts)
-        helpers = needed(f"{tables}\n{functions}\n{kernel}")
+        body = f"{tables}\n{functions}\n{kernel}"
+        common = meeting_at(operands) if "lw_by_matrix" in body else {}
+        helpers = needed(body)
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
+        fixed += "\n#define LW_COMMON" if common else ""
         first = len(operands) + len(sums) + len(outputs)
         outer = {first + number for number in self.writer.outer_sums}
-        entry = host_entry(arguments, dict(enumerate(sums, first)), outer)
+        entry = host_entry(arguments, dict(enumerate(sums, first)), outer, common)
         parts = [prelude.HEADER, fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -14,6 +14,7 @@ import numpy as np
 from lanewise.core.errors import InternalError
 from lanewise.core.profile import CPU, Profile
 from lanewise.cpp.emit import dtypes
+from lanewise.cpp.emit.meeting import LARGE_BYTES, available, meeting_work
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Emitted:
     sums: tuple[Operand, ...] = ()
 
     name = "lanewise_kernel"
+
+    @property
+    def meets(self) -> bool:
+        """Whether lanes of a thread meet at products (`meeting.py`)."""
+        return available() and "#define LW_COMMON" in self.text
 
     def stopped_by_flag(self, ticks: int) -> Emitted:
         """The same kernel, which ends when its global `lw_stop` is set; it looks at that every `ticks` of its clock."""
@@ -110,11 +116,27 @@ def size_obstacle(emitted: Emitted, profile: Profile = CPU) -> Obstacle | None:
     return Obstacle("the state of a lane", "", why)
 
 
-def host_entry(arguments: Sequence[str], sums: dict[int, Operand], outer: Set[int]) -> str:
+def meeting_at(operands: Sequence[Operand]) -> dict[int, int]:
+    """The bytes of the large operands that lanes share, by the number of their argument."""
+    sizes = [math.prod(o.shape) * o.dtype.itemsize for o in operands]
+    return {
+        place: size
+        for place, (operand, size) in enumerate(zip(operands, sizes, strict=True))
+        if size >= LARGE_BYTES and not operand.varies
+    }
+
+
+def host_entry(
+    arguments: Sequence[str],
+    sums: dict[int, Operand],
+    outer: Set[int],
+    common: dict[int, int],
+) -> str:
     """What a thread of the host calls: it has scratch memory of its own, and takes examples from all that are left.
 
     It has `sums` of its own, too (by the number of their argument), which it adds to those of all in the end. Behind
-    those of `outer` lie rows of what is to be added to them.
+    those of `outer` lie rows of what is to be added to them. If there are large arrays that lanes share (`common`:
+    their bytes), it has several lanes, which meet (`meeting.py`).
     """
     *buffers, _, _ = arguments
     rows = {i: f"{sums[i].kind}, {', '.join(map(str, sums[i].shape))}" for i in outer}
@@ -135,8 +157,8 @@ def host_entry(arguments: Sequence[str], sums: dict[int, Operand], outer: Set[in
         f"({buffer.rsplit('*', 1)[0].strip()}*)({source})"
         for buffer, source in zip(buffers, sources, strict=True)
     )
-    flushes = "".join(
-        f"lw_flush_outer<{rows[i]}>((lw_sum<{sums[i].kind}>::type*)(own.sums + {starts[i]})); "
+    flushing = "\n".join(
+        f"  lw_flush_outer<{rows[i]}>((lw_sum<{sums[i].kind}>::type*)(own + {starts[i]}));"
         for i in sorted(outer)
     )
     adding = "\n".join(
@@ -144,32 +166,29 @@ def host_entry(arguments: Sequence[str], sums: dict[int, Operand], outer: Set[in
         f" {math.prod(o.shape)}ll);"
         for at, o in sums.items()
     )
-    add_sums = _ADD_SUMS.replace("ADDING", adding) if sums else ""
+    add_sums = _ADD_SUMS.replace("FLUSHING", flushing).replace("ADDING", adding) if sums else ""
     # A thread that has no sums has no memory for them.
     memory = f"(char*)calloc({total} + 1, 1)" if sums else "own.scratch"
+    meeting, end = (meeting_work(common, total), "\n#endif") if common else ("", "")
     return f"""
 #ifndef __CUDACC__
-struct lw_thread {{
-  lw_run* run;
-  char *scratch, *sums;
-}};
 {add_sums}static void lw_run_lanes(void* data) {{
   lw_thread* thread = (lw_thread*)data;
   lw_run* run = thread->run;
-  lw_share share = {{run, 0, 0, 1, 0, 0}};
+  lw_share share = {{run, 0, 0, 1, 0, 0, LW_IDLE}};
   lanewise_kernel({given}, &share, thread->scratch, run->examples, run->capacity);
-}}
+}}{meeting}
 extern "C" void lanewise_work(lw_run* run) {{
   lw_thread own = {{run, (char*)malloc(run->lane_bytes + 1), nullptr}};
   own.sums = {memory};
   if (own.scratch && own.sums) {{
     if (run->stoppable) run->stoppable(lw_run_lanes, &own, run->begun);
     else lw_run_lanes(&own);
-    {f"{flushes}lw_add_sums(run, own.sums);" if sums else ""}
+    {"lw_add_sums(run, own.sums);" if sums else ""}
   }}
   free(own.scratch);
   {"free(own.sums);" if sums else ""}
-}}
+}}{end}
 #endif""".strip()
 
 
@@ -178,7 +197,8 @@ _ADD_SUMS = """#include <sched.h>
 template <class T, class S> static void lw_add_up(T* sum, const S* own, long long size) {
   for (long long i = 0; i < size; ++i) sum[i] += (T)own[i];
 }
-static void lw_add_sums(lw_run* run, const char* own) {
+static void lw_add_sums(lw_run* run, char* own) {
+FLUSHING
   while (__atomic_exchange_n(&run->adding, 1, __ATOMIC_ACQUIRE)) sched_yield();
 ADDING
   __atomic_store_n(&run->adding, 0, __ATOMIC_RELEASE);

@@ -46,6 +46,8 @@ HEADER = r"""
 #define LW_IN_MEMORY(array) asm volatile("" :: "l"(array) : "memory");
 #else
 #include <math.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -94,24 +96,90 @@ LW_ALSO_FLOAT(expm1) LW_ALSO_FLOAT(log) LW_ALSO_FLOAT(log1p) LW_ALSO_FLOAT(tan) 
 static inline float pow(float a, float b) { return powf(a, b); }
 static inline float copysign(float a, float b) { return copysignf(a, b); }
 
+// Examples that come and go while a run goes on: the numbers of those that wait for a lane, and of those that have
+// ended, each in a ring that has room for all. `come`, `taken`, `gone` and `told` count for ever.
+struct lw_feed {
+  pthread_mutex_t guard;
+  pthread_cond_t arrival, end;
+  int *waiting, *ended, closed;
+  unsigned size, come, taken, gone, told;
+  unsigned enough;  // of those that have ended, for the host to look
+};
+// Whether there is an example to take, or none will come.
+static inline bool lw_feed_stirs(lw_feed* feed) {
+  return __atomic_load_n(&feed->come, __ATOMIC_RELAXED) != __atomic_load_n(&feed->taken, __ATOMIC_RELAXED) ||
+         __atomic_load_n(&feed->closed, __ATOMIC_RELAXED);
+}
+// Nothing calls a thread out of its kernel while it has the lock.
+static void lw_feed_lock(lw_feed* feed, sigset_t* before) {
+  sigset_t urgent;
+  sigemptyset(&urgent);
+  sigaddset(&urgent, SIGURG);
+  pthread_sigmask(SIG_BLOCK, &urgent, before);
+  pthread_mutex_lock(&feed->guard);
+}
+static void lw_feed_unlock(lw_feed* feed, const sigset_t* before) {
+  pthread_mutex_unlock(&feed->guard);
+  pthread_sigmask(SIG_SETMASK, before, nullptr);
+}
+static void lw_feed_wait(lw_feed* feed) {
+  sigset_t before;
+  lw_feed_lock(feed, &before);
+  while (!lw_feed_stirs(feed)) pthread_cond_wait(&feed->arrival, &feed->guard);
+  lw_feed_unlock(feed, &before);
+}
+
 // A run over all examples, and one thread's share of it: a few examples at a time, so many that taking them costs
 // little, so few that no thread has much left when the others have nothing.
 struct lw_run {
   void** arguments;
   long long examples, lane_bytes;
-  int capacity, threads;
+  // The frames of a stack, the threads, and the most lanes that each may have under way.
+  int capacity, threads, lanes;
   unsigned long long next, done;
   // Whether a thread adds its sums to those of all. If an interrupt may end the run: how many had come before it, and
   // what runs a thread's part so.
   int adding, begun;
   void (*stoppable)(void (*work)(void*), void* data, int begun);
+  lw_feed* feed;
+};
+// What a thread has, for one lane.
+struct lw_thread {
+  lw_run* run;
+  char *scratch, *sums;
 };
 // Set when better code has taken over from this: threads take no more examples here.
 static int lw_superseded;
 struct lw_share {
   lw_run* run;
   long long at, end, chunk, since, held;
+  void (*idle)();  // what to do while there is no example; none: to wait
 };
+#define LW_IDLE nullptr
+// The next example of a feed, and word that the last one has ended.
+static long long lw_fed(lw_share* share) {
+  lw_run* run = share->run;
+  lw_feed* feed = run->feed;
+  for (long long next = -1;;) {
+    sigset_t before;
+    lw_feed_lock(feed, &before);
+    if (share->held) {
+      feed->ended[feed->gone++ % feed->size] = share->at;
+      if (feed->gone - feed->told >= feed->enough) pthread_cond_signal(&feed->end);
+    }
+    share->held = 0;
+    const bool over = __atomic_load_n(&lw_superseded, __ATOMIC_RELAXED) || feed->closed;
+    if (!over && feed->come != feed->taken) next = feed->waiting[feed->taken++ % feed->size];
+    lw_feed_unlock(feed, &before);
+    if (over) return run->examples;
+    if (next >= 0) {
+      share->held = 1;
+      return share->at = next;
+    }
+    if (share->idle) share->idle();
+    else lw_feed_wait(feed);
+  }
+}
 static void lw_take(lw_share* share) {
   lw_run* run = share->run;
   // Who comes for more has ended what it had (lanes in step: all but the last few of it).
@@ -132,6 +200,7 @@ static void lw_take(lw_share* share) {
   share->held = share->end - share->at;
 }
 static inline long long lw_next(lw_share* share) {
+  if (share->run->feed) return lw_fed(share);
   if (share->at == share->end) lw_take(share);
   return share->at == share->end ? share->run->examples : share->at++;
 }
@@ -164,16 +233,16 @@ struct key2 { uint32 word[2]; };
 """.strip()
 
 # The larger or the smaller: a NaN on either side is the answer, and -0 is below 0. Where numbers below the normal range
-# are taken for zero they count as equal, and their signs decide.
+# are taken for zero they count as equal, and their signs decide. No test waits for another: one would be a branch.
 _EXTREMUM = r"""
 template <class T> LW_FUNCTION T lw_NAME(T a, T b) { return a BETTER b ? a : b; }
 LW_FUNCTION float32 lw_NAME(float32 a, float32 b) {
-  const float32 equal = lw_bits<int32>(a) BETTER lw_bits<int32>(b) ? a : b;
-  return a == b ? equal : a BETTER b || a != a ? a : b;
+  const bool equal = (a == b) & (lw_bits<int32>(a) BETTER lw_bits<int32>(b));
+  return (a BETTER b) | (a != a) | equal ? a : b;
 }
 LW_FUNCTION float64 lw_NAME(float64 a, float64 b) {
-  const float64 equal = lw_bits<int64>(a) BETTER lw_bits<int64>(b) ? a : b;
-  return a == b ? equal : a BETTER b || a != a ? a : b;
+  const bool equal = (a == b) & (lw_bits<int64>(a) BETTER lw_bits<int64>(b));
+  return (a BETTER b) | (a != a) | equal ? a : b;
 }"""
 
 helpers(
@@ -356,19 +425,16 @@ LW_FUNCTION int64 lw_product(int64 a, int64 b) { return lw_mul(a, b); }
 LW_FUNCTION uint8 lw_product(uint8 a, uint8 b) { return lw_mul(a, b); }
 LW_FUNCTION uint16 lw_product(uint16 a, uint16 b) { return lw_mul(a, b); }""",
         "lw_power": r"""
-// A power with a known exponent, by squaring.
+// A power with a known exponent, by squaring. It is no loop: one inside of a loop over an array keeps that from being
+// vector code.
+template <int n, class T> LW_FUNCTION T lw_power_times(T result, T a) {
+  if constexpr (n == 0) return result;
+  else return lw_power_times<(n >> 1)>(n & 1 ? lw_product(result, a) : result, lw_product(a, a));
+}
 template <int n, class T> LW_FUNCTION T lw_power(T a) {
-  T result = T(1);
-  bool first = true;
-  LW_UNROLL
-  for (unsigned left = n; left; left >>= 1) {
-    if (left & 1) {
-      result = first ? a : lw_product(result, a);
-      first = false;
-    }
-    a = lw_product(a, a);
-  }
-  return result;
+  if constexpr (n == 0) return T(1);
+  else if constexpr (n & 1) return lw_power_times<(n >> 1)>(a, lw_product(a, a));
+  else return lw_power<(n >> 1)>(lw_product(a, a));
 }""",
         "lw_int_pow": r"""
 // Integers to an integer power; a negative power of anything but 1 and -1 is zero.

@@ -24,14 +24,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lanewise._jax import Atom, JaxprEqn, Var
 from lanewise.blocks.analysis import Known
-from lanewise.cpp.emit.dtypes import SIZES
 
 Index = int | str
 Roots = frozenset[str]
@@ -63,6 +61,11 @@ class Value(ABC):
     def weight(self) -> int:
         """How many operations one element takes."""
         return 0
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether elements along the last axis lie in memory one after the other."""
+        return False
 
     @property
     def unwritten(self) -> bool:
@@ -102,6 +105,10 @@ class _InMemory(Value):
 
     @property
     def linear(self) -> bool:
+        return True
+
+    @property
+    def in_rows(self) -> bool:
         return True
 
     def at(self, indices: Sequence[Index]) -> str:
@@ -162,6 +169,7 @@ class View(Value):
 
     element: Callable[[tuple[Index, ...]], str] = lambda indices: ""
     sources: tuple[Value, ...] = ()
+    in_rows: bool = False
 
     @property
     def roots(self) -> Roots:
@@ -176,10 +184,14 @@ class View(Value):
 
 
 def view(
-    shape: Sequence[int], dtype: Any, element: Callable[[tuple[Index, ...]], str], *sources: Value
+    shape: Sequence[int],
+    dtype: Any,
+    element: Callable[[tuple[Index, ...]], str],
+    *sources: Value,
+    in_rows: bool = False,
 ) -> View:
     """A value whose element at given indices is `element(indices)`, read from `sources`."""
-    return View(tuple(shape), dtype, element, sources)
+    return View(tuple(shape), dtype, element, sources, in_rows)
 
 
 @dataclass(frozen=True)
@@ -275,50 +287,6 @@ def in_step(value: Value, place: Place) -> bool:
 
 def joined_roots(values: Sequence[Value]) -> Roots:
     return NO_ROOTS.union(*(value.roots for value in values))
-
-
-# -- memory --------------------------------------------------------------------------------------------
-
-# Larger arrays go to the scratch memory.
-LOCAL_BYTES = 1024
-_ALIGNMENT = 16
-
-
-class Layout:
-    """Hands out memory, in scopes. `most` is what all that is alive at one time takes at worst, in bytes a lane."""
-
-    def __init__(self) -> None:
-        self.used = 0
-        self.most = 0
-
-    def declare(self, kind: str, name: str, size: int) -> str:
-        """The declaration of an array of a lane's own."""
-        if not self.strides(kind, size):
-            return f"{kind} {name}[{max(size, 1)}];"
-        offset = self.lend(size * SIZES[kind])
-        self.used += _aligned(size * SIZES[kind])
-        return f"const lw_strided<{kind}> {name}(scratch + {offset} * lanes, lane, lanes);"
-
-    @staticmethod
-    def strides(kind: str, size: int) -> bool:
-        """Whether such an array lies in the scratch memory."""
-        return size * SIZES[kind] > LOCAL_BYTES
-
-    def lend(self, wanted: int) -> int:
-        """Where this many bytes are free at this moment."""
-        self.most = max(self.most, self.used + _aligned(wanted))
-        return self.used
-
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        """What is handed out inside is free again after."""
-        used = self.used
-        yield
-        self.used = used
-
-
-def _aligned(wanted: int) -> int:
-    return -(-wanted // _ALIGNMENT) * _ALIGNMENT
 
 
 # -- readers -------------------------------------------------------------------------------------------

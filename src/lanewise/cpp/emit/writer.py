@@ -22,19 +22,21 @@ from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, 
 from lanewise.blocks.analysis import evaluate, value_of
 from lanewise.blocks.equations import implementation
 from lanewise.cpp.emit import dtypes
+from lanewise.cpp.emit.layout import Layout
 from lanewise.cpp.emit.rules import RULES, Unsupported
 from lanewise.cpp.emit.values import (
     LONG,
     Index,
-    Layout,
     Mapped,
     Place,
+    Reshaped,
     Scalar,
     Scope,
     Stored,
     Value,
     View,
     in_step,
+    ravel,
     uses_of,
 )
 
@@ -373,19 +375,15 @@ class Writer:
         if room == value or value.unwritten:
             return
         if self.together and room.size >= LONG:
-            self.line("LW_MEET")
-            index = self.fresh("i")
-            with self.block(
-                f"for (int {index} = LW_PART; {index} < {room.size}; {index} += LW_PARTS)"
-            ):
-                self.put_flat(room, index, value.flat(index))
-            self.line("LW_MEET")
+            self.copy_all([(room, value)])
         elif value.linear:
             with self.loops((room.size,) if room.shape else ()) as index:
                 self.put_flat(room, index[0] if index else 0, value.flat(index[0] if index else 0))
         else:
-            with self.loops(room.shape) as indices:
-                self.put(room, indices, value.at(indices))
+            # By the axes of what is read: those of the room would need divisions.
+            read = value.source if isinstance(value, Reshaped) else value
+            with self.loops(read.shape) as indices:
+                self.put_flat(room, ravel(read.shape, indices), read.at(indices))
 
     def copy_all(self, pairs: Sequence[tuple[Place, Value]]) -> None:
         """Write several values, none of which reads what another goes to."""

@@ -39,101 +39,12 @@ import numpy as np
 from lanewise.core.errors import CompilerError, LanewiseError, OptionError
 from lanewise.core.events import Site, Whole
 from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.toolchain import host
+from lanewise.cpp.emit.meeting import MOST_LANES
+from lanewise.cpp.toolchain import fed_run, host, signals
 from lanewise.cpp.toolchain.ffi import CALLS
 
 # The error of a call that was cut short.
 CUT = "lanewise: interrupted"
-
-# How many threads at a time can be called out of their kernels; others run on to the end.
-MOST_THREADS = 1024
-
-_SIGNALS = r"""
-#include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
-
-extern "C" {
-int lanewise_signals = 0;
-}
-static struct sigaction lw_before, lw_before_urgent;
-
-// The threads that run lanes, and the way out of the one that this is.
-struct lw_worker {
-  int taken, works;
-  pthread_t thread;
-};
-static lw_worker lw_workers[LW_MOST_THREADS];
-static __thread sigjmp_buf* volatile lw_way_out __attribute__((tls_model("initial-exec")));
-
-static void lw_urgent(int number, siginfo_t* about, void* context) {
-  if (lw_way_out) siglongjmp(*lw_way_out, 1);
-  if (lw_before_urgent.sa_flags & SA_SIGINFO) lw_before_urgent.sa_sigaction(number, about, context);
-  else if (lw_before_urgent.sa_handler != SIG_DFL && lw_before_urgent.sa_handler != SIG_IGN)
-    lw_before_urgent.sa_handler(number);
-}
-
-static void lw_interrupted(int number, siginfo_t* about, void* context) {
-  if (lw_before.sa_flags & SA_SIGINFO) lw_before.sa_sigaction(number, about, context);
-  else lw_before.sa_handler(number);
-  __atomic_add_fetch(&lanewise_signals, 1, __ATOMIC_SEQ_CST);
-  // This thread last: it may be one of them, and would not come back.
-  bool mine = false;
-  for (int i = 0; i < LW_MOST_THREADS; ++i) {
-    if (!__atomic_load_n(&lw_workers[i].works, __ATOMIC_SEQ_CST)) continue;
-    if (pthread_equal(lw_workers[i].thread, pthread_self())) mine = true;
-    else pthread_kill(lw_workers[i].thread, SIGURG);
-  }
-  if (mine) pthread_kill(pthread_self(), SIGURG);
-}
-
-// Do a thread's part of a run that began after `begun` signals, until the next comes.
-extern "C" void lanewise_stoppable(void (*work)(void*), void* data, int begun) {
-  lw_worker* own = nullptr;
-  for (int i = 0; i < LW_MOST_THREADS && !own; ++i)
-    if (!__atomic_exchange_n(&lw_workers[i].taken, 1, __ATOMIC_SEQ_CST)) own = &lw_workers[i];
-  if (!own) return work(data);
-  sigset_t urgent, before;
-  sigemptyset(&urgent);
-  sigaddset(&urgent, SIGURG);
-  pthread_sigmask(SIG_UNBLOCK, &urgent, &before);
-  sigjmp_buf way_out;
-  own->thread = pthread_self();
-  if (!sigsetjmp(way_out, 1)) {
-    lw_way_out = &way_out;
-    __atomic_store_n(&own->works, 1, __ATOMIC_SEQ_CST);
-    // Either whoever counts a signal sees that this thread works, or it sees that one was counted.
-    if (__atomic_load_n(&lanewise_signals, __ATOMIC_SEQ_CST) == begun) work(data);
-  }
-  lw_way_out = nullptr;
-  __atomic_store_n(&own->works, 0, __ATOMIC_SEQ_CST);
-  __atomic_store_n(&own->taken, 0, __ATOMIC_SEQ_CST);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
-
-// Hear of interrupts, if anyone does: where they end the process, or are ignored, that stays so.
-extern "C" int lanewise_listen() {
-  struct sigaction now;
-  if (sigaction(SIGINT, nullptr, &now)) return 0;
-  if (now.sa_flags & SA_SIGINFO ? now.sa_sigaction == lw_interrupted
-                                : now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN)
-    return 0;
-  struct sigaction ours = {};
-  ours.sa_flags = SA_SIGINFO | SA_RESTART;
-  ours.sa_sigaction = lw_urgent;
-  if (sigaction(SIGURG, &ours, &lw_before_urgent)) return 0;
-  lw_before = now;
-  ours.sa_flags = now.sa_flags | SA_SIGINFO;
-  ours.sa_mask = now.sa_mask;
-  ours.sa_sigaction = lw_interrupted;
-  return !sigaction(SIGINT, &ours, nullptr);
-}
-
-extern "C" void lanewise_unlisten() {
-  sigaction(SIGINT, &lw_before, nullptr);
-  sigaction(SIGURG, &lw_before_urgent, nullptr);
-}
-""".replace("LW_MOST_THREADS", str(MOST_THREADS))
 
 _ENTRY = r"""
 #include <fenv.h>
@@ -292,6 +203,7 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   shared->run.lane_bytes = lw_attribute(frame, "lane_bytes");
   shared->run.capacity = lw_attribute(frame, "capacity");
   shared->run.threads = threads < examples ? threads : examples;
+  shared->run.lanes = lw_attribute(frame, "lanes");
   const bool stops = lw_attribute(frame, "stops") && &lanewise_stoppable;
   shared->run.begun = stops ? __atomic_load_n(&lanewise_signals, __ATOMIC_RELAXED) : 0;
   shared->run.stoppable = stops ? lanewise_stoppable : nullptr;
@@ -357,9 +269,17 @@ def _flags() -> tuple[str, ...]:
     return (*host.FLAGS, f"-I{jax.ffi.include_dir()}")
 
 
-def _library(text: str) -> ctypes.CDLL:
+def with_entry(text: str) -> str:
+    """A kernel's text with what XLA and the host call it by."""
+    return text + CALLS + _ENTRY + fed_run.TEXT
+
+
+def library_of(text: str) -> ctypes.CDLL:
+    """The library of a kernel's text."""
+    # What calls threads out of it is there before.
+    heard_signals()
     try:
-        return host.load_soon(text + CALLS + _ENTRY, _flags())
+        return host.load_soon(with_entry(text), _flags())
     except CompilerError as error:
         raise CompilerError(
             f"No kernel could be compiled for the CPU: {error}. Give the C++ compiler what it lacks, or use"
@@ -371,8 +291,7 @@ def _library(text: str) -> ctypes.CDLL:
 @functools.cache
 def _target(text: str) -> str:
     """Compile and register a kernel; gives the name XLA knows it by."""
-    _signals()
-    library = _library(text)
+    library = library_of(text)
     name = "lanewise_" + hashlib.sha256(text.encode()).hexdigest()[:24]
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library.lanewise_ffi), platform="cpu")
     return name
@@ -380,7 +299,7 @@ def _target(text: str) -> str:
 
 def _asking(text: str) -> Callable[[int], int]:
     """What tells how many examples of a run have ended, by its number."""
-    ask = _library(text).lanewise_done
+    ask = library_of(text).lanewise_done
     ask.restype = ctypes.c_longlong
     return ask
 
@@ -416,6 +335,7 @@ def run(
         capacity=np.int64(capacity),
         lane_bytes=np.int64(emitted.scratch_bytes(capacity)),
         threads=np.int64(cores()),
+        lanes=np.int64(MOST_LANES),
     )
 
 
@@ -464,10 +384,10 @@ def call(
 
 
 @functools.cache
-def _signals() -> ctypes.CDLL | None:
+def heard_signals() -> ctypes.CDLL | None:
     """The count of signals, where libraries that are loaded later find it; None where it cannot be made."""
     try:
-        made = host.load(_SIGNALS)
+        made = host.load(signals.TEXT)
         return ctypes.CDLL(made._name, mode=ctypes.RTLD_GLOBAL)
     except (LanewiseError, OSError):
         return None
@@ -477,7 +397,7 @@ def stoppable(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """The function, which runs kernels outside `jit`, so that an interrupt ends it."""
 
     def call(*args: Any, **kwargs: Any) -> list[Any]:
-        heard = _signals()
+        heard = heard_signals()
         if heard is None:
             return run(*args, **kwargs)
         while True:

@@ -50,6 +50,7 @@ import numpy as np
 from lanewise.core import events
 from lanewise.core.errors import CompilerError, InternalError, LanewiseError, OptionError
 from lanewise.cpp.emit.emitted import Emitted
+from lanewise.cpp.emit.meeting import MOST_LANES
 from lanewise.cpp.emit.prelude import HEADER
 from lanewise.cpp.toolchain import cache
 
@@ -91,7 +92,7 @@ QUICK = (
 # The least that shows a compiler to work: the headers that every kernel includes.
 PROBE = f'{HEADER}\nextern "C" int lanewise_probe() {{ return 1; }}\n'
 # From this many characters on, text included that all kernels have, the best takes a second or more.
-LARGE = 60_000
+LARGE = 66_000
 # Compilers that run beside, at one time.
 MOST_BESIDE = max(1, (os.cpu_count() or 1) // 2)
 
@@ -434,11 +435,13 @@ class _Run(ctypes.Structure):
         ("lane_bytes", ctypes.c_longlong),
         ("capacity", ctypes.c_int),
         ("threads", ctypes.c_int),
+        ("lanes", ctypes.c_int),
         ("next", ctypes.c_ulonglong),
         ("done", ctypes.c_ulonglong),
         ("adding", ctypes.c_int),
         ("begun", ctypes.c_int),
         ("stoppable", ctypes.c_void_p),
+        ("feed", ctypes.c_void_p),
     )
 
 
@@ -449,6 +452,7 @@ def run(
     *,
     capacity: int = 0,
     threads: int = 2,
+    lanes: int = MOST_LANES,
     flags: tuple[str, ...] | None = None,
 ) -> Ran:
     """Run a kernel over all examples; operands are as the emitted text takes them, keys as their `uint32` words."""
@@ -466,7 +470,7 @@ def run(
     steps = np.zeros(examples, np.int64)
     arrays = [*given, *sums, *answers, *sums, code, site, steps, deepest]
     pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-    whole = _Run(pointers, examples, emitted.scratch_bytes(capacity), capacity, threads)
+    whole = _Run(pointers, examples, emitted.scratch_bytes(capacity), capacity, threads, lanes)
     work = load(emitted.text, flags).lanewise_work
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(work, ctypes.byref(whole)) for _ in range(threads)]:

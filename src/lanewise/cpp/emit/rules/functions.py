@@ -55,15 +55,24 @@ LW_FUNCTION float64 lw_{name}({double}) {{
 
 helpers(
     {
-        "lw_exp_wide": r"""
+        "lw_exp_parts": r"""
 // exp(x) = 2^k exp(r), |r| <= log(2) / 2. Adding `shift` leaves k in the lowest bits.
-LW_FUNCTION float64 lw_exp_wide(float64 x) {
-  const float64 shift = 6755399441055744.0, shifted = x * 1.4426950408889634 + shift;
+struct lw_exponential {
+  float64 scale, less;  // 2^k and exp(r) - 1
+};
+LW_FUNCTION lw_exponential lw_exp_parts(float64 x) {
+  const float64 shift = 6755399441055744.0, shifted = lw_multiply_add(x, 1.4426950408889634, shift);
   const float64 scale = lw_bits<float64>((lw_bits<uint64>(shifted) + 1023ull) << 52);
-  const float64 r = x - (shifted - shift) * 0.6931471805599453, r2 = r * r, r4 = r2 * r2;
-  const float64 low = (1.0 + r) + r2 * (0.5 + r * (1.0 / 6));
-  const float64 high = (1.0 / 24 + r * (1.0 / 120)) + r2 * (1.0 / 720 + r * (1.0 / 5040));
-  return (low + r4 * (high + r4 * (1.0 / 40320))) * scale;
+  const float64 r = lw_multiply_add(shift - shifted, 0.6931471805599453, x), r2 = r * r, r4 = r2 * r2;
+  const float64 low = lw_multiply_add(r2, lw_multiply_add(r, 1.0 / 6, 0.5), r);
+  const float64 middle = lw_multiply_add(r, 1.0 / 120, 1.0 / 24);
+  const float64 high = lw_multiply_add(r2, lw_multiply_add(r, 1.0 / 5040, 1.0 / 720), middle);
+  return {scale, lw_multiply_add(r4, lw_multiply_add(r4, 1.0 / 40320, high), low)};
+}""",
+        "lw_exp_wide": r"""
+LW_FUNCTION float64 lw_exp_wide(float64 x) {
+  const lw_exponential e = lw_exp_parts(x);
+  return lw_multiply_add(e.less, e.scale, e.scale);
 }
 // Where the exponential is more than zero and less than infinity in float32, and a little beyond.
 LW_FUNCTION float64 lw_exp_range(float64 x) { return x < -104.0 ? -104.0 : x > 89.0 ? 89.0 : x; }""",
@@ -96,9 +105,11 @@ LW_FUNCTION float64 lw_log_edge(float64 a, float64 edge) {
         "lw_tanh": _overloads(
             "tanh",
             r"""
-  const float64 x = a < -10.0f ? -10.0 : a > 10.0f ? 10.0 : a, square = x * x;
-  const float64 near = x * (1.0 - square * (1.0 / 3 - square * (2.0 / 15)));
-  return float32(fabs(x) < 0.01 ? near : 1.0 - 2.0 / (lw_exp_wide(2.0 * x) + 1.0));""",
+  // (exp(2x) - 1) / (exp(2x) + 1), of which the first loses nothing near zero, but a sign.
+  const float32 x = a < -10.0f ? -10.0f : a > 10.0f ? 10.0f : a;
+  const lw_exponential e = lw_exp_parts(2.0 * x);
+  const float64 less = lw_multiply_add(e.less, e.scale, e.scale - 1.0);
+  return copysign(float32(less / (less + 2.0)), a);""",
         ),
         "lw_log": _overloads(
             "log",

@@ -79,7 +79,7 @@ def dynamic_slice(w: Writer, eqn: JaxprEqn) -> None:
     def element(indices: tuple[Index, ...]) -> str:
         return value.at([plus(at, i) for at, i in zip(corner, indices)])
 
-    rename(w, eqn.outvars[0], view(sizes, value.dtype, element, value))
+    rename(w, eqn.outvars[0], view(sizes, value.dtype, element, value, in_rows=value.in_rows))
 
 
 @rule("dynamic_update_slice")

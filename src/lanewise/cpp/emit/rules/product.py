@@ -5,7 +5,8 @@ in a form that a host's vector units take, each chosen by what lies together in 
 
 * *sums*: along the summed axis both operands lie together (`matrix @ vector`). Several answers are summed at once,
   since one sum alone waits for each of its additions, and each in as many parts as a vector has elements.
-* *spread*: along the answer's last axis an operand lies together (`vector @ matrix`). Each term is added to all of the
+* *rows*: a matrix lies in memory row by row (`vectors @ matrix`): see `rows.py`.
+* *spread*: along the answer's last axis an operand lies together, in another way. Each term is added to all of the
   answer, a few terms at a time, so that the answer is read and written less often.
 
 Short ones, other types and other layouts are plain loops. Nothing is shared between lanes; products of 16-bit floats
@@ -23,7 +24,8 @@ from lanewise._jax import JaxprEqn
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.rules import helpers, rule
 from lanewise.cpp.emit.rules.reduce import accumulator, combine
-from lanewise.cpp.emit.values import Index, Part, Place, Stored, Value, plus, view
+from lanewise.cpp.emit.rules.rows import in_one_piece, write_rows
+from lanewise.cpp.emit.values import Index, Place, Value, plus, view
 from lanewise.cpp.emit.writer import Writer
 
 # From this many elements on vector code is worth its beginning and its end.
@@ -161,11 +163,9 @@ class _Product:
         return f"lw_multiply_add({a}, {b}, {total})"
 
     def in_memory(self, w: Writer) -> _Product:
-        """The same product of operands that lie in memory, in order."""
+        """The same product of operands whose rows lie in memory."""
         left, right = (
-            side
-            if isinstance(side.value, Stored | Part)
-            else replace(side, value=w.named(side.value))
+            side if side.value.in_rows else replace(side, value=w.named(side.value))
             for side in (self.left, self.right)
         )
         return _Product(left, right, self.wide)
@@ -177,6 +177,19 @@ class _Product:
             and self.left.value.dtype == self.right.value.dtype == self.wide
             and self.left.lies_along(self.left.summed[-1])
             and self.right.lies_along(self.right.summed[-1])
+        )
+
+    @property
+    def rows(self) -> bool:
+        """Whether it is rows by one matrix that lies in memory row by row."""
+        return (
+            len(self.terms) == 1
+            and not self.left.batch
+            and self.right.summed == (0,)
+            and len(self.right.value.shape) == 2
+            and self.left.lies_along(self.left.summed[0])
+            and self.left.value.dtype == self.right.value.dtype == self.wide
+            and in_one_piece(self.right.value)
         )
 
     @property
@@ -219,7 +232,16 @@ def dot_general(w: Writer, eqn: JaxprEqn) -> None:
     if fuses and product.sums:
         _sums(w, product, room)
     elif fuses and product.spreads and not w.together:
+        if not product.rows:
+            _spread(w, product, room)
+            return
+        # A thread of a GPU has neither vectors nor its arrays in one piece.
+        w.line("#ifdef __CUDACC__")
         _spread(w, product, room)
+        w.line("#else")
+        with w.block():
+            write_rows(w, product.left.value, product.right.value, room)
+        w.line("#endif")
     else:
         _plain(w, product, room)
 

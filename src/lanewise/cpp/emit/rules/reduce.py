@@ -1,8 +1,8 @@
 """Rules of reductions: plain ones, `argmax` and `argmin`, running ones (`cumsum` and its like), and those of windows
 (pooling, its gradients, and running reductions that JAX writes as windows).
 
-Every reduction is a loop with an accumulator. Sums and products of 16-bit floats accumulate in `float32`, as XLA has
-them; integers wrap; a NaN wins every maximum and minimum.
+Every reduction is a loop with an accumulator; a host has several of those for a long sum, maximum or minimum. Sums and
+products of 16-bit floats accumulate in `float32`, as XLA has them; integers wrap; a NaN wins every maximum and minimum.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from lanewise.cpp.emit.rules import helpers, rule
 from lanewise.cpp.emit.rules.shape import number
 from lanewise.cpp.emit.values import (
     Index,
+    Place,
     Scalar,
     Value,
     minus,
@@ -53,6 +54,8 @@ template <class T> LW_FUNCTION bool lw_loses(T candidate, T best) {
 )
 
 Combine = Callable[[str, str], str]
+# The parts of a long reduction: the elements of a host's vector.
+PARTS = 16
 
 
 def accumulator(dtype: Any) -> Any:
@@ -117,14 +120,59 @@ def reduce_with(w: Writer, eqn: JaxprEqn) -> None:
     join = combine(kind, wide)
     start = dtypes.literal(identity(kind, wide), wide)
     room = w.store(out)
-    with w.loops(room.shape) as outer:
-        total = w.room((), wide, "total")
-        w.put(total, (), start)
-        with w.loops([value.shape[axis] for axis in axes]) as inner:
-            if value.size:
-                element = value.at(spread(value.shape, axes, outer, inner))
-                w.put(total, (), join(total.at(()), converted(element, dtype, wide)))
-        w.put(room, outer, converted(total.at(()), wide, dtype))
+
+    def one_by_one() -> None:
+        with w.loops(room.shape) as outer:
+            total = w.room((), wide, "total")
+            w.put(total, (), start)
+            with w.loops([value.shape[axis] for axis in axes]) as inner:
+                if value.size:
+                    element = value.at(spread(value.shape, axes, outer, inner))
+                    w.put(total, (), join(total.at(()), converted(element, dtype, wide)))
+            w.put(room, outer, converted(total.at(()), wide, dtype))
+
+    long = axes == [len(value.shape) - 1] and value.shape[-1] >= PARTS and value.size
+    if kind not in ("max", "min", "sum") or not long or w.together or wide != dtype:
+        one_by_one()
+        return
+    # A thread of a GPU has no vectors.
+    w.line("#ifdef __CUDACC__")
+    one_by_one()
+    w.line("#else")
+    _in_parts(w, kind, value, room)
+    w.line("#endif")
+
+
+def _in_parts(w: Writer, kind: str, value: Value, room: Place) -> None:
+    """A sum, the largest or the smallest along the last axis: of as many parts as a vector holds, then of two each.
+
+    One number after the other, each would wait for the one before. A sum has no order of its own in XLA.
+    """
+    join, size = combine(kind, value.dtype), value.shape[-1]
+    with w.loops(room.shape) as outer, w.block():
+        parts, i, k = w.fresh("parts"), w.fresh("i"), w.fresh("k")
+        w.line(f"{dtypes.ctype(value.dtype)} {parts}[{PARTS}];")
+        w.line("LW_IN_STEP")
+        with w.block(f"for (int {i} = 0; {i} < {PARTS}; ++{i})"):
+            w.line(f"{parts}[{i}] = {value.at((*outer, i))};")
+        whole = size - size % PARTS
+        if whole > PARTS:
+            with w.block(f"for (int {k} = {PARTS}; {k} < {whole}; {k} += {PARTS})"):
+                w.line("LW_IN_STEP")
+                with w.block(f"for (int {i} = 0; {i} < {PARTS}; ++{i})"):
+                    element = value.at((*outer, plus(k, i)))
+                    w.line(f"{parts}[{i}] = {join(f'{parts}[{i}]', element)};")
+        if whole < size:
+            with w.block(f"for (int {i} = 0; {i} < {size - whole}; ++{i})"):
+                element = value.at((*outer, plus(i, whole)))
+                w.line(f"{parts}[{i}] = {join(f'{parts}[{i}]', element)};")
+        half = PARTS // 2
+        while half:
+            w.line("LW_IN_STEP")
+            with w.block(f"for (int {i} = 0; {i} < {half}; ++{i})"):
+                w.line(f"{parts}[{i}] = {join(f'{parts}[{i}]', f'{parts}[{i} + {half}]')};")
+            half //= 2
+        w.put(room, outer, f"{parts}[0]")
 
 
 @rule("argmax", "argmin")

@@ -6,6 +6,7 @@ gather elements of several operands (`concatenate`, `pad`, `stack`) are stored, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,9 +25,11 @@ from lanewise.cpp.emit.values import (
     Value,
     minus,
     plus,
+    ravel,
     remainder,
     times,
     view,
+    window,
 )
 from lanewise.cpp.emit.writer import Writer
 
@@ -46,23 +49,52 @@ def with_shape(value: Value, shape: Sequence[int]) -> Value:
         return value
     if isinstance(value, Stored | Part) and shape:
         return replace(value, shape=shape)
-    wide = [axis for axis, size in enumerate(shape) if size != 1]
-    if [shape[axis] for axis in wide] != [size for size in value.shape if size != 1] or 0 in shape:
+    if 0 in shape:
+        return Reshaped(shape, value.dtype, value)
+    groups = _split_axes(value.shape, shape)
+    if groups is None:
         return Reshaped(shape, value.dtype, value)
 
-    # Only axes of one element come or go: no division is needed to find the element.
+    # Axes are only split, and those of one element come or go: no division is needed to find the element.
     def element(indices: tuple[Index, ...]) -> str:
-        kept = iter([indices[axis] for axis in wide])
-        return value.at([0 if size == 1 else next(kept) for size in value.shape])
+        moved: list[Index] = [0] * len(value.shape)
+        for axis, parts in groups.items():
+            moved[axis] = ravel([shape[part] for part in parts], [indices[part] for part in parts])
+        return value.at(moved)
 
-    return view(shape, value.dtype, element, value)
+    last = len(shape) - 1, len(value.shape) - 1
+    in_rows = value.in_rows and bool(groups) and (max(groups.values())[-1], max(groups)) == last
+    return view(shape, value.dtype, element, value, in_rows=in_rows)
+
+
+def _split_axes(before: Sequence[int], after: Sequence[int]) -> dict[int, list[int]] | None:
+    """The new axes that each axis is split into, by row-major order; None if some are joined.
+
+    >>> _split_axes((16, 1, 128), (16, 4, 32))
+    {0: [0], 2: [1, 2]}
+    >>> _split_axes((16, 4, 32), (16, 128)) is None
+    True
+    """
+    found: dict[int, list[int]] = {}
+    ahead = iter([axis for axis, size in enumerate(after) if size != 1])
+    for axis, size in enumerate(before):
+        parts: list[int] = []
+        while math.prod(after[part] for part in parts) < size:
+            parts.append(next(ahead))
+        if math.prod(after[part] for part in parts) != size:
+            return None
+        if parts:
+            found[axis] = parts
+    return found
 
 
 def permuted(value: Value, permutation: Sequence[int]) -> Value:
     """The value with its axes in another order."""
     shape = [value.shape[axis] for axis in permutation]
     places = [permutation.index(axis) for axis in range(len(permutation))]
-    return view(shape, value.dtype, lambda i: value.at([i[place] for place in places]), value)
+    in_rows = value.in_rows and places[-1:] == [len(places) - 1]
+    element = lambda i: value.at([i[place] for place in places])  # noqa: E731
+    return view(shape, value.dtype, element, value, in_rows=in_rows)
 
 
 def part(value: Value, axis: int, start: int, size: int) -> Value:
@@ -74,7 +106,7 @@ def part(value: Value, axis: int, start: int, size: int) -> Value:
         moved[axis] = plus(indices[axis], start)
         return value.at(moved)
 
-    return view(shape, value.dtype, element, value)
+    return view(shape, value.dtype, element, value, in_rows=value.in_rows)
 
 
 def number(index: Index, dtype: Any) -> str:
@@ -135,13 +167,19 @@ def rev(w: Writer, eqn: JaxprEqn) -> None:
 def slice_(w: Writer, eqn: JaxprEqn) -> None:
     value, starts = w.value(eqn.invars[0]), eqn.params["start_indices"]
     strides = eqn.params["strides"] or (1,) * len(starts)
+    shape = eqn.outvars[0].aval.shape
+    whole = window(value, starts, shape) if shape and set(strides) == {1} else None
+    if whole is not None and not w.together:
+        w.define(eqn.outvars[0], whole)
+        return
 
     def element(indices: tuple[Index, ...]) -> str:
         return value.at(
             [plus(times(i, by), start) for i, start, by in zip(indices, starts, strides)]
         )
 
-    rename(w, eqn.outvars[0], view(eqn.outvars[0].aval.shape, value.dtype, element, value))
+    in_rows = value.in_rows and strides[-1] == 1
+    rename(w, eqn.outvars[0], view(shape, value.dtype, element, value, in_rows=in_rows))
 
 
 @rule("split")

@@ -1,0 +1,278 @@
+"""Lanes of one thread that meet at products with a matrix they share.
+
+A lane by itself reads a whole matrix for each of its rows, and a core waits for memory. Rows of several lanes share
+what is read: products of 16 rows by 128 x 512 weights take a third of the time for each row. So a thread has
+several lanes under way. Each has a stack of its own and runs by itself, as ever, up to a product of few rows with a
+large matrix that all lanes share, and waits there. When all wait, one matrix has its turn, for all lanes that wait for
+it. Nothing else in a kernel knows of that: blocks, recursion and refill are those of a lane by itself. An answer has
+the same bits, for a row's product does not depend on the rows beside it (`rules/rows.py`).
+
+Whose turn it is: the matrix for which lanes have waited most, summed over lanes and turns. Lanes that go through the
+same products in a loop gather in one turn round it; one that waits elsewhere, alone, has its turn too.
+
+Switching stacks takes a few instructions that C++ has no word for: they are written for x86-64, and lanes run one after
+the other elsewhere. What was considered: `swapcontext` calls the system for each switch; with coroutines of C++20, all
+functions up to the product would have to be some; a state machine as in `between.py` keeps every variable in memory.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+
+from lanewise.cpp.emit.rules import helpers
+
+# The most lanes of a thread that run together, and the most memory that they may have.
+MOST_LANES = 16
+MOST_BYTES = 1 << 28
+STACK_BYTES = 1 << 22
+STAGGER_BYTES = 4096 // MOST_LANES
+# A matrix of fewer bytes stays near the core for one lane after the other; a lane with this many rows gains little.
+LARGE_BYTES = 1 << 15
+MANY_ROWS = 12
+
+helpers(
+    {
+        "lw_meet": r"""
+#if !defined(__CUDACC__) && defined(LW_COMMON) && defined(__x86_64__) && defined(__linux__)
+#define LW_MEETS
+#undef LW_IDLE
+#define LW_IDLE lw_idle
+#include <sys/mman.h>
+// What a lane waits for: its rows by a matrix.
+struct lw_wanted {
+  void (*multiply)(const void* const*, void* const*, int, const void*);
+  const void* right;
+  const char* left;
+  char* answer;
+  int rows, left_bytes, answer_bytes;
+};
+struct lw_fiber {
+  void* at;  // its stack's top while it does not run
+  void* stack;
+  lw_thread* thread;
+  lw_wanted wanted;
+  long long since;  // the turn in which it came to wait
+  bool begun, waits, idle, ended;
+};
+struct lw_common {
+  const char *first, *last;
+};
+struct lw_tile {
+  lw_fiber* fibers;
+  int count, current, commons;
+  lw_common* common;
+  void* outside;
+  long long turn;
+  lw_run* run;
+};
+static __thread lw_tile* lw_here;
+
+// Go on at the stack `to`, and leave where this one is in `from`.
+extern "C" void lw_switch(void** from, void* to) __asm__("lw_switch") __attribute__((visibility("hidden")));
+__asm__(R"(
+.text
+.p2align 4
+lw_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+
+static void lw_run_lanes(void* data);
+
+static void lw_fiber_begins() {
+  lw_fiber* own = &lw_here->fibers[lw_here->current];
+  lw_run_lanes(own->thread);
+  own->ended = true;
+  lw_switch(&own->at, lw_here->outside);
+}
+
+// Whether others may wait for a product with this matrix too.
+static bool lw_meets(const void* right) {
+  lw_tile* tile = lw_here;
+  if (!tile || tile->count < 2) return false;
+  for (int i = 0; i < tile->commons; ++i)
+    if ((const char*)right >= tile->common[i].first && (const char*)right < tile->common[i].last) return true;
+  return false;
+}
+
+static void lw_meet(const lw_wanted& wanted) {
+  lw_fiber* own = &lw_here->fibers[lw_here->current];
+  own->wanted = wanted;
+  own->since = lw_here->turn;
+  own->waits = true;
+  lw_switch(&own->at, lw_here->outside);
+}
+
+// No example is there at the moment, and the other lanes go on.
+static void lw_idle() {
+  lw_fiber* own = &lw_here->fibers[lw_here->current];
+  own->idle = true;
+  lw_switch(&own->at, lw_here->outside);
+}
+
+// Lanes have their arrays at different places of a page: rows that lie a multiple of a page apart drive each other out
+// of the caches.
+static bool lw_begin(lw_fiber* fiber, int number) {
+  const long long page = 4096;
+  char* stack = (char*)mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (stack == MAP_FAILED) return false;
+  fiber->stack = stack;
+  // What runs over its end stops there.
+  mprotect(stack, page, PROT_NONE);
+  void** top = (void**)(stack + STACK - number * STAGGER) - 8;
+  memset(top, 0, 8 * sizeof(void*));
+  top[6] = (void*)lw_fiber_begins;
+  fiber->at = top;
+  fiber->begun = true;
+  return true;
+}
+
+// The product that lanes have waited for most, for all of those that wait for it; false if none waits.
+static bool lw_take_turn(lw_tile* tile) {
+  lw_fiber* const fibers = tile->fibers;
+  long long most = 0;
+  const lw_wanted* next = nullptr;
+  for (int i = 0; i < tile->count; ++i) {
+    if (!fibers[i].waits) continue;
+    long long waited = 0;
+    for (int j = 0; j < tile->count; ++j)
+      if (fibers[j].waits && fibers[j].wanted.right == fibers[i].wanted.right &&
+          fibers[j].wanted.multiply == fibers[i].wanted.multiply)
+        waited += tile->turn - fibers[j].since + 1;
+    if (waited > most) most = waited, next = &fibers[i].wanted;
+  }
+  if (!next) return false;
+  const lw_wanted chosen = *next;
+  const void* left[LANES * ROWS];
+  void* answer[LANES * ROWS];
+  int rows = 0;
+  for (int i = 0; i < tile->count; ++i) {
+    const lw_wanted& one = fibers[i].wanted;
+    if (!fibers[i].waits || one.right != chosen.right || one.multiply != chosen.multiply) continue;
+    fibers[i].waits = false;
+    for (int r = 0; r < one.rows; ++r) {
+      left[rows] = one.left + r * one.left_bytes;
+      answer[rows++] = one.answer + r * one.answer_bytes;
+    }
+  }
+  chosen.multiply(left, answer, rows, chosen.right);
+  ++tile->turn;
+  return true;
+}
+
+// Whether a lane may run. One without an example does when there are some, or none will come.
+static bool lw_may_run(lw_tile* tile, int number) {
+  lw_fiber* fiber = &tile->fibers[number];
+  if (fiber->ended || fiber->waits) return false;
+  if (fiber->begun && !fiber->idle) return true;
+  lw_feed* feed = tile->run->feed;
+  if (feed && !lw_feed_stirs(feed)) return false;
+  return fiber->begun || ((!feed || !feed->closed) && lw_begin(fiber, number));
+}
+
+// All lanes until they have ended. Examples are taken when a lane has ended one, and lanes begin while there are some.
+static void lw_run_tile(void* data) {
+  lw_tile* tile = (lw_tile*)data;
+  lw_here = tile;
+  for (;;) {
+    bool left = false;
+    for (int i = 0; i < tile->count; ++i) {
+      lw_fiber* fiber = &tile->fibers[i];
+      if (lw_may_run(tile, i)) {
+        fiber->idle = false;
+        tile->current = i;
+        lw_switch(&tile->outside, fiber->at);
+      }
+      left |= fiber->begun && !fiber->ended;
+    }
+    if (lw_take_turn(tile)) continue;
+    if (!tile->run->feed || (!left && lw_feed_stirs(tile->run->feed))) break;
+    lw_feed_wait(tile->run->feed);
+  }
+  lw_here = nullptr;
+}
+#endif""".replace("STACK", str(STACK_BYTES))
+        .replace("STAGGER", str(STAGGER_BYTES))
+        .replace("LANES", str(MOST_LANES))
+        .replace("ROWS", str(MANY_ROWS)),
+    }
+)
+
+_WORK = """
+#ifdef LW_MEETS
+extern "C" void lanewise_work(lw_run* run) {
+  lw_fiber fibers[LANES] = {};
+  lw_thread threads[LANES] = {};
+  char* memory[LANES] = {};
+  lw_common common[] = {COMMON};
+  lw_tile tile = {fibers, 0, 0, (int)(sizeof(common) / sizeof(common[0])), common, nullptr, 0, run};
+  const long long each = (run->examples + run->threads - 1) / run->threads, fit = BYTES / (run->lane_bytes + 1);
+  const int most = run->lanes < each ? run->lanes : each;
+  char* sums = SUMS;
+  for (int i = 0; i < most && i < LANES && (i < fit || !i); ++i) {
+    memory[i] = (char*)malloc(run->lane_bytes + 64 + i * STAGGER);
+    if (!memory[i] || !sums) break;
+    threads[i] = {run, memory[i] + i * STAGGER + (64 - (size_t)memory[i] % 64), sums};
+    fibers[i].thread = &threads[i];
+    ++tile.count;
+  }
+  if (tile.count) {
+    if (run->stoppable) run->stoppable(lw_run_tile, &tile, run->begun);
+    else lw_run_tile(&tile);
+    ADDED
+  }
+  lw_here = nullptr;
+  for (int i = 0; i < LANES; ++i) {
+    if (fibers[i].begun) munmap(fibers[i].stack, STACK);
+    free(memory[i]);
+  }
+  FREED
+}
+#else
+"""
+
+
+def available() -> bool:
+    """Whether lanes can have stacks of their own here."""
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+
+
+def meeting_work(common: Mapping[int, int], sums_bytes: str) -> str:
+    """What a thread of the host calls, where its lanes meet; before what it calls elsewhere, and an `#endif`.
+
+    `common`: the bytes of the large arrays that lanes share, by the number of their argument. `sums_bytes`: how many
+    bytes a thread's sums have, if it has any.
+    """
+    ranges = ", ".join(
+        f"{{(const char*)run->arguments[{at}], (const char*)run->arguments[{at}] + {size}ll}}"
+        for at, size in common.items()
+    )
+    changes = {
+        "LANES": str(MOST_LANES),
+        "COMMON": ranges,
+        "BYTES": f"{MOST_BYTES}ll",
+        "STACK": str(STACK_BYTES),
+        "STAGGER": str(STAGGER_BYTES),
+        "SUMS": f"(char*)calloc({sums_bytes} + 1, 1)" if sums_bytes else "(char*)run",
+        "ADDED": "lw_add_sums(run, sums);" if sums_bytes else "",
+        "FREED": "free(sums);" if sums_bytes else "",
+    }
+    text = _WORK
+    for word, written in changes.items():
+        text = text.replace(word, written)
+    return text
