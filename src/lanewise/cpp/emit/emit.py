@@ -67,9 +67,13 @@ def emit(
 
 
 class Emitter:
-    """Writes a kernel around the bodies of its blocks. If it `calls`, what stands at several places is a function."""
+    """Writes a kernel around the bodies of its blocks. If it `calls`, what stands at several places is a function.
+
+    If it `meets`, lanes of a host's thread meet at products with matrices that they share (`meeting.py`).
+    """
 
     calls = True
+    meets = True
 
     def __init__(self, bodies: Bodies) -> None:
         self.bodies = bodies
@@ -345,7 +349,7 @@ class Emitter:
         tables = "\n".join(self.writer.tables)
         functions = "\n\n".join(self.writer.texts)
         body = f"{tables}\n{functions}\n{kernel}"
-        common = meeting_at(operands) if "lw_by_matrix" in body else {}
+        common = meeting_at(operands) if self.meets and "lw_by_matrix" in body else {}
         helpers = needed(body)
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
         fixed += "\n#define LW_COMMON" if common else ""

@@ -192,8 +192,9 @@ class _OnState(Bodies):
 
 
 class _Between(Emitter):
-    """The kernel around those bodies."""
+    """The kernel around those bodies. It runs for moments, in each tick: what it would take to meet costs more."""
 
+    meets = False
     bodies: _OnState
 
     def edges(self) -> dict[Node, list[Node]]:
