@@ -1,8 +1,8 @@
 """What a stream feeds: examples in, answers out, while the device works.
 
 Three things are fed: lanes that are refilled between segments of a run (`segments.py`), for `ticks`; lanes that take
-examples while they run (`served.py`), for `native`; and batches (`batches.py`), where lanes run by themselves and nothing
-is known of one before all have ended.
+examples while they run (`served.py`), for `native`; and batches (`batches.py`), where lanes run by themselves and
+nothing is known of one before all have ended.
 """
 
 from __future__ import annotations

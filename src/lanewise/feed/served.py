@@ -24,9 +24,9 @@ SLOTS_A_LANE = 2
 # How long the host waits for answers before it looks around. If another example may have come, a lane may wait for it.
 # If all that are wanted are there, lanes have enough to do, and the host looks when a part of them has ended: each look
 # takes it as long as a lane takes for some products, and drives what lanes need out of the caches.
-SECONDS = 5e-3
+SECONDS = 0.02
 LOOKING_SECONDS = 5e-4
-PART = 4
+PART = 2
 
 
 class InSlots:

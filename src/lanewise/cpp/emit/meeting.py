@@ -148,9 +148,9 @@ static bool lw_take_turn(lw_tile* tile) {
   long long most = 0;
   const lw_wanted* next = nullptr;
   for (int i = 0; i < tile->count; ++i) {
-    if (!fibers[i].waits) continue;
+    if (!fibers[i].waits || (next && fibers[i].wanted.right == next->right)) continue;
     long long waited = 0;
-    for (int j = 0; j < tile->count; ++j)
+    for (int j = i; j < tile->count; ++j)
       if (fibers[j].waits && fibers[j].wanted.right == fibers[i].wanted.right &&
           fibers[j].wanted.multiply == fibers[i].wanted.multiply)
         waited += tile->turn - fibers[j].since + 1;

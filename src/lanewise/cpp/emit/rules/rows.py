@@ -5,8 +5,8 @@ and four rows, which share what is read of the matrix. Every answer is the sum o
 with one rounding: it does not depend on which rows are beside it.
 
 On a core that reads 100 GB/s (weights of 128 by 128 to 512, 2.4 MB in all) a row alone takes 23 µs, one of four 8, one
-of sixteen 7.6: 158 GFLOP/s, where XLA's library has 128 for 16 rows and 191 for 64. What was not tried: tiles of answers
-that stay in registers over all terms, as libraries have them, which want the matrix in another order.
+of sixteen 7.6: 158 GFLOP/s, where XLA's library has 128 for 16 rows and 191 for 64. What was not tried: tiles of
+answers that stay in registers over all terms, as libraries have them, which want the matrix in another order.
 """
 
 from __future__ import annotations
