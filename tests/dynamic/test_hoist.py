@@ -325,6 +325,16 @@ def test_typed_keys_are_handed_on() -> None:
     np.testing.assert_allclose(by_levels, expected, rtol=1e-4, atol=1e-5)
 
 
+@lw.program
+def exits(tree, w):
+    h = encode(tree, w)
+    for layer in w["layers"]:
+        if jnp.max(h) > 0.9:
+            break
+        h = jnp.tanh(h @ layer)
+    return h
+
+
 def test_auto_picks_it_and_a_report_names_it(tmp_path: Any) -> None:
     w, forest = weights(256), lw.pack(trees(5, 16, 4))
     found = lw.inspect(settled, forest, w, in_axes=(0, None)).plan
@@ -332,6 +342,10 @@ def test_auto_picks_it_and_a_report_names_it(tmp_path: Any) -> None:
     # Inside jit nothing is known: it runs otherwise, and says what would be better.
     traced = inside_jit(plan(found.job))
     assert traced.schedule == "meet" and "called outside jit, it is run by levels" in traced.why
+    # As a whole this one would be run a lane at a time; its calls by themselves would not.
+    layered = {**w, "layers": jnp.ones((3, 256, 256))}
+    found = lw.inspect(exits, forest, layered, in_axes=(0, None)).plan
+    assert found.schedule == "levels" and plan(found.job).carrier == "native"
     few = lw.inspect(settled, lw.pack(trees(5, 4, 4)), w, in_axes=(0, None))
     assert few.plan.schedule != "levels"
     run = lw.vmap(settled, in_axes=(0, None))
