@@ -234,9 +234,25 @@ def parsed(tree, w):
     return h
 
 
+@lw.program
+def small(tree, w):
+    if tree.left is None:
+        return w["words"][tree.word][0]
+    return jnp.sin(small(tree.left, w) + small(tree.right, w))
+
+
+@lw.program
+def cheap_calls(tree, w):
+    h = w["words"][0] * small(tree, w)
+    while jnp.sum(h @ w["square"]) > 1.0:
+        h = h / 2
+    return h
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [
+        (cheap_calls, "the call of `small` at .* stays: it is no matrix work"),
         (each_turn, "the call of `encode` at .* stays: it is inside the loop at"),
         (behind_an_assertion, "stays: it is after the check at"),
         (parsed, "its entry calls itself"),
@@ -284,6 +300,14 @@ def test_lanes_that_fail_in_either_half() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), *grads)
     with pytest.raises(LaneError, match="a word beyond the table"):
         lw.vmap(endless_on_nan, in_axes=(0, None), schedule="levels")(lw.pack([good, bad]), w)
+
+
+def test_outcomes_inside_jit_are_an_error_that_says_so() -> None:
+    """Control is known there if trees are constants, but lanes that end are not."""
+    w, forest = weights(), lw.pack(trees(0))
+    run = lw.vmap(settled, in_axes=(0, None), schedule="levels", throw=False)
+    with pytest.raises(OptionError, match="Call `settled` outside jit, or without throw=False"):
+        jax.jit(jax.grad(lambda w: jnp.sum(run(forest, w)[0])))(w)
 
 
 def test_lanes_in_two_axes_and_a_lone_call() -> None:

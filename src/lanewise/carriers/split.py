@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
-from lanewise.core.errors import Outcome
+from lanewise.core.errors import OptionError, Outcome
 from lanewise.core.outcomes import blank
 from lanewise.core.program import Program, program_p
 from lanewise.dynamic.hoist import Split, split
@@ -57,6 +57,11 @@ class InTwo:
         job, first = self.job, self.first
         answers, code, site = _bound(first, self.split.first.given(operands), job.program)
         given = [*self.split.rest.given(operands), *answers]
+        if isinstance(code, _jax.Tracer):
+            raise OptionError(
+                f"Call `{job.program.name}` outside jit, or without throw=False: a part of it is run by levels, and how"
+                " lanes ended there has to be known before the rest runs."
+            )
         failed = _jax.to_host(code) != int(Outcome.DONE)
         if not failed.any():
             found, code, site = _bound(self.rest, given, job.program)
