@@ -234,9 +234,25 @@ def parsed(tree, w):
     return h
 
 
+@lw.program
+def small(tree, w):
+    if tree.left is None:
+        return w["words"][tree.word][0]
+    return jnp.sin(small(tree.left, w) + small(tree.right, w))
+
+
+@lw.program
+def cheap_calls(tree, w):
+    h = w["words"][0] * small(tree, w)
+    while jnp.sum(h @ w["square"]) > 1.0:
+        h = h / 2
+    return h
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [
+        (cheap_calls, "the call of `small` at .* stays: it is no matrix work"),
         (each_turn, "the call of `encode` at .* stays: it is inside the loop at"),
         (behind_an_assertion, "stays: it is after the check at"),
         (parsed, "its entry calls itself"),
@@ -286,6 +302,14 @@ def test_lanes_that_fail_in_either_half() -> None:
         lw.vmap(endless_on_nan, in_axes=(0, None), schedule="levels")(lw.pack([good, bad]), w)
 
 
+def test_outcomes_inside_jit_are_an_error_that_says_so() -> None:
+    """Control is known there if trees are constants, but lanes that end are not."""
+    w, forest = weights(), lw.pack(trees(0))
+    run = lw.vmap(settled, in_axes=(0, None), schedule="levels", throw=False)
+    with pytest.raises(OptionError, match="Call `settled` outside jit, or without throw=False"):
+        jax.jit(jax.grad(lambda w: jnp.sum(run(forest, w)[0])))(w)
+
+
 def test_lanes_in_two_axes_and_a_lone_call() -> None:
     w, forest = weights(), lw.pack(trees(4, 6))
     flat = lw.vmap(settled, in_axes=(0, None), schedule="levels")(forest, w)
@@ -325,6 +349,16 @@ def test_typed_keys_are_handed_on() -> None:
     np.testing.assert_allclose(by_levels, expected, rtol=1e-4, atol=1e-5)
 
 
+@lw.program
+def exits(tree, w):
+    h = encode(tree, w)
+    for layer in w["layers"]:
+        if jnp.max(h) > 0.9:
+            break
+        h = jnp.tanh(h @ layer)
+    return h
+
+
 def test_auto_picks_it_and_a_report_names_it(tmp_path: Any) -> None:
     w, forest = weights(256), lw.pack(trees(5, 16, 4))
     found = lw.inspect(settled, forest, w, in_axes=(0, None)).plan
@@ -332,6 +366,10 @@ def test_auto_picks_it_and_a_report_names_it(tmp_path: Any) -> None:
     # Inside jit nothing is known: it runs otherwise, and says what would be better.
     traced = inside_jit(plan(found.job))
     assert traced.schedule == "meet" and "called outside jit, it is run by levels" in traced.why
+    # As a whole this one would be run a lane at a time; its calls by themselves would not.
+    layered = {**w, "layers": jnp.ones((3, 256, 256))}
+    found = lw.inspect(exits, forest, layered, in_axes=(0, None)).plan
+    assert found.schedule == "levels" and plan(found.job).carrier == "native"
     few = lw.inspect(settled, lw.pack(trees(5, 4, 4)), w, in_axes=(0, None))
     assert few.plan.schedule != "levels"
     run = lw.vmap(settled, in_axes=(0, None))

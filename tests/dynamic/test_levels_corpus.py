@@ -15,7 +15,7 @@ import generate
 import lanewise as lw
 import needs
 from comparing import assert_same, take
-from corpus import CORPUS, Case
+from corpus import CORPUS, Case, case_named
 from lanewise.errors import OptionError
 
 LANES = 3
@@ -53,6 +53,27 @@ def test_by_levels(case: Case) -> None:
     answers = run(*args)
     for lane in range(LANES):
         assert_same(take(0, answers, lane), one(*take(case.in_axes, args, lane)), case.rtol)
+
+
+def test_gradients_of_a_program_in_parts() -> None:
+    """The sum over lanes of what a lane at a time has."""
+    case = case_named("settled_tree")
+    args = jax.tree.map(jnp.asarray, case.examples(np.random.default_rng(2), LANES))
+
+    def loss(mix: Any, embedding: Any, run: Any, *rest: Any) -> Any:
+        return jnp.sum(jnp.sin(run(mix, embedding, *rest)[0]))
+
+    run = lw.vmap(case.program, in_axes=case.in_axes, schedule="levels")
+    found = jax.grad(loss, (0, 1))(*args[:2], run, *args[2:])
+    one = case.program.with_options(carrier="ticks")
+    lanes = [
+        jax.grad(loss, (0, 1))(*args[:2], one, *(x[lane] for x in args[2:]))
+        for lane in range(LANES)
+    ]
+    expected = jax.tree.map(lambda *each: sum(each), *lanes)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found, expected
+    )
 
 
 def test_random_programs() -> None:

@@ -6,6 +6,7 @@ has no answers for the second, which is then run for the others alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
-from lanewise.core.errors import Outcome
+from lanewise.core.errors import OptionError, Outcome
 from lanewise.core.outcomes import blank
 from lanewise.core.program import Program, program_p
 from lanewise.dynamic.hoist import Split, split
@@ -33,7 +34,7 @@ class InTwo:
         """What is run by levels."""
         return f"by levels: {', '.join(self.split.calls)}; the rest takes the answers"
 
-    @property
+    @functools.cached_property
     def first(self) -> Job:
         """The job of the calls that are made first."""
         job, stage = self.job, self.split.first
@@ -43,7 +44,7 @@ class InTwo:
             stage.program, job.lanes, tuple(stage.given(job.mapped, none)), options, job.platform
         )
 
-    @property
+    @functools.cached_property
     def rest(self) -> Job:
         """The job of what takes their answers."""
         job, stage = self.job, self.split.rest
@@ -57,6 +58,11 @@ class InTwo:
         job, first = self.job, self.first
         answers, code, site = _bound(first, self.split.first.given(operands), job.program)
         given = [*self.split.rest.given(operands), *answers]
+        if isinstance(code, _jax.Tracer):
+            raise OptionError(
+                f"Call `{job.program.name}` outside jit, or without throw=False: a part of it is run by levels, and how"
+                " lanes ended there has to be known before the rest runs."
+            )
         failed = _jax.to_host(code) != int(Outcome.DONE)
         if not failed.any():
             found, code, site = _bound(self.rest, given, job.program)
@@ -99,6 +105,7 @@ class InTwo:
         return answers, code.reshape(job.lanes), site.reshape(job.lanes)
 
 
+@functools.lru_cache(maxsize=512)
 def in_two(job: Job) -> InTwo:
     """How a job of a program that has no slice is run in two. Raises `NotSliced`."""
     return InTwo(job, split(job.program, job.varying))

@@ -145,6 +145,8 @@ class _Splitter:
             if _holds_control(op.eqn):
                 op.early = known and not behind and self.sliceable(op)
                 op.hoisted = op.early and self.holds_products(op.eqn, set())
+                if op.early and not op.hoisted and op.eqn.primitive in (call_p, program_p):
+                    self.stays.append(f"{_words(op.eqn)} stays: it is no matrix work")
             else:
                 op.early = known and not op.eqn.effects
                 # It hands the answers of a program on.

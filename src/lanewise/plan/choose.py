@@ -159,7 +159,9 @@ def _in_parts_if_better(job: Job) -> Plan | None:
     carrier: Any = carrier_of("ticks", "levels")
     why = "calls around matrix products whose control does not wait for them come first"
     found = carrier.offer(job, "levels", why)
-    parts = None if isinstance(found, str) else carrier.in_parts(job)
+    if isinstance(found, str):
+        return None
+    parts = carrier.in_parts(job)
     if parts is None:
         return None
     first = parts.first.with_options(schedule="auto")
