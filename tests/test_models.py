@@ -1,4 +1,4 @@
-"""The models of `examples/models`: lazily they give what they give one instance at a time, and they train."""
+"""The models of `examples/models`: a minibatch gives what one instance at a time gives, and they train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import lanewise as lw
 import needs
 from lanewise.dynamic import cut
-from lanewise.dynamic.table import piece
+from lanewise.dynamic.levels import by_levels
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 8
@@ -32,7 +32,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "drnn": {},
     "transition_parser": {"deep": 0.1},
 }
-DECIDES = ("stack_rnn", "drnn", "transition_parser")
 
 
 def model_of(name: str) -> Any:
@@ -42,29 +41,42 @@ def model_of(name: str) -> Any:
     return importlib.import_module(name)
 
 
+def both(found: Any) -> Any:
+    """The loss of all instances, and what each gives."""
+    return jnp.sum(found[:, 0]), found
+
+
+def compare(ours: Any, expected: Any, params: Any) -> None:
+    """Values and gradients."""
+    found = jax.value_and_grad(lambda p: both(ours(p)), has_aux=True)(params)
+    right = jax.value_and_grad(lambda p: both(expected(p)), has_aux=True)(params)
+    np.testing.assert_allclose(found[0][1], right[0][1], rtol=1e-4, atol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found[1], right[1]
+    )
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_a_model_gives_what_it_gives_one_instance_at_a_time(name: str) -> None:
+    """As plain Python: without `jit` a program is the function that it was made from."""
     model = model_of(name)
-    params = model.init(WIDTH)
-    instances = model.batch(3, 3, **SIZES[name])
+    instances = model.batch(3, 2, **SIZES[name])
+    forest = lw.pack(instances)
 
-    def both(found: Any) -> Any:
-        """The loss of all instances, and what each gives."""
-        return jnp.sum(found[:, 0]), found
+    def plainly(p: Any) -> Any:
+        with jax.disable_jit():
+            return jnp.stack([model.measure(p, forest[i]) for i in range(len(instances))])
 
-    def plain(p: Any) -> Any:
-        return both(jnp.stack([model.measure(p, x) for x in instances]))
+    compare(lambda p: model.run(p, forest), plainly, model.init(WIDTH))
 
-    def ours(p: Any) -> Any:
-        return both(lw.lazy_map(lambda x: model.measure(p, x), instances))
 
-    # One program for the check, where nothing depends on values: an operation at a time takes longer.
-    check = jax.value_and_grad(plain, has_aux=True)
-    check = check if name in DECIDES else jax.jit(check)
-    found, expected = jax.value_and_grad(ours, has_aux=True)(params), check(params)
-    np.testing.assert_allclose(found[0][1], expected[0][1], rtol=1e-4, atol=1e-5)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found[1], expected[1]
+def test_the_messages_of_a_dag_recorded_lazily() -> None:
+    model = model_of("dag")
+    instances = model.batch(3, 3, **SIZES["dag"])
+    compare(
+        lambda p: lw.lazy_map(lambda x: model.lazily(p, x), instances),
+        lambda p: model.run(p, lw.pack(instances)),
+        model.init(WIDTH),
     )
 
 
@@ -78,7 +90,7 @@ def test_pytorch_computes_the_same(name: str) -> None:
     params = model.init(WIDTH)
     instances = model.batch(3, 4, **SIZES[name])
     weights = peer.torch_weights(params)
-    mine = jnp.stack([model.measure(params, x) for x in instances])
+    mine = model.run(params, lw.pack(instances))
     theirs = peer.forward(getattr(peer, name), weights, instances)
     np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
@@ -138,11 +150,16 @@ def check_value(made: Any, phrase: Any) -> int:
 def test_the_oracle_of_the_parser_leads_to_the_right_tree() -> None:
     """Following transitions that lose nothing, from any sentence."""
     arc = model_of("transition_parser")
-    for sentence in arc.batch(0, 30, deep=0.6):
+    oracle = jax.jit(lambda heads, size, *at: arc.oracle(arc.Sentence(heads, heads, size), *at))
+    for sentence in arc.batch(0, 20, deep=0.6):
         stack: list[int] = []
-        front, heads = 0, [-1] * len(sentence.heads)
-        while front < len(heads) or stack:
-            legal, good = arc.oracle(sentence.heads, stack, front)
+        front, heads = 0, [-1] * sentence.size
+        while front < sentence.size or stack:
+            on = np.isin(np.arange(arc.MOST), stack)
+            top, under = ([-1, -1, *stack][-1], [-1, -1, *stack][-2])
+            legal, good = map(
+                np.asarray, oracle(sentence.heads, sentence.size, on, top, under, front)
+            )
             act = int(np.flatnonzero(good)[-1])
             assert legal[act]
             if act == arc.SHIFT:
@@ -151,33 +168,35 @@ def test_the_oracle_of_the_parser_leads_to_the_right_tree() -> None:
             else:
                 top = stack.pop()
                 heads[top] = front if act == arc.LEFT else stack[-1]
-        assert heads == sentence.heads
+        assert heads == sentence.heads[: sentence.size].tolist()
 
 
 def test_the_parser_finds_the_tree_that_its_decisions_make(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an oracle for a network, the right one."""
     arc = model_of("transition_parser")
 
-    def decide(_act: Any, _stack: Any, _buffer: Any, _legal: Any, good: Any, found: Any) -> Any:
-        return np.flatnonzero(good)[0], found
+    def decide(_p: Any, _stack: Any, _buffer: Any, _legal: Any, good: Any) -> Any:
+        return jnp.argmax(good).astype(jnp.int32), jnp.zeros(4)
 
     monkeypatch.setattr(arc, "decide", decide)
-    monkeypatch.setattr(arc, "put", lambda _head, _cell, x, *_: (x, x, x))
-    params = jax.tree.map(np.asarray, arc.init(WIDTH))
-    for sentence in arc.batch(1, 30, deep=0.6):
-        assert arc.parse(params, sentence)[1] == sentence.heads
+    sentences = arc.batch(1, 30, deep=0.6)
+    # A width that no other test has: the code is traced here.
+    right = lw.vmap(arc.parse, in_axes=(None, 0))(arc.init(3), lw.pack(sentences))[:, 3]
+    assert right.astype(int).tolist() == [s.size for s in sentences]
 
 
 def test_as_many_rows_as_another_axis_is_long() -> None:
     """With 96 rows of width 32 more equations look alike than there are repeats: the reverse is cut all the same."""
     model = model_of("tree_lstm")
-    params = model.init(32)
-    row, three = np.zeros(32, np.float32), np.zeros(3, np.float32)
-
-    def code(*given: Any) -> Any:
-        weights = dict(zip(params, given, strict=False))
-        return model.of_pair.fun(weights, given[6:10], given[10:14], given[14])
-
-    pair = piece(code, list(params.values()), [row, row, three, three] * 2 + [np.int32(0)])
-    for size in (32, 96, 160):
-        assert not cut.codes(pair, size, (True,) * 8 + (False,), (True,) * 6).again
+    found = lw.inspect(
+        model.measure.with_options(schedule="levels"),
+        model.init(32),
+        lw.pack(model.batch(0, 16)),
+        in_axes=(None, 0),
+    )
+    pieces = by_levels(found.plan.job.program, found.plan.job.varying, None).slice.pieces
+    for pair in pieces:
+        rows = tuple(t.differentiable for t in pair.rows)
+        for size in (32, 96, 160):
+            shared = tuple(t.differentiable for t in pair.shared)
+            assert not cut.codes(pair, size, rows, shared).again

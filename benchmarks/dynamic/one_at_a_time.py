@@ -42,20 +42,19 @@ def lstm(p: Weights, cell: str, x: Any, h: Any, c: Any) -> tuple[torch.Tensor, t
 
 def tree_lstm(p: Weights, tree: Any) -> torch.Tensor:
     def visit(tree: Any) -> Any:
-        label, word, *parts = tree
-        if not parts:
-            z = torch.addmv(p["leaf_bias"], p["leaf"].T, p["words"][word])
+        if tree.left is None:
+            z = torch.addmv(p["leaf_bias"], p["leaf"].T, p["words"][tree.word])
             i, o, u = z.chunk(3)
             c = torch.sigmoid(i) * torch.tanh(u)
             found = None
         else:
-            (h0, c0, found0), (h1, c1, found1) = visit(parts[0]), visit(parts[1])
+            (h0, c0, found0), (h1, c1, found1) = visit(tree.left), visit(tree.right)
             z = torch.addmv(p["pair_bias"], p["pair"].T, torch.cat([h0, h1]))
             i, f, g, o, u = z.chunk(5)
             c = torch.sigmoid(i) * torch.tanh(u) + torch.sigmoid(f) * c0 + torch.sigmoid(g) * c1
             found = found0 + found1
         h = torch.sigmoid(o) * torch.tanh(c)
-        here = judged(h @ p["out"], label)
+        here = judged(h @ p["out"], tree.label)
         return h, c, here if found is None else here + found
 
     return visit(tree)[2]
@@ -83,12 +82,12 @@ def child_sum(p: Weights, tree: Any) -> torch.Tensor:
 def tagger(p: Weights, sentence: Any) -> torch.Tensor:
     zero = torch.zeros(p["words"].shape[1])
 
-    def word(spelling: str) -> torch.Tensor:
-        if spelling in made.KNOWN_WORD:
-            return p["words"][made.KNOWN_WORD[spelling]]
+    def vector(word: Any) -> torch.Tensor:
+        if word.number >= 0:
+            return p["words"][word.number]
         h, c = zero, zero
-        for letter in spelling:
-            h, c = lstm(p, "spell", p["letters"][made.LETTERS.index(letter)], h, c)
+        for letter in word.letters:
+            h, c = lstm(p, "spell", p["letters"][letter], h, c)
         return h
 
     def run(cell: str, vectors: Any) -> list[torch.Tensor]:
@@ -98,25 +97,28 @@ def tagger(p: Weights, sentence: Any) -> torch.Tensor:
             found.append(h)
         return found
 
-    vectors = [word(spelling) for spelling, _ in sentence]
+    words = []
+    while sentence is not None:
+        words.append(sentence)
+        sentence = sentence.after
+    vectors = [vector(word) for word in words]
     before, after = run("forwards", vectors), run("backwards", vectors[::-1])[::-1]
     found = [
-        judged(torch.addmv(p["tag.b"], p["tag.w"].T, torch.cat([f, b])), label)
-        for f, b, (_, label) in zip(before, after, sentence)
+        judged(torch.addmv(p["tag.b"], p["tag.w"].T, torch.cat([f, b])), word.label)
+        for f, b, word in zip(before, after, words)
     ]
     return torch.stack(found).sum(0)
 
 
 def mv_rnn(p: Weights, tree: Any) -> torch.Tensor:
     def visit(tree: Any) -> Any:
-        label, word, *parts = tree
-        if not parts:
-            a = torch.tanh(p["words"][word])
-            return a, p["matrix_of"][word], judged(a @ p["out"], label)
-        (a, first, below), (b, second, beside) = visit(parts[0]), visit(parts[1])
-        vector = torch.tanh(torch.cat([second @ a, first @ b]) @ p["vector"])
-        matrix = p["matrix"] @ torch.cat([first, second])
-        return vector, matrix, judged(vector @ p["out"], label) + below + beside
+        if tree.left is None:
+            a = torch.tanh(p["words"][tree.word])
+            return a, p["matrix_of"][tree.word], judged(a @ p["out"], tree.label)
+        (a, first, below), (b, second, beside) = visit(tree.left), visit(tree.right)
+        vector = torch.tanh(torch.cat([a @ second, b @ first]) @ p["vector"])
+        matrix = torch.cat([first, second], 1) @ p["matrix"]
+        return vector, matrix, judged(vector @ p["out"], tree.label) + below + beside
 
     return visit(tree)[2]
 
@@ -125,38 +127,37 @@ def nested_rnn(p: Weights, document: Any) -> torch.Tensor:
     def linear(name: str, x: torch.Tensor) -> torch.Tensor:
         return torch.addmv(p[f"{name}.bias"], p[f"{name}.kernel"].T, x)
 
-    sentences, label = document
     zero = torch.zeros(p["out.kernel"].shape[0])
     h = zero
-    for sentence in sentences:
+    for sentence in document.sentences:
         x = zero
-        for word in sentence:
+        for word in sentence.words:
             x = torch.tanh(linear("inner", torch.cat([p["words.embedding"][word], x])))
         z, r = torch.sigmoid(linear("gates", torch.cat([x, h]))).chunk(2)
         h = z * h + (1 - z) * torch.tanh(linear("change", torch.cat([x, r * h])))
-    return judged(linear("out", h), label)
+    return judged(linear("out", h), document.label)
 
 
 def dag(p: Weights, circuit: Any) -> torch.Tensor:
-    states, found = [], []
-    for gate, reads, label in circuit:
-        x = p["gate_of"][gate]
+    sent, found = [], []
+    for gate in circuit.gates:
+        x = p["gate_of"][gate.kind]
         h = torch.zeros_like(x)
-        for i in reads:
-            h = h + torch.tanh(states[i] @ p["message"])
+        for i in gate.reads:
+            h = h + sent[i]
         both = torch.addmv(p["gates_bias"], p["gates"].T, torch.cat([x, h]))
         z, r = torch.sigmoid(both).chunk(2)
         h = z * h + (1 - z) * torch.tanh(torch.cat([x, r * h]) @ p["change"])
-        states.append(h)
-        found.append(judged(h @ p["out"], label))
+        sent.append(torch.tanh(h @ p["message"]))
+        found.append(judged(h @ p["out"], gate.label))
     return torch.stack(found).sum(0)
 
 
-def stack_rnn(p: Weights, symbols: Any) -> torch.Tensor:
+def stack_rnn(p: Weights, brackets: Any) -> torch.Tensor:
     zero = torch.zeros(p["bias"].shape)
     h, stack, found = zero, [], torch.zeros(3)
     only_loss = torch.tensor([1.0, 0.0, 0.0])
-    for symbol, kind in symbols:
+    for symbol, kind in zip(brackets.symbols, brackets.kinds):
         x = p["symbol_of"][symbol]
         top = stack[-1] if stack else zero
         h = torch.tanh(torch.addmv(p["bias"], p["step"].T, torch.cat([x, h, top])))
@@ -172,35 +173,52 @@ def stack_rnn(p: Weights, symbols: Any) -> torch.Tensor:
     return found
 
 
-def drnn(p: Weights, instance: Any) -> torch.Tensor:
-    symbol, depth, tree = instance
+def drnn(p: Weights, task: Any) -> torch.Tensor:
     zero = torch.zeros(p["symbol_of"].shape[1])
     found = torch.zeros(3)
 
-    def visit(right: Any, siblings: Any, above: Any, above_is: int, beside: Any, is_: int) -> None:
+    def visit(right: Any, above: Any, above_is: int, beside: Any, is_: int) -> None:
         nonlocal found
         down = torch.tanh(torch.cat([above, p["symbol_of"][above_is]]) @ p["down"])
         across = torch.tanh(torch.cat([beside, p["symbol_of"][is_]]) @ p["across"])
         h = torch.tanh(torch.cat([down, across]) @ p["node"])
         stops = h @ p["stops"] + p["stops_bias"]
         here = judged(h @ p["label"], right.symbol)
-        here = here + judged(stops[:2], int(bool(right.children)))
-        here = here + judged(stops[2:], int(bool(siblings)))
+        here = here + judged(stops[:2], int(right.child is not None))
+        here = here + judged(stops[2:], int(right.sibling is not None))
         all_right = float(here[1].item() == 3.0)
         found = found + torch.stack([here[0], here.new_tensor(all_right), here.new_tensor(1.0)])
-        _, children, _, more = stops.detach().tolist()
-        stop, last = stops.detach()[0].item(), stops.detach()[2].item()
-        if children > stop and right.children:
-            visit(right.children[0], right.children[1:], h, right.symbol, zero, 0)
-        if more > last and siblings:
-            visit(siblings[0], siblings[1:], above, above_is, h, right.symbol)
+        stop, children, last, more = stops.detach().tolist()
+        if children > stop and right.child is not None:
+            visit(right.child, h, right.symbol, zero, 0)
+        if more > last and right.sibling is not None:
+            visit(right.sibling, above, above_is, h, right.symbol)
 
-    plan = torch.tanh(p["symbol_of"][symbol] + p["depth_of"][depth])
-    visit(tree, (), plan, symbol, zero, 0)
+    plan = torch.tanh(p["symbol_of"][task.symbol] + p["depth_of"][task.depth])
+    visit(task.tree, plan, task.symbol, zero, 0)
     return found
 
 
+def oracle(heads: list[int], stack: list[int], front: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which transitions are legal, and which of these lose no arc."""
+    root = len(heads)
+    legal = np.array([front < root, bool(stack), len(stack) > 1])
+    if front == root and len(stack) > 1:
+        legal[arc.LEFT] = False
+    lost = np.zeros(3, int)
+    if front < root:
+        lost[arc.SHIFT] = (heads[front] in stack[:-1]) + sum(heads[s] == front for s in stack)
+    if stack:
+        top = stack[-1]
+        waiting = sum(heads[b] == top for b in range(front, root))
+        lost[arc.LEFT] = waiting + (heads[top] > front or heads[top] in stack[-2:-1])
+        lost[arc.RIGHT] = waiting + (heads[top] >= front)
+    return legal, legal & (lost == lost[legal].min())
+
+
 def transition_parser(p: Weights, sentence: Any) -> torch.Tensor:
+    words = sentence.words[: sentence.size + 1].tolist()
+    heads = sentence.heads[: sentence.size].tolist()
     zero = torch.zeros(p["words"].shape[1])
     start = (zero, zero, zero)
 
@@ -212,14 +230,14 @@ def transition_parser(p: Weights, sentence: Any) -> torch.Tensor:
         return enter(cell, x, h, c)
 
     buffer = [start]
-    for word in reversed(sentence.words):
+    for word in reversed(words):
         buffer.append(enter("buffer", p["words"][word], *buffer[-1][1:]))
     stack: list[Any] = []
     front, found = 0, torch.zeros(3)
-    while front < len(sentence.heads) or stack:
+    while front < len(heads) or stack:
         top = stack[-1][1] if stack else start
         under = stack[-2][1] if len(stack) > 1 else start
-        legal, good = arc.oracle(sentence.heads, [i for i, _ in stack], front)
+        legal, good = oracle(heads, [i for i, _ in stack], front)
         both = torch.cat([top[1], buffer[-1][1]])
         hidden = torch.tanh(torch.addmv(p["act.b"], p["act.w"].T, both))
         scores = (hidden @ p["act.out"]).masked_fill(torch.from_numpy(~legal), -1e9)

@@ -74,7 +74,7 @@ def follow(p, right, above, above_is, beside, beside_is):
     h, logits, stops = node(p, above, above_is, beside, beside_is)
     children, more = right.child is not None, right.sibling is not None
     found = judged(logits, right.symbol)
-    found += judged(stops[:2], children.astype(int)) + judged(stops[2:], more.astype(int))
+    found += judged(stops[:2], children * 1) + judged(stops[2:], more * 1)
     # All three decisions are one: right if all are.
     found = jnp.stack([found[0], (found[1] == 3.0) * 1.0, found[2] / 3.0])
     if children and stops[1] > stops[0]:

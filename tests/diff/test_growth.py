@@ -160,3 +160,31 @@ def test_a_tape_of_fixed_length_inside_does_not_grow(carrier: str) -> None:
     np.testing.assert_allclose(slope(0.3, 5, FIRST_RECORDS + 10), expected, rtol=1e-4)
     with pytest.raises(lw.LaneError, match="tape full"):
         slope(0.3, 20, FIRST_RECORDS + 10)
+
+
+@lw.program
+def rounds(x, n):
+    """A record for each iteration, and for each call."""
+    while n > 0:
+        x = jnp.sin(0.5 * x) + x
+        n = n - 1
+        if n % 3 == 1:
+            x, n = rounds(x, n)
+    return x, n
+
+
+@lw.program
+def rounds_in_a_loop(x, n):
+    """The loop is run again in the reverse sweep, with the recursion inside."""
+    while n > 0:
+        x, n = rounds(x, n)
+    return x
+
+
+@pytest.mark.parametrize("carrier", ["native", "ticks"])
+def test_a_recursion_inside_a_loop_has_room_in_the_reverse_sweep(carrier: str) -> None:
+    """Nobody makes tapes longer there."""
+    run = lw.vmap(rounds_in_a_loop, carrier=carrier)
+    found = jax.grad(lambda xs: run(xs, lengths(ONCE)).sum())(XS)
+    slopes = expected(rounds_in_a_loop, ONCE)
+    np.testing.assert_allclose(found, slopes, rtol=1e-3, atol=1e-6)

@@ -202,3 +202,26 @@ def test_lanes_of_several_axes_and_keys(samples: list[Sample | None]) -> None:
     nested = jax.vmap(jax.vmap(lifted, (None, 0, 0)), (0, None, None))
     np.testing.assert_allclose(nested(keys, rows, few), expected, rtol=1e-4, atol=1e-5)
     assert samples and all(found is not None and found.divergence == 1 for found in samples)
+
+
+@needs.on_cpu
+def test_a_meeting_is_shared_by_the_lanes_there_are() -> None:
+    """Small products of few lanes are no reason to meet: what a meeting costs beside them is theirs alone."""
+
+    @lw.program
+    def shared_out(weights, x, depth):
+        if depth == 0:
+            return x
+        h = jnp.tanh(weights @ jnp.concatenate([x, shared_out(weights, x, depth - 1)]))
+        return h[: x.size] + shared_out(weights, h[x.size :], depth - 1)
+
+    def way(lanes: int, width: int) -> str:
+        weights, xs = jnp.ones((2 * width, 2 * width)), jnp.ones((lanes, width))
+        plan = lw.inspect(
+            shared_out.with_options(max_depth=8), weights, xs, 3, in_axes=(None, 0, None)
+        ).plan
+        return plan.schedule if plan.carrier == "ticks" else plan.carrier
+
+    assert way(lanes=64, width=40) == "native"
+    assert way(lanes=8192, width=40) == "meet"
+    assert way(lanes=8192, width=4) == "native"

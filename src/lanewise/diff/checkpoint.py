@@ -32,6 +32,8 @@ AUTO_BYTES = 2**15
 FEWEST_SLOTS, MOST_SLOTS = 32, 256
 # A `scan` under "auto" whose tape is larger is cut into strips.
 MOST_TAPE_BYTES = 2**30
+# Records of a tape of unknown length where no host can make it longer, unless `tape` says otherwise.
+RECORDS_INSIDE_JIT = 1024
 # A tape that is full is made so many times as long, up to a bound.
 TAPE_GROWTH = 4
 MOST_RECORDS = 2**24
@@ -49,7 +51,7 @@ class Checkpoints:
     """
 
     setting: Checkpointing = "auto"
-    records: int = 1024
+    records: int = RECORDS_INSIDE_JIT
     offload: bool = False
     grows: bool = False
     filled: bool = False

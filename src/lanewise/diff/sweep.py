@@ -29,7 +29,7 @@ from lanewise import _jax
 from lanewise.core.program import call_p, program_p
 from lanewise.diff.activity import moving_results
 from lanewise.diff.calls import WRAPPERS
-from lanewise.diff.checkpoint import Checkpoints
+from lanewise.diff.checkpoint import RECORDS_INSIDE_JIT, Checkpoints
 
 Pull = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 """Adjoints of the results, and for each input the sum so far, to the sums with this code's part."""
@@ -264,6 +264,9 @@ def _as_set(eqn: _jax.JaxprEqn, scope: Scope) -> _jax.JaxprEqn:
     if eqn.primitive is not program_p or eqn.params["options"].checkpoints != "auto":
         return eqn
     outer = scope.checkpoints
+    if scope.inside and outer.can_grow:
+        # It runs in the reverse sweep, where no host makes tapes longer: they are as long as inside `jit`.
+        outer = replace(outer, records=max(outer.records, RECORDS_INSIDE_JIT), grows=False)
     options = eqn.params["options"].with_tape_of(outer.setting, outer.records, outer.can_grow)
     return eqn.replace(params={**eqn.params, "options": options})
 

@@ -312,7 +312,7 @@ def _alone(job: Job, why: str) -> Plan | None:
 
 
 def _alone_if_better(job: Job, linked: Linked, meets: bool) -> Plan | None:
-    why = better_alone(linked, meets)
+    why = better_alone(linked, job.examples, meets)
     return None if why is None else _alone(job, why)
 
 

@@ -33,13 +33,17 @@ from lanewise.core.profile import CPU
 from lanewise.core.program import Program, call_p, program_p
 from lanewise.job.job import Job
 from lanewise.machine.compact import move_operations, tile_width
-from lanewise.machine.worth import expensive_blocks
+from lanewise.machine.worth import expensive_blocks, meeting_blocks
 from lanewise.plan.measure import Sample
 
 # What any other work of a lane costs more in a tick: all lanes wait for the slowest, and pay for branches not taken.
 TICKED_OPERATION = 6.0
 # The same where lanes meet: going to the machine's state and back.
 MET_OPERATION = 2.0
+# What a meeting costs beside its block, in lane operations: about 25 µs, which all lanes share. (Of 64 lanes of width 32,
+# a BiLSTM with a meeting for each letter takes 1.5 ms alone and 5.8 where lanes meet, a transition parser 1.5 and 5.7,
+# a Tree-LSTM 1.3 and 1.6.)
+MEETING_OPERATIONS = 200_000
 # What it costs a lane by itself to add a number to a sum of all lanes. (Tree-LSTMs of width 128 train in 110 ms alone,
 # in 123 where lanes meet; of width 32 in 5 and 9, of 256 in 420 and 340.)
 SUMMED_OPERATION = 0.5
@@ -121,7 +125,7 @@ def largest_of_a_lane(linked: Linked) -> int:
     return max((math.prod(var.aval.shape) for var in made), default=0)
 
 
-def better_alone(linked: Linked, meets: bool = False) -> str | None:
+def better_alone(linked: Linked, lanes: int, meets: bool = False) -> str | None:
     """Why lanes by themselves are better than a machine, by the code alone; None if they are not.
 
     `meets`: in that machine lanes run by themselves between products.
@@ -132,6 +136,8 @@ def better_alone(linked: Linked, meets: bool = False) -> str | None:
     alone += SUMMED_OPERATION * total.sums
     beside = MET_OPERATION if meets else TICKED_OPERATION
     together = others * beside + total.products * profile.product_together
+    if meets:
+        together += len(meeting_blocks(linked)) * MEETING_OPERATIONS / max(lanes, 1)
     if together < alone or largest_of_a_lane(linked) > profile.most_elements_a_thread:
         return None
     return (

@@ -19,15 +19,12 @@ from lanewise._jax import batching
 from lanewise.core.errors import OptionError
 from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p
-from lanewise.diff.checkpoint import Checkpoints
+from lanewise.diff.checkpoint import RECORDS_INSIDE_JIT, Checkpoints
 from lanewise.diff.vjp import Room
 from lanewise.job.job import Mapped, answer_axes, with_constants
 from lanewise.rules.bind import execute_on_host
 
-# How many records a tape of unknown length has room for inside `jit`, unless `tape` says otherwise.
-RECORDS_INSIDE_JIT = 1024
-
-
+# How many records a tape of unknown length has room for at first, where it grows.
 FIRST_RECORDS = 64
 
 forward_p = _jax.Primitive("program_forward")
