@@ -1,10 +1,10 @@
 """The schedule `fork`: calls that do not wait for one another run at the same time, each in a slot of its own.
 
-A tick runs every cheap block, for the slots that are at it when the tick begins, tile by tile. When no slot is at any of
-them the expensive block (one with matrix work) with the most slots runs (`choice.py`). So slots gather at matrix work from everywhere in the
-recursion, whatever their depth and whichever example they belong to: one example with a wide recursion is as good as a
-batch. This is what the agenda of DyNet (Neubig et al. 2017) does for a graph that is known; here the graph comes to be
-as values decide.
+A tick runs every cheap block, for the slots that are at it when the tick begins, tile by tile. When no slot is at any
+of them the expensive block (one with matrix work) with the most slots runs (`choice.py`). So slots gather at matrix
+work from everywhere in the recursion, whatever their depth and whichever example they belong to: one example with a
+wide recursion is as good as a batch. This is what the agenda of DyNet (Neubig et al. 2017) does for a graph that is
+known; here the graph comes to be as values decide.
 
 A fork takes free slots for its calls, writes their arguments and puts them at their functions' entries; its own slot
 waits. A return writes the results to the parent's slot, at the variables of its place, frees its own, and counts the

@@ -30,6 +30,7 @@ from lanewise.core.accumulate import accumulate_p, held_as
 from lanewise.core.one_function import as_one_function
 from lanewise.core.push import push_p
 from lanewise.core.summed import RowSum
+from lanewise.machine.rows import put
 from lanewise.machine.sums import BlockSums
 from lanewise.machine.together import lookups
 
@@ -42,15 +43,12 @@ WIDEST = 64
 LEAST_ELEMENTS, LEAST_RATIO = 4096, 8
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["number", "counts", "values"], meta_fields=[]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["number", "values"], meta_fields=[])
 @dataclass(frozen=True)
 class Held:
-    """Rows that a block has made and not added yet: how many, which of them count, and their values."""
+    """Rows that a block has made and not added yet: how many, and their values."""
 
     number: Any
-    counts: Any
     values: tuple[Any, ...]
 
 
@@ -109,7 +107,7 @@ def totals_of(linked: Linked, sums: Sums) -> tuple[Any, ...]:
 
 def _empty(needs: Sequence[Var]) -> Held:
     values = tuple(jnp.zeros((ROWS, *var.aval.shape), var.aval.dtype) for var in needs)
-    return Held(jnp.int32(0), jnp.zeros((ROWS,), bool), values)
+    return Held(jnp.int32(0), values)
 
 
 def _appended(
@@ -118,19 +116,23 @@ def _appended(
     """Sums and rows after more rows; where there is no room for as many again, all have been added."""
     touched = sorted({eqn.params["number"] for eqn in parts.eqns})
 
-    def account(number: Any, counts: Any, mask: Any) -> list[Any]:
-        rows = jnp.arange(1, mask.shape[0] + 1, dtype=jnp.int32)
-        last = jnp.where(mask, rows, 0).max(initial=0)
-        counts = lax.dynamic_update_slice(counts, mask, (number,))
-        full = number + last > ROWS - WIDEST
-        return [counts, number + last, full, jnp.where(full, 0, number + last)]
+    def account(number: Any, mask: Any) -> list[Any]:
+        """Where each row goes, one after the other; how many there are then, and after they were added if due."""
 
-    counts, number, full, left = as_one_function(account, held.number, held.counts, mask)
-    rows = (
-        lax.dynamic_update_slice_in_dim(whole, own, held.number, 0)
-        for whole, own in zip(held.values, values, strict=True)
-    )
-    more = Held(number, counts, tuple(rows))
+        def step(row: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            number, found = carry
+            place = jnp.where(mask[row], number, ROWS).astype(jnp.int32)
+            found = lax.dynamic_update_slice(found, place[None], (row,))
+            return number + mask[row].astype(jnp.int32), found
+
+        start = (number, jnp.zeros(mask.shape, jnp.int32))
+        number, places = lax.fori_loop(0, mask.shape[0], step, start)
+        full = number > ROWS - WIDEST
+        return [places, number, full, jnp.where(full, 0, number)]
+
+    places, number, full, left = as_one_function(account, held.number, mask)
+    rows = (put(whole, places, own) for whole, own in zip(held.values, values, strict=True))
+    more = Held(number, tuple(rows))
 
     def whole(some: Sequence[Any]) -> tuple[Any, ...]:
         found = dict(zip(touched, some, strict=True))
@@ -143,12 +145,11 @@ def _appended(
     # A loop of at most one turn: XLA copies what goes through a `cond`.
     start = (full, [totals[i] for i in touched])
     _, some = lax.while_loop(lambda carry: carry[0], flush, start)
-    return whole(some), Held(left, more.counts, more.values)
+    return whole(some), Held(left, more.values)
 
 
 def _flushed(parts: BlockSums, totals: tuple[Any, ...], held: Held) -> tuple[Any, ...]:
-    there = held.counts & (jnp.arange(ROWS) < held.number)
-    return parts.added(totals, held.values, there)
+    return parts.added(totals, held.values, jnp.arange(ROWS) < held.number)
 
 
 def _sums_of(linked: Linked, pc: int) -> BlockSums:

@@ -75,16 +75,10 @@ def pushed(
     width = mask.shape[0]
 
     def find(root: Any, mask: Any, *tops: Any) -> list[Any]:
-        def step(row: Any, carry: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
-            tops, found = carry
-            lane, adds = root[row], mask[row].astype(jnp.int32)
-            found = [_with(at, row, top[lane]) for at, top in zip(found, tops, strict=True)]
-            more = zip(tops, numbers, strict=True)
-            return [_with(top, lane, top[lane] + n * adds) for top, n in more], found
-
-        start = (list(tops), [jnp.zeros((width,), jnp.int32) for _ in tops])
-        tops, places = lax.fori_loop(0, width, step, start)
-        found = [*tops, *places]
+        at_once = advance.linked.profile.host_reads_guards
+        numbered = _numbered_at_once if at_once else _numbered_in_turn
+        after, places = numbered(root, mask, tops, numbers)
+        found = [*after, *places]
         for at, number, tape in zip(places, numbers, tapes, strict=True):
             fits = at + number <= tape.shape[1]
             to = jnp.where(mask & fits, root, tape.shape[0])
@@ -110,6 +104,36 @@ def pushed(
         registers[advance.place[push.top]] = tops[i]
         known |= {push.at: places[i], push.fits: fits}
     return state.with_(registers=tuple(registers)), known
+
+
+def _numbered_in_turn(
+    root: Any, mask: Any, tops: Sequence[Any], numbers: Sequence[int]
+) -> tuple[list[Any], list[Any]]:
+    """How many entries tapes have after rows of the mask have pushed, and before each of them."""
+
+    def step(row: Any, carry: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+        tops, found = carry
+        lane, adds = root[row], mask[row].astype(jnp.int32)
+        found = [_with(at, row, top[lane]) for at, top in zip(found, tops, strict=True)]
+        more = zip(tops, numbers, strict=True)
+        return [_with(top, lane, top[lane] + n * adds) for top, n in more], found
+
+    nothing = jnp.zeros(mask.shape, jnp.int32)
+    return lax.fori_loop(0, mask.shape[0], step, (list(tops), [nothing for _ in tops]))
+
+
+def _numbered_at_once(
+    root: Any, mask: Any, tops: Sequence[Any], numbers: Sequence[int]
+) -> tuple[list[Any], list[Any]]:
+    """The same where a loop is expensive: on a GPU."""
+    before = (root[:, None] == root) & mask & jnp.tri(mask.shape[0], k=-1, dtype=bool)
+    rank = before.sum(1, dtype=jnp.int32)
+    pairs = list(zip(tops, numbers, strict=True))
+    adds = [jnp.where(mask, root, top.shape[0]) for top in tops]
+    return (
+        [top.at[to].add(n, mode="drop") for to, (top, n) in zip(adds, pairs, strict=True)],
+        [top[root] + n * rank for top, n in pairs],
+    )
 
 
 def _with(array: Any, at: Any, value: Any) -> Any:
