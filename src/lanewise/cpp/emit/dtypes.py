@@ -1,4 +1,4 @@
-"""C++ types and literals for the dtypes of jaxprs.
+"""C++ types and literals for the dtypes of jaxprs, and memory for arrays of them.
 
 The kernel's text names types as NumPy does (`int32`, `float32`, `bfloat16`, ...); the prelude defines them. A typed
 random key is one element: a struct `key2` of two `uint32`, so that everything that moves elements moves keys. `float16`
@@ -8,6 +8,8 @@ and `bfloat16` are two bytes in memory, computed with as `float32` and rounded a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,6 +26,9 @@ SIZES = {
     **dict.fromkeys(("int64", "uint64", "float64", "complex64", "key2"), 8),
 }
 _KEYS = {"threefry2x32": "key2"}
+# Larger arrays go to the scratch memory.
+LOCAL_BYTES = 1024
+_ALIGNMENT = 16
 
 
 def ctype(dtype: Any) -> str:
@@ -187,3 +192,43 @@ LW_FUNCTION float32 lw_round_to_odd(float64 value) {
         ),
     }
 )
+
+
+# -- memory of a lane: where its arrays lie ---------------------------------------------------------------
+
+
+class Layout:
+    """Hands out memory, in scopes. `most` is what all that is alive at one time takes at worst, in bytes a lane."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.most = 0
+
+    def declare(self, kind: str, name: str, size: int) -> str:
+        """The declaration of an array of a lane's own."""
+        if not self.strides(kind, size):
+            return f"{kind} {name}[{max(size, 1)}];"
+        offset = self.lend(size * SIZES[kind])
+        self.used += _aligned(size * SIZES[kind])
+        return f"const lw_strided<{kind}> {name}(scratch + {offset} * lanes, lane, lanes);"
+
+    @staticmethod
+    def strides(kind: str, size: int) -> bool:
+        """Whether such an array lies in the scratch memory."""
+        return size * SIZES[kind] > LOCAL_BYTES
+
+    def lend(self, wanted: int) -> int:
+        """Where this many bytes are free at this moment."""
+        self.most = max(self.most, self.used + _aligned(wanted))
+        return self.used
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is handed out inside is free again after."""
+        used = self.used
+        yield
+        self.used = used
+
+
+def _aligned(wanted: int) -> int:
+    return -(-wanted // _ALIGNMENT) * _ALIGNMENT

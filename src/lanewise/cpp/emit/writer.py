@@ -22,7 +22,7 @@ from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, 
 from lanewise.blocks.analysis import evaluate, value_of
 from lanewise.blocks.equations import implementation
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.layout import Layout
+from lanewise.cpp.emit.dtypes import Layout
 from lanewise.cpp.emit.rules import RULES, Unsupported
 from lanewise.cpp.emit.values import (
     LONG,

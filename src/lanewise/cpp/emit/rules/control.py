@@ -22,7 +22,7 @@ from lanewise._jax import Atom, DropVar, Jaxpr, JaxprEqn
 from lanewise.blocks.divergence import changed_carry
 from lanewise.blocks.equations import inside, tests_many, with_one_test
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.layout import Layout
+from lanewise.cpp.emit.dtypes import Layout
 from lanewise.cpp.emit.outline import Likeness
 from lanewise.cpp.emit.rules import Unsupported, rule
 from lanewise.cpp.emit.values import (
