@@ -300,8 +300,10 @@ def _measured(job: Job, operands: Sequence[Any]) -> Plan:
         suggested = _by_levels_if_better(job, given_up(job.program))
     options = job.options
     asked_for = (options.carrier, options.schedule) != ("auto", "auto") or options.stats
-    by_products = meets_at_products(suggested) or suggested.schedule == "levels"
-    settled = asked_for or by_products or given_up(job.program)
+    recursive = job.program.recursive and meets_at_products(suggested)
+    settled = (
+        asked_for or recursive or suggested.schedule == "levels" or bool(given_up(job.program))
+    )
     if job.platform != "cpu" or not job.lanes or settled:
         return suggested
     linked = linked_for(job)
