@@ -99,11 +99,17 @@ def main(steps: int = 150) -> tuple[float, float]:
 
     def pairs(seed: int) -> list[tuple[Any, int]]:
         # A gate, and of how many it reads.
-        return [((kind, len(r)), bit) for gates in made.circuits(300, seed) for kind, r, bit in gates]
+        return [
+            ((kind, len(r)), bit) for gates in made.circuits(300, seed) for kind, r, bit in gates
+        ]
 
     kinds = training.most_common(pairs(30_000), pairs(10_000))
     right = training.report(
-        "messages over a DAG", run, params, lw.pack(batch(10_000)), ("the kind of gate alone", kinds)
+        "messages over a DAG",
+        run,
+        params,
+        lw.pack(batch(10_000)),
+        ("the kind of gate alone", kinds),
     )
     return right, kinds
 

@@ -88,7 +88,9 @@ def main(steps: int = 120) -> tuple[float, float]:
             found += [last == kind] if symbol == made.CLOSE else []
         return found
 
-    guess = float(np.mean([x for symbols in made.brackets(500, 10_000, (3, 10)) for x in latest(symbols)]))
+    guess = float(
+        np.mean([x for symbols in made.brackets(500, 10_000, (3, 10)) for x in latest(symbols)])
+    )
     right = training.report(
         "StackRNN", run, params, lw.pack(batch(10_000)), ("the last bracket opened", guess)
     )

@@ -40,9 +40,9 @@ from lanewise.plan.measure import Sample
 TICKED_OPERATION = 6.0
 # The same where lanes meet: going to the machine's state and back.
 MET_OPERATION = 2.0
-# What a meeting costs beside its block, in lane operations: about 25 µs, which all lanes share. (Of 64 lanes of width 32,
-# a BiLSTM with a meeting for each letter takes 1.5 ms alone and 5.8 where lanes meet, a transition parser 1.5 and 5.7,
-# a Tree-LSTM 1.3 and 1.6.)
+# What a meeting costs beside its block, in lane operations: about 25 µs, which all lanes share. (Of 64 lanes of width
+# 32, a BiLSTM with a meeting for each letter takes 1.5 ms alone and 5.8 where lanes meet, a transition parser 1.5 and
+# 5.7, a Tree-LSTM 1.3 and 1.6.)
 MEETING_OPERATIONS = 200_000
 # What it costs a lane by itself to add a number to a sum of all lanes. (Tree-LSTMs of width 128 train in 110 ms alone,
 # in 123 where lanes meet; of width 32 in 5 and 9, of 256 in 420 and 340.)
