@@ -84,7 +84,7 @@ def batch(seed: int, count: int = 64, **sizes: Any) -> list[Any]:
 def main(steps: int = 150) -> tuple[float, float]:
     params, _ = training.fit(run, init(32), training.packed(batch), steps)
 
-    def bags(documents: list[Any]) -> Any:
+    def bags(documents: list[Any]) -> tuple[Any, Any]:
         bags = [[w for s in document.sentences for w in s.words] for document in documents]
         return bags, [document.label for document in documents]
 
