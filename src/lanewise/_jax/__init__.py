@@ -63,6 +63,16 @@ from lanewise._jax.jaxprs import (
     without_effects,
     without_unused,
 )
+from lanewise._jax.meshes import (
+    Spec,
+    devices_of_lowering,
+    free_axes,
+    is_split,
+    lower_split,
+    lower_unsplit,
+    needs_devices,
+    typed_as_split,
+)
 from lanewise._jax.rules import (
     Effect,
     allow_effect,
@@ -81,9 +91,6 @@ from lanewise._jax.values import (
     convert_to_aval,
     default_platform,
     device_memory,
-    devices_of,
-    devices_of_lowering,
-    explicit_axes,
     has_platform,
     has_tangent,
     in_memory_of,

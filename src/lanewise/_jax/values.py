@@ -10,7 +10,6 @@ Transfers between host and device that are ours are explicit, so that `jax.trans
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -153,39 +152,6 @@ def varying_untold(value: Any) -> Any:
     if not (isinstance(value, Tracer) and aval_of(value).mat.varying):
         return value
     return jax.lax.squeeze(jax.lax.expand_dims(value, (0,)), (0,))
-
-
-def devices_of_lowering(ctx: Any) -> int:
-    """Over how many devices XLA may split what is lowered here: 1 where a `shard_map` has done so already."""
-    around = ctx.module_context.axis_context
-    count = getattr(around, "num_devices", None)
-    if count is not None:
-        return count
-    mesh, manual = getattr(around, "mesh", None), getattr(around, "manual_axes", ())
-    if mesh is None:
-        return 1
-    return math.prod(size for name, size in mesh.shape.items() if name not in manual)
-
-
-def explicit_axes(avals: Sequence[Any]) -> tuple[str, ...]:
-    """The axes of a mesh that types say values are split over."""
-    found: dict[str, None] = {}
-    for aval in avals:
-        spec = getattr(getattr(aval, "sharding", None), "spec", None) or ()
-        for entry in spec:
-            names = entry if isinstance(entry, tuple) else (entry,)
-            found |= {name: None for name in names if isinstance(name, str)}
-    return tuple(found)
-
-
-def devices_of(value: Any) -> int:
-    """Over how many devices an array is split; 1 if each of them has all of it."""
-    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
-        return 1
-    sharding = value.sharding
-    if isinstance(sharding, SingleDeviceSharding) or sharding.is_fully_replicated:
-        return 1
-    return len(sharding.device_set)
 
 
 def default_platform() -> str:

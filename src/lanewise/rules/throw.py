@@ -64,6 +64,7 @@ def _linearize_throw(nonzero: Sequence[bool], *primals: Any, **params: Any) -> A
     return outs, list(nonzero[:-2]), [], lambda residuals, *tangents: list(tangents[:-2])
 
 
+_jax.needs_devices(throw_p)
 mlir.register_lowering(throw_p, _lower_throw)
 _jax.on_linearize(throw_p, _linearize_throw)
 batching.fancy_primitive_batchers[throw_p] = _batch_throw

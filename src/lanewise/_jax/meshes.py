@@ -1,0 +1,176 @@
+"""Meshes of devices: how values are split over them, and code that XLA splits as we say.
+
+XLA splits what `jit` compiles by itself, operation by operation. `lower_split` lowers a function as one operation
+instead: XLA is told which axes of what it takes and gives belong together (a rule of Shardy's), asks how to split it
+when it knows how its operands are, and puts the code for one device in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax._src import dispatch as _dispatch
+from jax._src import mesh as _mesh
+from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from lanewise._jax.jaxprs import Primitive
+from lanewise._jax.values import is_key, loaded, shaped, stored, unchecked, zeros
+
+# For each axis of a value the axes of the mesh that it is split over.
+Spec = tuple[tuple[str, ...], ...]
+# From the sizes of the mesh's axes and the specs of operands and results, what each device runs, and the specs of what
+# it takes and gives.
+OneDevice = tuple[Callable[..., Sequence[Any]], Sequence[Spec], Sequence[Spec]]
+Choose = Callable[[Mapping[str, int], Sequence[Spec], Sequence[Spec]], OneDevice]
+
+
+def needs_devices(*primitives: Primitive) -> None:
+    """Have JAX say at lowering on which devices, and over which mesh, what holds these primitives will run."""
+    _dispatch.prim_requires_devices_during_lowering.update(primitives)
+
+
+def devices_of_lowering(ctx: Any) -> int:
+    """Over how many devices XLA may split what is lowered here: 1 where a `shard_map` has done so already."""
+    around = ctx.module_context.axis_context
+    count = getattr(around, "num_devices", None)
+    return math.prod(free_axes(ctx).values()) if count is None else count
+
+
+def free_axes(ctx: Any) -> dict[str, int]:
+    """The axes of the mesh, and their sizes, that a `shard_map` around what is lowered has left to XLA."""
+    around = ctx.module_context.axis_context
+    mesh, manual = getattr(around, "mesh", None), getattr(around, "manual_axes", ())
+    if mesh is None:
+        return {}
+    return {name: size for name, size in mesh.shape.items() if name not in manual}
+
+
+def is_split(value: Any) -> bool:
+    """Whether an array, or what a batch under `vmap` holds, is split over devices; not if each of them has all of it."""
+    while isinstance(value, _batching.BatchTracer):
+        value = value.val
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+        return False
+    sharding = value.sharding
+    return not (isinstance(sharding, SingleDeviceSharding) or sharding.is_fully_replicated)
+
+
+def spec_of(sharding: Any, ndim: int) -> Spec:
+    """How a value with this sharding is split; not at all, where JAX knows no mesh for it."""
+    given = sharding.spec if isinstance(sharding, NamedSharding) else ()
+    entries = [
+        entry if isinstance(entry, tuple) else (entry,) if isinstance(entry, str) else ()
+        for entry in given
+    ]
+    return (*entries, *[()] * (ndim - len(entries)))
+
+
+def typed_as_split(
+    avals: Sequence[Any], operands: Sequence[Any], choose: Callable[..., Sequence[Spec]]
+) -> list[Any]:
+    """The types of results, split over the explicit axes of the mesh that types of operands are split over.
+
+    `choose` takes the sizes of the mesh's axes and the specs of the operands, and gives those of the results.
+    """
+    meshes = [aval.sharding.mesh for aval in operands if not aval.sharding.mesh.empty]
+    if not meshes or not meshes[0].explicit_axes:
+        return list(avals)
+    specs = choose(meshes[0].shape, [spec_of(aval.sharding, aval.ndim) for aval in operands])
+    return [
+        aval.update(sharding=NamedSharding(meshes[0], _partition_spec(spec)))
+        for aval, spec in zip(avals, specs, strict=True)
+    ]
+
+
+def _partition_spec(spec: Spec) -> PartitionSpec:
+    return PartitionSpec(*(entry or None for entry in spec))
+
+
+@contextlib.contextmanager
+def _no_mesh() -> Iterator[None]:
+    """Where types say nothing of meshes."""
+    with unchecked(), _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh):
+        yield
+
+
+def lower_unsplit(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **params: Any) -> Any:
+    """Lower a primitive as the function `fun` of flat arrays, whose types say nothing of meshes inside."""
+    bare = ctx.replace(avals_in=[_bare(aval) for aval in ctx.avals_in])
+    with _no_mesh():
+        results = _mlir.lower_fun(fun, multiple_results=True)(bare, *args, **params)
+    # What explicit axes promise is XLA's to keep.
+    flat = [x if isinstance(x, list | tuple) else [x] for x in results]
+    return [
+        [_mlir.lower_with_sharding_in_types(ctx, x, aval) for x in each]
+        for each, aval in zip(flat, ctx.avals_out, strict=True)
+    ]
+
+
+def _bare(aval: Any) -> Any:
+    return shaped(aval.shape, aval.dtype, aval.weak_type)
+
+
+def lower_split(
+    ctx: Any,
+    args: Sequence[Any],
+    rule: str,
+    whole_factors: tuple[str, ...],
+    choose: Choose,
+) -> Any:
+    """Lower a primitive as one operation that XLA splits over devices as `choose` says.
+
+    `rule`: how axes of operands and results belong together, in the notation of `jax.experimental.custom_partitioning`;
+    `whole_factors`: those of its names along which nothing may be split.
+    """
+    # Imported where it is used, as most programs run on one device.
+    from jax.experimental.custom_partitioning import custom_partitioning
+
+    types_in, types_out = list(map(_bare, ctx.avals_in)), list(map(_bare, ctx.avals_out))
+
+    def one_device(mesh: Any, in_shapes: Sequence[Any], out_shapes: Sequence[Any]) -> Any:
+        """JAX's interface: the mesh, the code, and how what it gives and takes is split."""
+
+        def specs(shapes: Sequence[Any]) -> list[Spec]:
+            return [spec_of(x.sharding, len(x.shape)) for x in shapes]
+
+        run, in_specs, out_specs = choose(mesh.shape, specs(in_shapes), specs(out_shapes))
+
+        def on_device(*values: Any) -> tuple[Any, ...]:
+            with _no_mesh():
+                values = tuple(map(loaded, values, types_in))
+                return tuple(stored(x, aval) for x, aval in zip(run(*values), types_out, strict=True))
+
+        def shardings(shapes: Sequence[Any], specs: Sequence[Spec]) -> tuple[Any, ...]:
+            # Where JAX knows no mesh, nothing is split, and each has its own word for that.
+            return tuple(
+                NamedSharding(mesh, _partition_spec(spec))
+                if isinstance(x.sharding, NamedSharding)
+                else type(x.sharding).get_replicated(x.sharding._device_assignment)
+                for x, spec in zip(shapes, specs, strict=True)
+            )
+
+        in_shardings, out_shardings = shardings(in_shapes, in_specs), shardings(out_shapes, out_specs)
+        return mesh, on_device, out_shardings, in_shardings
+
+    def types(*values: Any) -> tuple[Any, ...]:
+        """Stands for the whole: only the types of what it gives are looked at."""
+        del values
+        return tuple(stored(zeros(aval), aval) for aval in types_out)
+
+    split = custom_partitioning(types)
+    split.def_partition(
+        one_device, sharding_rule=rule, need_replication_factors=whole_factors
+    )
+
+    def run(*values: Any) -> list[Any]:
+        outs = split(*map(stored, values, types_in))
+        return [loaded(x, aval) for x, aval in zip(outs, types_out, strict=True)]
+
+    return lower_unsplit(ctx, run, *args)
