@@ -66,11 +66,14 @@ from lanewise._jax.jaxprs import (
 from lanewise._jax.meshes import (
     Spec,
     devices_of_lowering,
+    everywhere,
     free_axes,
     is_split,
+    lower_alike,
     lower_split,
     lower_unsplit,
     needs_devices,
+    stored_ndim,
     typed_as_split,
 )
 from lanewise._jax.rules import (
@@ -113,6 +116,7 @@ from lanewise._jax.values import (
     varying_alike,
     varying_as,
     varying_untold,
+    without_mesh,
     wrap_key,
     zero_tangent,
     zeros,

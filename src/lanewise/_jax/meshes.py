@@ -7,21 +7,22 @@ when it knows how its operands are, and puts the code for one device in its plac
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import dispatch as _dispatch
-from jax._src import mesh as _mesh
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from lanewise._jax.jaxprs import Primitive
-from lanewise._jax.values import is_key, loaded, shaped, stored, unchecked, zeros
+from lanewise._jax.jaxprs import Jaxpr, Primitive, eval_jaxpr, trace
+from lanewise._jax.rules import lower_unchecked
+from lanewise._jax.values import loaded, shape_dtype_struct, shaped, stored, without_mesh, zeros
 
 # For each axis of a value the axes of the mesh that it is split over.
 Spec = tuple[tuple[str, ...], ...]
@@ -52,12 +53,26 @@ def free_axes(ctx: Any) -> dict[str, int]:
     return {name: size for name, size in mesh.shape.items() if name not in manual}
 
 
+def everywhere(ctx: Any) -> NamedSharding | None:
+    """The sharding of values that all devices have for which something is lowered; None if that is one, or a part."""
+    devices = getattr(ctx.module_context.axis_context, "device_assignment", None) or ()
+    if len(devices) < 2:
+        return None
+    return NamedSharding(jax.sharding.Mesh(np.array(devices), ("devices",)), PartitionSpec())
+
+
 def is_split(value: Any) -> bool:
-    """Whether an array, or what a batch under `vmap` holds, is split over devices; not if each of them has all of it."""
+    """Whether an array, or what a batch under `vmap` holds, is known to be split over devices.
+
+    Of what is being traced types know, where axes are explicit. Not split is what each of the devices has all of.
+    """
     while isinstance(value, _batching.BatchTracer):
         value = value.val
-    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+    if not isinstance(value, jax.Array):
         return False
+    if isinstance(value, Tracer):
+        aval = jax.typeof(value)
+        return any(spec_of(aval.sharding, aval.ndim))
     sharding = value.sharding
     return not (isinstance(sharding, SingleDeviceSharding) or sharding.is_fully_replicated)
 
@@ -93,17 +108,10 @@ def _partition_spec(spec: Spec) -> PartitionSpec:
     return PartitionSpec(*(entry or None for entry in spec))
 
 
-@contextlib.contextmanager
-def _no_mesh() -> Iterator[None]:
-    """Where types say nothing of meshes."""
-    with unchecked(), _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh):
-        yield
-
-
 def lower_unsplit(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **params: Any) -> Any:
     """Lower a primitive as the function `fun` of flat arrays, whose types say nothing of meshes inside."""
     bare = ctx.replace(avals_in=[_bare(aval) for aval in ctx.avals_in])
-    with _no_mesh():
+    with without_mesh():
         results = _mlir.lower_fun(fun, multiple_results=True)(bare, *args, **params)
     # What explicit axes promise is XLA's to keep.
     flat = [x if isinstance(x, list | tuple) else [x] for x in results]
@@ -113,8 +121,43 @@ def lower_unsplit(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **par
     ]
 
 
+def lower_alike(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **params: Any) -> Any:
+    """Lower a primitive inside a `shard_map` over some axes of its mesh: devices along the others all run `fun`."""
+    run = jax.shard_map(
+        functools.partial(fun, **params),
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        axis_names=set(free_axes(ctx)),
+        check_vma=False,
+    )
+    return lower_unchecked(ctx, run, *args)
+
+
+def stored_ndim(aval: Any) -> int:
+    """How many axes a value of a type has as it is kept: a key is several integers."""
+    return jax.eval_shape(lambda x: stored(x, aval), shape_dtype_struct(aval)).ndim
+
+
 def _bare(aval: Any) -> Any:
     return shaped(aval.shape, aval.dtype, aval.weak_type)
+
+
+apart_p = Primitive("apart")
+apart_p.multiple_results = True
+
+
+@apart_p.def_abstract_eval
+def _apart_abstract(*args: Any, jaxpr: Jaxpr) -> list[Any]:
+    del args
+    return [_bare(var.aval) for var in jaxpr.outvars]
+
+
+def _lower_apart(ctx: Any, *args: Any, jaxpr: Jaxpr) -> Any:
+    """Code that is lowered where types say nothing of meshes, whatever is set where XLA asks for it."""
+    return lower_unsplit(ctx, functools.partial(eval_jaxpr, jaxpr), *args)
+
+
+_mlir.register_lowering(apart_p, _lower_apart)
 
 
 def lower_split(
@@ -142,10 +185,13 @@ def lower_split(
 
         run, in_specs, out_specs = choose(mesh.shape, specs(in_shapes), specs(out_shapes))
 
+        def of_stored(*values: Any) -> list[Any]:
+            outs = run(*map(loaded, values, types_in))
+            return list(map(stored, outs, types_out))
+
         def on_device(*values: Any) -> tuple[Any, ...]:
-            with _no_mesh():
-                values = tuple(map(loaded, values, types_in))
-                return tuple(stored(x, aval) for x, aval in zip(run(*values), types_out, strict=True))
+            traced = trace(of_stored, [jax.typeof(x) for x in values])
+            return tuple(apart_p.bind(*traced.captures, *values, jaxpr=traced.jaxpr))
 
         def shardings(shapes: Sequence[Any], specs: Sequence[Spec]) -> tuple[Any, ...]:
             # Where JAX knows no mesh, nothing is split, and each has its own word for that.

@@ -18,6 +18,7 @@ import jax.interpreters.ad as ad
 import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import mesh as _mesh
 from jax._src.array import ArrayImpl
 from jax._src.lax import lax as _lax
 from jax.core import ShapedArray, Tracer
@@ -114,6 +115,13 @@ def is_symbolic(*sizes: Any) -> bool:
 def unchecked() -> Any:
     """A context in which types do not tell over which axes of a mesh values vary."""
     return _config._check_vma(False)
+
+
+@contextlib.contextmanager
+def without_mesh() -> Iterator[None]:
+    """A context in which types say nothing of meshes. Programs are code of one lane, which knows of none."""
+    with unchecked(), _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh):
+        yield
 
 
 def varying_as(avals: Sequence[Any], operands: Sequence[Any]) -> list[Any]:

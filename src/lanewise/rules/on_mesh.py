@@ -14,11 +14,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
 
 from lanewise import _jax
 from lanewise._jax import Spec
@@ -36,20 +35,21 @@ from lanewise.rules.sums import axes_with_sums
 
 
 def _layout(
-    ins: Sequence[Any],
-    outs: Sequence[Any],
+    in_ndims: Iterable[int],
+    out_ndims: Iterable[int],
     program: Program,
     lanes: tuple[int, ...],
     mapped: Mapped,
     options: Options,
     summed: tuple[int, ...],
 ) -> Layout:
-    """Which lane axes `program_p` takes and gives, for operands and results of these types."""
+    """Which lane axes `program_p` takes and gives, for operands and results that have this many axes."""
     axes = axes_with_sums(answer_axes(program, mapped, options, lanes), summed, lanes)
     codes = [(True,) * len(lanes)] * 2 if program.gives_outcomes(options) else []
     stats = [(False,) * len(lanes)] * (NUM_STATS if options.stats else 0)
-    ndims = [tuple(aval.ndim for aval in avals) for avals in (ins, outs)]
-    return Layout(lanes, mapped, (*axes, *codes, *stats), *ndims)
+    return Layout(
+        lanes, mapped, (*axes, *codes, *stats), tuple(in_ndims), tuple(out_ndims)
+    )
 
 
 def typed(
@@ -62,7 +62,8 @@ def typed(
     summed: tuple[int, ...],
 ) -> list[Any]:
     """The types of results, which say how these are split where those of operands do."""
-    layout = _layout(operands, results, program, lanes, mapped, options, summed)
+    ndims = ([aval.ndim for aval in avals] for avals in (operands, results))
+    layout = _layout(*ndims, program, lanes, mapped, options, summed)
 
     def chosen(mesh: Mapping[str, int], specs: Sequence[Spec]) -> Sequence[Spec]:
         return layout.specs(layout.split(mesh, specs))[1]
@@ -117,10 +118,10 @@ def lower_on_mesh(
             f"jax.export cannot serialize `{program.name}` for several devices: XLA asks Python how to split it. Export"
             " a call inside jax.shard_map, or for one device."
         )
-    free = _jax.free_axes(ctx)
-    if free:
-        return _jax.lower_unchecked(ctx, _alike(tuple(free), params), *operands)
-    layout = _layout(ctx.avals_in, ctx.avals_out, **params)
+    if _jax.free_axes(ctx):
+        return _jax.lower_alike(ctx, program_p.bind, *operands, **params)
+    ndims = (map(_jax.stored_ndim, avals) for avals in (ctx.avals_in, ctx.avals_out))
+    layout = _layout(*ndims, **params)
 
     def choose(mesh: Mapping[str, int], ins: Sequence[Spec], outs: Sequence[Spec]) -> Any:
         split = layout.split(mesh, ins, outs)
@@ -133,21 +134,6 @@ def _left_to_xla(job: Any) -> bool:
     """Whether XLA splits the job well by itself: JAX's own batching of what has no loop that waits for lanes."""
     chosen = plan(job)
     return chosen.plain and (not job.lanes or linked_for(job).straight)
-
-
-def _alike(axes: tuple[str, ...], params: dict[str, Any]) -> Any:
-    """The run on each device along these axes of the mesh, with the same operands."""
-
-    def run(*operands: Any) -> list[Any]:
-        return program_p.bind(*operands, **params)
-
-    return jax.shard_map(
-        run,
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(),
-        axis_names=set(axes),
-        check_vma=False,
-    )
 
 
 def _one_device(

@@ -30,10 +30,22 @@ def _throw_now(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
     return answers
 
 
-def _throw_inside_jit(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
+def _throw_inside_jit(
+    *args: Any, sites: tuple[Site, ...], name: str, everywhere: Any = None
+) -> list[Any]:
+    """`everywhere`: the sharding of what all devices have, where XLA may split codes over several."""
     *answers, code, site = args
     fail = functools.partial(raise_inside_jit, sites=sites, name=name)
-    jax.lax.cond((code != 0).any(), lambda: io_callback(fail, None, code, site), lambda: None)
+
+    def tell() -> None:
+        lanes = (code, site)
+        if everywhere is not None:
+            # One device calls for all, and lanes have their numbers in the whole batch. Values made here alone are
+            # gathered here alone: XLA gathers what such a demand is made of where it comes from.
+            lanes = jax.lax.with_sharding_constraint((code + 0, site + 0), everywhere)
+        io_callback(fail, None, *lanes)
+
+    jax.lax.cond((code != 0).any(), tell, lambda: None)
     return answers
 
 
@@ -43,7 +55,12 @@ def _lower_throw(ctx: Any, *args: Any, **params: Any) -> Any:
             f"jax.export cannot serialize `{params['name']}`, which raises if a lane fails: that calls Python. Use"
             " throw=False, and look at the outcomes where the exported function is called."
         )
-    return _jax.lower_unchecked(ctx, _throw_inside_jit, *args, **params)
+    if _jax.free_axes(ctx):
+        return _jax.lower_alike(ctx, _throw_inside_jit, *args, **params)
+    everywhere = _jax.everywhere(ctx)
+    if everywhere is None:
+        return _jax.lower_unchecked(ctx, _throw_inside_jit, *args, **params)
+    return _jax.lower_unsplit(ctx, _throw_inside_jit, *args, **params, everywhere=everywhere)
 
 
 def _batch_throw(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
