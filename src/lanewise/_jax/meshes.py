@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from lanewise._jax.jaxprs import Jaxpr, Primitive, eval_jaxpr, trace
 from lanewise._jax.rules import lower_unchecked
-from lanewise._jax.values import loaded, shape_dtype_struct, shaped, stored, without_mesh, zeros
+from lanewise._jax.values import loaded, shape_dtype_struct, shaped, stored, no_mesh, zeros
 
 # For each axis of a value the axes of the mesh that it is split over.
 Spec = tuple[tuple[str, ...], ...]
@@ -111,7 +111,7 @@ def _partition_spec(spec: Spec) -> PartitionSpec:
 def lower_unsplit(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **params: Any) -> Any:
     """Lower a primitive as the function `fun` of flat arrays, whose types say nothing of meshes inside."""
     bare = ctx.replace(avals_in=[_bare(aval) for aval in ctx.avals_in])
-    with without_mesh():
+    with no_mesh():
         results = _mlir.lower_fun(fun, multiple_results=True)(bare, *args, **params)
     # What explicit axes promise is XLA's to keep.
     flat = [x if isinstance(x, list | tuple) else [x] for x in results]
@@ -119,27 +119,6 @@ def lower_unsplit(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **par
         [_mlir.lower_with_sharding_in_types(ctx, x, aval) for x in each]
         for each, aval in zip(flat, ctx.avals_out, strict=True)
     ]
-
-
-def lower_alike(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **params: Any) -> Any:
-    """Lower a primitive inside a `shard_map` over some axes of its mesh: devices along the others all run `fun`."""
-    run = jax.shard_map(
-        functools.partial(fun, **params),
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(),
-        axis_names=set(free_axes(ctx)),
-        check_vma=False,
-    )
-    return lower_unchecked(ctx, run, *args)
-
-
-def stored_ndim(aval: Any) -> int:
-    """How many axes a value of a type has as it is kept: a key is several integers."""
-    return jax.eval_shape(lambda x: stored(x, aval), shape_dtype_struct(aval)).ndim
-
-
-def _bare(aval: Any) -> Any:
-    return shaped(aval.shape, aval.dtype, aval.weak_type)
 
 
 apart_p = Primitive("apart")
@@ -158,6 +137,34 @@ def _lower_apart(ctx: Any, *args: Any, jaxpr: Jaxpr) -> Any:
 
 
 _mlir.register_lowering(apart_p, _lower_apart)
+
+
+def _apart(fun: Callable[..., Sequence[Any]], *values: Any) -> list[Any]:
+    """`fun(*values)` as such code."""
+    with no_mesh():
+        traced = trace(fun, [jax.typeof(x) for x in values])
+    return apart_p.bind(*traced.captures, *values, jaxpr=traced.jaxpr)
+
+
+def lower_alike(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **params: Any) -> Any:
+    """Lower a primitive inside a `shard_map` over some axes of its mesh: devices along the others all run `fun`."""
+    run = jax.shard_map(
+        functools.partial(_apart, functools.partial(fun, **params)),
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        axis_names=set(free_axes(ctx)),
+        check_vma=False,
+    )
+    return lower_unchecked(ctx, run, *args)
+
+
+def stored_ndim(aval: Any) -> int:
+    """How many axes a value of a type has as it is kept: a key is several integers."""
+    return jax.eval_shape(lambda x: stored(x, aval), shape_dtype_struct(aval)).ndim
+
+
+def _bare(aval: Any) -> Any:
+    return shaped(aval.shape, aval.dtype, aval.weak_type)
 
 
 def lower_split(
@@ -190,8 +197,7 @@ def lower_split(
             return list(map(stored, outs, types_out))
 
         def on_device(*values: Any) -> tuple[Any, ...]:
-            traced = trace(of_stored, [jax.typeof(x) for x in values])
-            return tuple(apart_p.bind(*traced.captures, *values, jaxpr=traced.jaxpr))
+            return tuple(_apart(of_stored, *values))
 
         def shardings(shapes: Sequence[Any], specs: Sequence[Spec]) -> tuple[Any, ...]:
             # Where JAX knows no mesh, nothing is split, and each has its own word for that.

@@ -119,7 +119,17 @@ def unchecked() -> Any:
 
 @contextlib.contextmanager
 def without_mesh() -> Iterator[None]:
-    """A context in which types say nothing of meshes. Programs are code of one lane, which knows of none."""
+    """A context in which types say nothing of a mesh that `jax.set_mesh` has set: programs are code of one lane.
+
+    Inside `shard_map` the mesh stays, as values of enclosing traces have it in their types.
+    """
+    with contextlib.nullcontext() if _mesh.get_abstract_mesh().manual_axes else no_mesh():
+        yield
+
+
+@contextlib.contextmanager
+def no_mesh() -> Iterator[None]:
+    """The same inside `shard_map` too: for code that takes nothing from enclosing traces."""
     with unchecked(), _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh):
         yield
 

@@ -1,0 +1,194 @@
+"""Lanes over four devices, in a process that has them; `test_lanes.py` reads what this prints.
+
+A line for each case: its name, then "right" with the collectives of the compiled code and those inside its loops, or
+"wrong", or the type and text of the error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import lanewise as lw
+from corpus import case_named
+
+collatz, fibonacci = (case_named(name).program for name in ("collatz", "fibonacci"))
+
+
+@lw.program
+def checked(n):
+    assert n >= 0, "negative"
+    return fibonacci(n)
+
+
+@lw.program
+def net(n, x, w):
+    if n < 1:
+        return x
+    y = jnp.tanh(w @ x)
+    if y[0] > 0:
+        return net(n - 1, y, w) + net(n - 2, x, w)
+    return net(n - 1, y + 1, w)
+
+
+@lw.program
+def recurrent(xs, w):
+    def step(h, x):
+        return jnp.tanh(w @ h + x), None
+
+    return jax.lax.scan(step, jnp.zeros(6), xs)[0]
+
+
+@lw.program
+def walk(key, scale):
+    steps, x = 0, 0.0
+    while (x < 1.5) & (steps < 30):
+        key, own = jax.random.split(key)
+        x = x + scale * jax.random.normal(own)
+        steps = steps + 1
+    return steps, key
+
+
+NUMBERS = np.arange(1, 17, dtype=np.int32) % 11
+RANDOM = np.random.default_rng(0)
+DEPTHS = np.arange(16, dtype=np.int32) % 5
+VECTORS = RANDOM.normal(size=(16, 6)).astype(np.float32)
+WEIGHTS = (RANDOM.normal(size=(6, 6)) / 4).astype(np.float32)
+SERIES = RANDOM.normal(size=(16, 3, 6)).astype(np.float32)
+
+_COLLECTIVE = re.compile(r" (all-reduce|all-gather|collective-permute|all-to-all)(?:-start)?\(")
+
+
+def collectives(text: str) -> tuple[list[str], list[str]]:
+    """Those of compiled code, and those in the loops of it, also in what loops call."""
+    bodies: dict[str, str] = {}
+    name = ""
+    for line in text.splitlines():
+        head = re.match(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$", line)
+        if head:
+            name = head[1]
+        bodies[name] = bodies.get(name, "") + line + "\n"
+    reached = set(re.findall(r"(?:body|condition)=%?([\w.\-]+)", text))
+    while True:
+        inside = "".join(bodies.get(name, "") for name in reached)
+        more = {name for name in re.findall(r"%([\w.\-]+)", inside) if name in bodies} - reached
+        if not more:
+            return _COLLECTIVE.findall(text), _COLLECTIVE.findall(inside)
+        reached |= more
+
+
+def mesh_of(kind: AxisType, *sizes: int) -> Mesh:
+    sizes = sizes or (4,)
+    return jax.make_mesh(sizes, ("i", "j")[: len(sizes)], axis_types=(kind,) * len(sizes))
+
+
+def put(values: Any, mesh: Mesh, *spec: Any) -> jax.Array:
+    return jax.device_put(values, NamedSharding(mesh, P(*spec)))
+
+
+def same(found: Any, expected: Any) -> bool:
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return all(
+        a.shape == b.shape and np.allclose(np.asarray(a), np.asarray(b), 1e-5, 1e-5)
+        for a, b in pairs
+    )
+
+
+def report(name: str, run: Callable[..., Any], expected: Any, *given: Any) -> None:
+    """The case inside `jit`, and outside it."""
+    for kind, how in ((" jit", jax.jit(run)), ("", run)):
+        try:
+            found = how(*given)
+            text = "right" if same(found, expected) else "wrong"
+            specs = [str(leaf.sharding.spec) for leaf in jax.tree.leaves(found)]
+            text += f" {specs[0]}"
+            if kind:
+                everywhere, in_loops = collectives(how.lower(*given).compile().as_text())
+                text += f" {sorted(everywhere)} {in_loops}"
+        except Exception as error:
+            text = f"{type(error).__name__} {error}".replace("\n", " ")
+        print(f"{name}{kind}: {text}", flush=True)
+
+
+def squares(run: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.grad(lambda *args: (run(*args) ** 2).sum(), (0, 1))
+
+
+def of_kind(kind: AxisType) -> None:
+    """What is the same for automatic and for explicit axes."""
+    mesh = mesh_of(kind)
+    for carrier in ("ticks", "native"):
+        one = {
+            "machine": lw.vmap(collatz, carrier=carrier, schedule="auto"),
+            "refill": lw.vmap(collatz, carrier=carrier, lanes=8),
+            "recursion": lw.vmap(fibonacci, carrier=carrier),
+            "assertion": lw.vmap(checked, carrier=carrier),
+        }
+        for name, run in one.items():
+            label = f"{name} {carrier} {kind.name}"
+            report(label, run, run(NUMBERS), put(NUMBERS, mesh, "i"))
+
+        def network(x: Any, w: Any, n: Any, carrier: str = carrier) -> Any:
+            return lw.vmap(net, in_axes=(0, 0, None), carrier=carrier)(n, x, w)
+
+        gradient = squares(network)
+        expected = gradient(VECTORS, WEIGHTS, DEPTHS)
+        split = (put(VECTORS, mesh, "i"), put(WEIGHTS, mesh), put(DEPTHS, mesh, "i"))
+        with jax.set_mesh(mesh):
+            report(f"gradient {carrier} {kind.name}", gradient, expected, *split)
+    series = squares(lw.vmap(recurrent, in_axes=(0, None)))
+    expected = series(SERIES, WEIGHTS)
+    with jax.set_mesh(mesh):
+        split = (put(SERIES, mesh, "i"), put(WEIGHTS, mesh))
+        report(f"straight gradient {kind.name}", series, expected, *split)
+    keys = jax.random.split(jax.random.key(0), 16)
+
+    def walks(keys: Any, scale: Any) -> Any:
+        steps, last = lw.vmap(walk, in_axes=(0, None), carrier="ticks")(keys, scale)
+        return steps, jax.random.key_data(last)
+
+    report(f"keys {kind.name}", walks, walks(keys, 1.0), put(keys, mesh, "i"), 1.0)
+    bad = np.where(NUMBERS == 5, -1, NUMBERS)
+    try:
+        with lw.lane_errors():
+            jax.jit(lw.vmap(checked))(put(bad, mesh, "i"))
+    except lw.LaneError as error:
+        print(f"failure {kind.name}: {error}", flush=True)
+
+
+def automatic() -> None:
+    """Meshes of two axes, and what is split otherwise than along lanes."""
+    mesh = mesh_of(AxisType.Auto, 2, 2)
+    fib = lw.vmap(fibonacci, carrier="ticks")
+    report("two axes", fib, fib(NUMBERS), put(NUMBERS, mesh, ("i", "j")))
+    nested = jax.vmap(fib)
+    square = NUMBERS.reshape(4, 4)
+    report("nested", nested, nested(square), put(square, mesh, "j", "i"))
+    report("uneven", lambda n: fib(n[:13]), fib(NUMBERS[:13]), put(NUMBERS, mesh, "i"))
+    report("lone", lambda n: fibonacci(n[3]), fibonacci(NUMBERS[3]), put(NUMBERS, mesh, "i"))
+    run = lw.vmap(net, in_axes=(0, 0, None), carrier="ticks")
+    given = (put(DEPTHS, mesh, "i"), put(VECTORS, mesh, "i", "j"), put(WEIGHTS, mesh, "j"))
+    report("split weights", run, run(DEPTHS, VECTORS, WEIGHTS), *given)
+
+    def part(n: Any) -> Any:
+        return jax.shard_map(fib, mesh=mesh, in_specs=P("i"), out_specs=P("i"), axis_names={"i"})(n)
+
+    report("shard_map over one of two axes", part, fib(NUMBERS), put(NUMBERS, mesh, "i"))
+    counted = lw.vmap(collatz, carrier="ticks", stats=True)
+    steps = [counted(n)[1].steps for n in (NUMBERS, put(NUMBERS, mesh, "i"))]
+    print(f"steps: {'right' if steps[0] == steps[1] else steps}", flush=True)
+    of_each = jax.pmap(fib)(jnp.asarray(NUMBERS).reshape(4, 4))
+    print(f"pmap: {'right' if same(of_each.reshape(16), fib(NUMBERS)) else 'wrong'}", flush=True)
+
+
+if __name__ == "__main__":
+    of_kind(AxisType.Auto)
+    of_kind(AxisType.Explicit)
+    automatic()

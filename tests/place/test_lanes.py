@@ -1,0 +1,61 @@
+"""Lanes over the devices of a mesh: each runs its own, the answers are those of one device, no loop has a collective."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from apart import cases_of
+
+KINDS = ("Auto", "Explicit")
+CARRIERS = ("ticks", "native")
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, str]:
+    """What each case of `on_devices.py` came to. One process for all: it has devices that this one has not."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    return cases_of(Path(__file__).parent / "on_devices.py", XLA_FLAGS=flags)
+
+
+@pytest.mark.parametrize("name", ["machine", "refill", "recursion", "assertion", "gradient"])
+def test_each_device_runs_its_own_lanes(cases: dict[str, str], name: str) -> None:
+    for case in (f"{name} {carrier} {kind}" for carrier in CARRIERS for kind in KINDS):
+        assert cases[case].startswith("right P('i'"), (case, cases[case])
+        inside = cases[f"{case} jit"]
+        assert inside.startswith("right P('i'") and inside.endswith(" []"), (case, inside)
+
+
+def test_weight_gradients_are_summed_once(cases: dict[str, str]) -> None:
+    for case in (f"gradient {carrier} {kind} jit" for carrier in CARRIERS for kind in KINDS):
+        assert cases[case].count("all-reduce") == 1, (case, cases[case])
+    assert cases["straight gradient Explicit jit"].endswith("['all-reduce'] []")
+    assert cases["straight gradient Auto"].startswith("right")
+
+
+def test_lanes_that_cannot_fail_need_no_message_between_devices(cases: dict[str, str]) -> None:
+    for case in (f"{name} {kind} jit" for name in ("machine ticks", "refill native", "keys") for kind in KINDS):
+        assert cases[case].endswith(" [] []"), (case, cases[case])
+
+
+def test_failures_have_the_lane_numbers_of_the_whole_batch(cases: dict[str, str]) -> None:
+    for kind in KINDS:
+        assert "in 2 of 16 lanes: 4, 15." in cases[f"failure {kind}"]
+
+
+def test_other_ways_to_split(cases: dict[str, str]) -> None:
+    specs = {
+        "two axes": "P(('i', 'j'),)",
+        "nested": "P('j', 'i')",
+        "uneven": "P()",
+        "lone": "P()",
+        "split weights": "P('i',)",
+        "shard_map over one of two axes": "P('i',)",
+    }
+    for name, spec in specs.items():
+        for case in (name, f"{name} jit"):
+            assert cases[case].startswith(f"right {spec}"), (case, cases[case])
+        assert cases[f"{name} jit"].endswith(" []"), cases[f"{name} jit"]
+    assert (cases["steps"], cases["pmap"]) == ("right", "right")
