@@ -73,6 +73,7 @@ from lanewise._jax.meshes import (
     lower_split,
     lower_unsplit,
     needs_devices,
+    resharded,
     stored_ndim,
     typed_as_split,
 )

@@ -77,6 +77,18 @@ def is_split(value: Any) -> bool:
     return not (isinstance(sharding, SingleDeviceSharding) or sharding.is_fully_replicated)
 
 
+def resharded(
+    values: Sequence[Any], mesh: Any, specs: Sequence[PartitionSpec]
+) -> list[Any]:
+    """Values split over a mesh like this, where types must say so; XLA sees to it where axes are automatic."""
+    if not mesh.abstract_mesh.explicit_axes:
+        return list(values)
+    return [
+        jax.sharding.reshard(value, NamedSharding(mesh, spec))
+        for value, spec in zip(values, specs, strict=True)
+    ]
+
+
 def spec_of(sharding: Any, ndim: int) -> Spec:
     """How a value with this sharding is split; not at all, where JAX knows no mesh for it."""
     given = sharding.spec if isinstance(sharding, NamedSharding) else ()
