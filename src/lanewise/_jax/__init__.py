@@ -74,6 +74,7 @@ from lanewise._jax.meshes import (
     lower_unsplit,
     needs_devices,
     resharded,
+    split_axes,
     stored_ndim,
     typed_as_split,
 )

@@ -53,6 +53,20 @@ def free_axes(ctx: Any) -> dict[str, int]:
     return {name: size for name, size in mesh.shape.items() if name not in manual}
 
 
+def split_axes(ctx: Any, aval: Any) -> dict[str, int]:
+    """The axes, with their sizes, that a `shard_map` around what is lowered has split a value over, as far as known.
+
+    Types tell where they are checked. Otherwise it is known if there is one axis alone.
+    """
+    around = ctx.module_context.axis_context
+    mesh, manual = getattr(around, "mesh", None), getattr(around, "manual_axes", ())
+    if mesh is None:
+        return {}
+    wide = {name: size for name, size in mesh.shape.items() if name in manual and size > 1}
+    told = {name: size for name, size in wide.items() if name in aval.mat.varying}
+    return told or (wide if len(wide) == 1 else {})
+
+
 def everywhere(ctx: Any) -> NamedSharding | None:
     """The sharding of values that all devices have for which something is lowered; None if that is one, or a part."""
     devices = getattr(ctx.module_context.axis_context, "device_assignment", None) or ()

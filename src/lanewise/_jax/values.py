@@ -215,8 +215,20 @@ def device_memory(platform: str) -> int | None:
     return stats.get("bytes_limit") if stats else None
 
 
+def _everywhere(sharding: Any) -> Any:
+    """The sharding of values that all devices of another have."""
+    return NamedSharding(
+        jax.sharding.Mesh(np.array(sharding._device_assignment), ("devices",)), PartitionSpec()
+    )
+
+
 def to_host(value: Any) -> np.ndarray:
-    """An array's values. `jax.device_get` is twenty times as slow; a call of a program does this once or twice."""
+    """An array's values. `jax.device_get` is twenty times as slow; a call of a program does this once or twice.
+
+    Of an array that is split over several hosts each gets all of them.
+    """
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        value = jax.jit(lambda x: x, out_shardings=_everywhere(value.sharding))(value)
     if _config.transfer_guard_device_to_host.value in (None, "allow"):
         return np.asarray(value)
     with jax.transfer_guard_device_to_host("allow"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,14 +32,25 @@ def _throw_now(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
 
 
 def _throw_inside_jit(
-    *args: Any, sites: tuple[Site, ...], name: str, everywhere: Any = None
+    *args: Any,
+    sites: tuple[Site, ...],
+    name: str,
+    everywhere: Any = None,
+    axes: tuple[tuple[str, int], ...] = (),
 ) -> list[Any]:
-    """`everywhere`: the sharding of what all devices have, where XLA may split codes over several."""
+    """`everywhere`: the sharding of what all devices have, where XLA may split codes over several.
+
+    `axes`: those of the mesh that a `shard_map` has split the batch over, and their sizes.
+    """
     *answers, code, site = args
-    fail = functools.partial(raise_inside_jit, sites=sites, name=name)
+    devices = math.prod(size for _, size in axes)
+    fail = functools.partial(raise_inside_jit, sites=sites, name=name, devices=devices)
 
     def tell() -> None:
         lanes = (code, site)
+        if axes and code.ndim:
+            io_callback(fail, None, *lanes, jax.lax.axis_index(tuple(name for name, _ in axes)))
+            return
         if everywhere is not None:
             # One device calls for all, and lanes have their numbers in the whole batch. Values made here alone are
             # gathered here alone: XLA gathers what such a demand is made of where it comes from.
@@ -59,7 +71,8 @@ def _lower_throw(ctx: Any, *args: Any, **params: Any) -> Any:
         return _jax.lower_alike(ctx, _throw_inside_jit, *args, **params)
     everywhere = _jax.everywhere(ctx)
     if everywhere is None:
-        return _jax.lower_unchecked(ctx, _throw_inside_jit, *args, **params)
+        axes = tuple(_jax.split_axes(ctx, ctx.avals_in[-2]).items())
+        return _jax.lower_unchecked(ctx, _throw_inside_jit, *args, **params, axes=axes)
     return _jax.lower_unsplit(ctx, _throw_inside_jit, *args, **params, everywhere=everywhere)
 
 
