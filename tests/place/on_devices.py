@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import lanewise as lw
 from corpus import case_named
+from lanewise.core import events
 
 collatz, fibonacci = (case_named(name).program for name in ("collatz", "fibonacci"))
 
@@ -118,7 +119,7 @@ def report(
             specs = [str(leaf.sharding.spec) for leaf in jax.tree.leaves(found)]
             text += f" {specs[0]}"
             if kind:
-                everywhere, in_loops = collectives(how.lower(*given).compile().as_text())
+                everywhere, in_loops = collectives(str(how.lower(*given).compile().as_text()))
                 text += f" {sorted(everywhere)} {in_loops}"
         except Exception as error:
             text = f"{type(error).__name__} {error}".replace("\n", " ")
@@ -196,7 +197,77 @@ def automatic() -> None:
     print(f"pmap: {'right' if same(of_each.reshape(16), fib(NUMBERS)) else 'wrong'}", flush=True)
 
 
+def by_vmap() -> None:
+    """`lw.vmap` with a mesh, for batches that its devices cannot share alike too."""
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = mesh_of(kind)
+        fib = lw.vmap(checked, carrier="native", mesh=mesh, axis="i")
+        report(f"vmap {kind.name}", fib, CALLS, NUMBERS)
+        report(f"vmap uneven {kind.name}", fib, CALLS[:13], NUMBERS[:13])
+        refilled = lw.vmap(collatz, carrier="ticks", lanes=8, mesh=mesh)
+        report(f"vmap refill {kind.name}", refilled, COUNTS[:14], NUMBERS[:14], eager=False)
+        rows = np.moveaxis(SERIES[:13], 0, 1)
+        alone, spread = (
+            squares(lw.vmap(recurrent, in_axes=(1, None), out_axes=1, **where))
+            for where in ({}, {"mesh": mesh})
+        )
+        given = (rows, WEIGHTS)
+        report(f"vmap gradient {kind.name}", spread, alone(*given), *given, eager=False)
+        bad = np.where(NUMBERS == 5, -1, NUMBERS)[:14]
+        try:
+            fib(bad)
+        except lw.LaneError as error:
+            print(f"vmap failure {kind.name}: {error}", flush=True)
+        options = {"throw": False, "stats": True}
+        found = lw.vmap(checked, mesh=mesh, **options)(bad)
+        plain = lw.vmap(checked, **options)(bad)
+        pairs = ((found[0], plain[0]), (found[1].code, plain[1].code))
+        right = all(np.array_equal(a, b) for a, b in pairs)
+        print(f"vmap outcomes {kind.name}: {'right' if right else found}", flush=True)
+
+
+def named() -> None:
+    """Failures inside `shard_map` and `pmap`, and the bar of several devices."""
+    bad = np.where(np.arange(16) == 13, -1, NUMBERS)
+    mesh = mesh_of(AxisType.Auto, 2, 2)
+    run = lw.vmap(checked, carrier="native")
+    over = {"one axis": P("j"), "both axes": P(("i", "j"))}
+    calls = {
+        name: jax.jit(jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec))
+        for name, spec in over.items()
+    }
+    calls["pmap"] = lambda n: jax.pmap(run)(n.reshape(4, 4))
+    for name, call in calls.items():
+        try:
+            with lw.lane_errors():
+                call(bad)
+        except lw.LaneError as error:
+            print(f"failure {name}: {error}", flush=True)
+    bars = []
+
+    class Bar:
+        def __init__(self, total: int, label: str) -> None:
+            self.done, self.total, self.label = 0, total, label
+            bars.append(self)
+
+        def update(self, done: int | None = None, *, total: int | None = None) -> None:
+            self.done, self.total = done or self.done, total or self.total
+
+        def close(self, finished: bool = True) -> None:
+            pass
+
+    events.show_bars_with(Bar)
+    shown = lw.vmap(
+        collatz, carrier="ticks", schedule="sweep", progress=True, mesh=mesh_of(AxisType.Auto)
+    )
+    shown(NUMBERS).block_until_ready()
+    jax.effects_barrier()
+    print(f"bars: {[(bar.label, bar.total) for bar in bars]}", flush=True)
+
+
 if __name__ == "__main__":
     of_kind(AxisType.Auto)
     of_kind(AxisType.Explicit)
     automatic()
+    by_vmap()
+    named()

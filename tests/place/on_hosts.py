@@ -9,15 +9,19 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-address, processes, number = sys.argv[1:]
-jax.distributed.initialize(address, int(processes), int(number))
+import lanewise as lw
 
-import lanewise as lw  # noqa: E402  (devices are those of all processes from here on)
-from corpus import case_named  # noqa: E402
-
-collatz = case_named("collatz").program
 NUMBERS = np.arange(1, 9, dtype=np.int32)
 COUNTS = np.array([0, 1, 7, 2, 5, 8, 16, 3])
+
+
+@lw.program
+def collatz(n):
+    steps = 0
+    while n > 1:
+        n = n // 2 if n % 2 == 0 else 3 * n + 1
+        steps += 1
+    return steps
 
 
 @lw.program
@@ -29,15 +33,20 @@ def power(x, n, a):
     return y
 
 
-def main() -> None:
+def main(address: str, processes: str, number: str) -> None:
+    jax.distributed.initialize(address, int(processes), int(number))
     mesh = jax.make_mesh((jax.device_count(),), ("lanes",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, P("lanes"))
     share = np.split(NUMBERS, jax.process_count())[jax.process_index()]
     given = jax.make_array_from_process_local_data(sharding, share)
     for carrier in ("ticks", "native"):
         found = jax.jit(lw.vmap(collatz, carrier=carrier))(given)
-        own = all(np.array_equal(part.data, COUNTS[part.index]) for part in found.addressable_shards)
-        print(f"{carrier}: {'right' if own else 'wrong'} {len(found.addressable_shards)}", flush=True)
+        own = all(
+            np.array_equal(part.data, COUNTS[part.index]) for part in found.addressable_shards
+        )
+        print(
+            f"{carrier}: {'right' if own else 'wrong'} {len(found.addressable_shards)}", flush=True
+        )
     run = lw.vmap(power, in_axes=(0, 0, None), mesh=mesh, axis="lanes")
 
     def loss(a, x, n):
@@ -54,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

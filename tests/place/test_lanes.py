@@ -1,4 +1,4 @@
-"""Lanes over the devices of a mesh: each runs its own, the answers are those of one device, no loop has a collective."""
+"""Lanes over the devices of a mesh: each runs its own, answers are those of one device, no loop has a collective."""
 
 from __future__ import annotations
 
@@ -62,3 +62,24 @@ def test_other_ways_to_split(cases: dict[str, str]) -> None:
             assert cases[case].startswith(f"right {spec}"), (case, cases[case])
         assert cases[f"{name} jit"].endswith(" []"), cases[f"{name} jit"]
     assert (cases["steps"], cases["pmap"]) == ("right", "right")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vmap_over_a_mesh(cases: dict[str, str], kind: str) -> None:
+    assert cases[f"vmap {kind}"].startswith("right P('i'"), cases[f"vmap {kind}"]
+    assert cases[f"vmap uneven {kind}"].startswith("right P("), cases[f"vmap uneven {kind}"]
+    for name in ("vmap", "vmap uneven", "vmap refill", "vmap gradient"):
+        inside = cases[f"{name} {kind} jit"]
+        assert inside.startswith("right") and inside.endswith(" []"), (name, inside)
+    assert cases[f"vmap gradient {kind} jit"].count("all-reduce f32") == 1
+    assert "in 1 of 14 lanes: 4." in cases[f"vmap failure {kind}"]
+    assert cases[f"vmap outcomes {kind}"] == "right"
+
+
+def test_failures_inside_shard_map_have_them_too(cases: dict[str, str]) -> None:
+    for name in ("one axis", "both axes", "pmap"):
+        assert "in 1 of 16 lanes: 13." in cases[f"failure {name}"]
+
+
+def test_devices_share_a_bar(cases: dict[str, str]) -> None:
+    assert cases["bars"] == "[('collatz', 16)]"

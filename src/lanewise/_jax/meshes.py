@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from lanewise._jax.jaxprs import Jaxpr, Primitive, eval_jaxpr, trace
 from lanewise._jax.rules import lower_unchecked
-from lanewise._jax.values import loaded, shape_dtype_struct, shaped, stored, no_mesh, zeros
+from lanewise._jax.values import loaded, no_mesh, shape_dtype_struct, shaped, stored, zeros
 
 # For each axis of a value the axes of the mesh that it is split over.
 Spec = tuple[tuple[str, ...], ...]
@@ -91,9 +91,7 @@ def is_split(value: Any) -> bool:
     return not (isinstance(sharding, SingleDeviceSharding) or sharding.is_fully_replicated)
 
 
-def resharded(
-    values: Sequence[Any], mesh: Any, specs: Sequence[PartitionSpec]
-) -> list[Any]:
+def resharded(values: Sequence[Any], mesh: Any, specs: Sequence[PartitionSpec]) -> list[Any]:
     """Values split over a mesh like this, where types must say so; XLA sees to it where axes are automatic."""
     if not mesh.abstract_mesh.explicit_axes:
         return list(values)
@@ -234,7 +232,10 @@ def lower_split(
                 for x, spec in zip(shapes, specs, strict=True)
             )
 
-        in_shardings, out_shardings = shardings(in_shapes, in_specs), shardings(out_shapes, out_specs)
+        in_shardings, out_shardings = (
+            shardings(in_shapes, in_specs),
+            shardings(out_shapes, out_specs),
+        )
         return mesh, on_device, out_shardings, in_shardings
 
     def types(*values: Any) -> tuple[Any, ...]:
@@ -243,9 +244,7 @@ def lower_split(
         return tuple(stored(zeros(aval), aval) for aval in types_out)
 
     split = custom_partitioning(types)
-    split.def_partition(
-        one_device, sharding_rule=rule, need_replication_factors=whole_factors
-    )
+    split.def_partition(one_device, sharding_rule=rule, need_replication_factors=whole_factors)
 
     def run(*values: Any) -> list[Any]:
         outs = split(*map(stored, values, types_in))

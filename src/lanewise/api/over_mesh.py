@@ -1,9 +1,9 @@
 """`lanewise.vmap(f, mesh=mesh, axis="lanes")`: examples over the devices of a mesh.
 
-A `shard_map` whose devices each run their own examples. A batch that they cannot share alike is made longer by copies of
-its last example, whose answers are dropped. What lanes share is whole on each device, and its gradient is summed over
-devices once, after the run. How lanes ended is put together and looked at outside, so that messages have the numbers
-that examples have in the batch.
+A `shard_map` whose devices each run their own examples. A batch that they cannot share alike is made longer by copies
+of its last example, whose answers are dropped. What lanes share is whole on each device, and its gradient is summed
+over devices once, after the run. How lanes ended is put together and looked at outside, so that messages have the
+numbers that examples have in the batch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -69,7 +68,8 @@ def over_mesh(
         leaves, tree = jax.tree.flatten((args, kwargs))
         extra = -size % devices
         leaves = [_longer(x, d, extra) for x, d in zip(leaves, axes, strict=True)]
-        answers, outcomes, *stats = on_mesh(*jax.tree.unflatten(tree, leaves), axes)
+        args, kwargs = jax.tree.unflatten(tree, leaves)
+        answers, outcomes, *stats = on_mesh(args, kwargs, axes)
         if extra:
             # What devices cannot share alike no type can say: each has all of it.
             flat, tree = jax.tree.flatten((answers, outcomes))
@@ -102,11 +102,11 @@ def _checked(mesh: Any, axis: Any) -> tuple[str, ...]:
     """The axes of the mesh that examples are split over."""
     if not isinstance(mesh, Mesh):
         raise OptionError(
-            f"mesh={mesh!r} must be a jax.sharding.Mesh, as jax.make_mesh((4,), (\"lanes\",)) gives."
+            f'mesh={mesh!r} must be a jax.sharding.Mesh, as jax.make_mesh((4,), ("lanes",)) gives.'
         )
     if axis is None and len(mesh.axis_names) == 1:
         return tuple(mesh.axis_names)
-    names = axis if isinstance(axis, tuple) else (axis,)
+    names: tuple[Any, ...] = axis if isinstance(axis, tuple) else (axis,)
     if not names or any(name not in mesh.axis_names for name in names):
         known = ", ".join(map(repr, mesh.axis_names))
         raise OptionError(
@@ -138,9 +138,7 @@ def _axes_of_leaves(
     )
 
 
-def _size(
-    leaves: Sequence[Any], axes: Sequence[int | None], axis_size: int | None
-) -> int:
+def _size(leaves: Sequence[Any], axes: Sequence[int | None], axis_size: int | None) -> int:
     """How many examples there are."""
     found = {jnp.shape(x)[d] for x, d in zip(leaves, axes, strict=True) if d is not None}
     found |= set() if axis_size is None else {axis_size}

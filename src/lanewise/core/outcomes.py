@@ -245,7 +245,9 @@ def raise_inside_jit(
     """
     if devices > 1:
         place = int(device)
-        code, site = (_of_batch(_jax.to_host(x), place, devices, rest) for x, rest in ((code, 0), (site, -1)))
+        code, site = (
+            _of_batch(_jax.to_host(x), place, devices, rest) for x, rest in ((code, 0), (site, -1))
+        )
     try:
         raise_if_failed(code, site, sites, name)
     except LaneError as error:

@@ -103,7 +103,7 @@ def options_on_device(options: Options, devices: int) -> Options:
 def stats_of_all(stats: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:
     """What the machines on all devices along these axes did, from what each of them did, inside their code.
 
-    Counts are added up. There are as many ticks as the machine with the most has, and a frame is as deep as the deepest.
+    Counts are added up. `ticks` and `deepest` are those of the machine with the most.
     """
     if not axes:
         return list(stats)

@@ -61,7 +61,9 @@ def _program_abstract(
     scalar, whole = _jax.shaped((), jnp.float32.dtype), _jax.shaped((), jnp.int32.dtype)
     stats = [whole, *[scalar] * (NUM_STATS - 2), whole] if options.stats else []
     given = [*answers, *outcomes, *stats]
-    return typed(_jax.varying_as(given, operands), operands, program, lanes, mapped, options, summed)
+    return typed(
+        _jax.varying_as(given, operands), operands, program, lanes, mapped, options, summed
+    )
 
 
 @program_p.def_impl

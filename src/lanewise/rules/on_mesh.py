@@ -47,9 +47,7 @@ def _layout(
     axes = axes_with_sums(answer_axes(program, mapped, options, lanes), summed, lanes)
     codes = [(True,) * len(lanes)] * 2 if program.gives_outcomes(options) else []
     stats = [(False,) * len(lanes)] * (NUM_STATS if options.stats else 0)
-    return Layout(
-        lanes, mapped, (*axes, *codes, *stats), tuple(in_ndims), tuple(out_ndims)
-    )
+    return Layout(lanes, mapped, (*axes, *codes, *stats), tuple(in_ndims), tuple(out_ndims))
 
 
 def typed(
@@ -62,8 +60,8 @@ def typed(
     summed: tuple[int, ...],
 ) -> list[Any]:
     """The types of results, which say how these are split where those of operands do."""
-    ndims = ([aval.ndim for aval in avals] for avals in (operands, results))
-    layout = _layout(*ndims, program, lanes, mapped, options, summed)
+    ins, outs = ([aval.ndim for aval in avals] for avals in (operands, results))
+    layout = _layout(ins, outs, program, lanes, mapped, options, summed)
 
     def chosen(mesh: Mapping[str, int], specs: Sequence[Spec]) -> Sequence[Spec]:
         return layout.specs(layout.split(mesh, specs))[1]
@@ -120,8 +118,8 @@ def lower_on_mesh(
         )
     if _jax.free_axes(ctx):
         return _jax.lower_alike(ctx, program_p.bind, *operands, **params)
-    ndims = (map(_jax.stored_ndim, avals) for avals in (ctx.avals_in, ctx.avals_out))
-    layout = _layout(*ndims, **params)
+    ins, outs = map(_jax.stored_ndim, ctx.avals_in), map(_jax.stored_ndim, ctx.avals_out)
+    layout = _layout(ins, outs, **params)
 
     def choose(mesh: Mapping[str, int], ins: Sequence[Spec], outs: Sequence[Spec]) -> Any:
         split = layout.split(mesh, ins, outs)
