@@ -8,6 +8,7 @@ more than one; `native` uses all cores on one device already, so there two must 
 
 from __future__ import annotations
 
+import functools
 import os
 
 # Before JAX starts.
@@ -48,6 +49,13 @@ def collatz(n, step):
     return steps
 
 
+@lw.program
+def calls(n, one):
+    if n < 2:
+        return one
+    return calls(n - 1, one) + calls(n - 2, one)
+
+
 def main() -> None:
     parser = usual_arguments(__doc__, repeats=9)
     parser.add_argument("--lanes", type=int, default=4096)
@@ -56,9 +64,11 @@ def main() -> None:
     random = np.random.default_rng(0)
     weights = (random.normal(size=(64, 64)) * 0.2).astype(np.float32)
     inputs = (random.normal(size=(lanes, 64)) * 0.1).astype(np.float32)
+    depths = random.integers(5, 13, lanes).astype(np.int32)
     numbers = random.integers(1, 100_000, 64 * lanes).astype(np.int32)
     subjects: list[tuple[Any, tuple[Any, Any], str]] = [
         (early_exit, (inputs, weights), "ticks"),
+        (calls, (depths, np.int32(1)), "ticks"),
         (collatz, (numbers, np.int32(1)), "ticks"),
         (collatz, (numbers, np.int32(1)), "native"),
     ]
@@ -78,7 +88,10 @@ def main() -> None:
             share = same_answers(run(*two), alone(*one))
             if share < 1:
                 raise AssertionError(f"{program.__name__}: only {share:.1%} of the lanes agree")
-            contenders = {"one": lambda f=alone: f(*one), "two": lambda f=run: f(*two)}
+            contenders = {
+                "one": functools.partial(alone, *one),
+                "two": functools.partial(run, *two),
+            }
             found = medians(contenders, (), options.repeats)
             name = f"lanes: {program.__name__}, {len(batch)} lanes, {carrier}, two devices, {way}"
             claims.append(Claim(name, found["two"], found["one"], TARGETS[carrier]))

@@ -206,7 +206,7 @@ def by_vmap() -> None:
         report(f"vmap uneven {kind.name}", fib, CALLS[:13], NUMBERS[:13])
         refilled = lw.vmap(collatz, carrier="ticks", lanes=8, mesh=mesh)
         report(f"vmap refill {kind.name}", refilled, COUNTS[:14], NUMBERS[:14], eager=False)
-        rows = np.moveaxis(SERIES[:13], 0, 1)
+        rows = np.moveaxis(SERIES, 0, 1)
         alone, spread = (
             squares(lw.vmap(recurrent, in_axes=(1, None), out_axes=1, **where))
             for where in ({}, {"mesh": mesh})

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 from lanewise import _jax
 from lanewise.core.errors import OptionError
 from lanewise.core.objects import over_lanes
+from lanewise.core.options import on_each_of
 from lanewise.core.outcomes import Stats
 from lanewise.core.program import throw_p
 from lanewise.place.lanes import options_on_device, stats_of_all
@@ -40,6 +41,7 @@ def over_mesh(
     options = program.options
     own = options_on_device(options, devices)
     inner = program.with_options(throw=False, lanes=own.lanes)
+    inner.options = on_each_of(inner.options, len(mesh.local_devices))
 
     def on_mesh(args: tuple[Any, ...], kwargs: dict[str, Any], axes: Any) -> Any:
         """Answers, outcomes, and statistics if they are wanted, of examples that devices share alike."""

@@ -60,10 +60,10 @@ def typed(
     summed: tuple[int, ...],
 ) -> list[Any]:
     """The types of results, which say how these are split where those of operands do."""
-    ins, outs = ([aval.ndim for aval in avals] for avals in (operands, results))
-    layout = _layout(ins, outs, program, lanes, mapped, options, summed)
 
     def chosen(mesh: Mapping[str, int], specs: Sequence[Spec]) -> Sequence[Spec]:
+        ins, outs = ([aval.ndim for aval in avals] for avals in (operands, results))
+        layout = _layout(ins, outs, program, lanes, mapped, options, summed)
         return layout.specs(layout.split(mesh, specs))[1]
 
     return _jax.typed_as_split(results, operands, chosen)
