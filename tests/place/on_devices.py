@@ -208,8 +208,8 @@ def by_vmap() -> None:
         report(f"vmap refill {kind.name}", refilled, COUNTS[:14], NUMBERS[:14], eager=False)
         rows = np.moveaxis(SERIES, 0, 1)
         alone, spread = (
-            squares(lw.vmap(recurrent, in_axes=(1, None), out_axes=1, **where))
-            for where in ({}, {"mesh": mesh})
+            squares(lw.vmap(recurrent, in_axes=(1, None), out_axes=1, mesh=where))
+            for where in (None, mesh)
         )
         given = (rows, WEIGHTS)
         report(f"vmap gradient {kind.name}", spread, alone(*given), *given, eager=False)
@@ -232,7 +232,7 @@ def named() -> None:
     mesh = mesh_of(AxisType.Auto, 2, 2)
     run = lw.vmap(checked, carrier="native")
     over = {"one axis": P("j"), "both axes": P(("i", "j"))}
-    calls = {
+    calls: dict[str, Callable[..., Any]] = {
         name: jax.jit(jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec))
         for name, spec in over.items()
     }

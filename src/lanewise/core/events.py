@@ -47,8 +47,8 @@ class Site:
     """What a compiled machine is: told at its runs' beginning, the same for all of them.
 
     `examples`: how many a run has. `devices`: how many of them each have such a run, of a part of one batch.
-    `ask(run)`: how many examples of a run have ended, where a thread must ask, or -1 when it is not running. `plan`: how
-    the job runs, for reports; nothing here looks at it.
+    `ask(run)`: how many examples of a run have ended, where a thread must ask, or -1 when it is not running. `plan`:
+    how the job runs, for reports; nothing here looks at it.
     """
 
     name: str
