@@ -72,6 +72,7 @@ from lanewise._jax.meshes import (
     lower_alike,
     lower_split,
     lower_unsplit,
+    may_be_split,
     needs_devices,
     resharded,
     split_axes,

@@ -18,7 +18,12 @@ from jax._src import dispatch as _dispatch
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import (
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+    get_abstract_mesh,
+)
 
 from lanewise._jax.jaxprs import Jaxpr, Primitive, eval_jaxpr, trace
 from lanewise._jax.rules import lower_unchecked
@@ -99,6 +104,12 @@ def resharded(values: Sequence[Any], mesh: Any, specs: Sequence[PartitionSpec]) 
         jax.sharding.reshard(value, NamedSharding(mesh, spec))
         for value, spec in zip(values, specs, strict=True)
     ]
+
+
+def may_be_split() -> bool:
+    """Whether `jax.set_mesh` has set a mesh over whose automatic axes XLA may split what is traced here."""
+    mesh = get_abstract_mesh()
+    return any(mesh.shape[name] > 1 for name in mesh.auto_axes)
 
 
 def spec_of(sharding: Any, ndim: int) -> Spec:

@@ -44,7 +44,7 @@ def _linearize(
         params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
         return linearized(functools.partial(unsummed, **params, summed=summed), nonzero, primals)
     # As a program of one lane, a batch could not be split along its lanes.
-    split = any(map(_jax.is_split, primals))
+    split = any(map(_jax.is_split, primals)) or (_jax.may_be_split() and not _jax.runs_now())
     if options.schedule in ("auto", "levels") and not split:
         by_levels = _by_levels(nonzero, primals, program, lanes, mapped, options)
         if by_levels is not None:

@@ -129,8 +129,13 @@ def lower_on_mesh(
 
 
 def _left_to_xla(job: Any) -> bool:
-    """Whether XLA splits the job well by itself: JAX's own batching of what has no loop that waits for lanes."""
+    """Whether XLA splits the job well by itself: JAX's own batching of what has no loop that waits for lanes.
+
+    What only the host can run is left to it too: it is refused where it is traced.
+    """
     chosen = plan(job)
+    if chosen.schedule in ("local", "levels"):
+        return True
     return chosen.plain and (not job.lanes or linked_for(job).straight)
 
 
