@@ -115,6 +115,7 @@ from lanewise._jax.values import (
     tangent_aval,
     to_device,
     to_host,
+    typed_without_mesh,
     unchecked,
     varying_alike,
     varying_as,

@@ -123,8 +123,17 @@ def without_mesh() -> Iterator[None]:
 
     Inside `shard_map` the mesh stays, as values of enclosing traces have it in their types.
     """
-    with contextlib.nullcontext() if _mesh.get_abstract_mesh().manual_axes else no_mesh():
+    mesh = _mesh.get_abstract_mesh()
+    # Where there is none nothing changes, for what is traced is looked up by such settings too.
+    with contextlib.nullcontext() if mesh.empty or mesh.manual_axes else no_mesh():
         yield
+
+
+def typed_without_mesh(aval: ShapedArray) -> ShapedArray:
+    """The type, which says nothing of a mesh with explicit axes."""
+    if not aval.sharding.mesh.explicit_axes:
+        return aval
+    return in_memory_of(shaped(aval.shape, aval.dtype, aval.weak_type), aval)
 
 
 @contextlib.contextmanager
