@@ -27,7 +27,15 @@ from jax.sharding import (
 
 from lanewise._jax.jaxprs import Jaxpr, Primitive, eval_jaxpr, trace
 from lanewise._jax.rules import lower_unchecked
-from lanewise._jax.values import loaded, no_mesh, shape_dtype_struct, shaped, stored, zeros
+from lanewise._jax.values import (
+    in_memory_of,
+    loaded,
+    no_mesh,
+    shape_dtype_struct,
+    shaped,
+    stored,
+    zeros,
+)
 
 # For each axis of a value the axes of the mesh that it is split over.
 Spec = tuple[tuple[str, ...], ...]
@@ -199,7 +207,7 @@ def stored_ndim(aval: Any) -> int:
 
 
 def _bare(aval: Any) -> Any:
-    return shaped(aval.shape, aval.dtype, aval.weak_type)
+    return in_memory_of(shaped(aval.shape, aval.dtype, aval.weak_type), aval)
 
 
 def lower_split(
