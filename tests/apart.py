@@ -23,4 +23,5 @@ def cases_of(script: Path, *arguments: str, **environment: str) -> dict[str, str
         timeout=600,
     )
     assert ran.returncode == 0, ran.stderr
-    return dict(line.split(": ", 1) for line in ran.stdout.splitlines())
+    # A library may print something too.
+    return dict(line.split(": ", 1) for line in ran.stdout.splitlines() if ": " in line)

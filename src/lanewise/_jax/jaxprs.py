@@ -16,7 +16,7 @@ from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import special as _special
 from jax.core import ShapedArray, Tracer
 
-from lanewise._jax.values import shape_dtype_struct, stored
+from lanewise._jax.values import shape_dtype_struct, stored, without_mesh
 
 # To JAX's annotations a variable's type may be any abstract value; in a program's code all are arrays.
 if TYPE_CHECKING:
@@ -265,7 +265,8 @@ def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Traced:
 
     Values of enclosing traces that `fun` closes over become `captures`.
     """
-    return trace_at(fun, [shape_dtype_struct(aval) for aval in avals])
+    with without_mesh():
+        return trace_at(fun, [shape_dtype_struct(aval) for aval in avals])
 
 
 def trace_at(fun: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Traced:

@@ -10,7 +10,6 @@ Transfers between host and device that are ours are explicit, so that `jax.trans
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import jax.interpreters.ad as ad
 import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import mesh as _mesh
 from jax._src.array import ArrayImpl
 from jax._src.lax import lax as _lax
 from jax.core import ShapedArray, Tracer
@@ -125,6 +125,32 @@ def unchecked() -> Any:
     return _config._check_vma(False)
 
 
+@contextlib.contextmanager
+def without_mesh() -> Iterator[None]:
+    """A context in which types say nothing of a mesh that `jax.set_mesh` has set: programs are code of one lane.
+
+    Inside `shard_map` the mesh stays, as values of enclosing traces have it in their types.
+    """
+    mesh = _mesh.get_abstract_mesh()
+    # Where there is none nothing changes, for what is traced is looked up by such settings too.
+    with contextlib.nullcontext() if mesh.empty or mesh.manual_axes else no_mesh():
+        yield
+
+
+def typed_without_mesh(aval: ShapedArray) -> ShapedArray:
+    """The type, which says nothing of a mesh with explicit axes."""
+    if not aval.sharding.mesh.explicit_axes:
+        return aval
+    return in_memory_of(shaped(aval.shape, aval.dtype, aval.weak_type), aval)
+
+
+@contextlib.contextmanager
+def no_mesh() -> Iterator[None]:
+    """The same inside `shard_map` too: for code that takes nothing from enclosing traces."""
+    with unchecked(), _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh):
+        yield
+
+
 def varying_as(avals: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     """The types, varying over all axes of the mesh over which some of the operands' types vary."""
     axes = _varying_axes(operands)
@@ -161,39 +187,6 @@ def varying_untold(value: Any) -> Any:
     if not (isinstance(value, Tracer) and aval_of(value).mat.varying):
         return value
     return jax.lax.squeeze(jax.lax.expand_dims(value, (0,)), (0,))
-
-
-def devices_of_lowering(ctx: Any) -> int:
-    """Over how many devices XLA may split what is lowered here: 1 where a `shard_map` has done so already."""
-    around = ctx.module_context.axis_context
-    count = getattr(around, "num_devices", None)
-    if count is not None:
-        return count
-    mesh, manual = getattr(around, "mesh", None), getattr(around, "manual_axes", ())
-    if mesh is None:
-        return 1
-    return math.prod(size for name, size in mesh.shape.items() if name not in manual)
-
-
-def explicit_axes(avals: Sequence[Any]) -> tuple[str, ...]:
-    """The axes of a mesh that types say values are split over."""
-    found: dict[str, None] = {}
-    for aval in avals:
-        spec = getattr(getattr(aval, "sharding", None), "spec", None) or ()
-        for entry in spec:
-            names = entry if isinstance(entry, tuple) else (entry,)
-            found |= {name: None for name in names if isinstance(name, str)}
-    return tuple(found)
-
-
-def devices_of(value: Any) -> int:
-    """Over how many devices an array is split; 1 if each of them has all of it."""
-    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
-        return 1
-    sharding = value.sharding
-    if isinstance(sharding, SingleDeviceSharding) or sharding.is_fully_replicated:
-        return 1
-    return len(sharding.device_set)
 
 
 def default_platform() -> str:
@@ -239,12 +232,28 @@ def device_memory(platform: str) -> int | None:
     return stats.get("bytes_limit") if stats else None
 
 
+def _everywhere(sharding: Any) -> Any:
+    """The sharding of values that all devices of another have."""
+    return NamedSharding(
+        jax.sharding.Mesh(np.array(sharding._device_assignment), ("devices",)), PartitionSpec()
+    )
+
+
 def to_host(value: Any) -> np.ndarray:
-    """An array's values. `jax.device_get` is twenty times as slow; a call of a program does this once or twice."""
-    if _config.transfer_guard_device_to_host.value in (None, "allow"):
-        return np.asarray(value)
-    with jax.transfer_guard_device_to_host("allow"):
-        return np.asarray(value)
+    """An array's values. `jax.device_get` is twenty times as slow; a call of a program does this once or twice.
+
+    Of an array that is split over several hosts each gets all of them.
+    """
+    try:
+        if _config.transfer_guard_device_to_host.value in (None, "allow"):
+            return np.asarray(value)
+        with jax.transfer_guard_device_to_host("allow"):
+            return np.asarray(value)
+    except RuntimeError:
+        # Asked for only then: it takes as long as all the rest.
+        if not isinstance(value, jax.Array) or value.is_fully_addressable:
+            raise
+    return to_host(jax.jit(lambda x: x, out_shardings=_everywhere(value.sharding))(value))
 
 
 def on_host_cpu(value: Any) -> Any:

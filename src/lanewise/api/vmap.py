@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from lanewise._jax import ArrayImpl
+from lanewise.api.over_mesh import over_mesh
 from lanewise.core.errors import OptionError
 from lanewise.core.objects import is_held, is_taken, over_lanes
 from lanewise.tracing.decorator import ProgramFunction, lift
@@ -24,6 +25,8 @@ def vmap(
     axis_size: int | None = None,
     axis_name: Any = None,
     spmd_axis_name: Any = None,
+    mesh: Any = None,
+    axis: Any = None,
     **options: Any,
 ) -> Callable[..., Any]:
     """Run a program for a whole batch; a plain function is lifted first.
@@ -44,6 +47,9 @@ def vmap(
     * `lanes`: run with this many lanes, each of which takes the next example when it has ended one. Answers are the
       same; a batch of no more examples than that runs as it would without.
 
+    With `mesh`, a `jax.sharding.Mesh`, each of its devices along `axis` runs a part of the batch; `axis` may be left
+    out if the mesh has one. Then `lanes` is how many all devices have together.
+
     >>> import jax.numpy as jnp
     >>> import lanewise as lw
     >>> double = lambda x: jax.lax.while_loop(lambda y: y < 100, lambda y: 2 * y, x)
@@ -63,6 +69,14 @@ def vmap(
         axis_size = _size(axis_size)
     program = fun if isinstance(fun, ProgramFunction) else lift(fun)
     program = program.with_options(**options)
+    if mesh is not None:
+        if axis_name is not None or spmd_axis_name is not None:
+            raise OptionError(
+                "axis_name and spmd_axis_name are for jax.vmap's own axis; with mesh, leave them out."
+            )
+        return over_mesh(program, in_axes, out_axes, axis_size, mesh, axis)
+    if axis is not None:
+        raise OptionError(f"axis={axis!r} names an axis of a mesh: give mesh too.")
     chosen = program.options
     extra = ([] if chosen.throw else [0]) + ([None] if chosen.stats else [])
     outs = (out_axes, *extra) if extra else out_axes

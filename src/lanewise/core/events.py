@@ -46,8 +46,9 @@ NEVER = np.int32(2**31 - 1)
 class Site:
     """What a compiled machine is: told at its runs' beginning, the same for all of them.
 
-    `examples`: how many a run has. `ask(run)`: how many examples of a run have ended, where a thread must ask, or -1
-    when it is not running. `plan`: how the job runs, for reports; nothing here looks at it.
+    `examples`: how many a run has. `devices`: how many of them each have such a run, of a part of one batch.
+    `ask(run)`: how many examples of a run have ended, where a thread must ask, or -1 when it is not running. `plan`:
+    how the job runs, for reports; nothing here looks at it.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Site:
     recorded: bool
     plan: Any
     ask: Callable[[int], int] | None = None
+    devices: int = 1
 
 
 class Recorder(Protocol):
@@ -213,9 +215,11 @@ def _begin(site: Site) -> np.int32:
                 group = _groups.get(site)
             if group is None:
                 label = _labels[-1] if _labels else site.name
-                group = _groups[site] = _Group(_new_bar[0](site.examples, label))
+                total = site.examples * site.devices
+                group = _groups[site] = _Group(_new_bar[0](total, label))
+                group.total = total if site.devices > 1 else 0
             group.runs[number] = run
-            group.total += site.examples
+            group.total += site.examples if site.devices == 1 else 0
             group.show()
         if site.ask is not None:
             _ask_now_and_then()
@@ -268,7 +272,9 @@ def end(number: Any, arrays: Mapping[str, Any]) -> None:
             if group is not None and group.runs.pop(int(number), None):
                 group.ended += run.site.examples
                 group.show()
-                if not group.runs:
+                # Devices that have not begun yet will share the bar.
+                last = run.site.devices == 1 or group.ended >= group.total
+                if last and not group.runs:
                     del _groups[run.site]
                     group.bar.close()
             taken = {name: np.asarray(value) for name, value in arrays.items()}

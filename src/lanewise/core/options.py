@@ -41,6 +41,8 @@ class Options:
     recorded: bool = False
     # Nor this: the tape is part of one that a host may make longer.
     tape_grows: bool = False
+    # Nor this: how many devices here each run a part of the batch, which share a progress bar.
+    devices: int = 1
 
     def __post_init__(self) -> None:
         _one_of("schedule", self.schedule, SCHEDULES)
@@ -125,7 +127,7 @@ class Options:
 
     def unwatched(self) -> Options:
         """The same for a run that nobody is told of: what is decided does not depend on it."""
-        return replace(self, progress=False, recorded=False) if self.watched else self
+        return replace(self, progress=False, recorded=False, devices=1) if self.watched else self
 
     def of_kernel(self) -> Options:
         """What a kernel's text depends on: one that is recorded counts the steps of its lanes."""
@@ -140,7 +142,12 @@ class Options:
         return replace(self, recorded=True)
 
 
-_NOT_THE_CALLERS = ("recorded", "tape_grows")
+def on_each_of(options: Options, devices: int) -> Options:
+    """The options of runs on several devices, whose progress is shown together."""
+    return replace(options, devices=devices) if options.progress else options
+
+
+_NOT_THE_CALLERS = ("recorded", "tape_grows", "devices")
 NAMES = tuple(field.name for field in fields(Options) if field.name not in _NOT_THE_CALLERS)
 
 

@@ -230,14 +230,41 @@ def raise_if_failed(code: Any, site: Any, sites: Sequence[Site], name: str) -> N
 _open: dict[int, list[LaneError]] = {}
 
 
-def raise_inside_jit(code: Any, site: Any, sites: Sequence[Site], name: str) -> None:
-    """The same from a callback, whose exception JAX replaces by one of its own: `lane_errors` has the original."""
+def raise_inside_jit(
+    code: Any,
+    site: Any,
+    device: Any = 0,
+    *,
+    sites: Sequence[Site],
+    name: str,
+    devices: int = 1,
+) -> None:
+    """The same from a callback, whose exception JAX replaces by one of its own: `lane_errors` has the original.
+
+    `device`: which of the `devices` that share a batch calls. Of lanes on others it knows nothing.
+    """
+    if devices > 1:
+        place = int(device)
+        code, site = (
+            _of_batch(_jax.to_host(x), place, devices, rest) for x, rest in ((code, 0), (site, -1))
+        )
     try:
         raise_if_failed(code, site, sites, name)
     except LaneError as error:
         for found in list(_open.values()):
             found.append(error)
         raise
+
+
+def _of_batch(own: np.ndarray, device: int, devices: int, rest: int) -> np.ndarray:
+    """What one device has of its lanes, at their places in the batch.
+
+    >>> _of_batch(np.array([3, 0]), 1, 3, rest=-1)
+    array([-1, -1,  3,  0, -1, -1])
+    """
+    whole = np.full((devices * own.shape[0], *own.shape[1:]), rest, own.dtype)
+    whole[device * own.shape[0] : (device + 1) * own.shape[0]] = own
+    return whole
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ def _told_call_abstract(*args: Any, out_avals: Sequence[Any], **params: Any) -> 
 
 
 @functools.lru_cache(maxsize=512)
+@_jax.without_mesh()
 def jvp_program(program: Program, moving: Moving) -> Program:
     """The program that computes answers and their tangents when these operands have tangents.
 

@@ -85,6 +85,7 @@ class Room:
 
 
 @functools.lru_cache(maxsize=512)
+@_jax.without_mesh()
 def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> Reverse:
     """The gradient of a program by the operands that move."""
     if any(calls(function.jaxpr) for function in program.functions.values()):

@@ -191,6 +191,7 @@ def blocks_of(program: Program, varying: Sequence[bool], options: Options) -> Bl
 
 
 @functools.lru_cache(maxsize=512)
+@_jax.without_mesh()
 def _blocks(program: Program, varying: tuple[bool, ...], every_loop: bool) -> BlockProgram:
     return simplify(flatten(program, varying, every_loop=every_loop))
 
@@ -202,6 +203,7 @@ def linked_for(job: Job) -> Linked:
 
 
 @functools.lru_cache(maxsize=512)
+@_jax.without_mesh()
 def _linked(
     program: Program, varying: tuple[bool, ...], every_loop: bool, profile: Profile
 ) -> Linked:

@@ -71,7 +71,15 @@ class Plan:
         if not job.options.watched:
             return None
         examples = 0 if job.streamed else job.examples
-        return Site(job.program.name, examples, job.options.progress, job.options.recorded, self)
+        options = job.options
+        return Site(
+            job.program.name,
+            examples,
+            options.progress,
+            options.recorded,
+            self,
+            devices=options.devices,
+        )
 
     def because(self, why: str) -> Plan:
         """The same for another reason."""

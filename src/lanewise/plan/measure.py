@@ -191,7 +191,7 @@ def _rows(
         if isinstance(value, bool | int | float | complex):
             value = np.asarray(value, _jax.aval_of(value).dtype)
         kept = stored(value, _jax.aval_of(value))
-        if _jax.devices_of(kept) > 1:
+        if _jax.is_split(kept):
             kept = _jax.to_host(kept)
         rows.append(_jax.to_host(kept[index] if index else kept))
     return rows

@@ -29,8 +29,8 @@ from lanewise.core.options import Options
 from lanewise.core.outcomes import NUM_STATS
 from lanewise.core.program import Program, program_p
 from lanewise.job.job import Mapped, Room, answer_axes, job_for
-from lanewise.plan.sharded import Split
 from lanewise.rules.explain import explainable
+from lanewise.rules.on_mesh import lower_on_mesh, on_mesh, typed
 from lanewise.rules.run import OnHost, execute, on_host
 from lanewise.rules.sums import axes_with_sums, unsummed
 
@@ -60,7 +60,10 @@ def _program_abstract(
     outcomes = [code, code] if program.gives_outcomes(options) else []
     scalar, whole = _jax.shaped((), jnp.float32.dtype), _jax.shaped((), jnp.int32.dtype)
     stats = [whole, *[scalar] * (NUM_STATS - 2), whole] if options.stats else []
-    return _jax.varying_as([*answers, *outcomes, *stats], operands)
+    given = [*answers, *outcomes, *stats]
+    return typed(
+        _jax.varying_as(given, operands), operands, program, lanes, mapped, options, summed
+    )
 
 
 @program_p.def_impl
@@ -78,12 +81,10 @@ def execute_on_host(
     With `room` tapes grow as well.
     """
     platform, devices = _jax.placed(operands)
+    if devices > 1 and any(map(_jax.is_split, operands)):
+        return on_mesh(operands, program, lanes, mapped, options, summed)
     run = _runs(program, lanes, mapped, options, platform, events.recorded(), room, summed)
     job = run.job
-    if devices > 1 and job.examples:
-        split = Split.of_values(operands)
-        if split is not None:
-            split.refuse(run.plan(operands))
     if not job.options.watched:
         out = run(operands)
     else:
@@ -120,10 +121,12 @@ def _lower_program(ctx: Any, *operands: Any, **params: Any) -> Any:
     if _jax.lowers_for_export(ctx):
         params["options"] = _exported(params["program"].name, params["options"])
         anywhere = True
-    run = functools.partial(
-        execute, platform=None if anywhere else platforms[0], split=Split.of_lowering(ctx)
+    platform = None if anywhere else platforms[0]
+    if _jax.devices_of_lowering(ctx) > 1:
+        return lower_on_mesh(ctx, operands, platform, params)
+    return _jax.lower_unchecked(
+        ctx, functools.partial(execute, platform=platform), *operands, **params
     )
-    return _jax.lower_unchecked(ctx, run, *operands, **params)
 
 
 def _exported(name: str, options: Options) -> Options:
@@ -140,6 +143,7 @@ def _exported(name: str, options: Options) -> Options:
     return options.updated(carrier="ticks")
 
 
+_jax.needs_devices(program_p)
 mlir.register_lowering(program_p, _lower_program)
 
 

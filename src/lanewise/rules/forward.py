@@ -46,7 +46,8 @@ def run_forward(
             f" {math.prod(lanes)} lanes take ways of their own. Leave it out, or set checkpoints to a number,"
             " which bounds what is saved."
         )
-    runs_now = options.tape is None and _jax.runs_now()
+    # Lanes on several devices run as inside `jit` (`rules/on_mesh.py`).
+    runs_now = options.tape is None and _jax.runs_now() and not any(map(_jax.is_split, primals))
     records = options.tape or (FIRST_RECORDS if runs_now else RECORDS_INSIDE_JIT)
     grows = runs_now or options.tape_grows
     # Who looks for NaN looks into all that is saved, written or not.

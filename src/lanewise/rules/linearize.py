@@ -43,11 +43,13 @@ def _linearize(
     if summed:
         params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
         return linearized(functools.partial(unsummed, **params, summed=summed), nonzero, primals)
-    if options.schedule in ("auto", "levels"):
+    # As a program of one lane, a batch could not be split along its lanes.
+    split = any(map(_jax.is_split, primals)) or (_jax.may_be_split() and not _jax.runs_now())
+    if options.schedule in ("auto", "levels") and not split:
         by_levels = _by_levels(nonzero, primals, program, lanes, mapped, options)
         if by_levels is not None:
             return by_levels
-    if lanes and not (options.stats or program.gives_outcomes(options)):
+    if lanes and not (split or options.stats or program.gives_outcomes(options)):
         whole = whole_batch(program, lanes, mapped, options, _jax.placed(primals)[0])
         if whole is not None:
             alone = ((),) * len(primals)

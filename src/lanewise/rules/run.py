@@ -26,29 +26,24 @@ from lanewise.job.job import Job, job_for, of_rows
 from lanewise.job.plan import HostRun, Plan, apart, of_no_lanes
 from lanewise.plan.choose import as_watched, given_up, inside_jit, or_given_up, plan
 from lanewise.plan.folded import folded
-from lanewise.plan.sharded import Split
 
 
-def execute(
-    *operands: Any, platform: str | None = None, split: Split | None = None, **params: Any
-) -> list[Any]:
+def execute(*operands: Any, platform: str | None = None, **params: Any) -> list[Any]:
     """Answers, then outcomes and statistics if they are wanted, as traceable code for a platform, or for any.
 
-    `params` are those of `program_p`; `split`: how XLA may split what is traced over devices.
+    `params` are those of `program_p`.
     """
     job = job_for(**params, platform=platform).as_it_runs()
-    return or_given_up(job, lambda: _traced(job, operands, split))
+    return or_given_up(job, lambda: _traced(job, operands))
 
 
-def _traced(job: Job, operands: Sequence[Any], split: Split | None) -> list[Any]:
+def _traced(job: Job, operands: Sequence[Any]) -> list[Any]:
     if job.examples == 0:
         return of_no_lanes(job)
     fold = folded(job)
     if fold is not None:
-        return fold.answers(_traced(fold.inner, fold.operands(operands), split))
+        return fold.answers(_traced(fold.inner, fold.operands(operands)))
     chosen = inside_jit(plan(job))
-    if split is not None:
-        split.refuse(chosen)
     compiling.watch(job.program.name, chosen.words, job.options.progress)
     return carrier_for(chosen).run(chosen, operands)
 

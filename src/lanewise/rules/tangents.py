@@ -156,6 +156,7 @@ def _tangents_abstract(*operands: Any, **params: Any) -> list[Any]:
     return _jax.varying_as(outs, operands)
 
 
+_jax.needs_devices(tangents_p)
 mlir.register_lowering(
     tangents_p, lambda ctx, *args, **params: _jax.lower_unchecked(ctx, _tangents, *args, **params)
 )

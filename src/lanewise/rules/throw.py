@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,10 +31,33 @@ def _throw_now(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
     return answers
 
 
-def _throw_inside_jit(*args: Any, sites: tuple[Site, ...], name: str) -> list[Any]:
+def _throw_inside_jit(
+    *args: Any,
+    sites: tuple[Site, ...],
+    name: str,
+    everywhere: Any = None,
+    axes: tuple[tuple[str, int], ...] = (),
+) -> list[Any]:
+    """`everywhere`: the sharding of what all devices have, where XLA may split codes over several.
+
+    `axes`: those of the mesh that a `shard_map` has split the batch over, and their sizes.
+    """
     *answers, code, site = args
-    fail = functools.partial(raise_inside_jit, sites=sites, name=name)
-    jax.lax.cond((code != 0).any(), lambda: io_callback(fail, None, code, site), lambda: None)
+    devices = math.prod(size for _, size in axes)
+    fail = functools.partial(raise_inside_jit, sites=sites, name=name, devices=devices)
+
+    def tell() -> None:
+        lanes = (code, site)
+        if axes and code.ndim:
+            io_callback(fail, None, *lanes, jax.lax.axis_index(tuple(name for name, _ in axes)))
+            return
+        if everywhere is not None:
+            # One device calls for all, and lanes have their numbers in the whole batch. Values made here alone are
+            # gathered here alone: XLA gathers what such a demand is made of where it comes from.
+            lanes = jax.lax.with_sharding_constraint((code + 0, site + 0), everywhere)
+        io_callback(fail, None, *lanes)
+
+    jax.lax.cond((code != 0).any(), tell, lambda: None)
     return answers
 
 
@@ -43,7 +67,13 @@ def _lower_throw(ctx: Any, *args: Any, **params: Any) -> Any:
             f"jax.export cannot serialize `{params['name']}`, which raises if a lane fails: that calls Python. Use"
             " throw=False, and look at the outcomes where the exported function is called."
         )
-    return _jax.lower_unchecked(ctx, _throw_inside_jit, *args, **params)
+    if _jax.free_axes(ctx):
+        return _jax.lower_alike(ctx, _throw_inside_jit, *args, **params)
+    everywhere = _jax.everywhere(ctx)
+    if everywhere is None:
+        axes = tuple(_jax.split_axes(ctx, ctx.avals_in[-2]).items())
+        return _jax.lower_unchecked(ctx, _throw_inside_jit, *args, **params, axes=axes)
+    return _jax.lower_unsplit(ctx, _throw_inside_jit, *args, **params, everywhere=everywhere)
 
 
 def _batch_throw(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
@@ -64,6 +94,7 @@ def _linearize_throw(nonzero: Sequence[bool], *primals: Any, **params: Any) -> A
     return outs, list(nonzero[:-2]), [], lambda residuals, *tangents: list(tangents[:-2])
 
 
+_jax.needs_devices(throw_p)
 mlir.register_lowering(throw_p, _lower_throw)
 _jax.on_linearize(throw_p, _linearize_throw)
 batching.fancy_primitive_batchers[throw_p] = _batch_throw

@@ -222,7 +222,9 @@ def stage(
     Gives with it the operands: the arguments `dynamic` as arrays of the types the trace takes.
     """
     operands = [_as_array(leaf) for leaf in dynamic]
-    key = Key(statics, tuple(_jax.aval_of(leaf) for leaf in operands), _jax.trace_context())
+    avals = tuple(_jax.typed_without_mesh(_jax.aval_of(leaf)) for leaf in operands)
+    with _jax.without_mesh():
+        key = Key(statics, avals, _jax.trace_context())
     in_progress = _build.entries.get((id(source), key))
     if in_progress is not None:
         return in_progress, operands

@@ -1,0 +1,1 @@
+"""What runs where: lanes over the devices of a mesh."""
