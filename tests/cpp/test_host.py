@@ -209,7 +209,7 @@ def test_a_compiler_that_does_not_work_is_named(
         lw.vmap(factors, carrier="native")(jnp.ones((2, 2, 2)))
 
 
-WEIGHTS = np.random.default_rng(0).standard_normal((80, 80)).astype(np.float32) / 9.0
+WEIGHTS = np.random.default_rng(0).standard_normal((192, 192)).astype(np.float32) / 14.0
 
 
 @lw.program
@@ -222,7 +222,8 @@ def branching(x, depth):
 @needs.on_cpu
 def test_lanes_that_would_meet_are_swept(cxx: Callable[[str], Path]) -> None:
     cxx(KERNELS_FAIL)
-    x, depth = jnp.eye(3, 80), jnp.arange(3)
+    # Enough for a meeting to pay, and too few for lanes of a core to meet by themselves.
+    x, depth = jnp.eye(48, 192), jnp.arange(48) % 3
     assert lw.inspect(branching, x, depth).plan.schedule == "meet"
     found = lw.vmap(branching)(x, depth)
     assert lw.inspect(branching, x, depth).plan.schedule == "sweep"

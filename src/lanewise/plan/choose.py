@@ -212,13 +212,16 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
     if options.schedule != "auto":
         return _offered(job, "ticks", options.schedule, "asked for")
     meets = bool(job.lanes) and may_meet and _would_meet(job, linked)
+    forked = _forked_if_better(job) if meets and options.carrier == "auto" else None
+    if forked is not None:
+        return forked
     if options.carrier == "auto" and not (meets and platform == "gpu"):
         better = _alone_if_better if job.lanes else _recursion_alone_if_better
         found = better(job, linked, meets)
         if found is not None:
             return found
     if meets and options.carrier == "auto":
-        found = _forked_if_better(job) or _met_on_native(job)
+        found = _met_on_native(job)
         if found is not None:
             return found
     if meets:
@@ -290,7 +293,13 @@ def _forked_if_better(job: Job) -> Plan | None:
 def forks(job: Job) -> bool:
     """Whether a job's calls are made at the same time though nobody asked for it: then those of its gradient are."""
     asked_for = (job.options.carrier, job.options.schedule) != ("auto", "auto")
-    return not asked_for and job.program.recursive and _by_code(job).schedule == "fork"
+    few = bool(job.lanes) and job.examples <= job.profile.most_forking_lanes
+    if asked_for or not few or not job.program.recursive:
+        return False
+    # To plan it takes its blocks, which most gradients have no use for.
+    least = job.profile.fork_products / MOST_PRODUCTS_OF_A_PIECE
+    large = any_eqn(job.program, lambda eqn: eqn_cost(eqn).products >= least)
+    return large and _by_code(job).schedule == "fork"
 
 
 def _measured(job: Job, operands: Sequence[Any]) -> Plan:
