@@ -379,3 +379,20 @@ def test_auto_picks_it_and_a_report_names_it(tmp_path: Any) -> None:
     np.testing.assert_allclose(answers, expected, rtol=1e-3, atol=1e-4)
     text = (tmp_path / "report.html").read_text()
     assert "calls of settled" in text and "ticks, levels" in text
+
+
+def test_what_is_left_may_capture_and_hold_constants() -> None:
+    """The parser of the examples reads ahead by levels; the rest of it closes over arrays and has constants."""
+    import transition_parser as parser
+
+    params, sentences = parser.init(8), lw.pack(parser.batch(0, 3))
+
+    def loss(p: Any, schedule: str) -> Any:
+        return lw.vmap(parser.measure, in_axes=(None, 0), schedule=schedule)(p, sentences)[
+            :, 0
+        ].sum()
+
+    by_levels, swept = (jax.value_and_grad(loss)(params, way) for way in ("levels", "auto"))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), by_levels, swept
+    )

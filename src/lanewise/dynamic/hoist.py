@@ -235,9 +235,14 @@ class _Splitter:
     def stage(self, run: Callable[..., list[Any]], handed: Sequence[Var], name: str) -> Stage:
         traced = _jax.trace(run, [v.aval for v in (*self.operands, *handed)])
         captured, num = self.program.num_captures, len(traced.captures)
-        captures = (*range(captured, captured + num), *range(captured))
+        code = _jax.without_unused(traced.jaxpr)
+        # Captures of an entry are in order: what the whole captures, then constants.
+        constants, ins = code.invars[:num], code.invars[num:]
+        order = [*ins[:captured], *constants, *ins[captured:]]
         functions = {n: f for n, f in self.program.functions.items() if n != self.program.entry}
-        entry = Function(name, _jax.without_unused(traced.jaxpr), captures)
+        entry = Function(
+            name, _jax.new_jaxpr(order, code.outvars, code.eqns), tuple(range(captured + num))
+        )
         made = Program({name: entry, **functions}, name, captured + num)
         return Stage(replace(made, functions=_reached(made)), traced.captures)
 
