@@ -1,7 +1,7 @@
 """Meshes of devices: how values are split over them, and code that XLA splits as we say.
 
 XLA splits what `jit` compiles by itself, operation by operation. `lower_split` lowers a function as one operation
-instead: XLA is told which axes of what it takes and gives belong together (a rule of Shardy's), asks how to split it
+instead: XLA is given which axes of what it takes and gives belong together (a rule of Shardy's), asks how to split it
 when it knows how its operands are, and puts the code for one device in its place.
 """
 
@@ -76,8 +76,8 @@ def split_axes(ctx: Any, aval: Any) -> dict[str, int]:
     if mesh is None:
         return {}
     wide = {name: size for name, size in mesh.shape.items() if name in manual and size > 1}
-    told = {name: size for name, size in wide.items() if name in aval.mat.varying}
-    return told or (wide if len(wide) == 1 else {})
+    named = {name: size for name, size in wide.items() if name in aval.mat.varying}
+    return named or (wide if len(wide) == 1 else {})
 
 
 def everywhere(ctx: Any) -> NamedSharding | None:

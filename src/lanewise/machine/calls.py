@@ -283,7 +283,7 @@ def stepped(
 
 
 def can_fail(linked: Linked) -> bool:
-    """Whether calls may fail, of which their parents are told."""
+    """Whether calls may fail, which their parents must learn."""
     ends = (block.terminator for _, block in linked.program.all_blocks())
     return any(isinstance(e, Fail) and e.outcome == Outcome.ASSERTION_FAILED for e in ends)
 

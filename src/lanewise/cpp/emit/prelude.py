@@ -97,12 +97,12 @@ static inline float pow(float a, float b) { return powf(a, b); }
 static inline float copysign(float a, float b) { return copysignf(a, b); }
 
 // Examples that come and go while a run goes on: the numbers of those that wait for a lane, and of those that have
-// ended, each in a ring that has room for all. `come`, `taken`, `gone` and `told` count for ever.
+// ended, each in a ring that has room for all. `come`, `taken`, `gone` and `reported` count for ever.
 struct lw_feed {
   pthread_mutex_t guard;
   pthread_cond_t arrival, end;
   int *waiting, *ended, closed;
-  unsigned size, come, taken, gone, told;
+  unsigned size, come, taken, gone, reported;
   unsigned enough;  // of those that have ended, for the host to look
 };
 // Whether there is an example to take, or none will come.
@@ -165,7 +165,7 @@ static long long lw_fed(lw_share* share) {
     lw_feed_lock(feed, &before);
     if (share->held) {
       feed->ended[feed->gone++ % feed->size] = share->at;
-      if (feed->gone - feed->told >= feed->enough) pthread_cond_signal(&feed->end);
+      if (feed->gone - feed->reported >= feed->enough) pthread_cond_signal(&feed->end);
     }
     share->held = 0;
     const bool over = __atomic_load_n(&lw_superseded, __ATOMIC_RELAXED) || feed->closed;

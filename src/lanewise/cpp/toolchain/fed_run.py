@@ -43,7 +43,7 @@ int lanewise_feed_again(lw_run* run) {
   const bool heard = begun != run->begun;
   lw_feed* feed = run->feed;
   run->begun = begun;
-  feed->come = feed->taken = feed->gone = feed->told = 0;
+  feed->come = feed->taken = feed->gone = feed->reported = 0;
   return heard;
 }
 
@@ -69,9 +69,9 @@ int lanewise_feed_take(lw_run* run, int* slots, int enough, long long nanosecond
   until.tv_nsec = nanoseconds % 1000000000ll;
   pthread_mutex_lock(&feed->guard);
   feed->enough = enough;
-  while (feed->gone - feed->told < feed->enough && !pthread_cond_timedwait(&feed->end, &feed->guard, &until)) {}
+  while (feed->gone - feed->reported < feed->enough && !pthread_cond_timedwait(&feed->end, &feed->guard, &until)) {}
   int count = 0;
-  while (feed->told != feed->gone) slots[count++] = feed->ended[feed->told++ % feed->size];
+  while (feed->reported != feed->gone) slots[count++] = feed->ended[feed->reported++ % feed->size];
   pthread_mutex_unlock(&feed->guard);
   return count;
 }

@@ -99,7 +99,7 @@ class Feed:
         self._call("push")(self._run, ctypes.c_void_p(slots.ctypes.data), len(slots))
 
     def take(self, seconds: float, enough: int = 1) -> np.ndarray:
-        """The slots that have ended since the last time: as soon as they are enough, or after so many seconds."""
+        """The slots that have ended since the last time: as soon as they are enough, or after this many seconds."""
         out = ctypes.c_void_p(self._ended.ctypes.data)
         nanoseconds = ctypes.c_longlong(int(1e9 * seconds))
         count = self._call("take", ctypes.c_int)(self._run, out, enough, nanoseconds)
