@@ -67,6 +67,9 @@ FEWEST_LANES_BY_LEVELS = 16
 # The lanes of a core meet at products; with fewer than this in all, each core has too few.
 FEWEST_LANES_THAT_MEET = 64
 
+# Shared arrays of this many bytes in all stay near a core, in its caches: tables that are looked up in are among them.
+NEAR_BYTES = 3 << 19
+
 # Products that are too small by as much may make up a piece that is worth it: below, nothing is looked at.
 MOST_PRODUCTS_OF_A_PIECE = 16
 
@@ -251,15 +254,22 @@ def _would_meet(job: Job, linked: Linked) -> bool:
 def _met_on_native(job: Job) -> Plan | None:
     """Each lane by itself, where those of a core meet at products: as fast as a machine's, and sooner compiled.
 
-    (Of 64 lanes, Tree-LSTMs of width 64, 128 and 256 take 2.5, 6.7 and 27 ms so and 4.4, 9.4 and 28 by `meet`, and
-    train in 8, 32 and 155 ms where they took 18, 47 and 190. NUTS on a logistic regression, 512 chains: 0.69 and 0.72
-    s.)
+    Sweeps of a gradient always: Tree-LSTMs of width 64, 128 and 256, 64 lanes, train in 8, 32 and 155 ms so and in 18,
+    47 and 190 by `meet`. Others where the matrices stay near a core (2.3 and 6.5 ms for 4.4 and 9.0 at widths 64 and
+    128): of larger ones each product has the rows of 16 lanes only (a DRNN of width 256 takes 8.9 ms so, and 3.9 by
+    `meet`).
     """
     if job.profile.alone != "native" or job.examples < FEWEST_LANES_THAT_MEET:
         return None
     why = "a recursion around matrix products with matrices that lanes share, at which those of a core meet"
     found = _alone(job, why)
-    return found if found is not None and meets_at_products(found) else None
+    if found is None or found.emitted is None or not found.emitted.meets:
+        return None
+    shared = sum(
+        math.prod(o.shape) * o.dtype.itemsize for o in found.emitted.operands if not o.varies
+    )
+    sweep = bool(job.program.has_tapes or job.program.sums)
+    return found if sweep or shared <= NEAR_BYTES else None
 
 
 def meets_at_products(found: Plan) -> bool:
