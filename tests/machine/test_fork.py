@@ -321,7 +321,7 @@ def test_auto_forks_where_lanes_are_few_and_values_decide() -> None:
     few = planned(grows, *wide_arguments(4))
     assert few.schedule == "fork"
     assert "do not wait for one another" in few.why
-    assert planned(grows, *wide_arguments(64)).schedule != "fork"
+    assert planned(grows, *wide_arguments(64)).schedule == "meet"
     assert planned(grows, *gradient_arguments(4)).schedule != "fork"
 
     @lw.program
@@ -332,7 +332,8 @@ def test_auto_forks_where_lanes_are_few_and_values_decide() -> None:
             return h
         return known(weight, h + 0.3, depth - 1) - known(weight, 0.5 - h, depth - 2)
 
-    assert planned(known, *wide_arguments(4)).schedule != "fork"
+    # So few lanes meet at a high cost.
+    assert planned(known, *wide_arguments(4)).carrier == "native"
 
 
 @pytest.mark.slow
