@@ -529,3 +529,8 @@ def test_blocks_inside_blocks() -> None:
 
 def test_deep_trees_of_python_are_fine() -> None:
     compare_map(tree_value, [chain_tree(60), 3])
+
+
+def test_an_order_that_there_is_not_is_refused_before_anything_is_recorded() -> None:
+    with pytest.raises(OptionError, match="order='widest' is none of 'depth'"):
+        lw.lazy_map(lambda x: x, [1], order="widest")

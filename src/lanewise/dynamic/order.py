@@ -183,9 +183,14 @@ ORDERS: dict[str, Callable[[Table], np.ndarray]] = {
 
 def levels(table: Table, order: str = "depth") -> np.ndarray:
     """The level of each call, by one of the `ORDERS`."""
+    return ORDERS[known_order(order)](table)
+
+
+def known_order(order: str) -> str:
+    """The order, if there is one of that name."""
     if order not in ORDERS:
         raise OptionError(f"order={order!r} is none of {', '.join(map(repr, ORDERS))}.")
-    return ORDERS[order](table)
+    return order
 
 
 def counts(table: Table, level: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ import numpy as np
 from lanewise import _jax
 from lanewise.core.errors import LanewiseError
 from lanewise.dynamic.envelope import COARSE, bucket
+from lanewise.dynamic.order import known_order
 from lanewise.dynamic.run import Answer, run
 from lanewise.dynamic.table import Piece, Table, Type
 
@@ -144,7 +145,7 @@ class Recorder:
     """A lazy block in progress."""
 
     def __init__(self, order: str = "depth") -> None:
-        self.order = order
+        self.order = known_order(order)
         self.kinds: dict[tuple[Any, ...], Kind] = {}
         self.calls: list[int] = []
         self.operands: list[int] = []
