@@ -31,6 +31,7 @@ from lanewise._jax.jaxprs import (
     batched_outputs,
     broadcast_axes,
     close_jaxpr,
+    closed_call_p,
     current_trace,
     definition,
     eval_closed,

@@ -70,6 +70,7 @@ Atom = Var | Literal
 Primitive = _core.Primitive
 no_effects = _core.no_effects
 select_n_p = jax.lax.select_n_p
+closed_call_p = _core.closed_call_p
 
 
 def new_var(aval: ShapedArray) -> Var:

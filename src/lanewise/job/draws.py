@@ -22,6 +22,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import JaxprEqn, batching, mlir
 from lanewise.core.options import Options
+from lanewise.core.parts import without_part
 from lanewise.core.program import Program, program_p, with_equations, with_options_inside
 
 # What draws from a key that is its first operand.
@@ -54,7 +55,8 @@ def drawing_by_lane(program: Program) -> Program:
             same = inner is eqn.params["program"]
             return eqn if same else eqn.replace(params={**eqn.params, "program": inner})
         if not _draws(eqn):
-            return eqn
+            # Whoever asks for a place runs a program by `place/`; here a part is the code that it holds.
+            return without_part(eqn)
         return eqn.replace(primitive=draw_p, params={"draw": Draw(eqn)})
 
     return with_equations(program, change)

@@ -1,0 +1,352 @@
+"""Parts: regions of a program that have a name, so that a placement can say where they run.
+
+`lw.placed(f, "encoder")` outlines a call of `f` as one equation, `part`, which carries the name. Its derivatives are parts
+of the same name: the JVP is a part that also gives what the tangents need and a part that is linear in the tangents, and
+the transpose of that one is a part again. So the name follows the work through `jax.grad`, `vmap` and control flow, and the
+adjoint of what the encoder did is computed where the encoder is.
+
+`with lw.on("decoder"):` names what is traced inside it, without an outline: the name lies in JAX's name stack, which
+derivatives keep as well.
+
+Run by anything but `lw.run`, a part is the code that it holds, and costs nothing.
+
+A part with an index, `lw.placed(f, "expert", i)`, is one of a family: place number `i` of those that the family has runs it.
+The index is the first operand and decides the place alone; the code never sees it. Under `vmap` it may have an axis of
+lanes.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lanewise import _jax
+from lanewise._jax import ad, batching, mlir
+from lanewise.core.errors import OptionError
+
+part_p = _jax.Primitive("part")
+part_p.multiple_results = True
+
+_SCOPE = "lanewise.on:"
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+def check_name(name: Any) -> str:
+    """A part's name, or an error."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise OptionError(
+            f"the name of a part must be a str of letters, digits, '_', '-' and '.', like \"encoder\"; got {name!r}."
+        )
+    return name
+
+
+def placed(fun: Callable[..., Any], name: str, index: Any = None) -> Callable[..., Any]:
+    """`fun` as a part of the program that calls it: `lw.run` runs it where the part `name` is placed.
+
+    With `index`, an integer that may be computed, it is one of a family: it runs at place number `index` of those that the
+    placement gives the name, a sequence of them. An index out of range is clipped, as `jax.lax.switch` does. A sequence of
+    functions in place of `fun` has one for each index; each then takes its own captured weights along, and no other's.
+
+    >>> import jax.numpy as jnp
+    >>> double = placed(lambda x: 2 * x, "encoder")
+    >>> float(double(jnp.float32(3)))
+    6.0
+    """
+    check_name(name)
+    if isinstance(fun, Sequence):
+        return _one_of(fun, name, index)
+    if not callable(fun):
+        raise OptionError(f"lanewise.placed takes a function; got {type(fun).__name__}: {fun!r}")
+
+    @functools.wraps(fun, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        is_array = [_is_array(x) for x in leaves]
+        trees: list[Any] = []
+
+        def flat(*given: Any) -> list[Any]:
+            values = iter(given)
+            whole = [next(values) if flag else x for x, flag in zip(leaves, is_array, strict=True)]
+            args, kwargs = jax.tree.unflatten(tree, whole)
+            outs, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+            trees.append(out_tree)
+            return [jnp.asarray(x) for x in outs]
+
+        operands = [jnp.asarray(x) for x, flag in zip(leaves, is_array, strict=True) if flag]
+        traced = _jax.trace_at(flat, operands)
+        first = () if index is None else (_as_index(index, name),)
+        outs = part_p.bind(
+            *first,
+            *traced.captures,
+            *operands,
+            jaxpr=_jax.close_jaxpr(traced.jaxpr),
+            name=name,
+            indexed=index is not None,
+        )
+        return jax.tree.unflatten(trees[-1], outs)
+
+    return call
+
+
+def on(name: str) -> Any:
+    """A context: what is traced inside it is of the part `name`.
+
+    >>> import jax.numpy as jnp
+    >>> with on("decoder"):
+    ...     y = jnp.sin(1.0)
+    """
+    return jax.named_scope(f"{_SCOPE}{check_name(name)}")
+
+
+def scope_of(eqn: _jax.JaxprEqn) -> str | None:
+    """The part that the innermost `on` around an equation names."""
+    found = re.findall(rf"{re.escape(_SCOPE)}({_NAME.pattern})", str(eqn.source_info.name_stack))
+    return found[-1] if found else None
+
+
+def parts_in(jaxpr: _jax.Jaxpr) -> Iterator[str]:
+    """The names of the parts that equations of a jaxpr have, at any depth. Families are named without an index."""
+    from lanewise.core.program import program_p
+
+    for eqn in jaxpr.eqns:
+        scope = scope_of(eqn)
+        if scope is not None:
+            yield scope
+        if eqn.primitive is part_p:
+            yield eqn.params["name"]
+        if eqn.primitive is program_p:
+            for function in eqn.params["program"].functions.values():
+                yield from parts_in(function.jaxpr)
+        for inner in _jax.subjaxprs(eqn):
+            yield from parts_in(inner)
+
+
+def without_part(eqn: _jax.JaxprEqn) -> _jax.JaxprEqn:
+    """The same equation as a plain call of the code that it holds; other equations as they are."""
+    if eqn.primitive is not part_p:
+        return eqn
+    jaxpr = eqn.params["jaxpr"]
+    return eqn.replace(
+        primitive=_jax.closed_call_p,
+        params={"call_jaxpr": jaxpr},
+        invars=eqn.invars[int(eqn.params["indexed"]) :],
+    )
+
+
+def _one_of(funs: Sequence[Callable[..., Any]], name: str, index: Any) -> Callable[..., Any]:
+    """One of several functions by a computed index, each at its own place of the family."""
+    if not funs or not all(map(callable, funs)):
+        raise OptionError(f"lanewise.placed takes functions; got {funs!r}")
+    if index is None:
+        raise OptionError(
+            f"lanewise.placed got {len(funs)} functions for the part {name!r} and no index: which one runs?"
+            f' Give it: lanewise.placed(functions, "{name}", index).'
+        )
+
+    def call(*args: Any) -> Any:
+        which = jnp.clip(_as_index(index, name), 0, len(funs) - 1)
+        runs = [placed(fun, name, number) for number, fun in enumerate(funs)]
+        types = jax.eval_shape(runs[0], *args)
+
+        def nothing() -> Any:
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), types)
+
+        # A branch for each, and not one `switch` for all: that one's derivative has one result for what any of its
+        # sides saves, which could lie at one place only. Picking sends an answer only where it is taken.
+        found = [
+            jax.lax.cond(which == number, functools.partial(run, *args), nothing)
+            for number, run in enumerate(runs)
+        ]
+        return jax.lax.switch(which, [lambda answer=answer: answer for answer in found])
+
+    return call
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
+
+
+def _as_index(index: Any, name: str) -> Any:
+    if isinstance(index, int) and not isinstance(index, bool):
+        # As a literal it says at once which place it is.
+        return np.int32(index)
+    array = jnp.asarray(index)
+    if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim:
+        raise OptionError(
+            f"the index of the part {name!r} must be one integer; got an array of type {array.dtype}{list(array.shape)}."
+        )
+    return array
+
+
+# -- the primitive -----------------------------------------------------------------------------------
+
+
+@part_p.def_effectful_abstract_eval
+def _part_abstract(*operands: Any, jaxpr: Any, name: str, indexed: bool) -> Any:
+    del operands, name, indexed
+    return [atom.aval for atom in jaxpr.outvars], jaxpr.effects
+
+
+def _run_part(*operands: Any, jaxpr: Any, name: str, indexed: bool) -> list[Any]:
+    with on(name):
+        return _jax.eval_closed(jaxpr, *operands[int(indexed) :])
+
+
+part_p.def_impl(jax.jit(_run_part, static_argnames=("jaxpr", "name", "indexed")))
+mlir.register_lowering(part_p, mlir.lower_fun(_run_part, multiple_results=True))
+
+
+def _batch_part(
+    axis_data: Any,
+    operands: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    jaxpr: Any,
+    name: str,
+    indexed: bool,
+) -> tuple[list[Any], list[int | None]]:
+    own, given = dims[int(indexed) :], operands[int(indexed) :]
+    one = functools.partial(_jax.eval_closed, jaxpr)
+    types = [_jax.shape_dtype_struct(v.aval) for v in jaxpr.invars]
+    varies = _jax.batched_outputs(one, types, [d is not None for d in own])
+    out_axes = [0 if flag else None for flag in varies]
+    run = one
+    if any(varies):
+        run = jax.vmap(one, tuple(own), out_axes, axis_size=axis_data.size)
+    traced = _jax.trace_at(run, given)
+    first = list(operands[: int(indexed)])
+    if indexed and dims[0]:
+        first = [jnp.moveaxis(first[0], dims[0], 0)]
+    outs = part_p.bind(
+        *first,
+        *traced.captures,
+        *given,
+        jaxpr=_jax.close_jaxpr(traced.jaxpr),
+        name=name,
+        indexed=indexed,
+    )
+    return outs, out_axes
+
+
+batching.fancy_primitive_batchers[part_p] = _batch_part
+
+
+def _jvp_part(
+    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any, name: str, indexed: bool
+) -> tuple[list[Any], list[Any]]:
+    """The part with what its tangents need, and a part that is linear in those."""
+    first, primals = list(primals[: int(indexed)]), primals[int(indexed) :]
+    tangents = tangents[int(indexed) :]
+    active = [type(t) is not ad.Zero for t in tangents]
+    trees: list[Any] = []
+
+    def ahead(*args: Any) -> list[Any]:
+        moved = [x for x, flag in zip(args, active, strict=True) if flag]
+
+        def of_active(*values: Any) -> list[Any]:
+            given = iter(values)
+            whole = [next(given) if flag else x for x, flag in zip(args, active, strict=True)]
+            return _jax.eval_closed(jaxpr, *whole)
+
+        outs, linear = jax.linearize(of_active, *moved)
+        saved, tree = jax.tree.flatten(linear)
+        trees.append(tree)
+        return [*outs, *saved]
+
+    params = {"name": name, "indexed": indexed}
+    forward = _jax.trace_at(ahead, primals)
+    assert not forward.captures
+    code, where = _without_copies(forward.jaxpr, len(jaxpr.outvars))
+    outs = part_p.bind(*first, *primals, jaxpr=_jax.close_jaxpr(code), **params)
+    answers = outs[: len(jaxpr.outvars)]
+    saved = [primals[at] if of_input else outs[at] for of_input, at in where]
+    moved = [t for t, flag in zip(tangents, active, strict=True) if flag]
+
+    def back(*args: Any) -> list[Any]:
+        linear = jax.tree.unflatten(trees[-1], args[: len(saved)])
+        outs = linear(*args[len(saved) :])
+        return [t for t, x in zip(outs, answers, strict=True) if _jax.has_tangent(_jax.aval_of(x))]
+
+    linear = _jax.trace_at(back, [*saved, *moved])
+    assert not linear.captures
+    found = iter(
+        part_p.bind(*first, *saved, *moved, jaxpr=_jax.close_jaxpr(linear.jaxpr), **params)
+    )
+    return answers, [
+        next(found) if _jax.has_tangent(_jax.aval_of(x)) else _jax.zero_tangent(x) for x in answers
+    ]
+
+
+ad.primitive_jvps[part_p] = _jvp_part
+
+
+def _without_copies(
+    code: _jax.Jaxpr, num_answers: int
+) -> tuple[_jax.Jaxpr, list[tuple[bool, int]]]:
+    """Code without results, after its answers, that are an input or another result; and where each of those is.
+
+    A weight that tangents need is there already: a loop would save it once for each iteration.
+    """
+    inputs = {v: i for i, v in enumerate(code.invars)}
+    kept: list[_jax.Atom] = list(code.outvars[:num_answers])
+    places = {v: i for i, v in enumerate(kept) if isinstance(v, _jax.Var)}
+    where = []
+    for atom in code.outvars[num_answers:]:
+        if isinstance(atom, _jax.Var) and atom in inputs:
+            where.append((True, inputs[atom]))
+            continue
+        if not (isinstance(atom, _jax.Var) and atom in places):
+            if isinstance(atom, _jax.Var):
+                places[atom] = len(kept)
+            where.append((False, len(kept)))
+            kept.append(atom)
+            continue
+        where.append((False, places[atom]))
+    return _jax.new_jaxpr(code.invars, kept, code.eqns), where
+
+
+def _transpose_part(
+    cts: Sequence[Any], *operands: Any, jaxpr: Any, name: str, indexed: bool
+) -> list[Any]:
+    first, operands = list(operands[: int(indexed)]), operands[int(indexed) :]
+    linear = [ad.is_undefined_primal(x) for x in operands]
+    known = [x for x, flag in zip(operands, linear, strict=True) if not flag]
+    nonzero = [type(ct) is not ad.Zero for ct in cts]
+    given = [ct for ct, flag in zip(cts, nonzero, strict=True) if flag]
+    types = [
+        _jax.shape_dtype_struct(x.aval) for x, flag in zip(operands, linear, strict=True) if flag
+    ]
+
+    def back(*args: Any) -> list[Any]:
+        fixed, adjoints = args[: len(known)], args[len(known) :]
+
+        def forward(*values: Any) -> list[Any]:
+            moved, still = iter(values), iter(fixed)
+            whole = [next(moved) if flag else next(still) for flag in linear]
+            outs = _jax.eval_closed(jaxpr, *whole)
+            return [x for x, flag in zip(outs, nonzero, strict=True) if flag]
+
+        return list(jax.linear_transpose(forward, *types)(list(adjoints)))
+
+    traced = _jax.trace_at(back, [*known, *given])
+    assert not traced.captures
+    found = iter(
+        part_p.bind(
+            *first,
+            *known,
+            *given,
+            jaxpr=_jax.close_jaxpr(traced.jaxpr),
+            name=name,
+            indexed=indexed,
+        )
+    )
+    return [*[None] * len(first), *(next(found) if flag else None for flag in linear)]
+
+
+ad.primitive_transposes[part_p] = _transpose_part
