@@ -35,6 +35,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import socket
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -189,17 +191,24 @@ class Group:
 def connected(
     me: int,
     size: int,
-    peers: Sequence[tuple[int, int, int, int, int]],
+    peers: Sequence[tuple[int, socket.socket | None, socket.socket | None, int, int]],
     timeout: float,
     beat: float,
 ) -> Compiled:
-    """A session over sockets: of each peer its place, the socket for values or -1, that for signs of life, credits, limit.
+    """A session over sockets: of each peer its place, the sockets for values and signs of life, credits and limit.
 
     From here on the sockets are the session's own.
     """
-    columns = [_numbers([peer[k] for peer in peers]) for k in range(5)]
+    places, values, life, credits, limits = ([peer[k] for peer in peers] for k in range(5))
+    files = [[-1 if sock is None else sock.detach() for sock in kind] for kind in (values, life)]
+    columns = map(_numbers, (places, *files, credits, limits))
     seconds = (ctypes.c_double(timeout), ctypes.c_double(beat))
-    return Compiled(_loaded().lanewise_connect(me, size, len(peers), *columns, *seconds))
+    handle = _loaded().lanewise_connect(me, size, len(peers), *columns, *seconds)
+    if not handle:
+        for file in (*files[0], *files[1]):
+            if file >= 0:
+                os.close(file)
+    return Compiled(handle)
 
 
 def sessions() -> int:
