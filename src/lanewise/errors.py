@@ -37,6 +37,9 @@ from lanewise.core.errors import (
     Outcome as Outcome,
 )
 from lanewise.core.errors import (
+    PlaceError as PlaceError,
+)
+from lanewise.core.errors import (
     ProgramError as ProgramError,
 )
 from lanewise.core.errors import (

@@ -84,6 +84,7 @@ from lanewise._jax.meshes import (
     stored_ndim,
     typed_as_split,
 )
+from lanewise._jax.processes import Processes, processes
 from lanewise._jax.rules import (
     Effect,
     allow_effect,

@@ -138,3 +138,11 @@ class LaneError(LanewiseError, RuntimeError):
     def __init__(self, message: str, outcomes: Any = None) -> None:
         super().__init__(message)
         self.outcomes = outcomes
+
+
+class PlaceError(LanewiseError, RuntimeError):
+    """A place of a run died, hangs or failed: `place` is its number, `kind` says in what way."""
+
+    def __init__(self, message: str, place: int | None = None, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.place, self.kind = place, kind

@@ -1,0 +1,217 @@
+"""The compiled core of `local` and `tcp`: sends and receives as calls that XLA makes into C++.
+
+The text is `core.h`, `local.h`, `tcp.h` and `handlers.cpp`, compiled at first use and kept as the kernels of `native` are.
+
+**On the fast path nothing changes hands.** A handler writes to the socket or the queue itself, and reads from it itself: a
+value of a few bytes costs one system call on each side. With `tcp` a credit rides on the next message that goes the other
+way; before a handler waits, what is owed to anybody is returned; a session that computes for long has it returned by the
+session's own thread, which looks every 2 ms while values move.
+
+**A send that has a credit ends.** What a full socket does not take is copied, and the session's thread writes it when the
+peer reads. Two places that send each other 100 MB before they receive go on. The memory for it is bounded by the credits.
+
+**A place that waits takes no thread of XLA.** XLA runs the functions of all devices of a process on pools of as many threads
+as there are devices or cores, and a matrix product waits for others of them. A handler that waited there would starve the
+place that it waits for, in the worst case for ever: two runs at a time on two devices are enough. So a handler on one of
+XLA's threads tries, and where it would have to wait, it gives XLA a future (`XLA_FFI_Future`) and leaves the call to a thread
+of the session. That waits, and fulfills the future; XLA then goes on with the function *on this thread*, and so all later
+handlers of the function are there, where they may wait as they like. A function changes threads once or a few times
+in all (2 to 5 times in 200 calls with independent matrix products between them; once in 200,000 in a loop of calls alone),
+not once a message. The floating-point state goes with it: XLA flushes denormal numbers, a new thread does not.
+
+What was considered: a thread of the session that reads all the time, with queues to the handlers, costs two switches of
+threads a message, which is more than all the rest. Shared memory with threads that spin was slower than sockets where cores
+are shared. `io_callback` is in `plain.py`: 30 times slower, and what runs where there is no C++ compiler.
+
+**Faults.** A session has one fault, the first. It is set by whoever finds it (a handler that reads the end of a connection,
+the session's thread that misses heartbeats, Python that is interrupted), and wakes all others: sockets are shut down,
+conditions are signalled. It is then passed on to the peers, who pass it on to theirs.
+
+Limits: on a GPU a handler copies through memory of the host and waits for the device's stream; handlers of several devices
+wait on the thread that launches for their own. A forked child has none of its parent's sessions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import socket
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lanewise.core.errors import CompilerError, OptionError
+from lanewise.cpp.toolchain import host
+from lanewise.cpp.toolchain.ffi import CALLS
+from lanewise.place.transports.interface import Fault, Kind
+
+_FILES = ("core.h", "local.h", "tcp.h", "handlers.cpp")
+_TARGETS = ("lanewise_send", "lanewise_receive", "lanewise_require")
+# How faults are numbered, in C++ and in frames. The last two come of this place's own code.
+KINDS: tuple[Kind, ...] = ("died", "hangs", "failed", "interrupted", "failed", "internal")
+REQUIRED = 5
+# How often Python looks for signals while it waits.
+LOOK_SECONDS = 0.1
+TOKEN = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+class _Fault(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("place", ctypes.c_int),
+        ("number", ctypes.c_longlong),
+        ("message", ctypes.c_char * 1000),
+    )
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The library, known to XLA; None where nothing here compiles it."""
+    here = Path(__file__).parent
+    text = CALLS + "".join((here / name).read_text() for name in _FILES)
+    try:
+        made = host.load(text, (*host.FLAGS, f"-I{jax.ffi.include_dir()}"))
+    except (CompilerError, OptionError, OSError):
+        return None
+    made.lanewise_group.restype = ctypes.c_void_p
+    for platform, suffix in (("cpu", ""), ("CUDA", "_gpu")):
+        for target in _TARGETS:
+            capsule = jax.ffi.pycapsule(getattr(made, target + suffix))
+            jax.ffi.register_ffi_target(target, capsule, platform=platform)
+    return made
+
+
+def _loaded() -> ctypes.CDLL:
+    found = library()
+    if found is None:
+        raise OptionError("The compiled transports need a C++ compiler; install g++ or clang++, or set CXX.")
+    return found
+
+
+# -- traceable -----------------------------------------------------------------------------------------
+
+
+def bytes_of(aval: Any) -> int:
+    """How many bytes a value has on its way."""
+    return int(np.prod(aval.shape, dtype=np.int64)) * np.dtype(aval.dtype).itemsize
+
+
+def _call(target: str, results: Any, *operands: Any, peer: int, number: int, size: int) -> Any:
+    _loaded()
+    made = jax.ffi.ffi_call(target, results, has_side_effect=True)
+    return made(*operands, peer=np.int64(peer), number=np.int64(number), bytes=np.int64(size))
+
+
+def send(token: jax.Array, value: jax.Array, *, target: int, number: int) -> jax.Array:
+    """Send a value of whole bytes."""
+    size = bytes_of(value)
+    return _call("lanewise_send", TOKEN, token, value, peer=target, number=number, size=size)
+
+
+def receive(
+    token: jax.Array, aval: jax.ShapeDtypeStruct, *, source: int, number: int
+) -> tuple[jax.Array, jax.Array]:
+    """Receive a value of whole bytes."""
+    about = {"peer": source, "number": number, "size": bytes_of(aval)}
+    token, value = _call("lanewise_receive", (TOKEN, aval), token, **about)
+    return token, value
+
+
+def require(token: jax.Array, ok: jax.Array, *, number: int) -> jax.Array:
+    """End the function if `ok`, a `bool`, is false."""
+    return _call("lanewise_require", TOKEN, token, ok, peer=0, number=number, size=1)
+
+
+# -- sessions ------------------------------------------------------------------------------------------
+
+
+class Compiled:
+    """A session of the library, by its handle."""
+
+    def __init__(self, handle: int) -> None:
+        if not handle:
+            raise MemoryError("there is no memory, or no thread, for another session")
+        self.handle = handle
+        self._last: Fault | None = None
+
+    def fault(self) -> Fault | None:
+        out = _Fault()
+        kind = _loaded().lanewise_fault(self.handle, ctypes.byref(out))
+        if not kind:
+            return self._last
+        number = int(out.number) if kind == REQUIRED else None
+        return Fault(out.place, KINDS[kind - 1], out.message.decode(errors="replace"), number)
+
+    def fail(self, kind: Kind, message: str) -> None:
+        _loaded().lanewise_fail(self.handle, KINDS.index(kind) + 1, message.encode()[:999])
+
+    def close(self) -> None:
+        library = _loaded()
+        library.lanewise_end(self.handle)
+        try:
+            while not library.lanewise_ended(self.handle, ctypes.c_double(LOOK_SECONDS)):
+                pass
+        except BaseException:
+            self.fail("interrupted", "it was interrupted while it waited for the others to end")
+            raise
+        finally:
+            self._last = self.fault()
+            library.lanewise_free(self.handle)
+
+
+def _numbers(values: Sequence[int]) -> Any:
+    return (ctypes.c_int32 * len(values))(*values)
+
+
+class Group:
+    """Places of this process that are connected with each other."""
+
+    def __init__(self, size: int, credits: dict[tuple[int, int], int]) -> None:
+        edges = sorted(credits)
+        sources, targets = ([edge[end] for edge in edges] for end in (0, 1))
+        held = [credits[edge] for edge in edges]
+        numbers = map(_numbers, (sources, targets, held))
+        library = _loaded()
+        hub = library.lanewise_group(size, len(edges), *numbers)
+        if not hub:
+            raise MemoryError("there is no memory for another group of places")
+        self._hub = ctypes.c_void_p(hub)
+        weakref.finalize(self, library.lanewise_release, self._hub).atexit = False
+
+    def join(self, me: int) -> Compiled:
+        return Compiled(_loaded().lanewise_join(self._hub, me))
+
+
+def connected(
+    me: int,
+    size: int,
+    peers: Sequence[tuple[int, socket.socket | None, socket.socket | None, int, int]],
+    timeout: float,
+    beat: float,
+) -> Compiled:
+    """A session over sockets: of each peer its place, the sockets for values and signs of life, credits and limit.
+
+    From here on the sockets are the session's own.
+    """
+    places, values, life, credits, limits = ([peer[k] for peer in peers] for k in range(5))
+    files = [[-1 if sock is None else sock.detach() for sock in kind] for kind in (values, life)]
+    columns = map(_numbers, (places, *files, credits, limits))
+    seconds = (ctypes.c_double(timeout), ctypes.c_double(beat))
+    handle = _loaded().lanewise_connect(me, size, len(peers), *columns, *seconds)
+    if not handle:
+        for file in (*files[0], *files[1]):
+            if file >= 0:
+                os.close(file)
+    return Compiled(handle)
+
+
+def sessions() -> int:
+    """How many sessions are open in this process."""
+    return _loaded().lanewise_sessions()
+

@@ -1,0 +1,202 @@
+"""Transports without a C++ compiler: Python does what `compiled.py` has compiled, as callbacks of XLA (`io_callback`).
+
+Slower by far, the same otherwise: the same frames on sockets, so that processes with and without a compiler work together.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import os
+import threading
+import weakref
+from typing import Any, NoReturn, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from lanewise.core.errors import LanewiseError
+from lanewise.place.transports.interface import Fault, Kind
+
+TOKEN = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+class Ended(LanewiseError):
+    """Signal inside of callbacks: the session has a fault, which says why."""
+
+
+class Plain(Protocol):
+    """A session in Python."""
+
+    def send(self, target: int, number: int, content: bytes) -> None: ...
+
+    def receive(self, source: int, number: int, size: int) -> bytes: ...
+
+    def fault(self) -> Fault | None: ...
+
+    def fail(self, kind: Kind, message: str) -> None: ...
+
+    def forked(self) -> None: ...
+
+
+_handles = itertools.count(1)
+_sessions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def known(session: Any) -> int:
+    """The number that names a session in tokens."""
+    handle = next(_handles)
+    _sessions[handle] = session
+    return handle
+
+
+def _in_child() -> None:
+    for session in list(_sessions.values()):
+        session.forked()
+    _sessions.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+# -- traceable -----------------------------------------------------------------------------------------
+
+
+def _of(token: Any) -> Any:
+    found = _sessions.get(int(token))
+    if found is None:
+        raise Ended("the session of this token is closed")
+    return found
+
+
+def _send(target: int, number: int, token: Any, value: Any) -> np.ndarray:
+    _of(token).send(target, number, np.asarray(value).tobytes())
+    return np.asarray(token)
+
+
+def _receive(source: int, number: int, aval: Any, token: Any) -> tuple[np.ndarray, np.ndarray]:
+    size = int(np.prod(aval.shape, dtype=np.int64)) * np.dtype(aval.dtype).itemsize
+    content = _of(token).receive(source, number, size)
+    return np.asarray(token), np.frombuffer(content, aval.dtype).reshape(aval.shape)
+
+
+def _require(number: int, token: Any, ok: Any) -> np.ndarray:
+    if not bool(ok):
+        session = _of(token)
+        session.failed(Fault(session.me, "failed", "a requirement does not hold", number))
+        raise Ended("a requirement does not hold")
+    return np.asarray(token)
+
+
+def send(token: jax.Array, value: jax.Array, *, target: int, number: int) -> jax.Array:
+    """Send a value of whole bytes."""
+    return io_callback(functools.partial(_send, target, number), TOKEN, token, value)
+
+
+def receive(
+    token: jax.Array, aval: jax.ShapeDtypeStruct, *, source: int, number: int
+) -> tuple[jax.Array, jax.Array]:
+    """Receive a value of whole bytes."""
+    return io_callback(functools.partial(_receive, source, number, aval), (TOKEN, aval), token)
+
+
+def require(token: jax.Array, ok: jax.Array, *, number: int) -> jax.Array:
+    """End the function if `ok`, a `bool`, is false."""
+    return io_callback(functools.partial(_require, number), TOKEN, token, ok)
+
+
+# -- places of one process -----------------------------------------------------------------------------
+
+
+class Group:
+    """Places of this process that are connected with each other."""
+
+    def __init__(self, size: int, credits: dict[tuple[int, int], int]) -> None:
+        self.credits = credits
+        self.queues = {edge: collections.deque[tuple[int, bytes]]() for edge in credits}
+        self.changed = threading.Condition()
+        self.fault: Fault | None = None
+        self.ended: set[int] = set()
+
+    def join(self, me: int) -> Member:
+        return Member(self, me)
+
+
+class Member:
+    """One of them."""
+
+    def __init__(self, group: Group, me: int) -> None:
+        self.group, self.me = group, me
+        self.handle = known(self)
+
+    def send(self, target: int, number: int, content: bytes) -> None:
+        edge = (self.me, target)
+        with self.group.changed:
+            queue = self.group.queues[edge]
+            while self.group.fault is None and len(queue) >= self.group.credits[edge]:
+                self._wait(target, f"it ended before value {number} was taken from place {self.me}")
+            self._look()
+            queue.append((number, content))
+            self.group.changed.notify_all()
+
+    def receive(self, source: int, number: int, size: int) -> bytes:
+        with self.group.changed:
+            queue = self.group.queues[source, self.me]
+            while self.group.fault is None and not queue:
+                self._wait(source, f"it ended before value {number} was sent to place {self.me}")
+            self._look()
+            came, content = queue.popleft()
+            self.group.changed.notify_all()
+        if (came, len(content)) != (number, size):
+            self.failed(mismatch(self.me, source, number, size, came, len(content)))
+            self._look()
+        return content
+
+    def _wait(self, peer: int, complaint: str) -> None:
+        if peer in self.group.ended:
+            self.group.fault = Fault(peer, "failed", complaint)
+            self.group.changed.notify_all()
+        else:
+            self.group.changed.wait()
+
+    def _look(self) -> None:
+        if self.group.fault is not None:
+            ended(self.group.fault)
+
+    def failed(self, fault: Fault) -> None:
+        with self.group.changed:
+            self.group.fault = self.group.fault or fault
+            self.group.changed.notify_all()
+
+    def fail(self, kind: Kind, message: str) -> None:
+        self.failed(Fault(self.me, kind, message))
+
+    def fault(self) -> Fault | None:
+        return self.group.fault
+
+    def close(self) -> None:
+        with self.group.changed:
+            self.group.ended.add(self.me)
+            self.group.changed.notify_all()
+        _sessions.pop(self.handle, None)
+
+    def forked(self) -> None:
+        pass
+
+
+def mismatch(me: int, source: int, number: int, size: int, came: int, bytes_came: int) -> Fault:
+    """A value that is another than the one expected."""
+    return Fault(
+        me,
+        "internal",
+        f"value {number} of {size} bytes was expected of place {source}, and value {came} of {bytes_came} bytes came",
+    )
+
+
+def ended(fault: Fault) -> NoReturn:
+    """End a callback."""
+    raise Ended(fault.message)

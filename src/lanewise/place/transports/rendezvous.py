@@ -1,0 +1,498 @@
+"""How processes meet: a secret first, then programs are compared, then each pair that shares an edge connects.
+
+Rank 0 listens at the address that all know. Each other rank listens at a port of its own, connects to rank 0 and says
+who it is, what it runs and where it listens. When all are there rank 0 sends the table of addresses to all, and of each
+pair that shares an edge the higher rank connects to the lower. The connection with rank 0 stays, for signs of life.
+
+Who accepts a connection sends 32 random bytes; who connects answers with 32 of its own and the keyed hash
+(HMAC-SHA256) of both under the run's secret, and gets such a hash in return. Until then nothing else is read, and who
+has no such hash is turned away: other programs that come by do not disturb a run. The secret itself never travels. After
+that come messages of at most `MOST_BYTES`, as JSON with a length before it; nothing is ever unpickled. There is no
+encryption: the network is trusted with the values.
+
+All that waits has a deadline, and reports what it waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from lanewise.core.errors import PlaceError
+from lanewise.place.transports.interface import Opening
+
+VERSION = 1
+NONCE_BYTES = 32
+MOST_BYTES = 1 << 22
+# How long a connection has to show that it knows the secret, and between attempts to connect.
+GREETING_SECONDS = 10.0
+RETRY_SECONDS = 0.05
+LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Who meets where: this process's rank, the address of rank 0, the secret of the run, and how long to wait.
+
+    `run` tells sessions apart that the same processes open at the same time.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    run: str = ""
+    patience: float = 120.0
+
+
+@dataclass
+class Peer:
+    """The connections with a peer: for signs of life, and for values if there is an edge."""
+
+    place: int
+    life: socket.socket | None = None
+    values: socket.socket | None = None
+
+    def close(self) -> None:
+        for one in (self.life, self.values):
+            if one is not None:
+                one.close()
+
+
+class Refused(Exception):
+    """The other side does not know the secret, or is no process of ours."""
+
+
+class Gone(Exception):
+    """The other side closed the connection or said nothing in time."""
+
+
+# -- messages ------------------------------------------------------------------------------------------
+
+
+def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
+    content = b""
+    while len(content) < count:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise Gone("it said nothing in time")
+        sock.settimeout(min(left, LOOK_SECONDS))
+        try:
+            more = sock.recv(count - len(content))
+        except TimeoutError:
+            continue
+        except OSError as error:
+            raise Gone(str(error)) from error
+        if not more:
+            raise Gone("it closed the connection")
+        content += more
+    return content
+
+
+def _say(sock: socket.socket, message: dict[str, Any]) -> None:
+    content = json.dumps(message).encode()
+    sock.settimeout(GREETING_SECONDS)
+    try:
+        sock.sendall(struct.pack("<I", len(content)) + content)
+    except OSError as error:
+        raise Gone(str(error)) from error
+
+
+def _heard(sock: socket.socket, deadline: float) -> dict[str, Any]:
+    (count,) = struct.unpack("<I", _exactly(sock, 4, deadline))
+    if count > MOST_BYTES:
+        raise Gone("it sent a message that is too long")
+    try:
+        message = json.loads(_exactly(sock, count, deadline))
+    except ValueError as error:
+        raise Gone("it sent what is no message") from error
+    if not isinstance(message, dict):
+        raise Gone("it sent what is no message")
+    return message
+
+
+def _proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(secret, b"lanewise " + side + nonces, "sha256")
+
+
+def _let_in(sock: socket.socket, secret: bytes) -> None:
+    """Whether who connects knows the secret, and that we do."""
+    deadline = time.monotonic() + GREETING_SECONDS
+    ours = os.urandom(NONCE_BYTES)
+    try:
+        sock.sendall(ours)
+        answer = _exactly(sock, 2 * NONCE_BYTES, deadline)
+        theirs, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
+        if not hmac.compare_digest(proof, _proof(secret, b"connects", ours + theirs)):
+            raise Refused
+        sock.sendall(_proof(secret, b"accepts", ours + theirs))
+    except OSError as error:
+        raise Gone(str(error)) from error
+
+
+def _come_in(sock: socket.socket, secret: bytes) -> None:
+    deadline = time.monotonic() + GREETING_SECONDS
+    theirs = _exactly(sock, NONCE_BYTES, deadline)
+    ours = os.urandom(NONCE_BYTES)
+    try:
+        sock.sendall(ours + _proof(secret, b"connects", theirs + ours))
+        answer = _exactly(sock, NONCE_BYTES, deadline)
+    except (OSError, Gone) as error:
+        raise Refused from error
+    if not hmac.compare_digest(answer, _proof(secret, b"accepts", theirs + ours)):
+        raise Refused
+
+
+# -- who listens ---------------------------------------------------------------------------------------
+
+
+class Listener:
+    """A port that lets in who knows the secret, and sorts who comes by the run that it wants."""
+
+    def __init__(self, host: str, port: int, secret: bytes) -> None:
+        self._secret = secret
+        self._guard = threading.Lock()
+        self._comers: dict[str, queue.Queue[tuple[dict[str, Any], socket.socket]]] = {}
+        self._greeted: dict[threading.Thread, socket.socket] = {}
+        self._closed = False
+        self.users, self.turned_away = 0, 0
+        self._socket = _bound(host, port)
+        self.port = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="lanewise-listen", daemon=True)
+        self._thread.start()
+
+    def comers(self, run: str) -> queue.Queue[tuple[dict[str, Any], socket.socket]]:
+        with self._guard:
+            return self._comers.setdefault(run, queue.Queue())
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                sock, _ = self._socket.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            thread = threading.Thread(target=self._greet, args=(sock,), daemon=True)
+            with self._guard:
+                self._greeted[thread] = sock
+            thread.start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            sock.settimeout(GREETING_SECONDS)
+            _let_in(sock, self._secret)
+            hello = _heard(sock, time.monotonic() + GREETING_SECONDS)
+            self.comers(str(hello.get("run"))).put((hello, sock))
+        except (Refused, Gone) as error:
+            self.turned_away += isinstance(error, Refused)
+            sock.close()
+        finally:
+            with self._guard:
+                self._greeted.pop(threading.current_thread(), None)
+
+    def close(self) -> None:
+        self._closed = True
+        self._socket.close()
+        self._thread.join()
+        with self._guard:
+            greeted = dict(self._greeted)
+        for thread, sock in greeted.items():
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            thread.join()
+        for comers in self._comers.values():
+            while not comers.empty():
+                comers.get()[1].close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    problem: OSError | None = None
+    # A name of this machine as others see it may be none of its own addresses.
+    for one in (host, ""):
+        try:
+            family = socket.AF_INET6 if ":" in one else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.bind((one, port))
+                sock.listen(128)
+                sock.settimeout(LOOK_SECONDS)
+                return sock
+            except BaseException:
+                sock.close()
+                raise
+        except OSError as error:
+            problem = problem or error
+    raise PlaceError(
+        f"rank 0 cannot listen at {host}:{port}: {problem and problem.strerror}; give the run another port."
+    ) from problem
+
+
+_listeners: dict[tuple[str, int], Listener] = {}
+_listening = threading.Lock()
+
+
+@contextlib.contextmanager
+def _listener(host: str, port: int, secret: bytes) -> Iterator[Listener]:
+    """A listener, shared by the sessions that this process opens at the same address at one time."""
+    with _listening:
+        found = _listeners.get((host, port)) if port else None
+        if found is None:
+            found = Listener(host, port, secret)
+            if port:
+                _listeners[host, port] = found
+        found.users += 1
+    try:
+        yield found
+    finally:
+        with _listening:
+            found.users -= 1
+            last = not found.users
+            if last and port:
+                del _listeners[host, port]
+            if last:
+                found.close()
+
+
+# -- who connects --------------------------------------------------------------------------------------
+
+
+def _reached(
+    host: str, port: int, meeting: Meeting, deadline: float, who: str, greeting: Callable[[socket.socket], Any]
+) -> tuple[socket.socket, Any]:
+    """A connection that the other side let in, and what it answered to the greeting; tried again until the deadline."""
+    problem: Exception | str = "nobody listens there"
+    while time.monotonic() < deadline:
+        sock = None
+        try:
+            sock = socket.create_connection((host, port), timeout=max(deadline - time.monotonic(), 0.1))
+            _come_in(sock, meeting.secret)
+            return sock, greeting(sock)
+        except Refused:
+            if sock is not None:
+                sock.close()
+            raise PlaceError(
+                f"{who} at {host}:{port} refused this process: it has another secret (LANEWISE_SECRET), or is no process"
+                " of this run.",
+                meeting.rank,
+                "failed",
+            ) from None
+        except (OSError, Gone) as error:
+            problem = error
+            if sock is not None:
+                sock.close()
+        except BaseException:
+            if sock is not None:
+                sock.close()
+            raise
+        time.sleep(RETRY_SECONDS)
+    raise PlaceError(
+        f"{who} was not reached at {host}:{port} within {meeting.patience:g} s: {problem}.", 0, "died"
+    )
+
+
+# -- the meeting ---------------------------------------------------------------------------------------
+
+
+def met(opening: Opening, meeting: Meeting) -> list[Peer]:
+    """The peers of a place, connected; a `PlaceError` that says what is wrong, and closes all, otherwise."""
+    deadline = time.monotonic() + meeting.patience
+    peers = {place: Peer(place) for place in opening.peers()}
+    if meeting.rank and opening.size > 1:
+        peers.setdefault(0, Peer(0))
+    try:
+        (_at_rank_0 if meeting.rank == 0 else _at_another)(opening, meeting, peers, deadline)
+    except BaseException:
+        for peer in peers.values():
+            peer.close()
+        raise
+    for peer in peers.values():
+        for sock in (peer.life, peer.values):
+            if sock is not None:
+                sock.settimeout(None)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return [peers[place] for place in sorted(peers)]
+
+
+def _hello(opening: Opening, meeting: Meeting, purpose: str, **more: Any) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "run": meeting.run,
+        "rank": meeting.rank,
+        "size": opening.size,
+        "digest": opening.digest,
+        "purpose": purpose,
+        **more,
+    }
+
+
+def _at_rank_0(
+    opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadline: float
+) -> None:
+    for place in range(1, opening.size):
+        peers.setdefault(place, Peer(place))
+    addresses: dict[int, tuple[str, int]] = {}
+    if opening.size == 1:
+        return
+    with _listener(meeting.host, meeting.port, meeting.secret) as listener:
+        comers = listener.comers(meeting.run)
+        try:
+            while len(addresses) < opening.size - 1:
+                missing = [place for place in range(1, opening.size) if place not in addresses]
+                hello, sock = _next(comers, deadline, opening, meeting, missing, listener, peers)
+                rank = hello.get("rank")
+                problem = _problem(opening, hello, addresses)
+                if problem is not None:
+                    with contextlib.suppress(Gone), sock:
+                        _say(sock, {"error": problem})
+                    raise PlaceError(problem, rank if rank in peers else None, "failed")
+                assert isinstance(rank, int)
+                peers[rank].life = sock
+                addresses[rank] = (sock.getpeername()[0], int(hello["port"]))
+            for place in addresses:
+                life = peers[place].life
+                assert life is not None
+                try:
+                    _say(life, {"table": {str(k): list(v) for k, v in addresses.items()}})
+                except Gone as error:
+                    raise _left(opening, place) from error
+        except BaseException as error:
+            for place in addresses:
+                life = peers[place].life
+                assert life is not None
+                with contextlib.suppress(Gone):
+                    _say(life, {"error": str(error) or f"rank 0 gave up ({type(error).__name__})"})
+            raise
+        _await_higher(opening, meeting, peers, comers, deadline, listener)
+
+
+def _problem(opening: Opening, hello: dict[str, Any], addresses: dict[int, Any]) -> str | None:
+    """Why who comes cannot take part."""
+    rank, size, digest = (hello.get(name) for name in ("rank", "size", "digest"))
+    if hello.get("version") != VERSION:
+        return f"rank 0 and rank {rank} run different versions of Lanewise."
+    if size != opening.size or not isinstance(rank, int) or not 0 < rank < opening.size:
+        return f"rank 0 runs a program over {opening.size} places, and rank {rank} one over {size}."
+    if rank in addresses:
+        return f"two processes are rank {rank}; each needs a rank of its own (LANEWISE_RANK)."
+    if digest != opening.digest:
+        return (
+            f"{opening.names[0]} and {opening.names[rank]} run different programs (hashes {opening.digest} and"
+            f" {digest}); start all from the same script, with the same arguments and versions."
+        )
+    if not isinstance(hello.get("port"), int):
+        return f"rank {rank} does not say where it listens."
+    return None
+
+
+def _left(opening: Opening, place: int) -> PlaceError:
+    return PlaceError(f"{opening.names[place]} ended while the run was opened.", place, "died")
+
+
+def _next(
+    comers: queue.Queue[tuple[dict[str, Any], socket.socket]],
+    deadline: float,
+    opening: Opening,
+    meeting: Meeting,
+    missing: list[int],
+    listener: Listener,
+    peers: dict[int, Peer],
+) -> tuple[dict[str, Any], socket.socket]:
+    """Who comes next; an error if a peer that was there has left, or the time is over."""
+    while True:
+        try:
+            return comers.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            pass
+        for peer in peers.values():
+            if peer.life is not None and _has_left(peer.life):
+                raise _left(opening, peer.place)
+        if time.monotonic() > deadline:
+            names = ", ".join(opening.names[place] for place in missing)
+            turned = f" ({listener.turned_away} that came had another secret)" if listener.turned_away else ""
+            raise PlaceError(
+                f"{names} did not connect to {opening.names[meeting.rank]} within {meeting.patience:g} s{turned}.",
+                missing[0],
+                "died",
+            )
+
+
+def _has_left(sock: socket.socket) -> bool:
+    sock.settimeout(0.0)
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _await_higher(
+    opening: Opening,
+    meeting: Meeting,
+    peers: dict[int, Peer],
+    comers: queue.Queue[tuple[dict[str, Any], socket.socket]],
+    deadline: float,
+    listener: Listener,
+) -> None:
+    """Higher ranks that share an edge connect for values and, but with rank 0, for signs of life."""
+    higher = [place for place in opening.peers() if place > meeting.rank]
+    while True:
+        missing = [p for p in higher if peers[p].values is None or peers[p].life is None]
+        if not missing:
+            return
+        hello, sock = _next(comers, deadline, opening, meeting, missing, listener, peers)
+        rank, purpose = hello.get("rank"), hello.get("purpose")
+        if hello.get("digest") != opening.digest or rank not in missing or purpose not in ("life", "values"):
+            sock.close()
+            continue
+        assert isinstance(rank, int)
+        setattr(peers[rank], purpose, sock)
+
+
+def _at_another(
+    opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadline: float
+) -> None:
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, Listener] = {}
+
+        def join(sock: socket.socket) -> dict[str, Any]:
+            # Where it is reached from is known once it has reached rank 0.
+            if "own" not in opened:
+                own = sock.getsockname()[0]
+                opened["own"] = stack.enter_context(_listener(own, 0, meeting.secret))
+            _say(sock, _hello(opening, meeting, "join", port=opened["own"].port))
+            return _heard(sock, deadline)
+
+        life, answer = _reached(meeting.host, meeting.port, meeting, deadline, "rank 0", join)
+        peers[0].life = life
+        if "table" not in answer:
+            raise PlaceError(str(answer.get("error", "rank 0 gave up.")), 0, "failed")
+        for place in opening.peers():
+            if place > meeting.rank:
+                continue
+            host, port = answer["table"][str(place)] if place else (meeting.host, meeting.port)
+            for purpose in ("values",) if place == 0 else ("life", "values"):
+                hello = _hello(opening, meeting, purpose)
+                greeting = _greeting(hello)
+                sock, _ = _reached(host, port, meeting, deadline, opening.names[place], greeting)
+                setattr(peers[place], purpose, sock)
+        listener = opened["own"]
+        comers = listener.comers(meeting.run)
+        _await_higher(opening, meeting, peers, comers, deadline, listener)
+
+
+def _greeting(hello: dict[str, Any]) -> Callable[[socket.socket], None]:
+    return lambda sock: _say(sock, hello)
