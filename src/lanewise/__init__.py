@@ -12,6 +12,7 @@ from lanewise.api.stream import NOT_YET, stream
 from lanewise.api.vmap import vmap
 from lanewise.core.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.core.outcomes import Failure, Outcomes, Stats, lane_errors
+from lanewise.core.parts import on, placed
 from lanewise.core.program import Program
 from lanewise.records.forest import Forest
 from lanewise.records.pack import pack
@@ -23,6 +24,7 @@ from lanewise.watch.trace import trace
 
 if TYPE_CHECKING:
     from lanewise import arrays
+    from lanewise.api.run import run
     from lanewise.dynamic.instances import lazy_map
     from lanewise.dynamic.lazy import lazy, op
     from lanewise.dynamic.memory import keep_pages
@@ -56,13 +58,16 @@ __all__ = [
     "lazy_map",
     "lazy_sum",
     "lift",
+    "on",
     "op",
     "pack",
+    "placed",
     "program",
     "recomputed",
     "record",
     "records",
     "report",
+    "run",
     "stream",
     "trace",
     "value_and_grad",
@@ -77,6 +82,7 @@ _LATER = {
     "lazy_map": "lanewise.dynamic.instances",
     "lazy_sum": "lanewise.dynamic.total",
     "op": "lanewise.dynamic.lazy",
+    "run": "lanewise.api.run",
 }
 
 

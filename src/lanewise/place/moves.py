@@ -104,17 +104,11 @@ class Actions:
         """All moves, by their numbers."""
         return [step for step in _all(self.steps.steps) if isinstance(step, Move)]
 
+    def computes(self) -> list[Compute]:
+        return [step for step in _all(self.steps.steps) if isinstance(step, Compute)]
+
     def checks(self) -> list[Require]:
         return [step for step in _all(self.steps.steps) if isinstance(step, Require)]
-
-    def used(self) -> Places:
-        """The places that have anything to do."""
-        found: set[int] = set()
-        for step in _all(self.steps.steps):
-            found |= _places((step,))
-        for home in self.outs:
-            found |= {min(home)} if len(home) > 1 else home
-        return frozenset(found)
 
     def credits(self, in_flight: int) -> dict[tuple[int, int], int]:
         """How many messages may wait on each edge so that this many iterations of any loop are under way."""

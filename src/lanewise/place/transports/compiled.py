@@ -90,7 +90,9 @@ def library() -> ctypes.CDLL | None:
 def _loaded() -> ctypes.CDLL:
     found = library()
     if found is None:
-        raise OptionError("The compiled transports need a C++ compiler; install g++ or clang++, or set CXX.")
+        raise OptionError(
+            "The compiled transports need a C++ compiler; install g++ or clang++, or set CXX."
+        )
     return found
 
 
@@ -214,4 +216,3 @@ def connected(
 def sessions() -> int:
     """How many sessions are open in this process."""
     return _loaded().lanewise_sessions()
-

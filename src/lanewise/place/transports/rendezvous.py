@@ -270,14 +270,21 @@ def _listener(host: str, port: int, secret: bytes) -> Iterator[Listener]:
 
 
 def _reached(
-    host: str, port: int, meeting: Meeting, deadline: float, who: str, greeting: Callable[[socket.socket], Any]
+    host: str,
+    port: int,
+    meeting: Meeting,
+    deadline: float,
+    who: str,
+    greeting: Callable[[socket.socket], Any],
 ) -> tuple[socket.socket, Any]:
     """A connection that the other side let in, and what it answered to the greeting; tried again until the deadline."""
     problem: Exception | str = "nobody listens there"
     while time.monotonic() < deadline:
         sock = None
         try:
-            sock = socket.create_connection((host, port), timeout=max(deadline - time.monotonic(), 0.1))
+            sock = socket.create_connection(
+                (host, port), timeout=max(deadline - time.monotonic(), 0.1)
+            )
             _come_in(sock, meeting.secret)
             return sock, greeting(sock)
         except Refused:
@@ -299,7 +306,9 @@ def _reached(
             raise
         time.sleep(RETRY_SECONDS)
     raise PlaceError(
-        f"{who} was not reached at {host}:{port} within {meeting.patience:g} s: {problem}.", 0, "died"
+        f"{who} was not reached at {host}:{port} within {meeting.patience:g} s: {problem}.",
+        0,
+        "died",
     )
 
 
@@ -338,9 +347,7 @@ def _hello(opening: Opening, meeting: Meeting, purpose: str, **more: Any) -> dic
     }
 
 
-def _at_rank_0(
-    opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadline: float
-) -> None:
+def _at_rank_0(opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadline: float) -> None:
     for place in range(1, opening.size):
         peers.setdefault(place, Peer(place))
     addresses: dict[int, tuple[str, int]] = {}
@@ -421,7 +428,11 @@ def _next(
                 raise _left(opening, peer.place)
         if time.monotonic() > deadline:
             names = ", ".join(opening.names[place] for place in missing)
-            turned = f" ({listener.turned_away} that came had another secret)" if listener.turned_away else ""
+            turned = (
+                f" ({listener.turned_away} that came had another secret)"
+                if listener.turned_away
+                else ""
+            )
             raise PlaceError(
                 f"{names} did not connect to {opening.names[meeting.rank]} within {meeting.patience:g} s{turned}.",
                 missing[0],
@@ -455,7 +466,11 @@ def _await_higher(
             return
         hello, sock = _next(comers, deadline, opening, meeting, missing, listener, peers)
         rank, purpose = hello.get("rank"), hello.get("purpose")
-        if hello.get("digest") != opening.digest or rank not in missing or purpose not in ("life", "values"):
+        if (
+            hello.get("digest") != opening.digest
+            or rank not in missing
+            or purpose not in ("life", "values")
+        ):
             sock.close()
             continue
         assert isinstance(rank, int)

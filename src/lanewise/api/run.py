@@ -1,0 +1,127 @@
+"""`lanewise.run`: a program whose parts run at different devices or processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from lanewise import _jax
+from lanewise.core.errors import OptionError
+from lanewise.place.placement import Placement, placement_from
+from lanewise.place.prepared import Prepared, prepare
+from lanewise.place.project import dry_run
+from lanewise.place.running import Running, check_leaves, running
+from lanewise.place.text import Traffic, traffic
+from lanewise.place.transports.launched import launched
+
+
+def run(
+    fun: Callable[..., Any],
+    placement: Any,
+    *,
+    in_flight: int = 8,
+    timeout: float = 30.0,
+) -> Placed:
+    """`fun` with its parts where `placement` says; call it as `fun` is called.
+
+    Parts are named by `lanewise.placed` and `lanewise.on`. `placement` gives each name a device of this process, or the rank
+    of a process that `lanewise launch` started; families have a sequence of them. What no part names runs where most of its
+    operands are. Placement never changes what is computed.
+
+    * `in_flight`: how many iterations of a loop may be under way at once. Messages that wait are bounded by it.
+    * `timeout`: seconds without a sign of life after which a process counts as hanging.
+
+    Between processes, each calls it with the same arguments, and each gets all results. Between devices, results stay on the
+    device that made them.
+
+    >>> import jax, jax.numpy as jnp, lanewise as lw
+    >>> def model(x):
+    ...     return lw.placed(jnp.sin, "encoder")(x) + 1
+    >>> float(lw.run(model, {"encoder": jax.devices()[0]})(jnp.float32(0)))
+    1.0
+    """
+    if not callable(fun):
+        raise OptionError(
+            f"lanewise.run takes a function or a program; got {type(fun).__name__}: {fun!r}"
+        )
+    if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
+        raise OptionError(f"in_flight={in_flight!r} must be a positive int.")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise OptionError(f"timeout={timeout!r} must be a positive number of seconds.")
+    return Placed(fun, placement, in_flight, float(timeout))
+
+
+class Placed:
+    """A function with a placement. Made by `lanewise.run`."""
+
+    def __init__(
+        self, fun: Callable[..., Any], placement: Any, in_flight: int, timeout: float
+    ) -> None:
+        functools.update_wrapper(self, fun, updated=())
+        self._fun, self._in_flight, self._timeout = fun, in_flight, timeout
+        self._name = getattr(fun, "__name__", type(fun).__name__)
+        self._launched = None
+        given = placement_from(placement)
+        if not given.devices:
+            self._launched = launched()
+            if self._launched is None:
+                raise OptionError(
+                    "placement= has ranks, and this process was not started as one of several. Start the script with"
+                    f" `lanewise launch -n {given.size} script.py`, or place parts on devices of this process, as in"
+                    ' {"encoder": jax.devices()[0]}.'
+                )
+            given = placement_from(placement, self._launched.size)
+        self._placement: Placement = given
+        self._prepared: dict[Any, Prepared] = {}
+        self._running: dict[Prepared, Running] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        prepared, leaves = self._prepare(args, kwargs)
+        found = self._running.get(prepared)
+        if found is None:
+            found = running(prepared, self._in_flight, self._timeout, self._launched)
+            self._running[prepared] = found
+        results = found(leaves)
+        outs = [results[i] for i in range(len(results))]
+        return jax.tree.unflatten(prepared.out_tree, outs)
+
+    def dry_run(self, *args: Any, **kwargs: Any) -> Traffic:
+        """How many messages and bytes go over each edge with these arguments: run in this process, with no message.
+
+        Any process can ask for it; nothing is started.
+        """
+        prepared, leaves = self._prepare(args, kwargs)
+        whole = [*prepared.captured, *leaves]
+        counts, _ = dry_run(prepared.actions, prepared.placement.everywhere, whole)
+        return traffic(prepared.actions, prepared.placement, counts)
+
+    def inspect(self, *args: Any, **kwargs: Any) -> str:
+        """What runs where, which values travel, and why places may or may not be iterations apart, as text."""
+        return self._prepare(args, kwargs)[0].text
+
+    def close(self) -> None:
+        """End the sessions with other processes; the next call opens new ones."""
+        for each in self._running.values():
+            each.close()
+
+    def _prepare(self, args: Any, kwargs: Any) -> tuple[Prepared, list[Any]]:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        check_leaves(leaves, self._name)
+        key = (tree, tuple(map(_jax.aval_of, leaves)), _jax.trace_context())
+        found = self._prepared.get(key)
+        if found is None:
+            everywhere = self._placement.everywhere
+            found = prepare(
+                self._fun,
+                self._name,
+                self._placement,
+                leaves,
+                tree,
+                self._launched is not None,
+                [everywhere] * len(leaves),
+            )
+            self._prepared[key] = found
+        return found, leaves

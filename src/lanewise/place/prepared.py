@@ -1,0 +1,134 @@
+"""A placed program made ready: traced, divided into steps, projected on its places.
+
+What is made here depends on the types of the arguments and on the placement alone, so it is made once for each of these. Processes
+that run the same program make the same of it, each for itself; its text has a hash, by which they find out if they do not.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lanewise import _jax
+from lanewise.core.parts import parts_in
+from lanewise.core.program import Function, Program
+from lanewise.place.moves import Actions, actions_of
+from lanewise.place.owners import Places, owners_of
+from lanewise.place.placement import Placement
+from lanewise.place.project import Channel, inputs_at, projected, results_at
+from lanewise.place.regions import read
+from lanewise.place.text import text_of
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A placed program. `captured` are arrays that it closes over: the first of its inputs."""
+
+    name: str
+    placement: Placement
+    actions: Actions
+    captured: tuple[Any, ...]
+    out_tree: Any
+
+    @functools.cached_property
+    def text(self) -> str:
+        return text_of(self.actions, self.placement)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        ops = [str(step.op.eqn.params) for step in self.actions.computes()]
+        # Addresses of functions differ between processes that run the same program.
+        plain = re.sub(r"0x[0-9a-f]+", "0x", "\n".join([self.text, *ops]))
+        return hashlib.sha256(plain.encode()).hexdigest()[:32]
+
+    def at(self, place: int, channel: Channel) -> PlaceProgram:
+        """The program of one place."""
+        here: Places = frozenset((place,))
+        run = projected(self.actions, here, channel)
+        inputs = inputs_at(self.actions, here)
+        ins = self.actions.code.region.ins
+        token = _jax.shaped((), jnp.int32.dtype)
+        # The outer list is what the token and the results are, one after the other.
+        flat: Callable[..., Sequence[Any]] = lambda *args: (lambda t, outs: [t, *outs])(*run(*args))
+        traced = _jax.trace(flat, [token, *(ins[i].aval for i in inputs)])
+        used = _jax.used_inputs(traced.jaxpr)
+        first = len(traced.captures)
+        kept = [i for i, flag in zip(inputs, used[first + 1 :], strict=True) if flag]
+        name = f"{self.name}@{place}"
+        program = Program({name: Function(name, traced.jaxpr, tuple(range(first)))}, name, first)
+        return PlaceProgram(
+            place,
+            program,
+            traced.captures,
+            tuple(inputs),
+            tuple(kept),
+            tuple(results_at(self.actions, here)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PlaceProgram:
+    """What runs at one place: an ordinary program, of a token and some of the inputs, that gives the token and some results.
+
+    `reads`: the inputs that it needs of those that it takes; the others are given as zeros of no cost.
+    """
+
+    place: int
+    program: Program
+    captures: tuple[Any, ...]
+    inputs: tuple[int, ...]
+    reads: tuple[int, ...]
+    results: tuple[int, ...]
+
+    def code(self) -> Callable[..., list[Any]]:
+        """The code, of the token and of the inputs that it reads."""
+        function = self.program.functions[self.program.entry]
+
+        def run(token: Any, *given: Any) -> list[Any]:
+            read = dict(zip(self.reads, given, strict=True))
+            avals = [v.aval for v in function.jaxpr.invars[len(self.captures) + 1 :]]
+            whole = [
+                read[i] if i in read else _jax.zeros(aval)
+                for i, aval in zip(self.inputs, avals, strict=True)
+            ]
+            return _jax.eval_jaxpr(function.jaxpr, *self.captures, token, *whole)
+
+        return run
+
+
+def prepare(
+    fun: Callable[..., Any],
+    name: str,
+    placement: Placement,
+    leaves: Sequence[Any],
+    tree: Any,
+    everywhere: bool,
+    inputs: Sequence[Places],
+) -> Prepared:
+    """Trace a function at the types of its arguments and divide it.
+
+    `everywhere`: whether each place wants all results. `inputs`: where each argument is.
+    """
+    trees: list[Any] = []
+
+    def flat(*given: Any) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(tree, given)
+        outs, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+        trees.append(out_tree)
+        return [jnp.asarray(x) for x in outs]
+
+    traced = _jax.trace(flat, [_jax.aval_of(x) for x in leaves])
+    placement.refuse_unused(parts_in(traced.jaxpr))
+    code = read(_jax.without_unused(traced.jaxpr), placement)
+    homes = [placement.everywhere] * len(traced.captures) + list(inputs)
+    owners = owners_of(code, homes, placement.everywhere)
+    wanted = [placement.everywhere] * len(code.region.outs) if everywhere else None
+    actions = actions_of(code, owners, homes, wanted)
+    return Prepared(name, placement, actions, traced.captures, trees[-1])
