@@ -54,7 +54,9 @@ def launched() -> Launched | None:
     if len(missing) == len(given):
         return _by_jax()
     if missing:
-        raise OptionError(f"{', '.join(missing)}: not set, though others are; use `lanewise launch`.")
+        raise OptionError(
+            f"{', '.join(missing)}: not set, though others are; use `lanewise launch`."
+        )
     rank, size, address, secret = (str(value) for value in given.values())
     host, _, port = address.rpartition(":")
     if not (rank.isdecimal() and size.isdecimal() and port.isdecimal() and host):
