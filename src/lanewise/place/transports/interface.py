@@ -28,6 +28,7 @@ import jax
 import numpy as np
 
 from lanewise.core.errors import InternalError, LanewiseError, OptionError, PlaceError
+from lanewise.place.transports.threads import Held
 
 Kind = Literal["died", "hangs", "failed", "interrupted", "internal"]
 
@@ -129,6 +130,7 @@ class Session:
     token: np.ndarray
     opening: Opening
     link: Link
+    held: Held
 
     def interrupt(self) -> None:
         """End the session, from any thread: whoever waits in it comes back with an error."""
@@ -165,7 +167,10 @@ def close(session: Session, reason: str | None = None) -> None:
     """What all transports do to close a session."""
     if reason is not None:
         session.link.fail("failed", reason)
-    session.link.close()
+    try:
+        session.link.close()
+    finally:
+        session.held.leave(session.opening.me)
 
 
 def explain(session: Session) -> Fault | None:

@@ -103,7 +103,7 @@ def _to_bytes(value: jax.Array) -> jax.Array:
 
 def _of_bytes(content: jax.Array, aval: jax.ShapeDtypeStruct) -> jax.Array:
     dtype = np.dtype(aval.dtype)
-    if dtype == bool:
+    if dtype.kind == "b":
         return content.astype(bool).reshape(aval.shape)
     if dtype.kind == "c":
         half = jax.ShapeDtypeStruct((*aval.shape, 2), np.finfo(dtype).dtype)
