@@ -31,9 +31,13 @@ class Tcp(Traceable):
                 " a process is the place of its rank."
             )
         held = Held(1, self.meeting.patience)
-        peers = met(opening, self.meeting)
-        beat = min(opening.timeout / BEATS, MOST_SECONDS)
-        core = plain_tcp if self.by_callback else compiled
-        link = core.connected(opening.me, opening.size, peers, opening.timeout, beat)
         held.join(opening.me)
+        try:
+            peers = met(opening, self.meeting)
+            beat = min(opening.timeout / BEATS, MOST_SECONDS)
+            core = plain_tcp if self.by_callback else compiled
+            link = core.connected(opening.me, opening.size, peers, opening.timeout, beat)
+        except BaseException:
+            held.leave(opening.me)
+            raise
         return Session(np.asarray(link.handle, np.int32), opening, link, held)
