@@ -3,7 +3,7 @@
 XLA begins every function of its CPU devices on a pool of as many threads as there are cores or devices, whichever are
 more, and a function keeps its thread until it ends, also while it waits. (Small ones it runs on the thread that calls
 them.) Places of one run are on devices of their own, so there is a thread for each. Were two runs to begin at the same
-time, the first place of each could hold all threads and wait for a second place that never begins: with four runs of two
+time, the first place of each could hold all threads and wait for a second that never begins: with four runs of two
 places on four devices that is what happened. So a run takes all its threads at once, or waits until others have ended.
 """
 
