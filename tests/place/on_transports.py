@@ -20,7 +20,7 @@ import pytest
 
 import needs
 from lanewise.core.errors import InternalError, OptionError, PlaceError
-from lanewise.place.transports import compiled, interface, launched, threads
+from lanewise.place.transports import compiled, greeting, interface, launched, threads
 from lanewise.place.transports.interface import explain
 from lanewise.place.transports.launched import local_group
 from lanewise.place.transports.local import Local
@@ -378,6 +378,30 @@ def test_two_processes_with_one_rank_are_an_error() -> None:
     assert all(
         isinstance(one, PlaceError) and "two processes are rank 1" in str(one) for one in out
     )
+
+
+def test_a_peer_that_leaves_while_others_meet_is_an_error() -> None:
+    """Two of three are there; one of them goes before the third comes."""
+    group = local_group(3)
+    first = Tcp(group[0].meeting(patience=20.0), by_callback=True)
+
+    def leaves() -> None:
+        meeting = group[1].meeting()
+        while True:
+            try:
+                sock = socket.create_connection((meeting.host, meeting.port), timeout=10)
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+        with sock:
+            greeting.come_in(sock, meeting.secret)
+            hello = {"version": 1, "run": "", "rank": 1, "size": 3, "digest": "abc", "port": 1}
+            greeting.say(sock, hello)
+            time.sleep(0.3)
+
+    error, _ = together([lambda: first.open(opening(0, 3)), leaves])
+    assert isinstance(error, PlaceError) and error.place == 1
+    assert "part p1 (rank 1) ended while the run was opened" in str(error)
 
 
 def test_strangers_do_not_disturb() -> None:

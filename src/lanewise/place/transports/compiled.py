@@ -41,6 +41,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,6 +146,7 @@ class Compiled:
             raise MemoryError("there is no memory, or no thread, for another session")
         self.handle = handle
         self._last: Fault | None = None
+        self._guard, self._closed = threading.Lock(), False
 
     def fault(self) -> Fault | None:
         out = _Fault()
@@ -158,6 +160,12 @@ class Compiled:
         _loaded().lanewise_fail(self.handle, KINDS.index(kind) + 1, message.encode()[:999])
 
     def close(self) -> None:
+        with self._guard:
+            if not self._closed:
+                self._closed = True
+                self._close()
+
+    def _close(self) -> None:
         library = _loaded()
         library.lanewise_end(self.handle)
         try:
