@@ -160,6 +160,47 @@ def test_large_values_cross(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_random_moves(kind: str) -> None:
+    """Random values between four places, some larger than a socket holds, with one credit an edge: none waits for ever.
+
+    `LANEWISE_TRIALS` sets how many sequences of moves there are.
+    """
+    size, number_of_moves = 4, 25
+    carriers = transports(kind, size)
+    for trial in range(int(os.environ.get("LANEWISE_TRIALS", "1"))):
+        random = np.random.default_rng(trial)
+        moves = [tuple(random.choice(size, 2, replace=False)) for _ in range(number_of_moves)]
+        sizes = random.choice([0, 1, 3000, 400_000], len(moves), p=[0.1, 0.5, 0.3, 0.1])
+        sent = [random.integers(0, 2**31, n, dtype=np.int32) for n in sizes]
+        edges = {(int(a), int(b)): int(random.integers(1, 3)) for a, b in moves}
+        if not trial:
+            edges = dict.fromkeys(edges, 1)
+        sessions = opened(carriers, credits=edges)
+
+        def part(k: int) -> Any:
+            def run(token: Any) -> Any:
+                came = []
+                for number, ((a, b), value) in enumerate(zip(moves, sent)):
+                    about = jax.ShapeDtypeStruct(value.shape, value.dtype)
+                    if a == k:
+                        token = carriers[k].send(token, value, target=int(b), number=number)
+                    elif b == k:
+                        token, got = carriers[k].receive(token, about, source=int(a), number=number)
+                        came.append(got)
+                return came
+
+            return run
+
+        out = ran(sessions, [part(k) for k in range(size)])
+        closed(carriers, sessions)
+        for k in range(size):
+            wanted = [value for (_, b), value in zip(moves, sent) if b == k]
+            assert not isinstance(out[k], Exception), out[k]
+            for got, value in zip(out[k], wanted, strict=True):
+                np.testing.assert_array_equal(got, value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_failure_ends_all(kind: str) -> None:
     """A requirement that does not hold at one place ends those that wait for it, which learn where and which."""
     carriers = transports(kind, 3)
