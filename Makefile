@@ -78,7 +78,8 @@ test-full: peers
 	LANEWISE_FULL=1 $(MAKE) test
 
 soak: $(TEST_STAMP)
-	LANEWISE_TRIALS=$(SOAK_TRIALS) LANEWISE_FULL=1 $(BIN)/python -m pytest -x tests/place/test_faults.py tests/place/test_transports.py $(PYTEST_ARGS)
+	LANEWISE_TRIALS=$(SOAK_TRIALS) LANEWISE_FULL=1 $(BIN)/python -m pytest -x tests/place/test_faults.py \
+		tests/place/test_transports.py tests/place/test_places.py $(PYTEST_ARGS)
 	LANEWISE_RANDOM=1 LANEWISE_PROGRAMS=$(SOAK_PROGRAMS) LANEWISE_FULL=1 \
 		$(BIN)/python -m pytest -n $(WORKERS) -x tests/test_generated.py $(PYTEST_ARGS)
 

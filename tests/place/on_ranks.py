@@ -2,7 +2,7 @@
 prints.
 
 `on_ranks.py programs`: programs and gradients at random, an assertion, a recursion inside a part. `on_ranks.py saved
-FOLDER KILL`: a loop that is saved; with KILL, rank 1 kills itself on the way the first time.
+FOLDER SIGNAL ITERATION`: a loop that is saved; rank 1 sends itself the signal in that iteration, the first time.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def programs() -> None:
     say("after an error", differs(run(5), checked(5), 0) or "right")
 
 
-def saved(folder: str, kill: bool) -> None:
+def saved(folder: str, name: str, iteration: int) -> None:
     mark = Path(folder) / "killed"
 
     def watch(i: Any, x: Any) -> Any:
-        if kill and RANK == 1 and i == 13 and not mark.exists():
+        if RANK == 1 and i == iteration and not mark.exists():
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), getattr(signal, name))
         return np.asarray(x)
 
     def f(x, key):
@@ -91,7 +91,7 @@ def saved(folder: str, kill: bool) -> None:
 
         return jax.lax.while_loop(lambda c: c[0] < 20, body, (0, x, key))[:2]
 
-    run = lw.run(f, {"a": 0, "b": 1}, checkpoint=f"{folder}/states", every=5, timeout=20.0)
+    run = lw.run(f, {"a": 0, "b": 1}, checkpoint=f"{folder}/states", every=5, timeout=3.0)
     steps, x = run(jnp.linspace(0.0, 1.0, 4), jax.random.key(3))
     say("steps", str(steps))
     say("bits", np.asarray(x).tobytes().hex())
@@ -102,4 +102,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "programs":
         programs()
     else:
-        saved(sys.argv[2], sys.argv[3] == "kill")
+        saved(sys.argv[2], sys.argv[3], int(sys.argv[4]))

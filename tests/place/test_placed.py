@@ -274,7 +274,7 @@ def test_wrong_calls() -> None:
     def f(x):
         return encoder(x, W)
 
-    with pytest.raises(OptionError, match="lanewise launch -n 2 script.py"):
+    with pytest.raises(OptionError, match=r"lanewise launch -n 2 script.py"):
         lw.run(lambda x: decoder(f(x), V), TWO)
     with pytest.raises(OptionError, match="mixes devices and ranks"):
         lw.run(f, {"encoder": device, "decoder": 1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from apart import TESTS, cases_of
 HERE = Path(__file__).parent
 SHARDS = 6
 GENERATED = 10 if needs.FULL else 1
+TRIALS = int(os.environ.get("LANEWISE_TRIALS", "1"))
 
 
 def on_devices(*arguments: str) -> dict[str, str]:
@@ -42,6 +44,24 @@ def test_generated_programs_at_random_places(seed: int) -> None:
     assert len(cases) >= count and not wrong(cases), wrong(cases)
 
 
+def test_calls(tmp_path: Path) -> None:
+    cases = on_devices("calls", str(tmp_path))
+    assert cases.pop("other arguments").endswith(
+        "holds a state of other arguments. Give another folder, or remove it to begin anew."
+    )
+    assert cases.pop("error").startswith("failed part decoder (")
+    assert cases.pop("result").startswith("right at ")
+    slope = cases.pop("gradient around")
+    assert re.fullmatch(r"right, v at (.*1), w at (.*0)", slope), slope
+    assert cases == {
+        "groups": "right",
+        "saved rows": "right, right",
+        "saved rows again": "right",
+        "interrupt": "right",
+        "after it": "right",
+    }
+
+
 def launched(*arguments: str, more: tuple[str, ...] = ()) -> list[dict[str, str]]:
     """What the processes of a run print, by rank."""
     paths = [str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")]
@@ -66,8 +86,15 @@ def test_programs_over_two_processes() -> None:
 
 
 def test_a_run_that_is_killed_goes_on_where_it_was_saved(tmp_path: Path) -> None:
-    whole = launched("saved", str(tmp_path / "whole"), "go")
-    killed = launched("saved", str(tmp_path / "killed"), "kill", more=("--restarts", "1"))
+    """`make soak` does this 50 times, at random iterations."""
+    whole = launched("saved", str(tmp_path / "whole"), "SIGKILL", "-1")
     assert whole[0]["steps"] == "20" and whole[0]["states"] == "15 20"
-    assert (tmp_path / "killed" / "killed").exists()
-    assert [case["bits"] for case in killed] == [case["bits"] for case in whole]
+    trials = [("SIGKILL", 13), ("SIGSTOP", 7)]
+    if TRIALS > 1:
+        rng = random.Random()
+        trials = [(rng.choice(("SIGKILL", "SIGSTOP")), rng.randrange(20)) for _ in range(TRIALS)]
+    for number, (name, iteration) in enumerate(trials):
+        folder = tmp_path / str(number)
+        killed = launched("saved", str(folder), name, str(iteration), more=("--restarts", "1"))
+        assert (folder / "killed").exists()
+        assert [c["bits"] for c in killed] == [c["bits"] for c in whole], (name, iteration)
