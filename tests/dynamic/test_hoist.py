@@ -245,7 +245,7 @@ def small(tree, w):
 def cheap_calls(tree, w):
     h = w["words"][0] * small(tree, w)
     while jnp.sum(h @ w["square"]) > 1.0:
-        h = h / 2
+        h = h / 2 - jnp.abs(small(tree, w))
     return h
 
 
