@@ -96,8 +96,9 @@ def forward(
     carried: Sequence[Any],
     shared: Sequence[Any],
     moving: Moving | None = None,
+    in_place: bool = True,
 ) -> Ran:
-    """Run all levels; with `moving`, save what the reverse reads."""
+    """Run all levels; with `moving`, save what the reverse reads. `in_place`: see `inplace.py`."""
     envelope = lay.envelope
     source = Source(lay, tables, payload)
 
@@ -120,7 +121,7 @@ def forward(
 
         fed = zip(piece.rows, envelope.fed[p], strict=True)
         made = tuple(t if flags & MADE else None for t, flags in fed)
-        first = gathers_first(code, made, piece.results)
+        first = in_place and gathers_first(code, made, piece.results)
         rows = before_all_else(tables, gathered) if first else gathered(0)
         given = [*(shared[s] for s in envelope.shared[p]), *rows]
         outs = evaluated_if(None if count is None else count > 0, code, given)

@@ -13,10 +13,15 @@ would have to be guarded inside every branch as well, and has no gradient.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Literal
 from lanewise.core.options import Options
 from lanewise.core.program import Function, Program, program_p
+
+_OPTIONS = Options()
 
 
 def may_not_end(eqn: JaxprEqn) -> bool:
@@ -31,8 +36,8 @@ def may_not_end(eqn: JaxprEqn) -> bool:
     )
 
 
-def with_programs(code: Jaxpr) -> Jaxpr:
-    """The same code, with equations that hold loops of unknown length as programs.
+def with_programs(code: Jaxpr, options: Options = _OPTIONS) -> Jaxpr:
+    """The same code, with equations that hold loops of unknown length as programs, which run with these options.
 
     >>> import jax
     >>> def halved(x):
@@ -43,11 +48,11 @@ def with_programs(code: Jaxpr) -> Jaxpr:
     """
     if not any(map(may_not_end, code.eqns)):
         return code
-    eqns = [_as_program(eqn) if may_not_end(eqn) else eqn for eqn in code.eqns]
+    eqns = [_as_program(eqn, options) if may_not_end(eqn) else eqn for eqn in code.eqns]
     return _jax.new_jaxpr(code.invars, code.outvars, eqns)
 
 
-def _as_program(eqn: JaxprEqn) -> JaxprEqn:
+def _as_program(eqn: JaxprEqn, options: Options) -> JaxprEqn:
     if eqn.primitive is program_p:
         return eqn
     operands = list(dict.fromkeys(a for a in eqn.invars if not isinstance(a, Literal)))
@@ -56,9 +61,20 @@ def _as_program(eqn: JaxprEqn) -> JaxprEqn:
     program = Program({name: body}, name)
     traced = _jax.trace(
         lambda *values: program_p.bind(
-            *values, program=program, lanes=(), mapped=((),) * len(values), options=Options()
+            *values, program=program, lanes=(), mapped=((),) * len(values), options=options
         ),
         [a.aval for a in operands],
     )
     (whole,) = traced.jaxpr.eqns
     return whole.replace(invars=operands, outvars=eqn.outvars, source_info=eqn.source_info)
+
+
+def with_gradients(fun: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
+    """A function of arrays, written so that JAX goes backwards through its loops as well, as often as is asked."""
+
+    def run(*args: Any) -> list[Any]:
+        traced = _jax.trace(fun, [_jax.shape_dtype_struct(_jax.aval_of(x)) for x in args])
+        code = with_programs(traced.jaxpr, Options(schedule="plain"))
+        return _jax.eval_jaxpr(code, *traced.captures, *args)
+
+    return run

@@ -52,7 +52,9 @@ class _Reverse:
         ran: Ran,
         moving: Moving,
         seeds: Sequence[Any],
+        in_place: bool,
     ) -> None:
+        self.in_place = in_place
         self.lay, self.envelope, self.tables = lay, lay.envelope, tables
         self.shared, self.ran, self.moving, self.seeds = shared, ran, moving, seeds
         self.source = Source(lay, forward, payload)
@@ -136,7 +138,7 @@ class _Reverse:
         codes, piece = self.codes(p, size), self.envelope.pieces[p]
         results = tuple(t for t in piece.results if t.differentiable)
         active = tuple(t for k, t in enumerate(piece.rows) if self.lay.active(p, k))
-        first = gathers_first(codes.rows, results, active)
+        first = self.in_place and gathers_first(codes.rows, results, active)
         found = (
             before_all_else(self.tables, lambda turn: adjoints(start + turn))
             if first
@@ -382,6 +384,7 @@ def reverse(
     ran: Ran,
     moving: Moving,
     seeds: Sequence[Any],
+    in_place: bool = True,
 ) -> tuple[list[Any], list[Any]]:
     """Adjoints of carried rows by type, and of shared arrays; None where there is none."""
-    return _Reverse(lay, forward, tables, payload, shared, ran, moving, seeds).run()
+    return _Reverse(lay, forward, tables, payload, shared, ran, moving, seeds, in_place).run()

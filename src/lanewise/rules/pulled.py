@@ -19,7 +19,6 @@ from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.core.errors import OptionError, TransformError
 from lanewise.core.program import Program, program_p
-from lanewise.rules.tangents import linearized
 
 pulled_p = _jax.Primitive("pulled")
 pulled_p.multiple_results = True
@@ -73,7 +72,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
 
 def _linearize(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
     with _explained(params["program"]):
-        return linearized(functools.partial(_run, **params), nonzero, primals)
+        return _jax.linearized(functools.partial(_run, **params), nonzero, primals)
 
 
 @contextmanager

@@ -245,9 +245,7 @@ class Bodies:
         alive = self.linked.storage.live_out[block.label]
         assigned: dict[Var, Atom] = dict(block.assigns)
         kept = [
-            var
-            for var in dict.fromkeys(writes_in_order(block))
-            if var in alive and self.keeps(var)
+            var for var in dict.fromkeys(writes_in_order(block)) if var in alive and self.keeps(var)
         ]
         atoms = [assigned.get(var, var) for var in kept]
         given = terminator_atoms(block.terminator)
