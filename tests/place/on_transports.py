@@ -221,6 +221,19 @@ def test_a_failure_ends_all(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_an_error_is_raised_once(kind: str) -> None:
+    """Not again when JAX waits for effects, as it does when the process ends."""
+    carriers = transports(kind, 2)
+    sessions = opened(carriers)
+    with pytest.raises(Exception, match="requirement"):
+        function = jax.jit(lambda token: carriers[0].require(token, token < 0, number=7))
+        jax.block_until_ready(function(sessions[0].token))
+    closed(carriers[1:], sessions[1:])
+    carriers[0].close(sessions[0])
+    jax.effects_barrier()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_reason_ends_all(kind: str) -> None:
     carriers = transports(kind, 2)
     sessions = opened(carriers)

@@ -88,6 +88,7 @@ from lanewise._jax.rules import (
     Effect,
     allow_effect,
     calls_host,
+    forget_failed_effects,
     lower_host_call,
     lower_unchecked,
     lowering_platforms,
