@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise._jax import Var
-from lanewise.blocks.form import Block, Fail, Fork, Return, reads
+from lanewise.blocks.form import Block, Collect, Fail, Fork, Return, Spawn, reads
 from lanewise.blocks.link import Linked
 from lanewise.machine.advance import Advance
 from lanewise.machine.banks import Write, places, written
@@ -53,6 +53,7 @@ from lanewise.machine.calls import (
 from lanewise.machine.choice import Choice, calls_of, cheap_and_expensive, choose
 from lanewise.machine.pushes import pushed, without_pushes
 from lanewise.machine.rows import put, taken
+from lanewise.machine.spawned import collected, spawned
 from lanewise.machine.state import State, Tick
 from lanewise.machine.tiles import function_of, kept, sliced, tile_width
 from lanewise.machine.together import FEWEST_GROUPS
@@ -135,6 +136,12 @@ class _Run:
                 state, to, writes = launched(
                     state, linked, self.pc, own, mask, given, choice, done, advance
                 )
+            case Spawn():
+                state, writes = spawned(
+                    state, linked, self.pc, own, mask, given, choice, done, advance
+                )
+            case Collect():
+                state, writes = collected(state, linked, self.pc, own, mask, advance)
             case Return():
                 results = linked.program.functions[function_of(linked, self.pc)].results
                 state, writes = delivered(state, linked, own, mask, results, after, advance)
