@@ -24,7 +24,8 @@ with another loop before the call or with an assertion inside stays in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lanewise import _jax
@@ -37,6 +38,7 @@ from lanewise.blocks.form import (
     BlockProgram,
     Branch,
     Collect,
+    Fail,
     Fork,
     Jump,
     Label,
@@ -44,11 +46,13 @@ from lanewise.blocks.form import (
     defined,
     joined,
     predecessors,
+    reachable,
     reads,
     substitute,
     substitute_inputs,
 )
 from lanewise.core.accumulate import accumulate_p
+from lanewise.core.errors import Outcome
 from lanewise.core.push import push_p
 
 Variables = frozenset[Var]
@@ -59,34 +63,46 @@ CHEAP_OPERATIONS, CHEAP_AN_ELEMENT = 64.0, 16.0
 
 def spawned_loops(program: BlockProgram, inbox: Variables) -> BlockProgram:
     """The same program whose loops of calls are cut in two where they can be; `inbox`: where forks put results."""
-    fresh = 1 + max(block.label for _, block in program.all_blocks())
+    labels = itertools.count(1 + max(block.label for _, block in program.all_blocks()))
     functions = {}
     for name, function in program.functions.items():
         blocks = {block.label: block for block in function.blocks}
         alive = live_out(program, function)
         for label in list(blocks):
-            found = _turn(function, blocks, label)
-            made = found and _halves(program, found, alive, inbox, (fresh, fresh + 1))
-            if found and made:
-                fresh += 2
-                del blocks[found.second.label]
-                blocks |= {block.label: block for block in made}
-        functions[name] = replace(function, blocks=tuple(blocks.values()))
+            turn = _turn(function, blocks, label)
+            made = turn and _halves(program, turn, alive[turn.last], inbox, labels)
+            blocks |= {block.label: block for block in made or ()}
+        functions[name] = replace(function, blocks=reachable(tuple(blocks.values())))
     return replace(program, functions=functions)
 
 
 @dataclass(frozen=True)
+class _Check:
+    """A test on the way through a turn: all its targets but one end the example."""
+
+    index: Atom
+    targets: tuple[Label, ...]
+    goes_on: Label
+
+
+@dataclass(frozen=True)
 class _Turn:
-    """A turn of a loop: a block that forks, the one that comes after, and both as one, without the fork."""
+    """A turn of a loop: a block that forks, and all of it as one block without the fork.
+
+    `after`: the block behind the fork, `last`: the one that ends the turn. `checks`: tests on the way that end the
+    example if there is no more room on its tapes: they may as well be made at its end.
+    """
 
     first: Block
-    second: Block
+    after: Block
+    last: Label
     fork: Fork
     whole: Block
+    checks: tuple[_Check, ...]
 
     @property
-    def results(self) -> Variables:
-        return frozenset(var for call in self.fork.calls for var in call.results)
+    def results(self) -> tuple[Var, ...]:
+        return tuple(var for call in self.fork.calls for var in call.results)
 
     @property
     def branch(self) -> Branch:
@@ -96,34 +112,60 @@ class _Turn:
 
 def _turn(function: BlockFunction, blocks: dict[Label, Block], label: Label) -> _Turn | None:
     """The loop whose turns begin with this block."""
-    before = predecessors(blocks.values())
     first = blocks.get(label)
     if first is None or not isinstance(first.terminator, Fork) or label == function.entry:
         return None
-    fork, second = first.terminator, blocks[first.terminator.target]
-    if second.label in (label, function.entry) or len(before[second.label]) != 1:
-        return None
-    if isinstance(second.terminator, Jump):
-        # The test is a block by itself, which the first turn comes from as well.
-        test = blocks[second.terminator.target]
-        if test.label == second.label or not isinstance(test.terminator, Branch):
+    before = predecessors(blocks.values())
+    after, checks = blocks[first.terminator.target], []
+    last, whole = label, first.with_(terminator=Jump(after.label))
+    seen = {label, function.entry}
+    while not (isinstance(whole.terminator, Branch) and label in whole.terminator.targets):
+        following = _following(whole, blocks)
+        if following is None or following in seen:
             return None
-        second = joined(second, test)
-    if not isinstance(second.terminator, Branch) or label not in second.terminator.targets:
-        return None
-    whole = joined(first.with_(terminator=Jump(second.label)), second)
-    return _Turn(first, second, fork, whole)
+        seen.add(following)
+        own = blocks[following]
+        # The test of a loop may be a block by itself, which the first turn comes from as well.
+        test = isinstance(own.terminator, Branch) and label in own.terminator.targets
+        if len(before[following]) != 1 and not (test and isinstance(whole.terminator, Jump)):
+            return None
+        if isinstance(whole.terminator, Branch):
+            checks.append(_Check(whole.terminator.index, whole.terminator.targets, following))
+        last, whole = following, joined(whole, own)
+    return _Turn(first, after, last, first.terminator, whole, tuple(checks))
+
+
+def _following(block: Block, blocks: dict[Label, Block]) -> Label | None:
+    """Where all go on from a block that go on."""
+    match block.terminator:
+        case Jump(target):
+            return target
+        case Branch(targets=targets):
+            goes_on = [t for t in targets if not _is_full(blocks[t])]
+            return goes_on[0] if len(goes_on) == 1 else None
+        case _:
+            return None
+
+
+def _is_full(block: Block) -> bool:
+    """Whether a block ends the example, for a reason whose time does not matter."""
+    end = block.terminator
+    return (
+        isinstance(end, Fail)
+        and end.outcome != Outcome.ASSERTION_FAILED
+        and not (block.eqns or block.assigns)
+    )
 
 
 def _halves(
     program: BlockProgram,
     turn: _Turn,
-    alive: dict[Label, Variables],
+    after: Variables,
     inbox: Variables,
-    fresh: tuple[Label, Label],
+    labels: Iterator[Label],
 ) -> list[Block] | None:
-    """The blocks of both loops; None if calls must wait for one another."""
-    whole, after = turn.whole, alive[turn.second.label]
+    """The blocks of both loops; None if calls must wait for one another. `after`: what is read after a turn."""
+    whole = turn.whole
     inside = defined(whole)
     if inbox & (frozenset(reads(turn.first)) | after) or not inside.keys().isdisjoint(reads(whole)):
         return None
@@ -133,26 +175,23 @@ def _halves(
     arguments = [atom for call in turn.fork.calls for _, atom in call.arguments]
     if any(atom in late for atom in (*arguments, turn.branch.index) if isinstance(atom, Var)):
         return None
-    if any(_is_other_effect(eqn) for eqn in whole.eqns):
+    if any(map(_has_other_effect, whole.eqns)) or any(c.index not in late for c in turn.checks):
         return None
-    join, again = fresh
     back = [eqn for eqn in whole.eqns if _is_late(eqn, late)]
-    used = _read_by(back, [stored[var] for var in carried])
+    used = _read_by(back, [*(stored[var] for var in carried), *(c.index for c in turn.checks)])
     luggage, once_more = _luggage(whole, used - late, frozenset(stored))
-    own: dict[Var, Atom] = {var: _jax.new_var(var.aval) for var in (*turn.results, *luggage)}
+    own: dict[Var, Var] = {var: _jax.new_var(var.aval) for var in (*turn.results, *luggage)}
     kept = {var: _jax.new_var(var.aval) for var in luggage}
     calls, copies = [], []
     for number, call in enumerate(turn.fork.calls):
-        more = kept.items() if number == 0 else ()
+        more = [(var, place) for var, place in kept.items() if number == 0]
         given = tuple((place, var) for var, place in more)
         calls.append(replace(call, arguments=(*call.arguments, *given), results=()))
-        results = program.functions[call.callee].results
-        pairs = [p for p in zip(call.results, results, strict=True) if p[0] in used]
-        pairs += [(var, place) for var, place in more]
-        copies.append(tuple((_variable(own[var]), place) for var, place in pairs))
-    collect = Collect(tuple(copies), turn.second.label, again)
-    repeated = {id(eqn) for eqn in (*back, *once_more)}
-    second = _renamed([eqn for eqn in whole.eqns if id(eqn) in repeated], own)
+        results = zip(call.results, program.functions[call.callee].results, strict=True)
+        pairs = [*((var, theirs) for var, theirs in results if var in used), *more]
+        copies.append(tuple((own[var], theirs) for var, theirs in pairs))
+    join, again = next(labels), next(labels)
+    collect = Collect(tuple(copies), turn.after.label, again)
     way = _jax.new_var(turn.branch.index.aval)
     early = [(var, atom) for var, atom in stored.items() if var not in carried and var is not atom]
     targets = tuple(t if t == turn.first.label else join for t in turn.branch.targets)
@@ -161,16 +200,43 @@ def _halves(
         assigns=(*early, (way, turn.branch.index)),
         terminator=Spawn(tuple(calls), turn.branch.index, targets, join),
     )
+    chosen = {id(eqn) for eqn in (*back, *once_more)}
+    env: dict[Var, Atom] = dict(own)
+    second = turn.after.with_(
+        note="collected",
+        eqns=_renamed([eqn for eqn in whole.eqns if id(eqn) in chosen], env),
+        assigns=tuple((var, substitute(env, stored[var])) for var in carried),
+        terminator=collect,
+        steps=whole.steps - turn.first.steps,
+    )
     return [
         front,
         Block(join, "spawned", (), (), collect),
-        turn.second.with_(
-            note="collected",
-            eqns=second,
-            assigns=tuple((var, substitute(own, stored[var])) for var in carried),
-            terminator=collect,
-        ),
+        *_checked(second, [replace(c, index=substitute(env, c.index)) for c in turn.checks], labels),
         Block(again, "all collected", (), (), Branch(way, turn.branch.targets)),
+    ]
+
+
+def _checked(block: Block, checks: Sequence[_Check], labels: Iterator[Label]) -> list[Block]:
+    """A block that makes some checks before it goes where it goes, each in a block of its own but the first."""
+    if not checks:
+        return [block]
+    held = [_jax.new_var(check.index.aval) for check in checks]
+    following = [next(labels) for _ in checks]
+    ends = [
+        Branch(test, tuple(after if t == check.goes_on else t for t in check.targets))
+        for check, test, after in zip(checks, held, following, strict=True)
+    ]
+    tests = tuple((test, check.index) for check, test in zip(checks, held, strict=True))
+    return [
+        block.with_(
+            assigns=(*block.assigns, *tests[1:]),
+            terminator=replace(ends[0], index=checks[0].index),
+        ),
+        *(
+            Block(label, "room", (), (), end)
+            for label, end in zip(following, [*ends[1:], block.terminator], strict=True)
+        ),
     ]
 
 
@@ -193,7 +259,7 @@ def _is_late(eqn: JaxprEqn, late: Variables | set[Var]) -> bool:
     return eqn.primitive is push_p or any(a in late for a in eqn.invars if isinstance(a, Var))
 
 
-def _is_other_effect(eqn: JaxprEqn) -> bool:
+def _has_other_effect(eqn: JaxprEqn) -> bool:
     return bool(eqn.effects) and eqn.primitive is not accumulate_p and eqn.primitive is not push_p
 
 
@@ -255,8 +321,3 @@ def _renamed(eqns: Sequence[JaxprEqn], env: dict[Var, Atom]) -> tuple[JaxprEqn, 
         found.append(substitute_inputs(env, eqn).replace(outvars=outs))
         env.update(zip(eqn.outvars, outs, strict=True))
     return tuple(found)
-
-
-def _variable(atom: Atom) -> Var:
-    assert isinstance(atom, Var)
-    return atom
