@@ -10,6 +10,7 @@ from __future__ import annotations
 from programs import (
     array_operators,
     arrays,
+    children,
     edges,
     integers,
     learning,
@@ -36,6 +37,7 @@ CORPUS: tuple[Case, ...] = (
     *learning.CASES,
     *edges.CASES,
     *trees.CASES,
+    *children.CASES,
 )
 
 

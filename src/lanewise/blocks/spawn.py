@@ -1,25 +1,26 @@
 """Calls of a loop that do not wait for one another: a loop that spawns them, then a loop that collects what they gave.
 
-`for child in children: total += f(child)` makes a number of calls that is known at run time alone, so no `Fork` can name
-them, nor the variables that their results go to. But nothing of a turn's call waits for the turn before: the loop can be
-cut in two (loop distribution, Kennedy and McKinley 1990). The first half goes through all turns, makes their calls and
-goes on without waiting (`Spawn`); the second, when all are back, goes through the turns again, in order, and does what
-needs results (`Collect`). So sums have the same order, and the same rounding, as without it.
+`for child in children: total += f(child)` makes a number of calls that is known at run time alone, so no `Fork` can
+name them, nor the variables that their results go to. But nothing of a turn's call waits for the turn before: the loop
+can be cut in two (loop distribution, Kennedy and McKinley 1990). The first half goes through all turns, makes their
+calls and goes on without waiting (`Spawn`); the second, when all are back, goes through the turns again, in order, and
+does what needs results (`Collect`). So sums have the same order, and the same rounding, as without it.
 
 *The inbox is the arena.* A call that was spawned and is back keeps its slot, and its results lie there in the variables
 that it returned them in. The slots of one caller are a list, in the order in which they were made. `Collect` takes the
-first of it, copies what the caller reads, and frees it. What a turn had before its call and needs after it (the number of
-the turn, say) is written to the slot of the call, in variables that the called function does not know: its *luggage*.
-What is had as cheaply from that and from what does not change in the loop is computed again instead.
+first of it, copies what the caller reads, and frees it. What a turn had before its call and needs after it (the number
+of the turn, say) is written to the slot of the call, in variables that the called function does not know: its
+*luggage*. What can be had as cheaply from that, and from what does not change in the loop, is computed again instead.
 
-What was considered: an array of results in the caller's frame, with a place for each turn. Every frame of the arena would
-have to have room for the longest list there is, or loops would be cut into strips of a few turns; and a frame that is
-copied or grows would move all of it. Lists in the arena take what is there, a node with 1,000 children as well as a leaf.
+What was considered: an array of results in the caller's frame, with a place for each turn. Every frame of the arena
+would have to have room for the longest list there is, or loops would be cut into strips of a few turns. Lists in the
+arena take what is there, for a node with 1,000 children as for a leaf. Where there is no room for more calls, the loop
+is cut into strips as well: what was spawned is collected, and the first half goes on.
 
 *Which loops.* One whose turn is a block that ends in a fork and a block after it, where neither the arguments of the
-calls nor whether there is another turn depends on what calls of the loop gave, in this turn or an earlier one. The state of
-the loop falls into two parts by that: what the first half writes, and what the second does. A loop with calls in a branch,
-with another loop before the call or with an assertion inside stays in order.
+calls nor whether there is another turn depends on what calls of the loop gave, in this turn or an earlier one. The
+state of the loop falls into two parts by that: what the first half writes, and what the second does. A loop with calls
+in a branch, with another loop before the call or with an assertion inside stays in order.
 """
 
 from __future__ import annotations
@@ -212,7 +213,9 @@ def _halves(
     return [
         front,
         Block(join, "spawned", (), (), collect),
-        *_checked(second, [replace(c, index=substitute(env, c.index)) for c in turn.checks], labels),
+        *_checked(
+            second, [replace(c, index=substitute(env, c.index)) for c in turn.checks], labels
+        ),
         Block(again, "all collected", (), (), Branch(way, turn.branch.targets)),
     ]
 

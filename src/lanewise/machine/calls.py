@@ -224,7 +224,9 @@ def delivered(
 def _come_back(
     state: State, linked: Linked, own: Tile, mask: Any, columns: Sequence[tuple[int, ...]]
 ) -> tuple[State, list[tuple[Any, Any]]]:
-    """Free the slots of the mask, or hold them if they were spawned. Parents whose last call is back go on, or fail if one of their calls has.
+    """Free the slots of the mask, or hold them if they were spawned.
+
+    Parents whose last call is back go on, or fail if one of their calls has.
 
     Given columns of inboxes by the place of a call in its fork, gives that of each slot, and its parent if it reads it.
     """

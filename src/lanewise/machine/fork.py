@@ -19,6 +19,10 @@ after the other, and no way down is longer than the reserve. A slot that needs m
 fails, whatever others do. Its block runs again for each of its calls, which is why a block that forks reads no results
 (`blocks/fork.py`), adds to sums once, and stores what it writes with the last one.
 
+Calls of loops (`blocks/spawn.py`) hold their slots until they are collected. Where nothing can run for want of room,
+whoever has spawned calls collects those first; only then one slot goes on by itself, or the host makes room. It makes
+all calls of one turn out of the reserve, which is as many times as large.
+
 Failure. An assertion that does not hold ends its call. That tells its parent, which ends when all its calls are back,
 with what the first of them by place has said: what the program would have met first in order. Who has taken too many
 steps, or needs more frames or records than there is room for, ends the whole example at once: a recursion without end

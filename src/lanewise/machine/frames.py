@@ -19,8 +19,8 @@ asks the same as of any machine. What an example was called with and nothing wri
 through `root`.
 
 Room. `capacity` is how many frames may be pending on one way down from a lane, as that of a stack is. The arena has
-slots for the lanes, for one such way down (`reserve`), and for work besides (`num_slots`). How a full arena is dealt with is in
-`fork.py`.
+slots for the lanes, for one such way down (`reserve`), and for work besides (`num_slots`). How a full arena is dealt
+with is in `fork.py`.
 """
 
 from __future__ import annotations
