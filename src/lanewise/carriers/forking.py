@@ -14,8 +14,9 @@ from lanewise.blocks.fork import link_forked
 from lanewise.blocks.link import Linked
 from lanewise.carriers import ticks
 from lanewise.core.options import DEPTH_INSIDE_JIT
+from lanewise.feed.refill import Flow, Refill
 from lanewise.grow.growing import Growing, Phases
-from lanewise.grow.memory import FIRST_DEPTH, parts_of_state, refuse_parts
+from lanewise.grow.memory import FIRST_DEPTH, parts_of_answers, parts_of_state, refuse_parts
 from lanewise.job.job import Job, blocks_of, lanes_first
 from lanewise.job.plan import HostRun, Plan, shaped
 from lanewise.machine import observe
@@ -29,11 +30,6 @@ def offer(job: Job, schedule: str, why: str) -> Plan | str:
     in_order = obstacle(job)
     if in_order is not None:
         return ticks.offer(job, "sweep", f"{why}, but calls are made in order: {in_order}")
-    if job.refilled:
-        return (
-            f'schedule="fork" has no refill: it would start {job.examples} examples at once, and'
-            f' lanes={job.options.lanes} are asked for. Leave out lanes, or use schedule="sweep".'
-        )
     return Plan(job, "ticks", schedule, why, linked=forked_for(job))
 
 
@@ -79,7 +75,7 @@ def on_host(plan: Plan) -> HostRun:
     most = most_frames(linked, plan.job.options)
     _refuse_too_large(plan, min(FIRST_DEPTH, most), inside_jit=False)
     watched = plan.job.options.watched
-    grows = Growing(_phases(plan, most), linked, plan.job.examples, most, 0, None, watched=watched)
+    grows = Growing(_phases(plan, most), linked, plan.job.width, most, 0, None, watched=watched)
     return grows.run_growing
 
 
@@ -87,8 +83,10 @@ def _refuse_too_large(plan: Plan, capacity: int, *, inside_jit: bool) -> None:
     job, linked = plan.job, plan.linked
     assert linked is not None
     if job.platform is not None:
-        slots = num_slots(linked, job.examples, capacity)
+        slots = num_slots(linked, job.width, capacity)
         parts = parts_of_state(linked, slots, 0)
+        if job.refilled:
+            parts += parts_of_answers(job.program.out_avals, job.examples)
         refuse_parts(job.program, parts, slots, job.platform, inside_jit)
 
 
@@ -96,6 +94,34 @@ def _phases(plan: Plan, most: int) -> Phases:
     job, linked, site = plan.job, plan.linked, plan.site
     assert linked is not None
     lanes = job.examples
+
+    def moved(*args: Any) -> Any:
+        raise AssertionError("no tape: nobody waits for one")
+
+    if job.refilled:
+        width, options = job.width, job.options
+        refill = Refill(linked, width, lanes, job.varying, options, plan.schedule, most)
+
+        def begin(capacity: int, *operands: Any) -> Flow:
+            flow = refill.start(capacity, lanes_first(operands, job.lanes, job.mapped)[0])
+            return flow.with_(machine=observe.watched(flow.machine, site, linked.halt, operands))
+
+        def run_through(flow: Flow, *operands: Any) -> Flow:
+            return refill.run(flow, lanes_first(operands, job.lanes, job.mapped)[0])
+
+        def larger(flow: Flow, linked: Any, capacity: int) -> Flow:
+            del linked
+            return flow.with_(machine=refill.machine.grown(flow.machine, capacity))
+
+        return Phases(
+            start=begin,
+            run=run_through,
+            finish=lambda flow: shaped(refill.finish(flow), job),
+            machine=lambda flow: flow.machine,
+            with_machine=lambda flow, machine: flow.with_(machine=machine),
+            grown=larger,
+            moved=moved,
+        )
 
     def start(capacity: int, *operands: Any) -> State:
         flat = lanes_first(operands, job.lanes, job.mapped)[0]
@@ -115,8 +141,5 @@ def _phases(plan: Plan, most: int) -> Phases:
 
     def grown(state: State, linked: Any, capacity: int) -> State:
         return with_slots(state, linked, capacity, capacity >= most)
-
-    def moved(*args: Any) -> Any:
-        raise AssertionError("no tape: nobody waits for one")
 
     return Phases(start, run, finish, lambda state: state, lambda _, state: state, grown, moved)
