@@ -14,14 +14,13 @@ from lanewise.blocks.fork import link_forked
 from lanewise.blocks.link import Linked
 from lanewise.carriers import ticks
 from lanewise.core.options import DEPTH_INSIDE_JIT
-from lanewise.feed.refill import Flow, Refill
+from lanewise.feed.phases import refilled
 from lanewise.grow.growing import Growing, Phases
 from lanewise.grow.memory import FIRST_DEPTH, parts_of_answers, parts_of_state, refuse_parts
 from lanewise.job.job import Job, blocks_of, lanes_first
 from lanewise.job.plan import HostRun, Plan, shaped
 from lanewise.machine import observe
 from lanewise.machine.frames import first_frames, lanes_alone, most_frames, num_slots, with_slots
-from lanewise.machine.state import State
 from lanewise.machine.ticking import answers, run_ticks, statistics
 
 
@@ -95,51 +94,29 @@ def _phases(plan: Plan, most: int) -> Phases:
     assert linked is not None
     lanes = job.examples
 
-    def moved(*args: Any) -> Any:
-        raise AssertionError("no tape: nobody waits for one")
-
     if job.refilled:
-        width, options = job.width, job.options
-        refill = Refill(linked, width, lanes, job.varying, options, plan.schedule, most)
+        return refilled(plan, most)
 
-        def begin(capacity: int, *operands: Any) -> Flow:
-            flow = refill.start(capacity, lanes_first(operands, job.lanes, job.mapped)[0])
-            return flow.with_(machine=observe.watched(flow.machine, site, linked.halt, operands))
-
-        def run_through(flow: Flow, *operands: Any) -> Flow:
-            return refill.run(flow, lanes_first(operands, job.lanes, job.mapped)[0])
-
-        def larger(flow: Flow, linked: Any, capacity: int) -> Flow:
-            del linked
-            return flow.with_(machine=refill.machine.grown(flow.machine, capacity))
-
-        return Phases(
-            start=begin,
-            run=run_through,
-            finish=lambda flow: shaped(refill.finish(flow), job),
-            machine=lambda flow: flow.machine,
-            with_machine=lambda flow, machine: flow.with_(machine=machine),
-            grown=larger,
-            moved=moved,
-        )
-
-    def start(capacity: int, *operands: Any) -> State:
+    def start(capacity: int, *operands: Any) -> Any:
         flat = lanes_first(operands, job.lanes, job.mapped)[0]
         final = capacity >= most
         state = first_frames(linked, flat, job.varying, lanes, capacity, final)
         return observe.watched(state, site, linked.halt, operands)
 
-    def run(state: State, *operands: Any) -> State:
+    def run(state: Any, *operands: Any) -> Any:
         del operands
         return run_ticks(linked, state, lanes, job.options, plan.schedule)
 
-    def finish(state: State) -> list[Any]:
+    def finish(state: Any) -> list[Any]:
         alone = lanes_alone(state, linked)
         values, code, places = answers(linked, alone)
         observe.finished(alone, code, lives_of_lanes=True)
         return shaped((values, code, places, statistics(alone)), job)
 
-    def grown(state: State, linked: Any, capacity: int) -> State:
+    def grown(state: Any, linked: Any, capacity: int) -> Any:
         return with_slots(state, linked, capacity, capacity >= most)
+
+    def moved(*args: Any) -> Any:
+        raise AssertionError("no tape: nobody waits for one")
 
     return Phases(start, run, finish, lambda state: state, lambda _, state: state, grown, moved)

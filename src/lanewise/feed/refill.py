@@ -44,7 +44,6 @@ from lanewise.machine import observe
 from lanewise.machine.schedule import num_expensive
 from lanewise.machine.state import (
     State,
-    grown,
     has_fuel,
     lanes_of,
     outcome_codes,
@@ -287,11 +286,6 @@ class Refill:
             .set(narrow.example, mode="drop"),
             next=flow.next,
         )
-
-
-def flow_grown(flow: Flow, linked: Linked, capacity: int) -> Flow:
-    """The same flow with room for `capacity` frames."""
-    return flow.with_(machine=grown(flow.machine, linked, capacity))
 
 
 def flow_moved(

@@ -38,7 +38,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise._jax import Var
 from lanewise.blocks.form import Block, Collect, Fail, Fork, Return, Spawn, reads
 from lanewise.blocks.link import Linked
 from lanewise.machine.advance import Advance
@@ -59,7 +58,7 @@ from lanewise.machine.pushes import pushed, without_pushes
 from lanewise.machine.rows import put, taken
 from lanewise.machine.spawned import collected, spawned
 from lanewise.machine.state import State, Tick
-from lanewise.machine.tiles import function_of, kept, sliced, tile_width
+from lanewise.machine.tiles import function_of, kept, sliced, tile_width, wanted
 from lanewise.machine.together import FEWEST_GROUPS
 
 
@@ -119,7 +118,7 @@ class _Run:
 
     def _run(self, state: State, choice: Choice, done: Any, width: int) -> tuple[Any, State]:
         advance, linked, block = self.advance.with_lanes(width), self.linked, self.block
-        own, done = next_tile(state, linked, self._wanted, choice, self.pc, done, width)
+        own, done = next_tile(state, linked, wanted(linked, self.pc), choice, self.pc, done, width)
         there = own.slots < state.pc.shape[0]
         root, by_row = own.column("root"), sliced(linked, self.pc)
         advance = advance.of_tile(by_row, root)
@@ -156,12 +155,6 @@ class _Run:
                 state = state.with_(uniforms=after.uniforms, pc=put(state.pc, to, after.pc))
         banks = written(state.frames.banks, [*self._stores(after, to), *writes])
         return done, state.with_(frames=state.frames.with_(banks=banks))
-
-    @property
-    def _wanted(self) -> list[Var]:
-        """The variables of a slot that the block reads, or gives."""
-        touched = {*reads(without_pushes(self.linked, self.pc)[0]), *kept(self.linked, self.pc)}
-        return [var for var in places(self.linked) if var in touched]
 
     def _taken(self, state: State, own: Tile, there: Any) -> State:
         """The state of a tile."""
