@@ -174,9 +174,11 @@ def _halves(
     stored = {var: atom for var, atom in stored.items() if var in after}
     late, carried = _waiting(turn, stored)
     arguments = [atom for call in turn.fork.calls for _, atom in call.arguments]
-    if any(atom in late for atom in (*arguments, turn.branch.index) if isinstance(atom, Var)):
+    if any(_is_one_of(atom, late) for atom in (*arguments, turn.branch.index)):
         return None
-    if any(map(_has_other_effect, whole.eqns)) or any(c.index not in late for c in turn.checks):
+    if any(map(_has_other_effect, whole.eqns)) or not all(
+        _is_one_of(c.index, late) for c in turn.checks
+    ):
         return None
     back = [eqn for eqn in whole.eqns if _is_late(eqn, late)]
     used = _read_by(back, [*(stored[var] for var in carried), *(c.index for c in turn.checks)])
@@ -251,15 +253,19 @@ def _waiting(turn: _Turn, stored: dict[Var, Atom]) -> tuple[Variables, tuple[Var
         for eqn in turn.whole.eqns:
             if _is_late(eqn, late):
                 late.update(eqn.outvars)
-        found = {var: None for var, atom in stored.items() if atom in late}
+        found = {var: None for var, atom in stored.items() if _is_one_of(atom, late)}
         if len(found) == len(carried):
             return frozenset(late), tuple(found)
         carried = found
 
 
+def _is_one_of(atom: Atom, values: Variables | set[Var]) -> bool:
+    return isinstance(atom, Var) and atom in values
+
+
 def _is_late(eqn: JaxprEqn, late: Variables | set[Var]) -> bool:
     """Whether an equation belongs to the second half. What is pushed is part of what calls leave behind them."""
-    return eqn.primitive is push_p or any(a in late for a in eqn.invars if isinstance(a, Var))
+    return eqn.primitive is push_p or any(_is_one_of(atom, late) for atom in eqn.invars)
 
 
 def _has_other_effect(eqn: JaxprEqn) -> bool:
@@ -307,7 +313,7 @@ def _is_cheap(eqn: JaxprEqn, varies: Callable[[Atom], bool]) -> bool:
     """Whether computing an equation again costs no more than keeping its results."""
     cost = cost_of([eqn])
     size = sum(var.aval.size for var in eqn.outvars)
-    needs = {atom for atom in eqn.invars if varies(atom)}
+    needs = {atom for atom in eqn.invars if isinstance(atom, Var) and varies(atom)}
     return (
         not eqn.effects
         and not cost.products
