@@ -14,9 +14,10 @@ where it is, and moves down: sums have no order.
 A frame reads its own variables only. What a function reads that it is not given (the captured values of a program
 called inside another) is given to it by every call, and handed on by the functions in between.
 
-Calls of a loop (`for child in children: total += f(child)`) leave turn by turn, without waiting (`spawn.py`).
+Calls of a loop (`for child in children: total += f(child)`) leave turn by turn, without waiting (`spawn.py`), and so do
+calls in branches of their own (`regions.py`).
 
-What it does not do: calls in branches stay in order. Calls around an assertion stay in order as well.
+What it does not do: calls around an assertion stay in order.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from lanewise.blocks.form import (
 )
 from lanewise.blocks.lane_state import with_lane_state
 from lanewise.blocks.link import Linked, link_frames
+from lanewise.blocks.regions import spawned_regions
 from lanewise.blocks.simplify import drop_dead_code, merge_blocks
 from lanewise.blocks.spawn import spawned_loops
 from lanewise.core.profile import CPU, Profile
@@ -95,6 +97,7 @@ def forked(program: BlockProgram, check: Pass = lambda program: program) -> Bloc
 
     program = check(drop_dead_code(check(join(program))))
     program = check(drop_dead_code(check(spawned_loops(program, inbox.variables))))
+    program = check(drop_dead_code(check(spawned_regions(program, inbox.variables))))
     program = check(drop_dead_code(check(_returning_at_once(program))))
     return check(_inbox_emptied(check(_handed_on(program)), inbox))
 

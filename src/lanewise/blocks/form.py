@@ -80,20 +80,22 @@ class Fork:
 class Spawn:
     """Make calls as a fork does, but go on at `targets[index]` at once: what they give is collected later.
 
-    Where there is no room for them, the block is not run, and those made before are collected first: at `join`.
+    Where there is no room for them, the block is not run. If there is a `join`, those made before are collected there
+    first.
     """
 
     calls: tuple[Forked, ...]
     index: Atom
     targets: tuple[Label, ...]
-    join: Label
+    join: Label | None = None
 
 
 @dataclass(frozen=True)
 class Collect:
     """When all spawned calls are back: take what those of the next turn have, and go to `target`; if none, to `done`.
 
-    For each call of a turn, the caller's variables, and whose value of the call's frame each takes.
+    For each call of a turn, the caller's variables, and whose value of the call's frame each takes. Without calls, it
+    only waits for those that are not back.
     """
 
     copies: tuple[tuple[tuple[Var, Var], ...], ...]
@@ -196,7 +198,7 @@ def successors(block: Block) -> tuple[Label, ...]:
         case Branch(targets=targets):
             return tuple(dict.fromkeys(targets))
         case Spawn(targets=targets, join=join):
-            return tuple(dict.fromkeys((*targets, join)))
+            return tuple(dict.fromkeys((*targets, *([] if join is None else [join]))))
         case Collect(target=target, done=done):
             return (target, done)
         case _:
@@ -224,7 +226,7 @@ def retarget(terminator: Terminator, mapping: dict[Label, Label]) -> Terminator:
             return Fork(calls, mapping.get(target, target))
         case Spawn(calls, index, targets, join):
             own = tuple(mapping.get(t, t) for t in targets)
-            return Spawn(calls, index, own, mapping.get(join, join))
+            return Spawn(calls, index, own, None if join is None else mapping.get(join, join))
         case Collect(copies, target, done):
             return Collect(copies, mapping.get(target, target), mapping.get(done, done))
         case _:

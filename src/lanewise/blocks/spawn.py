@@ -174,13 +174,13 @@ def _halves(
     stored = {var: atom for var, atom in stored.items() if var in after}
     late, carried = _waiting(turn, stored)
     arguments = [atom for call in turn.fork.calls for _, atom in call.arguments]
-    if any(_is_one_of(atom, late) for atom in (*arguments, turn.branch.index)):
+    if any(is_one_of(atom, late) for atom in (*arguments, turn.branch.index)):
         return None
-    if any(map(_has_other_effect, whole.eqns)) or not all(
-        _is_one_of(c.index, late) for c in turn.checks
+    if any(map(has_other_effect, whole.eqns)) or not all(
+        is_one_of(c.index, late) for c in turn.checks
     ):
         return None
-    back = [eqn for eqn in whole.eqns if _is_late(eqn, late)]
+    back = [eqn for eqn in whole.eqns if is_late(eqn, late)]
     used = _read_by(back, [*(stored[var] for var in carried), *(c.index for c in turn.checks)])
     luggage, once_more = _luggage(whole, used - late, frozenset(stored))
     own: dict[Var, Var] = {var: _jax.new_var(var.aval) for var in (*turn.results, *luggage)}
@@ -199,7 +199,7 @@ def _halves(
     early = [(var, atom) for var, atom in stored.items() if var not in carried and var is not atom]
     targets = tuple(t if t == turn.first.label else join for t in turn.branch.targets)
     front = turn.first.with_(
-        eqns=tuple(eqn for eqn in whole.eqns if not _is_late(eqn, late)),
+        eqns=tuple(eqn for eqn in whole.eqns if not is_late(eqn, late)),
         assigns=(*early, (way, turn.branch.index)),
         terminator=Spawn(tuple(calls), turn.branch.index, targets, join),
     )
@@ -207,7 +207,7 @@ def _halves(
     env: dict[Var, Atom] = dict(own)
     second = turn.after.with_(
         note="collected",
-        eqns=_renamed([eqn for eqn in whole.eqns if id(eqn) in chosen], env),
+        eqns=renamed([eqn for eqn in whole.eqns if id(eqn) in chosen], env),
         assigns=tuple((var, substitute(env, stored[var])) for var in carried),
         terminator=collect,
         steps=whole.steps - turn.first.steps,
@@ -251,24 +251,26 @@ def _waiting(turn: _Turn, stored: dict[Var, Atom]) -> tuple[Variables, tuple[Var
     while True:
         late = {*turn.results, *carried}
         for eqn in turn.whole.eqns:
-            if _is_late(eqn, late):
+            if is_late(eqn, late):
                 late.update(eqn.outvars)
-        found = {var: None for var, atom in stored.items() if _is_one_of(atom, late)}
+        found = {var: None for var, atom in stored.items() if is_one_of(atom, late)}
         if len(found) == len(carried):
             return frozenset(late), tuple(found)
         carried = found
 
 
-def _is_one_of(atom: Atom, values: Variables | set[Var]) -> bool:
+def is_one_of(atom: Atom, values: Variables | set[Var]) -> bool:
+    """Whether an atom is one of these variables."""
     return isinstance(atom, Var) and atom in values
 
 
-def _is_late(eqn: JaxprEqn, late: Variables | set[Var]) -> bool:
+def is_late(eqn: JaxprEqn, late: Variables | set[Var]) -> bool:
     """Whether an equation belongs to the second half. What is pushed is part of what calls leave behind them."""
-    return eqn.primitive is push_p or any(_is_one_of(atom, late) for atom in eqn.invars)
+    return eqn.primitive is push_p or any(is_one_of(atom, late) for atom in eqn.invars)
 
 
-def _has_other_effect(eqn: JaxprEqn) -> bool:
+def has_other_effect(eqn: JaxprEqn) -> bool:
+    """Whether an equation does more than to add to sums or to push, neither of which has an order."""
     return bool(eqn.effects) and eqn.primitive is not accumulate_p and eqn.primitive is not push_p
 
 
@@ -322,7 +324,7 @@ def _is_cheap(eqn: JaxprEqn, varies: Callable[[Atom], bool]) -> bool:
     )
 
 
-def _renamed(eqns: Sequence[JaxprEqn], env: dict[Var, Atom]) -> tuple[JaxprEqn, ...]:
+def renamed(eqns: Sequence[JaxprEqn], env: dict[Var, Atom]) -> tuple[JaxprEqn, ...]:
     """Equations that define variables of their own, which `env` has then as well."""
     found = []
     for eqn in eqns:

@@ -113,7 +113,8 @@ def _terminator(block: Block, name: _Names, storage: Storage | None) -> str:
         case Spawn(calls, index, targets, join):
             made = "; ".join(_forked(call, name) for call in calls)
             after = " | ".join(map(str, targets))
-            return f"spawn {made} then {name(index)} -> {after}, or first {join}"
+            first = "" if join is None else f", or first {join}"
+            return f"spawn {made} then {name(index)} -> {after}{first}"
         case Collect(copies, target, done):
             taken = "; ".join(", ".join(f"{name(v)} <- {name(a)}" for v, a in c) for c in copies)
             return f"collect {taken} then {target}, or {done}"

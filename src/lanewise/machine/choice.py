@@ -19,7 +19,7 @@ from jax import lax
 from lanewise.blocks.form import Block, Fork, Spawn
 from lanewise.blocks.link import Linked
 from lanewise.core.one_function import as_one_function
-from lanewise.machine.frames import ENDED, column, failed_pc, held_pc, reserve
+from lanewise.machine.frames import ENDED, column, failed_pc, held_pc, reserve, spawns
 from lanewise.machine.state import State
 from lanewise.machine.worth import MEETING_PRODUCTS, swept_blocks
 
@@ -81,7 +81,7 @@ def choose(
     def decide(pc: Any, table: Any, final: Any) -> list[Any]:
         ended = (column(table, "failed")[:lanes] == ENDED)[column(table, "root")]
         pc = jnp.where(ended, halt, pc)
-        if joins:
+        if spawns(linked):
             pc = jnp.where(_left_behind(pc, table, linked), halt, pc)
         depth = column(table, "depth")
         goes_on = (pc >= 0) & (pc < halt)
@@ -134,9 +134,13 @@ def choose(
 
 
 def _joins(linked: Linked) -> dict[int, int]:
-    """For each block that spawns, where what it has spawned is collected."""
+    """For blocks that spawn turn by turn, where what they have spawned is collected."""
     ends = ((pc, getattr(item, "terminator", None)) for pc, item in enumerate(linked.order))
-    return {pc: linked.pc_of[end.join] for pc, end in ends if isinstance(end, Spawn)}
+    return {
+        pc: linked.pc_of[end.join]
+        for pc, end in ends
+        if isinstance(end, Spawn) and end.join is not None
+    }
 
 
 def _left_behind(pc: Any, table: Any, linked: Linked) -> Any:

@@ -135,9 +135,14 @@ def held_pc(linked: Linked) -> int:
 
 
 def spawns(linked: Linked) -> int:
-    """How many calls a turn of a loop that spawns makes, at the most; 0 without such loops."""
-    ends = (block.terminator for _, block in linked.program.all_blocks())
-    return max((len(end.calls) for end in ends if isinstance(end, Spawn)), default=0)
+    """How many calls a frame may have to spawn before it can collect, at the most; 0 if none spawns any."""
+    most = 0
+    for function in linked.program.functions.values():
+        ends = [b.terminator for b in function.blocks if isinstance(b.terminator, Spawn)]
+        # Of a loop those of a turn, of branches those of all.
+        most = max([most, *(len(end.calls) for end in ends)])
+        most = max(most, sum(len(end.calls) for end in ends if end.join is None))
+    return most
 
 
 def reserve(linked: Linked, capacity: int) -> int:

@@ -122,9 +122,11 @@ def collected(
         waits = mask & (column(rows, "pending") > 0)
         fails = mask & ~waits & (column(rows, "failed") != NOWHERE)
         some = column(rows, "first") >= 0
-        takes = mask & ~waits & ~fails & some
-        rest = column(taken(table, jnp.minimum(spawned[-1], slots - 1)), "next")
-        first = jnp.where(takes, rest, column(rows, "first"))
+        takes = mask & ~waits & ~fails & some & bool(spawned)
+        first = column(rows, "first")
+        if spawned:
+            rest = column(taken(table, jnp.minimum(spawned[-1], slots - 1)), "next")
+            first = jnp.where(takes, rest, first)
         after = with_columns(
             rows,
             resume=jnp.where(waits, pc, column(rows, "resume")),
