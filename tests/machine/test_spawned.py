@@ -206,3 +206,36 @@ def test_a_scan_of_calls_has_gradients() -> None:
 
         found = jax.jit(jax.grad(lambda x: total(x, schedule="fork", tape=256)))(x)
         assert_same(found, jax.grad(lambda x: total(x, carrier="ticks"))(x), 1e-10)
+
+
+@lw.program
+def branches(weight, x, depth):
+    """Two calls, each in a branch of its own; a value decides about one."""
+    h = jnp.tanh(weight @ x)
+    total = h
+    if depth % 3 != 0:
+        total += 0.5 * branches(weight, h + 0.1, depth - 1)
+    if depth > 0 and h[0] < 0.5:
+        total = jnp.cos(total) * branches(weight, 0.5 - h, depth - 2)
+    return jnp.tanh(weight @ total)
+
+
+def test_calls_in_branches_in_a_full_arena(small_arena: None) -> None:
+    weight, _, x, _ = gradient_arguments(7)
+    args = (jnp.asarray(weight, jnp.float32), jnp.asarray(x, jnp.float32), jnp.arange(7) % 6)
+    axes = (None, 0, 0)
+    run = jax.jit(lambda *args: at_once(branches, *args, in_axes=axes, max_depth=6))
+    assert_same(run(*args), in_order(branches, *args, in_axes=axes), 1e-6)
+
+
+@pytest.mark.slow
+def test_calls_in_branches_have_gradients() -> None:
+    with jax.enable_x64(True):
+        weight, _, x, depth = jax.tree.map(jnp.asarray, gradient_arguments(7))
+
+        def total(weight: Any, x: Any, **options: Any) -> Any:
+            return (lw.vmap(branches, (None, 0, 0), **options)(weight, x, depth) ** 2).sum()
+
+        found = jax.jit(jax.grad(lambda *a: total(*a, schedule="fork", tape=64), (0, 1)))
+        expected = jax.grad(lambda *a: total(*a, carrier="ticks", schedule="sweep"), (0, 1))
+        assert_same(found(weight, x), expected(weight, x), 1e-10)
