@@ -103,10 +103,14 @@ def forked(program: BlockProgram, check: Pass = lambda program: program) -> Bloc
 
 
 def widest_fork(program: BlockProgram) -> float:
-    """How many calls the widest fork makes; 0 without forks, infinity if a loop makes as many as it has turns."""
-    ends = [block.terminator for _, block in program.all_blocks()]
-    if any(isinstance(end, Spawn) for end in ends):
-        return math.inf
+    """How many calls the widest fork makes; 0 without forks, infinity if some are spawned one by one."""
+    ends = (block.terminator for _, block in program.all_blocks())
+    return math.inf if any(isinstance(end, Spawn) for end in ends) else most_in_a_block(program)
+
+
+def most_in_a_block(program: BlockProgram) -> int:
+    """How many calls a block makes that waits for them, at the most."""
+    ends = (block.terminator for _, block in program.all_blocks())
     return max((len(end.calls) for end in ends if isinstance(end, Fork)), default=0)
 
 

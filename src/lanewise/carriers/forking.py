@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lanewise.blocks.fork import link_forked
+from lanewise.blocks.fork import link_forked, most_in_a_block
 from lanewise.blocks.link import Linked
 from lanewise.carriers import ticks
 from lanewise.core.options import DEPTH_INSIDE_JIT
@@ -49,6 +49,12 @@ def products(job: Job) -> float:
     """The operations of the largest products that a block makes for one slot."""
     linked = forked_for(job)
     return max((cost.products for cost in linked.costs), default=0.0) if linked else 0.0
+
+
+def forks_in_pairs(job: Job) -> bool:
+    """Whether some block makes two calls or more: not one after the other, as loops and branches do."""
+    linked = forked_for(job)
+    return linked is not None and most_in_a_block(linked.program) > 1
 
 
 def forked_for(job: Job) -> Linked | None:
