@@ -288,7 +288,8 @@ def _forked_if_better(job: Job) -> Plan | None:
     sweep = job.program.has_tapes or job.program.sums
     if job.refilled or sweep or carrier.obstacle(job) is not None:
         return None
-    if carrier.products(job) < profile.fork_products:
+    # Spawned calls gain too little to be worth their compilation (`benchmarks/fork.py --any-number`).
+    if carrier.products(job) < profile.fork_products or not carrier.forks_in_pairs(job):
         return None
     levels: Any = carrier_of("ticks", "levels")
     if levels.obstacle(job) is None:
