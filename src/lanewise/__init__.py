@@ -13,6 +13,7 @@ from lanewise.api.vmap import vmap
 from lanewise.core.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.core.outcomes import Failure, Outcomes, Stats, lane_errors
 from lanewise.core.program import Program
+from lanewise.place.cluster.cluster import Cluster
 from lanewise.records.forest import Forest
 from lanewise.records.pack import pack
 from lanewise.records.reference import Reference
@@ -32,6 +33,7 @@ del _rules
 
 __all__ = [
     "NOT_YET",
+    "Cluster",
     "Failure",
     "Forest",
     "Inspection",

@@ -1,0 +1,169 @@
+"""What a worker of a cluster runs: the program of a stream, traced and compiled there, once.
+
+A program travels as Python code (`cloudpickle`), with one example for the types, and is traced again by whoever gets
+it: what JAX traced in one process means nothing in another. So that it is the same program all the same, JAX's settings
+travel along, and a hash of the traced text and the captured values is compared (`crew.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from lanewise import _jax
+from lanewise.api.fed_by import fed_by
+from lanewise.blocks.flatten import operand_avals
+from lanewise.core.program import Program
+from lanewise.feed.batches import InBatches
+from lanewise.feed.fed import Ended, Example, Fed
+from lanewise.feed.segments import InLanes
+from lanewise.place.cluster.engine import Answers, Greeting, Task
+from lanewise.tracing.decorator import ProgramFunction
+
+# JAX's settings that decide what a program computes.
+SETTINGS = {
+    "jax_enable_x64": jax.enable_x64,
+    "jax_default_matmul_precision": jax.default_matmul_precision,
+    "jax_default_prng_impl": jax.default_prng_impl,
+    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
+    "jax_numpy_rank_promotion": jax.numpy_rank_promotion,
+    "jax_threefry_partitionable": jax.threefry_partitionable,
+}
+
+
+def settings_here() -> dict[str, Any]:
+    """The settings of this process, at this moment."""
+    return {name: getattr(jax.config, name) for name in SETTINGS}
+
+
+@contextlib.contextmanager
+def with_settings(settings: dict[str, Any]) -> Iterator[None]:
+    """The settings of another process."""
+    with contextlib.ExitStack() as stack:
+        for name, value in settings.items():
+            stack.enter_context(SETTINGS[name](value))
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class Traveling:
+    """What travels to a worker: a program, arguments that all examples share, one example's, and JAX's settings."""
+
+    program: ProgramFunction
+    shared: tuple[Any, ...]
+    example: tuple[Any, ...]
+    settings: dict[str, Any]
+
+    def __call__(self) -> ClusterWorker:
+        return ClusterWorker(self)
+
+
+class ClusterWorker:
+    """A program that runs the examples of one task after another."""
+
+    def __init__(self, given: Traveling) -> None:
+        self.given = given
+        self.options = given.program.options
+        with with_settings(given.settings):
+            staged, operands = given.program.stage(*given.shared, *given.example)
+            first = len(staged.captures)
+            shared = operands[first : first + len(jax.tree.leaves(given.shared))]
+            self.captures = list(staged.captures)
+            self.program = with_shared(staged.program, len(shared))
+            self.avals = operand_avals(self.program)[first : first + len(shared)]
+            # What is compiled ahead is compiled here, and it is known what it is.
+            self.fed = self._fed_with(shared)
+            digest = digest_of_program(self.program, staged.captures)
+        where = f"{socket.gethostname()} (process {os.getpid()})"
+        self.greeting = Greeting(_carrier(self.fed), digest, versions(), where)
+        self.session = 0 if not shared else None
+
+    def run(self, task: Task) -> Answers:
+        """The answers of some examples."""
+        with with_settings(self.given.settings), _jax.our_transfers():
+            fed = self._fed(task)
+            began = time.perf_counter()
+            count = len(task.columns[0]) if task.columns else 0
+            waiting = deque(
+                Example(i, [column[i] for column in task.columns]) for i in range(count)
+            )
+            parts: list[Ended] = []
+            while fed.start(waiting):
+                parts.append(fed.ended())
+            seconds = time.perf_counter() - began
+        order = np.argsort(np.concatenate([part.index for part in parts]), kind="stable")
+        columns = zip(*(part.columns for part in parts if len(part.index)), strict=True)
+        code, site = (
+            np.concatenate([getattr(part, name) for part in parts])[order]
+            for name in ("code", "site")
+        )
+        return Answers([np.concatenate(column)[order] for column in columns], code, site, seconds)
+
+    def _fed(self, task: Task) -> Fed:
+        """What is fed in the task's session; what is compiled for one serves all."""
+        if task.session != self.session:
+            self.fed.close()
+            pairs = zip(task.shared, self.avals, strict=True)
+            self.fed = self._fed_with([_jax.loaded(jax.numpy.asarray(x), a) for x, a in pairs])
+            self.session = task.session
+        return self.fed
+
+    def _fed_with(self, shared: Sequence[Any]) -> Fed:
+        lanes = self.options.lanes or 1
+        return fed_by(self.program, [*self.captures, *shared], lanes, self.options)
+
+
+def _carrier(fed: Fed) -> str:
+    """What carries the program, and on which platform."""
+    if isinstance(fed, InBatches):
+        carrier = fed.options.carrier
+    else:
+        carrier = "ticks" if isinstance(fed, InLanes) else "native"
+    return f"{carrier} on {_jax.default_platform()}"
+
+
+def with_shared(program: Program, count: int) -> Program:
+    """The program with its first parameters as captures, which all lanes share. Its entry may not call itself."""
+    if not count:
+        return program
+    entry = program.functions[program.entry]
+    captures = tuple(range(program.num_captures, program.num_captures + count))
+    changed = replace(entry, captures=(*entry.captures, *captures))
+    return replace(
+        program,
+        functions={**program.functions, program.entry: changed},
+        num_captures=program.num_captures + count,
+    )
+
+
+def versions() -> str:
+    """The versions that answers depend on."""
+    return f"Lanewise {importlib.metadata.version('lanewise')} with JAX {jax.__version__}"
+
+
+def digest_of_program(program: Program, captures: Sequence[Any]) -> str:
+    """A hash of what a program computes, the same in every process that traces it.
+
+    Names of functions have a number that depends on what was traced before, and some parameters of JAX's primitives are
+    shown by their address: neither counts.
+    """
+    text = program.text
+    for place, name in enumerate(program.functions):
+        text = re.sub(rf"{re.escape(name)}(?!\d)", f"function{place}", text)
+    found = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", text).encode())
+    for capture in captures:
+        array = np.asarray(_jax.stored(capture, _jax.aval_of(capture)))
+        found.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return found.hexdigest()
