@@ -28,8 +28,8 @@ from lanewise.place.cluster.log import Log
 from lanewise.tracing.decorator import ProgramFunction
 from lanewise.tracing.staging import Staged
 
-# The options that decide answers and outcomes: a run that goes on must have the same.
-DECIDING = ("max_steps", "max_depth", "tape", "carrier", "schedule")
+# The options that decide outcomes: a run that goes on must have the same. The carrier is that of the log.
+DECIDING = ("max_steps", "max_depth", "tape")
 
 
 class OnCluster:

@@ -86,10 +86,10 @@ def stream(
     * `ordered`: yield in the order of the examples.
     * `throw`: False (the default) yields `(index, Failure)` for an example that fails, and goes on; True raises.
     * `progress`: show on stderr how many are done.
-    * `cluster`: "auto", the address of a Ray cluster, or a `lanewise.Cluster`: chunks of examples go to its workers, and
-      `lanes` is how many examples a worker has in flight. A worker that dies is replaced and its chunk run again;
-      examples whose chunk fails three times have a `Failure` with the outcome `NOT_RUN` each, and the rest goes on.
-      Answers are the same bits on any number of workers, whatever happened to them.
+    * `cluster`: "auto", the address of a Ray cluster, or a `lanewise.Cluster`. Chunks of examples go to its workers;
+      `lanes` is how many examples a worker has in flight. A worker that dies is replaced, and its chunk is run again.
+      If a chunk fails three times, each of its examples yields a `Failure` with the outcome `NOT_RUN`, and the rest
+      goes on. Answers have the same bits on any number of workers, whatever happened to them.
     * `resume`: with `cluster`, a directory in which finished chunks are kept. The same call after a driver was killed
       takes their answers from there, and runs the rest.
     * other options are those of `lanewise.vmap`, but for `stats`.
@@ -125,7 +125,9 @@ def stream(
     if program.options.stats:
         raise OptionError("stats=True is for lanewise.vmap; a stream gives no statistics.")
     if cluster is None and resume is not None:
-        raise OptionError('resume= keeps what a cluster has finished: give cluster= as well, such as "auto".')
+        raise OptionError(
+            'resume= keeps what a cluster has finished: give cluster= as well, such as "auto".'
+        )
     on_cluster = None if cluster is None else OnCluster(cluster, resume)
     try:
         source = iter(examples)
@@ -137,7 +139,9 @@ def stream(
     source = map(_example, source)
     if _jax.jit_disabled():
         if on_cluster is not None:
-            raise OptionError("cluster= runs compiled programs; leave it out under jax.disable_jit().")
+            raise OptionError(
+                "cluster= runs compiled programs; leave it out under jax.disable_jit()."
+            )
         return _plainly(program.with_options(throw=True), source)
     total = len(examples) if hasattr(examples, "__len__") else None  # type: ignore[arg-type]
     shown = Bar(total, program.__name__) if progress else None

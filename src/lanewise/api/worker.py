@@ -25,7 +25,7 @@ import numpy as np
 from lanewise import _jax
 from lanewise.api.fed_by import fed_by
 from lanewise.blocks.flatten import operand_avals
-from lanewise.core.program import Program
+from lanewise.core.program import Function, Program, program_p
 from lanewise.feed.batches import InBatches
 from lanewise.feed.fed import Ended, Example, Fed
 from lanewise.feed.segments import InLanes
@@ -84,24 +84,29 @@ class ClusterWorker:
             self.program = with_shared(staged.program, len(shared))
             self.avals = operand_avals(self.program)[first : first + len(shared)]
             # What is compiled ahead is compiled here, and it is known what it is.
-            self.fed = self._fed_with(shared)
+            self.fed: Fed | None = self._fed_with(shared)
+            carrier = _carrier(self.fed)
             digest = digest_of_program(self.program, staged.captures)
         where = f"{socket.gethostname()} (process {os.getpid()})"
-        self.greeting = Greeting(_carrier(self.fed), digest, versions(), where)
-        self.session = 0 if not shared else None
+        self.greeting = Greeting(carrier, digest, versions(), where)
+        self.session: int | None = None
 
     def run(self, task: Task) -> Answers:
         """The answers of some examples."""
         with with_settings(self.given.settings), _jax.our_transfers():
             fed = self._fed(task)
             began = time.perf_counter()
-            count = len(task.columns[0]) if task.columns else 0
             waiting = deque(
-                Example(i, [column[i] for column in task.columns]) for i in range(count)
+                Example(i, [column[i] for column in task.columns]) for i in range(task.count)
             )
             parts: list[Ended] = []
-            while fed.start(waiting):
-                parts.append(fed.ended())
+            try:
+                while fed.start(waiting):
+                    parts.append(fed.ended())
+            except BaseException:
+                # Examples of this task may be left in it.
+                self.fed = None
+                raise
             seconds = time.perf_counter() - began
         order = np.argsort(np.concatenate([part.index for part in parts]), kind="stable")
         columns = zip(*(part.columns for part in parts if len(part.index)), strict=True)
@@ -113,8 +118,9 @@ class ClusterWorker:
 
     def _fed(self, task: Task) -> Fed:
         """What is fed in the task's session; what is compiled for one serves all."""
-        if task.session != self.session:
-            self.fed.close()
+        if self.fed is None or (task.shared and task.session != self.session):
+            if self.fed is not None:
+                self.fed.close()
             pairs = zip(task.shared, self.avals, strict=True)
             self.fed = self._fed_with([_jax.loaded(jax.numpy.asarray(x), a) for x, a in pairs])
             self.session = task.session
@@ -159,11 +165,40 @@ def digest_of_program(program: Program, captures: Sequence[Any]) -> str:
     Names of functions have a number that depends on what was traced before, and some parameters of JAX's primitives are
     shown by their address: neither counts.
     """
-    text = program.text
-    for place, name in enumerate(program.functions):
-        text = re.sub(rf"{re.escape(name)}(?!\d)", f"function{place}", text)
-    found = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", text).encode())
+    found = hashlib.sha256(_text_of(program).encode())
     for capture in captures:
         array = np.asarray(_jax.stored(capture, _jax.aval_of(capture)))
         found.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
     return found.hexdigest()
+
+
+def _text_of(program: Program) -> str:
+    """The text of a program and of all it calls, without addresses and the numbers of traces."""
+    programs: dict[Program, None] = {}
+    _gather(program, programs)
+    text = "\n".join(f"{one.name}: {f.jaxpr}" for one in programs for f in _in_order(one))
+    for pattern in (r"(?<=<program) [^>]*", r"(?<=0x)[0-9a-f]+"):
+        text = re.sub(pattern, "", text)
+    return re.sub(r"\b((?:name|jvp_of)=[^\s\]]*?)\.\d+(?=[)']*[\s\],])", r"\1", text)
+
+
+def _gather(program: Program, found: dict[Program, None]) -> None:
+    """Note a program and those that are called inside it, in order."""
+    if program in found:
+        return
+    found[program] = None
+    for function in _in_order(program):
+        _gather_in(function.jaxpr, found)
+
+
+def _in_order(program: Program) -> list[Function]:
+    """The functions of a program by their names: which of those that call each other is first, depends on the calls."""
+    return sorted(program.functions.values(), key=lambda f: re.sub(r"\.\d+(?=\)*$)", "", f.name))
+
+
+def _gather_in(jaxpr: Any, found: dict[Program, None]) -> None:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is program_p:
+            _gather(eqn.params["program"], found)
+        for inner in _jax.subjaxprs(eqn):
+            _gather_in(inner, found)

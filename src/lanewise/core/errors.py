@@ -119,8 +119,8 @@ class ResultUnknown(Exception):
 class Outcome(enum.IntEnum):
     """How a lane ended.
 
-    `LOST` is a bug in Lanewise: the lane came to a place where the program has no code. `NOT_RUN` is for examples that a
-    cluster could not run: their workers failed each time.
+    `LOST` is a bug in Lanewise: the lane came to a place where the program has no code. `NOT_RUN` is for examples that
+    a cluster could not run: their workers failed each time.
     """
 
     DONE = 0

@@ -147,7 +147,7 @@ class Run:
         self, label: str, state: State, number: int, stretches: Stretches
     ) -> tuple[Ran, Outcomes]:
         """One call of the program, the same one for everything."""
-        arguments = (self.begin.keys, *state, np.int32(number), stretches)
+        arguments: Any = (self.begin.keys, *state, np.int32(number), stretches)
         if self.spread is not None:
             return self.spread(label, *arguments)
         with labelled(label):

@@ -94,7 +94,9 @@ def sample(
     must_be_count("save_every", save_every, 1)
     settings = Settings(chains, warmup, sampler, mass_matrix, adaptation, step_size)
     if cluster is not None and device is not None:
-        raise OptionError("device= is for one process: leave it out with cluster=, whose workers use their own.")
+        raise OptionError(
+            "device= is for one process: leave it out with cluster=, whose workers use their own."
+        )
     key = typed_key(key)
     must_have_library()  # better missed before a run of an hour than after
     with on_device(device):

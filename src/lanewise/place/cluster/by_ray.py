@@ -13,8 +13,10 @@ process. Ray stays connected after a stream: the next one starts at once.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import math
+import re
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -46,9 +48,7 @@ def the_library() -> Any:
     """Ray, which is imported by who asks for a cluster."""
     if importlib.util.find_spec("ray") is None:
         raise OptionError("cluster= needs Ray: pip install 'lanewise[ray]'.")
-    import ray
-
-    return ray
+    return importlib.import_module("ray")
 
 
 class Place(NamedTuple):
@@ -122,7 +122,10 @@ class ByRay:
     def start(self, worker: int) -> None:
         self.stop(worker)
         place = self.places[worker]
-        node = _strategy(self.ray, place.node)
+        # If that machine is gone, on another.
+        node = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            place.node, soft=True
+        )
         actor = _actor(self.ray).options(
             num_cpus=place.cpus, num_gpus=place.gpus, scheduling_strategy=node
         )
@@ -183,11 +186,9 @@ class Inside:
         self.worker: Worker | None = None
 
     def set_up(self, recipe: bytes) -> Greeting | str:
-        import ray
-
         try:
-            self.worker = ray.cloudpickle.loads(recipe)()
-            return self.worker.greeting
+            self.worker = worker = the_library().cloudpickle.loads(recipe)()
+            return worker.greeting
         except Exception:
             return _short(traceback.format_exc())
 
@@ -212,20 +213,13 @@ def _event(worker: int, ticket: int | None, value: Any) -> Event:
 
 def _short(text: str) -> str:
     """The end of a text, which says the most of a traceback."""
-    text = text.strip()
+    text = re.sub(r"\x1b\[\d*m", "", text).strip()  # Ray colours what it shows
     return text if len(text) <= MOST_TEXT else f"... {text[-MOST_TEXT:]}"
 
 
 @functools.cache
 def _actor(ray: Any) -> Any:
     return ray.remote(max_restarts=0, max_task_retries=0)(Inside)
-
-
-def _strategy(ray: Any, node: str) -> Any:
-    """On this machine, or if it is gone on another."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(node, soft=True)
 
 
 def _connect(ray: Any, address: str) -> None:

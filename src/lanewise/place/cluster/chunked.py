@@ -2,10 +2,11 @@
 
 A chunk is a share of what is left: a 2·P-th of it for P workers. So chunks are large at first, when a message for each
 would be a waste, and small in the end, when a large one would leave the other workers idle; whoever is idle takes the
-next. Guided self-scheduling takes a P-th (Polychronopoulos and Kuck 1987, IEEE Trans. Computers C-36(12)); with costs as
-uneven as a `while` makes them the first chunks may then outlast all others, and factoring takes half of that (Hummel,
-Schonberg and Flynn 1992, Comm. ACM 35(8)), in rounds of P chunks alike. Ours takes it anew at each chunk, which needs no
-rounds. Where nobody knows how many examples are left, chunks are as large as they may be until the source has ended.
+next. Guided self-scheduling takes a P-th (Polychronopoulos and Kuck 1987, IEEE Trans. Computers C-36(12)). With costs
+as uneven as a `while` makes them the first chunks may then outlast all others, and factoring takes half of that
+(Hummel, Schonberg and Flynn 1992, Comm. ACM 35(8)), in rounds of P chunks alike. Ours takes it anew at each chunk,
+which needs no rounds. Where nobody knows how many examples are left, chunks are as large as they may be until the
+source has ended.
 
 How large they may be is bounded (`most`): what is lost when a worker dies is a chunk, and the driver has to hold each
 until its answers are there. Unless it is given it follows what chunks take, so that the largest take `CHUNK_SECONDS`.
@@ -57,8 +58,9 @@ class Chunk:
 class Chunked:
     """Workers that a stream feeds, chunk by chunk.
 
-    `avals`: the types of an example's arrays. `kept`: those of an answer's, as they are kept. `total`: how many examples
-    there will be, if that is known. `session`: what tells these examples from those of other streams of the crew.
+    `avals`: the types of an example's arrays. `kept`: those of an answer's, as they are kept. `total`: how many
+    examples there will be, if that is known. `session`: what tells these examples from those of other streams of the
+    crew.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Chunked:
                 np.stack([example.rows[place] for example in chunk.examples])
                 for place in range(len(self.avals))
             ]
-            task = Task(columns, self.shared, self.session)
+            task = Task(len(chunk.examples), columns, self.shared, self.session)
             self.under_way[self.crew.give(worker, task)] = chunk
         return bool(self.under_way or self.again or self.found or waiting)
 
@@ -210,7 +212,9 @@ class Chunked:
             str(first) if number == 1 else f"{first} to {first + number - 1}"
             for first, number in runs_of(index.tolist())
         )
-        text = f"the chunk of examples {numbers} failed {chunk.attempts} times, the last time: {why}"
+        text = (
+            f"the chunk of examples {numbers} failed {chunk.attempts} times, the last time: {why}"
+        )
         columns = [np.zeros((count, *row.shape), row.dtype) for row in self.kept]
         code = np.full(count, int(Outcome.NOT_RUN))
         return Ended(index, columns, code, np.full(count, -1), dict.fromkeys(index.tolist(), text))

@@ -13,12 +13,12 @@ from lanewise.place.cluster.engine import Engine, Recipe
 class Cluster:
     """A cluster that examples are spread over: `lw.stream(f, examples, cluster=lw.Cluster("auto", workers=4))`.
 
-    * `address`: that of a Ray cluster ("10.0.0.1:6379", "ray://..."), or "auto": the one that runs on this machine or
-      that `RAY_ADDRESS` names, and where there is none one of this machine alone.
+    * `address`: that of a Ray cluster, such as "10.0.0.1:6379", or "auto": the one that runs on this machine or that
+      `RAY_ADDRESS` names. Where there is none, "auto" starts one of this machine alone, which ends with this process.
     * `workers`: how many processes run examples. By default there is one for each GPU, or where there are none one for
       each machine, which uses all of its cores.
-    * `chunk`: the most examples that a worker gets at a time. By default as many as take a worker about two seconds. What
-      is run again when a worker dies is a chunk, and what is reported when it dies three times.
+    * `chunk`: the most examples that a worker gets at a time. By default as many as take it about two seconds. A chunk
+      is what is run again when a worker dies, and what is reported when that happens three times.
     """
 
     address: str = "auto"

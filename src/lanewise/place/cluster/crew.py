@@ -161,6 +161,7 @@ class Crew:
             raise ClusterError(
                 "no worker of the cluster can be used: "
                 + "; ".join(f"worker {number}: {text}" for number, text in self.left_out.items())
+                + ". Lanewise must be installed on every machine of the cluster."
             )
 
     def _warn_if_nobody_comes(self) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 
 
 class Task(NamedTuple):
-    """Examples to run: a column for each of their arrays, and what they share, which is that of its `session`."""
+    """Examples to run: how many, a column for each of their arrays, and what those of one `session` share."""
 
+    count: int
     columns: list[np.ndarray]
     shared: list[np.ndarray]
     session: int

@@ -40,6 +40,8 @@ except ImportError:  # not on Windows, where nobody keeps two drivers apart
     fcntl = None
 
 _RUN, _CHUNKS, _LOCK = "run.json", "chunks.jsonl", "lock"
+# Its name in the description of a run.
+_CARRIER = "carried by"
 # How many chunks stay loaded.
 LOADED = 4
 
@@ -123,7 +125,7 @@ class Log:
         if self.carrier is None:
             self.carrier = carrier
             with whole_file(self.directory / _RUN) as file:
-                file.write(json.dumps({**self.run, "carrier": carrier}, indent=1).encode())
+                file.write(json.dumps({**self.run, _CARRIER: carrier}, indent=1).encode())
 
     def add(self, examples: Sequence[Example], answers: Answers) -> None:
         """Keep a finished chunk."""
@@ -178,7 +180,7 @@ class Log:
             return None
         with _damaged(path):
             before = json.loads(path.read_text())
-            carrier = before["carrier"]
+            carrier = before[_CARRIER]
         differing = [name for name, value in self.run.items() if before.get(name) != value]
         if differing:
             changes = "; ".join(
