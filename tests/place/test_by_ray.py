@@ -69,7 +69,7 @@ def steps() -> dict[int, int]:
 
 
 class Troubled:
-    """A worker that comes to grief at the chunk with 17 in it, as `how` says; its process's number is in a file."""
+    """A worker that fails at the chunk with 17 in it, as `how` says; its process's number is in a file."""
 
     def __init__(self, recipe: Recipe, how: str, directory: Path) -> None:
         self.worker = recipe()
@@ -84,6 +84,9 @@ class Troubled:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif self.how == "raises":
                 raise RuntimeError("out of something")
+            elif self.how == "stops" and not waited.exists():
+                waited.touch()
+                os.kill(os.getpid(), signal.SIGSTOP)
             elif self.how == "waits" and not waited.exists():
                 waited.write_text(str(os.getpid()))
                 waited.rename(self.directory / "here")
@@ -148,6 +151,36 @@ def test_a_worker_that_is_killed_has_its_chunk_run_again(
     assert counted(cluster) == steps
     killer.join()
     assert len(processes(tmp_path)) >= 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_is_replaced(tmp_path: Path, steps: dict[int, int]) -> None:
+    cluster = Trouble(workers=2, chunk=6, limit=10.0, how="stops", directory=tmp_path)
+    assert counted(cluster) == steps
+    assert len(processes(tmp_path)) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", range(5))
+def test_killing_at_random_points_loses_and_duplicates_nothing(trial: int, tmp_path: Path) -> None:
+    draws = np.random.default_rng(trial)
+    numbers = list(range(1, 20_001))
+    alone = {i: int(n) for i, n in lw.stream(collatz, numbers, lanes=64)}
+    killed: set[int] = set()
+
+    def source() -> Iterator[int]:
+        """Kills one of the workers now and then."""
+        for number in numbers:
+            if draws.random() < 3e-4 and (there := processes(tmp_path) - killed):
+                process = int(draws.choice(sorted(there)))
+                os.kill(process, signal.SIGKILL)
+                killed.add(process)
+            yield number
+
+    cluster = Trouble(workers=2, chunk=50, directory=tmp_path)
+    found = list(lw.stream(collatz, source(), lanes=64, cluster=cluster))
+    assert len(found) == len(numbers)
+    assert {i: int(n) for i, n in found} == alone
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,13 @@ def collatz(n):
     return steps
 
 
+class _Greets:
+    """A worker that nobody gives anything to do."""
+
+    greeting = Greeting("ticks on cpu", "", "", "here")
+
+
+GREETS = _Greets()
 WALKS = [(jax.random.key(i), np.float32(i % 5 - 2)) for i in range(40)]
 NUMBERS = list(range(1, 61))
 
@@ -233,6 +240,23 @@ def test_chunks_in_line_behind_one_that_kills_its_worker_are_not_blamed() -> Non
     assert len(cluster.seen.started) == 1 + MOST_ATTEMPTS * len(deadly)
 
 
+def test_a_worker_that_hangs_is_ended() -> None:
+    now = 0.0
+    cluster = Simulated(workers=1)
+    there = crew.Crew(cluster.engine(lambda: GREETS), GREETS.greeting, limit=5, clock=lambda: now)  # type: ignore[arg-type]
+    there.wait(0.1)
+    task = Task(0, [], [], 0)
+    first, second = there.give(0, task), there.give(0, task)
+    engine: Any = there.engine
+    engine.todo[0].clear()  # it does nothing more
+    now = 4.0
+    assert there.wait(0.1) == []
+    now = 5.5
+    why = "it had not ended after 5 seconds"
+    assert there.wait(0.1) == [crew.Failed(first, why, True), crew.Failed(second, why, False)]
+    assert cluster.seen.stopped == [0] and cluster.seen.started == [0, 0]
+
+
 def test_workers_that_die_as_they_start_are_given_up(steps: dict[int, int]) -> None:
     def greets(worker: int, greeting: Greeting) -> Any:
         return Lost(worker, "no memory") if worker == 1 else greeting
@@ -281,13 +305,6 @@ def test_a_cluster_without_room_is_told_of() -> None:
     waiting.wait(1.0)
     with pytest.warns(UserWarning, match="no worker has started.*it has nothing to offer"):
         waiting.wait(1.0)
-
-
-class _Greets:
-    greeting = Greeting("ticks on cpu", "", "", "here")
-
-
-GREETS = _Greets()
 
 
 # -- sources and interrupts -------------------------------------------------------------------------
@@ -493,6 +510,8 @@ def test_wrong_arguments() -> None:
     for name in ("workers", "chunk"):
         with pytest.raises(OptionError, match=f"{name}=0 must be a positive int"):
             lw.Cluster(**{name: 0})
+    with pytest.raises(OptionError, match="limit=-1 must be a positive number"):
+        lw.Cluster(limit=-1)
     with pytest.raises(OptionError, match="give cluster= as well"):
         lw.stream(collatz, NUMBERS, resume="there")
     with pytest.raises(OptionError, match="must be the path of a directory"):

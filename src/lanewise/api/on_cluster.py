@@ -68,7 +68,8 @@ class OnCluster:
             try:
                 recipe = Traveling(program, shared, example, settings_here())
                 carrier = self.log.carrier if self.log is not None else None
-                self.crew = Crew(self.cluster.engine(recipe), expected, carrier)
+                engine = self.cluster.engine(recipe)
+                self.crew = Crew(engine, expected, carrier, self.cluster.limit)
             except BaseException:
                 self.close()
                 raise

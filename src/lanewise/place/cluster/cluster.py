@@ -19,11 +19,14 @@ class Cluster:
       each machine, which uses all of its cores.
     * `chunk`: the most examples that a worker gets at a time. By default as many as take it about two seconds. A chunk
       is what is run again when a worker dies, and what is reported when that happens three times.
+    * `limit`: how many seconds a chunk may take, compilation included. A worker that takes longer is ended, as one that
+      hangs has to be. By default there is no limit: a worker that dies is noticed, one that hangs is not.
     """
 
     address: str = "auto"
     workers: int | None = None
     chunk: int | None = None
+    limit: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.address, str) or not self.address:
@@ -32,6 +35,10 @@ class Cluster:
             )
         for name in ("workers", "chunk"):
             object.__setattr__(self, name, positive_or_none(name, getattr(self, name)))
+        if self.limit is not None and not (isinstance(self.limit, int | float) and self.limit > 0):
+            raise OptionError(
+                f"limit={self.limit!r} must be a positive number of seconds, or None."
+            )
 
     def engine(self, recipe: Recipe) -> Engine:
         """What starts workers, which the recipe makes."""

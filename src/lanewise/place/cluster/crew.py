@@ -1,8 +1,10 @@
 """The workers of one stream: started, checked, replaced when they die.
 
 A worker runs its tasks one after another, so when it dies the oldest of them is the suspect and the others were only in
-line: they are to be given to others without blame. A worker that dies while it starts is started again, `MOST_STARTS`
-times in a row; one that dies at work always, since a task that kills workers is tried a few times only (`chunked.py`).
+line: they are to be given to others without blame. One that takes longer than the caller allows is ended, and counts as
+dead: nobody but the caller knows how long examples may take. A worker that dies while it starts is started again,
+`MOST_STARTS` times in a row; one that dies at work always, since a task that kills workers is tried a few times only
+(`chunked.py`).
 
 Answers must not depend on which worker gave them. All run the same program, by a hash of what they traced; the same
 versions of Lanewise and JAX; and the same carrier, as carriers round differently: a worker that would carry the program
@@ -52,21 +54,28 @@ class Failed(NamedTuple):
 
 
 class Crew:
-    """Workers under way. `carrier` is the one that all must have, if that is decided already."""
+    """Workers under way.
+
+    `carrier` is the one that all must have, if that is decided already. `limit`: how many seconds a task may take.
+    """
 
     def __init__(
         self,
         engine: Engine,
         expected: Greeting,
         carrier: str | None = None,
+        limit: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self.expected = expected
         self.carrier = carrier
+        self.limit = limit
         self.tickets = itertools.count()
         # The tasks of each worker that has started, in order; how often one that has not was begun; who is left out.
         self.has: dict[int, deque[int]] = {}
+        # Since when the first of them runs.
+        self.since: dict[int, float] = {}
         self.starts = dict.fromkeys(range(engine.workers), 0)
         self.left_out: dict[int, str] = {}
         self._clock = clock
@@ -82,6 +91,8 @@ class Crew:
     def give(self, worker: int, task: Task) -> int:
         """Have a worker run a task; gives its ticket."""
         ticket = next(self.tickets)
+        if not self.has[worker]:
+            self.since[worker] = self._clock()
         self.has[worker].append(ticket)
         self.engine.give(worker, ticket, task)
         return ticket
@@ -100,15 +111,15 @@ class Crew:
                         " `ray.cloudpickle.register_pickle_by_value(module)`."
                     )
                 case Finished(worker, ticket, answers):
-                    self.has[worker].remove(ticket)
+                    self._ended(worker, ticket)
                     found.append(Done(ticket, answers))
                 case Raised(worker, ticket, why):
-                    self.has[worker].remove(ticket)
+                    self._ended(worker, ticket)
                     found.append(Failed(ticket, why, blamed=True))
                 case Lost(worker, why):
                     found += self._lose(worker, why)
         self._warn_if_nobody_comes()
-        return found
+        return found + self._stop_those_that_hang()
 
     def close(self) -> None:
         """End all workers."""
@@ -146,6 +157,20 @@ class Crew:
         )
         self.engine.stop(worker)
         self._leave_out(worker, why)
+
+    def _ended(self, worker: int, ticket: int) -> None:
+        self.has[worker].remove(ticket)
+        self.since[worker] = self._clock()
+
+    def _stop_those_that_hang(self) -> list[Done | Failed]:
+        found: list[Done | Failed] = []
+        if self.limit is not None:
+            now = self._clock()
+            hang = [w for w, has in self.has.items() if has and now - self.since[w] > self.limit]
+            for worker in hang:
+                self.engine.stop(worker)
+                found += self._lose(worker, f"it had not ended after {self.limit:g} seconds")
+        return found
 
     def _lose(self, worker: int, why: str) -> list[Done | Failed]:
         tickets = self.has.pop(worker, ())
