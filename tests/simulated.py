@@ -91,7 +91,10 @@ class Engine:
         else:
             worker = min(busy, key=self._ends)
         self.clock = self.free_at[worker] = self._ends(worker)
-        first = self.todo[worker].popleft()
+        tasks = self.todo[worker]
+        if self.about.cost is None and tasks[0] is not None:
+            tasks.rotate(self.random.randrange(len(tasks)))  # a later one may end first
+        first = tasks.popleft()
         event = self._begun(worker) if first is None else self._done(worker, *first[:2])
         return [] if event is None else [event]
 

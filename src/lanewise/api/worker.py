@@ -13,10 +13,11 @@ import importlib.metadata
 import os
 import re
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -31,6 +32,9 @@ from lanewise.feed.fed import Ended, Example, Fed
 from lanewise.feed.segments import InLanes
 from lanewise.place.cluster.engine import Answers, Greeting, Task
 from lanewise.tracing.decorator import ProgramFunction
+
+# How long a thread waits for the one that takes turns, before it looks whether it is to take over.
+LOOKING_SECONDS = 2e-3
 
 # JAX's settings that decide what a program computes.
 SETTINGS = {
@@ -70,8 +74,44 @@ class Traveling:
         return ClusterWorker(self)
 
 
+@dataclass(eq=False)
+class _UnderWay:
+    """A task whose examples have the numbers from `first` on; it has ended when all are there, or when it failed."""
+
+    first: int
+    count: int
+    entered: float
+    parts: list[Ended] = field(default_factory=list)
+    there: int = 0
+    error: BaseException | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, found: Ended) -> None:
+        """Take what is of this task."""
+        own = (found.index >= self.first) & (found.index < self.first + self.count)
+        if own.any():
+            columns = [column[own] for column in found.columns]
+            self.parts.append(Ended(found.index[own], columns, found.code[own], found.site[own]))
+            self.there += int(own.sum())
+        if self.there == self.count:
+            self.ended.set()
+
+    def answers(self, seconds: float) -> Answers:
+        order = np.argsort(np.concatenate([part.index for part in self.parts]), kind="stable")
+        columns = zip(*(part.columns for part in self.parts), strict=True)
+        code, site = (
+            np.concatenate([getattr(part, name) for part in self.parts])[order]
+            for name in ("code", "site")
+        )
+        return Answers([np.concatenate(column)[order] for column in columns], code, site, seconds)
+
+
 class ClusterWorker:
-    """A program that runs the examples of one task after another."""
+    """A program that runs the examples of tasks, of several at a time.
+
+    A thread for each task calls `run`. All feed the same lanes; one of them at a time takes turns with these, for all,
+    until its own task has ended, and then another does.
+    """
 
     def __init__(self, given: Traveling) -> None:
         self.given = given
@@ -90,41 +130,66 @@ class ClusterWorker:
         where = f"{socket.gethostname()} (process {os.getpid()})"
         self.greeting = Greeting(carrier, digest, versions(), where)
         self.session: int | None = None
+        self.waiting: deque[Example] = deque()
+        self.under_way: list[_UnderWay] = []
+        self.next_number = 0
+        self.last_ended = 0.0
+        # Who enters a task, and who takes turns.
+        self.entering, self.turning = threading.Lock(), threading.Lock()
 
     def run(self, task: Task) -> Answers:
         """The answers of some examples."""
         with with_settings(self.given.settings), _jax.our_transfers():
-            fed = self._fed(task)
-            began = time.perf_counter()
-            waiting = deque(
-                Example(i, [column[i] for column in task.columns]) for i in range(task.count)
-            )
-            parts: list[Ended] = []
-            try:
-                while fed.start(waiting):
-                    parts.append(fed.ended())
-            except BaseException:
-                # Examples of this task may be left in it.
-                self.fed = None
-                raise
-            seconds = time.perf_counter() - began
-        order = np.argsort(np.concatenate([part.index for part in parts]), kind="stable")
-        columns = zip(*(part.columns for part in parts if len(part.index)), strict=True)
-        code, site = (
-            np.concatenate([getattr(part, name) for part in parts])[order]
-            for name in ("code", "site")
-        )
-        return Answers([np.concatenate(column)[order] for column in columns], code, site, seconds)
+            mine = self._entered(task)
+            while not mine.ended.is_set():
+                if self.turning.acquire(blocking=False):
+                    try:
+                        while not mine.ended.is_set():
+                            self._turn()
+                    finally:
+                        self.turning.release()
+                else:
+                    mine.ended.wait(LOOKING_SECONDS)
+        if mine.error is not None:
+            raise RuntimeError(f"{type(mine.error).__name__}: {mine.error}") from mine.error
+        now = time.perf_counter()
+        began, self.last_ended = max(mine.entered, self.last_ended), now
+        return mine.answers(now - began)
 
-    def _fed(self, task: Task) -> Fed:
-        """What is fed in the task's session; what is compiled for one serves all."""
-        if self.fed is None or (task.shared and task.session != self.session):
-            if self.fed is not None:
-                self.fed.close()
-            pairs = zip(task.shared, self.avals, strict=True)
-            self.fed = self._fed_with([_jax.loaded(jax.numpy.asarray(x), a) for x, a in pairs])
-            self.session = task.session
-        return self.fed
+    def _entered(self, task: Task) -> _UnderWay:
+        with self.entering:
+            if self.fed is None or (task.shared and task.session != self.session):
+                while self.under_way:  # those of the session before
+                    time.sleep(LOOKING_SECONDS)
+                if self.fed is not None:
+                    self.fed.close()
+                pairs = zip(task.shared, self.avals, strict=True)
+                shared = [_jax.loaded(jax.numpy.asarray(x), a) for x, a in pairs]
+                self.fed, self.session = self._fed_with(shared), task.session
+            mine = _UnderWay(self.next_number, task.count, time.perf_counter())
+            self.next_number += task.count
+            self.under_way.append(mine)
+            for i in range(task.count):
+                rows = [column[i] for column in task.columns]
+                self.waiting.append(Example(mine.first + i, rows))
+            return mine
+
+    def _turn(self) -> None:
+        """Give lanes what waits, and hand over what has ended."""
+        fed = self.fed
+        try:
+            if fed is not None and fed.start(self.waiting):
+                found = fed.ended()
+                for one in list(self.under_way):
+                    one.take(found)
+        except BaseException as error:
+            # Examples of all tasks may be left in the lanes.
+            self.fed = None
+            self.waiting.clear()
+            for one in self.under_way:
+                one.error = error
+                one.ended.set()
+        self.under_way = [one for one in self.under_way if not one.ended.is_set()]
 
     def _fed_with(self, shared: Sequence[Any]) -> Fed:
         lanes = self.options.lanes or 1

@@ -26,6 +26,7 @@ import numpy as np
 
 from lanewise.core.errors import ClusterError, OptionError
 from lanewise.place.cluster.engine import (
+    TASKS_AT_ONCE,
     Answers,
     Event,
     Finished,
@@ -219,7 +220,7 @@ def _short(text: str) -> str:
 
 @functools.cache
 def _actor(ray: Any) -> Any:
-    return ray.remote(max_restarts=0, max_task_retries=0)(Inside)
+    return ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=TASKS_AT_ONCE)(Inside)
 
 
 def _connect(ray: Any, address: str) -> None:

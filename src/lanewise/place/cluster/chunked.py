@@ -9,16 +9,19 @@ which needs no rounds. Where nobody knows how many examples are left, chunks are
 source has ended.
 
 How large they may be is bounded (`most`): what is lost when a worker dies is a chunk, and the driver has to hold each
-until its answers are there. Unless it is given it follows what chunks take, so that the largest take `CHUNK_SECONDS`.
-As long as chunks are of that size, a worker gets a second one while it runs the first, and does not wait for the
-driver. Later it does not: in line behind a slow chunk it would wait while others are idle.
+until its answers are there. Unless it is given it follows what chunks take, so that the largest take `CHUNK_SECONDS`;
+and the smallest take as long as is worth a message.
+
+A worker has two chunks, if there are enough: it begins the second when lanes are free, while the last examples of the
+first run, and does not wait for the driver. A chunk whose answers are all there but one would leave it idle otherwise,
+and where costs have heavy tails every chunk is like that.
 
 So a driver holds at most two chunks a worker, those that wait to be run again (which were among them), and the
 examples of the next chunks: `in_flight` and `wanted`.
 
-A chunk that fails is run again, by any worker, before new ones. After `MOST_ATTEMPTS` its examples are reported as not
-run, and the rest goes on. Each chunk is given to one worker at a time, and its answers are taken once: nothing is lost,
-nothing comes twice.
+A chunk that fails is run again, alone on any worker, before new ones. After `MOST_ATTEMPTS` its examples are reported
+as not run, and the rest goes on. Each chunk is given to one worker at a time, and its answers are taken once: nothing
+is lost, nothing comes twice.
 """
 
 from __future__ import annotations
@@ -38,8 +41,9 @@ from lanewise.place.cluster.engine import Answers, Task
 from lanewise.place.cluster.log import Log, runs_of
 
 MOST_ATTEMPTS = 3
-# How long the largest chunks should take, in seconds.
+# How long the largest chunks should take, in seconds, and the smallest: some ten times what a chunk costs.
 CHUNK_SECONDS = 2.0
+LEAST_SECONDS = 0.02
 # The largest chunks are at most this many times the lanes of a worker, and begin with this many times.
 MOST_LANES = 64
 FIRST_LANES = 4
@@ -82,6 +86,7 @@ class Chunked:
         self.lanes = lanes
         self.adapts = most is None
         self.most = most or FIRST_LANES * lanes
+        self.least = 1
         self.total = total
         self.shared, self.session = shared, session
         self.log = log
@@ -105,8 +110,11 @@ class Chunked:
     @property
     def wanted(self) -> int:
         """Enough for a chunk for each worker that is idle, or for the next."""
-        idle = sum(not tickets for tickets in self.crew.has.values())
-        return self._size(0) * max(1, idle)
+        return self._size(0) * self._idle()
+
+    def _idle(self) -> int:
+        """How many workers have nothing to do, or else 1."""
+        return max(1, sum(not tickets for tickets in self.crew.has.values()))
 
     def _size(self, waiting: int) -> int:
         """How many examples the next chunk is to have."""
@@ -116,7 +124,7 @@ class Chunked:
             return self.most
         else:
             left = max(self.total - self.seen, waiting)
-        return size_of_chunk(left, self.workers, self.most)
+        return size_of_chunk(left, self.workers, self.least, self.most)
 
     def start(self, waiting: deque[Example]) -> bool:
         """Give chunks to workers that have room; True if anything is under way."""
@@ -124,16 +132,18 @@ class Chunked:
             self._look_up(self.log, waiting)
         while self.again or waiting:
             size = self._size(len(waiting))
-            worker = self.crew.with_room(2 if size == self.most and not self.again else 1)
+            worker = self.crew.with_room(alone=bool(self.again))
             if worker is None:
                 break
-            chunk = self.again.popleft() if self.again else self._cut(waiting, size)
+            # Where fewer wait than are wanted, those who are idle share them.
+            share = math.ceil(len(waiting) / self._idle())
+            chunk = self.again.popleft() if self.again else self._cut(waiting, min(size, share))
             columns = [
                 np.stack([example.rows[place] for example in chunk.examples])
                 for place in range(len(self.avals))
             ]
             task = Task(len(chunk.examples), columns, self.shared, self.session)
-            self.under_way[self.crew.give(worker, task)] = chunk
+            self.under_way[self.crew.give(worker, task, alone=chunk.attempts > 0)] = chunk
         return bool(self.under_way or self.again or self.found or waiting)
 
     def _cut(self, waiting: deque[Example], size: int) -> Chunk:
@@ -185,8 +195,8 @@ class Chunked:
             match event:
                 case Done(_, answers):
                     self._keep(chunk, answers)
-                case Failed(_, why, blamed):
-                    chunk.attempts += blamed
+                case Failed(_, why):
+                    chunk.attempts += 1
                     if chunk.attempts < MOST_ATTEMPTS:
                         self.again.append(chunk)
                     else:
@@ -200,10 +210,11 @@ class Chunked:
         index = np.array([example.index for example in chunk.examples])
         self.found.append(Ended(index, answers.columns, answers.code, answers.site))
         if self.adapts and answers.seconds:
-            fitting = int(CHUNK_SECONDS * len(index) / answers.seconds)
+            a_second = len(index) / answers.seconds
             # By halves and doubles at most: one chunk of a heavy tail says little of the next.
-            fitting = min(max(fitting, self.most // 2), 2 * self.most)
+            fitting = min(max(int(CHUNK_SECONDS * a_second), self.most // 2), 2 * self.most)
             self.most = min(max(fitting, self.lanes), MOST_LANES * self.lanes)
+            self.least = min(max(1, int(LEAST_SECONDS * a_second)), self.most)
 
     def _given_up(self, chunk: Chunk, why: str) -> Ended:
         index = np.array([example.index for example in chunk.examples])
@@ -232,10 +243,10 @@ class Chunked:
         return Ended(index, columns, code, site, why)
 
 
-def size_of_chunk(left: int, workers: int, most: int) -> int:
+def size_of_chunk(left: int, workers: int, least: int, most: int) -> int:
     """How many of the examples that are left the next chunk has.
 
-    >>> [size_of_chunk(left, 4, most=100) for left in (10_000, 800, 400, 100, 10, 1)]
-    [100, 100, 50, 13, 2, 1]
+    >>> [size_of_chunk(left, 4, least=2, most=100) for left in (10_000, 800, 400, 100, 10, 1)]
+    [100, 100, 50, 13, 2, 2]
     """
-    return max(1, min(most, math.ceil(left / (2 * workers))))
+    return max(least, min(most, math.ceil(left / (2 * workers))))

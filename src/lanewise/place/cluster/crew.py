@@ -1,10 +1,10 @@
 """The workers of one stream: started, checked, replaced when they die.
 
-A worker runs its tasks one after another, so when it dies the oldest of them is the suspect and the others were only in
-line: they are to be given to others without blame. One that takes longer than the caller allows is ended, and counts as
-dead: nobody but the caller knows how long examples may take. A worker that dies while it starts is started again,
-`MOST_STARTS` times in a row; one that dies at work always, since a task that kills workers is tried a few times only
-(`chunked.py`).
+A worker that dies takes all its tasks along, and nobody knows which of them killed it: all are blamed, and from then on
+each is run alone on a worker, so a task that is blamed again has earned it. One that takes longer than the caller
+allows is ended, and counts as dead: nobody but the caller knows how long examples may take. A worker that dies while it
+starts is started again, `MOST_STARTS` times in a row; one that dies at work always, since a task that kills workers is
+tried a few times only (`chunked.py`).
 
 Answers must not depend on which worker gave them. All run the same program, by a hash of what they traced; the same
 versions of Lanewise and JAX; and the same carrier, as carriers round differently: a worker that would carry the program
@@ -16,12 +16,12 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from lanewise.core.errors import ClusterError
 from lanewise.place.cluster.engine import (
+    TASKS_AT_ONCE,
     Answers,
     Engine,
     Finished,
@@ -46,11 +46,10 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A task was not done; `blamed` if it may be its own fault."""
+    """A task was not done, perhaps by its own fault."""
 
     ticket: int
     why: str
-    blamed: bool
 
 
 class Crew:
@@ -72,10 +71,10 @@ class Crew:
         self.carrier = carrier
         self.limit = limit
         self.tickets = itertools.count()
-        # The tasks of each worker that has started, in order; how often one that has not was begun; who is left out.
-        self.has: dict[int, deque[int]] = {}
-        # Since when the first of them runs.
-        self.since: dict[int, float] = {}
+        # The tasks of each worker that has started, with the times they were given; those that have one task and get no
+        # other; how often workers that have not started were begun; who is left out.
+        self.has: dict[int, dict[int, float]] = {}
+        self.alone: set[int] = set()
         self.starts = dict.fromkeys(range(engine.workers), 0)
         self.left_out: dict[int, str] = {}
         self._clock = clock
@@ -83,17 +82,20 @@ class Crew:
         for worker in range(engine.workers):
             self._start(worker)
 
-    def with_room(self, depth: int) -> int | None:
-        """A worker that has fewer than `depth` tasks, the one with the fewest."""
-        worker = min(self.has, key=lambda w: len(self.has[w]), default=None)
-        return worker if worker is not None and len(self.has[worker]) < depth else None
+    def with_room(self, alone: bool) -> int | None:
+        """A worker that can take a task, the one with the fewest; `alone`: one that has none."""
+        able = [worker for worker in self.has if worker not in self.alone]
+        worker = min(able, key=lambda w: len(self.has[w]), default=None)
+        if worker is None or len(self.has[worker]) >= (1 if alone else TASKS_AT_ONCE):
+            return None
+        return worker
 
-    def give(self, worker: int, task: Task) -> int:
-        """Have a worker run a task; gives its ticket."""
+    def give(self, worker: int, task: Task, alone: bool) -> int:
+        """Have a worker run a task, with no other if it is to be `alone`; gives its ticket."""
         ticket = next(self.tickets)
-        if not self.has[worker]:
-            self.since[worker] = self._clock()
-        self.has[worker].append(ticket)
+        self.has[worker][ticket] = self._clock()
+        if alone:
+            self.alone.add(worker)
         self.engine.give(worker, ticket, task)
         return ticket
 
@@ -115,7 +117,7 @@ class Crew:
                     found.append(Done(ticket, answers))
                 case Raised(worker, ticket, why):
                     self._ended(worker, ticket)
-                    found.append(Failed(ticket, why, blamed=True))
+                    found.append(Failed(ticket, why))
                 case Lost(worker, why):
                     found += self._lose(worker, why)
         self._warn_if_nobody_comes()
@@ -146,7 +148,7 @@ class Crew:
         if self.carrier is None:
             self.carrier = greeting.carrier
         if greeting.carrier == self.carrier:
-            self.has[worker] = deque()
+            self.has[worker] = {}
             return
         why = f"it would run the program on {greeting.carrier}, and others do on {self.carrier}"
         warnings.warn(
@@ -159,26 +161,26 @@ class Crew:
         self._leave_out(worker, why)
 
     def _ended(self, worker: int, ticket: int) -> None:
-        self.has[worker].remove(ticket)
-        self.since[worker] = self._clock()
+        del self.has[worker][ticket]
+        self.alone.discard(worker)
 
     def _stop_those_that_hang(self) -> list[Done | Failed]:
         found: list[Done | Failed] = []
         if self.limit is not None:
-            now = self._clock()
-            hang = [w for w, has in self.has.items() if has and now - self.since[w] > self.limit]
-            for worker in hang:
+            late = self._clock() - self.limit
+            for worker in [w for w, has in self.has.items() if has and min(has.values()) < late]:
                 self.engine.stop(worker)
                 found += self._lose(worker, f"it had not ended after {self.limit:g} seconds")
         return found
 
     def _lose(self, worker: int, why: str) -> list[Done | Failed]:
-        tickets = self.has.pop(worker, ())
+        tickets = self.has.pop(worker, {})
+        self.alone.discard(worker)
         if self.starts[worker] < MOST_STARTS:
             self._start(worker)
         else:
             self._leave_out(worker, f"it died {MOST_STARTS} times as it started: {why}")
-        return [Failed(ticket, why, blamed=not place) for place, ticket in enumerate(tickets)]
+        return [Failed(ticket, why) for ticket in tickets]
 
     def _leave_out(self, worker: int, why: str) -> None:
         self.left_out[worker] = why

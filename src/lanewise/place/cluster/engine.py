@@ -1,8 +1,9 @@
 """What is asked of a cluster: workers that can be started, given tasks, waited for and stopped.
 
 A worker is made by a recipe, a function of no arguments that travels to it once. It says what it is (`Greeting`), then
-runs one task after another, in the order they were given. It may die at any time; the engine notices, and nothing more:
-what to do about it is the crew's (`crew.py`). So an engine is small, and Ray is one of several that are possible.
+runs tasks, at most `TASKS_AT_ONCE` at a time, each by a thread of its own: while the last examples of one run, those of
+the next begin. It may die at any time; the engine notices, and nothing more: what to do about it is the crew's
+(`crew.py`). So an engine is small, and Ray is one of several that are possible.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+
+TASKS_AT_ONCE = 2
 
 
 class Task(NamedTuple):
@@ -23,7 +26,7 @@ class Task(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What a task gave, in the order of its examples, and how many seconds it took."""
+    """What a task gave, in the order of its examples, and how many seconds went by since the last one ended."""
 
     columns: list[np.ndarray]
     code: np.ndarray
@@ -41,7 +44,7 @@ class Greeting(NamedTuple):
 
 
 class Worker(Protocol):
-    """What a recipe makes, in the worker's process."""
+    """What a recipe makes, in the worker's process. `run` is called by several threads at a time."""
 
     @property
     def greeting(self) -> Greeting: ...
@@ -103,7 +106,7 @@ class Engine(Protocol):
         ...
 
     def give(self, worker: int, ticket: int, task: Task) -> None:
-        """Have a worker run a task after those it has; `Finished`, `Raised` or `Lost` follows."""
+        """Have a worker run a task; `Finished`, `Raised` or `Lost` follows."""
         ...
 
     def wait(self, seconds: float) -> Sequence[Event]:
