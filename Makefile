@@ -78,6 +78,7 @@ test-full: peers
 soak: $(TEST_STAMP)
 	LANEWISE_RANDOM=1 LANEWISE_PROGRAMS=$(SOAK_PROGRAMS) LANEWISE_FULL=1 \
 		$(BIN)/python -m pytest -n $(WORKERS) -x tests/test_generated.py $(PYTEST_ARGS)
+	LANEWISE_KILLS=50 LANEWISE_FULL=1 $(BIN)/python -m pytest -x tests/place/test_by_ray.py -k random_points
 
 peers: $(PEERS_STAMP)
 

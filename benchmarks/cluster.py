@@ -90,7 +90,7 @@ def main() -> None:
                 for found, place in zip(times, (cluster, None), strict=True):
                     found.append(seconds(examples, place, **options) / len(examples))
         claim = f"an example over {arguments.workers} workers, {carrier}"
-        made = Claim(claim, *map(statistics.median, times), target)
+        made = Claim(claim, statistics.median(times[0]), statistics.median(times[1]), target)
         claims.append(made)
         print(
             f"{claim}: {1e6 * made.ours:.0f} µs, in one process {1e6 * made.peer:.0f} µs, {made.ratio:.2f}x, target"

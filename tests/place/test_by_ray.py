@@ -161,7 +161,7 @@ def test_a_worker_that_is_stopped_is_replaced(tmp_path: Path, steps: dict[int, i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trial", range(5))
+@pytest.mark.parametrize("trial", range(int(os.environ.get("LANEWISE_KILLS", "5"))))
 def test_killing_at_random_points_loses_and_duplicates_nothing(trial: int, tmp_path: Path) -> None:
     draws = np.random.default_rng(trial)
     numbers = list(range(1, 20_001))

@@ -509,7 +509,7 @@ def test_wrong_arguments() -> None:
             lw.stream(collatz, NUMBERS, cluster=cluster)  # type: ignore[arg-type]
     for name in ("workers", "chunk"):
         with pytest.raises(OptionError, match=f"{name}=0 must be a positive int"):
-            lw.Cluster(**{name: 0})
+            lw.Cluster(**{name: 0})  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="limit=-1 must be a positive number"):
         lw.Cluster(limit=-1)
     with pytest.raises(OptionError, match="give cluster= as well"):

@@ -21,7 +21,7 @@ from lanewise.blocks.flatten import operand_avals
 from lanewise.core.errors import OptionError
 from lanewise.feed.fed import kept_row
 from lanewise.place.cluster.chunked import Chunked
-from lanewise.place.cluster.cluster import cluster_of
+from lanewise.place.cluster.cluster import Cluster, cluster_of
 from lanewise.place.cluster.crew import Crew
 from lanewise.place.cluster.engine import Greeting
 from lanewise.place.cluster.log import Log
@@ -36,7 +36,10 @@ class OnCluster:
     """The workers of a cluster, for streams of one program. `keeps`: they stay after a stream, until `close`."""
 
     def __init__(
-        self, cluster: Any, resume: str | os.PathLike[str] | None = None, keeps: bool = False
+        self,
+        cluster: str | Cluster,
+        resume: str | os.PathLike[str] | None = None,
+        keeps: bool = False,
     ) -> None:
         if resume is not None and not isinstance(resume, str | os.PathLike):
             raise OptionError(f"resume={resume!r} must be the path of a directory.")

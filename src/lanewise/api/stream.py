@@ -8,7 +8,8 @@ answers.
 
 Memory is bounded: at most three times as many examples as lanes are held, eight times as many where there are batches;
 and with `ordered=True` answers that wait for an earlier one, until with them `MOST_HELD` times as many are held, when
-no example is taken before the earlier one is done.
+no example is taken before the earlier one is done. Over a cluster (`on_cluster.py`) it is chunks that are held: see
+`place/cluster/chunked.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from jax.core import Tracer
 
 from lanewise import _jax
 from lanewise.api.fed_by import fed_by
-from lanewise.api.on_cluster import OnCluster
+from lanewise.api.on_cluster import Cluster, OnCluster
 from lanewise.core.errors import InternalError, LaneError, OptionError, Outcome, TransformError
 from lanewise.core.objects import is_taken
 from lanewise.core.options import flag
@@ -38,9 +39,6 @@ from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import CallStatics
 from lanewise.tracing.staging import Staged
 from lanewise.watch.progress import Bar
-
-if TYPE_CHECKING:
-    from lanewise.place.cluster.cluster import Cluster
 
 # A source that takes longer than this, in seconds, is left alone once the device is idle.
 SLOW_SECONDS = 0.1

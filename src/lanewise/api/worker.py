@@ -221,7 +221,11 @@ def with_shared(program: Program, count: int) -> Program:
 
 def versions() -> str:
     """The versions that answers depend on."""
-    return f"Lanewise {importlib.metadata.version('lanewise')} with JAX {jax.__version__}"
+    try:
+        own = importlib.metadata.version("lanewise")
+    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
+        own = "of a checkout"
+    return f"Lanewise {own} with JAX {jax.__version__}"
 
 
 def digest_of_program(program: Program, captures: Sequence[Any]) -> str:
