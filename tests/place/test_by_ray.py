@@ -37,6 +37,7 @@ def ray() -> Iterator[Any]:
     here = sys.modules[__name__]
     ray.cloudpickle.register_pickle_by_value(here)
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("PYTHONPATH", str(Path(lw.__file__).parent.parent), prepend=os.pathsep)
         yield ray
         ray.shutdown()

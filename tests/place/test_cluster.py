@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from lanewise import mcmc
 from lanewise.api import on_cluster
 from lanewise.core.errors import ClusterError, LaneError, OptionError, Outcome
@@ -527,6 +529,15 @@ def test_without_ray_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(by_ray.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'lanewise\[ray\]'"):
         list(lw.stream(collatz, NUMBERS, cluster="auto"))
+
+
+def test_an_address_where_nobody_answers() -> None:
+    needs.library("ray")
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        nobody = f"localhost:{probe.getsockname()[1]}"
+    with pytest.raises(ClusterError, match=f"no cluster answers at {nobody}"):
+        list(lw.stream(collatz, NUMBERS, cluster=nobody))
 
 
 def test_where_workers_are() -> None:

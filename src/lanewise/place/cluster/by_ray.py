@@ -5,9 +5,9 @@ A worker is an actor of its own process. Ray could restart actors and run their 
 one that kills its worker from doing so on and on. It tells of a death by an error in place of the answer
 (`ActorDiedError` and its like), and a new actor is made then. Actors belong to the driver: Ray ends them with it.
 
-The cluster is the one this process is connected to, or else the one at the address. "auto" is the one that runs on this
-machine, or that `RAY_ADDRESS` names; where there is none, one of this machine alone is started, which ends with this
-process. Ray stays connected after a stream: the next one starts at once.
+The cluster is the one this process is connected to, or else the one at the address. "auto" is the one that
+`RAY_ADDRESS` names, or that `ray start` started on this machine; where there is none, one of this machine alone is
+started, which ends with this process. Ray stays connected after a stream: the next one starts at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import functools
 import importlib
 import importlib.util
 import math
+import os
 import re
+import socket
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -41,6 +43,8 @@ from lanewise.place.cluster.engine import (
 )
 
 AUTO = "auto"
+# How long an address may take to answer.
+CONNECT_SECONDS = 10.0
 # How much of the text of an error is shown.
 MOST_TEXT = 2000
 
@@ -233,15 +237,39 @@ def _connect(ray: Any, address: str) -> None:
                 f' "{AUTO}", or call ray.shutdown() first.'
             )
         return
-    quiet = {"log_to_driver": False, "logging_level": "error"}
+    known = os.environ.get("RAY_ADDRESS") or _started_here() if address == AUTO else address
+    if known is not None and not _answers(known):
+        # Ray would try for minutes. One that was started here and is gone is none.
+        if address != AUTO or os.environ.get("RAY_ADDRESS"):
+            raise ClusterError(f"cluster={address!r}: no cluster answers at {known}.")
+        known = None
     with warnings.catch_warnings():
         # JAX warns of forks, and those of Ray become other programs at once.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-        try:
-            ray.init(address=address, **quiet)
-        except ConnectionError as error:
-            if address != AUTO:
-                raise ClusterError(
-                    f"cluster={address!r}: no cluster answers there ({error})."
-                ) from error
-            ray.init(address="local", include_dashboard=False, **quiet)
+        # Not Ray's own "auto", which takes any cluster it finds, such as that of another process, which ends with it.
+        ray.init(
+            address=known or "local",
+            include_dashboard=None if known else False,
+            log_to_driver=False,
+            logging_level="error",
+        )
+
+
+def _started_here() -> str | None:
+    """The address of the cluster that `ray start` started on this machine."""
+    try:
+        return importlib.import_module("ray._private.utils").read_ray_address()
+    except (ImportError, AttributeError):
+        return None
+
+
+def _answers(address: str) -> bool:
+    """Whether anybody listens there; True for an address that is no host and port."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "/" in host:
+        return True
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True

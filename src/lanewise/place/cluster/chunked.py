@@ -152,8 +152,8 @@ class Chunked:
         return Chunk(examples)
 
     def _look_up(self, log: Log, waiting: deque[Example]) -> None:
-        """Answer from the log what is there."""
-        if not any(example.index in log for example in waiting):
+        """Answer from the log what is there. Examples wait in the order of their numbers."""
+        if not waiting or waiting[0].index >= log.end:
             return
         rest = []
         for example in waiting:

@@ -13,8 +13,9 @@ from lanewise.place.cluster.engine import Engine, Recipe
 class Cluster:
     """A cluster that examples are spread over: `lw.stream(f, examples, cluster=lw.Cluster("auto", workers=4))`.
 
-    * `address`: that of a Ray cluster, such as "10.0.0.1:6379", or "auto": the one that runs on this machine or that
-      `RAY_ADDRESS` names. Where there is none, "auto" starts one of this machine alone, which ends with this process.
+    * `address`: that of a Ray cluster, such as "10.0.0.1:6379", or "auto": the one that `RAY_ADDRESS` names, or that
+      `ray start` started on this machine. Where there is none, "auto" starts one of this machine alone, which ends with
+      this process.
     * `workers`: how many processes run examples. By default there is one for each GPU, or where there are none one for
       each machine, which uses all of its cores.
     * `chunk`: the most examples that a worker gets at a time. By default as many as take it about two seconds. A chunk

@@ -77,6 +77,8 @@ class Log:
             self.sums: dict[str, str] = {}
             self.runs: list[_Run] = []
             self.chunks = self._read_chunks()
+            # No example that is there has this number or a higher one.
+            self.end = max((run.first + run.count for run in self.runs), default=0)
         except BaseException:
             self._lock.close()
             raise
