@@ -85,14 +85,14 @@ def test_copies_of_cloudpickle_count(module: str, by_value: bool) -> None:
 
 
 def test_programs_of_registered_modules_are_kept_by_value(cloudpickle: Any) -> None:
-    from programs import integers
+    from programs import small
 
-    cloudpickle.register_pickle_by_value(integers)
+    cloudpickle.register_pickle_by_value(small)
     try:
-        again = cloudpickle.loads(cloudpickle.dumps(integers.collatz))
+        again = cloudpickle.loads(cloudpickle.dumps(small.collatz))
     finally:
-        cloudpickle.unregister_pickle_by_value(integers)
-    assert again is not integers.collatz and int(again(27)) == int(integers.collatz(27))
+        cloudpickle.unregister_pickle_by_value(small)
+    assert again is not small.collatz and int(again(27)) == int(small.collatz(27))
 
 
 SCRIPT = """
