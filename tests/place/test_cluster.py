@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 import lanewise as lw
 import needs
 from lanewise import mcmc
-from lanewise.api import on_cluster
+from lanewise.api import on_cluster, worker
 from lanewise.core.errors import ClusterError, LaneError, OptionError, Outcome
 from lanewise.place.cluster import by_ray, crew
 from lanewise.place.cluster.chunked import MOST_ATTEMPTS, size_of_chunk
@@ -140,6 +141,34 @@ def test_settings_of_jax_travel() -> None:
     with jax.enable_x64(True):
         ((_, found),) = lw.stream(lambda x: x / 3, [1.0], lanes=1, cluster=Simulated())
     assert found.dtype == np.float64
+
+
+@pytest.mark.parametrize("carrier", ["ticks", "native"])
+def test_a_worker_runs_several_tasks_at_a_time(
+    carrier: str, steps: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = collatz.with_options(lanes=4, throw=False, carrier=carrier)
+    made = worker.Traveling(program, (), (1,), worker.settings_here())()
+
+    def task(first: int) -> Task:
+        return Task(5, [np.arange(first, first + 5, dtype=np.int32)], [], 0)
+
+    def run(first: int) -> Any:
+        return made.run(task(first)).columns[0].tolist()
+
+    firsts = range(1, 56, 5)
+    expected = [[steps[n - 1] for n in range(first, first + 5)] for first in firsts]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, firsts)) == expected
+        # What breaks the lanes fails the tasks that are there, and no later ones.
+        broken = type(made.fed)
+        monkeypatch.setattr(broken, "start", lambda *_: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+                list(pool.map(run, (1, 6)))
+        monkeypatch.undo()
+        assert list(pool.map(run, firsts)) == expected
+    assert not made.under_way and not made.waiting
 
 
 # -- chunks -----------------------------------------------------------------------------------------

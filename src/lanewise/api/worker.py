@@ -28,7 +28,7 @@ from lanewise.api.fed_by import fed_by
 from lanewise.blocks.flatten import operand_avals
 from lanewise.core.program import Function, Program, program_p
 from lanewise.feed.batches import InBatches
-from lanewise.feed.fed import Ended, Example, Fed
+from lanewise.feed.fed import NONE_ENDED, Ended, Example, Fed
 from lanewise.feed.segments import InLanes
 from lanewise.place.cluster.engine import Answers, Greeting, Task
 from lanewise.tracing.decorator import ProgramFunction
@@ -141,15 +141,11 @@ class ClusterWorker:
         """The answers of some examples."""
         with with_settings(self.given.settings), _jax.our_transfers():
             mine = self._entered(task)
-            while not mine.ended.is_set():
-                if self.turning.acquire(blocking=False):
-                    try:
-                        while not mine.ended.is_set():
-                            self._turn()
-                    finally:
-                        self.turning.release()
-                else:
-                    mine.ended.wait(LOOKING_SECONDS)
+            try:
+                self._wait(mine)
+            finally:
+                with self.entering:
+                    self.under_way.remove(mine)
         if mine.error is not None:
             raise RuntimeError(f"{type(mine.error).__name__}: {mine.error}") from mine.error
         now = time.perf_counter()
@@ -157,39 +153,58 @@ class ClusterWorker:
         return mine.answers(now - began)
 
     def _entered(self, task: Task) -> _UnderWay:
-        with self.entering:
-            if self.fed is None or (task.shared and task.session != self.session):
-                while self.under_way:  # those of the session before
-                    time.sleep(LOOKING_SECONDS)
-                if self.fed is not None:
-                    self.fed.close()
-                pairs = zip(task.shared, self.avals, strict=True)
-                shared = [_jax.loaded(jax.numpy.asarray(x), a) for x, a in pairs]
-                self.fed, self.session = self._fed_with(shared), task.session
-            mine = _UnderWay(self.next_number, task.count, time.perf_counter())
-            self.next_number += task.count
-            self.under_way.append(mine)
-            for i in range(task.count):
-                rows = [column[i] for column in task.columns]
-                self.waiting.append(Example(mine.first + i, rows))
-            return mine
+        """Have the examples of a task wait for lanes; those of another session come when it is over."""
+        while True:
+            with self.entering:
+                fits = self.fed is not None and (not task.shared or task.session == self.session)
+                if fits or not self.under_way:
+                    if not fits:
+                        self._begin(task)
+                    mine = _UnderWay(self.next_number, task.count, time.perf_counter())
+                    self.next_number += task.count
+                    self.under_way.append(mine)
+                    for i in range(task.count):
+                        rows = [column[i] for column in task.columns]
+                        self.waiting.append(Example(mine.first + i, rows))
+                    return mine
+            time.sleep(LOOKING_SECONDS)
+
+    def _begin(self, task: Task) -> None:
+        """Have lanes for the task's session; what is compiled for one serves all."""
+        if self.fed is not None:
+            self.fed.close()
+        pairs = zip(task.shared, self.avals, strict=True)
+        shared = [_jax.loaded(jax.numpy.asarray(x), aval) for x, aval in pairs]
+        self.fed, self.session = self._fed_with(shared), task.session
+
+    def _wait(self, mine: _UnderWay) -> None:
+        """Until a task has ended, take turns, or wait for who does."""
+        while not mine.ended.is_set():
+            if self.turning.acquire(blocking=False):
+                try:
+                    while not mine.ended.is_set():
+                        self._turn()
+                finally:
+                    self.turning.release()
+            else:
+                mine.ended.wait(LOOKING_SECONDS)
 
     def _turn(self) -> None:
         """Give lanes what waits, and hand over what has ended."""
         fed = self.fed
+        assert fed is not None
         try:
-            if fed is not None and fed.start(self.waiting):
-                found = fed.ended()
-                for one in list(self.under_way):
-                    one.take(found)
+            found = fed.ended() if fed.start(self.waiting) else NONE_ENDED
+            for one in list(self.under_way):
+                one.take(found)
         except BaseException as error:
-            # Examples of all tasks may be left in the lanes.
-            self.fed = None
-            self.waiting.clear()
-            for one in self.under_way:
-                one.error = error
-                one.ended.set()
-        self.under_way = [one for one in self.under_way if not one.ended.is_set()]
+            # Examples of all tasks may be left in the lanes: others are made for the next.
+            with self.entering:
+                self.fed = None
+                self.waiting.clear()
+                for one in self.under_way:
+                    one.error = error
+                    one.ended.set()
 
     def _fed_with(self, shared: Sequence[Any]) -> Fed:
         lanes = self.options.lanes or 1
