@@ -8,8 +8,8 @@ travel along, and a hash of the traced text and the captured values is compared 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import importlib.metadata
 import os
 import re
 import socket
@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -234,13 +235,14 @@ def with_shared(program: Program, count: int) -> Program:
     )
 
 
+@functools.cache
 def versions() -> str:
-    """The versions that answers depend on."""
-    try:
-        own = importlib.metadata.version("lanewise")
-    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
-        own = "of a checkout"
-    return f"Lanewise {own} with JAX {jax.__version__}"
+    """What answers depend on beside the program. Lanewise by its sources: the version of a checkout says little."""
+    own = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.parent.rglob("*")):
+        if path.suffix in (".py", ".h"):
+            own.update(path.read_bytes())
+    return f"Lanewise (sources {own.hexdigest()[:8]}) with JAX {jax.__version__}"
 
 
 def digest_of_program(program: Program, captures: Sequence[Any]) -> str:
