@@ -44,7 +44,7 @@ class InLanes:
         lanes = self.segments.lanes
         self.captures = tuple(captures)
         self.avals = self.segments.avals[len(self.captures) :]
-        self.wanted = lanes
+        self.wanted = self.in_flight = lanes
         self.expects_more = False
         self.state = self.segments.empty(self.captures)
         self.pace = _Pace(self.segments.patience, lanes)
