@@ -23,9 +23,11 @@ from collections.abc import Mapping
 
 from lanewise.cpp.emit.rules import helpers
 
-# The most lanes of a thread that run together, and the most memory that they may have.
+# The most lanes of a thread that run together, and the most memory that they may have, with stacks of this many frames:
+# those that hold more have room for it, which costs nothing where it is not used.
 MOST_LANES = 16
 MOST_BYTES = 1 << 28
+USUAL_FRAMES = 1024
 STACK_BYTES = 1 << 22
 STAGGER_BYTES = 4096 // MOST_LANES
 # A matrix of fewer bytes stays near the core for one lane after the other; a lane with this many rows gains little.
@@ -41,12 +43,13 @@ helpers(
 #define LW_IDLE lw_idle
 #include <sys/mman.h>
 // What a lane waits for: its rows by a matrix.
+typedef void (*lw_multiply)(const void* const*, void* const*, int, const void*, int, int);
 struct lw_wanted {
-  void (*multiply)(const void* const*, void* const*, int, const void*);
+  lw_multiply multiply;
   const void* right;
   const char* left;
   char* answer;
-  int rows, left_bytes, answer_bytes;
+  int rows, left_bytes, answer_bytes, terms, columns;
 };
 struct lw_fiber {
   void* at;  // its stack's top while it does not run
@@ -142,17 +145,21 @@ static bool lw_begin(lw_fiber* fiber, int number) {
   return true;
 }
 
+// Whether one product gives the answers of both.
+static inline bool lw_same(const lw_wanted& a, const lw_wanted& b) {
+  return a.right == b.right && a.multiply == b.multiply && a.terms == b.terms && a.columns == b.columns;
+}
+
 // The product that lanes have waited for most, for all of those that wait for it; false if none waits.
 static bool lw_take_turn(lw_tile* tile) {
   lw_fiber* const fibers = tile->fibers;
   long long most = 0;
   const lw_wanted* next = nullptr;
   for (int i = 0; i < tile->count; ++i) {
-    if (!fibers[i].waits || (next && fibers[i].wanted.right == next->right)) continue;
+    if (!fibers[i].waits || (next && lw_same(fibers[i].wanted, *next))) continue;
     long long waited = 0;
     for (int j = i; j < tile->count; ++j)
-      if (fibers[j].waits && fibers[j].wanted.right == fibers[i].wanted.right &&
-          fibers[j].wanted.multiply == fibers[i].wanted.multiply)
+      if (fibers[j].waits && lw_same(fibers[j].wanted, fibers[i].wanted))
         waited += tile->turn - fibers[j].since + 1;
     if (waited > most) most = waited, next = &fibers[i].wanted;
   }
@@ -163,14 +170,14 @@ static bool lw_take_turn(lw_tile* tile) {
   int rows = 0;
   for (int i = 0; i < tile->count; ++i) {
     const lw_wanted& one = fibers[i].wanted;
-    if (!fibers[i].waits || one.right != chosen.right || one.multiply != chosen.multiply) continue;
+    if (!fibers[i].waits || !lw_same(one, chosen)) continue;
     fibers[i].waits = false;
     for (int r = 0; r < one.rows; ++r) {
       left[rows] = one.left + r * one.left_bytes;
       answer[rows++] = one.answer + r * one.answer_bytes;
     }
   }
-  chosen.multiply(left, answer, rows, chosen.right);
+  chosen.multiply(left, answer, rows, chosen.right, chosen.terms, chosen.columns);
   ++tile->turn;
   return true;
 }
@@ -221,7 +228,10 @@ extern "C" void lanewise_work(lw_run* run) {
   char* memory[LANES] = {};
   lw_common common[] = {COMMON};
   lw_tile tile = {fibers, 0, 0, (int)(sizeof(common) / sizeof(common[0])), common, nullptr, 0, run};
-  const long long each = (run->examples + run->threads - 1) / run->threads, fit = BYTES / (run->lane_bytes + 1);
+  const long long each = (run->examples + run->threads - 1) / run->threads;
+  const long long frame = (run->lane_bytes - LW_FIXED_BYTES) / (run->capacity + 1);
+  const long long usual = LW_FIXED_BYTES + frame * (run->capacity < FRAMES ? run->capacity : FRAMES);
+  const long long fit = BYTES / (usual + 1);
   const int most = run->lanes < each ? run->lanes : each;
   char* sums = SUMS;
   for (int i = 0; i < most && i < LANES && (i < fit || !i); ++i) {
@@ -265,7 +275,8 @@ def meeting_work(common: Mapping[int, int], sums_bytes: str) -> str:
     changes = {
         "LANES": str(MOST_LANES),
         "COMMON": ranges,
-        "BYTES": f"{MOST_BYTES}ll",
+        "FRAMES": str(USUAL_FRAMES),
+        " BYTES": f" {MOST_BYTES}ll",
         "STACK": str(STACK_BYTES),
         "STAGGER": str(STAGGER_BYTES),
         "SUMS": f"(char*)calloc({sums_bytes} + 1, 1)" if sums_bytes else "(char*)run",
