@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from lanewise import _jax
+from lanewise._jax import Var
 from lanewise.core.accumulate import accumulate
 from lanewise.cpp.emit.late import late
 
@@ -16,7 +17,7 @@ VECTOR = _jax.shaped((4,), jnp.float32.dtype)
 def names(code: Any, *, kept: bool = False) -> list[str]:
     """The primitives of code of two vectors, in their new order; `kept`: its results are read afterwards."""
     jaxpr = _jax.trace(code, [VECTOR] * 2).jaxpr
-    wanted = {v for v in jaxpr.outvars} if kept else set()
+    wanted = {v for v in jaxpr.outvars if kept and isinstance(v, Var)}
     return [eqn.primitive.name for eqn in late(jaxpr.eqns, wanted)]
 
 
