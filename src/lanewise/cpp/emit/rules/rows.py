@@ -27,7 +27,7 @@ from lanewise.cpp.emit.writer import Writer
 
 # A part of the answer of this many columns stays near while all terms are added to it.
 NEAR_COLUMNS = 512
-# With fewer rows, the matrix is best read in its order.
+# With fewer rows, a matrix that is not near is best read in its order.
 TILED_ROWS = 4
 
 helpers(
@@ -116,7 +116,7 @@ LW_INLINE void lw_rows_tile(const T* const* left, T* const* answer, const T* rig
 #endif""",
         "lw_rows": r"""
 #ifndef __CUDACC__
-// Rows in groups of three to six, which are as equal as can be.
+// Rows in groups of up to six, which are as equal as can be.
 template <int beside, class T>
 LW_INLINE void lw_rows_at(const T* const* left, T* const* answer, int rows, const T* right, int terms, int columns,
                           int at) {
@@ -125,7 +125,9 @@ LW_INLINE void lw_rows_at(const T* const* left, T* const* answer, int rows, cons
     if (some == 6) lw_rows_tile<beside, 6>(left + r, answer + r, right, terms, columns, at);
     else if (some == 5) lw_rows_tile<beside, 5>(left + r, answer + r, right, terms, columns, at);
     else if (some == 4) lw_rows_tile<beside, 4>(left + r, answer + r, right, terms, columns, at);
-    else lw_rows_tile<beside, 3>(left + r, answer + r, right, terms, columns, at);
+    else if (some == 3) lw_rows_tile<beside, 3>(left + r, answer + r, right, terms, columns, at);
+    else if (some == 2) lw_rows_tile<beside, 2>(left + r, answer + r, right, terms, columns, at);
+    else lw_rows_tile<beside, 1>(left + r, answer + r, right, terms, columns, at);
     r += some;
   }
 }
@@ -135,20 +137,25 @@ LW_CALLED lw_rows(const void* const* rows_of, void* const* answers, int rows, co
   const T *const *left = (const T* const*)rows_of, *right = (const T*)matrix;
   T* const* answer = (T* const*)answers;
   const int wide = lw_vectors<T>::wide;
-  if (rows < TILED || columns < wide) return lw_rows_by_terms(left, answer, rows, right, terms, columns);
+  const bool few = rows < TILED && (long long)terms * columns * (int)sizeof(T) > SMALL;
+  if (few || columns < wide) return lw_rows_by_terms(left, answer, rows, right, terms, columns);
   for (int at = 0; at < columns;) {
-    if (at + LW_BESIDE * wide <= columns) {
+    const int more = (columns - at) / wide;
+    if (more >= LW_BESIDE) {
       lw_rows_at<LW_BESIDE>(left, answer, rows, right, terms, columns, at);
       at += LW_BESIDE * wide;
+    } else if (more >= 2) {
+      lw_rows_at<2>(left, answer, rows, right, terms, columns, at);
+      at += 2 * wide;
     } else {
       // The last vector has some answers again, which are the same.
-      if (at + wide > columns) at = columns - wide;
+      if (!more) at = columns - wide;
       lw_rows_at<1>(left, answer, rows, right, terms, columns, at);
       at += wide;
     }
   }
 }
-#endif""".replace("TILED", str(TILED_ROWS)),
+#endif""".replace("TILED", str(TILED_ROWS)).replace("SMALL", str(LARGE_BYTES)),
         "lw_turned_tile": r"""
 #ifndef __CUDACC__
 // A tile of answers, `rows` by as many columns as make a vector in all, of which `count` are wanted.
