@@ -38,7 +38,6 @@ from lanewise.cpp.emit.emitted import (
     operand_of,
     size_obstacle,
 )
-from lanewise.cpp.emit.late import products_late
 from lanewise.cpp.emit.outline import outlined
 from lanewise.cpp.emit.rules.table import RULES, Unsupported, needed
 from lanewise.cpp.emit.structure import (
@@ -81,7 +80,7 @@ class Emitter:
         self.linked, self.varying, self.writer = bodies.linked, bodies.varying, bodies.writer
         self.structure = structure(self.edges(), self.heads(), self._weight(), pausing=True)
         if self.calls:
-            bodies.linked = self.linked = outlined(products_late(self.linked), self.times())
+            bodies.linked = self.linked = outlined(self.linked, self.times())
 
     # -- the graph -------------------------------------------------------------------------------------
 
