@@ -66,10 +66,13 @@ static void lw_net_fault(lw_session* s) {
 
 // -- writing -------------------------------------------------------------------------------------------
 
+// Changed with `writing` held, looked at without.
+static void lw_owe(lw_peer* p, long long credits) { __atomic_store_n(&p->owed, credits, __ATOMIC_RELAXED); }
+
 // Write a frame, or leave to the thread what the socket does not take. Called with `writing` held.
 static int lw_put(lw_net* net, lw_peer* p, uint32_t kind, long long number, const char* data, long long bytes) {
   lw_head head = {kind, (uint32_t)number, (uint64_t)bytes, (uint32_t)p->owed, 0};
-  p->owed = 0;
+  lw_owe(p, 0);
   struct iovec parts[2] = {{&head, sizeof head}, {(void*)data, (size_t)bytes}};
   struct msghdr message = {};
   message.msg_iov = parts, message.msg_iovlen = bytes ? 2 : 1;
@@ -250,7 +253,7 @@ static int lw_tcp(lw_session* s, const lw_call* call, bool wait) {
     free(message);
   }
   pthread_mutex_lock(&p->writing);
-  ++p->owed, ++p->taken;
+  lw_owe(p, p->owed + 1), ++p->taken;
   const bool many = p->limit > 1 && 2 * p->owed > p->limit;
   pthread_mutex_unlock(&p->writing);
   if (many) lw_write(s, p, LW_CREDIT, nullptr);
