@@ -8,9 +8,9 @@ itself: a value of a few bytes costs one system call on each side. With `tcp` a 
 goes the other way; before a handler waits, what is owed to anybody is returned; a session that computes for long has
 it returned by the session's own thread, which looks every 2 ms while values move.
 
-**A send that has a credit ends.** What a full socket does not take, and a peer that reads has not made room for soon
-(about a nanosecond a byte, 20 ms at most), is copied, and the session's thread writes it when the peer reads. Two
-places that send each other 100 MB before they receive go on. The memory for it is bounded by the credits.
+**A send that has a credit ends.** What a full socket does not take, and a peer that reads does not make room for
+within 50 µs, is copied, and the session's thread writes it when the peer reads. Two places that send each other 100
+MB before they receive go on. The memory for it is bounded by the credits.
 
 **A place that waits takes no thread that others compute on.** XLA runs the operations of all devices of a process on
 one pool, and a matrix product waits for threads of it. Most handlers run on the thread that began the function, some

@@ -8,7 +8,7 @@
 #endif
 
 enum { LW_VALUE = 0x4c570001, LW_CREDIT, LW_BEAT, LW_BYE, LW_FAULT };
-enum { LW_ROOM = 1 << 16, LW_TICK = 2000000, LW_WORTH = 20000000 };
+enum { LW_ROOM = 1 << 16, LW_TICK = 2000000, LW_SOON = 50000, LW_LONG = 20000000 };
 // How long to wait for the reason why a connection has closed.
 static const int64_t LW_VERDICT = 1000000000ll;
 
@@ -66,27 +66,28 @@ static void lw_net_fault(lw_session* s) {
 
 // -- writing -------------------------------------------------------------------------------------------
 
+// Changed with `writing` held, looked at without.
+static void lw_owe(lw_peer* p, long long credits) { __atomic_store_n(&p->owed, credits, __ATOMIC_RELAXED); }
+
 // Write a frame, or leave to the thread what the socket does not take. Called with `writing` held.
 static int lw_put(lw_net* net, lw_peer* p, uint32_t kind, long long number, const char* data, long long bytes) {
   lw_head head = {kind, (uint32_t)number, (uint64_t)bytes, (uint32_t)p->owed, 0};
-  p->owed = 0;
+  lw_owe(p, 0);
   struct iovec parts[2] = {{&head, sizeof head}, {(void*)data, (size_t)bytes}};
   struct msghdr message = {};
   message.msg_iov = parts, message.msg_iovlen = bytes ? 2 : 1;
   const long long whole = sizeof head + bytes;
   long long done = 0;
-  // A peer that reads makes room: for about as long as it would take to read all of it that is worth waiting for.
-  const int64_t until = lw_now() + (whole < LW_WORTH ? whole : LW_WORTH);
+  // A peer that reads makes room soon, and as long as it does that is worth waiting for.
+  const int64_t until = lw_now() + LW_LONG;
   while (!p->queue && done < whole) {
     ssize_t more = sendmsg(p->values, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (more < 0 && errno == EINTR) continue;
     if (more < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return LW_FAILED;
     if (more < 0) {
-      const int64_t left = until - lw_now();
-      if (left <= 0) break;
       struct pollfd room = {p->values, POLLOUT, 0};
-      struct timespec rest = {0, left};
-      if (ppoll(&room, 1, &rest, nullptr) == 0) break;
+      const struct timespec soon = {0, LW_SOON};
+      if (lw_now() > until || ppoll(&room, 1, &soon, nullptr) == 0) break;
       continue;
     }
     done += more;
@@ -250,7 +251,7 @@ static int lw_tcp(lw_session* s, const lw_call* call, bool wait) {
     free(message);
   }
   pthread_mutex_lock(&p->writing);
-  ++p->owed, ++p->taken;
+  lw_owe(p, p->owed + 1), ++p->taken;
   const bool many = p->limit > 1 && 2 * p->owed > p->limit;
   pthread_mutex_unlock(&p->writing);
   if (many) lw_write(s, p, LW_CREDIT, nullptr);
