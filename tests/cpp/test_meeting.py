@@ -79,6 +79,20 @@ def test_rows_by_a_transposed_matrix(left: Any, right: Any, dtype: str) -> None:
         np.testing.assert_array_equal(found.reshape(-1, right[0]), alone)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rows, high, wide", [(5, 8, 16), (33, 24, 48), (64, 16, 160)])
+def test_sums_over_the_rows_of_two_matrices(rows: int, high: int, wide: int, dtype: str) -> None:
+    with jax.enable_x64(True):
+        x = normal(0, 3, rows, high).astype(dtype)
+        g = normal(1, 3, rows, wide).astype(dtype)
+        (found,) = run_batch(lambda x, g: x.T @ g, x, g)
+        (turned,) = run_batch(lambda x, g: jnp.tensordot(g, 2 * x, [[0], [0]]).T, x, g)
+    tolerance = 1e-12 if dtype == "float64" else 1e-4
+    expected = np.einsum("bki,bkj->bij", x.astype("float64"), g.astype("float64"))
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(turned, 2 * expected, rtol=tolerance, atol=tolerance)
+
+
 def test_a_part_of_a_stack_of_matrices_and_a_transposed_left_side() -> None:
     x, w = normal(0, 2, 20, 3).astype("float32"), normal(1, 4, 20, 32).astype("float32")
     (found,) = run_batch(lambda x, w: x.T @ w[2] + x.T @ w[3], x, w, uniform=(1,))

@@ -69,7 +69,8 @@ FEWEST_LANES_THAT_MEET = 64
 
 # Shared arrays of this many bytes in all stay near a core, in its caches: tables that are looked up in are among them.
 # (Up to here lanes that meet on native were faster than a machine's, by programs that no benchmark has: a walk that
-# splits, a reader that ponders, a game tree, of widths 256, 512 and 1024. Larger ones were not tried.)
+# splits and a reader that ponders, of widths 256, 512 and 1024, 64 lanes: 2.4, 8.3, 38 ms and 4.0, 14, 62 for 3.0, 12,
+# 50 and 4.8, 15, 212. Larger ones were not tried.)
 NEAR_BYTES = 1 << 24
 
 # Products that are too small by as much may make up a piece that is worth it: below, nothing is looked at.
@@ -261,9 +262,9 @@ def _met_on_native(job: Job) -> Plan | None:
     """Each lane by itself, where those of a core meet at products: faster than a machine's, and sooner compiled.
 
     Sweeps of a gradient always, also where a machine's lanes could not meet: a StackRNN, a DRNN and a transition
-    parser of width 256, 64 lanes, train in 25, 18 and 200 ms so, in 28, 26 and 260 where their forward sweeps are
-    ticks. Others where the matrices stay near a core: those three take 5.4, 4.1 and 30 ms so, and 7, 4.1 and 55 by
-    `meet`.
+    parser of width 256, 64 lanes, train in 25, 18 and 163 to 200 ms so, in 28, 26 to 36 and 258 to 368 where their
+    forward sweeps are ticks. Others where the matrices stay near a core: those three take 5.4, 4.1 and 28 ms so, and
+    7.6, 4.3 and 53 by `meet`.
     """
     if job.profile.alone != "native" or job.examples < FEWEST_LANES_THAT_MEET:
         return None

@@ -7,6 +7,7 @@ in a form that a host's vector units take, each chosen by what lies together in 
   since one sum alone waits for each of its additions, and each in as many parts as a vector has elements. If one is a
   whole matrix, see `rows.py`.
 * *rows*: a matrix lies in memory row by row (`vectors @ matrix`): see `rows.py`.
+* *tall*: both lie along their answers (`x.T @ g`), in whole tiles: outer products added many at a time.
 * *spread*: along the answer's last axis an operand lies together, in another way. Each term is added to all of the
   answer, a few terms at a time, so that the answer is read and written less often.
 
@@ -207,6 +208,18 @@ class _Product:
         return None
 
     @property
+    def tall(self) -> bool:
+        """Whether two matrices are summed over their rows (`x.T @ g`), in whole tiles."""
+        sides = (self.left, self.right)
+        return (
+            len(self.terms) == 1
+            and all(len(s.value.shape) == 2 and s.summed == (0,) and not s.batch for s in sides)
+            and self.left.value.dtype == self.right.value.dtype == self.wide
+            and self.left.value.shape[1] % 8 == 0
+            and self.right.value.shape[1] % LONG == 0
+        )
+
+    @property
     def spreads(self) -> bool:
         """Whether the last axis of the answer is long and lies together in the operand that has it."""
         having = self.right if self.right.free else self.left
@@ -255,6 +268,14 @@ def dot_general(w: Writer, eqn: JaxprEqn) -> None:
             write_rows(w, *product.turned, room, turned=True)
         w.line("#endif")
     elif fuses and product.spreads and not w.together:
+        if product.tall:
+            w.line("#ifdef __CUDACC__")
+            _spread(w, product, room)
+            w.line("#else")
+            with w.block():
+                _tall(w, product, room)
+            w.line("#endif")
+            return
         if not product.rows:
             _spread(w, product, room)
             return
@@ -328,6 +349,19 @@ def _sums_at(w: Writer, product: _Product, room: Place, places: list[tuple[Index
         w.line("#endif")
     for n, outer in enumerate(places):
         w.put(room, outer, f"{totals}[{n}]")
+
+
+def _tall(w: Writer, product: _Product, room: Place) -> None:
+    """A sum of outer products, which tiles of the answer are added to (`rules/sums.py`); for a host alone."""
+    left, right = (
+        side.value if in_one_piece(side.value) else w.named(side.value)
+        for side in (product.left, product.right)
+    )
+    (terms, high), wide = left.shape, right.shape[1]
+    kind, answer = dtypes.ctype(room.dtype), f"&{room.flat(0)}"
+    w.line(f"memset({answer}, 0, {room.size} * sizeof({kind}));")
+    given = f"{answer}, &{left.flat(0)}, &{right.flat(0)}"
+    w.line(f"lw_add_products<{kind}, {kind}>({given}, {terms}, {high}, {wide}, {high}, {wide});")
 
 
 def _spread(w: Writer, product: _Product, room: Place) -> None:
