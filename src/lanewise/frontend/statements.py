@@ -196,11 +196,12 @@ class Statements(Expressions):
         if not block and not start:
             return [], locate(ast.Lambda(no_arguments(), ast.Constant(None)), origin)
         outside, self.around = self.around, (*self.around, k)
+        # Before statements that stay what they are, such as `with`, take in the names that are made up for their blocks.
+        bound_here = bound_names([*start, *block])
         self.depth += 1
         body = [*start, *self.block(block)]
         self.depth -= 1
         self.around = outside
-        bound_here = bound_names([*start, *block])
         shares = sorted(bound_here - ({RESULT} if not self.result_used else set()))
         if shares:
             body.insert(0, ast.Nonlocal(shares))
@@ -428,6 +429,9 @@ class Statements(Expressions):
 
     def emit_With(self, node: ast.With) -> list[ast.stmt]:
         node.items = [self.visit(item) for item in node.items]
+        if len(node.items) == 1:
+            item, line = node.items[0], ast.Constant(node.lineno)
+            item.context_expr = runtime_call("manager", line, item.context_expr, origin=node)
         self.definite |= bound_names(node.items)
         flag = node.lw_flag if self.depth else None  # type: ignore[attr-defined]
         node.body = self.within("with", node, node.body)
@@ -440,7 +444,7 @@ class Statements(Expressions):
 
     def within(self, what: str, node: ast.stmt, block: Sequence[ast.stmt]) -> list[ast.stmt]:
         outside = self.inside
-        self.inside = outside or (what, node.lineno)
+        self.inside = (*outside, (what, node.lineno))
         out = self.block(block)
         self.inside = outside
         return out or [locate(ast.Pass(), node)]

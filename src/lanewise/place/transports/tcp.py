@@ -31,16 +31,7 @@ class Tcp(Traceable):
             )
         peers = met(opening, self.meeting)
         beat = min(opening.timeout / BEATS, MOST_SECONDS)
-        described = [
-            (
-                peer.place,
-                peer.values,
-                peer.life,
-                opening.credits.get((opening.me, peer.place), 0),
-                opening.credits.get((peer.place, opening.me), 0),
-            )
-            for peer in peers
-        ]
         core = plain_tcp if self.by_callback else compiled
-        link = core.connected(opening.me, opening.size, described, opening.timeout, beat)
+        link = core.connected(opening.me, opening.size, peers, opening.timeout, beat)
+        # A session stays open between runs, and only a run holds a thread.
         return Session(np.asarray(link.handle, np.int32), opening, link)
