@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 import numpy as np
-import tensorflow as tf  # pyright: ignore[reportMissingImports]
+import tensorflow as tf  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 
 from place.numbers import numbers
 from place.serving import serve, use_cores
@@ -83,13 +84,9 @@ def main() -> None:
     v1.disable_control_flow_v2()
     cluster = tf.train.ClusterSpec({"worker": [f"127.0.0.1:{port}" for port in ports]})
     server = v1.train.Server(cluster, job_name="worker", task_index=rank, config=threads())
-    answers = {"cores": use_cores}
-    if rank == 0:
-        answers["run"] = Client(server).run
-    else:
-        # The first one's session runs its share.
-        answers["run"] = lambda **_: None
-    serve(answers)
+    # The second one's share is run by the session of the first.
+    run: Callable[..., Any] = Client(server).run if rank == 0 else lambda **_: None
+    serve({"cores": use_cores, "run": run})
 
 
 if __name__ == "__main__":
