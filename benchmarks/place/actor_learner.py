@@ -1,11 +1,11 @@
-"""An actor that plays and a learner that learns from what it did, over two devices: one placed program, and a loop of the host.
+"""An actor and a learner over two devices: as one placed program, and as a loop of the host over compiled functions.
 
-The actor moves a pole by a small network and starts again when it falls. Each step goes into the learner's replay buffer; every
-few steps the learner draws a minibatch, makes a step of Q-learning, and sends its weights to the actor.
+The actor moves a pole by a small network and starts again when it falls. Each step goes into the learner's replay
+buffer; every few steps the learner draws a minibatch, makes a step of Q-learning, and sends its weights to the actor.
 
-The host's form is written for speed: a compiled function for a step, one for a row of the buffer, one for a row and a step of
-learning; the buffer is donated; copies between devices and all calls are asynchronous, and the decision to learn is made from a
-number that the host knows, so nothing waits until the end.
+The host's form is written for speed: a compiled function for a step, one for a row of the buffer, one for a row and a
+step of learning; the buffer is donated; copies between devices and all calls are asynchronous, and the decision to
+learn is made from a number that the host knows, so nothing waits until the end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def values(weights: Any, seen: Any) -> Any:
 
 def swing(seen: Any, action: Any) -> Any:
     """A step of the pole's motion."""
-    x, dx, angle, turn = seen
+    _, dx, angle, turn = seen
     force = jnp.where(action == 1, 10.0, -10.0)
     sine, cosine = jnp.sin(angle), jnp.cos(angle)
     pull = (force + 0.05 * turn**2 * sine) / 1.1

@@ -2,7 +2,8 @@
 
 * `round`: a value goes to the second place and back in every iteration, so nothing can overlap. What is measured is a
   message, with a body of a number or of 64×64 products.
-* `pipeline`: the first place makes values, the second takes them. Both do the same work, so the slower stage alone is the limit.
+* `pipeline`: the first place makes values, the second takes them. Both do the same work, so the slower stage alone is
+  the limit.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ class Group:
         """Ask all, and have the answer of the first."""
         for server in self.servers:
             server.ask(**asked)
-        return [server.answer() for server in self.servers][0]
+        first, *_ = [server.answer() for server in self.servers]
+        return first
 
     def alone(self, rank: int, **asked: Any) -> Any:
         """Ask one of them while the others rest."""

@@ -1,4 +1,4 @@
-"""One of the processes that run ours, asked by `benchmarks/place.py`: `python -m place.worker`, with a rank in the environment."""
+"""One of the processes that run ours: `python -m place.worker`, with a rank in the environment."""
 
 from __future__ import annotations
 
