@@ -112,6 +112,10 @@ def first_calls(mine: Group, theirs: Group | None, kind: str, size: int) -> None
     show(f"{kind} {size or 'scalar'}: first call (trace and compile, graph): {said}")
 
 
+def against(name: str, took: Mapping[str, float], target: str) -> Claim:
+    return Claim(name, took["ours"], took["TensorFlow"], target)
+
+
 def loops(mine: Group, theirs: Group | None, repeats: int) -> list[Claim]:
     """A value goes to the other process and back in each iteration."""
     claims = []
@@ -132,9 +136,9 @@ def loops(mine: Group, theirs: Group | None, repeats: int) -> list[Claim]:
             show(f"  {arrangement}: {rates(found)}")
             best = {who: min(best.get(who, took), took) for who, took in found.items()}
             if theirs is not None and not apart:
-                claims.append(Claim(f"{name}, as started", *found.values(), target))
+                claims.append(against(f"{name}, as started", found, target))
         if theirs is not None:
-            claims.append(Claim(f"{name}, each at its best", *best.values(), target))
+            claims.append(against(f"{name}, each at its best", best, target))
     return claims
 
 
