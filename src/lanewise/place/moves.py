@@ -5,6 +5,8 @@ A value travels once, to each place that needs it: as soon as it is made if it i
 the loop reads it, and inside a branch if only that side reads it. The outcome of a test is a value like any other: it
 goes to the places that have something to do inside, and to no others.
 
+Small values that go over an edge at the same point travel as one message (`packing.py`).
+
 Moves have numbers, in the order of the program's text, which is the order in which every place meets them. That is
 the whole argument that nothing ever waits for ever. Order all actions of a run (sends and receives, at any depth of
 loops, by iteration) as the one-process run meets them. Each place performs its own actions in this order, and a send
@@ -17,6 +19,7 @@ meet the same actions.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +28,7 @@ from lanewise._jax import Atom, Literal, Var
 from lanewise.blocks.equations import bytes_of
 from lanewise.core.errors import InternalError
 from lanewise.place.owners import Owners, Places
+from lanewise.place.packing import MOST_BYTES
 from lanewise.place.regions import Branch, Check, Code, Node, Op, Region, Scan, While
 
 
@@ -40,6 +44,21 @@ class Move:
     @property
     def bytes(self) -> int:
         return bytes_of(self.var)
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """Values that go over one edge at the same point of the program. Its number is that of the first."""
+
+    moves: tuple[Move, ...]
+
+    @property
+    def edge(self) -> tuple[int, int]:
+        return self.moves[0].source, self.moves[0].target
+
+    @property
+    def bytes(self) -> int:
+        return sum(move.bytes for move in self.moves)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +108,7 @@ class Fork:
     sides: tuple[Steps, ...]
 
 
-Step = Move | Compute | Require | Loop | Fork
+Step = Message | Compute | Require | Loop | Fork
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +123,10 @@ class Actions:
 
     def moves(self) -> list[Move]:
         """All moves, by their numbers."""
-        return [step for step in _all(self.steps.steps) if isinstance(step, Move)]
+        return [move for message in self.messages() for move in message.moves]
+
+    def messages(self) -> list[Message]:
+        return [step for step in _all(self.steps.steps) if isinstance(step, Message)]
 
     def computes(self) -> list[Compute]:
         return [step for step in _all(self.steps.steps) if isinstance(step, Compute)]
@@ -116,7 +138,7 @@ class Actions:
         """How many messages may wait on each edge so that this many iterations of any loop are under way."""
         most: Counter[tuple[int, int]] = Counter()
         for steps in _regions(self.steps):
-            own = Counter((s.source, s.target) for s in steps.steps if isinstance(s, Move))
+            own = Counter(s.edge for s in steps.steps if isinstance(s, Message))
             for edge, count in own.items():
                 most[edge] = max(most[edge], count)
         return {edge: in_flight * count for edge, count in sorted(most.items())}
@@ -164,13 +186,14 @@ class _Maker:
             for var in outs:
                 present[var] = set(self.owners.homes[var])
             bring(outs)
-        return Steps(region, tuple(steps))
+        return Steps(region, tuple(_together(steps)))
 
     def _moves(self, var: Var, needed: Iterable[int], present: dict[Var, set[int]]) -> list[Step]:
         found: list[Step] = []
         for place in sorted(needed):
             if place not in present[var]:
-                found.append(Move(var, min(present[var]), place, self._number()))
+                move = Move(var, min(present[var]), place, self._number())
+                found.append(Message((move,)))
                 present[var].add(place)
         return found
 
@@ -266,6 +289,48 @@ class _Maker:
         return needs
 
 
+# -- messages of several values ---------------------------------------------------------------------
+
+
+def _together(steps: Sequence[Step]) -> Iterator[Step]:
+    """The steps, with small values in one message where nothing is done between their moves over an edge."""
+    waiting: list[Move] = []
+    for step in steps:
+        if isinstance(step, Message):
+            waiting += step.moves
+        else:
+            yield from _joined(waiting)
+            waiting = []
+            yield step
+    yield from _joined(waiting)
+
+
+def _joined(moves: Sequence[Move]) -> list[Message]:
+    found: list[list[Move]] = []
+    for move in moves:
+        # What came to its source just now cannot leave with an earlier message.
+        came = [k for k, group in enumerate(found) if any(_brings(m, move) for m in group)]
+        group = next((g for g in found[max(came, default=-1) + 1 :] if _fits(g[0], move)), None)
+        if group is None:
+            found.append([move])
+        else:
+            group.append(move)
+    numbers = iter(sorted(move.number for move in moves))
+    return [
+        Message(tuple(dataclasses.replace(m, number=next(numbers)) for m in group))
+        for group in found
+    ]
+
+
+def _brings(one: Move, other: Move) -> bool:
+    return one.var is other.var and one.target == other.source
+
+
+def _fits(one: Move, other: Move) -> bool:
+    edge = (one.source, one.target) == (other.source, other.target)
+    return edge and max(one.bytes, other.bytes) <= MOST_BYTES
+
+
 def _defined(region: Region) -> set[Var]:
     made = {v for node in region.nodes if not isinstance(node, Check) for v in node.outs}
     return made | set(region.ins)
@@ -299,8 +364,8 @@ def _places(steps: Iterable[Step]) -> frozenset[int]:
     """The places that steps cannot do without."""
     found: set[int] = set()
     for step in _all(steps):
-        if isinstance(step, Move):
-            found |= {step.source, step.target}
+        if isinstance(step, Message):
+            found |= set(step.edge)
         elif isinstance(step, Compute):
             found |= step.places if len(step.places) == 1 else frozenset()
         elif isinstance(step, Require):

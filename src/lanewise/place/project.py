@@ -21,8 +21,19 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import Atom, Literal, Var
 from lanewise.core.errors import InternalError
-from lanewise.place.moves import Actions, Compute, Fork, Loop, Move, Require, Step, Steps
+from lanewise.place.moves import (
+    Actions,
+    Compute,
+    Fork,
+    Loop,
+    Message,
+    Move,
+    Require,
+    Step,
+    Steps,
+)
 from lanewise.place.owners import Places
+from lanewise.place.packing import packed, struct_of, unpacked
 from lanewise.place.regions import Scan, While
 
 
@@ -119,20 +130,24 @@ class _Projection:
             outs = _jax.run_eqn(step.op.eqn, [self.value(place, a) for a in step.op.ins])
             self.values.update(((place, v), x) for v, x in zip(step.op.outs, outs, strict=True))
 
-    def move(self, step: Move) -> None:
-        here, there = step.source in self.places, step.target in self.places
+    def message(self, step: Message) -> None:
+        source, target = step.edge
+        here, there, number = source in self.places, target in self.places, step.moves[0].number
         if here and there:
-            self.token = self.between(self.token, step)
-            self.values[step.target, step.var] = self.value(step.source, step.var)
+            for move in step.moves:
+                self.token = self.between(self.token, move)
+                self.values[target, move.var] = self.value(source, move.var)
         elif here:
-            sent = _jax.stored(self.value(step.source, step.var), step.var.aval)
-            self.token = self.channel.send(self.token, sent, target=step.target, number=step.number)
+            sent = [_jax.stored(self.value(source, m.var), m.var.aval) for m in step.moves]
+            whole = packed(sent) if len(sent) > 1 else sent[0]
+            self.token = self.channel.send(self.token, whole, target=target, number=number)
         elif there:
-            aval = _jax.storage_struct(step.var)
-            self.token, got = self.channel.receive(
-                self.token, aval, source=step.source, number=step.number
-            )
-            self.values[step.target, step.var] = _jax.loaded(got, step.var.aval)
+            avals = [_jax.storage_struct(move.var) for move in step.moves]
+            whole = struct_of(avals) if len(avals) > 1 else avals[0]
+            self.token, got = self.channel.receive(self.token, whole, source=source, number=number)
+            values = unpacked(got, avals) if len(avals) > 1 else [got]
+            for move, value in zip(step.moves, values, strict=True):
+                self.values[target, move.var] = _jax.loaded(value, move.var.aval)
 
     def require(self, step: Require) -> None:
         if step.place in self.places:
@@ -243,7 +258,7 @@ class _Projection:
 
 _RULES: dict[type, Callable[[_Projection, Any], None]] = {
     Compute: _Projection.compute,
-    Move: _Projection.move,
+    Message: _Projection.message,
     Require: _Projection.require,
     Fork: _Projection.fork,
     Loop: _Projection.loop,

@@ -11,6 +11,8 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import contextlib
+import dataclasses
+import functools
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -48,7 +50,7 @@ class Ready:
 
     def __call__(self, token: Any, leaves: Sequence[Any]) -> dict[int, Any]:
         """Run it: results by their numbers."""
-        given = [jax.device_put(x, self.device) for x in (token, *self._read(leaves))]
+        given = jax.device_put([token, *self._read(leaves)], self.device)
         if self._compiled is None:
             self._compiled = jax.jit(self.program.code()).lower(*given).compile()
         _, *outs = jax.block_until_ready(self._compiled(*given))
@@ -74,16 +76,17 @@ class Running:
     def __call__(self, leaves: Sequence[Any]) -> dict[int, Any]:
         """Run all places of this process, on inputs of which it has those that it needs: results by their numbers."""
         with self.lock, self._sessions() as sessions:
-            threads = concurrent.futures.ThreadPoolExecutor(len(sessions))
-            try:
-                runs = [
-                    threads.submit(self._run, ready, session, leaves)
-                    for ready, session in zip(self.ready, sessions, strict=True)
-                ]
-                self._wait(runs, sessions)
-            finally:
-                threads.shutdown()
+            runs = [
+                self._threads.submit(self._run, ready, session, leaves)
+                for ready, session in zip(self.ready, sessions, strict=True)
+            ]
+            self._wait(runs, sessions)
             return self._results(runs, sessions)
+
+    @functools.cached_property
+    def _threads(self) -> concurrent.futures.ThreadPoolExecutor:
+        """A thread for each place, kept from call to call: starting one takes longer than many a call."""
+        return concurrent.futures.ThreadPoolExecutor(len(self.ready))
 
     def _run(self, ready: Ready, session: Session, leaves: Sequence[Any]) -> dict[int, Any]:
         try:
@@ -156,10 +159,14 @@ class Running:
                 self.transport.close(session)
 
     def _opening(self, place: int) -> Opening:
+        return dataclasses.replace(self._first_opening, me=place)
+
+    @functools.cached_property
+    def _first_opening(self) -> Opening:
         prepared = self.prepared
         size = prepared.placement.size
         return Opening(
-            me=place,
+            me=0,
             size=size,
             credits=prepared.actions.credits(self.in_flight),
             digest=prepared.digest,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lanewise._jax import Atom, Literal, Var
-from lanewise.place.moves import Actions, Compute, Fork, Loop, Move, Require, Step, Steps
+from lanewise.place.moves import Actions, Compute, Fork, Loop, Message, Require, Step, Steps
 from lanewise.place.owners import Places
 from lanewise.place.placement import Placement
 from lanewise.place.regions import Scan
@@ -64,10 +64,10 @@ class _Writer:
             if what == "part":
                 what = f"part {step.op.eqn.params['name']}"
             self.line(f"{_listed(step.places)}: {outs} = {what} {ins}")
-        elif isinstance(step, Move):
-            self.line(
-                f"{step.source} -> {step.target}: {self.name(step.var)} ({step.bytes:,} bytes)"
-            )
+        elif isinstance(step, Message):
+            source, target = step.edge
+            what = " ".join(self.name(move.var) for move in step.moves)
+            self.line(f"{source} -> {target}: {what} ({step.bytes:,} bytes)")
         elif isinstance(step, Require):
             self.line(f"{step.place}: assert {self.name(step.check.ok)}")
         elif isinstance(step, Fork):
@@ -140,10 +140,10 @@ class Traffic:
 def traffic(actions: Actions, placement: Placement, counts: Sequence[int]) -> Traffic:
     """Messages and bytes by edge, from how often each move is made."""
     found: dict[tuple[int, int], list[int]] = {}
-    for move in actions.moves():
-        entry = found.setdefault((move.source, move.target), [0, 0])
-        entry[0] += counts[move.number]
-        entry[1] += counts[move.number] * move.bytes
+    for message in actions.messages():
+        entry, count = found.setdefault(message.edge, [0, 0]), counts[message.moves[0].number]
+        entry[0] += count
+        entry[1] += count * message.bytes
     return Traffic(
         tuple(
             Edge(placement.called(source), placement.called(target), messages, size)
@@ -158,9 +158,9 @@ def traffic(actions: Actions, placement: Placement, counts: Sequence[int]) -> Tr
 
 def waits(step: Loop) -> str:
     """Why the places of a loop can or cannot be iterations apart."""
-    edges = {(s.source, s.target) for s in _moves(step.body.steps)}
+    edges = {message.edge for message in _messages(step.body.steps)}
     if step.test is not None:
-        edges |= {(s.source, s.target) for s in _moves(step.test.steps)}
+        edges |= {message.edge for message in _messages(step.test.steps)}
     cycle = _cycle(edges)
     if cycle is None:
         return "places may be iterations apart: no value comes back to where it came from in an iteration"
@@ -168,16 +168,16 @@ def waits(step: Loop) -> str:
     return f"an iteration waits for the one before it: values go round through places {way}"
 
 
-def _moves(steps: Sequence[Step]) -> list[Move]:
+def _messages(steps: Sequence[Step]) -> list[Message]:
     found = []
     for step in steps:
-        if isinstance(step, Move):
+        if isinstance(step, Message):
             found.append(step)
         elif isinstance(step, Fork):
-            found += [m for side in step.sides for m in _moves(side.steps)]
+            found += [m for side in step.sides for m in _messages(side.steps)]
         elif isinstance(step, Loop):
-            found += _moves(step.body.steps)
-            found += [] if step.test is None else _moves(step.test.steps)
+            found += _messages(step.body.steps)
+            found += [] if step.test is None else _messages(step.test.steps)
     return found
 
 

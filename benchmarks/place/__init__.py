@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/place.py`: the programs, the processes that run them, and TensorFlow's forms."""
