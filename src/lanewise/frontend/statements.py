@@ -195,12 +195,13 @@ class Statements(Expressions):
         """A block of the statement of site `k` as a function (of a loop's item, or nothing), and what refers to it."""
         if not block and not start:
             return [], locate(ast.Lambda(no_arguments(), ast.Constant(None)), origin)
+        # Before the statements are rewritten: blocks inside a `with` or a `try` are put in their place.
+        bound_here = bound_names([*start, *block])
         outside, self.around = self.around, (*self.around, k)
         self.depth += 1
         body = [*start, *self.block(block)]
         self.depth -= 1
         self.around = outside
-        bound_here = bound_names([*start, *block])
         shares = sorted(bound_here - ({RESULT} if not self.result_used else set()))
         if shares:
             body.insert(0, ast.Nonlocal(shares))
