@@ -54,5 +54,8 @@ def processes() -> Processes | None:
     if state.client is None:
         return None
     return Processes(
-        state.process_id or 0, state.num_processes or 1, state.coordinator_address or "", state.client
+        state.process_id or 0,
+        state.num_processes or 1,
+        state.coordinator_address or "",
+        state.client,
     )

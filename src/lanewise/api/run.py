@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from lanewise import _jax
 from lanewise.core.errors import OptionError
+from lanewise.place.groups import in_groups
 from lanewise.place.placement import Placement, placement_from
-from lanewise.place.prepared import Prepared, prepare
+from lanewise.place.prepared import Asked, Prepared, ask
 from lanewise.place.project import dry_run
 from lanewise.place.running import Running, check_leaves, running
+from lanewise.place.saved import Saving
+from lanewise.place.stretches import stretches
 from lanewise.place.text import Traffic, traffic
 from lanewise.place.transports.launched import launched
 
@@ -24,18 +29,29 @@ def run(
     *,
     in_flight: int = 8,
     timeout: float = 30.0,
+    groups: int | None = None,
+    in_axes: Any = 0,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: int | None = None,
 ) -> Placed:
     """`fun` with its parts where `placement` says; call it as `fun` is called.
 
-    Parts are named by `lanewise.placed` and `lanewise.on`. `placement` gives each name a device of this process, or the rank
-    of a process that `lanewise launch` started; families have a sequence of them. What no part names runs where most of its
-    operands are. Placement never changes what is computed.
+    Parts are named by `lanewise.placed` and `lanewise.on`. `placement` gives each name a device of this process, or
+    the rank of a process that `lanewise launch` started; families have a sequence of them. What no part names runs
+    where most of its operands are. Placement never changes what is computed.
 
     * `in_flight`: how many iterations of a loop may be under way at once. Messages that wait are bounded by it.
     * `timeout`: seconds without a sign of life after which a process counts as hanging.
+    * `groups`: run a batch in this many groups of lanes, one after the other: while one place has a group, the place
+      before
+      it has the next. `fun` takes a batch, as what `lanewise.vmap` gives does; `in_axes` says which arguments have
+      lanes, in front. Results have lanes in front.
+    * `checkpoint`, `every`: save the state of the program's outermost loop in this folder every so many iterations,
+      and go on
+      from there when the same call is made again (extra `place`).
 
-    Between processes, each calls it with the same arguments, and each gets all results. Between devices, results stay on the
-    device that made them.
+    Between processes, each calls it with the same arguments, and each gets all results. Between devices, results stay
+    on the device that made them.
 
     >>> import jax, jax.numpy as jnp, lanewise as lw
     >>> def model(x):
@@ -51,17 +67,34 @@ def run(
         raise OptionError(f"in_flight={in_flight!r} must be a positive int.")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise OptionError(f"timeout={timeout!r} must be a positive number of seconds.")
-    return Placed(fun, placement, in_flight, float(timeout))
+    for name, value in (("groups", groups), ("every", every)):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or value < 1
+        ):
+            raise OptionError(f"{name}={value!r} must be a positive int.")
+    if (checkpoint is None) != (every is None):
+        raise OptionError(
+            "checkpoint= and every= belong together: the folder, and after how many iterations the state is saved."
+        )
+    if groups is not None:
+        fun = in_groups(fun, groups, in_axes)
+    saved = None if checkpoint is None or every is None else (Path(checkpoint), every)
+    return Placed(fun, placement, in_flight, float(timeout), saved)
 
 
 class Placed:
     """A function with a placement. Made by `lanewise.run`."""
 
     def __init__(
-        self, fun: Callable[..., Any], placement: Any, in_flight: int, timeout: float
+        self,
+        fun: Callable[..., Any],
+        placement: Any,
+        in_flight: int,
+        timeout: float,
+        saved: tuple[Path, int] | None,
     ) -> None:
         functools.update_wrapper(self, fun, updated=())
-        self._fun, self._in_flight, self._timeout = fun, in_flight, timeout
+        self._fun, self._in_flight, self._timeout, self._saved = fun, in_flight, timeout, saved
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._launched = None
         given = placement_from(placement)
@@ -75,53 +108,71 @@ class Placed:
                 )
             given = placement_from(placement, self._launched.size)
         self._placement: Placement = given
-        self._prepared: dict[Any, Prepared] = {}
+        self._asked: dict[Any, Asked] = {}
+        self._prepared: dict[Asked, Prepared] = {}
+        self._saving: dict[Asked, Saving] = {}
         self._running: dict[Prepared, Running] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        prepared, leaves = self._prepare(args, kwargs)
-        found = self._running.get(prepared)
-        if found is None:
-            found = running(prepared, self._in_flight, self._timeout, self._launched)
-            self._running[prepared] = found
-        results = found(leaves)
-        outs = [results[i] for i in range(len(results))]
-        return jax.tree.unflatten(prepared.out_tree, outs)
+        asked, leaves = self._ask(args, kwargs)
+        if self._saved is None:
+            prepared = self._divided(asked)
+            results = self._runs(prepared)([*prepared.captured, *leaves])
+        else:
+            results = self._in_stretches(asked)(leaves)
+        return jax.tree.unflatten(asked.out_tree, [results[i] for i in range(len(results))])
 
     def dry_run(self, *args: Any, **kwargs: Any) -> Traffic:
         """How many messages and bytes go over each edge with these arguments: run in this process, with no message.
 
         Any process can ask for it; nothing is started.
         """
-        prepared, leaves = self._prepare(args, kwargs)
+        asked, leaves = self._ask(args, kwargs)
+        prepared = self._divided(asked)
         whole = [*prepared.captured, *leaves]
         counts, _ = dry_run(prepared.actions, prepared.placement.everywhere, whole)
         return traffic(prepared.actions, prepared.placement, counts)
 
     def inspect(self, *args: Any, **kwargs: Any) -> str:
         """What runs where, which values travel, and why places may or may not be iterations apart, as text."""
-        return self._prepare(args, kwargs)[0].text
+        return self._divided(self._ask(args, kwargs)[0]).text
 
     def close(self) -> None:
         """End the sessions with other processes; the next call opens new ones."""
         for each in self._running.values():
             each.close()
 
-    def _prepare(self, args: Any, kwargs: Any) -> tuple[Prepared, list[Any]]:
+    def _ask(self, args: Any, kwargs: Any) -> tuple[Asked, list[Any]]:
         leaves, tree = jax.tree.flatten((args, kwargs))
         check_leaves(leaves, self._name)
         key = (tree, tuple(map(_jax.aval_of, leaves)), _jax.trace_context())
-        found = self._prepared.get(key)
+        found = self._asked.get(key)
         if found is None:
-            everywhere = self._placement.everywhere
-            found = prepare(
-                self._fun,
-                self._name,
-                self._placement,
-                leaves,
-                tree,
-                self._launched is not None,
-                [everywhere] * len(leaves),
-            )
-            self._prepared[key] = found
+            found = ask(self._fun, self._name, self._placement, leaves, tree)
+            self._asked[key] = found
         return found, leaves
+
+    def _divided(self, asked: Asked) -> Prepared:
+        found = self._prepared.get(asked)
+        if found is None:
+            found = asked.divided(self._launched is not None)
+            self._prepared[asked] = found
+        return found
+
+    def _runs(self, prepared: Prepared) -> Running:
+        found = self._running.get(prepared)
+        if found is None:
+            found = running(prepared, self._in_flight, self._timeout, self._launched)
+            self._running[prepared] = found
+        return found
+
+    def _in_stretches(self, asked: Asked) -> Saving:
+        found = self._saving.get(asked)
+        if found is None:
+            assert self._saved is not None
+            folder, every = self._saved
+            rank = None if self._launched is None else self._launched.rank
+            cut = stretches(asked, self._launched is not None)
+            found = Saving(cut, folder, every, rank, self._runs)
+            self._saving[asked] = found
+        return found

@@ -1,18 +1,18 @@
 """Parts: regions of a program that have a name, so that a placement can say where they run.
 
-`lw.placed(f, "encoder")` outlines a call of `f` as one equation, `part`, which carries the name. Its derivatives are parts
-of the same name: the JVP is a part that also gives what the tangents need and a part that is linear in the tangents, and
-the transpose of that one is a part again. So the name follows the work through `jax.grad`, `vmap` and control flow, and the
-adjoint of what the encoder did is computed where the encoder is.
+`lw.placed(f, "encoder")` outlines a call of `f` as one equation, `part`, which carries the name. Its derivatives are
+parts of the same name: the JVP is a part that also gives what the tangents need and a part that is linear in the
+tangents, and the transpose of that one is a part again. So the name follows the work through `jax.grad`, `vmap` and
+control flow, and the adjoint of what the encoder did is computed where the encoder is.
 
 `with lw.on("decoder"):` names what is traced inside it, without an outline: the name lies in JAX's name stack, which
 derivatives keep as well.
 
 Run by anything but `lw.run`, a part is the code that it holds, and costs nothing.
 
-A part with an index, `lw.placed(f, "expert", i)`, is one of a family: place number `i` of those that the family has runs it.
-The index is the first operand and decides the place alone; the code never sees it. Under `vmap` it may have an axis of
-lanes.
+A part with an index, `lw.placed(f, "expert", i)`, is one of a family: place number `i` of those that the family has
+runs it. The index is the first operand and decides the place alone; the code never sees it. Under `vmap` it may have
+an axis of lanes.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def check_name(name: Any) -> str:
 def placed(fun: Callable[..., Any], name: str, index: Any = None) -> Callable[..., Any]:
     """`fun` as a part of the program that calls it: `lw.run` runs it where the part `name` is placed.
 
-    With `index`, an integer that may be computed, it is one of a family: it runs at place number `index` of those that the
-    placement gives the name, a sequence of them. An index out of range is clipped, as `jax.lax.switch` does. A sequence of
-    functions in place of `fun` has one for each index; each then takes its own captured weights along, and no other's.
+    With `index`, an integer that may be computed, it is one of a family: it runs at place number `index` of those
+    that the placement gives the name, a sequence of them. An index out of range is clipped, as `jax.lax.switch` does.
+    A sequence of functions in place of `fun` has one for each index; each then takes its own captured weights along,
+    and no other's.
 
     >>> import jax.numpy as jnp
     >>> double = placed(lambda x: 2 * x, "encoder")
@@ -179,7 +180,8 @@ def _as_index(index: Any, name: str) -> Any:
     array = jnp.asarray(index)
     if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim:
         raise OptionError(
-            f"the index of the part {name!r} must be one integer; got an array of type {array.dtype}{list(array.shape)}."
+            f"the index of the part {name!r} must be one integer; got an array of type"
+            f" {array.dtype}{list(array.shape)}."
         )
     return array
 

@@ -1,16 +1,18 @@
-"""What every place does, in one order: operations, and moves of values from where they are made to where they are needed.
+"""What every place does, in one order: operations, and moves of values from where they are made to where they are
+needed.
 
-A value travels once, to each place that needs it: as soon as it is made if it is needed for sure, before a loop if the loop
-reads it, and inside a branch if only that side reads it. The outcome of a test is a value like any other: it goes to the
-places that have something to do inside, and to no others.
+A value travels once, to each place that needs it: as soon as it is made if it is needed for sure, before a loop if
+the loop reads it, and inside a branch if only that side reads it. The outcome of a test is a value like any other: it
+goes to the places that have something to do inside, and to no others.
 
-Moves have numbers, in the order of the program's text, which is the order in which every place meets them. That is the
-whole argument that nothing ever waits for ever. Order all actions of a run (sends and receives, at any depth of loops, by
-iteration) as the one-process run meets them. Each place performs its own actions in this order, and a send and its receive
-stand at the same point of it. Take the earliest action that is still to be done; all before it are done. If it is a receive, its send
-is done, as it is the same point: the message is there. If it is a send, everything sent before on that edge has been received,
-so there is room even if the edge holds one message. Either way it can go on. A place takes a decision (a test, a branch) from a
-value that is the same at all places that take it, so they all meet the same actions.
+Moves have numbers, in the order of the program's text, which is the order in which every place meets them. That is
+the whole argument that nothing ever waits for ever. Order all actions of a run (sends and receives, at any depth of
+loops, by iteration) as the one-process run meets them. Each place performs its own actions in this order, and a send
+and its receive stand at the same point of it. Take the earliest action that is still to be done; all before it are
+done. If it is a receive, its send is done, as it is the same point: the message is there. If it is a send, everything
+sent before on that edge has been received, so there is room even if the edge holds one message. Either way it can go
+on. A place takes a decision (a test, a branch) from a value that is the same at all places that take it, so they all
+meet the same actions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A placement: which place each part of a program runs at.
 
-A *place* is a number. It is a device of this process, or a process (a rank). Several parts may share a place; a family of
-parts, such as experts, has a sequence of them.
+A *place* is a number. It is a device of this process, or a process (a rank). Several parts may share a place; a
+family of parts, such as experts, has a sequence of them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Placement:
 
     def place_of(self, name: str) -> int:
         """The place of a part that is no family."""
-        found = self._of(name)
-        if len(found) > 1:
+        place, *others = self._of(name)
+        if others:
             raise OptionError(
-                f"the part {name!r} has {len(found)} places and is used without an index. Give one place, or say which"
-                f' with lanewise.placed(f, "{name}", index).'
+                f"the part {name!r} has {1 + len(others)} places and is used without an index. Give one place, or say"
+                f' which with lanewise.placed(f, "{name}", index).'
             )
-        return found[0]
+        return place
 
     def family(self, name: str) -> tuple[int, ...]:
         """The places of a family of parts."""

@@ -1,7 +1,8 @@
 """A placed program made ready: traced, divided into steps, projected on its places.
 
-What is made here depends on the types of the arguments and on the placement alone, so it is made once for each of these. Processes
-that run the same program make the same of it, each for itself; its text has a hash, by which they find out if they do not.
+What is made here depends on the types of the arguments and on the placement alone, so it is made once for each of
+these. Processes that run the same program make the same of it, each for itself; its text has a hash, by which they
+find out if they do not.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lanewise.place.moves import Actions, actions_of
 from lanewise.place.owners import Places, owners_of
 from lanewise.place.placement import Placement
 from lanewise.place.project import Channel, inputs_at, projected, results_at
-from lanewise.place.regions import read
+from lanewise.place.regions import Code, read
 from lanewise.place.text import text_of
 
 
@@ -55,8 +56,11 @@ class Prepared:
         inputs = inputs_at(self.actions, here)
         ins = self.actions.code.region.ins
         token = _jax.shaped((), jnp.int32.dtype)
-        # The outer list is what the token and the results are, one after the other.
-        flat: Callable[..., Sequence[Any]] = lambda *args: (lambda t, outs: [t, *outs])(*run(*args))
+
+        def flat(*args: Any) -> list[Any]:
+            after, outs = run(*args)
+            return [after, *outs]
+
         traced = _jax.trace(flat, [token, *(ins[i].aval for i in inputs)])
         used = _jax.used_inputs(traced.jaxpr)
         first = len(traced.captures)
@@ -75,7 +79,8 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class PlaceProgram:
-    """What runs at one place: an ordinary program, of a token and some of the inputs, that gives the token and some results.
+    """What runs at one place: an ordinary program, of a token and some of the inputs, that gives the token and some
+    results.
 
     `reads`: the inputs that it needs of those that it takes; the others are given as zeros of no cost.
     """
@@ -103,19 +108,28 @@ class PlaceProgram:
         return run
 
 
-def prepare(
-    fun: Callable[..., Any],
-    name: str,
-    placement: Placement,
-    leaves: Sequence[Any],
-    tree: Any,
-    everywhere: bool,
-    inputs: Sequence[Places],
-) -> Prepared:
-    """Trace a function at the types of its arguments and divide it.
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A function traced at the types of its arguments and read as regions, before it is divided."""
 
-    `everywhere`: whether each place wants all results. `inputs`: where each argument is.
-    """
+    name: str
+    placement: Placement
+    code: Code
+    captured: tuple[Any, ...]
+    out_tree: Any
+
+    def divided(self, everywhere: bool) -> Prepared:
+        """The program with its arguments at every place; `everywhere`: each place wants all results."""
+        homes = [self.placement.everywhere] * len(self.code.region.ins)
+        return divided(
+            self.name, self.placement, self.code, homes, everywhere, self.captured, self.out_tree
+        )
+
+
+def ask(
+    fun: Callable[..., Any], name: str, placement: Placement, leaves: Sequence[Any], tree: Any
+) -> Asked:
+    """Trace a function."""
     trees: list[Any] = []
 
     def flat(*given: Any) -> list[Any]:
@@ -127,8 +141,19 @@ def prepare(
     traced = _jax.trace(flat, [_jax.aval_of(x) for x in leaves])
     placement.refuse_unused(parts_in(traced.jaxpr))
     code = read(_jax.without_unused(traced.jaxpr), placement)
-    homes = [placement.everywhere] * len(traced.captures) + list(inputs)
-    owners = owners_of(code, homes, placement.everywhere)
+    return Asked(name, placement, code, traced.captures, trees[-1])
+
+
+def divided(
+    name: str,
+    placement: Placement,
+    code: Code,
+    inputs: Sequence[Places],
+    everywhere: bool,
+    captured: tuple[Any, ...] = (),
+    out_tree: Any = None,
+) -> Prepared:
+    """Code divided between places, its inputs at these."""
+    owners = owners_of(code, inputs, placement.everywhere)
     wanted = [placement.everywhere] * len(code.region.outs) if everywhere else None
-    actions = actions_of(code, owners, homes, wanted)
-    return Prepared(name, placement, actions, traced.captures, trees[-1])
+    return Prepared(name, placement, actions_of(code, owners, inputs, wanted), captured, out_tree)

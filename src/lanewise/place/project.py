@@ -1,11 +1,12 @@
 """One program a place: what a placed program is at one of its places, as traceable code.
 
-Projection runs a program's steps with the values that a place has. An operation of another place leaves nothing; a move is a
-send, a receive or nothing; a loop or a branch exists where the place is a member of it, and its state is the part of it that lives
-there. All messages of a place hang on one token, so XLA keeps them in the order of the program.
+Projection runs a program's steps with the values that a place has. An operation of another place leaves nothing; a
+move is a send, a receive or nothing; a loop or a branch exists where the place is a member of it, and its state is
+the part of it that lives there. All messages of a place hang on one token, so XLA keeps them in the order of the
+program.
 
-The code of several places can be projected together: a move between two of them is then no message. All of them together are
-the program in one process, which is what a dry run counts messages in.
+The code of several places can be projected together: a move between two of them is then no message. All of them
+together are the program in one process, which is what a dry run counts messages in.
 """
 
 from __future__ import annotations
@@ -34,19 +35,21 @@ class Channel(Protocol):
 
     def require(self, token: Any, ok: Any, *, number: int) -> Any: ...
 
-    def between(self, token: Any, move: Move) -> Any:
-        """A move between two places that are projected together."""
-        ...
 
-
-def projected(actions: Actions, places: Places, channel: Channel) -> Callable[..., Any]:
+def projected(
+    actions: Actions,
+    places: Places,
+    channel: Channel,
+    between: Callable[[Any, Move], Any] = lambda token, move: token,
+) -> Callable[..., Any]:
     """The code at these places: of a token and the inputs that they have, the token and the results that they have.
 
-    Inputs and results come in the order of the program's; see `inputs_at` and `results_at`.
+    Inputs and results come in the order of the program's; see `inputs_at` and `results_at`. `between` is what a move
+    from one of these places to another does to the token.
     """
 
     def run(token: Any, *given: Any) -> tuple[Any, list[Any]]:
-        projection = _Projection(places, channel, token)
+        projection = _Projection(places, channel, between, token)
         values = iter(given)
         for var, homes in zip(actions.code.region.ins, actions.inputs, strict=True):
             if homes & places:
@@ -77,8 +80,14 @@ def results_at(actions: Actions, places: Places) -> list[int]:
 class _Projection:
     """The values that some places have while their code is traced."""
 
-    def __init__(self, places: Places, channel: Channel, token: Any) -> None:
-        self.places, self.channel, self.token = places, channel, token
+    def __init__(
+        self,
+        places: Places,
+        channel: Channel,
+        between: Callable[[Any, Move], Any],
+        token: Any,
+    ) -> None:
+        self.places, self.channel, self.between, self.token = places, channel, between, token
         self.values: dict[tuple[int, Var], Any] = {}
 
     def enter(self, var: Var, homes: Places, value: Any) -> None:
@@ -113,7 +122,7 @@ class _Projection:
     def move(self, step: Move) -> None:
         here, there = step.source in self.places, step.target in self.places
         if here and there:
-            self.token = self.channel.between(self.token, step)
+            self.token = self.between(self.token, step)
             self.values[step.target, step.var] = self.value(step.source, step.var)
         elif here:
             sent = _jax.stored(self.value(step.source, step.var), step.var.aval)
@@ -246,31 +255,28 @@ def _is_quiet(steps: Sequence[Step]) -> bool:
     return all(isinstance(step, Compute) for step in steps)
 
 
-class Counting:
-    """A channel that counts: its token has a number for each move."""
+class _AllHere:
+    """The channel of all places together, which need none."""
 
-    def __init__(self, num_numbers: int) -> None:
-        self.start = jnp.zeros(num_numbers, jnp.int32)
+    def send(self, token: Any, value: Any, *, target: int, number: int) -> Any:
+        raise InternalError(f"move {number} leaves to place {target}, and all places are here")
 
-    def between(self, token: Any, move: Move) -> Any:
-        return token.at[move.number].add(1)
+    def receive(self, token: Any, aval: Any, *, source: int, number: int) -> tuple[Any, Any]:
+        raise InternalError(f"move {number} comes from place {source}, and all places are here")
 
     def require(self, token: Any, ok: Any, *, number: int) -> Any:
         del ok, number
         return token
-
-    def send(self, token: Any, value: Any, *, target: int, number: int) -> Any:
-        raise InternalError("a dry run has all places")
-
-    def receive(self, token: Any, aval: Any, *, source: int, number: int) -> tuple[Any, Any]:
-        raise InternalError("a dry run has all places")
 
 
 def dry_run(
     actions: Actions, everywhere: Places, args: Sequence[Any]
 ) -> tuple[list[int], list[Any]]:
     """How often each move is made, and the results, with all places in this process and no messages."""
-    channel = Counting(actions.num_numbers)
-    run = projected(actions, everywhere, channel)
-    counts, outs = jax.jit(run)(channel.start, *args)
+
+    def count(token: Any, move: Move) -> Any:
+        return token.at[move.number].add(1)
+
+    run = projected(actions, everywhere, _AllHere(), count)
+    counts, outs = jax.jit(run)(jnp.zeros(actions.num_numbers, jnp.int32), *args)
     return [int(n) for n in counts], outs

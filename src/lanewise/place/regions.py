@@ -1,12 +1,12 @@
 """A placed program as regions: straight code and control flow, with the place of each part that has one.
 
-A *region* is a sequence of nodes. A node is an operation that runs at one place as a whole (an equation; a part; a loop or a
-program with no parts of several places inside), or a `while`, `scan` or `cond` whose inside is placed in turn. Regions
-inside a node read the values around them by name, so a loop's constants need no list. Variables are new and stand for one
-value each.
+A *region* is a sequence of nodes. A node is an operation that runs at one place as a whole (an equation; a part; a
+loop or a program with no parts of several places inside), or a `while`, `scan` or `cond` whose inside is placed in
+turn. Regions inside a node read the values around them by name, so a loop's constants need no list. Variables are new
+and stand for one value each.
 
-`read` makes regions of a jaxpr. Calls with parts inside are written out; so are programs, batched ones as JAX batches them: in
-one loop for all lanes. A recursion has one stack, so it lies inside one place.
+`read` makes regions of a jaxpr. Calls with parts inside are written out; so are programs, batched ones as JAX batches
+them: in one loop for all lanes. A recursion has one stack, so it lies inside one place.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class While:
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """A loop of known length. The body takes the state and a row of each of `xs`, and gives the state and a row of the rest."""
+    """A loop of known length. The body takes the state and a row of each of `xs`, and gives the state and a row of
+    the rest."""
 
     body: Region
     init: tuple[Atom, ...]
@@ -111,6 +112,13 @@ def read(jaxpr: Jaxpr, placement: Placement) -> Code:
     return Code(region, reader.constants)
 
 
+def read_function(fun: Callable[..., Sequence[Any]], ins: Sequence[Atom]) -> Code:
+    """A function that has no parts as a region that reads these values around it."""
+    reader = _Reader(Placement({}, 1))
+    outs = reader.traced(fun, ins)
+    return Code(Region((), tuple(reader.nodes), tuple(outs)), reader.constants)
+
+
 class _Reader:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
@@ -137,8 +145,8 @@ class _Reader:
         """Add a jaxpr's nodes, on these values; its results."""
         values: dict[Var, Atom] = {}
         for var, const in zip(jaxpr.constvars, _jax.attached_consts(jaxpr), strict=True):
-            values[var] = _jax.new_var(var.aval)
-            self.constants[values[var]] = const
+            held = _jax.new_var(var.aval)
+            values[var], self.constants[held] = held, const
         values.update(zip(jaxpr.invars, given, strict=True))
 
         def value(atom: Atom) -> Atom:
@@ -239,8 +247,9 @@ class _Reader:
         if program.recursive:
             names = sorted({n for f in program.functions.values() for n in parts_in(f.jaxpr)})
             raise TransformError(
-                f"`{program.name}` is a recursion ({_jax.user_line(eqn)}) with the parts {', '.join(names)} at several"
-                " places inside: its stack lies at one place. Put the whole call inside one part, or write it as a loop."
+                f"`{program.name}` is a recursion ({_jax.user_line(eqn)}) with the parts {', '.join(names)} at"
+                " several places inside: its stack lies at one place. Put the whole call inside one part, or write it"
+                " as a loop."
             )
         if options.stats or options.max_steps:
             name = "stats" if options.stats else "max_steps"
@@ -341,8 +350,11 @@ def _one_of_each(eqn: JaxprEqn, size: int, index: Any, *operands: Any) -> list[A
         def run(number: int = number) -> list[Any]:
             return part_p.bind(np.int32(number), *operands, **eqn.params)
 
+        def nothing(found: list[Any] = found) -> list[Any]:
+            return found
+
         here = index == number
-        outs = jax.lax.cond(jnp.any(here), run, lambda: found)
+        outs = jax.lax.cond(jnp.any(here), run, nothing)
         found = [
             jnp.where(here.reshape(here.shape + (1,) * (x.ndim - here.ndim)), x, old)
             for x, old in zip(outs, found, strict=True)

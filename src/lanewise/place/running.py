@@ -1,8 +1,9 @@
 """Running a placed program: a thread for each place of this process, a session that connects them, errors with names.
 
-In one process every place has a device and a thread, and each call has a session of its own: nothing is left over from a call
-that failed. Between processes a session stays open from call to call, as connecting takes longer than many a call; each
-process runs the place of its rank, in a thread too, so that Ctrl-C reaches Python while compiled code waits for a message.
+In one process every place has a device and a thread, and each call has a session of its own: nothing is left over
+from a call that failed. Between processes a session stays open from call to call, as connecting takes longer than
+many a call; each process runs the place of its rank, in a thread too, so that Ctrl-C reaches Python while compiled
+code waits for a message.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lanewise import _jax
 from lanewise.core.errors import InternalError, OptionError, Outcome, PlaceError
 from lanewise.core.outcomes import raise_if_failed
 from lanewise.core.program import site_of
@@ -67,13 +69,12 @@ class Running:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, leaves: Sequence[Any]) -> dict[int, Any]:
-        """Run all places of this process: results by their numbers."""
-        whole = [*self.prepared.captured, *leaves]
+        """Run all places of this process, on inputs of which it has those that it needs: results by their numbers."""
         with self.lock, self._sessions() as sessions:
             threads = concurrent.futures.ThreadPoolExecutor(len(sessions))
             try:
                 runs = [
-                    threads.submit(self._run, ready, session, whole)
+                    threads.submit(self._run, ready, session, leaves)
                     for ready, session in zip(self.ready, sessions, strict=True)
                 ]
                 self._wait(runs, sessions)
@@ -222,10 +223,10 @@ def _first_line(error: BaseException) -> str:
 def check_leaves(leaves: Sequence[Any], name: str) -> None:
     """Refuse what cannot be handed to several places."""
     for leaf in leaves:
-        if isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, _jax.Tracer):
             raise OptionError(
-                f"lanewise.run of `{name}` is called inside jax.jit, jax.grad or jax.vmap. It starts programs on several"
-                " places, which no transformation sees: transform the function inside it, as in"
+                f"lanewise.run of `{name}` is called inside jax.jit, jax.grad or jax.vmap. It starts programs at"
+                " several places, which no transformation sees: transform the function inside it, as in"
                 " lanewise.run(jax.grad(f), placement)."
             )
         if not (hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)):

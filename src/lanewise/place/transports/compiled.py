@@ -1,34 +1,37 @@
 """The compiled core of `local` and `tcp`: sends and receives as calls that XLA makes into C++.
 
-The text is `core.h`, `local.h`, `tcp.h` and `handlers.cpp`, compiled at first use and kept as the kernels of `native` are.
+The text is `core.h`, `local.h`, `tcp.h` and `handlers.cpp`, compiled at first use and kept as the kernels of `native`
+are.
 
-**On the fast path nothing changes hands.** A handler writes to the socket or the queue itself, and reads from it itself: a
-value of a few bytes costs one system call on each side. With `tcp` a credit rides on the next message that goes the other
-way; before a handler waits, what is owed to anybody is returned; a session that computes for long has it returned by the
-session's own thread, which looks every 2 ms while values move.
+**On the fast path nothing changes hands.** A handler writes to the socket or the queue itself, and reads from it
+itself: a value of a few bytes costs one system call on each side. With `tcp` a credit rides on the next message that
+goes the other way; before a handler waits, what is owed to anybody is returned; a session that computes for long has
+it returned by the session's own thread, which looks every 2 ms while values move.
 
-**A send that has a credit ends.** What a full socket does not take is copied, and the session's thread writes it when the
-peer reads. Two places that send each other 100 MB before they receive go on. The memory for it is bounded by the credits.
+**A send that has a credit ends.** What a full socket does not take is copied, and the session's thread writes it when
+the peer reads. Two places that send each other 100 MB before they receive go on. The memory for it is bounded by the
+credits.
 
-**A place that waits takes no thread of XLA.** XLA runs the functions of all devices of a process on pools of as many threads
-as there are devices or cores, and a matrix product waits for others of them. A handler that waited there would starve the
-place that it waits for, in the worst case for ever: two runs at a time on two devices are enough. So a handler on one of
-XLA's threads tries, and where it would have to wait, it gives XLA a future (`XLA_FFI_Future`) and leaves the call to a thread
-of the session. That waits, and fulfills the future; XLA then goes on with the function *on this thread*, and so all later
-handlers of the function are there, where they may wait as they like. A function changes threads once or a few times
-in all (2 to 5 times in 200 calls with independent matrix products between them; once in 200,000 in a loop of calls alone),
-not once a message. The floating-point state goes with it: XLA flushes denormal numbers, a new thread does not.
+**A place that waits takes no thread of XLA.** XLA runs the functions of all devices of a process on pools of as many
+threads as there are devices or cores, and a matrix product waits for others of them. A handler that waited there
+would starve the place that it waits for, in the worst case for ever: two runs at a time on two devices are enough. So
+a handler on one of XLA's threads tries, and where it would have to wait, it gives XLA a future (`XLA_FFI_Future`) and
+leaves the call to a thread of the session. That waits, and fulfills the future; XLA then goes on with the function
+*on this thread*, and so all later handlers of the function are there, where they may wait as they like. A function
+changes threads once or a few times in all (2 to 5 times in 200 calls with independent matrix products between them;
+once in 200,000 in a loop of calls alone), not once a message. The floating-point state goes with it: XLA flushes
+denormal numbers, a new thread does not.
 
-What was considered: a thread of the session that reads all the time, with queues to the handlers, costs two switches of
-threads a message, which is more than all the rest. Shared memory with threads that spin was slower than sockets where cores
-are shared. `io_callback` is in `plain.py`: 30 times slower, and what runs where there is no C++ compiler.
+What was considered: a thread of the session that reads all the time, with queues to the handlers, costs two switches
+of threads a message, which is more than all the rest. Shared memory with threads that spin was slower than sockets
+where cores are shared. `io_callback` is in `plain.py`: 30 times slower, and what runs where there is no C++ compiler.
 
-**Faults.** A session has one fault, the first. It is set by whoever finds it (a handler that reads the end of a connection,
-the session's thread that misses heartbeats, Python that is interrupted), and wakes all others: sockets are shut down,
-conditions are signalled. It is then passed on to the peers, who pass it on to theirs.
+**Faults.** A session has one fault, the first. It is set by whoever finds it (a handler that reads the end of a
+connection, the session's thread that misses heartbeats, Python that is interrupted), and wakes all others: sockets
+are shut down, conditions are signalled. It is then passed on to the peers, who pass it on to theirs.
 
-Limits: on a GPU a handler copies through memory of the host and waits for the device's stream; handlers of several devices
-wait on the thread that launches for their own. A forked child has none of its parent's sessions.
+Limits: on a GPU a handler copies through memory of the host and waits for the device's stream; handlers of several
+devices wait on the thread that launches for their own. A forked child has none of its parent's sessions.
 """
 
 from __future__ import annotations
@@ -36,7 +39,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import socket
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +51,7 @@ import numpy as np
 from lanewise.core.errors import CompilerError, OptionError
 from lanewise.cpp.toolchain import host
 from lanewise.cpp.toolchain.ffi import CALLS
-from lanewise.place.transports.interface import Fault, Kind
+from lanewise.place.transports.interface import Fault, Kind, Peer
 
 _FILES = ("core.h", "local.h", "tcp.h", "handlers.cpp")
 _TARGETS = ("lanewise_send", "lanewise_receive", "lanewise_require")
@@ -193,16 +195,17 @@ class Group:
 def connected(
     me: int,
     size: int,
-    peers: Sequence[tuple[int, socket.socket | None, socket.socket | None, int, int]],
+    peers: Sequence[Peer],
     timeout: float,
     beat: float,
 ) -> Compiled:
-    """A session over sockets: of each peer its place, the sockets for values and signs of life, credits and limit.
-
-    From here on the sockets are the session's own.
-    """
-    places, values, life, credits, limits = ([peer[k] for peer in peers] for k in range(5))
-    files = [[-1 if sock is None else sock.detach() for sock in kind] for kind in (values, life)]
+    """A session over sockets, which are its own from here on."""
+    files = [
+        [-1 if sock is None else sock.detach() for sock in kind]
+        for kind in zip(*((peer.values, peer.life) for peer in peers))
+    ] or [[], []]
+    about = zip(*((peer.place, peer.credit, peer.limit) for peer in peers))
+    places, credits, limits = [*about] or [(), (), ()]
     columns = map(_numbers, (places, *files, credits, limits))
     seconds = (ctypes.c_double(timeout), ctypes.c_double(beat))
     handle = _loaded().lanewise_connect(me, size, len(peers), *columns, *seconds)

@@ -1,24 +1,25 @@
 """What a transport is: four functions that carry values between places, whatever lies between them.
 
-A *place* is a device of this process or a process. Each place runs one compiled function, with sends and receives inside,
-in the order of one token chain. All places take part in the same *moves* in the same order: move number k carries a value
-from one place to another. So what is sent on an edge arrives in the order in which it is received, and a receive that
-gets anything else has found a bug (`InternalError`).
+A *place* is a device of this process or a process. Each place runs one compiled function, with sends and receives
+inside, in the order of one token chain. All places take part in the same *moves* in the same order: move number k
+carries a value from one place to another. So what is sent on an edge arrives in the order in which it is received,
+and a receive that gets anything else has found a bug (`InternalError`).
 
 The token is data: an `int32` that names the session. Compiled code serves every later session, after a fault too,
 without another compilation.
 
 **Why nothing waits for ever.** Take the earliest move, in the order of the program, that has not ended. Both of its
-places have ended all their earlier moves, or one of them computes, which ends by itself. The sender needs a credit: at
-most `credits` messages wait on an edge, and those that wait there belong to earlier moves, which have ended, so the
-receiver took them and the credit was returned. The receiver needs the message, which the sender can send. So this move
-ends. A transport must keep what the argument uses: a send that has a credit ends though the receiver does nothing, however
-large the value is; a credit comes back once the message was taken, whatever the receiver does next; and a place that
-waits takes no thread away from one that computes.
+places have ended all their earlier moves, or one of them computes, which ends by itself. The sender needs a credit:
+at most `credits` messages wait on an edge, and those that wait there belong to earlier moves, which have ended, so
+the receiver took them and the credit was returned. The receiver needs the message, which the sender can send. So this
+move ends. A transport must keep what the argument uses: a send that has a credit ends though the receiver does
+nothing, however large the value is; a credit comes back once the message was taken, whatever the receiver does next;
+and a place that waits takes no thread away from one that computes.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -27,6 +28,7 @@ import jax
 import numpy as np
 
 from lanewise.core.errors import InternalError, LanewiseError, OptionError, PlaceError
+from lanewise.place.transports.threads import Held
 
 Kind = Literal["died", "hangs", "failed", "interrupted", "internal"]
 
@@ -35,9 +37,9 @@ Kind = Literal["died", "hangs", "failed", "interrupted", "internal"]
 class Opening:
     """What a place knows of a session before it opens.
 
-    `credits`: how many messages may wait on each edge (source, target) that is used. `digest`: the hash of the whole placed
-    program, the same everywhere. `names`: what each place is called in messages. `timeout`: after so many seconds without
-    a sign of life a peer counts as hanging.
+    `credits`: how many messages may wait on each edge (source, target) that is used. `digest`: the hash of the whole
+    placed program, the same everywhere. `names`: what each place is called in messages. `timeout`: after so many
+    seconds without a sign of life a peer counts as hanging.
     """
 
     me: int
@@ -67,6 +69,11 @@ class Opening:
         edges = [edge for edge in self.credits if self.me in edge]
         return sorted({place for edge in edges for place in edge} - {self.me})
 
+    def peer(self, place: int) -> Peer:
+        """A peer that is not connected yet."""
+        credit, limit = (self.credits.get(e, 0) for e in ((self.me, place), (place, self.me)))
+        return Peer(place, credit, limit)
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -79,6 +86,25 @@ class Fault:
     kind: Kind
     message: str
     number: int | None = None
+
+
+@dataclass
+class Peer:
+    """The connections with a peer: for signs of life, and for values if there is an edge.
+
+    `credit`: how many messages may wait there. `limit`: how many of its own may wait here.
+    """
+
+    place: int
+    credit: int = 0
+    limit: int = 0
+    life: socket.socket | None = None
+    values: socket.socket | None = None
+
+    def close(self) -> None:
+        for one in (self.life, self.values):
+            if one is not None:
+                one.close()
 
 
 class Link(Protocol):
@@ -104,6 +130,7 @@ class Session:
     token: np.ndarray
     opening: Opening
     link: Link
+    held: Held
 
     def interrupt(self) -> None:
         """End the session, from any thread: whoever waits in it comes back with an error."""
@@ -140,7 +167,10 @@ def close(session: Session, reason: str | None = None) -> None:
     """What all transports do to close a session."""
     if reason is not None:
         session.link.fail("failed", reason)
-    session.link.close()
+    try:
+        session.link.close()
+    finally:
+        session.held.leave(session.opening.me)
 
 
 def explain(session: Session) -> Fault | None:

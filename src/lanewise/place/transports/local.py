@@ -10,6 +10,7 @@ import numpy as np
 from lanewise.core.errors import OptionError, PlaceError
 from lanewise.place.transports import compiled, plain
 from lanewise.place.transports.interface import Opening, Session
+from lanewise.place.transports.threads import Held
 from lanewise.place.transports.traceable import Traceable
 
 
@@ -30,25 +31,29 @@ class Local(Traceable):
     (None, None)
     """
 
-    def __init__(self, *, by_callback: bool | None = None) -> None:
+    def __init__(self, *, by_callback: bool | None = None, patience: float = 60.0) -> None:
         super().__init__(by_callback)
+        self._patience = patience
         self._guard = threading.Lock()
         self._group: Any = None
+        self._held: Held | None = None
         self._opened: dict[int, Opening] = {}
 
     def open(self, opening: Opening) -> Session:
         """Join the places that are open, or begin a new group when this one is among them already."""
         with self._guard:
-            if self._group is None or opening.me in self._opened:
+            if self._held is None or opening.me in self._opened:
                 make = plain.Group if self.by_callback else compiled.Group
+                self._held = Held(opening.size, self._patience)
                 self._group, self._opened = make(opening.size, dict(opening.credits)), {}
             for other in self._opened.values():
                 _compare(opening, other)
             self._opened[opening.me] = opening
-            link = self._group.join(opening.me)
+            link, held = self._group.join(opening.me), self._held
+            held.join(opening.me)
             if len(self._opened) == opening.size:
-                self._group, self._opened = None, {}
-        return Session(np.asarray(link.handle, np.int32), opening, link)
+                self._group, self._held, self._opened = None, None, {}
+        return Session(np.asarray(link.handle, np.int32), opening, link, held)
 
 
 def _compare(mine: Opening, other: Opening) -> None:

@@ -1,6 +1,7 @@
 """Transports without a C++ compiler: Python does what `compiled.py` has compiled, as callbacks of XLA (`io_callback`).
 
-Slower by far, the same otherwise: the same frames on sockets, so that processes with and without a compiler work together.
+Slower by far, the same otherwise: the same frames on sockets, so that processes with and without a compiler work
+together.
 """
 
 from __future__ import annotations
@@ -73,15 +74,14 @@ def _of(token: Any) -> Any:
     return found
 
 
-def _send(target: int, number: int, token: Any, value: Any) -> np.ndarray:
-    _of(token).send(target, number, np.asarray(value).tobytes())
+def _send(target: int, number: int, token: Any, content: Any) -> np.ndarray:
+    _of(token).send(target, number, np.asarray(content).tobytes())
     return np.asarray(token)
 
 
-def _receive(source: int, number: int, aval: Any, token: Any) -> tuple[np.ndarray, np.ndarray]:
-    size = int(np.prod(aval.shape, dtype=np.int64)) * np.dtype(aval.dtype).itemsize
+def _receive(source: int, number: int, size: int, token: Any) -> tuple[np.ndarray, np.ndarray]:
     content = _of(token).receive(source, number, size)
-    return np.asarray(token), np.frombuffer(content, aval.dtype).reshape(aval.shape)
+    return np.asarray(token), np.frombuffer(content, np.uint8)
 
 
 def _require(number: int, token: Any, ok: Any) -> np.ndarray:
@@ -92,16 +92,42 @@ def _require(number: int, token: Any, ok: Any) -> np.ndarray:
     return np.asarray(token)
 
 
+def _to_bytes(value: jax.Array) -> jax.Array:
+    """The bytes of a value. JAX gives callbacks no 64 bits where a thread has not enabled them."""
+    if jnp.iscomplexobj(value):
+        value = jnp.stack([value.real, value.imag], -1)
+    if value.dtype == bool:
+        value = value.astype(jnp.uint8)
+    return jax.lax.bitcast_convert_type(value, jnp.uint8).reshape(-1)
+
+
+def _of_bytes(content: jax.Array, aval: jax.ShapeDtypeStruct) -> jax.Array:
+    dtype = np.dtype(aval.dtype)
+    if dtype.kind == "b":
+        return content.astype(bool).reshape(aval.shape)
+    if dtype.kind == "c":
+        half = jax.ShapeDtypeStruct((*aval.shape, 2), np.finfo(dtype).dtype)
+        both = _of_bytes(content, half)
+        return jax.lax.complex(both[..., 0], both[..., 1])
+    parts = (dtype.itemsize,) if dtype.itemsize > 1 else ()
+    return jax.lax.bitcast_convert_type(content.reshape(*aval.shape, *parts), dtype)
+
+
 def send(token: jax.Array, value: jax.Array, *, target: int, number: int) -> jax.Array:
     """Send a value of whole bytes."""
-    return io_callback(functools.partial(_send, target, number), TOKEN, token, value)
+    return io_callback(functools.partial(_send, target, number), TOKEN, token, _to_bytes(value))
 
 
 def receive(
     token: jax.Array, aval: jax.ShapeDtypeStruct, *, source: int, number: int
 ) -> tuple[jax.Array, jax.Array]:
     """Receive a value of whole bytes."""
-    return io_callback(functools.partial(_receive, source, number, aval), (TOKEN, aval), token)
+    size = int(np.prod(aval.shape, dtype=np.int64)) * np.dtype(aval.dtype).itemsize
+    content = jax.ShapeDtypeStruct((size,), jnp.uint8)
+    token, came = io_callback(
+        functools.partial(_receive, source, number, size), (TOKEN, content), token
+    )
+    return token, _of_bytes(came, aval)
 
 
 def require(token: jax.Array, ok: jax.Array, *, number: int) -> jax.Array:

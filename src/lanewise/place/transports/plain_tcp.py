@@ -1,8 +1,9 @@
 """Places of several processes, in Python: what `tcp.h` does, frame for frame (see `compiled.py` for why).
 
-A frame on either connection begins with a head of 24 bytes, little-endian: kind, number of the move, bytes that follow,
-credits that are returned, zero. On the connection for values there are values and credits; on that for signs of life there
-are beats, the goodbye of a place that has ended, and faults (kind and place as `int32`, then the message).
+A frame on either connection begins with a head of 24 bytes, little-endian: kind, number of the move, bytes that
+follow, credits that are returned, zero. On the connection for values there are values and credits; on that for signs
+of life there are beats, the goodbye of a place that has ended, and faults (kind and place as `int32`, then the
+message).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from collections.abc import Sequence
 
 from lanewise.place.transports.compiled import KINDS, LOOK_SECONDS, REQUIRED
-from lanewise.place.transports.interface import Fault, Kind
+from lanewise.place.transports.interface import Fault, Kind, Peer
 from lanewise.place.transports.plain import _sessions, ended, known, mismatch
 
 HEAD = struct.Struct("<IIQII")
@@ -34,11 +35,10 @@ class Lost(Exception):
 
 
 class _Peer:
-    def __init__(
-        self, place: int, values: socket.socket | None, life: socket.socket, credit: int, limit: int
-    ) -> None:
-        self.place, self.values, self.life = place, values, life
-        self.credit, self.limit = credit, limit
+    def __init__(self, peer: Peer) -> None:
+        assert peer.life is not None
+        self.place, self.values, self.life = peer.place, peer.values, peer.life
+        self.credit, self.limit = peer.credit, peer.limit
         self.inbox: collections.deque[tuple[int, bytes]] = collections.deque()
         self.came = bytearray()
         # Written by callbacks and by the thread.
@@ -351,17 +351,6 @@ class Net:
             self.failed(Fault(peer.place, "hangs", why))
 
 
-def connected(
-    me: int,
-    size: int,
-    peers: Sequence[tuple[int, socket.socket | None, socket.socket | None, int, int]],
-    timeout: float,
-    beat: float,
-) -> Net:
+def connected(me: int, size: int, peers: Sequence[Peer], timeout: float, beat: float) -> Net:
     """A session over sockets, which are its own from here on (as `compiled.connected`)."""
-    made = [
-        _Peer(place, values, life, credit, limit)
-        for place, values, life, credit, limit in peers
-        if life is not None
-    ]
-    return Net(me, size, made, timeout, beat)
+    return Net(me, size, [_Peer(peer) for peer in peers], timeout, beat)

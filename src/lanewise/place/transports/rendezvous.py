@@ -6,9 +6,9 @@ pair that shares an edge the higher rank connects to the lower. The connection w
 
 Who accepts a connection sends 32 random bytes; who connects answers with 32 of its own and the keyed hash
 (HMAC-SHA256) of both under the run's secret, and gets such a hash in return. Until then nothing else is read, and who
-has no such hash is turned away: other programs that come by do not disturb a run. The secret itself never travels. After
-that come messages of at most `MOST_BYTES`, as JSON with a length before it; nothing is ever unpickled. There is no
-encryption: the network is trusted with the values.
+has no such hash is turned away: other programs that come by do not disturb a run. The secret itself never travels.
+After that come messages of at most `MOST_BYTES`, as JSON with a length before it; nothing is ever unpickled. There is
+no encryption: the network is trusted with the values.
 
 All that waits has a deadline, and reports what it waited for.
 """
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lanewise.core.errors import PlaceError
-from lanewise.place.transports.interface import Opening
+from lanewise.place.transports.interface import Opening, Peer
 
 VERSION = 1
 NONCE_BYTES = 32
@@ -54,20 +54,6 @@ class Meeting:
     secret: bytes = field(repr=False)
     run: str = ""
     patience: float = 120.0
-
-
-@dataclass
-class Peer:
-    """The connections with a peer: for signs of life, and for values if there is an edge."""
-
-    place: int
-    life: socket.socket | None = None
-    values: socket.socket | None = None
-
-    def close(self) -> None:
-        for one in (self.life, self.values):
-            if one is not None:
-                one.close()
 
 
 class Refused(Exception):
@@ -291,8 +277,8 @@ def _reached(
             if sock is not None:
                 sock.close()
             raise PlaceError(
-                f"{who} at {host}:{port} refused this process: it has another secret (LANEWISE_SECRET), or is no process"
-                " of this run.",
+                f"{who} at {host}:{port} refused this process: it has another secret (LANEWISE_SECRET), or is no"
+                " process of this run.",
                 meeting.rank,
                 "failed",
             ) from None
@@ -318,9 +304,9 @@ def _reached(
 def met(opening: Opening, meeting: Meeting) -> list[Peer]:
     """The peers of a place, connected; a `PlaceError` that says what is wrong, and closes all, otherwise."""
     deadline = time.monotonic() + meeting.patience
-    peers = {place: Peer(place) for place in opening.peers()}
+    peers = {place: opening.peer(place) for place in opening.peers()}
     if meeting.rank and opening.size > 1:
-        peers.setdefault(0, Peer(0))
+        peers.setdefault(0, opening.peer(0))
     try:
         (_at_rank_0 if meeting.rank == 0 else _at_another)(opening, meeting, peers, deadline)
     except BaseException:
@@ -349,7 +335,7 @@ def _hello(opening: Opening, meeting: Meeting, purpose: str, **more: Any) -> dic
 
 def _at_rank_0(opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadline: float) -> None:
     for place in range(1, opening.size):
-        peers.setdefault(place, Peer(place))
+        peers.setdefault(place, opening.peer(place))
     addresses: dict[int, tuple[str, int]] = {}
     if opening.size == 1:
         return

@@ -1,0 +1,179 @@
+"""A placed loop in stretches, so that its state can be saved on the way.
+
+A program with a loop at its top level is cut into three: what comes before the loop, some iterations of it, and what
+comes after. Each is a placed program of its own. Between stretches the host of each place has the part of the loop's
+state that lives there, and nothing moves: a stretch takes values where the one before it left them. All places make
+the same cuts, as these depend on the program alone.
+
+A `while` runs until its test fails or the stretch is full; a `scan` takes the next rows, and the rows that it gives are
+kept until the end. The loop that is cut is the first one over several places at the top level.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from lanewise import _jax
+from lanewise._jax import Atom, Var
+from lanewise.core.errors import OptionError
+from lanewise.place.owners import Places
+from lanewise.place.prepared import Asked, Prepared, divided
+from lanewise.place.regions import Check, Code, Node, Op, Region, Scan, While, read_function
+
+
+@dataclass(frozen=True, eq=False)
+class Stretches:
+    """A program cut at its loop.
+
+    `before` gives the state, the rows that the loop takes, and `kept`: values that the loop, or what comes after it,
+    reads. A stretch takes how many iterations it may do (a `while`) or some rows (a `scan`), the state and `kept`; it
+    gives how many iterations it did, the state, and rows. `after` takes the state, all rows given, and `kept`.
+    """
+
+    asked: Asked
+    loop: While | Scan
+    before: Prepared
+    kept: tuple[Var, ...]
+    after: Prepared
+
+    @property
+    def num_state(self) -> int:
+        return len(self.loop.init)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.loop.xs) if isinstance(self.loop, Scan) else 0
+
+    @functools.cached_property
+    def stretch(self) -> Prepared:
+        """Some iterations of a `while`."""
+        assert isinstance(self.loop, While)
+        return self._divided(_some_turns(self.loop, self.kept), [self.asked.placement.everywhere])
+
+    def rows(self, length: int) -> Prepared:
+        """Some iterations of a `scan`."""
+        assert isinstance(self.loop, Scan)
+        homes = self.before.actions.outs[self.num_state : self.num_state + self.num_rows]
+        return self._divided(_some_rows(self.loop, self.kept, length), list(homes))
+
+    def _divided(self, code: Code, first: list[Places]) -> Prepared:
+        outs = self.before.actions.outs
+        homes = [*first, *outs[: self.num_state], *outs[self.num_state + self.num_rows :]]
+        name = f"{self.asked.name}: some iterations"
+        whole = Code(code.region, {**self.asked.code.constants, **code.constants})
+        return divided(name, self.asked.placement, whole, homes, False)
+
+
+def stretches(asked: Asked, everywhere: bool) -> Stretches:
+    """Cut a program at its loop. `everywhere`: each place wants all results."""
+    region = asked.code.region
+    at = next((i for i, n in enumerate(region.nodes) if isinstance(n, While | Scan)), None)
+    if at is None:
+        raise OptionError(
+            f"checkpoint= was given, and `{asked.name}` has no loop over several places at its top level to save the"
+            " state of. Leave it out, or save what the program gives."
+        )
+    loop, rest = region.nodes[at], region.nodes[at + 1 :]
+    assert isinstance(loop, While | Scan)
+    earlier = [*region.ins, *(v for n in region.nodes[:at] for v in getattr(n, "outs", ()))]
+    read = _read([loop]) | _read(rest) | {a for a in region.outs if isinstance(a, Var)}
+    kept = tuple(v for v in earlier if v in read)
+    constants, placement = asked.code.constants, asked.placement
+    rows = loop.xs if isinstance(loop, Scan) else ()
+    first = Region(region.ins, region.nodes[:at], (*loop.init, *rows, *kept))
+    before = divided(
+        f"{asked.name}: before its loop",
+        placement,
+        Code(first, constants),
+        [placement.everywhere] * len(region.ins),
+        False,
+        asked.captured,
+    )
+    count, made = len(loop.init), before.actions.outs
+    given = [placement.everywhere] * (len(loop.outs) - count)
+    after = divided(
+        f"{asked.name}: after its loop",
+        placement,
+        Code(Region((*loop.outs, *kept), rest, region.outs), constants),
+        [*made[:count], *given, *made[count + len(rows) :]],
+        everywhere,
+        (),
+        asked.out_tree,
+    )
+    return Stretches(asked, loop, before, kept, after)
+
+
+def _read(nodes: Sequence[Any]) -> set[Var]:
+    """The values that nodes read, at any depth."""
+    found: set[Var] = set()
+
+    def region(inner: Region) -> None:
+        found.update(a for a in inner.outs if isinstance(a, Var))
+        found.update(_read(inner.nodes))
+
+    for node in nodes:
+        atoms: Iterator[Atom]
+        if isinstance(node, Op):
+            atoms = iter(node.ins)
+        elif isinstance(node, Check):
+            atoms = iter((node.ok,))
+        elif isinstance(node, While | Scan):
+            atoms = iter((*node.init, *(node.xs if isinstance(node, Scan) else ())))
+            region(node.body)
+            if isinstance(node, While):
+                region(node.test)
+        else:
+            atoms = iter((node.index,))
+            for side in node.sides:
+                region(side)
+        found.update(a for a in atoms if isinstance(a, Var))
+    return found
+
+
+def _some_turns(loop: While, kept: Sequence[Var]) -> Code:
+    """A `while` that ends after a number of iterations at most, and gives how many it did."""
+    number = _jax.shaped((), jnp.int32.dtype)
+    most, at_test, at_body, done = (_jax.new_var(number) for _ in range(4))
+    held: dict[Var, Any] = {}
+
+    def nodes(fun: Callable[..., list[Any]], *ins: Atom) -> tuple[tuple[Node, ...], Atom]:
+        made = read_function(fun, ins)
+        held.update(made.constants)
+        return made.region.nodes, made.region.outs[0]
+
+    (goes_on,) = loop.test.outs
+    test, more = nodes(lambda go, n, most: [go & (n < most)], goes_on, at_test, most)
+    body, counted = nodes(lambda n: [n + 1], at_body)
+    begin, zero = nodes(lambda: [jnp.zeros((), jnp.int32)])
+    state = tuple(_jax.new_var(v.aval) for v in loop.outs)
+    outs = tuple(_jax.new_var(v.aval) for v in loop.outs)
+    node = While(
+        Region((*loop.test.ins, at_test), (*loop.test.nodes, *test), (more,)),
+        Region((*loop.body.ins, at_body), (*loop.body.nodes, *body), (*loop.body.outs, counted)),
+        (*state, zero),
+        (*outs, done),
+        loop.line,
+    )
+    return Code(Region((most, *state, *kept), (*begin, node), (done, *outs)), held)
+
+
+def _some_rows(loop: Scan, kept: Sequence[Var], length: int) -> Code:
+    """A `scan` over some of its rows."""
+
+    def with_length(aval: _jax.ShapedArray) -> Var:
+        return _jax.new_var(_jax.shaped((length, *aval.shape[1:]), aval.dtype, aval.weak_type))
+
+    count = len(loop.init)
+    rows = tuple(with_length(a.aval) for a in loop.xs)
+    state = tuple(_jax.new_var(v.aval) for v in loop.outs[:count])
+    outs = (
+        *(_jax.new_var(v.aval) for v in loop.outs[:count]),
+        *(with_length(v.aval) for v in loop.outs[count:]),
+    )
+    node = Scan(loop.body, state, rows, outs, length, loop.reverse, loop.line)
+    return Code(Region((*rows, *state, *kept), (node,), outs), {})

@@ -1,0 +1,448 @@
+"""Transports: what is sent arrives, in order, whatever its type and size; credits; faults; nothing is left behind.
+
+`test_transports.py` runs these tests in a process with 8 devices: each place has one, and a thread of XLA's.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import needs
+from lanewise.core.errors import InternalError, OptionError, PlaceError
+from lanewise.place.transports import compiled, interface, threads
+from lanewise.place.transports.interface import explain
+from lanewise.place.transports.local import Local
+from places import aval, closed, opened, opening, ran, together, transports
+
+KINDS = [
+    pytest.param("local", marks=needs.compiler),
+    "local callback",
+    pytest.param("tcp", marks=needs.compiler),
+    "tcp callback",
+    pytest.param("mixed", marks=needs.compiler),
+]
+COMPILED = [pytest.param(kind, marks=needs.compiler) for kind in ("local", "tcp")]
+
+
+def values() -> list[Any]:
+    with jax.enable_x64(True):
+        wide = [jnp.arange(3, dtype=d) for d in (jnp.float64, jnp.int64, jnp.complex128)]
+    return [
+        jnp.float32(1.5),
+        jnp.array([True, False, True]),
+        *(jnp.arange(-4, 4, dtype=d) for d in (jnp.int4, jnp.int8, jnp.int16, jnp.int32)),
+        *(jnp.arange(5, dtype=d) for d in (jnp.uint4, jnp.uint8, jnp.uint32, jnp.bfloat16)),
+        jnp.arange(6, dtype=jnp.float16).reshape(2, 3),
+        jnp.asarray(np.array([1, 0.5, -2, 4]).astype(jnp.float8_e4m3fn)),
+        jnp.array([1 + 2j, -3j], jnp.complex64),
+        jnp.zeros((0, 3)),
+        jnp.array([np.nan, np.inf, -0.0, 1e-42], jnp.float32),
+        *wide,
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_all_types_arrive(kind: str) -> None:
+    """There and back, all of them in one compiled function."""
+    sent, carriers = values(), transports(kind, 2)
+    sessions = opened(carriers)
+
+    def ping(token: Any) -> Any:
+        back = []
+        for k, value in enumerate(sent):
+            token = carriers[0].send(token, value, target=1, number=2 * k)
+            token, got = carriers[0].receive(token, aval(value), source=1, number=2 * k + 1)
+            back.append(got)
+        return back
+
+    def pong(token: Any) -> Any:
+        for k, value in enumerate(sent):
+            token, got = carriers[1].receive(token, aval(value), source=0, number=2 * k)
+            token = carriers[1].send(token, got, target=0, number=2 * k + 1)
+        return token
+
+    with jax.enable_x64(True):
+        # Which types there are is a setting of the thread, so both are compiled on this one.
+        ready = [
+            jax.jit(part).lower(jax.ShapeDtypeStruct((), jnp.int32)).compile()
+            for part in (ping, pong)
+        ]
+    back, token = together(
+        [lambda k=k: jax.block_until_ready(ready[k](sessions[k].token)) for k in (0, 1)]
+    )
+    closed(carriers, sessions)
+    assert not isinstance(token, Exception), token
+    for value, got in zip(sent, back):
+        assert got.dtype == value.dtype and got.shape == value.shape
+        assert np.asarray(got).tobytes() == np.asarray(value).tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("credits", [1, 3])
+def test_loops_go_round(kind: str, credits: int) -> None:
+    """A loop over three places, with values that go around and some that go one way; twice, in two sessions."""
+    size, turns = 3, 20
+    carriers = transports(kind, size)
+
+    def part(k: int) -> Any:
+        after, before = (k + 1) % size, (k - 1) % size
+
+        def body(i: Any, state: Any) -> Any:
+            token, x, total = state
+            if k == 0:
+                token = carriers[k].send(token, x, target=after, number=0)
+                token = carriers[k].send(token, i, target=2, number=9)
+                token, x = carriers[k].receive(token, aval(0.0), source=before, number=2)
+            else:
+                token, x = carriers[k].receive(token, aval(0.0), source=before, number=k - 1)
+                x = jnp.float32(k + 1) * x / 2 + 1
+                token = carriers[k].send(token, x, target=after, number=k)
+            if k == 2:
+                token, i = carriers[k].receive(token, aval(0), source=0, number=9)
+                total = total + i
+            return token, x, total
+
+        state = (jnp.float32(1), jnp.int32(0))
+        return lambda token: jax.lax.fori_loop(0, turns, body, (token, *state))[1:]
+
+    wanted = np.float32(1)
+    for _ in range(turns):
+        wanted = np.float32(1.5) * (wanted + 1) + 1
+    functions = [part(k) for k in range(size)]
+    for _ in range(2):
+        sessions = opened(carriers, credits=credits)
+        out = ran(sessions, functions)
+        closed(carriers, sessions)
+        assert all(explain(s) is None for s in sessions)
+        np.testing.assert_allclose(out[0][0], wanted, rtol=1e-5)
+        assert out[2][1] == turns * (turns - 1) // 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_values_cross(kind: str) -> None:
+    """Both send more than sockets hold before they receive; and one sends as many as it has credits for, unasked."""
+    carriers = transports(kind, 2)
+    sessions = opened(carriers, credits=2)
+    like = jnp.zeros((1 << 22,), jnp.float32)
+
+    def part(k: int) -> Any:
+        def function(token: Any) -> Any:
+            mine = like + jnp.arange(like.size, dtype=jnp.float32) * (k + 1) + token * 0
+            for number in (0, 1):
+                token = carriers[k].send(token, mine + number, target=1 - k, number=number)
+            out = []
+            for number in (0, 1):
+                token, got = carriers[k].receive(token, aval(like), source=1 - k, number=number)
+                out.append(got)
+            return out
+
+        return function
+
+    out = ran(sessions, [part(0), part(1)])
+    closed(carriers, sessions)
+    for k in (0, 1):
+        for number in (0, 1):
+            wanted = np.arange(like.size, dtype=np.float32) * (2 - k) + number
+            np.testing.assert_array_equal(out[k][number], wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failure_ends_all(kind: str) -> None:
+    """A requirement that does not hold at one place ends those that wait for it, which learn where and which."""
+    carriers = transports(kind, 3)
+    sessions = opened(carriers, credits={(0, 1): 1, (1, 2): 1})
+    functions = [
+        lambda token: carriers[0].require(token, token < 0, number=7),
+        lambda token: carriers[1].receive(token, aval(0.0), source=0, number=0),
+        lambda token: carriers[2].receive(token, aval(0.0), source=1, number=1),
+    ]
+    out = ran(sessions, functions)
+    assert all(isinstance(one, Exception) for one in out)
+    for session in sessions:
+        fault = explain(session)
+        assert fault is not None and (fault.place, fault.kind, fault.number) == (0, "failed", 7)
+        assert "part p0 (rank 0) failed" in str(interface.error(session, fault))
+    closed(carriers, sessions)
+    assert all(explain(session) is not None for session in sessions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reason_ends_all(kind: str) -> None:
+    carriers = transports(kind, 2)
+    sessions = opened(carriers)
+
+    def waits(token: Any) -> Any:
+        return carriers[1].receive(token, aval(0.0), source=0, number=0)
+
+    def closes() -> None:
+        time.sleep(0.1)
+        carriers[0].close(sessions[0], "the disk is full")
+
+    ended, _ = together([lambda: jax.block_until_ready(jax.jit(waits)(sessions[1].token)), closes])
+    assert isinstance(ended, Exception)
+    fault = explain(sessions[1])
+    assert fault is not None and fault == interface.Fault(0, "failed", "the disk is full")
+    error = interface.error(sessions[1], fault)
+    assert isinstance(error, PlaceError) and error.place == 0 and error.kind == "failed"
+    carriers[1].close(sessions[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("waits_for", ["a message", "a credit"])
+def test_an_interrupt_ends_who_waits(kind: str, waits_for: str) -> None:
+    carriers = transports(kind, 2)
+    sessions = opened(carriers)
+
+    def waits(token: Any) -> Any:
+        if waits_for == "a message":
+            return carriers[0].receive(token, aval(0.0), source=1, number=0)
+        for number in range(2):
+            token = carriers[0].send(token, jnp.zeros(3), target=1, number=number)
+        return token
+
+    def interrupts() -> None:
+        time.sleep(0.1)
+        sessions[0].interrupt()
+
+    ended, _ = together(
+        [lambda: jax.block_until_ready(jax.jit(waits)(sessions[0].token)), interrupts]
+    )
+    assert isinstance(ended, Exception)
+    for carrier, session in zip(carriers, sessions):
+        carrier.close(session)
+        fault = explain(session)
+        assert fault is not None and (fault.place, fault.kind) == (0, "interrupted")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_ends_early_is_named(kind: str) -> None:
+    carriers = transports(kind, 2)
+    sessions = opened(carriers)
+
+    def waits() -> Any:
+        function = jax.jit(lambda t: carriers[1].receive(t, aval(0.0), source=0, number=4))
+        with pytest.raises(Exception):  # noqa: B017
+            jax.block_until_ready(function(sessions[1].token))
+        carriers[1].close(sessions[1])
+
+    together([waits, lambda: carriers[0].close(sessions[0])])
+    fault = explain(sessions[1])
+    assert fault is not None and fault.place == 0 and "before value 4 was sent" in fault.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_value_than_expected_is_a_bug(kind: str) -> None:
+    carriers = transports(kind, 2)
+    sessions = opened(carriers)
+    out = ran(
+        sessions,
+        [
+            lambda token: carriers[0].send(token, jnp.zeros(3), target=1, number=0),
+            lambda token: carriers[1].receive(token, aval(jnp.zeros(4)), source=0, number=0),
+        ],
+    )
+    assert isinstance(out[1], Exception)
+    fault = explain(sessions[1])
+    assert (
+        fault is not None and fault.kind == "internal" and "16 bytes was expected" in fault.message
+    )
+    assert isinstance(interface.error(sessions[1], fault), InternalError)
+    closed(carriers, sessions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_left_behind(kind: str) -> None:
+    """Threads and files are as before; closing again does nothing."""
+
+    def once(fails: bool) -> None:
+        carriers = transports(kind, 2)
+        sessions = opened(carriers)
+        functions = [
+            lambda token: carriers[0].send(token, jnp.zeros(3), target=1, number=0),
+            lambda token: carriers[1].receive(
+                token, aval(jnp.zeros(3)), source=0, number=int(fails)
+            ),
+        ]
+        ran(sessions, functions)
+        for _ in range(2):
+            closed(carriers, sessions)
+        with pytest.raises(Exception, match="closed"):
+            jax.block_until_ready(jax.jit(functions[0])(sessions[0].token))
+
+    once(False)
+    gc.collect()
+    before = counts()
+    for fails in (False, True, False):
+        once(fails)
+    gc.collect()
+    assert counts() == before
+
+
+def counts() -> tuple[int, int, int]:
+    tasks, files = (len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd"))
+    open_sessions = compiled.sessions() if compiled.library() is not None else 0
+    return tasks, files, open_sessions
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_code_is_compiled_once_for_all_sessions(kind: str) -> None:
+    carriers, traced = transports(kind, 2), [0, 0]
+
+    def sends(token: Any) -> Any:
+        traced[0] += 1
+        return carriers[0].send(token, jnp.zeros(3), target=1, number=0)
+
+    def receives(token: Any) -> Any:
+        traced[1] += 1
+        return carriers[1].receive(token, aval(jnp.zeros(3)), source=0, number=0)
+
+    functions = [jax.jit(sends), jax.jit(receives)]
+    for _ in range(3):
+        sessions = opened(carriers)
+        together([lambda k=k: functions[k](sessions[k].token) for k in (0, 1)])
+        closed(carriers, sessions)
+    assert traced == [1, 1]
+
+
+@pytest.mark.parametrize("kind", ["local", "tcp callback"])
+def test_programs_that_differ_are_refused(kind: str) -> None:
+    if kind == "local" and compiled.library() is None:
+        pytest.skip(needs.COMPILER_REASON)
+    carriers = transports(kind, 2)
+    made = together(
+        [lambda k=k: carriers[k].open(opening(k, 2, digest=f"digest{k}")) for k in (0, 1)]
+    )
+    failed = [one for one in made if isinstance(one, Exception)]
+    assert failed and all(isinstance(one, PlaceError) for one in failed)
+    assert all("digest0" in str(one) and "digest1" in str(one) for one in failed)
+    assert len(failed) == (1 if kind == "local" else 2)
+    for carrier, one in zip(carriers, made):
+        if not isinstance(one, Exception):
+            carrier.close(one)
+
+
+def test_openings_are_checked() -> None:
+    with pytest.raises(OptionError, match="place 2 of 2"):
+        opening(2, 2)
+    with pytest.raises(OptionError, match="timeout=0"):
+        opening(0, 2, timeout=0)
+    with pytest.raises(OptionError, match="edge from place 0 to place 5"):
+        opening(0, 2, credits={(0, 5): 1})
+    with pytest.raises(OptionError, match="with 0 credits"):
+        opening(0, 2, credits={(0, 1): 0})
+
+
+@needs.compiler
+def test_sessions_at_the_same_time() -> None:
+    """More places at a time than XLA has threads, with matrix products between their messages."""
+    runs = 6
+    groups = [transports("local", 2) for _ in range(runs)]
+    x = jnp.eye(200) * 1.01
+
+    def part(carrier: Any, k: int) -> Any:
+        def body(_: Any, state: Any) -> Any:
+            token, value = state
+            other = value @ value.T
+            if k == 0:
+                token = carrier.send(token, value @ value, target=1, number=0)
+                token, value = carrier.receive(token, aval(x), source=1, number=1)
+            else:
+                token, value = carrier.receive(token, aval(x), source=0, number=0)
+                token = carrier.send(token, jnp.sqrt(value), target=0, number=1)
+            return token, value + 0 * other
+
+        return lambda token: jax.lax.fori_loop(0, 10, body, (token, x))[1]
+
+    functions = [part(groups[0][0], k) for k in (0, 1)]
+
+    def run(carriers: Any) -> Any:
+        sessions = opened(carriers)
+        out = ran(sessions, functions)
+        closed(carriers, sessions)
+        return out[0]
+
+    for one in together([lambda group=group: run(group) for group in groups]):
+        np.testing.assert_allclose(one, x, rtol=1e-4, atol=1e-4)
+
+
+def test_too_many_places_at_a_time_are_an_error() -> None:
+    first = [Local(by_callback=True) for _ in range(threads.most())]
+    sessions = [one.open(opening(0, 1, credits={})) for one in first]
+    late = Local(by_callback=True, patience=0.1)
+    with pytest.raises(PlaceError, match="Close a run before the next"):
+        late.open(opening(0, 1, credits={}))
+    first[0].close(sessions[0])
+    late.close(late.open(opening(0, 1, credits={})))
+    for one, session in zip(first[1:], sessions[1:]):
+        one.close(session)
+
+
+@needs.compiler
+def test_a_function_that_changes_threads_flushes_denormals_as_before() -> None:
+    tiny = jnp.float32(1e-30)
+    carriers = transports("local", 2)
+    sessions = opened(carriers)
+
+    def product(x: Any) -> Any:
+        return x * jnp.float32(1e-10)
+
+    def waits(token: Any) -> Any:
+        token, got = carriers[1].receive(token, aval(tiny), source=0, number=0)
+        return product(got)
+
+    def sends() -> Any:
+        time.sleep(0.1)
+        function = jax.jit(lambda t: carriers[0].send(t, tiny, target=1, number=0))
+        return jax.block_until_ready(function(sessions[0].token))
+
+    out, _ = together([lambda: jax.block_until_ready(jax.jit(waits)(sessions[1].token)), sends])
+    closed(carriers, sessions)
+    assert out == jax.jit(product)(tiny)
+
+
+@needs.compiler
+def test_a_forked_child_has_no_sessions() -> None:
+    """Nor does it keep the parent's connections open."""
+    carriers = transports("tcp", 2)
+    sessions = opened(carriers)
+    read, write = os.pipe()
+    # Nothing of JAX runs in the child.
+    child = os.fork()
+    if child == 0:
+        try:
+            left = compiled.sessions()
+            sockets = sum(
+                "socket" in os.readlink(p)
+                for p in Path("/proc/self/fd").iterdir()
+                if p.is_symlink()
+            )
+            os.write(write, f"{left} {explain(sessions[0])} {sockets >= 0}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    said = os.read(read, 200).decode()
+    os.close(read)
+    os.close(write)
+    closed(carriers, sessions)
+    assert said == "0 None True"
+
+
+def test_local_joins_by_group() -> None:
+    """Places open in any order, and again for the next run."""
+    transport = Local(by_callback=True)
+    tokens = set()
+    for order in ((1, 0), (0, 1)):
+        sessions = [transport.open(opening(k, 2)) for k in order]
+        tokens |= {int(session.token) for session in sessions}
+        for session in sessions:
+            transport.close(session)
+    assert len(tokens) == 4

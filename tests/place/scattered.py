@@ -1,0 +1,75 @@
+"""Programs with parts strewn over them at random: what placement must get right is what nobody would write.
+
+`scattered` traces a function and makes parts of its equations, at every depth: most are parts by themselves, each of
+a name drawn at random; some are left to the rules. Random placements of these names are then random placements of
+equations.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lanewise import _jax
+from lanewise.core.parts import part_p, parts_in
+from lanewise.core.program import program_p, with_equations
+
+
+def scattered(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    names: int,
+    rng: random.Random,
+    share: float = 0.6,
+) -> Callable[..., Any]:
+    """The function with parts `p0`, `p1`, …: the share of equations that are parts."""
+    leaves, tree = jax.tree.flatten(args)
+    trees: list[Any] = []
+
+    def flat(*given: Any) -> list[Any]:
+        outs, out_tree = jax.tree.flatten(fun(*jax.tree.unflatten(tree, given)))
+        trees.append(out_tree)
+        return [jnp.asarray(x) for x in outs]
+
+    def change(eqn: _jax.JaxprEqn) -> _jax.JaxprEqn:
+        if eqn.primitive is program_p:
+            program = eqn.params["program"]
+            if program.recursive:
+                return eqn
+            return eqn.replace(params={**eqn.params, "program": with_equations(program, change)})
+        if eqn.effects or any(True for _ in _jax.subjaxprs(eqn)) or rng.random() > share:
+            return eqn
+        ins = [_jax.new_var(a.aval) for a in eqn.invars]
+        outs = [_jax.new_var(v.aval) for v in eqn.outvars]
+        code = _jax.new_jaxpr(ins, outs, [eqn.replace(invars=ins, outvars=outs)])
+        params = {
+            "jaxpr": _jax.close_jaxpr(code),
+            "name": f"p{rng.randrange(names)}",
+            "indexed": False,
+        }
+        return eqn.replace(primitive=part_p, params=params)
+
+    traced = _jax.trace_at(flat, leaves)
+    changed = _jax.with_eqns(traced.jaxpr, change)
+
+    def run(*given: Any) -> Any:
+        outs = _jax.eval_jaxpr(changed, *traced.captures, *jax.tree.leaves(given))
+        return jax.tree.unflatten(trees[-1], outs)
+
+    return run
+
+
+def placement_of(
+    fun: Callable[..., Any], args: tuple[Any, ...], places: list[Any], rng: random.Random
+) -> dict[str, Any]:
+    """A random placement of the parts that a function has."""
+    leaves, tree = jax.tree.flatten(args)
+    traced = _jax.trace_at(
+        lambda *given: jax.tree.leaves(fun(*jax.tree.unflatten(tree, given))), leaves
+    )
+    names = sorted(set(parts_in(traced.jaxpr)))
+    return {name: rng.choice(places) for name in names}
