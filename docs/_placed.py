@@ -18,7 +18,7 @@ from _drawings import WIDTH, figure, picture, text
 import lanewise as lw
 from lanewise.place.moves import Actions, Compute, Fork, Loop, Move, Require, Step, Steps
 from lanewise.place.placement import placement_from
-from lanewise.place.prepared import prepare
+from lanewise.place.prepared import ask
 from lanewise.place.regions import Scan
 
 LEFT, ROW = 24, 26
@@ -27,9 +27,8 @@ LEFT, ROW = 24, 26
 def actions_of(fun, placement: dict[str, int], *args) -> Actions:
     """The steps of a placed program; nothing runs."""
     leaves, tree = jax.tree.flatten((args, {}))
-    found = placement_from(placement)
-    given = [found.everywhere] * len(leaves)
-    return prepare(fun, fun.__name__, found, leaves, tree, False, given).actions
+    asked = ask(fun, fun.__name__, placement_from(placement), leaves, tree)
+    return asked.divided(everywhere=False).actions
 
 
 # -- the programs ----------------------------------------------------------------------------------

@@ -171,7 +171,8 @@ class _Reader:
         if eqn.primitive is part_p:
             return self.part(eqn, ins)
         places = self.places_in(eqn)
-        if place is None and not places and _picks(eqn):
+        if place is None and eqn.primitive.name == "cond" and (places or _picks(eqn)):
+            # Not one operation, though all parts inside are at one place: what a side reads travels if it is taken.
             return self.cond(eqn, ins, place)
         if not places or (len(places) == 1 and place in (None, *places)):
             return self.op(eqn, ins, next(iter(places), place))
@@ -332,10 +333,8 @@ class _Reader:
 
 
 def _picks(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a branch that does little but pick: what is not taken need not travel."""
-    return eqn.primitive.name == "cond" and all(
-        is_cheap(e) for code in eqn.params["branches"] for e in code.eqns
-    )
+    """Whether a branch does little but pick: what is not taken need not travel."""
+    return all(is_cheap(e) for code in eqn.params["branches"] for e in code.eqns)
 
 
 _CONTROL = {"while": _Reader.loop, "scan": _Reader.scan, "cond": _Reader.cond}
