@@ -14,6 +14,7 @@ from programs import (
     integers,
     learning,
     numerics,
+    placed,
     pytrees,
     recursion,
     sampling,
@@ -36,6 +37,7 @@ CORPUS: tuple[Case, ...] = (
     *learning.CASES,
     *edges.CASES,
     *trees.CASES,
+    *placed.CASES,
 )
 
 

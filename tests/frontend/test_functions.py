@@ -1,5 +1,6 @@
 """Functions of every kind: closures, methods, defaults, lambdas; where source and lines come from."""
 
+import contextlib
 import functools
 import traceback
 import types
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import lanewise as lw
 from lanewise.core.errors import UnsupportedSyntaxError
 from lanewise.frontend.python import convert
 
@@ -531,3 +533,46 @@ def test_star_arguments_and_decorated_inner():
 
     assert jax.jit(convert(f))(1, 0, 2).tolist() == [8, 8, 8]
     assert jax.jit(convert(f))(1, 0).tolist() == [7, 7, 8]
+
+
+def test_names_of_parts_around_traced_control_flow(same):
+    def f(x):
+        while x < 20:
+            with lw.on("decoder"):
+                if x > 4:
+                    x = x + 2
+                x = x + 1
+        with lw.on("encoder"):
+            for _ in range(3):
+                if x % 2 == 0:
+                    return x
+                x = x + 1
+        return -x
+
+    same(f, 3)
+    same(f, 4)
+
+
+def test_a_manager_inside_a_name_of_a_part():
+    def f(x):
+        with lw.on("decoder"):
+            with contextlib.nullcontext():
+                if x > 4:
+                    x = x + 2
+        return x
+
+    with pytest.raises(UnsupportedSyntaxError, match="`with` surrounds the `if`") as caught:
+        jax.jit(convert(f))(1)
+    assert caught.value.location and caught.value.location.line == line_of(f, 2)
+
+
+def test_a_with_around_plain_control_flow_in_a_loop(same):
+    def f(x):
+        while x < 10:
+            with contextlib.nullcontext():
+                for step in (1, 2):
+                    if step > 1:
+                        x = x + step
+        return x
+
+    same(f, 3)

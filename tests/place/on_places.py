@@ -94,7 +94,11 @@ def of_generated(seed: int, count: int) -> Iterator[tuple[str, str]]:
         database=None,
         deadline=None,
         phases=(Phase.generate,),
-        suppress_health_check=tuple(HealthCheck),
+        suppress_health_check=[
+            HealthCheck.filter_too_much,
+            HealthCheck.too_slow,
+            HealthCheck.data_too_large,
+        ],
     )
     @hypothesis.given(programs())
     def each(program: Generated) -> None:

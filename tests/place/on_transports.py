@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ import pytest
 
 import needs
 from lanewise.core.errors import InternalError, OptionError, PlaceError
-from lanewise.place.transports import compiled, interface, threads
+from lanewise.place.transports import compiled, interface, launched, threads
 from lanewise.place.transports.interface import explain
+from lanewise.place.transports.launched import local_group
 from lanewise.place.transports.local import Local
+from lanewise.place.transports.tcp import Tcp
 from places import aval, closed, opened, opening, ran, together, transports
 
 KINDS = [
@@ -339,6 +343,116 @@ def test_openings_are_checked() -> None:
         opening(0, 2, credits={(0, 5): 1})
     with pytest.raises(OptionError, match="with 0 credits"):
         opening(0, 2, credits={(0, 1): 0})
+
+
+# -- how processes meet --------------------------------------------------------------------------------
+
+
+def test_a_peer_that_never_comes_is_an_error() -> None:
+    first, _ = transports("tcp callback", 2, patience=0.3)
+    with pytest.raises(
+        PlaceError, match=r"part p1 \(rank 1\) did not connect to part p0 \(rank 0\) within 0.3 s"
+    ):
+        first.open(opening(0, 2))
+    _, second = transports("tcp callback", 2, patience=0.3)
+    with pytest.raises(
+        PlaceError, match=r"rank 0 was not reached at 127.0.0.1:\d+ within 0.3 s: .*refused"
+    ):
+        second.open(opening(1, 2))
+
+
+def test_a_peer_with_another_secret_is_refused() -> None:
+    ours, theirs = local_group(2)
+    theirs = replace(theirs, secret="guessed")
+    first, second = (Tcp(one.meeting(patience=1.0), by_callback=True) for one in (ours, theirs))
+    out = together([lambda: first.open(opening(0, 2)), lambda: second.open(opening(1, 2))])
+    assert all(isinstance(one, PlaceError) for one in out)
+    assert "1 that came had another secret" in str(out[0])
+    assert "another secret (LANEWISE_SECRET)" in str(out[1])
+
+
+def test_two_processes_with_one_rank_are_an_error() -> None:
+    group = local_group(3)
+    carriers = [Tcp(group[rank].meeting(patience=5.0), by_callback=True) for rank in (0, 1, 1)]
+    out = together([lambda c=c: c.open(opening(c.meeting.rank, 3)) for c in carriers])
+    assert all(
+        isinstance(one, PlaceError) and "two processes are rank 1" in str(one) for one in out
+    )
+
+
+def test_strangers_do_not_disturb() -> None:
+    """Others that connect: one says nothing, one something else, one is gone at once."""
+    group = local_group(2)
+    carriers = [Tcp(one.meeting(patience=20.0), by_callback=True) for one in group]
+
+    def strangers() -> Any:
+        time.sleep(0.2)
+        address, made = (group[0].host, group[0].port), []
+        for said in (b"", b"GET / HTTP/1.1\r\n" + b"x" * 200, None):
+            sock = socket.create_connection(address, timeout=10)
+            made.append(sock)
+            if said is None:
+                sock.close()
+            elif said:
+                sock.sendall(said)
+        session = carriers[1].open(opening(1, 2))
+        for sock in made:
+            sock.close()
+        return session
+
+    sessions = together([lambda: carriers[0].open(opening(0, 2)), strangers])
+    closed(carriers, sessions)
+
+
+def test_a_port_that_is_taken_is_an_error() -> None:
+    one = local_group(2)[0]
+    with socket.socket() as taken:
+        taken.bind((one.host, one.port))
+        taken.listen()
+        with pytest.raises(
+            PlaceError,
+            match=f"cannot listen at 127.0.0.1:{one.port}: .*in use; give the run another port",
+        ):
+            Tcp(one.meeting(), by_callback=True).open(opening(0, 2))
+
+
+def test_sessions_of_two_runs_open_at_the_same_address() -> None:
+    """In any order, told apart by the name of the run; their programs differ."""
+    group = local_group(2)
+
+    def open_one(rank: int, run: str) -> Any:
+        time.sleep(0.1 * (run == ("a", "b")[rank]))
+        carrier = Tcp(group[rank].meeting(run, 20.0), by_callback=True)
+        return carrier.open(opening(rank, 2, digest=run))
+
+    pairs = [(rank, run) for rank in (0, 1) for run in ("a", "b")]
+    sessions = together([lambda one=one: open_one(*one) for one in pairs])
+    assert not [one for one in sessions if isinstance(one, Exception)], sessions
+    for one in together([lambda s=s: interface.close(s) for s in sessions]):
+        assert one is None
+
+
+def test_a_process_learns_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (launched.RANK, launched.SIZE, launched.ADDRESS, launched.SECRET):
+        monkeypatch.delenv(name, raising=False)
+    assert launched.launched() is None
+    given = local_group(2)[1]
+    for name, value in given.environment().items():
+        monkeypatch.setenv(name, value)
+    assert launched.launched() == given
+    assert given.secret not in repr(given) and given.secret not in repr(given.meeting())
+    monkeypatch.setenv(launched.RANK, "2")
+    with pytest.raises(OptionError, match="LANEWISE_RANK=2: ranks are 0 to 1"):
+        launched.launched()
+    monkeypatch.setenv(launched.ADDRESS, "somewhere")
+    with pytest.raises(OptionError, match="LANEWISE_ADDRESS=somewhere"):
+        launched.launched()
+    monkeypatch.delenv(launched.SECRET)
+    with pytest.raises(OptionError, match="LANEWISE_SECRET: not set"):
+        launched.launched()
+
+
+# -- threads -------------------------------------------------------------------------------------------
 
 
 @needs.compiler

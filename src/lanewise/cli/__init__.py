@@ -1,4 +1,4 @@
-"""The command line: `lanewise demo`, `show`, `bench` and `doctor`.
+"""The command line: `lanewise demo`, `show`, `bench`, `launch` and `doctor`.
 
 Its tools are the extra `cli`; without them `main` says so and how to get them. `lanewise.cli.app` has the commands,
 each of the other modules what one of them does.

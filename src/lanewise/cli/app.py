@@ -51,6 +51,8 @@ def lanewise(
     - `lanewise show FILE:FUNCTION --args "..."` shows a program of yours as the machine sees it
 
     - `lanewise bench` lists the benchmarks of a checkout
+
+    - `lanewise launch -n 2 FILE` runs a script in two processes, the ranks of a placed program
     """
 
 
@@ -209,6 +211,41 @@ def bench(
         broken = [result.name for result in results if result.status]
         if broken:
             raise Complaint(f"did not run to the end: {', '.join(broken)}; see above.")
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def launch(
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="The Python file that each process runs.")
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="What the script takes.", show_default=False)
+    ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", "-n", min=1, help="How many processes.")
+    ] = 2,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="How many times all start again after one has failed.")
+    ] = 0,
+) -> None:
+    """Run a script in several processes of this machine, which find each other: the ranks of a placed program.
+
+    What they print has the rank in front. When one fails, all are stopped, and the exit status is that of the first
+    that failed.
+
+    Examples:
+
+    - `lanewise launch -n 2 train.py --steps 1000`
+
+    - `lanewise launch -n 4 --restarts 3 train.py` (goes on from its checkpoint after a fault)
+    """
+    with complaining():
+        from lanewise.cli.launch import launch as launched
+
+        status = launched(processes, script, arguments or (), restarts)
+    raise typer.Exit(status)
 
 
 @app.command()

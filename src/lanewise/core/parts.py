@@ -17,6 +17,7 @@ an axis of lanes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -95,14 +96,27 @@ def placed(fun: Callable[..., Any], name: str, index: Any = None) -> Callable[..
     return call
 
 
-def on(name: str) -> Any:
-    """A context: what is traced inside it is of the part `name`.
+class On(contextlib.AbstractContextManager[None]):
+    """A context that names what is traced inside it: a part."""
+
+    def __init__(self, name: str) -> None:
+        self._scope = jax.named_scope(f"{_SCOPE}{check_name(name)}")
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._scope.__exit__(*raised)
+
+
+def on(name: str) -> On:
+    """A context: what is traced inside it is of the part `name`. Branches and loops may lie inside.
 
     >>> import jax.numpy as jnp
     >>> with on("decoder"):
     ...     y = jnp.sin(1.0)
     """
-    return jax.named_scope(f"{_SCOPE}{check_name(name)}")
+    return On(name)
 
 
 def scope_of(eqn: _jax.JaxprEqn) -> str | None:

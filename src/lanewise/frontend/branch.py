@@ -33,6 +33,7 @@ from lanewise import _jax
 from lanewise._jax import Traced
 from lanewise.core.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
 from lanewise.core.objects import Items, asked, is_held, not_same, same
+from lanewise.core.parts import On
 from lanewise.frontend import values
 from lanewise.frontend.values import RESULT, Site, Undefined, Value, is_traced
 
@@ -360,6 +361,19 @@ class Operators:
             self._local.staged = []
         return self._local.staged
 
+    @property
+    def naming(self) -> set[int]:
+        """The lines of `with` statements that were last entered with what only names the code inside, in this thread."""
+        if not hasattr(self._local, "naming"):
+            self._local.naming = set()
+        return self._local.naming
+
+    def manager(self, line: int, manager: Any) -> Any:
+        """The manager of a `with`, which is about to be entered."""
+        change = self.naming.add if isinstance(manager, On) else self.naming.discard
+        change(line)
+        return manager
+
     @contextlib.contextmanager
     def staging(self, k: int) -> Iterator[None]:
         self.staged.append(k)
@@ -377,7 +391,7 @@ class Operators:
 
     def _choose(self, k: int, pred: Any, then: _Thunk, orelse: _Thunk) -> Any:
         site = self.sites[k]
-        site.forbid_staging()
+        site.forbid_staging(self.naming)
         with self.staging(k):
             (value,) = stage_branch(pred, lambda: (then(),), lambda: (orelse(),), site)
         return value

@@ -121,7 +121,7 @@ class Runtime(Operators):
         self, k: int, pred: Any, then: _Block, orelse: _Block, variables: Variables
     ) -> None:
         site = variables.site
-        site.forbid_staging()
+        site.forbid_staging(self.naming)
         saved = variables.get()
         sides = variables.from_here(then), variables.from_here(orelse)
         self.begin(site, saved)
@@ -144,7 +144,7 @@ class Runtime(Operators):
             if not test:
                 raise AssertionError(*(() if message is None else (message(),)))
             return
-        site.forbid_staging()
+        site.forbid_staging(self.naming)
         text, writes, given = "assertion failed", None, []
         if message is not None:
             from lanewise.frontend.messages import text_of
@@ -249,7 +249,7 @@ class Runtime(Operators):
                 return
 
     def _stage(self, k: int, spec: LoopSpec) -> None:
-        spec.site.forbid_staging()
+        spec.site.forbid_staging(self.naming)
         self.begin(spec.site, spec.variables.get())
         try:
             with self.staging(k):

@@ -85,7 +85,7 @@ class Expressions(ast.NodeTransformer):
         self.function = function
         self.maybe: Names = frozenset()  # variables that may hold an `Undefined`
         self.definite: Names = frozenset()  # those of them that do not, here
-        self.inside: tuple[str, int] | None = None
+        self.inside: tuple[tuple[str, int], ...] = ()
         self.first_parameter: str | None = None
         self.setters: dict[str, str] = {}
         self.thunks = 0
@@ -96,7 +96,7 @@ class Expressions(ast.NodeTransformer):
 
     def site(self, node: ast.AST, what: str, **more: Any) -> ast.Constant:
         """A new site for an expression; returns its number as code."""
-        inside = self.inside if self.inside is not None and self.inside[0] == "try" else None
+        inside = tuple(each for each in self.inside if each[0] == "try")
         names = more.pop("names", ("",))
         self.unit.sites.append(
             Site(self.location(node), what, names, len(names), inside=inside, **more)

@@ -198,6 +198,8 @@ class Statements(Expressions):
         # Before the statements are rewritten: blocks inside a `with` or a `try` are put in their place.
         bound_here = bound_names([*start, *block])
         outside, self.around = self.around, (*self.around, k)
+        # Before statements that stay what they are, such as `with`, take in the names that are made up for their blocks.
+        bound_here = bound_names([*start, *block])
         self.depth += 1
         body = [*start, *self.block(block)]
         self.depth -= 1
@@ -429,6 +431,9 @@ class Statements(Expressions):
 
     def emit_With(self, node: ast.With) -> list[ast.stmt]:
         node.items = [self.visit(item) for item in node.items]
+        if len(node.items) == 1:
+            item, line = node.items[0], ast.Constant(node.lineno)
+            item.context_expr = runtime_call("manager", line, item.context_expr, origin=node)
         self.definite |= bound_names(node.items)
         flag = node.lw_flag if self.depth else None  # type: ignore[attr-defined]
         node.body = self.within("with", node, node.body)
@@ -441,7 +446,7 @@ class Statements(Expressions):
 
     def within(self, what: str, node: ast.stmt, block: Sequence[ast.stmt]) -> list[ast.stmt]:
         outside = self.inside
-        self.inside = outside or (what, node.lineno)
+        self.inside = (*outside, (what, node.lineno))
         out = self.block(block)
         self.inside = outside
         return out or [locate(ast.Pass(), node)]

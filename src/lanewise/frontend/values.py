@@ -13,7 +13,7 @@ A `Site` is what the converted code tells its run-time about one statement of th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -339,7 +339,7 @@ class Site:
     dead_else: frozenset[str] = frozenset()
     dead_entry: frozenset[str] = frozenset()
     stored: frozenset[str] = frozenset()  # those of `names` whose objects it changes in place
-    inside: tuple[str, int] | None = None  # an enclosing `try` or `with`, and its line
+    inside: tuple[tuple[str, int], ...] = ()  # each `try` and `with` around it, and its line
     binds: tuple[tuple[str, int], ...] = ()  # `:=` in operands that may not be computed
     acts: bool = False  # its body may act on Python objects other than through `names`
     once: bool = False  # a loop whose body always leaves it
@@ -351,10 +351,14 @@ class Site:
     def at(self, line: int) -> Location:
         return Location(self.location.filename, line, self.location.function)
 
-    def forbid_staging(self) -> None:
-        """Raise if the statement cannot be traced because of where it is or what it assigns."""
-        if self.inside is not None:
-            what, line = self.inside
+    def forbid_staging(self, naming: Collection[int] = ()) -> None:
+        """Raise if the statement cannot be traced because of where it is or what it assigns.
+
+        `naming`: the lines of `with` statements that name what is traced inside them and do nothing else.
+        """
+        for what, line in self.inside:
+            if what == "with" and line in naming:
+                continue
             raise UnsupportedSyntaxError(
                 f"this `{what}` surrounds the {self.what} of line {self.line}, whose condition is only "
                 f"known at run time. Move the `{what}` inside the branch or loop body, or around the "

@@ -31,8 +31,11 @@ from lanewise.place.transports.interface import Opening, Session, Transport
 from lanewise.place.transports.launched import Launched
 from lanewise.place.transports.local import Local
 from lanewise.place.transports.tcp import Tcp
+from lanewise.place.transports.threads import Held
 
 _LOOK_SECONDS = 0.1
+# How long a run waits for others in this process to end.
+_PATIENCE_SECONDS = 600.0
 
 
 @dataclass
@@ -133,10 +136,15 @@ class Running:
     def _sessions(self) -> Iterator[list[Session]]:
         """An open session for each place of this process."""
         if self.launched is not None:
-            if self.session is None:
-                self.session = self.transport.open(self._opening(self.launched.rank))
-                _open_sessions.add(self)
-            yield [self.session]
+            held = Held(1, _PATIENCE_SECONDS)
+            held.join(self.launched.rank)
+            try:
+                if self.session is None:
+                    self.session = self.transport.open(self._opening(self.launched.rank))
+                    _open_sessions.add(self)
+                yield [self.session]
+            finally:
+                held.leave(self.launched.rank)
             return
         sessions: list[Session] = []
         try:

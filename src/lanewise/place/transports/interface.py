@@ -125,12 +125,15 @@ class Link(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A place that is connected with the others; `token` begins its token chain."""
+    """A place that is connected with the others; `token` begins its token chain.
+
+    `held`: the threads of XLA that a session holds as long as it is open, if it does.
+    """
 
     token: np.ndarray
     opening: Opening
     link: Link
-    held: Held
+    held: Held | None = None
 
     def interrupt(self) -> None:
         """End the session, from any thread: whoever waits in it comes back with an error."""
@@ -170,7 +173,8 @@ def close(session: Session, reason: str | None = None) -> None:
     try:
         session.link.close()
     finally:
-        session.held.leave(session.opening.me)
+        if session.held is not None:
+            session.held.leave(session.opening.me)
 
 
 def explain(session: Session) -> Fault | None:

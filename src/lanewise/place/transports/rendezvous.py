@@ -1,43 +1,37 @@
-"""How processes meet: a secret first, then programs are compared, then each pair that shares an edge connects.
+"""How processes meet: programs are compared, then each pair that shares an edge connects.
 
 Rank 0 listens at the address that all know. Each other rank listens at a port of its own, connects to rank 0 and says
 who it is, what it runs and where it listens. When all are there rank 0 sends the table of addresses to all, and of each
 pair that shares an edge the higher rank connects to the lower. The connection with rank 0 stays, for signs of life.
-
-Who accepts a connection sends 32 random bytes; who connects answers with 32 of its own and the keyed hash
-(HMAC-SHA256) of both under the run's secret, and gets such a hash in return. Until then nothing else is read, and who
-has no such hash is turned away: other programs that come by do not disturb a run. The secret itself never travels.
-After that come messages of at most `MOST_BYTES`, as JSON with a length before it; nothing is ever unpickled. There is
-no encryption: the network is trusted with the values.
-
 All that waits has a deadline, and reports what it waited for.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import json
-import os
 import queue
 import socket
-import struct
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from lanewise.core.errors import PlaceError
+from lanewise.place.transports.greeting import (
+    LOOK_SECONDS,
+    Comers,
+    Gone,
+    Listener,
+    Refused,
+    come_in,
+    heard,
+    listening,
+    say,
+)
 from lanewise.place.transports.interface import Opening, Peer
 
 VERSION = 1
-NONCE_BYTES = 32
-MOST_BYTES = 1 << 22
-# How long a connection has to show that it knows the secret, and between attempts to connect.
-GREETING_SECONDS = 10.0
 RETRY_SECONDS = 0.05
-LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -54,202 +48,6 @@ class Meeting:
     secret: bytes = field(repr=False)
     run: str = ""
     patience: float = 120.0
-
-
-class Refused(Exception):
-    """The other side does not know the secret, or is no process of ours."""
-
-
-class Gone(Exception):
-    """The other side closed the connection or said nothing in time."""
-
-
-# -- messages ------------------------------------------------------------------------------------------
-
-
-def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
-    content = b""
-    while len(content) < count:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise Gone("it said nothing in time")
-        sock.settimeout(min(left, LOOK_SECONDS))
-        try:
-            more = sock.recv(count - len(content))
-        except TimeoutError:
-            continue
-        except OSError as error:
-            raise Gone(str(error)) from error
-        if not more:
-            raise Gone("it closed the connection")
-        content += more
-    return content
-
-
-def _say(sock: socket.socket, message: dict[str, Any]) -> None:
-    content = json.dumps(message).encode()
-    sock.settimeout(GREETING_SECONDS)
-    try:
-        sock.sendall(struct.pack("<I", len(content)) + content)
-    except OSError as error:
-        raise Gone(str(error)) from error
-
-
-def _heard(sock: socket.socket, deadline: float) -> dict[str, Any]:
-    (count,) = struct.unpack("<I", _exactly(sock, 4, deadline))
-    if count > MOST_BYTES:
-        raise Gone("it sent a message that is too long")
-    try:
-        message = json.loads(_exactly(sock, count, deadline))
-    except ValueError as error:
-        raise Gone("it sent what is no message") from error
-    if not isinstance(message, dict):
-        raise Gone("it sent what is no message")
-    return message
-
-
-def _proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:
-    return hmac.digest(secret, b"lanewise " + side + nonces, "sha256")
-
-
-def _let_in(sock: socket.socket, secret: bytes) -> None:
-    """Whether who connects knows the secret, and that we do."""
-    deadline = time.monotonic() + GREETING_SECONDS
-    ours = os.urandom(NONCE_BYTES)
-    try:
-        sock.sendall(ours)
-        answer = _exactly(sock, 2 * NONCE_BYTES, deadline)
-        theirs, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
-        if not hmac.compare_digest(proof, _proof(secret, b"connects", ours + theirs)):
-            raise Refused
-        sock.sendall(_proof(secret, b"accepts", ours + theirs))
-    except OSError as error:
-        raise Gone(str(error)) from error
-
-
-def _come_in(sock: socket.socket, secret: bytes) -> None:
-    deadline = time.monotonic() + GREETING_SECONDS
-    theirs = _exactly(sock, NONCE_BYTES, deadline)
-    ours = os.urandom(NONCE_BYTES)
-    try:
-        sock.sendall(ours + _proof(secret, b"connects", theirs + ours))
-        answer = _exactly(sock, NONCE_BYTES, deadline)
-    except (OSError, Gone) as error:
-        raise Refused from error
-    if not hmac.compare_digest(answer, _proof(secret, b"accepts", theirs + ours)):
-        raise Refused
-
-
-# -- who listens ---------------------------------------------------------------------------------------
-
-
-class Listener:
-    """A port that lets in who knows the secret, and sorts who comes by the run that it wants."""
-
-    def __init__(self, host: str, port: int, secret: bytes) -> None:
-        self._secret = secret
-        self._guard = threading.Lock()
-        self._comers: dict[str, queue.Queue[tuple[dict[str, Any], socket.socket]]] = {}
-        self._greeted: dict[threading.Thread, socket.socket] = {}
-        self._closed = False
-        self.users, self.turned_away = 0, 0
-        self._socket = _bound(host, port)
-        self.port = self._socket.getsockname()[1]
-        self._thread = threading.Thread(target=self._accept, name="lanewise-listen", daemon=True)
-        self._thread.start()
-
-    def comers(self, run: str) -> queue.Queue[tuple[dict[str, Any], socket.socket]]:
-        with self._guard:
-            return self._comers.setdefault(run, queue.Queue())
-
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                sock, _ = self._socket.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            thread = threading.Thread(target=self._greet, args=(sock,), daemon=True)
-            with self._guard:
-                self._greeted[thread] = sock
-            thread.start()
-
-    def _greet(self, sock: socket.socket) -> None:
-        try:
-            sock.settimeout(GREETING_SECONDS)
-            _let_in(sock, self._secret)
-            hello = _heard(sock, time.monotonic() + GREETING_SECONDS)
-            self.comers(str(hello.get("run"))).put((hello, sock))
-        except (Refused, Gone) as error:
-            self.turned_away += isinstance(error, Refused)
-            sock.close()
-        finally:
-            with self._guard:
-                self._greeted.pop(threading.current_thread(), None)
-
-    def close(self) -> None:
-        self._closed = True
-        self._socket.close()
-        self._thread.join()
-        with self._guard:
-            greeted = dict(self._greeted)
-        for thread, sock in greeted.items():
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            thread.join()
-        for comers in self._comers.values():
-            while not comers.empty():
-                comers.get()[1].close()
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    problem: OSError | None = None
-    # A name of this machine as others see it may be none of its own addresses.
-    for one in (host, ""):
-        try:
-            family = socket.AF_INET6 if ":" in one else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                sock.bind((one, port))
-                sock.listen(128)
-                sock.settimeout(LOOK_SECONDS)
-                return sock
-            except BaseException:
-                sock.close()
-                raise
-        except OSError as error:
-            problem = problem or error
-    raise PlaceError(
-        f"rank 0 cannot listen at {host}:{port}: {problem and problem.strerror}; give the run another port."
-    ) from problem
-
-
-_listeners: dict[tuple[str, int], Listener] = {}
-_listening = threading.Lock()
-
-
-@contextlib.contextmanager
-def _listener(host: str, port: int, secret: bytes) -> Iterator[Listener]:
-    """A listener, shared by the sessions that this process opens at the same address at one time."""
-    with _listening:
-        found = _listeners.get((host, port)) if port else None
-        if found is None:
-            found = Listener(host, port, secret)
-            if port:
-                _listeners[host, port] = found
-        found.users += 1
-    try:
-        yield found
-    finally:
-        with _listening:
-            found.users -= 1
-            last = not found.users
-            if last and port:
-                del _listeners[host, port]
-            if last:
-                found.close()
 
 
 # -- who connects --------------------------------------------------------------------------------------
@@ -271,7 +69,7 @@ def _reached(
             sock = socket.create_connection(
                 (host, port), timeout=max(deadline - time.monotonic(), 0.1)
             )
-            _come_in(sock, meeting.secret)
+            come_in(sock, meeting.secret)
             return sock, greeting(sock)
         except Refused:
             if sock is not None:
@@ -339,7 +137,7 @@ def _at_rank_0(opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadl
     addresses: dict[int, tuple[str, int]] = {}
     if opening.size == 1:
         return
-    with _listener(meeting.host, meeting.port, meeting.secret) as listener:
+    with listening(meeting.host, meeting.port, meeting.secret) as listener:
         comers = listener.comers(meeting.run)
         try:
             while len(addresses) < opening.size - 1:
@@ -349,7 +147,7 @@ def _at_rank_0(opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadl
                 problem = _problem(opening, hello, addresses)
                 if problem is not None:
                     with contextlib.suppress(Gone), sock:
-                        _say(sock, {"error": problem})
+                        say(sock, {"error": problem})
                     raise PlaceError(problem, rank if rank in peers else None, "failed")
                 assert isinstance(rank, int)
                 peers[rank].life = sock
@@ -358,7 +156,7 @@ def _at_rank_0(opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadl
                 life = peers[place].life
                 assert life is not None
                 try:
-                    _say(life, {"table": {str(k): list(v) for k, v in addresses.items()}})
+                    say(life, {"table": {str(k): list(v) for k, v in addresses.items()}})
                 except Gone as error:
                     raise _left(opening, place) from error
         except BaseException as error:
@@ -366,7 +164,7 @@ def _at_rank_0(opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadl
                 life = peers[place].life
                 assert life is not None
                 with contextlib.suppress(Gone):
-                    _say(life, {"error": str(error) or f"rank 0 gave up ({type(error).__name__})"})
+                    say(life, {"error": str(error) or f"rank 0 gave up ({type(error).__name__})"})
             raise
         _await_higher(opening, meeting, peers, comers, deadline, listener)
 
@@ -395,7 +193,7 @@ def _left(opening: Opening, place: int) -> PlaceError:
 
 
 def _next(
-    comers: queue.Queue[tuple[dict[str, Any], socket.socket]],
+    comers: Comers,
     deadline: float,
     opening: Opening,
     meeting: Meeting,
@@ -440,7 +238,7 @@ def _await_higher(
     opening: Opening,
     meeting: Meeting,
     peers: dict[int, Peer],
-    comers: queue.Queue[tuple[dict[str, Any], socket.socket]],
+    comers: Comers,
     deadline: float,
     listener: Listener,
 ) -> None:
@@ -473,9 +271,9 @@ def _at_another(
             # Where it is reached from is known once it has reached rank 0.
             if "own" not in opened:
                 own = sock.getsockname()[0]
-                opened["own"] = stack.enter_context(_listener(own, 0, meeting.secret))
-            _say(sock, _hello(opening, meeting, "join", port=opened["own"].port))
-            return _heard(sock, deadline)
+                opened["own"] = stack.enter_context(listening(own, 0, meeting.secret))
+            say(sock, _hello(opening, meeting, "join", port=opened["own"].port))
+            return heard(sock, deadline)
 
         life, answer = _reached(meeting.host, meeting.port, meeting, deadline, "rank 0", join)
         peers[0].life = life
@@ -496,4 +294,4 @@ def _at_another(
 
 
 def _greeting(hello: dict[str, Any]) -> Callable[[socket.socket], None]:
-    return lambda sock: _say(sock, hello)
+    return lambda sock: say(sock, hello)

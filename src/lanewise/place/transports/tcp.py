@@ -8,7 +8,6 @@ from lanewise.core.errors import OptionError
 from lanewise.place.transports import compiled, plain_tcp
 from lanewise.place.transports.interface import Opening, Session
 from lanewise.place.transports.rendezvous import Meeting, met
-from lanewise.place.transports.threads import Held
 from lanewise.place.transports.traceable import Traceable
 
 # How often in its timeout a place gives a sign of life, and the seconds between two at most.
@@ -30,14 +29,9 @@ class Tcp(Traceable):
                 f"place {opening.me} of {opening.size} is opened by rank {self.meeting.rank} of {self.meeting.size}:"
                 " a process is the place of its rank."
             )
-        held = Held(1, self.meeting.patience)
-        held.join(opening.me)
-        try:
-            peers = met(opening, self.meeting)
-            beat = min(opening.timeout / BEATS, MOST_SECONDS)
-            core = plain_tcp if self.by_callback else compiled
-            link = core.connected(opening.me, opening.size, peers, opening.timeout, beat)
-        except BaseException:
-            held.leave(opening.me)
-            raise
-        return Session(np.asarray(link.handle, np.int32), opening, link, held)
+        peers = met(opening, self.meeting)
+        beat = min(opening.timeout / BEATS, MOST_SECONDS)
+        core = plain_tcp if self.by_callback else compiled
+        link = core.connected(opening.me, opening.size, peers, opening.timeout, beat)
+        # A session stays open between runs, and only a run holds a thread.
+        return Session(np.asarray(link.handle, np.int32), opening, link)
