@@ -87,7 +87,8 @@ class Sheet:
 
     names: Sequence[str]
     parts: list[str] = field(default_factory=list)
-    top: float = 40
+    top: float = 30
+    depth: int = 0
 
     @property
     def column(self) -> float:
@@ -159,20 +160,22 @@ class Sheet:
         self, members: frozenset[int], title: str, sections: Sequence[tuple[str, Steps]]
     ) -> None:
         """An outline around the places that have a loop or a branch."""
-        begin = self.top + 4
+        begin, inset = self.top + 4, 8 * self.depth
         self.top += 8
+        self.depth += 1
         for name, steps in sections:
             if not steps.steps and title == "branch":
                 name = f"{name}: nothing"
-            x = LEFT + min(members) * self.column + 10
+            x = LEFT + min(members) * self.column + inset + 10
             self.parts.append(text(x, self.top + 14, f"{title}: {name}"))
             self.top += ROW - 4
             self.steps(steps.steps)
+        self.depth -= 1
         self.top += 6
-        x, width = LEFT + min(members) * self.column, len(range(min(members), max(members) + 1))
+        x = LEFT + min(members) * self.column + inset
+        width = (max(members) - min(members) + 1) * self.column - 2 * inset
         self.parts.append(
-            f'<rect x="{x:.1f}" y="{begin:.1f}" width="{width * self.column:.1f}" height="{self.top - begin:.1f}"'
-            f' rx="6" class="line"/>'
+            f'<rect x="{x:.1f}" y="{begin:.1f}" width="{width:.1f}" height="{self.top - begin:.1f}" rx="6" class="line"/>'
         )
         self.top += 4
 
@@ -238,17 +241,17 @@ def played(
 
 
 def overlapped() -> str:
-    """Three loops over two places: apart, apart by one, and in step."""
+    """Two loops over two places: one whose iterations overlap, one whose iterations cannot."""
     parts: list[str] = []
-    top, turns, end = 4.0, 10, 0.0
+    top, end = 4.0, 0.0
     rows = []
-    for fun, in_flight, words in (
-        (model, 8, "in_flight=8: the encoder is ahead"),
-        (fed_back, 8, "the encoder needs the state: an iteration waits for the one before it"),
+    for fun, words in (
+        (model, "model: the encoder is ahead of the decoder"),
+        (fed_back, "fed_back: the encoder reads the state, and waits for it"),
     ):
         actions = actions_of(fun, {"encoder": 0, "decoder": 1}, SQUARE, SQUARE, ROWS)
         (loop,) = [step for step in actions.steps.steps if isinstance(step, Loop)]
-        bars = played(loop.body.steps, turns, actions.credits(in_flight))
+        bars = played(loop.body.steps, 10, actions.credits(in_flight=8))
         rows.append((words, bars))
         end = max(end, *(bar[3] for bar in bars))
     scale = (WIDTH - 100) / end
@@ -274,3 +277,6 @@ def overlapped() -> str:
         "Ten iterations of two loops over two places, played from their steps with parts that take the same time. Above,"
         " values go one way. Below, they come back within an iteration, and the places take turns.",
     )
+
+
+DRAWINGS = {"placed_steps": placed_steps, "overlapped": overlapped}
