@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from places import places, same, show  # isort: skip
+from where import places, same, show  # isort: skip
 
 import jax
 import jax.numpy as jnp
@@ -113,8 +113,8 @@ def play(p, replay, key, steps: int):
             games = games.at[20 * t // steps].add(ended)
             wins = wins.at[20 * t // steps].add(reward > 0)
             x = replay.after[t % ROOM]  # what the network has seen last is at its place already
-        if t % EVERY == 0:
-            p = lw.placed(learn, "network")(p, replay, learning, t)
+            if t % EVERY == 0:
+                p = learn(p, replay, learning, t)
     return p, games, wins
 
 

@@ -8,7 +8,7 @@ takes part in the loop.
 
 from __future__ import annotations
 
-from places import places, same, show  # isort: skip
+from where import places, same, show  # isort: skip
 
 import jax
 import jax.numpy as jnp

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from places import places, same, show  # isort: skip
+from where import places, same, show  # isort: skip
 
 import arviz
 import jax

@@ -433,28 +433,6 @@ def test_with_around_traced_control_flow():
     assert caught.value.location and caught.value.location.line == line_of(f, 1)
 
 
-def test_with_around_control_flow_inside_a_loop(same):
-    def f(x, n):
-        total = 0
-        for i in range(n):
-            with jax.named_scope("a"):
-                if jnp.ndim(x) == 0:
-                    total = total + x
-        return total
-
-    same(f, 2, 3)
-
-    def traced(x, n):
-        for i in range(n):
-            with jax.named_scope("a"):
-                if x > 0:
-                    x = x - 1
-        return x
-
-    with pytest.raises(UnsupportedSyntaxError, match="`with` surrounds the `if`"):
-        jax.jit(convert(traced))(1, 2)
-
-
 def test_raise_under_a_traced_condition():
     def f(x):
         if x < 0:

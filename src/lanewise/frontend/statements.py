@@ -195,8 +195,6 @@ class Statements(Expressions):
         """A block of the statement of site `k` as a function (of a loop's item, or nothing), and what refers to it."""
         if not block and not start:
             return [], locate(ast.Lambda(no_arguments(), ast.Constant(None)), origin)
-        # Before the statements are rewritten: blocks inside a `with` or a `try` are put in their place.
-        bound_here = bound_names([*start, *block])
         outside, self.around = self.around, (*self.around, k)
         # Before statements that stay what they are, such as `with`, take in the names that are made up for their blocks.
         bound_here = bound_names([*start, *block])
