@@ -1,7 +1,7 @@
 """What MkDocs does here beside building: drawings are made and put in, and nothing may come from the network.
 
-A line `<!-- drawing: name -->` in a page is replaced by the drawing of that name, made by `_drawings.py` or `_placed.py` from a
-program at the time of building, inside the page, so that it has the page's colours.
+A line `<!-- drawing: name -->` in a page is replaced by the drawing of that name, made by `_drawings.py` or
+`_placed.py` from a program at the time of building, inside the page, so that it has the page's colours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The drawings of placed programs, made from the actions that `lanewise.run` divides them into.
 
 `placed_steps` shows every step of a program: what runs at which place, which values travel, which places a loop and a
-branch have. `overlapped` plays a loop's steps against a clock: each place does its own in order, a receive waits for its
-message, and a send waits for room.
+branch have. `overlapped` plays a loop's steps against a clock: each place does its own in order, a receive waits for
+its message, and a send waits for room.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ class Sheet:
         x = LEFT + min(members) * self.column + inset
         width = (max(members) - min(members) + 1) * self.column - 2 * inset
         self.parts.append(
-            f'<rect x="{x:.1f}" y="{begin:.1f}" width="{width:.1f}" height="{self.top - begin:.1f}" rx="6" class="line"/>'
+            f'<rect x="{x:.1f}" y="{begin:.1f}" width="{width:.1f}" height="{self.top - begin:.1f}"'
+            ' rx="6" class="line"/>'
         )
         self.top += 4
 
@@ -197,7 +198,8 @@ def placed_steps() -> str:
     return figure(
         picture([_TIP, *sheet.parts], sheet.top + 6, title="What runs where in a placed loop"),
         "The steps of <code>solve</code>, in the order in which both places meet them. Green: parts. Blue: what runs at"
-        " one place because its operands are there. Brown: counters, which each place has for itself. An arrow is a message.",
+        " one place because its operands are there. Brown: counters, which each place has for itself. An arrow is a"
+        " message.",
     )
 
 
@@ -274,8 +276,8 @@ def overlapped() -> str:
         top += 12
     return figure(
         picture(parts, top, title="Iterations of a placed loop that overlap, and some that do not"),
-        "Ten iterations of two loops over two places, played from their steps with parts that take the same time. Above,"
-        " values go one way. Below, they come back within an iteration, and the places take turns.",
+        "Ten iterations of two loops over two places, played from their steps with parts that take the same time."
+        " Above, values go one way. Below, they come back within an iteration, and the places take turns.",
     )
 
 

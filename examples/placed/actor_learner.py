@@ -5,8 +5,8 @@ A step of the loop: the network looks and acts, the world moves on, what was see
 exchange an action and an observation for each step, and nothing else. Buffer and weights never leave the network's
 place; the world does not know when it learns.
 
-The game is Catch: a ball falls, and a paddle below is moved left or right to be under it. The network is a deep Q-network
-(Mnih et al. 2015).
+The game is Catch: a ball falls, and a paddle below is moved left or right to be under it. The network is a deep
+Q-network (Mnih et al. 2015).
 """
 
 from __future__ import annotations
@@ -68,6 +68,10 @@ class Replay(NamedTuple):
     after: jax.Array
 
 
+def remembered(replay: Replay, t: jax.Array, step: Replay) -> Replay:
+    return jax.tree.map(lambda kept, new: kept.at[t % ROOM].set(new), replay, step)
+
+
 def values(p: Any, x: jax.Array) -> jax.Array:
     """What each action is worth."""
     return jax.nn.relu(x @ p[0] + p[1]) @ p[2]
@@ -108,8 +112,7 @@ def play(p, replay, key, steps: int):
             action = act(p, x, acting, t)
         world, after, reward, ended = lw.placed(move, "world")(world, action)
         with lw.on("network"):
-            row = Replay(x, action, reward, ended, after)
-            replay = jax.tree.map(lambda kept, new: kept.at[t % ROOM].set(new), replay, row)
+            replay = remembered(replay, t, Replay(x, action, reward, ended, after))
             games = games.at[20 * t // steps].add(ended)
             wins = wins.at[20 * t // steps].add(reward > 0)
             x = replay.after[t % ROOM]  # what the network has seen last is at its place already

@@ -1,9 +1,9 @@
 """A `while` over two places, until both have converged: heat in a plate, each half of it at a place of its own.
 
-The plate is a grid whose rim has a given temperature; inside, each point is the mean of its four neighbours (Laplace's
-equation, by Jacobi's method). In an iteration each half sends its edge to the other, and its largest change to where the
-test is made. The outcome of the test is a value like any other and goes to the other half: nobody else is asked, and no host
-takes part in the loop.
+The plate is a grid whose rim has a given temperature; inside, each point is the mean of its four neighbours
+(Laplace's equation, by Jacobi's method). In an iteration each half sends its edge to the other, and its largest
+change to where the test is made. The outcome of the test is a value like any other and goes to the other half: nobody
+else is asked, and no host takes part in the loop.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def main(least: float = 1e-4) -> float:
 
     show(traffic, "\n")
     off = np.abs(np.concatenate([upper, lower]) - solved(100.0)).max()
-    show(f"{count} iterations, {traffic.messages / count:.2f} messages for each; off by {off:.3f} of 100 degrees")
+    show(
+        f"{count} iterations, {traffic.messages / count:.2f} messages for each; off by {off:.3f} of 100 degrees"
+    )
     return float(off)
 
 

@@ -1,11 +1,11 @@
-"""A mixture of experts: each expert has a place and its weights stay there; a token goes to the one that is chosen for it.
+"""A mixture of experts: each has a place, where its weights stay; a token goes to the expert that is chosen for it.
 
-A router reads a token and picks an expert, as in the Switch Transformer (Fedus et al. 2021): the answer is scaled by the
-router's probability, through which the router learns. The index is computed in the program, so which place works on which
-token is known only as it runs. A place that is not chosen gets the outcome of the choice, and no token.
+A router reads a token and picks an expert, as in the Switch Transformer (Fedus et al. 2021): the answer is scaled by
+the router's probability, through which the router learns. The index is computed in the program, so which place works
+on which token is known only as it runs. A place that is not chosen gets the outcome of the choice, and no token.
 
-`lw.placed` takes a sequence of functions, one an expert: each holds its own weights, and in the gradient its own adjoints, at
-its own place.
+`lw.placed` takes a sequence of functions, one an expert: each holds its own weights, and in the gradient its own
+adjoints, at its own place.
 
 The task: the plane is cut into quarters, and each has a linear map of its own. One linear map cannot learn that.
 """

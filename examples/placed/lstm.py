@@ -1,9 +1,9 @@
 """The layers of an LSTM, each at a place of its own, trained.
 
-Layer 1 reads step t of the sequence while layer 0 is at step t + 1 already: nothing comes back within an iteration, so
-places run apart, up to `in_flight` steps. The gradient goes the other way through the same edges. Training is a loop of the program
-too: a layer's weights and its moments of Adam are a state of it, and live where the layer is. What travels is a hidden state
-a step, and its adjoint.
+Layer 1 reads step t of the sequence while layer 0 is at step t + 1 already: nothing comes back within an iteration,
+so places run apart, up to `in_flight` steps. The gradient goes the other way through the same edges. Training is a
+loop of the program too: a layer's weights and its moments of Adam are a state of it, and live where the layer is.
+What travels is a hidden state a step, and its adjoint.
 
 The task: waves of a frequency and a phase that the network is not given. It is to say the next value.
 """

@@ -1,9 +1,9 @@
 """NUTS chains over two places, which adapt together.
 
 Chains need nothing of each other while they draw, so each half of them is one part: the recursion of the sampler, for
-many chains at once, compiled for its place and without a message inside. After each window of the warm-up the halves meet: means and
-squares of their draws travel, a few numbers, and both go on with the scale and the step size of all chains. At the end the
-draws do.
+many chains at once, compiled for its place and without a message inside. After each window of the warm-up the halves
+meet: means and squares of their draws travel, a few numbers, and both go on with the scale and the step size of all
+chains. At the end the draws do.
 
 The posterior is that of the eight schools (Rubin 1981), in coordinates without a funnel.
 """
@@ -98,7 +98,9 @@ def main(chains: int = 64, window: int = 25, draws: int = 200) -> float:
     same(found, jax.jit(lambda k, p: sample(k, p, window, draws))(keys, positions))
     mean = np.concatenate(found)[..., 0]
     agree = float(arviz.rhat(mean))
-    show(f"{mean.size} draws: the mean of all schools is {mean.mean():.2f} ± {mean.std():.2f}, R-hat {agree:.3f}")
+    show(
+        f"{mean.size} draws: the mean of all schools is {mean.mean():.2f} ± {mean.std():.2f}, R-hat {agree:.3f}"
+    )
     return agree
 
 

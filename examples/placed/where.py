@@ -21,7 +21,7 @@ import numpy as np  # noqa: E402
 
 
 def places(count: int) -> list[Any]:
-    """Places for `count` parts: ranks of processes if there are several, else devices. Parts share them if they are few."""
+    """Places for `count` parts: ranks of processes if there are several, else devices. Parts share them if need be."""
     processes = int(os.environ.get("LANEWISE_SIZE", 0))
     found = range(processes) if processes else jax.devices()
     return [found[i % len(found)] for i in range(count)]
@@ -35,6 +35,4 @@ def show(*words: object) -> None:
 
 def same(placed: Any, plain: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:
     """Check that a placed run found what the run in one piece found."""
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), placed, plain
-    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), placed, plain)

@@ -247,8 +247,9 @@ class _Reader:
         program, options, lanes = params["program"], params["options"], params["lanes"]
         if program.recursive:
             names = sorted({n for f in program.functions.values() for n in parts_in(f.jaxpr)})
+            line = _jax.user_line(eqn)
             raise TransformError(
-                f"`{program.name}` is a recursion ({_jax.user_line(eqn)}) with the parts {', '.join(names)} at"
+                f"`{program.name}` is a recursion{line and f' ({line})'} with the parts {', '.join(names)} at"
                 " several places inside: its stack lies at one place. Put the whole call inside one part, or write it"
                 " as a loop."
             )

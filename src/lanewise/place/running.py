@@ -192,8 +192,10 @@ def running(
         devices = prepared.placement.devices
         places = range(prepared.placement.size)
     else:
-        # The meeting's name keeps apart the sessions of several programs.
-        transport = Tcp(launched.meeting(prepared.digest))
+        # The meeting's name keeps apart the sessions of several programs. It is the same for programs that should be
+        # one and are not: they meet, and find out.
+        number = _counts[launched] = _counts.get(launched, 0) + 1
+        transport = Tcp(launched.meeting(f"program {number}"))
         devices = ()
         places = range(launched.rank, launched.rank + 1)
     ready = [
@@ -203,6 +205,8 @@ def running(
     return Running(prepared, in_flight, timeout, launched, transport, ready)
 
 
+# How many programs a process has run with others: each runs the same ones, in the same order.
+_counts: dict[Launched, int] = {}
 _open_sessions: weakref.WeakSet[Running] = weakref.WeakSet()
 
 
