@@ -16,6 +16,7 @@ PYTEST_ARGS ?=
 SITE ?= site
 BENCH_OUT ?= benchmarks/results.jsonl
 SOAK_PROGRAMS ?= 5000
+SOAK_TRIALS ?= 50
 MATRIX_ARGS ?=
 
 .PHONY: help demo test test-full soak peers browser lint docs format bench test-matrix clean
@@ -25,7 +26,8 @@ help:
 	@echo "make demo         sample a hierarchical model with a thousand chains, and write a report"
 	@echo "make test         lint, types, import layers, the docs and the tests"
 	@echo "make test-full    the same with every test: each schedule at each size, more random programs"
-	@echo "make soak         fresh random programs until one fails or SOAK_PROGRAMS=$(SOAK_PROGRAMS) have passed"
+	@echo "make soak         processes killed and stopped SOAK_TRIALS=$(SOAK_TRIALS) times, then fresh random programs"
+	@echo "                  until one fails or SOAK_PROGRAMS=$(SOAK_PROGRAMS) have passed"
 	@echo "make peers        install the benchmarks' peers (PyTorch, Numba), which some tests compare with"
 	@echo "make browser      install Chromium, which the tests of the report use (Debian, as root)"
 	@echo "make lint         ruff, pyright and import-linter only"
@@ -76,6 +78,8 @@ test-full: peers
 	LANEWISE_FULL=1 $(MAKE) test
 
 soak: $(TEST_STAMP)
+	LANEWISE_TRIALS=$(SOAK_TRIALS) LANEWISE_FULL=1 $(BIN)/python -m pytest -x tests/place/test_faults.py \
+		tests/place/test_transports.py tests/place/test_places.py $(PYTEST_ARGS)
 	LANEWISE_RANDOM=1 LANEWISE_PROGRAMS=$(SOAK_PROGRAMS) LANEWISE_FULL=1 \
 		$(BIN)/python -m pytest -n $(WORKERS) -x tests/test_generated.py $(PYTEST_ARGS)
 

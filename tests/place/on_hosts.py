@@ -10,6 +10,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lanewise as lw
+from lanewise.place.transports.interface import Opening
+from lanewise.place.transports.launched import launched
+from lanewise.place.transports.tcp import Tcp
 
 NUMBERS = np.arange(1, 9, dtype=np.int32)
 COUNTS = np.array([0, 1, 7, 2, 5, 8, 16, 3])
@@ -60,6 +63,28 @@ def main(address: str, processes: str, number: str) -> None:
         run(x, np.where(n == 4, 100, n), np.float32(2))
     except lw.LaneError as error:
         print(f"failure: {error}", flush=True)
+    exchange()
+
+
+def exchange() -> None:
+    """A value goes to the other process and back, over sockets; they meet by JAX's coordinator."""
+    me = launched()
+    assert me is not None
+    transport, edges = Tcp(me.meeting()), {(0, 1): 1, (1, 0): 1}
+    session = transport.open(Opening(me.rank, 2, edges, "same", ("part a", "part b"), 60.0))
+    number = jax.ShapeDtypeStruct((), np.int32)
+
+    def there_and_back(token, x):
+        if me.rank == 0:
+            token = transport.send(token, x, target=1, number=0)
+            return transport.receive(token, number, source=1, number=1)[1]
+        token, x = transport.receive(token, number, source=0, number=0)
+        return transport.send(token, x + 1, target=0, number=1)
+
+    out = jax.jit(there_and_back)(session.token, np.int32(41))
+    answer = "right" if me.rank or int(out) == 42 else out
+    transport.close(session)
+    print(f"exchange: {answer}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,16 @@ name, then "right", or what went wrong. Queues hold one message (`in_flight=1`):
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import signal
 import sys
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -121,8 +127,88 @@ def of_generated(seed: int, count: int) -> Iterator[tuple[str, str]]:
     yield from found
 
 
+# -- calls ------------------------------------------------------------------------------------------
+
+X, W, V = jnp.linspace(0.1, 1.0, 3), 0.3 * jnp.eye(3) + 0.1, 0.5 * jnp.eye(3)
+
+
+def layer(x: Any, w: Any, v: Any) -> Any:
+    x = lw.placed(lambda x, w: jnp.tanh(x @ w), "encoder")(x, w)
+    return lw.placed(lambda x, v: jnp.sin(x @ v) + 0.1, "decoder")(x, v)
+
+
+def layers(x: Any, w: Any, v: Any, turns: Any) -> Any:
+    return jax.lax.fori_loop(0, turns, lambda i, x: layer(x, w, v), x)
+
+
+def two_layers(x: Any, weights: Any) -> Any:
+    return layer(layer(x, weights["w"], weights["v"]), weights["w"], weights["v"])
+
+
+def of_calls(folder: str) -> Iterator[tuple[str, str]]:
+    first, second = jax.devices()[:2]
+    places = {"encoder": first, "decoder": second}
+    run = lw.run(layers, places)
+    out = run(X, W, V, 5)
+    yield "result", differs(out, layers(X, W, V, 5), 1e-6) or f"right at {out.device}"
+
+    weights = {"w": W, "v": V}
+    slope, plain = (
+        jax.grad(lambda p, f=f: jnp.sum(f(X, p)))(weights)
+        for f in (lw.run(two_layers, places), two_layers)
+    )
+    where = ", ".join(f"{name} at {x.device}" for name, x in sorted(slope.items()))
+    yield "gradient around", differs(slope, plain, 1e-5) or f"right, {where}"
+
+    batch = jnp.stack([X * k for k in range(6)])
+    mapped = jax.vmap(layers, (0, None, None, None))
+    grouped = lw.run(mapped, places, groups=3, in_axes=(0, None, None, None))
+    yield "groups", differs(grouped(batch, W, V, 2), mapped(batch, W, V, 2), 1e-6) or "right"
+
+    def rows(x: Any, w: Any) -> Any:
+        def step(x: Any, t: Any) -> Any:
+            x = lw.placed(lambda x: jnp.tanh(x @ w) + t, "encoder")(x)
+            return lw.placed(lambda x: jnp.cos(x), "decoder")(x), jnp.sum(x)
+
+        return jax.lax.scan(step, x, jnp.linspace(0.0, 1.0, 10), reverse=True)
+
+    saving = lw.run(rows, places, checkpoint=f"{folder}/rows", every=4)
+    ends = [differs(saving(X, W), rows(X, W), 1e-6) or "right" for _ in range(2)]
+    yield "saved rows", ", ".join(ends)
+    shutil.rmtree(Path(folder) / "rows" / "all" / "8")
+    yield "saved rows again", differs(saving(X, W), rows(X, W), 1e-6) or "right"
+    try:
+        saving(X + 1, W)
+    except lw.errors.OptionError as error:
+        yield "other arguments", str(error)
+
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    begun = time.monotonic()
+    try:
+        run(X, W, V, 2**31 - 1)
+    except KeyboardInterrupt:
+        yield "interrupt", "right" if time.monotonic() - begun < 20 else "late"
+    yield "after it", differs(run(X, W, V, 5), layers(X, W, V, 5), 1e-6) or "right"
+
+    def broken(x: Any) -> Any:
+        def fail(x: Any) -> Any:
+            raise ValueError("no such page")
+
+        x = lw.placed(lambda x: x + 1, "encoder")(x)
+        x = lw.placed(lambda x: jax.pure_callback(fail, x, x), "decoder")(x)
+        return lw.placed(lambda x: x + 1, "encoder")(x)
+
+    try:
+        lw.run(broken, places)(X)
+    except lw.errors.PlaceError as error:
+        yield "error", f"{error.kind} {str(error).splitlines()[0][:60]}"
+
+
 if __name__ == "__main__":
-    kind, first, second = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    cases = of_corpus if kind == "corpus" else of_generated
-    for name, said in cases(first, second):
+    kind, arguments = sys.argv[1], sys.argv[2:]
+    if kind == "calls":
+        cases = of_calls(arguments[0])
+    else:
+        cases = (of_corpus if kind == "corpus" else of_generated)(*map(int, arguments))
+    for name, said in cases:
         print(f"{name}: {said}", flush=True)

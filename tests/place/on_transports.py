@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ import pytest
 
 import needs
 from lanewise.core.errors import InternalError, OptionError, PlaceError
-from lanewise.place.transports import compiled, interface, launched, threads
+from lanewise.place.transports import compiled, greeting, interface, launched, threads
 from lanewise.place.transports.interface import explain
 from lanewise.place.transports.launched import local_group
 from lanewise.place.transports.local import Local
@@ -157,6 +157,47 @@ def test_large_values_cross(kind: str) -> None:
         for number in (0, 1):
             wanted = np.arange(like.size, dtype=np.float32) * (2 - k) + number
             np.testing.assert_array_equal(out[k][number], wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_moves(kind: str) -> None:
+    """Random values between four places, some larger than a socket holds, with one credit an edge: none waits for ever.
+
+    `LANEWISE_TRIALS` sets how many sequences of moves there are.
+    """
+    size, number_of_moves = 4, 25
+    carriers = transports(kind, size)
+    for trial in range(int(os.environ.get("LANEWISE_TRIALS", "1"))):
+        random = np.random.default_rng(trial)
+        moves = [tuple(random.choice(size, 2, replace=False)) for _ in range(number_of_moves)]
+        sizes = random.choice([0, 1, 3000, 400_000], len(moves), p=[0.1, 0.5, 0.3, 0.1])
+        sent = [random.integers(0, 2**31, n, dtype=np.int32) for n in sizes]
+        edges = {(int(a), int(b)): int(random.integers(1, 3)) for a, b in moves}
+        if not trial:
+            edges = dict.fromkeys(edges, 1)
+        sessions = opened(carriers, credits=edges)
+
+        def part(k: int) -> Any:
+            def run(token: Any) -> Any:
+                came = []
+                for number, ((a, b), value) in enumerate(zip(moves, sent)):
+                    about = jax.ShapeDtypeStruct(value.shape, value.dtype)
+                    if a == k:
+                        token = carriers[k].send(token, value, target=int(b), number=number)
+                    elif b == k:
+                        token, got = carriers[k].receive(token, about, source=int(a), number=number)
+                        came.append(got)
+                return came
+
+            return run
+
+        out = ran(sessions, [part(k) for k in range(size)])
+        closed(carriers, sessions)
+        for k in range(size):
+            wanted = [value for (_, b), value in zip(moves, sent) if b == k]
+            assert not isinstance(out[k], Exception), out[k]
+            for got, value in zip(out[k], wanted, strict=True):
+                np.testing.assert_array_equal(got, value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -380,6 +421,30 @@ def test_two_processes_with_one_rank_are_an_error() -> None:
     )
 
 
+def test_a_peer_that_leaves_while_others_meet_is_an_error() -> None:
+    """Two of three are there; one of them goes before the third comes."""
+    group = local_group(3)
+    first = Tcp(group[0].meeting(patience=20.0), by_callback=True)
+
+    def leaves() -> None:
+        meeting = group[1].meeting()
+        while True:
+            try:
+                sock = socket.create_connection((meeting.host, meeting.port), timeout=10)
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+        with sock:
+            greeting.come_in(sock, meeting.secret)
+            hello = {"version": 1, "run": "", "rank": 1, "size": 3, "digest": "abc", "port": 1}
+            greeting.say(sock, hello)
+            time.sleep(0.3)
+
+    error, _ = together([lambda: first.open(opening(0, 3)), leaves])
+    assert isinstance(error, PlaceError) and error.place == 1
+    assert "part p1 (rank 1) ended while the run was opened" in str(error)
+
+
 def test_strangers_do_not_disturb() -> None:
     """Others that connect: one says nothing, one something else, one is gone at once."""
     group = local_group(2)
@@ -523,31 +588,84 @@ def test_a_function_that_changes_threads_flushes_denormals_as_before() -> None:
     assert out == jax.jit(product)(tiny)
 
 
-@needs.compiler
-def test_a_forked_child_has_no_sessions() -> None:
-    """Nor does it keep the parent's connections open."""
-    carriers = transports("tcp", 2)
+def sockets() -> set[str]:
+    """The sockets that this process holds."""
+    found = set()
+    for file in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{file}"))
+    return {one for one in found if one.startswith("socket:")}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("tcp", marks=needs.compiler), "tcp callback"])
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_a_forked_child_has_no_sessions(kind: str) -> None:
+    """Nor does it keep the parent's connections open; the parent's session goes on."""
+    carriers, before = transports(kind, 2), sockets()
     sessions = opened(carriers)
+    made = sockets() - before
+    assert len(made) >= 4
     read, write = os.pipe()
     # Nothing of JAX runs in the child.
     child = os.fork()
     if child == 0:
         try:
-            left = compiled.sessions()
-            sockets = sum(
-                "socket" in os.readlink(p)
-                for p in Path("/proc/self/fd").iterdir()
-                if p.is_symlink()
-            )
-            os.write(write, f"{left} {explain(sessions[0])} {sockets >= 0}".encode())
+            os.write(write, str(len(made & sockets())).encode())
         finally:
             os._exit(0)
     os.waitpid(child, 0)
     said = os.read(read, 200).decode()
     os.close(read)
     os.close(write)
+    assert said == "0"
+    out = ran(
+        sessions,
+        [
+            lambda token: carriers[0].send(token, jnp.zeros(3), target=1, number=0),
+            lambda token: carriers[1].receive(token, aval(jnp.zeros(3)), source=0, number=0)[1],
+        ],
+    )
     closed(carriers, sessions)
-    assert said == "0 None True"
+    np.testing.assert_array_equal(out[1], np.zeros(3))
+
+
+@needs.compiler
+def test_a_ring_of_places_that_compute() -> None:
+    """Eight places on two cores or so, credits 1, with matrix products that XLA runs on its pool."""
+    size, turns = 8, 4
+    carriers = transports("local", size)
+    sessions = opened(carriers, credits={(k, (k + 1) % size): 1 for k in range(size)})
+    x = np.random.default_rng(0).normal(size=(160, 160)).astype(np.float32) / 20
+
+    def part(k: int) -> Any:
+        after, before = (k + 1) % size, (k - 1) % size
+
+        def body(_: Any, state: Any) -> Any:
+            token, value, own = state
+            more = jnp.tanh(own @ own) @ jnp.cos(own.T @ own)
+            if k == 0:
+                token = carriers[k].send(token, value, target=after, number=k)
+                token, value = carriers[k].receive(token, aval(x), source=before, number=before)
+            else:
+                token, value = carriers[k].receive(token, aval(x), source=before, number=before)
+                value = jnp.tanh(value @ x)
+                token = carriers[k].send(token, value, target=after, number=k)
+            return token, value, own + 1e-3 * more
+
+        return lambda token: jax.lax.fori_loop(0, turns, body, (token, x, x))[1]
+
+    wanted = x.astype(np.float64)
+    for _ in range(turns * (size - 1)):
+        wanted = np.tanh(wanted @ x)
+    out = ran(sessions, [part(k) for k in range(size)])
+    closed(carriers, sessions)
+    np.testing.assert_allclose(out[0], wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_more_places_than_threads_are_an_error() -> None:
+    size = threads.most() + 1
+    with pytest.raises(OptionError, match="give each place a device of its own"):
+        Local(by_callback=True).open(opening(0, size))
 
 
 def test_local_joins_by_group() -> None:

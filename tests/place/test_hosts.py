@@ -28,3 +28,4 @@ def test_two_processes_share_a_batch() -> None:
             assert cases["ticks"] == cases["native"] == "right 2"
             assert cases["gradient"] == "right"
             assert "in 1 of 6 lanes: 4." in cases["failure"]
+            assert cases["exchange"] == "right"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from lanewise import _jax
 from lanewise.core.errors import OptionError
@@ -97,6 +98,8 @@ class Placed:
         self._fun, self._in_flight, self._timeout, self._saved = fun, in_flight, timeout, saved
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._launched = None
+        self._given = placement
+        self._derivatives: dict[Any, Callable[..., Any]] = {}
         self._placement: Placement = placement_from(placement)
         if not self._placement.devices:
             # A dry run with ranks needs no other process.
@@ -115,6 +118,12 @@ class Placed:
                 f" `lanewise launch -n {self._placement.size} script.py`, or place parts on devices of this process, as"
                 ' in {"encoder": jax.devices()[0]}. dry_run and inspect need no other process.'
             )
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if any(map(_jax.has_derivative, leaves)) and self._launched is None and not _jax.stages():
+            return self._differentiated(tree)(*leaves)
+        return self._called(args, kwargs)
+
+    def _called(self, args: Any, kwargs: Any) -> Any:
         asked, leaves = self._ask(args, kwargs)
         if self._saved is None:
             prepared = self._divided(asked)
@@ -122,6 +131,47 @@ class Placed:
         else:
             results = self._in_stretches(asked)(leaves)
         return jax.tree.unflatten(asked.out_tree, [results[i] for i in range(len(results))])
+
+    def _differentiated(self, tree: Any) -> Callable[..., Any]:
+        """The call as JAX differentiates it in reverse: what is saved stays on the devices that made it."""
+        if self._saved is not None:
+            raise OptionError(
+                "checkpoint= saves the loop of a run, and a gradient around lanewise.run is two runs. Take the gradient"
+                " inside: lanewise.run(jax.grad(f), placement, checkpoint=...)."
+            )
+        found = self._derivatives.get(tree)
+        if found is not None:
+            return found
+
+        def flat(*leaves: Any) -> Any:
+            args, kwargs = jax.tree.unflatten(tree, leaves)
+            return self._fun(*args, **kwargs)
+
+        placement, settings = self._given, (self._in_flight, self._timeout, None)
+        forward = Placed(lambda *leaves: jax.vjp(flat, *leaves), placement, *settings)
+
+        def pulled(pull: Any, cts: Any) -> list[Any]:
+            return [ct for ct in pull(cts) if ct.dtype != jax.dtypes.float0]
+
+        reverse = Placed(pulled, placement, *settings)
+        run = jax.custom_vjp(lambda *leaves: self._called(*jax.tree.unflatten(tree, leaves)))
+
+        def pull_back(saved: Any, cts: Any) -> tuple[Any, ...]:
+            pull, types = saved
+            found = iter(reverse._called((pull, cts), {}))
+            return tuple(
+                next(found) if moves else np.zeros(np.shape(leaf), jax.dtypes.float0)
+                for leaf, moves in types
+            )
+
+        def ahead(*leaves: Any) -> tuple[Any, Any]:
+            outs, pull = forward._called(leaves, {})
+            types = [(leaf, _jax.has_tangent(_jax.aval_of(leaf))) for leaf in leaves]
+            return outs, (pull, types)
+
+        run.defvjp(ahead, pull_back)
+        self._derivatives[tree] = run
+        return run
 
     def dry_run(self, *args: Any, **kwargs: Any) -> Traffic:
         """How many messages and bytes go over each edge with these arguments: run in this process, with no message.

@@ -363,7 +363,7 @@ class Operators:
 
     @property
     def naming(self) -> set[int]:
-        """The lines of `with` statements that were last entered with what only names the code inside, in this thread."""
+        """The lines of `with` statements that were last entered with what only names code, in this thread."""
         if not hasattr(self._local, "naming"):
             self._local.naming = set()
         return self._local.naming

@@ -196,7 +196,7 @@ class Statements(Expressions):
         if not block and not start:
             return [], locate(ast.Lambda(no_arguments(), ast.Constant(None)), origin)
         outside, self.around = self.around, (*self.around, k)
-        # Before statements that stay what they are, such as `with`, take in the names that are made up for their blocks.
+        # Before statements that stay what they are, such as `with`, take in names that are made up for their blocks.
         bound_here = bound_names([*start, *block])
         self.depth += 1
         body = [*start, *self.block(block)]

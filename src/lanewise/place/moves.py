@@ -123,15 +123,13 @@ class Actions:
 
 
 def actions_of(
-    code: Code, owners: Owners, inputs: Sequence[Places], wanted: Sequence[Places] | None = None
+    code: Code, owners: Owners, inputs: Sequence[Places], wanted: Sequence[Places | None]
 ) -> Actions:
-    """The steps of a program. `wanted`: the places at which each result is wanted; where it is made otherwise."""
+    """The steps of a program. `wanted`: the places at which each result is wanted; None for where it is made."""
     maker = _Maker(owners)
     present = {v: set(p) for v, p in zip(code.region.ins, inputs, strict=True)}
     present.update((v, set(owners.everywhere)) for v in code.constants)
-    outs = [owners.home(a) for a in code.region.outs]
-    if wanted is not None:
-        outs = [w or home for w, home in zip(wanted, outs, strict=True)]
+    outs = [w or owners.home(a) for w, a in zip(wanted, code.region.outs, strict=True)]
     steps = maker.region(code.region, present, outs)
     return Actions(code, tuple(inputs), steps, tuple(outs), maker.count)
 

@@ -121,8 +121,9 @@ class Asked:
     def divided(self, everywhere: bool) -> Prepared:
         """The program with its arguments at every place; `everywhere`: each place wants all results."""
         homes = [self.placement.everywhere] * len(self.code.region.ins)
+        wanted = [self.placement.everywhere if everywhere else None] * len(self.code.region.outs)
         return divided(
-            self.name, self.placement, self.code, homes, everywhere, self.captured, self.out_tree
+            self.name, self.placement, self.code, homes, wanted, self.captured, self.out_tree
         )
 
 
@@ -149,11 +150,13 @@ def divided(
     placement: Placement,
     code: Code,
     inputs: Sequence[Places],
-    everywhere: bool,
+    wanted: Sequence[Places | None],
     captured: tuple[Any, ...] = (),
     out_tree: Any = None,
 ) -> Prepared:
-    """Code divided between places, its inputs at these."""
+    """Code divided between places, its inputs at these.
+
+    `wanted`: where each result is wanted; None for where it is made.
+    """
     owners = owners_of(code, inputs, placement.everywhere)
-    wanted = [placement.everywhere] * len(code.region.outs) if everywhere else None
     return Prepared(name, placement, actions_of(code, owners, inputs, wanted), captured, out_tree)

@@ -141,7 +141,7 @@ class Running:
             try:
                 if self.session is None:
                     self.session = self.transport.open(self._opening(self.launched.rank))
-                    _open_sessions.add(self)
+                    _opened.append(weakref.ref(self))
                 yield [self.session]
             finally:
                 held.leave(self.launched.rank)
@@ -207,13 +207,16 @@ def running(
 
 # How many programs a process has run with others: each runs the same ones, in the same order.
 _counts: dict[Launched, int] = {}
-_open_sessions: weakref.WeakSet[Running] = weakref.WeakSet()
+# In the order in which sessions were opened, which is the same in all processes: closing one waits for its peers.
+_opened: list[weakref.ref[Running]] = []
 
 
 @atexit.register
 def _close_all() -> None:
-    for each in list(_open_sessions):
-        each.close()
+    for each in _opened:
+        found = each()
+        if found is not None:
+            found.close()
 
 
 def _raise_check(require: Require, name: str, error: BaseException) -> None:

@@ -93,7 +93,8 @@ class Saving:
         code = read_function(lambda *each: [jnp.min(jnp.stack(each))], steps)
         whole = Code(Region(steps, code.region.nodes, code.region.outs), code.constants)
         homes = [frozenset((place,)) for place in range(placement.size)]
-        return divided("the least of the steps", placement, whole, homes, True)
+        wanted = [placement.everywhere]
+        return divided("the least of the steps", placement, whole, homes, wanted)
 
     def _values(self, results: dict[int, Any], first: int, count: int) -> list[Any]:
         return [results.get(i) for i in range(first, first + count)]

@@ -32,13 +32,15 @@ class Stretches:
 
     `before` gives the state, the rows that the loop takes, and `kept`: values that the loop, or what comes after it,
     reads. A stretch takes how many iterations it may do (a `while`) or some rows (a `scan`), the state and `kept`; it
-    gives how many iterations it did, the state, and rows. `after` takes the state, all rows given, and `kept`.
+    gives how many iterations it did (a `while`), the state, and rows. `after` takes the state, all rows given, and
+    `kept`. The state is at `homes` throughout.
     """
 
     asked: Asked
     loop: While | Scan
-    before: Prepared
     kept: tuple[Var, ...]
+    homes: tuple[Places, ...]
+    before: Prepared
     after: Prepared
 
     @property
@@ -52,26 +54,16 @@ class Stretches:
     @functools.cached_property
     def stretch(self) -> Prepared:
         """Some iterations of a `while`."""
-        assert isinstance(self.loop, While)
-        return self._divided(_some_turns(self.loop, self.kept), [self.asked.placement.everywhere])
+        return _stretch(self.asked, self.loop, self.kept, self.before, self.homes, None)
 
     def rows(self, length: int) -> Prepared:
         """Some iterations of a `scan`."""
-        assert isinstance(self.loop, Scan)
-        homes = self.before.actions.outs[self.num_state : self.num_state + self.num_rows]
-        return self._divided(_some_rows(self.loop, self.kept, length), list(homes))
-
-    def _divided(self, code: Code, first: list[Places]) -> Prepared:
-        outs = self.before.actions.outs
-        homes = [*first, *outs[: self.num_state], *outs[self.num_state + self.num_rows :]]
-        name = f"{self.asked.name}: some iterations"
-        whole = Code(code.region, {**self.asked.code.constants, **code.constants})
-        return divided(name, self.asked.placement, whole, homes, False)
+        return _stretch(self.asked, self.loop, self.kept, self.before, self.homes, length)
 
 
 def stretches(asked: Asked, everywhere: bool) -> Stretches:
     """Cut a program at its loop. `everywhere`: each place wants all results."""
-    region = asked.code.region
+    region, placement = asked.code.region, asked.placement
     at = next((i for i, n in enumerate(region.nodes) if isinstance(n, While | Scan)), None)
     if at is None:
         raise OptionError(
@@ -83,29 +75,72 @@ def stretches(asked: Asked, everywhere: bool) -> Stretches:
     earlier = [*region.ins, *(v for n in region.nodes[:at] for v in getattr(n, "outs", ()))]
     read = _read([loop]) | _read(rest) | {a for a in region.outs if isinstance(a, Var)}
     kept = tuple(v for v in earlier if v in read)
-    constants, placement = asked.code.constants, asked.placement
     rows = loop.xs if isinstance(loop, Scan) else ()
-    first = Region(region.ins, region.nodes[:at], (*loop.init, *rows, *kept))
-    before = divided(
-        f"{asked.name}: before its loop",
-        placement,
-        Code(first, constants),
-        [placement.everywhere] * len(region.ins),
-        False,
-        asked.captured,
-    )
-    count, made = len(loop.init), before.actions.outs
-    given = [placement.everywhere] * (len(loop.outs) - count)
+    count = len(loop.init)
+
+    def before(homes: Sequence[Places | None]) -> Prepared:
+        return divided(
+            f"{asked.name}: before its loop",
+            placement,
+            Code(
+                Region(region.ins, region.nodes[:at], (*loop.init, *rows, *kept)),
+                asked.code.constants,
+            ),
+            [placement.everywhere] * len(region.ins),
+            [*homes, *[None] * (len(rows) + len(kept))],
+            asked.captured,
+        )
+
+    # Where a stretch leaves the state, given where it is made at first, is where it is from then on.
+    first = before([None] * count)
+    length = loop.length if isinstance(loop, Scan) else None
+    trial = _stretch(asked, loop, kept, first, first.actions.outs[:count], length, [None] * count)
+    skipped = 1 if isinstance(loop, While) else 0
+    homes = trial.actions.outs[skipped : skipped + count]
+    made = before(homes)
     after = divided(
         f"{asked.name}: after its loop",
         placement,
-        Code(Region((*loop.outs, *kept), rest, region.outs), constants),
-        [*made[:count], *given, *made[count + len(rows) :]],
-        everywhere,
+        Code(Region((*loop.outs, *kept), rest, region.outs), asked.code.constants),
+        [
+            *homes,
+            *trial.actions.outs[skipped + count :],
+            *made.actions.outs[count + len(rows) :],
+        ],
+        [placement.everywhere if everywhere else None] * len(region.outs),
         (),
         asked.out_tree,
     )
-    return Stretches(asked, loop, before, kept, after)
+    return Stretches(asked, loop, kept, homes, made, after)
+
+
+def _stretch(
+    asked: Asked,
+    loop: While | Scan,
+    kept: tuple[Var, ...],
+    before: Prepared,
+    homes: Sequence[Places],
+    length: int | None,
+    wanted: Sequence[Places | None] | None = None,
+) -> Prepared:
+    """Some iterations, the state at these places before and, unless said otherwise, after."""
+    count, outs = len(loop.init), before.actions.outs
+    rows = len(loop.xs) if isinstance(loop, Scan) else 0
+    if isinstance(loop, While):
+        code, first = _some_turns(loop, kept), [asked.placement.everywhere]
+        given: list[Places | None] = [None]
+    else:
+        assert length is not None
+        code, first = _some_rows(loop, kept, length), list(outs[count : count + rows])
+        given = []
+    held = {**asked.code.constants, **code.constants}
+    return divided(
+        f"{asked.name}: some iterations",
+        asked.placement,
+        Code(code.region, held),
+        [*first, *homes, *outs[count + rows :]],
+        [*given, *(homes if wanted is None else wanted), *[None] * (len(loop.outs) - count)],
+    )
 
 
 def _read(nodes: Sequence[Any]) -> set[Var]:

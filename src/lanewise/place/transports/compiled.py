@@ -8,19 +8,21 @@ itself: a value of a few bytes costs one system call on each side. With `tcp` a 
 goes the other way; before a handler waits, what is owed to anybody is returned; a session that computes for long has
 it returned by the session's own thread, which looks every 2 ms while values move.
 
-**A send that has a credit ends.** What a full socket does not take is copied, and the session's thread writes it when
-the peer reads. Two places that send each other 100 MB before they receive go on. The memory for it is bounded by the
-credits.
+**A send that has a credit ends.** What a full socket does not take, and a peer that reads has not made room for soon
+(about a nanosecond a byte, 20 ms at most), is copied, and the session's thread writes it when the peer reads. Two
+places that send each other 100 MB before they receive go on. The memory for it is bounded by the credits.
 
-**A place that waits takes no thread of XLA.** XLA runs the functions of all devices of a process on pools of as many
-threads as there are devices or cores, and a matrix product waits for others of them. A handler that waited there
-would starve the place that it waits for, in the worst case for ever: two runs at a time on two devices are enough. So
-a handler on one of XLA's threads tries, and where it would have to wait, it gives XLA a future (`XLA_FFI_Future`) and
-leaves the call to a thread of the session. That waits, and fulfills the future; XLA then goes on with the function
-*on this thread*, and so all later handlers of the function are there, where they may wait as they like. A function
-changes threads once or a few times in all (2 to 5 times in 200 calls with independent matrix products between them;
-once in 200,000 in a loop of calls alone), not once a message. The floating-point state goes with it: XLA flushes
-denormal numbers, a new thread does not.
+**A place that waits takes no thread that others compute on.** XLA runs the operations of all devices of a process on
+one pool, and a matrix product waits for threads of it. Most handlers run on the thread that began the function, some on
+the pool, where operations are ready that do not depend on each other. One that waited there would take a thread from
+the places that it waits for; if all did, for ever. So a handler on a thread of XLA's tries, and where it would have to
+wait, it gives XLA a future (`XLA_FFI_Future`) and leaves the call to a thread of the session. That waits, and fulfills
+the future; XLA then goes on with the function *on this thread*, and so later handlers are there, where they may wait as
+they like. A function changes threads a few times in all, not once a message: 2 to 5 times in 200 calls with independent
+matrix products between them, once in 200,000 in a loop of nothing else. The floating-point state goes with it: XLA
+flushes denormal numbers, a new thread does not. The thread that began the function waits all the same, inside XLA:
+`threads.py` is about those. Rings of 4 and 8 places with matrix products on two cores neither starved with futures
+nor, while there were as many threads as places, without; futures make it hold for any number of threads.
 
 What was considered: a thread of the session that reads all the time, with queues to the handlers, costs two switches
 of threads a message, which is more than all the rest. Shared memory with threads that spin was slower than sockets
@@ -39,6 +41,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -143,6 +146,7 @@ class Compiled:
             raise MemoryError("there is no memory, or no thread, for another session")
         self.handle = handle
         self._last: Fault | None = None
+        self._guard, self._closed = threading.Lock(), False
 
     def fault(self) -> Fault | None:
         out = _Fault()
@@ -156,6 +160,12 @@ class Compiled:
         _loaded().lanewise_fail(self.handle, KINDS.index(kind) + 1, message.encode()[:999])
 
     def close(self) -> None:
+        with self._guard:
+            if not self._closed:
+                self._closed = True
+                self._close()
+
+    def _close(self) -> None:
         library = _loaded()
         library.lanewise_end(self.handle)
         try:

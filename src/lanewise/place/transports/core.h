@@ -62,7 +62,8 @@ struct lw_session {
   pthread_mutex_t guard;
   pthread_cond_t changed, work;
   lw_fault fault;
-  int faulty, quits, idle;
+  int faulty, quits, idle, working;  // `working`: threads of ours that have not ended
+  bool abandoned;                    // the last of them frees the session
   lw_job *first, *last;
   lw_worker* workers;
 };
@@ -190,6 +191,7 @@ static int lw_ended_early(lw_session* s, int peer, const lw_call* call) {
 static __thread bool lw_ours;
 
 static int lw_do(lw_session* s, const lw_call* call, bool wait);
+static void lw_free_session(lw_session* s);
 
 static void* lw_work(void* data) {
   lw_session* s = (lw_session*)data;
@@ -233,7 +235,10 @@ static void* lw_work(void* data) {
     free(job);
     pthread_mutex_lock(&s->guard);
   }
+  const bool last = !--s->working && s->abandoned;
+  pthread_cond_broadcast(&s->changed);
   pthread_mutex_unlock(&s->guard);
+  if (last) lw_free_session(s);
   return nullptr;
 }
 
@@ -256,7 +261,7 @@ static bool lw_hand_over(lw_session* s, lw_job* job) {
   if (s->idle < waiting) {
     lw_worker* worker = (lw_worker*)calloc(1, sizeof(lw_worker));
     taken = worker && !lw_start(&worker->thread, lw_work, s);
-    if (taken) worker->after = s->workers, s->workers = worker;
+    if (taken) worker->after = s->workers, s->workers = worker, ++s->working;
     else free(worker);
   }
   if (taken) {

@@ -173,8 +173,11 @@ class Listener:
 
     def close(self) -> None:
         self._closed = True
-        self._socket.close()
+        # This wakes who waits in `accept`; closing would not.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        self._socket.close()
         with self._guard:
             greeted = dict(self._greeted)
         for thread, sock in greeted.items():

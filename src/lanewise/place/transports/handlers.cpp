@@ -169,6 +169,19 @@ extern "C" int lanewise_ended(int handle, double seconds) {
   return ended;
 }
 
+static void lw_free_session(lw_session* s) {
+  if (s->hub) lw_hub_left(s);
+  if (s->net) lw_free_net(s->net);
+  while (lw_worker* worker = s->workers) {
+    s->workers = worker->after;
+    free(worker);
+  }
+  pthread_mutex_destroy(&s->guard);
+  pthread_cond_destroy(&s->changed);
+  pthread_cond_destroy(&s->work);
+  free(s);
+}
+
 // Free a session that has ended. Handlers that are inside come out first: it fails for them.
 extern "C" void lanewise_free(int handle) {
   lw_session* s = lw_enter(handle);
@@ -181,25 +194,23 @@ extern "C" void lanewise_free(int handle) {
     if (alone) break;
     lw_fail(s, LW_INTERRUPTED, s->me, 0, "the session was closed");
   }
-  pthread_mutex_lock(&s->guard);
-  s->quits = 1;
-  pthread_cond_broadcast(&s->work);
-  pthread_mutex_unlock(&s->guard);
-  while (lw_worker* worker = s->workers) {
-    pthread_join(worker->thread, nullptr);
-    s->workers = worker->after;
-    free(worker);
-  }
   if (s->net) {
     pthread_join(s->net->thread, nullptr);
     lw_close_files(s);
-    lw_free_net(s->net);
   }
-  if (s->hub) lw_hub_left(s);
-  pthread_mutex_destroy(&s->guard);
-  pthread_cond_destroy(&s->changed);
-  pthread_cond_destroy(&s->work);
-  free(s);
+  // A thread of ours may be in the middle of the function, which ends when it likes. Nobody waits for it for long.
+  const int64_t until = lw_now() + LW_VERDICT;
+  pthread_mutex_lock(&s->guard);
+  s->quits = 1;
+  pthread_cond_broadcast(&s->work);
+  while (s->working && lw_wait_until(&s->changed, &s->guard, until)) continue;
+  s->abandoned = s->working;
+  for (lw_worker* worker = s->workers; s->abandoned && worker; worker = worker->after) pthread_detach(worker->thread);
+  const bool abandoned = s->abandoned;
+  pthread_mutex_unlock(&s->guard);
+  if (abandoned) return;
+  for (lw_worker* worker = s->workers; worker; worker = worker->after) pthread_join(worker->thread, nullptr);
+  lw_free_session(s);
 }
 
 // How many sessions there are.

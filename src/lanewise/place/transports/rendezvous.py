@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -134,9 +135,9 @@ def _hello(opening: Opening, meeting: Meeting, purpose: str, **more: Any) -> dic
 def _at_rank_0(opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadline: float) -> None:
     for place in range(1, opening.size):
         peers.setdefault(place, opening.peer(place))
-    addresses: dict[int, tuple[str, int]] = {}
     if opening.size == 1:
         return
+    addresses: dict[int, tuple[str, int]] = {}
     with listening(meeting.host, meeting.port, meeting.secret) as listener:
         comers = listener.comers(meeting.run)
         try:
@@ -152,13 +153,10 @@ def _at_rank_0(opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadl
                 assert isinstance(rank, int)
                 peers[rank].life = sock
                 addresses[rank] = (sock.getpeername()[0], int(hello["port"]))
-            for place in addresses:
-                life = peers[place].life
-                assert life is not None
-                try:
-                    say(life, {"table": {str(k): list(v) for k, v in addresses.items()}})
-                except Gone as error:
-                    raise _left(opening, place) from error
+            _tell_all(opening, peers, {"table": {str(k): list(v) for k, v in addresses.items()}})
+            _await_higher(opening, meeting, peers, comers, deadline, listener)
+            _await_ready(opening, meeting, peers, deadline)
+            _tell_all(opening, peers, {"go": True})
         except BaseException as error:
             for place in addresses:
                 life = peers[place].life
@@ -166,7 +164,36 @@ def _at_rank_0(opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadl
                 with contextlib.suppress(Gone):
                     say(life, {"error": str(error) or f"rank 0 gave up ({type(error).__name__})"})
             raise
-        _await_higher(opening, meeting, peers, comers, deadline, listener)
+
+
+def _tell_all(opening: Opening, peers: dict[int, Peer], message: dict[str, Any]) -> None:
+    for place, peer in peers.items():
+        assert peer.life is not None
+        try:
+            say(peer.life, message)
+        except Gone as error:
+            raise _left(opening, place) from error
+
+
+def _await_ready(
+    opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadline: float
+) -> None:
+    """Wait until all are connected with all that they need: heartbeats begin after that."""
+    waiting = {place: peer.life for place, peer in peers.items() if peer.life is not None}
+    while waiting:
+        if time.monotonic() > deadline:
+            raise _late(opening, meeting, sorted(waiting), "")
+        readable, _, _ = select.select(list(waiting.values()), (), (), LOOK_SECONDS)
+        for place, life in list(waiting.items()):
+            if life not in readable:
+                continue
+            try:
+                message = heard(life, deadline)
+            except Gone as error:
+                raise _left(opening, place) from error
+            if "ready" not in message:
+                raise PlaceError(str(message.get("error")), place, "failed")
+            del waiting[place]
 
 
 def _problem(opening: Opening, hello: dict[str, Any], addresses: dict[int, Any]) -> str | None:
@@ -210,18 +237,32 @@ def _next(
         for peer in peers.values():
             if peer.life is not None and _has_left(peer.life):
                 raise _left(opening, peer.place)
+        if meeting.rank:
+            _hear_of_errors(peers[0], deadline)
         if time.monotonic() > deadline:
-            names = ", ".join(opening.names[place] for place in missing)
-            turned = (
-                f" ({listener.turned_away} that came had another secret)"
-                if listener.turned_away
-                else ""
-            )
-            raise PlaceError(
-                f"{names} did not connect to {opening.names[meeting.rank]} within {meeting.patience:g} s{turned}.",
-                missing[0],
-                "died",
-            )
+            away = listener.turned_away
+            turned = f" ({away} that came had another secret)" if away else ""
+            raise _late(opening, meeting, missing, turned)
+
+
+def _late(opening: Opening, meeting: Meeting, missing: list[int], more: str) -> PlaceError:
+    names = ", ".join(opening.names[place] for place in missing)
+    return PlaceError(
+        f"{names} did not connect to {opening.names[meeting.rank]} within {meeting.patience:g} s{more}.",
+        missing[0],
+        "died",
+    )
+
+
+def _hear_of_errors(first: Peer, deadline: float) -> None:
+    """Before all are ready rank 0 has nothing to say but that something is wrong."""
+    assert first.life is not None
+    if select.select([first.life], (), (), 0)[0]:
+        raise _refusal(heard(first.life, deadline))
+
+
+def _refusal(answer: dict[str, Any]) -> PlaceError:
+    return PlaceError(str(answer.get("error", "rank 0 gave up.")), 0, "failed")
 
 
 def _has_left(sock: socket.socket) -> bool:
@@ -278,20 +319,37 @@ def _at_another(
         life, answer = _reached(meeting.host, meeting.port, meeting, deadline, "rank 0", join)
         peers[0].life = life
         if "table" not in answer:
-            raise PlaceError(str(answer.get("error", "rank 0 gave up.")), 0, "failed")
-        for place in opening.peers():
-            if place > meeting.rank:
-                continue
-            host, port = answer["table"][str(place)] if place else (meeting.host, meeting.port)
-            for purpose in ("values",) if place == 0 else ("life", "values"):
-                hello = _hello(opening, meeting, purpose)
-                greeting = _greeting(hello)
-                sock, _ = _reached(host, port, meeting, deadline, opening.names[place], greeting)
-                setattr(peers[place], purpose, sock)
-        listener = opened["own"]
-        comers = listener.comers(meeting.run)
-        _await_higher(opening, meeting, peers, comers, deadline, listener)
+            raise _refusal(answer)
+        try:
+            for place in opening.peers():
+                if place > meeting.rank:
+                    continue
+                host, port = answer["table"][str(place)] if place else (meeting.host, meeting.port)
+                for purpose in ("values",) if place == 0 else ("life", "values"):
+                    greeting = _greeting(_hello(opening, meeting, purpose), peers[0], deadline)
+                    name = opening.names[place]
+                    sock, _ = _reached(host, port, meeting, deadline, name, greeting)
+                    setattr(peers[place], purpose, sock)
+            listener = opened["own"]
+            comers = listener.comers(meeting.run)
+            _await_higher(opening, meeting, peers, comers, deadline, listener)
+            say(life, {"ready": True})
+            answer = heard(life, deadline)
+        except Gone as error:
+            raise _left(opening, 0) from error
+        except BaseException as error:
+            with contextlib.suppress(Gone):
+                say(life, {"error": str(error) or f"rank {meeting.rank} gave up"})
+            raise
+        if "go" not in answer:
+            raise _refusal(answer)
 
 
-def _greeting(hello: dict[str, Any]) -> Callable[[socket.socket], None]:
-    return lambda sock: say(sock, hello)
+def _greeting(
+    hello: dict[str, Any], first: Peer, deadline: float
+) -> Callable[[socket.socket], None]:
+    def greet(sock: socket.socket) -> None:
+        _hear_of_errors(first, deadline)
+        say(sock, hello)
+
+    return greet

@@ -8,7 +8,7 @@
 #endif
 
 enum { LW_VALUE = 0x4c570001, LW_CREDIT, LW_BEAT, LW_BYE, LW_FAULT };
-enum { LW_ROOM = 1 << 16, LW_TICK = 2000000 };
+enum { LW_ROOM = 1 << 16, LW_TICK = 2000000, LW_WORTH = 20000000 };
 // How long to wait for the reason why a connection has closed.
 static const int64_t LW_VERDICT = 1000000000ll;
 
@@ -73,14 +73,28 @@ static int lw_put(lw_net* net, lw_peer* p, uint32_t kind, long long number, cons
   struct iovec parts[2] = {{&head, sizeof head}, {(void*)data, (size_t)bytes}};
   struct msghdr message = {};
   message.msg_iov = parts, message.msg_iovlen = bytes ? 2 : 1;
-  ssize_t done = 0;
-  if (!p->queue) {
-    do done = sendmsg(p->values, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    while (done < 0 && errno == EINTR);
-    if (done < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return LW_FAILED;
-    if (done < 0) done = 0;
-  }
   const long long whole = sizeof head + bytes;
+  long long done = 0;
+  // A peer that reads makes room: for about as long as it would take to read all of it that is worth waiting for.
+  const int64_t until = lw_now() + (whole < LW_WORTH ? whole : LW_WORTH);
+  while (!p->queue && done < whole) {
+    ssize_t more = sendmsg(p->values, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (more < 0 && errno == EINTR) continue;
+    if (more < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return LW_FAILED;
+    if (more < 0) {
+      const int64_t left = until - lw_now();
+      if (left <= 0) break;
+      struct pollfd room = {p->values, POLLOUT, 0};
+      struct timespec rest = {0, left};
+      if (ppoll(&room, 1, &rest, nullptr) == 0) break;
+      continue;
+    }
+    done += more;
+    for (int i = 0; i < 2; ++i) {
+      const size_t of = (size_t)more < parts[i].iov_len ? more : parts[i].iov_len;
+      parts[i].iov_base = (char*)parts[i].iov_base + of, parts[i].iov_len -= of, more -= of;
+    }
+  }
   if (done == whole) return LW_DONE;
   lw_bytes* rest = (lw_bytes*)malloc(sizeof(lw_bytes) + whole - done);
   if (!rest) return LW_LATER;

@@ -1,0 +1,105 @@
+"""Placed programs over two real processes; `test_places.py` starts this with `lanewise launch` and reads what it
+prints.
+
+`on_ranks.py programs`: programs and gradients at random, an assertion, a recursion inside a part. `on_ranks.py saved
+FOLDER SIGNAL ITERATION`: a loop that is saved; rank 1 sends itself the signal in that iteration, the first time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lanewise as lw
+from corpus import case_named
+from place.on_places import differs, one_example
+from place.scattered import placement_of, scattered
+
+RANK = int(os.environ["LANEWISE_RANK"])
+
+
+def say(name: str, what: str) -> None:
+    print(f"{name}: {what}", flush=True)
+
+
+def programs() -> None:
+    for name in ("collatz", "encode_and_decode", "routed", "newton_sqrt", "early_exit"):
+        case = case_named(name)
+        rng = random.Random(name)
+        args = one_example(case)
+        strewn = scattered(case.program, args, 4, rng)
+        run = lw.run(strewn, placement_of(strewn, args, [0, 1], rng), in_flight=1)
+        say(name, differs(run(*args), case.program(*args), 1e-5) or "right")
+        if case.differentiable and name != "early_exit":
+
+            def loss(*args: Any, strewn: Any = strewn) -> Any:
+                return jnp.sum(jax.tree.leaves(strewn(*args))[0])
+
+            slope = jax.grad(loss, case.differentiable)
+            run = lw.run(slope, placement_of(slope, args, [0, 1], rng), in_flight=1)
+            say(f"{name} gradient", differs(run(*args), slope(*args), 1e-4) or "right")
+
+    @lw.program
+    def checked(x):
+        while x < 10:
+            x = lw.placed(lambda x: x + 1, "a")(x)
+            assert x != 7, "seven"
+            x = lw.placed(lambda x: x + 2, "b")(x)
+        return x
+
+    run = lw.run(checked, {"a": 0, "b": 1})
+    say("again", differs(run(5), checked(5), 0) or "right")
+    try:
+        run(3)
+    except lw.LaneError as error:
+        say("assertion", str(error).split(" (")[0])
+    except lw.errors.PlaceError as error:
+        say("assertion", f"{type(error).__name__} {error}")
+    say("after an error", differs(run(5), checked(5), 0) or "right")
+
+
+def saved(folder: str, name: str, iteration: int) -> None:
+    mark = Path(folder) / "killed"
+
+    def watch(i: Any, x: Any) -> Any:
+        if RANK == 1 and i == iteration and not mark.exists():
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+            os.kill(os.getpid(), getattr(signal, name))
+        return np.asarray(x)
+
+    def f(x, key):
+        def body(c):
+            i, x, key = c
+            key, own = jax.random.split(key)
+            x = lw.placed(lambda x, k: jnp.cos(x) + 0.1 * jax.random.normal(k, x.shape), "a")(
+                x, own
+            )
+
+            def second(x, i):
+                return jax.pure_callback(watch, jax.ShapeDtypeStruct(x.shape, x.dtype), i, x * 1.01)
+
+            return i + 1, lw.placed(second, "b")(x, i), key
+
+        return jax.lax.while_loop(lambda c: c[0] < 20, body, (0, x, key))[:2]
+
+    run = lw.run(f, {"a": 0, "b": 1}, checkpoint=f"{folder}/states", every=5, timeout=3.0)
+    steps, x = run(jnp.linspace(0.0, 1.0, 4), jax.random.key(3))
+    say("steps", str(steps))
+    say("bits", np.asarray(x).tobytes().hex())
+    say("states", " ".join(sorted(p.name for p in Path(folder, "states", f"rank{RANK}").iterdir())))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "programs":
+        programs()
+    else:
+        saved(sys.argv[2], sys.argv[3], int(sys.argv[4]))
