@@ -118,7 +118,10 @@ class Sheet:
             sections = [] if step.test is None else [("test", step.test)]
             self.region(step.members, f"loop, {often}", [*sections, ("body", step.body)])
         elif isinstance(step, Fork):
-            sides = [(f"if it is {i}", side) for i, side in enumerate(step.sides)]
+            words = ("if false", "if true") if len(step.sides) == 2 else ()
+            sides = [
+                (words[i] if words else f"if it is {i}", side) for i, side in enumerate(step.sides)
+            ]
             self.region(step.members, "branch", sides)
         elif isinstance(step, Require):
             self.box(step.place, "assert", "block-3")

@@ -36,8 +36,8 @@ class World(NamedTuple):
 
 def fresh(key: jax.Array) -> World:
     key, ball, paddle = jax.random.split(key, 3)
-    somewhere = [jax.random.randint(k, (), 0, COLUMNS) for k in (ball, paddle)]
-    return World(jnp.int32(0), *somewhere, key)
+    column, own = (jax.random.randint(k, (), 0, COLUMNS) for k in (ball, paddle))
+    return World(jnp.int32(0), column, own, key)
 
 
 def seen(world: World) -> jax.Array:
@@ -68,7 +68,7 @@ class Replay(NamedTuple):
     after: jax.Array
 
 
-def remembered(replay: Replay, t: jax.Array, step: Replay) -> Replay:
+def remembered(replay: Replay, t: Any, step: Replay) -> Replay:
     return jax.tree.map(lambda kept, new: kept.at[t % ROOM].set(new), replay, step)
 
 
@@ -77,7 +77,7 @@ def values(p: Any, x: jax.Array) -> jax.Array:
     return jax.nn.relu(x @ p[0] + p[1]) @ p[2]
 
 
-def act(p: Any, x: jax.Array, key: jax.Array, t: jax.Array) -> jax.Array:
+def act(p: Any, x: jax.Array, key: jax.Array, t: Any) -> jax.Array:
     """The best action; at the beginning often another."""
     first, second = jax.random.split(key)
     best, other = jnp.argmax(values(p, x)), jax.random.randint(first, (), 0, ACTIONS)
@@ -85,7 +85,7 @@ def act(p: Any, x: jax.Array, key: jax.Array, t: jax.Array) -> jax.Array:
     return jnp.where(jax.random.uniform(second) < curious, other, best)
 
 
-def learn(p: Any, replay: Replay, key: jax.Array, t: jax.Array) -> Any:
+def learn(p: Any, replay: Replay, key: jax.Array, t: Any) -> Any:
     """Weights after a step on a sample of the buffer."""
     rows = jax.random.randint(key, (BATCH,), 0, jnp.minimum(t + 1, ROOM))
     sample = Replay(*(x[rows] for x in replay))

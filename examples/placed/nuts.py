@@ -56,7 +56,7 @@ def stretch(draws: int, tunes: bool) -> Any:
     return lw.vmap(chain, in_axes=(0, 0, None, None))
 
 
-def sample(keys: jax.Array, positions: jax.Array, window: int, draws: int) -> jax.Array:
+def sample(keys: jax.Array, positions: jax.Array, window: int, draws: int) -> list[Any]:
     """Draws of chains in halves: keys and positions are `[half, chain, ...]`."""
 
     def warm(carry: Any, number: jax.Array) -> Any:
@@ -78,13 +78,13 @@ def sample(keys: jax.Array, positions: jax.Array, window: int, draws: int) -> ja
         return (ends, jnp.sqrt(square - mean**2 + 1e-3), jnp.exp(log_step)), None
 
     start = tuple(positions), jnp.ones(positions.shape[-1]), jnp.float32(0.5)
-    (positions, scale, step), _ = jax.lax.scan(warm, start, jnp.arange(WINDOWS))
+    (ends, scale, step), _ = jax.lax.scan(warm, start, jnp.arange(WINDOWS))
 
     def run(keys: Any, start: Any, scale: Any, step: Any) -> Any:
         return stretch(draws, False)(keys, start, scale, step)[0]
 
     parts = [lw.placed(run, "chains", half) for half in range(HALVES)]
-    return [part(k, p, scale, step) for part, k, p in zip(parts, keys, positions, strict=True)]
+    return [part(k, p, scale, step) for part, k, p in zip(parts, keys, ends, strict=True)]
 
 
 def main(chains: int = 64, window: int = 25, draws: int = 200) -> float:

@@ -31,5 +31,7 @@ def test_processes_with_different_programs_find_out_at_once() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         for found in [pool.submit(run, one) for one in local_group(2)]:
-            with pytest.raises(lw.PlaceError, match=r"encoder \(rank 0\) and .* different programs"):
+            with pytest.raises(
+                lw.PlaceError, match=r"encoder \(rank 0\) and .* different programs"
+            ):
                 found.result(timeout=60)

@@ -47,7 +47,9 @@ def check_name(name: Any) -> str:
     return name
 
 
-def placed(fun: Callable[..., Any], name: str, index: Any = None) -> Callable[..., Any]:
+def placed(
+    fun: Callable[..., Any] | Sequence[Callable[..., Any]], name: str, index: Any = None
+) -> Callable[..., Any]:
     """`fun` as a part of the program that calls it: `lw.run` runs it where the part `name` is placed.
 
     With `index`, an integer that may be computed, it is one of a family: it runs at place number `index` of those
