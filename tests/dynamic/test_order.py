@@ -149,7 +149,8 @@ def gated(rng: np.random.Generator, trees: int) -> Table:
 
 
 @pytest.mark.parametrize(
-    ("make", "order"), [(mixed, "agenda"), (mixed, "lookahead"), (gated, "agenda")]
+    ("make", "order"),
+    [(mixed, "agenda"), (mixed, "lookahead"), (gated, "agenda"), (gated, "lookahead")],
 )
 def test_launches_are_within_a_tenth_of_dynets(make: Any, order: str) -> None:
     for seed in range(5):
@@ -157,6 +158,14 @@ def test_launches_are_within_a_tenth_of_dynets(make: Any, order: str) -> None:
         level = levels(table, order)
         verify(table, level)
         assert launches(table, level) <= 1.1 * dynets_agenda(table), seed
+
+
+@pytest.mark.parametrize("make", [mixed, gated])
+def test_looking_ahead_never_costs_launches(make: Any) -> None:
+    for seed in range(8):
+        table = make(np.random.default_rng(seed), 20)
+        found = {order: launches(table, levels(table, order)) for order in ORDERS}
+        assert found["lookahead"] <= min(found["agenda"], found["depth"]), seed
 
 
 def test_an_order_of_another_name_is_refused() -> None:

@@ -148,11 +148,11 @@ def test_control_that_depends_on_values_is_named() -> None:
 def iterating(tree, w):
     h = w["words"][tree.word] @ w["leaf"]
     while jnp.sum(h**2) > 0.5:
-        h = h * 0.5
-    return h if tree.left is None else h + iterating(tree.left, w)
+        h = h * 0.5 if tree.left is None else h * iterating(tree.left, w)
+    return h
 
 
-def test_a_loop_on_values_is_an_obstacle() -> None:
+def test_a_loop_on_values_that_makes_calls_is_an_obstacle() -> None:
     with pytest.raises(OptionError, match="the test of the loop at"):
         lw.vmap(iterating, in_axes=(0, None), schedule="levels")(forest(), weights())
 

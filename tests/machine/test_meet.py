@@ -166,6 +166,45 @@ def test_auto_lets_recursion_around_matrix_products_meet() -> None:
     assert lw.inspect(walks.with_options(carrier="ticks"), keys, xs, rounds).plan.schedule == "meet"
 
 
+@lw.program
+def folded(weights, x, depth):
+    """A recursion on weights that it is handed."""
+    if depth <= 0:
+        return jnp.sin(x)
+    return jnp.tanh(weights @ (folded(weights, x, depth - 1) + folded(weights, -x, depth - 2)))
+
+
+@lw.program
+def folded_twice(weights, x, depth):
+    """What all lanes share is made by the entry, in a branch and for a call: zeros, and other weights."""
+    start = folded(weights, jnp.zeros(WIDTH), depth) + folded(-weights, x, depth)
+    if depth > 1:
+        start = start * folded(weights.T / 2, x, 1)
+    return start
+
+
+@pytest.mark.parametrize("refilled", [False, True])
+def test_what_lanes_share_may_be_written_between_meetings(refilled: bool) -> None:
+    """Values and gradients are those of a lane at a time, inside `jit`."""
+    with jax.enable_x64(True):
+        weights = jnp.asarray(WEIGHTS, jnp.float64)
+        xs, depths = jax.random.normal(jax.random.key(3), (5, WIDTH)), jnp.arange(5) % 4
+        lanes = {"lanes": 2} if refilled else {}
+        run = lw.vmap(folded_twice, in_axes=(None, 0, 0), carrier="ticks", schedule="meet", **lanes)
+        expected = [folded_twice(weights, x, n) for x, n in zip(xs, depths)]
+        np.testing.assert_allclose(run(weights, xs, depths), expected, rtol=1e-12, atol=1e-12)
+        if refilled:
+            return
+        found = jax.jit(jax.grad(lambda w, x: jnp.sum(run(w, x, depths) ** 3), (0, 1)))(weights, xs)
+
+        def alone(w: Any, x: Any, n: Any) -> Any:
+            return jnp.sum(folded_twice(w, x, n) ** 3)
+
+        each = [jax.grad(alone, (0, 1))(weights, x, n) for x, n in zip(xs, depths)]
+        np.testing.assert_allclose(found[0], sum(w for w, _ in each), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(found[1], [x for _, x in each], rtol=1e-10, atol=1e-12)
+
+
 def test_what_cannot_meet_is_refused_by_name() -> None:
     @lw.program
     def plain(n):

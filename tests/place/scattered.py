@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise.core.parts import part_p, parts_in
-from lanewise.core.program import program_p, with_equations
+from lanewise.core.parts import parts_in
+from lanewise.core.program import part_p, program_p, with_equations
 
 
 def scattered(

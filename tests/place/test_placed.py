@@ -306,3 +306,12 @@ def test_one_place_is_enough() -> None:
     run = lw.run(lambda x: encoder(x, W), {"encoder": jax.devices()[0]})
     np.testing.assert_allclose(run(X), jnp.tanh(X @ W), rtol=1e-6)
     assert run.dry_run(X).messages == 0 and str(run.dry_run(X)) == "no messages"
+
+
+def test_what_crosses_in_a_forward_loop_is_there_in_the_reverse_one() -> None:
+    def loss(xs, w, v):
+        return jnp.sum(jax.lax.map(lambda x: decoder(encoder(x, w), v), xs))
+
+    found = Divided(jax.grad(loss, (1, 2)), TWO, jnp.stack([X, 2 * X]), W, V)
+    # The encoder's answer ahead, its adjoint back, and nothing else.
+    assert found.sent() == {(0, 1): [2], (1, 0): [2]} and found.homes == [[0], [1]]

@@ -27,7 +27,7 @@ def test_processes_with_different_programs_find_out_at_once() -> None:
         leaves, tree = jax.tree.flatten(((jnp.float32(0.0),), {}))
         placement = placement_from({"encoder": 0, "decoder": 1}, 2)
         prepared = ask(model, "model", placement, leaves, tree).divided(everywhere=True)
-        return running(prepared, 1, 30.0, one)(leaves)
+        return running(prepared, 1, 30.0, one, jax.devices()[0])(leaves)
 
     with ThreadPoolExecutor(2) as pool:
         for found in [pool.submit(run, one) for one in local_group(2)]:

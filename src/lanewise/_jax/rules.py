@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import jax
 import jax.interpreters.mlir as mlir
 from jax._src import callback as _callback
 from jax._src import core as _core
@@ -13,7 +15,7 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 
 from lanewise._jax.jaxprs import JaxprEqn, Primitive, Var, new_var
-from lanewise._jax.values import unchecked
+from lanewise._jax.values import aval_of, has_tangent, unchecked, zero_tangent
 
 Effect = _effects.Effect
 
@@ -49,6 +51,31 @@ def on_linearize(primitive: Primitive, rule: Callable[..., Any]) -> None:
         return outs, out_nonzero, residuals, *others, linear_map
 
     _ad.primitive_linearizations[primitive] = registered
+
+
+def linearized(
+    run: Callable[..., list[Any]], nonzero: Sequence[bool], primals: Sequence[Any]
+) -> Any:
+    """What such a rule gives for a function of these values, by JAX's own linearization of what it does."""
+
+    def of_moved(*moved: Any) -> list[Any]:
+        given = iter(moved)
+        return run(*(next(given) if flag else x for x, flag in zip(primals, nonzero, strict=True)))
+
+    outs, linear = jax.linearize(of_moved, *itertools.compress(primals, nonzero))
+    residuals, tree = jax.tree.flatten(linear)
+    flags = [has_tangent(aval_of(x)) for x in outs]
+
+    def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
+        given = [
+            _ad.instantiate_zeros(t) for t, flag in zip(tangents, nonzero, strict=True) if flag
+        ]
+        moved = jax.tree.unflatten(tree, residuals)(*given)
+        return [
+            t if flag else zero_tangent(x) for t, x, flag in zip(moved, outs, flags, strict=True)
+        ]
+
+    return outs, flags, residuals, tangents_of
 
 
 def on_partial_evaluation(primitive: Primitive, known_part: Callable[..., Any]) -> None:

@@ -218,7 +218,8 @@ class Placed:
     def _runs(self, prepared: Prepared) -> Running:
         found = self._running.get(prepared)
         if found is None:
-            found = running(prepared, self._in_flight, self._timeout, self._launched)
+            device = jax.local_devices()[0]
+            found = running(prepared, self._in_flight, self._timeout, self._launched, device)
             self._running[prepared] = found
         return found
 

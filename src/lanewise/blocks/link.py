@@ -17,6 +17,7 @@ from lanewise.blocks.analysis import (
     Storage,
     constant_variables,
     storage,
+    writes,
 )
 from lanewise.blocks.coalesce import coalesce, within_functions
 from lanewise.blocks.equations import Cost, cost_with_shared
@@ -140,6 +141,12 @@ class Linked:
             and isinstance(item.terminator, Fail)
             and item.terminator.waits
         )
+
+    def writes_shared(self, block: Block) -> bool:
+        """Whether a block writes a variable that is kept once for all lanes."""
+        written = {*writes(block)} & {*self.storage.live_out[block.label]}
+        written |= {var for var, atom in arguments_of(block.terminator) if var is not atom}
+        return not written.isdisjoint(self.uniforms)
 
     def pc_after(self, target: Label) -> int:
         """The pc of a lane that goes to `target`."""

@@ -17,6 +17,7 @@ from lanewise.core.errors import Outcome
 from lanewise.core.outcomes import blank
 from lanewise.core.program import Program
 from lanewise.dynamic.answers import Values
+from lanewise.dynamic.code import NotSliced
 from lanewise.dynamic.levels import ByLevels, by_levels
 from lanewise.dynamic.run import STORE
 from lanewise.job.job import Job, Mapped, lanes_first
@@ -24,8 +25,17 @@ from lanewise.job.plan import shaped
 
 
 def own(job: Job) -> ByLevels:
-    """What runs a job by levels. Raises `NotSliced`."""
-    return by_levels(job.program, job.varying, job.options.max_depth)
+    """What runs all of a job by levels: with loops on values inside levels only where there is no other way.
+
+    Raises `NotSliced`.
+    """
+    params = (job.program, job.varying, job.options.max_depth)
+    try:
+        return by_levels(*params)
+    except NotSliced:
+        if job.options.schedule != "levels":
+            raise
+        return by_levels(*params, loops=True)
 
 
 @dataclass(frozen=True, eq=False)

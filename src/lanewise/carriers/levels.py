@@ -3,7 +3,8 @@
 It needs the host: the slice runs, and what it recorded decides what is compiled and run next. So it is for calls
 outside `jit`, where the operands that decide control are known. `rules/levels.py` differentiates them.
 
-A program of which only some calls have control that can run first is run in two (`split.py`).
+A program of which only some calls have control that can run first is run in two (`split.py`). Where that is not so
+either, and it was asked for, loops on values are run inside levels (`dynamic/ending.py`).
 """
 
 from __future__ import annotations
@@ -40,14 +41,19 @@ def obstacle(job: Job) -> str | None:
         return found
     try:
         in_two(job)
+        return None
     except NotSliced as error:
-        return f"{found}; {error}"
+        apart = str(error)
+    try:
+        own(job)
+    except NotSliced as error:
+        return f"{error}; {apart}"
     return None
 
 
 @functools.lru_cache(maxsize=512)
 def _whole(job: Job) -> str | NotSliced | None:
-    """What keeps all of a job from being run by levels: an option, or its control."""
+    """What keeps control from being run first for all of a job: an option, or what it depends on."""
     options = job.options
     if options.stats or options.max_steps:
         name = "stats" if options.stats else "max_steps"
@@ -63,7 +69,12 @@ def _whole(job: Job) -> str | NotSliced | None:
 
 def in_parts(job: Job) -> InTwo | None:
     """How a job runs of which a part is run by levels; None if all of it is."""
-    return in_two(job) if isinstance(_whole(job), NotSliced) else None
+    if not isinstance(_whole(job), NotSliced):
+        return None
+    try:
+        return in_two(job)
+    except NotSliced:
+        return None
 
 
 def products(job: Job) -> float:

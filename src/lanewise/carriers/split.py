@@ -107,8 +107,12 @@ class InTwo:
 
 @functools.lru_cache(maxsize=512)
 def in_two(job: Job) -> InTwo:
-    """How a job of a program that has no slice is run in two. Raises `NotSliced`."""
-    return InTwo(job, split(job.program, job.varying))
+    """How a job of a program that has no slice is run in two. Raises `NotSliced`.
+
+    Recursions that wait for values are looked into where it was asked for: what share of the work their first calls are
+    is not known.
+    """
+    return InTwo(job, split(job.program, job.varying, job.options.schedule == "levels"))
 
 
 def _bound(job: Job, operands: Sequence[Any], whole: Program) -> tuple[list[Any], Any, Any]:

@@ -30,9 +30,7 @@ import numpy as np
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.core.errors import OptionError
-
-part_p = _jax.Primitive("part")
-part_p.multiple_results = True
+from lanewise.core.program import part_p, program_p
 
 _SCOPE = "lanewise.on:"
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -129,8 +127,6 @@ def scope_of(eqn: _jax.JaxprEqn) -> str | None:
 
 def parts_in(jaxpr: _jax.Jaxpr) -> Iterator[str]:
     """The names of the parts that equations of a jaxpr have, at any depth. Families are named without an index."""
-    from lanewise.core.program import program_p
-
     for eqn in jaxpr.eqns:
         scope = scope_of(eqn)
         if scope is not None:
@@ -142,18 +138,6 @@ def parts_in(jaxpr: _jax.Jaxpr) -> Iterator[str]:
                 yield from parts_in(function.jaxpr)
         for inner in _jax.subjaxprs(eqn):
             yield from parts_in(inner)
-
-
-def without_part(eqn: _jax.JaxprEqn) -> _jax.JaxprEqn:
-    """The same equation as a plain call of the code that it holds; other equations as they are."""
-    if eqn.primitive is not part_p:
-        return eqn
-    jaxpr = eqn.params["jaxpr"]
-    return eqn.replace(
-        primitive=_jax.closed_call_p,
-        params={"call_jaxpr": jaxpr},
-        invars=eqn.invars[int(eqn.params["indexed"]) :],
-    )
 
 
 def _one_of(funs: Sequence[Callable[..., Any]], name: str, index: Any) -> Callable[..., Any]:

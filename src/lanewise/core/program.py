@@ -37,6 +37,10 @@ program_p.multiple_results = True
 throw_p = _jax.Primitive("throw")
 throw_p.multiple_results = True
 
+# A region with a name; `parts.py` has its rules.
+part_p = _jax.Primitive("part")
+part_p.multiple_results = True
+
 _machine_inside: Callable[[_jax.JaxprEqn], _jax.Jaxpr] | None = None
 
 
@@ -225,6 +229,18 @@ def _call_under_vmap(axis_data: Any, args: Any, dims: Any, *, name: str, **param
 
 
 batching.fancy_primitive_batchers[call_p] = _call_under_vmap
+
+
+def without_part(eqn: _jax.JaxprEqn) -> _jax.JaxprEqn:
+    """The same equation as a plain call of the code that it holds; other equations as they are."""
+    if eqn.primitive is not part_p:
+        return eqn
+    jaxpr = eqn.params["jaxpr"]
+    return eqn.replace(
+        primitive=_jax.closed_call_p,
+        params={"call_jaxpr": jaxpr},
+        invars=eqn.invars[int(eqn.params["indexed"]) :],
+    )
 
 
 def _sites_in(jaxpr: _jax.Jaxpr) -> Iterator[Site]:

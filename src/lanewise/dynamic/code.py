@@ -12,8 +12,9 @@ keys are rows and decide control like anything else.
 Captured values are parameters that every call hands on: then there is one way in which a function reads what is
 outside, and `control.py` finds out which parameters are the same in all calls.
 
-A branch that makes no call has a `whole`: itself as one equation, to be run as JAX batches it. Where its test depends
-on values, that is how it runs.
+A branch or loop that makes no call has a `whole`: itself as one equation, to be run for many rows together. Where its
+test depends on values, that is how it runs. A loop with a test for each element of an inner `jax.vmap`, or one inside a
+`scan`, is taken apart like any other.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import inside, is_throw, sees_batch, tests_many
+from lanewise.blocks.equations import inside, is_throw, sees_batch, tests_many, with_one_test
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import LanewiseError
 from lanewise.core.program import Function, Program, call_p, check_p, program_p
+from lanewise.dynamic.ending import may_not_end
 
 
 class NotSliced(LanewiseError):
@@ -69,6 +70,7 @@ class Loop:
     body: Code
     init: tuple[Atom, ...]
     outs: tuple[Var, ...]
+    whole: Plain | None
     line: str
 
 
@@ -233,8 +235,11 @@ class _Builder:
             function = self.owner.functions[eqn.params["name"]]
             name = self.named(self.owner, function)
             return self.call(eqn, name, [*self.held, *operands])
-        if name in ("cond", "while", "scan") and not tests_many(eqn):
-            if name != "scan" or _calls(eqn):
+        if tests_many(eqn):
+            one = with_one_test(eqn.replace(invars=[_jax.new_var(aval) for aval in types]))
+            return self.walk(one.jaxpr, [*map(_literal, one.captures), *operands])
+        if name in ("cond", "while", "scan"):
+            if name != "scan" or _calls(eqn) or may_not_end(eqn):
                 return _STRUCTURED[name](self, eqn, types)
             return self.plain(eqn, types)
         if eqn.primitive is program_p:
@@ -293,10 +298,10 @@ class _Builder:
         return outs
 
     def while_(self, eqn: JaxprEqn, types: Sequence[Any]) -> Sequence[Atom]:
-        del types
         cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         held = [eqn.invars[:cond_n], eqn.invars[cond_n : cond_n + body_n]]
-        outs = tuple(_variable(v.aval) for v in eqn.outvars)
+        whole = None if _calls(eqn) else _renamed(eqn, types)
+        outs = whole.outs if whole else tuple(_variable(v.aval) for v in eqn.outvars)
         codes = []
         for name, own in zip(("cond_jaxpr", "body_jaxpr"), held, strict=True):
             code = eqn.params[name]
@@ -309,11 +314,11 @@ class _Builder:
             codes.append(Code(tuple(carried), ops, tuple(given)))
         init = tuple(eqn.invars[cond_n + body_n :])
         test, body = codes
-        self.ops.append(Loop(test, body, init, outs, _jax.user_line(eqn)))
+        self.ops.append(Loop(test, body, init, outs, whole, _jax.user_line(eqn)))
         return outs
 
     def scan(self, eqn: JaxprEqn, types: Sequence[Any]) -> Sequence[Atom]:
-        """A scan that makes calls, as a loop that counts."""
+        """A scan that makes calls, or holds a loop of unknown length, as a loop that counts."""
         del types
         parts, code = _jax.scan_parts(eqn), eqn.params["jaxpr"]
         first, second = parts.num_consts, parts.num_consts + parts.num_carry
@@ -348,15 +353,13 @@ class _Builder:
             ops, given = self.apart(lambda w=write, ins=ins: w(*ins))  # type: ignore[misc]
             codes.append(Code(tuple(ins), ops, tuple(given)))
         outs = tuple(_variable(aval) for aval in avals)
-        self.ops.append(Loop(codes[0], codes[1], (_int(0), *init, *stacks), outs, line))
+        self.ops.append(Loop(codes[0], codes[1], (_int(0), *init, *stacks), outs, None, line))
         return outs[1:]
 
     def inline(self, fun: Callable[..., Sequence[Any]], operands: Sequence[Atom]) -> list[Atom]:
         """Write the equations of a small JAX function."""
         traced = _jax.trace(fun, [a.aval for a in operands])
-        pairs = zip(traced.jaxpr.invars, traced.captures, strict=False)
-        held = [Literal(jnp.asarray(c), v.aval) for v, c in pairs]
-        return self.walk(traced.jaxpr, [*held, *operands])
+        return self.walk(traced.jaxpr, [*map(_literal, traced.captures), *operands])
 
 
 _STRUCTURED: dict[str, Callable[[_Builder, JaxprEqn, Sequence[Any]], Sequence[Atom]]] = {
@@ -396,6 +399,11 @@ def _renamed(eqn: JaxprEqn, types: Sequence[Any]) -> Plain:
 
     (whole,) = _jax.trace(on_data, [a.aval for a in eqn.invars]).jaxpr.eqns
     return Plain(whole.replace(invars=eqn.invars, outvars=outs, source_info=eqn.source_info))
+
+
+def _literal(value: Any) -> Literal:
+    aval = _jax.aval_of(value)
+    return Literal(_jax.stored(value, aval), _jax.stored_aval(aval))
 
 
 def _int(value: int) -> Literal:

@@ -61,13 +61,18 @@ class Source:
     def __init__(self, lay: Layout, tables: Any, payload: Sequence[Any]) -> None:
         self.lay, self.tables, self.payload = lay, tables, payload
 
-    def operand(self, arenas: Sequence[Any], p: int, k: int, start: Any, size: int) -> Any:
-        """Operand k of rows of piece p."""
+    def operand(
+        self, arenas: Sequence[Any], p: int, k: int, start: Any, size: int, count: Any = None
+    ) -> Any:
+        """Operand k of rows of piece p; with a count, copies of the last of these in place of those beyond."""
         envelope = self.lay.envelope
         at = self.lay.forward["index", p, k].start
         t = self.lay.number(envelope.pieces[p].rows[k])
         array = arenas[t] if envelope.fed[p][k] & MADE else self.payload[t]
-        return read(array, part(self.tables, at + start, size))
+        if count is None:
+            return read(array, part(self.tables, at + start, size))
+        there = jnp.clip(jnp.arange(size, dtype=jnp.int32), 0, jnp.maximum(count - 1, 0))
+        return read(array, read(self.tables, at + start + there))
 
 
 def initial(lay: Layout, payload: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
@@ -91,13 +96,17 @@ def forward(
     carried: Sequence[Any],
     shared: Sequence[Any],
     moving: Moving | None = None,
+    in_place: bool = True,
 ) -> Ran:
-    """Run all levels; with `moving`, save what the reverse reads."""
+    """Run all levels; with `moving`, save what the reverse reads. `in_place`: see `inplace.py`."""
     envelope = lay.envelope
     source = Source(lay, tables, payload)
 
-    def launch(arenas: Sequence[Any], p: int, start: Any, size: int) -> tuple[list[Any], list[Any]]:
+    def launch(
+        arenas: Sequence[Any], p: int, level: Any, start: Any, size: int
+    ) -> tuple[list[Any], list[Any]]:
         piece = envelope.pieces[p]
+        count = level_end(lay, tables, p, level, start)
         code = (
             cut.forward_code(piece, size)
             if moving is None
@@ -106,14 +115,16 @@ def forward(
 
         def gathered(turn: Any) -> list[Any]:
             return [
-                source.operand(arenas, p, k, start + turn, size) for k in range(len(piece.rows))
+                source.operand(arenas, p, k, start + turn, size, count)
+                for k in range(len(piece.rows))
             ]
 
         fed = zip(piece.rows, envelope.fed[p], strict=True)
         made = tuple(t if flags & MADE else None for t, flags in fed)
-        first = gathers_first(code, made, piece.results)
+        first = in_place and gathers_first(code, made, piece.results)
         rows = before_all_else(tables, gathered) if first else gathered(0)
-        outs = _jax.eval_jaxpr(code, *(shared[s] for s in envelope.shared[p]), *rows)
+        given = [*(shared[s] for s in envelope.shared[p]), *rows]
+        outs = evaluated_if(None if count is None else count > 0, code, given)
         arenas = list(arenas)
         for j, type_ in enumerate(piece.results):
             t = lay.number(type_)
@@ -126,7 +137,7 @@ def forward(
         saved: list[list[Any]] = [[] for _ in envelope.pieces]
         for p, size in enumerate(capacities):
             if size:
-                arenas, saved[p] = launch(arenas, p, int(lay.offset[level, p]), size)
+                arenas, saved[p] = launch(arenas, p, level, int(lay.offset[level, p]), size)
         head.append(saved)
     tail: list[list[Any]] = [[] for _ in envelope.pieces]
     if moving is not None:
@@ -137,9 +148,9 @@ def forward(
             for p, piece in enumerate(envelope.pieces)
         ]
 
-    def tile(state: Any, p: int, start: Any, size: int) -> Any:
+    def tile(state: Any, p: int, level: Any, start: Any, size: int) -> Any:
         arenas, tail = state
-        arenas, saved = launch(arenas, p, start, size)
+        arenas, saved = launch(arenas, p, len(envelope.head) + level, start, size)
         if moving is not None:
             axes = cut.codes(envelope.pieces[p], size, *moving[p]).saved_axes
             begin = start - int(lay.offset[-1, p])
@@ -155,12 +166,12 @@ def over_tail(
     lay: Layout,
     sections: Sections,
     tables: Any,
-    tile: Callable[[Any, int, Any, int], Any],
+    tile: Callable[[Any, int, Any, Any, int], Any],
     state: Any,
     reverse: bool = False,
     before: Callable[[Any, int, Any], Any] | None = None,
 ) -> Any:
-    """`tile(state, piece, start, size)` for the tiles of all levels of the tail.
+    """`tile(state, piece, level, start, size)` for the tiles of all levels of the tail.
 
     `before(state, piece, number)` comes before the tiles of a piece at a level; `number` counts such pairs.
     """
@@ -189,13 +200,34 @@ def over_tail(
                 def one(
                     q: Any, state: Any, p: int = p, start: Any = start, width: int = width
                 ) -> Any:
-                    return tile(state, p, start + q * width, width)
+                    return tile(state, p, k, start + q * width, width)
 
                 state = lax.fori_loop(0, count, one, state)
                 start = start + count * width
         return state
 
     return lax.fori_loop(0, height, level, state)
+
+
+def level_end(lay: Layout, tables: Any, p: int, level: Any, start: Any) -> Any:
+    """How many rows from `start` on are of this level, for a piece that must not run on others; else None."""
+    envelope = lay.envelope
+    if not envelope.pieces[p].loops:
+        return None
+    number, head = len(envelope.pieces), len(envelope.head)
+    count = tables[lay.forward["counts",].start + level * number + p]
+    if isinstance(start, int):
+        return count
+    begin = tables[lay.forward["start",].start + (level - head) * number + p]
+    return begin + count - start
+
+
+def evaluated_if(there: Any, code: _jax.Jaxpr, given: Sequence[Any]) -> list[Any]:
+    """What code gives, zeros where no row is there; `there` is None for code that may run anyway."""
+    if there is None:
+        return _jax.eval_jaxpr(code, *given)
+    none = [jnp.zeros(a.aval.shape, a.aval.dtype) for a in code.outvars]
+    return lax.cond(there, lambda: _jax.eval_jaxpr(code, *given), lambda: none)
 
 
 def answers(lay: Layout, tables: Any, arenas: Sequence[Any]) -> tuple[Any, ...]:

@@ -6,8 +6,8 @@ found to be operands here, whatever way they went.
 
 *Expensive*: which variables depend on matrix products and the like. If the test of a branch or loop does, control
 cannot be run first. A branch that makes no call is then one equation, which JAX batches. Else it is an obstacle, and it
-is named: the test, and the value that made it depend on data. (A loop is never one equation: a piece runs for rows that
-are not there as well, on which it might not end.)
+is named: the test, and the value that made it depend on data. With `loops`, a loop that makes no call is one equation
+too, and so is a branch around such, which runs for the rows of a level together until the last has ended (`ending.py`).
 
 *Control*: the tests of what is left, closed backwards over equations, carried values, parameters and results of calls.
 The slice computes these.
@@ -30,8 +30,8 @@ from typing import Any
 
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import eqn_cost, holds_while
-from lanewise.core.program import Program, program_p
+from lanewise.blocks.equations import eqn_cost
+from lanewise.core.program import Program
 from lanewise.dynamic.code import (
     Branch,
     Call,
@@ -46,6 +46,7 @@ from lanewise.dynamic.code import (
     ops_in,
     variables,
 )
+from lanewise.dynamic.ending import may_not_end
 
 # From this many operations in products on, an equation is not for the slice, which runs a lane at a time.
 EXPENSIVE = 128.0
@@ -97,18 +98,19 @@ class Control:
 
 
 @functools.lru_cache(maxsize=256)
-def control_of(program: Program, varying: tuple[bool, ...]) -> Control:
-    """The analysis of a program for lanes that differ in these operands. Raises `NotSliced`."""
+def control_of(program: Program, varying: tuple[bool, ...], loops: bool = False) -> Control:
+    """The analysis of a program for lanes that differ in these operands; `loops`: those on values may be equations.
+
+    Raises `NotSliced`.
+    """
     table = of_program(program)
     expensive = _expensive(table)
-    functions = {name: _settled(code, expensive) for name, code in table.functions.items()}
+    functions = {name: _settled(code, expensive, loops) for name, code in table.functions.items()}
     table = replace(table, functions=functions)
     same = _same(table, varying)
     control = _control(table)
     rows = _rows(table, same, control)
-    found = Control(table, same, expensive, frozenset(control), frozenset(rows))
-    _refuse_rows(found)
-    return found
+    return Control(table, same, expensive, frozenset(control), frozenset(rows))
 
 
 def _each(changes: Iterable[bool]) -> bool:
@@ -173,7 +175,7 @@ def _expensive(table: Table) -> dict[Var, JaxprEqn]:
     return found
 
 
-def _settled(code: Code, expensive: dict[Var, JaxprEqn]) -> Code:
+def _settled(code: Code, expensive: dict[Var, JaxprEqn], loops: bool) -> Code:
     """The code with branches and loops that stay one equation as such. Raises where control depends on values."""
 
     def why(atoms: Sequence[Any]) -> JaxprEqn | None:
@@ -183,18 +185,23 @@ def _settled(code: Code, expensive: dict[Var, JaxprEqn]) -> Code:
     for op in code.ops:
         if isinstance(op, Branch):
             reason = why([op.index])
-            one = op.whole is not None and not holds_while([op.whole.eqn])
-            if op.whole is not None and one and (reason is not None or _selects(op)):
+            one = op.whole is not None and (loops or not may_not_end(op.whole.eqn))
+            if op.whole is not None and (one if reason is not None else _selects(op)):
                 ops.append(op.whole)
                 continue
             _refuse("branch", op.line, reason)
-            branches = tuple(_settled(each, expensive) for each in op.branches)
+            branches = tuple(_settled(each, expensive, loops) for each in op.branches)
             op = replace(op, branches=branches)
         elif isinstance(op, Loop):
-            _refuse("loop", op.line, why(op.test.outs))
+            reason = why(op.test.outs)
+            if loops and reason is not None and op.whole is not None:
+                ops.append(op.whole)
+                continue
+            _refuse("loop", op.line, reason)
             if any(isinstance(each, Call | Check) for each in ops_in(op.test)):
                 raise NotSliced(f"the test of the loop at {op.line} makes a call, or asserts")
-            op = replace(op, test=_settled(op.test, expensive), body=_settled(op.body, expensive))
+            test, body = (_settled(each, expensive, loops) for each in (op.test, op.body))
+            op = replace(op, test=test, body=body)
         elif isinstance(op, Check):
             _refuse("assertion", op.line, why([op.holds]))
         ops.append(op)
@@ -342,27 +349,3 @@ def _needed(
     need(roots)
     _fixed_point(table, visit)
     return found
-
-
-def _refuse_rows(control: Control) -> None:
-    """What has no place in a table or in a piece."""
-    for op in control.table.all_ops():
-        if not isinstance(op, Plain) or not any(v in control.rows for v in op.outs):
-            continue
-        if _may_not_end(op.eqn):
-            raise NotSliced(
-                f"{op.eqn.primitive.name} at {_jax.user_line(op.eqn)} holds a loop of unknown length, and would run for"
-                " rows that are not there as well"
-            )
-
-
-def _may_not_end(eqn: JaxprEqn) -> bool:
-    """Whether an equation holds a loop of unknown length, a batch of programs included."""
-    if eqn.primitive is program_p:
-        functions = eqn.params["program"].functions.values()
-        return eqn.params["program"].recursive or any(
-            map(_may_not_end, (e for f in functions for e in f.jaxpr.eqns))
-        )
-    return eqn.primitive.name == "while" or any(
-        map(_may_not_end, (e for code in _jax.subjaxprs(eqn) for e in code.eqns))
-    )

@@ -16,13 +16,19 @@ Only what is reached whatever the values are is early. A call in a branch or loo
 its arguments may be known: it is pure, but the test may be what keeps it from running for ever, or from reading a child
 that is not there. A branch that can be decided first is split with its sides, so that an early `return` above a call
 does no harm. An assertion on values stays, and so does what follows it.
+
+A recursion that waits for values is reached once from outside, and that first call is looked into: it is split like a
+program, and becomes two calls, of what can be made first and of the rest, which goes on to call the recursion as it is.
+The same is done to an entry that calls itself. Calls that come from inside the recursion stay in it: whether they are
+made is what waits.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,13 +36,12 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import Inside, inside
+from lanewise.core.options import Options
 from lanewise.core.program import Function, Program, call_p, check_p, program_p, throw_p
 from lanewise.dynamic.code import NotSliced, variables
 from lanewise.dynamic.control import is_expensive
+from lanewise.dynamic.entry import Body, Op, calls_function, holds_control, written_out
 from lanewise.dynamic.slice import pieces_of
-
-_WRITTEN_OUT = frozenset(("jit", "pjit", "closed_call", "core_call"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,64 +69,35 @@ class Split:
 
 
 @functools.lru_cache(maxsize=256)
-def split(program: Program, varying: tuple[bool, ...]) -> Split:
+def split(program: Program, varying: tuple[bool, ...], looks_into: bool = True) -> Split:
     """A program that has no slice in two, for lanes that differ in these operands.
 
-    Raises `NotSliced` where nothing can be hoisted, or needs to be.
+    Raises `NotSliced` where nothing can be hoisted, or needs to be; without `looks_into`, where that is in a recursion
+    that waits for values.
     """
-    if any(_calls(f.jaxpr, program.entry) for f in program.functions.values()):
-        raise NotSliced("its entry calls itself, so no call is made once")
-    return _Splitter(program, varying).split()
-
-
-@dataclass(eq=False)
-class _Op:
-    """An equation of the entry, renamed; `sides` of a branch that holds control."""
-
-    eqn: JaxprEqn
-    sides: tuple[_Body, ...] = ()
-    early: bool = False
-    hoisted: bool = False
-
-    @property
-    def split(self) -> bool:
-        """Whether it is a branch that stays, with code that is hoisted."""
-        return not self.early and any(op.hoisted or op.split for s in self.sides for op in s.ops)
-
-
-@dataclass(eq=False)
-class _Body:
-    """Operations in order, and what they give."""
-
-    ops: list[_Op] = field(default_factory=list)
-    outs: list[Atom] = field(default_factory=list)
-
-    def hoisted(self) -> Iterator[_Op]:
-        for op in self.ops:
-            if op.hoisted:
-                yield op
-            elif op.split:
-                for side in op.sides:
-                    yield from side.hoisted()
+    codes = [f.jaxpr for f in program.functions.values()]
+    if not looks_into and any(calls_function(code, program.entry) for code in codes):
+        raise NotSliced("its entry calls itself, and each call waits for values")
+    return _Splitter(program, varying, looks_into=looks_into).split()
 
 
 class _Splitter:
-    """A program that is being split."""
+    """A program that is being split; `looks_into` recursions that wait for values, where they are called."""
 
-    def __init__(self, program: Program, varying: tuple[bool, ...]) -> None:
-        self.program, self.varying = program, varying
+    def __init__(self, program: Program, varying: tuple[bool, ...], *, looks_into: bool) -> None:
+        self.program, self.varying, self.looks_into = program, varying, looks_into
         entry = program.functions[program.entry]
         captured = [_jax.new_var(aval) for aval in program.capture_avals]
         self.operands = [*captured, *(_jax.new_var(v.aval) for v in entry.params)]
         given = [*(captured[i] for i in entry.captures), *self.operands[len(captured) :]]
-        self.body = _written_out(entry.jaxpr, given, ())
+        self.body = written_out(entry.jaxpr, given, ())
         self.given: set[Atom] = set()  # what is hoisted gives
         self.stays: list[str] = []
 
     def split(self) -> Split:
         self.decide(self.body, set(self.operands), "")
-        control = [op.eqn for op in self.body.hoisted() if _holds_control(op.eqn)]
-        calls = [_words(each) for eqn in control for each in _made_by(eqn)]
+        control = [op for op in self.body.hoisted() if holds_control(op.eqn)]
+        calls = [w for op in control for w in op.calls or map(_words, _made_by(op.eqn))]
         if not calls:
             raise NotSliced("; ".join(self.stays) or "it makes no call that could be made first")
         _keep_products(self.body, set())
@@ -135,14 +111,22 @@ class _Splitter:
 
     # -- what is early -----------------------------------------------------------------------------
 
-    def decide(self, body: _Body, early: set[Var], behind: str) -> str:
+    def decide(self, body: Body, early: set[Var], behind: str) -> str:
         """Mark what is early and what is hoisted. `behind`: what may keep this code from being reached, if anything.
 
         Gives the same for the code that follows.
         """
-        for op in body.ops:
+        waiting = body.ops[::-1]
+        body.ops.clear()
+        while waiting:
+            op = waiting.pop()
             known = early.issuperset(variables(op.eqn.invars))
-            if _holds_control(op.eqn):
+            inner = self.in_two(op) if known and not behind else None
+            if inner is not None:
+                waiting += inner[::-1]
+                continue
+            body.ops.append(op)
+            if holds_control(op.eqn):
                 op.early = known and not behind and self.sliceable(op)
                 op.hoisted = op.early and self.holds_products(op.eqn, set())
                 if op.early and not op.hoisted and op.eqn.primitive in (call_p, program_p):
@@ -162,10 +146,56 @@ class _Splitter:
                 if waits:
                     ends = [self.end_of(op.eqn)]
                 behind = behind or next(filter(None, ends), "")
-            elif _holds_control(op.eqn):
+            elif holds_control(op.eqn):
                 self.stays += _why_late(op.eqn, known, behind)
                 behind = behind or self.end_of(op.eqn)
         return behind
+
+    def in_two(self, op: Op) -> list[Op] | None:
+        """A call of a recursion that waits for values as two calls; None where that is of no use."""
+        eqn = op.eqn
+        if not self.looks_into or op.apart or eqn.primitive not in (call_p, program_p):
+            return None
+        if eqn.primitive is call_p:
+            program = replace(self.program, entry=eqn.params["name"])
+            operands, options = [*self.operands[: program.num_captures], *eqn.invars], Options()
+        else:
+            program, operands, options = eqn.params["program"], eqn.invars, eqn.params["options"]
+        varying = (True,) * len(operands)
+        try:
+            pieces_of(program, varying)
+            return None
+        except NotSliced:
+            pass
+        try:
+            found = _Splitter(program, varying, looks_into=False).split()
+        except NotSliced:
+            return None
+
+        def bound(stage: Stage, operands: Sequence[Atom], outvars: Sequence[Var]) -> JaxprEqn:
+            constants = [Literal(jnp.asarray(c), _jax.aval_of(c)) for c in stage.constants]
+            given = stage.given(operands, constants)
+            traced = _jax.trace(
+                lambda *values: program_p.bind(
+                    *values,
+                    program=stage.program,
+                    lanes=(),
+                    mapped=((),) * len(values),
+                    options=options,
+                ),
+                [a.aval for a in given],
+            )
+            (call,) = traced.jaxpr.eqns
+            more = [_jax.new_var(v.aval) for v in call.outvars[len(outvars) :]]
+            source = eqn.source_info
+            return call.replace(invars=given, outvars=[*outvars, *more], source_info=source)
+
+        handed = [_jax.new_var(aval) for aval in found.first.program.out_avals]
+        self.stays += found.stays
+        return [
+            Op(bound(found.first, operands, handed), calls=found.calls, apart=True),
+            Op(bound(found.rest, [*operands, *handed], eqn.outvars), apart=True),
+        ]
 
     def end_of(self, eqn: JaxprEqn) -> str:
         """What is behind an operation on values: nothing, unless a lane may end there."""
@@ -179,7 +209,7 @@ class _Splitter:
         inner = (e for code in _jax.subjaxprs(eqn) for e in code.eqns)
         return eqn.primitive is check_p or any(map(self.asserts, inner))
 
-    def sliceable(self, op: _Op) -> bool:
+    def sliceable(self, op: Op) -> bool:
         """Whether the program that ends with an operation has a slice."""
         op.early = op.hoisted = True
         made = self.first(list(op.eqn.outvars))
@@ -239,7 +269,13 @@ class _Splitter:
         # Captures of an entry are in order: what the whole captures, then constants.
         constants, ins = code.invars[:num], code.invars[num:]
         order = [*ins[:captured], *constants, *ins[captured:]]
-        functions = {n: f for n, f in self.program.functions.items() if n != self.program.entry}
+        functions = dict(self.program.functions)
+        if any(calls_function(f.jaxpr, self.program.entry) for f in functions.values()):
+            # It goes on to call itself as it was.
+            numbers = (f"{self.program.name}.{n}" for n in itertools.count())
+            name = name if name not in functions else next(n for n in numbers if n not in functions)
+        else:
+            del functions[self.program.entry]
         entry = Function(
             name, _jax.new_jaxpr(order, code.outvars, code.eqns), tuple(range(captured + num))
         )
@@ -247,7 +283,7 @@ class _Splitter:
         return Stage(replace(made, functions=_reached(made)), traced.captures)
 
 
-def _run_early(body: _Body, env: dict[Var, Any], handed: Sequence[Var]) -> dict[Var, Any]:
+def _run_early(body: Body, env: dict[Var, Any], handed: Sequence[Var]) -> dict[Var, Any]:
     """Run what is early; gives those of the variables that are made here or in sides."""
     found: dict[Var, Any] = {}
     for op in body.ops:
@@ -258,7 +294,7 @@ def _run_early(body: _Body, env: dict[Var, Any], handed: Sequence[Var]) -> dict[
             inner = {v for side in op.sides for o in side.hoisted() for v in o.eqn.outvars}
             wanted = [v for v in handed if v in inner]
 
-            def side_of(side: _Body, wanted: list[Var] = wanted) -> Callable[[], list[Any]]:
+            def side_of(side: Body, wanted: list[Var] = wanted) -> Callable[[], list[Any]]:
                 def run() -> list[Any]:
                     made = _run_early(side, dict(env), wanted)
                     # A side that does not make a value hands on zeros, which nobody reads.
@@ -276,14 +312,14 @@ def _run_early(body: _Body, env: dict[Var, Any], handed: Sequence[Var]) -> dict[
     return {**found, **{v: env[v] for v in handed if v in env}}
 
 
-def _run_rest(body: _Body, env: dict[Var, Any]) -> list[Any]:
+def _run_rest(body: Body, env: dict[Var, Any]) -> list[Any]:
     """Run what is not hoisted; `env` has what is."""
     for op in body.ops:
         if op.hoisted:
             continue
         if op.split:
 
-            def side_of(side: _Body, op: _Op = op) -> Callable[[], list[Any]]:
+            def side_of(side: Body, op: Op = op) -> Callable[[], list[Any]]:
                 def run() -> list[Any]:
                     outs = _run_rest(side, dict(env))
                     pairs = zip(outs, op.eqn.outvars, strict=True)
@@ -304,7 +340,7 @@ def _value(atom: Atom, env: dict[Var, Any]) -> Any:
     return atom.val if isinstance(atom, Literal) else env[atom]
 
 
-def _keep_products(body: _Body, needed: set[Var]) -> None:
+def _keep_products(body: Body, needed: set[Var]) -> None:
     """Have results of matrix work that hoisted operations read handed on as well, and not computed again."""
     for op in reversed(body.ops):
         if op.split:
@@ -323,83 +359,8 @@ def _reached(program: Program) -> dict[str, Function]:
         name = waiting.pop()
         if name not in found:
             found[name] = program.functions[name]
-            waiting += [n for n in program.functions if _calls(found[name].jaxpr, n)]
+            waiting += [n for n in program.functions if calls_function(found[name].jaxpr, n)]
     return found
-
-
-# -- code --------------------------------------------------------------------------------------------------
-
-
-def _written_out(jaxpr: Jaxpr, args: Sequence[Atom], consts: Sequence[Any]) -> _Body:
-    """A function's code with what is wrapped written out, branches by their sides, and every variable renamed."""
-    env: dict[Var, Atom] = dict(zip(jaxpr.invars, args, strict=True))
-    for var, value in zip(jaxpr.constvars, consts, strict=True):
-        env[var] = Literal(value, var.aval)
-
-    def atom(a: Atom) -> Atom:
-        return a if isinstance(a, Literal) else env[a]
-
-    body = _Body()
-    for eqn in jaxpr.eqns:
-        operands = [atom(a) for a in eqn.invars]
-        new = eqn.replace(invars=operands, outvars=[_jax.new_var(v.aval) for v in eqn.outvars])
-        found = _wrapped(new) if _holds_control(eqn) else None
-        if found is not None:
-            inner = _written_out(found.jaxpr, found.operands, found.consts)
-            body.ops += inner.ops
-            # Had a program that is called inside failed, we would not be here.
-            ended = [Literal(jnp.int32(n), v.aval) for n, v in zip((0, -1), eqn.outvars[-2:])]
-            outs = [*inner.outs, *ended[: len(eqn.outvars) - len(inner.outs)]]
-            env.update(zip(eqn.outvars, outs, strict=True))
-            continue
-        op = _Op(new)
-        if eqn.primitive.name == "cond" and _holds_control(eqn):
-            op.sides = tuple(
-                _written_out(b, operands[1:], _jax.attached_consts(b))
-                for b in eqn.params["branches"]
-            )
-        body.ops.append(op)
-        env.update(zip(eqn.outvars, new.outvars, strict=True))
-    body.outs = [atom(a) for a in jaxpr.outvars]
-    return body
-
-
-def _wrapped(eqn: JaxprEqn) -> Inside | None:
-    """The code that is written out in place of an equation: what JAX wraps, programs that do not call themselves."""
-    if eqn.primitive.name in _WRITTEN_OUT:
-        return inside(eqn)
-    if eqn.primitive is not program_p or eqn.params["lanes"] or eqn.params["options"].stats:
-        return None
-    program = eqn.params["program"]
-    codes = [f.jaxpr for f in program.functions.values()]
-    if any(_calls(code, name) for code in codes for name in program.functions):
-        return None
-    entry = program.functions[program.entry]
-    captured, given = eqn.invars[: program.num_captures], eqn.invars[program.num_captures :]
-    return Inside(entry.jaxpr, (*(captured[i] for i in entry.captures), *given))
-
-
-def _holds_control(eqn: JaxprEqn) -> bool:
-    """Whether an equation makes calls, loops for a time that is not known, or asserts."""
-    if eqn.primitive is program_p:
-        program = eqn.params["program"]
-        codes = [f.jaxpr for f in program.functions.values()]
-        own = not (eqn.params["lanes"] or eqn.params["options"].stats)
-        return own and (program.recursive or any(_holds_control(e) for c in codes for e in c.eqns))
-    return (
-        eqn.primitive in (call_p, check_p)
-        or eqn.primitive.name == "while"
-        or any(_holds_control(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
-    )
-
-
-def _calls(jaxpr: Jaxpr, name: str) -> bool:
-    """Whether code calls this function of its program."""
-    return any(
-        (eqn.primitive is call_p and eqn.params["name"] == name)
-        or any(_calls(inner, name) for inner in _jax.subjaxprs(eqn))
-        for eqn in jaxpr.eqns
-    )
 
 
 # -- words -------------------------------------------------------------------------------------------------
@@ -409,7 +370,7 @@ def _words(eqn: JaxprEqn) -> str:
     """What an operation is, and where."""
     line = _jax.user_line(eqn)
     if eqn.primitive is call_p:
-        return f"the call of `{eqn.params['name']}` at {line}"
+        return f"the call of `{Program({}, eqn.params['name']).name}` at {line}"
     if eqn.primitive is program_p:
         return f"the call of `{eqn.params['program'].name}` at {line}"
     kind = {"while": "loop", "scan": "loop", "cond": "branch"}.get(eqn.primitive.name)
@@ -433,6 +394,6 @@ def _made_by(eqn: JaxprEqn) -> list[JaxprEqn]:
     """The calls that an equation is or holds; itself if there are none."""
     if eqn.primitive in (call_p, program_p):
         return [eqn]
-    inner = [e for code in _jax.subjaxprs(eqn) for e in code.eqns if _holds_control(e)]
+    inner = [e for code in _jax.subjaxprs(eqn) for e in code.eqns if holds_control(e)]
     calls = [c for e in inner for c in _made_by(e) if c.primitive in (call_p, program_p)]
     return calls or [eqn]

@@ -127,6 +127,8 @@ def layout(envelope: Envelope) -> Layout:
         sections.add(("levels",), 1)
         sections.add(("start",), envelope.tail_levels * len(pieces))
         sections.add(("tiles",), envelope.tail_levels * len(pieces) * len(TILES))
+    if any(piece.loops for piece in pieces):
+        forward.add(("counts",), (len(envelope.head) + envelope.tail_levels) * len(pieces))
     reverse.add(("extra start",), envelope.tail_levels * len(pieces) + 1)
     for p in range(len(pieces)):
         reverse.add(("there", p), rows[p])

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
+from lanewise.dynamic.ending import with_programs
 from lanewise.dynamic.misfit import misfit, names_of
 from lanewise.dynamic.quick import quick_way
 from lanewise.dynamic.record import TYPES, Kind, LazyError, Recorder, Tag, type_number
@@ -362,7 +363,7 @@ def _trace(op: Op, tree: Any, roles: Sequence[Any]) -> _Signature:
         simple = "tuple"
     piece = Piece(
         op.name,
-        traced.jaxpr,
+        with_programs(traced.jaxpr),
         tuple(
             TYPES[type_number(tuple(v.aval.shape), np.dtype(v.aval.dtype))]
             for v in traced.jaxpr.invars[: len(traced.captures) + len(shared)]

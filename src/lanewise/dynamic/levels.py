@@ -35,15 +35,17 @@ FIRST_ROOM = 256
 class ByLevels:
     """Runs a program by levels, for any number of lanes that differ in these operands. Raises `NotSliced`."""
 
-    def __init__(self, program: Program, varying: tuple[bool, ...], max_depth: int | None) -> None:
-        self.program, self.varying = program, varying
+    def __init__(
+        self, program: Program, varying: tuple[bool, ...], max_depth: int | None, loops: bool
+    ) -> None:
+        self.program, self.varying, self.loops = program, varying, loops
         self.options = Options(carrier="native", max_depth=max_depth)
-        self.pieces = pieces_of(program, varying)
+        self.pieces = pieces_of(program, varying, loops)
         self.room = FIRST_ROOM
 
     @property
     def slice(self) -> Sliced:
-        return sliced(self.program, self.varying, self.room)
+        return sliced(self.program, self.varying, self.room, self.loops)
 
     @functools.cached_property
     def given(self) -> tuple[Given, ...]:
@@ -139,6 +141,11 @@ def _own_sites(site: np.ndarray, own: Sliced, program: Program) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=256)
-def by_levels(program: Program, varying: tuple[bool, ...], max_depth: int | None) -> ByLevels:
-    """What runs a program by levels, remembered with its room. Raises `NotSliced`."""
-    return ByLevels(program, varying, max_depth)
+def by_levels(
+    program: Program, varying: tuple[bool, ...], max_depth: int | None, loops: bool = False
+) -> ByLevels:
+    """What runs a program by levels, remembered with its room. Raises `NotSliced`.
+
+    `loops`: those on values are run inside a level, for its rows together.
+    """
+    return ByLevels(program, varying, max_depth, loops)

@@ -217,8 +217,13 @@ def _positions(
 def pack_tail(
     out: np.ndarray, sections: Sections, need: Demand, split: int, begin: np.ndarray
 ) -> None:
-    """Where the levels of the tail begin, and in which tiles they run."""
+    """Where the levels of the tail begin, and in which tiles they run; how many rows levels have, if that is asked."""
     rest = need.counts[split:]
+    if ("counts",) in sections.parts:
+        both = out[sections["counts",]].reshape(-1, need.counts.shape[1])
+        both[:split] = need.counts[:split]
+        after = len(both) - len(out[sections["start",]]) // both.shape[1]
+        both[after : after + len(rest)] = rest
     if not len(rest):
         return
     out[sections["levels",]] = len(rest)

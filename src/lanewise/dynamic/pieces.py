@@ -29,6 +29,7 @@ from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.equations import cost_of
 from lanewise.dynamic.code import Op, Plain, Table, codes_in, ops_in, reads, variables
 from lanewise.dynamic.control import VARIES, Control, is_expensive
+from lanewise.dynamic.ending import with_programs
 from lanewise.dynamic.table import Piece, Type
 
 
@@ -171,7 +172,8 @@ class Pieces:
         # A call without any operand has a number that nobody reads.
         extra = [] if rows or payload else [_jax.new_var(_jax.shaped((), np.dtype(np.int32)))]
         invars = [*given, *rows, *payload, *extra]
-        code = joined(_jax.new_jaxpr(invars, [named(a) for a in atoms], eqns), len(given))
+        code = _jax.new_jaxpr(invars, [named(a) for a in atoms], eqns)
+        code = with_programs(joined(code, len(given)))
         line = next((_jax.user_line(op.eqn) for op in reversed(found.ops)), "")
         piece = Piece(
             f"piece {number}",

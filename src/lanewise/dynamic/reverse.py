@@ -21,7 +21,16 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise.dynamic import cut
-from lanewise.dynamic.compute import Moving, Ran, Source, over_tail, part, read, written
+from lanewise.dynamic.compute import (
+    Moving,
+    Ran,
+    Source,
+    evaluated_if,
+    over_tail,
+    part,
+    read,
+    written,
+)
 from lanewise.dynamic.inplace import before_all_else, gathers_first
 from lanewise.dynamic.layout import Layout
 from lanewise.dynamic.pack import arena_starts
@@ -43,7 +52,9 @@ class _Reverse:
         ran: Ran,
         moving: Moving,
         seeds: Sequence[Any],
+        in_place: bool,
     ) -> None:
+        self.in_place = in_place
         self.lay, self.envelope, self.tables = lay, lay.envelope, tables
         self.shared, self.ran, self.moving, self.seeds = shared, ran, moving, seeds
         self.source = Source(lay, forward, payload)
@@ -81,7 +92,25 @@ class _Reverse:
                     self.ran.head[n][p][i] for n, level in enumerate(self.envelope.head) if level[p]
                 ]
                 found[at] = _joined([*head, *self.ran.tail[p][i : i + 1]], x)
+        if piece.loops:
+            # Rows that are not there are copies of one that is, in all that is read of them.
+            there = self.there(p)
+            index = jnp.where(there, jnp.arange(size), jnp.argmax(there))
+            axes = codes.axes[:here]
+            found = [
+                None if v is None else jnp.take(v, index, x)
+                for v, x in zip(found, axes, strict=True)
+            ]
         return [*found, *_evaluated(codes.prepare, [*shared, *found])]
+
+    def there(self, p: int) -> Any:
+        """Which rows of a piece the table has."""
+        return self.tables[self.lay.reverse["there", p]] > 0
+
+    def if_there(self, p: int, start: Any, size: int) -> Any:
+        """Whether some of these are, for a piece that must not run otherwise; else None."""
+        loops = self.envelope.pieces[p].loops
+        return jnp.any(part(self.there(p), start, size)) if loops else None
 
     def adjoints(self, arenas: Sequence[Any], p: int, start: Any, size: int) -> list[Any]:
         """Of the results of rows of a piece, by their first users; and of all, where all results are answers."""
@@ -109,7 +138,7 @@ class _Reverse:
         codes, piece = self.codes(p, size), self.envelope.pieces[p]
         results = tuple(t for t in piece.results if t.differentiable)
         active = tuple(t for k, t in enumerate(piece.rows) if self.lay.active(p, k))
-        first = gathers_first(codes.rows, results, active)
+        first = self.in_place and gathers_first(codes.rows, results, active)
         found = (
             before_all_else(self.tables, lambda turn: adjoints(start + turn))
             if first
@@ -119,7 +148,8 @@ class _Reverse:
             None if v is None else part(v, start, size, x)
             for v, x in zip(self.given[p], codes.axes, strict=True)
         ]
-        outs = _evaluated(codes.rows, [*self.shared_of(p), *given, *found])
+        own = [*self.shared_of(p), *given, *found]
+        outs = _evaluated(codes.rows, own, self.if_there(p, start, size))
         arenas, turn = list(arenas), iter(outs)
         for base, type_ in zip(self.lay.operand[p], self.envelope.pieces[p].rows, strict=True):
             if base is not None:
@@ -209,7 +239,8 @@ class _Reverse:
             for t, size in zip(envelope.types, lay.arena, strict=True)
         ]
 
-        def tile(state: Any, p: int, start: Any, size: int) -> Any:
+        def tile(state: Any, p: int, level: Any, start: Any, size: int) -> Any:
+            del level
             arenas, cuts, sums = state
             results = envelope.pieces[p].results
             moving = [(j, t) for j, t in enumerate(results) if t.differentiable]
@@ -304,15 +335,17 @@ class _Reverse:
             shared = self.shared_of(p)
             used = codes.reads(codes.weights, len(shared))
             # Rows that the table does not have count for nothing.
-            there = self.tables[lay.reverse["there", p]] > 0
+            there = self.there(p)
             cuts = [_kept(v, there, x) for v, x in zip(cuts, codes.cut_axes, strict=True)]
             # Operands of these are copies of those of a row that is there.
-            fine = len(envelope.pieces[p].rows) if not codes.again else len(used)
+            piece = envelope.pieces[p]
+            fine = len(used) if codes.again or piece.loops else len(piece.rows)
             given = [
                 None if not u else v if i < fine else _kept(v, there, x)
                 for i, (v, u, x) in enumerate(zip(self.given[p], used, codes.axes, strict=True))
             ]
-            adjoints = iter(_evaluated(codes.weights, [*shared, *given, *cuts]))
+            own = [*shared, *given, *cuts]
+            adjoints = iter(_evaluated(codes.weights, own, self.if_there(p, 0, size)))
             for s, moves in zip(envelope.shared[p], moving, strict=True):
                 if moves:
                     adjoint = next(adjoints)
@@ -326,15 +359,13 @@ def _joined(parts: list[Any], axis: int) -> Any:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
 
 
-def _evaluated(code: _jax.Jaxpr, given: Sequence[Any]) -> list[Any]:
-    """Run code; inputs that it does not read may be None."""
-    return _jax.eval_jaxpr(
-        code,
-        *(
-            jnp.zeros(v.aval.shape, v.aval.dtype) if g is None else g
-            for v, g in zip(code.invars, given, strict=True)
-        ),
-    )
+def _evaluated(code: _jax.Jaxpr, given: Sequence[Any], there: Any = None) -> list[Any]:
+    """Run code, if rows are there; inputs that it does not read may be None."""
+    whole = [
+        jnp.zeros(v.aval.shape, v.aval.dtype) if g is None else g
+        for v, g in zip(code.invars, given, strict=True)
+    ]
+    return evaluated_if(there, code, whole)
 
 
 def _kept(value: Any, there: Any, axis: int) -> Any:
@@ -353,6 +384,7 @@ def reverse(
     ran: Ran,
     moving: Moving,
     seeds: Sequence[Any],
+    in_place: bool = True,
 ) -> tuple[list[Any], list[Any]]:
     """Adjoints of carried rows by type, and of shared arrays; None where there is none."""
-    return _Reverse(lay, forward, tables, payload, shared, ran, moving, seeds).run()
+    return _Reverse(lay, forward, tables, payload, shared, ran, moving, seeds, in_place).run()

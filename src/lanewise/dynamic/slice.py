@@ -92,21 +92,21 @@ class Sliced:
 
 
 @functools.lru_cache(maxsize=256)
-def pieces_of(program: Program, varying: tuple[bool, ...]) -> Pieces:
+def pieces_of(program: Program, varying: tuple[bool, ...], loops: bool = False) -> Pieces:
     """All pieces of a program for lanes that differ in these operands, met in a first walk. Raises `NotSliced`."""
-    control = control_of(program, varying)
+    control = control_of(program, varying, loops)
     pieces = Pieces(control)
     _Slicer(control, pieces, _Shape(1, HEAD, 1, writes=False)).program()
     return pieces
 
 
 @functools.lru_cache(maxsize=256)
-def sliced(program: Program, varying: tuple[bool, ...], room: int) -> Sliced:
+def sliced(program: Program, varying: tuple[bool, ...], room: int, loops: bool = False) -> Sliced:
     """The slice of a program for lanes that differ in these operands, with room for `room` calls.
 
     Raises `NotSliced`.
     """
-    pieces = pieces_of(program, varying)
+    pieces = pieces_of(program, varying, loops)
     control, kinds = pieces.control, tuple(pieces.kinds.values())
     results = max((len(k.piece.results) for k in kinds), default=1)
     width = max((HEAD + _words_of(k) for k in kinds), default=HEAD)

@@ -28,6 +28,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.core.errors import LanewiseError
+from lanewise.dynamic.ending import may_not_end, with_programs
 
 
 class TableError(LanewiseError, ValueError):
@@ -77,6 +78,11 @@ class Piece:
     rows: tuple[Type, ...]
     results: tuple[Type, ...]
 
+    @functools.cached_property
+    def loops(self) -> bool:
+        """Whether it must not run on rows that are not there."""
+        return any(map(may_not_end, self.code.eqns))
+
     def __repr__(self) -> str:
         return f"Piece({self.name!r})"
 
@@ -104,7 +110,7 @@ def piece(
         )
     return Piece(
         called,
-        traced.jaxpr,
+        with_programs(traced.jaxpr),
         tuple(map(Type.of, shared)),
         tuple(map(Type.of, rows)),
         tuple(Type(tuple(a.shape), np.dtype(a.dtype)) for a in traced.out_avals),

@@ -33,7 +33,6 @@ from lanewise import _jax
 from lanewise._jax import Traced
 from lanewise.core.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
 from lanewise.core.objects import Items, asked, is_held, not_same, same
-from lanewise.core.parts import On
 from lanewise.frontend import values
 from lanewise.frontend.values import RESULT, Site, Undefined, Value, is_traced
 
@@ -353,6 +352,8 @@ class Operators:
     def __init__(self, sites: Sequence[Site]) -> None:
         self.sites = tuple(sites)
         self._local = threading.local()
+        # The lines of `with` statements that were last entered with what only names code.
+        self.naming: set[int] = set()
 
     @property
     def staged(self) -> list[int]:
@@ -360,19 +361,6 @@ class Operators:
         if not hasattr(self._local, "staged"):
             self._local.staged = []
         return self._local.staged
-
-    @property
-    def naming(self) -> set[int]:
-        """The lines of `with` statements that were last entered with what only names code, in this thread."""
-        if not hasattr(self._local, "naming"):
-            self._local.naming = set()
-        return self._local.naming
-
-    def manager(self, line: int, manager: Any) -> Any:
-        """The manager of a `with`, which is about to be entered."""
-        change = self.naming.add if isinstance(manager, On) else self.naming.discard
-        change(line)
-        return manager
 
     @contextlib.contextmanager
     def staging(self, k: int) -> Iterator[None]:

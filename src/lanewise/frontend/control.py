@@ -27,6 +27,7 @@ from lanewise.core.errors import (
     UnsupportedSyntaxError,
 )
 from lanewise.core.objects import asked
+from lanewise.core.parts import On
 from lanewise.core.program import check
 from lanewise.frontend import values
 from lanewise.frontend.branch import Operators, progress, stage_branch, truth
@@ -51,6 +52,12 @@ class Runtime(Operators):
         from lanewise.frontend import matching
 
         return matching
+
+    def manager(self, line: int, manager: Any) -> Any:
+        """The manager of a `with`, which is about to be entered."""
+        change = self.naming.add if isinstance(manager, On) else self.naming.discard
+        change(line)
+        return manager
 
     # -- variables ---------------------------------------------------------------------------
 

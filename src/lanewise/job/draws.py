@@ -22,8 +22,13 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import JaxprEqn, batching, mlir
 from lanewise.core.options import Options
-from lanewise.core.parts import without_part
-from lanewise.core.program import Program, program_p, with_equations, with_options_inside
+from lanewise.core.program import (
+    Program,
+    program_p,
+    with_equations,
+    with_options_inside,
+    without_part,
+)
 
 # What draws from a key that is its first operand.
 _DRAWS = frozenset(("random_bits", "random_split", "random_fold_in", "random_gamma"))

@@ -11,10 +11,11 @@ from lanewise.blocks.link import Linked
 from lanewise.core.errors import OptionError
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.rules import Unsupported
-from lanewise.cpp.variants.between import emit_between
+from lanewise.cpp.variants.between import emit_between, writes_shared_between
 from lanewise.machine.advance import Advance
 from lanewise.machine.compact import tile_width
 from lanewise.machine.kernel_between import available, run_between
+from lanewise.machine.once import with_shared_values
 from lanewise.machine.state import State, Tick
 from lanewise.machine.sweep import running_expensive
 from lanewise.machine.worth import meeting_blocks
@@ -37,6 +38,13 @@ def meet(advance: Advance) -> Tick:
         return run_expensive(state)
 
     return tick
+
+
+def begun(linked: Linked, state: State) -> State:
+    """The state from which lanes begin: with the values that all share, if the kernel would have to write some."""
+    if not writes_shared_between(linked, meeting_blocks(linked)):
+        return state
+    return with_shared_values(linked, state)
 
 
 @functools.lru_cache(maxsize=64)

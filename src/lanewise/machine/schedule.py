@@ -67,6 +67,13 @@ def _meet(advance: Advance) -> Tick:
     return meet(advance)
 
 
+def before_meeting(linked: Linked, state: State) -> State:
+    """The state from which lanes begin that meet."""
+    from lanewise.machine.meet import begun
+
+    return begun(linked, state)
+
+
 def _fork(advance: Advance) -> Tick:
     from lanewise.machine.fork import fork
 

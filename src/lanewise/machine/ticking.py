@@ -26,7 +26,7 @@ from lanewise.core.outcomes import blank
 from lanewise.machine import observe
 from lanewise.machine.advance import Advance
 from lanewise.machine.held import totals_of
-from lanewise.machine.schedule import SCHEDULES, expensive_for
+from lanewise.machine.schedule import SCHEDULES, before_meeting, expensive_for
 from lanewise.machine.state import (
     State,
     Tick,
@@ -144,6 +144,8 @@ def begin(
         state = tick(state)
         return observe.ticked(state, linked.halt, busy, waiting) if watching else state
 
+    if schedule == "meet" and not entered:
+        state = before_meeting(linked, state)
     if schedule in ("sweep", "meet") and linked.entered_once is not None and not entered:
         state = advance.run(state, linked.entered_once)
     return state, counted

@@ -157,7 +157,10 @@ class _Decision:
                 break
         found.homes.update(zip(node.outs, state, strict=False))
         for var, atom in zip(node.outs[count:], body.outs[count:], strict=True):
-            found.homes[var] = found.home(atom) & among or frozenset((min(among),))
+            # A row that is sent to another place on the way is there too: a gradient reads it at both.
+            sent = [found.ops[n] for n in body.nodes if isinstance(n, Op) and atom in n.ins]
+            home = found.home(atom).union(*sent) & among
+            found.homes[var] = home or frozenset((min(among),))
 
     def _entered(self, home: Places, among: Places, inner: Var) -> Places:
         """Where a value is that comes into a loop which these places have."""

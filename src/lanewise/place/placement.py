@@ -87,7 +87,7 @@ def placement_from(given: Any, ranks: int | None = None) -> Placement:
     """
     if not isinstance(given, Mapping) or not given:
         raise OptionError(
-            f'placement= must be a dict from names of parts to places, like {{"encoder": jax.devices()[0]}} or'
+            f'placement= must be a dict from names of parts to places, like {{"encoder": device}} or'
             f' {{"encoder": 0}}; got {given!r}.'
         )
     listed = {check_name(name): _as_list(name, value) for name, value in given.items()}
@@ -116,7 +116,7 @@ def _as_list(name: str, value: Any) -> list[Any]:
         rank = isinstance(place, int) and not isinstance(place, bool) and place >= 0
         if not rank and not isinstance(place, jax.Device):
             raise OptionError(
-                f"placement[{name!r}] must be a device (jax.devices()[0]), the rank of a process (0, 1, …), or a"
+                f"placement[{name!r}] must be a device of this process, the rank of a process (0, 1, …), or a"
                 f" sequence of them for a family; got {place!r}."
             )
     if not found:

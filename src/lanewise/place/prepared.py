@@ -62,11 +62,13 @@ class Prepared:
             return [after, *outs]
 
         traced = _jax.trace(flat, [token, *(ins[i].aval for i in inputs)])
-        used = _jax.used_inputs(traced.jaxpr)
+        # What is computed at several places, or kept there, is not needed at all of them.
+        code = _jax.without_unused(traced.jaxpr)
+        used = _jax.used_inputs(code)
         first = len(traced.captures)
         kept = [i for i, flag in zip(inputs, used[first + 1 :], strict=True) if flag]
         name = f"{self.name}@{place}"
-        program = Program({name: Function(name, traced.jaxpr, tuple(range(first)))}, name, first)
+        program = Program({name: Function(name, code, tuple(range(first)))}, name, first)
         return PlaceProgram(
             place,
             program,

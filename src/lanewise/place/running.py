@@ -184,24 +184,19 @@ class Running:
 
 
 def running(
-    prepared: Prepared, in_flight: int, timeout: float, launched: Launched | None
+    prepared: Prepared, in_flight: int, timeout: float, launched: Launched | None, device: Any
 ) -> Running:
-    """What runs a program in this process: all of its places, or the one of its rank."""
+    """What runs a program in this process: all of its places, or the one of its rank, which has this device."""
     if launched is None:
         transport: Transport = Local()
-        devices = prepared.placement.devices
-        places = range(prepared.placement.size)
+        places = enumerate(prepared.placement.devices)
     else:
         # The meeting's name keeps apart the sessions of several programs. It is the same for programs that should be
         # one and are not: they meet, and find out.
         number = _counts[launched] = _counts.get(launched, 0) + 1
         transport = Tcp(launched.meeting(f"program {number}"))
-        devices = ()
-        places = range(launched.rank, launched.rank + 1)
-    ready = [
-        Ready(prepared.at(place, transport), devices[place] if devices else jax.local_devices()[0])
-        for place in places
-    ]
+        places = iter([(launched.rank, device)])
+    ready = [Ready(prepared.at(place, transport), device) for place, device in places]
     return Running(prepared, in_flight, timeout, launched, transport, ready)
 
 

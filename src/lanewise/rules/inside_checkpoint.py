@@ -17,6 +17,7 @@ from lanewise.core.errors import TransformError
 from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p
 from lanewise.job.job import Mapped, answer_axes, with_axes, with_constants
+from lanewise.rules.pulled import pulled
 from lanewise.rules.tangents import transpose_tangents
 
 
@@ -91,6 +92,21 @@ def _transpose_program(
     tangents = [operands[i] for i in at_tangents]
     own_mapped = tuple(mapped[i] for i in at_primals)
     own, moving = derivative.program, derivative.moving
+    tangents_mapped = tuple(mapped[i] for i in at_tangents)
+    placed: list[Any] = [None] * len(operands)
+    if options.schedule == "levels":
+        if tangents_mapped != tuple(itertools.compress(own_mapped, moving)):
+            raise TransformError(
+                f"the linear map of `{own.name}`, which is run by levels, is batched inside jax.checkpoint. Use"
+                ' schedule="sweep", or take jax.checkpoint away.'
+            )
+        first = len(own.out_avals)
+        given = cts[first : first + derivative.num_tangents]
+        params = {"program": own, "lanes": lanes, "mapped": own_mapped, "options": options}
+        found = pulled(primals, [ad.instantiate_zeros(ct) for ct in given], moving, **params)
+        for i, ct in zip(at_tangents, found, strict=True):
+            placed[i] = ct if ad.is_undefined_primal(operands[i]) else None
+        return placed
     gradient, outs = run_forward(primals, moving, own, lanes, own_mapped, options)
     num_answers, num_values = len(own.out_avals), len(gradient.forward.program.out_avals)
     all_mapped = with_constants(gradient.forward.constants, own_mapped, lanes)
@@ -109,10 +125,9 @@ def _transpose_program(
         saved_mapped=answer_axes(gradient.forward.program, all_mapped, options, lanes)[
             num_answers:
         ],
-        tangents_mapped=tuple(mapped[i] for i in at_tangents),
+        tangents_mapped=tangents_mapped,
         options=options.updated(stats=False, max_steps=None),
     )
-    placed: list[Any] = [None] * len(operands)
     for i, ct in zip(at_tangents, found[len(found) - len(tangents) :], strict=True):
         placed[i] = ct
     return placed

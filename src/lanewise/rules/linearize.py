@@ -26,7 +26,7 @@ from lanewise.job.job import Mapped, answer_axes, job_for, with_axes, with_const
 from lanewise.plan.choose import forks, levels_plan
 from lanewise.rules.explain import explainable
 from lanewise.rules.sums import unsummed
-from lanewise.rules.tangents import linearized, tangents_p
+from lanewise.rules.tangents import tangents_p
 from lanewise.rules.whole import whole_batch
 
 
@@ -42,7 +42,9 @@ def _linearize(
     """JAX's rule: answers, which of their tangents are not zero, residuals, and the linear map of those."""
     if summed:
         params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
-        return linearized(functools.partial(unsummed, **params, summed=summed), nonzero, primals)
+        return _jax.linearized(
+            functools.partial(unsummed, **params, summed=summed), nonzero, primals
+        )
     # As a program of one lane, a batch could not be split along its lanes.
     split = any(map(_jax.is_split, primals)) or (_jax.may_be_split() and not _jax.runs_now())
     if options.schedule in ("auto", "levels") and not split:
@@ -134,7 +136,7 @@ def _by_levels(
 
     parts = in_parts(job)
     if parts is not None:
-        return linearized(parts, nonzero, primals)
+        return _jax.linearized(parts, nonzero, primals)
     return linearized_by_levels(nonzero, primals, program, job)
 
 

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.job.job import Job, answer_axes, with_axes
-from lanewise.rules.tangents import linearized, push_forward
+from lanewise.rules.tangents import push_forward
 
 
 class Reversed(Protocol):
@@ -250,7 +250,7 @@ def _jvp_second(primals: Sequence[Any], tangents: Sequence[Any], *, groups: Grou
 
 
 def _linearize_second(nonzero: Sequence[bool], *primals: Any, groups: Groups) -> Any:
-    return linearized(functools.partial(_second, groups=groups), nonzero, primals)
+    return _jax.linearized(functools.partial(_second, groups=groups), nonzero, primals)
 
 
 ad.primitive_jvps[second_p] = _jvp_second

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -206,31 +206,7 @@ ad.primitive_jvps[tangents_p] = _jvp_tangents
 
 
 def _linearize_tangents(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
-    return linearized(functools.partial(_tangents, **params), nonzero, primals)
-
-
-def linearized(
-    run: Callable[..., list[Any]], nonzero: Sequence[bool], primals: Sequence[Any]
-) -> Any:
-    """What JAX's rule gives for a function of these values, by JAX's own linearization of what it does."""
-
-    def of_moved(*moved: Any) -> list[Any]:
-        given = iter(moved)
-        return run(*(next(given) if flag else x for x, flag in zip(primals, nonzero, strict=True)))
-
-    outs, linear = jax.linearize(of_moved, *itertools.compress(primals, nonzero))
-    residuals, tree = jax.tree.flatten(linear)
-    flags = [_jax.has_tangent(_jax.aval_of(x)) for x in outs]
-
-    def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
-        given = [ad.instantiate_zeros(t) for t, flag in zip(tangents, nonzero, strict=True) if flag]
-        moved = jax.tree.unflatten(tree, residuals)(*given)
-        return [
-            t if flag else _jax.zero_tangent(x)
-            for t, x, flag in zip(moved, outs, flags, strict=True)
-        ]
-
-    return outs, flags, residuals, tangents_of
+    return _jax.linearized(functools.partial(_tangents, **params), nonzero, primals)
 
 
 _jax.on_linearize(tangents_p, _linearize_tangents)

@@ -245,9 +245,7 @@ class Bodies:
         alive = self.linked.storage.live_out[block.label]
         assigned: dict[Var, Atom] = dict(block.assigns)
         kept = [
-            var
-            for var in dict.fromkeys(writes_in_order(block))
-            if var in alive and var in self.places
+            var for var in dict.fromkeys(writes_in_order(block)) if var in alive and self.keeps(var)
         ]
         atoms = [assigned.get(var, var) for var in kept]
         given = terminator_atoms(block.terminator)
@@ -297,9 +295,13 @@ class Bodies:
             [
                 (self.places[var], value)
                 for (var, _), value in zip(arguments, values, strict=True)
-                if var in self.places
+                if self.keeps(var)
             ]
         )
+
+    def keeps(self, var: Var) -> bool:
+        """Whether a variable is written where blocks write it."""
+        return var in self.places
 
     # -- frames ----------------------------------------------------------------------------------------
 

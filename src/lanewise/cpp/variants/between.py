@@ -12,8 +12,8 @@ recursion over vectors of 100 elements took 1.26 ms from meeting to meeting of 1
 A lane comes in with a pc, and goes out with one: that of the expensive block it waits at, that of a lane that has
 ended, or `-1 - pc` of a call for which its stack has no room, as everywhere in the machine.
 
-What it does not do: write values that all lanes share, and count for `Stats` how often its blocks ran; what a lane does
-by itself, no other waits for.
+What it does not do: write values that all lanes share, which are there from the start (`machine/once.py`), and count
+for `Stats` how often its blocks ran; what a lane does by itself, no other waits for.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lanewise._jax import JaxprEqn, Var
-from lanewise.blocks.analysis import writes_in_order
-from lanewise.blocks.equations import inside
+from lanewise.blocks.equations import holds_while, inside
 from lanewise.blocks.form import Block, Branch, Call, Jump, TailCall, successors
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
@@ -82,20 +81,25 @@ def _may_be_done_twice(eqn: JaxprEqn) -> bool:
     return called is not None and all(_may_be_done_twice(e) for e in called.jaxpr.eqns)
 
 
-def _writes_shared(linked: Linked, block: Block) -> bool:
-    written = set(writes_in_order(block)) & set(linked.storage.live_out[block.label])
-    if isinstance(block.terminator, Call | TailCall):
-        written |= {var for var, atom in block.terminator.arguments if var is not atom}
-    return bool(written & set(linked.uniforms))
-
-
 def _refuse(linked: Linked, expensive: Sequence[int]) -> None:
     """Raise if the blocks beside the expensive ones cannot be a kernel on a machine's state."""
     if linked.waiting:
         raise Unsupported("a tape that may grow")
-    for pc, item in enumerate(linked.order):
-        if isinstance(item, Block) and pc not in expensive and _writes_shared(linked, item):
-            raise Unsupported("a value that all lanes share is written between expensive blocks")
+    if not writes_shared_between(linked, expensive):
+        return
+    for item in linked.order:
+        for eqn in item.eqns if isinstance(item, Block) else ():
+            once = any(var in linked.storage.uniform for var in eqn.outvars)
+            if once and (eqn.effects or holds_while([eqn])):
+                raise Unsupported("a loop between expensive blocks on values that all lanes share")
+
+
+def writes_shared_between(linked: Linked, expensive: Sequence[int]) -> bool:
+    """Whether blocks beside the expensive ones write values that all lanes share."""
+    return any(
+        isinstance(item, Block) and pc not in expensive and linked.writes_shared(item)
+        for pc, item in enumerate(linked.order)
+    )
 
 
 class _OnState(Bodies):
@@ -152,6 +156,9 @@ class _OnState(Bodies):
 
     def load(self) -> None:
         """All is where it was."""
+
+    def keeps(self, var: Var) -> bool:
+        return super().keeps(var) and var not in self.linked.storage.uniform
 
     def write_back(self) -> None:
         w = self.writer

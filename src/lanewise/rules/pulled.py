@@ -1,0 +1,95 @@
+"""The reverse of a program, as one operation that is run later.
+
+`jax.checkpoint` stages the transpose of what it holds, and then runs it, operation by operation. A program that is run
+by levels has to know what decides its control. So its reverse is staged whole here, and taken when its operands are
+there: the forward run again, which is what a checkpoint asks for, and the reverse of the table.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from lanewise import _jax
+from lanewise._jax import ad, batching, mlir
+from lanewise.core.errors import OptionError, TransformError
+from lanewise.core.program import Program, program_p
+
+pulled_p = _jax.Primitive("pulled")
+pulled_p.multiple_results = True
+
+
+def pulled(
+    primals: Sequence[Any], cts: Sequence[Any], moving: Sequence[bool], **params: Any
+) -> list[Any]:
+    """Adjoints of the operands that move, of those of all answers with tangents; `params` are those of `program_p`."""
+    return pulled_p.bind(*primals, *cts, moving=tuple(moving), **params)
+
+
+@pulled_p.def_impl
+def _run(*values: Any, program: Program, moving: tuple[bool, ...], **params: Any) -> list[Any]:
+    primals, cts = values[: len(moving)], values[len(moving) :]
+
+    def of_moved(*moved: Any) -> list[Any]:
+        turn = iter(moved)
+        given = [next(turn) if flag else x for x, flag in zip(primals, moving, strict=True)]
+        outs = zip(program_p.bind(*given, program=program, **params), program.out_avals)
+        return [x for x, aval in outs if _jax.has_tangent(aval)]
+
+    _, pull = jax.vjp(of_moved, *itertools.compress(primals, moving))
+    return list(pull(list(cts)))
+
+
+@pulled_p.def_abstract_eval
+def _(*avals: Any, moving: tuple[bool, ...], **params: Any) -> list[Any]:
+    del params
+    moved = itertools.compress(avals, moving)
+    return [_jax.shaped(aval.shape, aval.dtype) for aval in moved]
+
+
+def _batched(values: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+    outs = jax.vmap(functools.partial(_run, **params), tuple(dims))(*values)
+    return outs, [0] * len(outs)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    moves = [type(t) is not ad.Zero for t in tangents]
+
+    def of_moved(*moved: Any) -> list[Any]:
+        turn = iter(moved)
+        pairs = zip(primals, moves, strict=True)
+        return _run(*(next(turn) if flag else x for x, flag in pairs), **params)
+
+    own, given = itertools.compress(primals, moves), itertools.compress(tangents, moves)
+    with _explained(params["program"]):
+        return jax.jvp(of_moved, tuple(own), tuple(given))
+
+
+def _linearize(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
+    with _explained(params["program"]):
+        return _jax.linearized(functools.partial(_run, **params), nonzero, primals)
+
+
+@contextmanager
+def _explained(program: Program) -> Iterator[None]:
+    """A derivative of the reverse is a program of other operands, which has to know its control at once."""
+    try:
+        yield
+    except OptionError as error:
+        raise TransformError(
+            f"a derivative of a gradient of `{program.name}`, which is run by levels, inside jax.checkpoint, where no"
+            ' values are known. Take jax.checkpoint away for it, or use schedule="sweep".'
+        ) from error
+
+
+batching.primitive_batchers[pulled_p] = _batched
+ad.primitive_jvps[pulled_p] = _jvp
+_jax.on_linearize(pulled_p, _linearize)
+mlir.register_lowering(
+    pulled_p, lambda ctx, *args, **params: _jax.lower_unchecked(ctx, _run, *args, **params)
+)
