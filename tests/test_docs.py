@@ -44,6 +44,25 @@ def test_links_and_own_files_are_fine(hooks: ModuleType) -> None:
     assert hooks.on_post_page(page, page=PAGE) == page
 
 
+def test_what_runs_where_is_drawn_from_a_program(hooks: ModuleType) -> None:
+    """A part that is not taken has no arrow outside its branch: four messages, three of them inside."""
+    drawn = hooks.on_page_markdown("<!-- drawing: placed_steps -->", page=PAGE)
+    assert drawn.count("marker-end") == 4 and drawn.count("f32[8], 32 bytes") == 3
+    assert "part corrector" in drawn and "branch: if false: nothing" in drawn
+
+
+def test_iterations_are_played_apart_only_where_nothing_comes_back(hooks: ModuleType) -> None:
+    ends = {}
+    for fun in (hooks._placed.model, hooks._placed.fed_back):
+        places = {"encoder": 0, "decoder": 1}
+        given = hooks._placed.SQUARE, hooks._placed.SQUARE, hooks._placed.ROWS
+        actions = hooks._placed.actions_of(fun, places, *given)
+        (loop,) = [s for s in actions.steps.steps if isinstance(s, hooks._placed.Loop)]
+        bars = hooks._placed.played(loop.body.steps, 10, actions.credits(8))
+        ends[fun.__name__] = max(bar[3] for bar in bars)
+    assert ends["model"] < 12.0 < 20.0 < ends["fed_back"]
+
+
 def test_drawings_are_put_in_whole(hooks: ModuleType) -> None:
     drawn = hooks.on_page_markdown("before\n\n<!-- drawing: refilled -->\n\nafter", page=PAGE)
     (figure,) = [part for part in drawn.split("\n\n") if "<svg" in part]

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from apart import cases_of
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PLACED = ROOT / "tests" / "place" / "on_examples.py"
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 # A comment after a print that is a number or an array is what is printed.
@@ -32,6 +39,49 @@ def test_example_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     except SystemExit as end:
         assert not end.code, end.code
     assert capsys.readouterr().out
+
+
+def test_placed_examples_run_on_devices() -> None:
+    """Each compares itself with the run in one piece."""
+    names = ("lstm", "experts", "actor_learner", "converge")
+    assert set(names) <= cases_of(PLACED, "small", *names).keys()
+
+
+def placed_by_processes(size: str, *names: str) -> dict[str, str]:
+    """What examples gave in two processes."""
+    command = [sys.executable, "-m", "lanewise.cli", "launch", "-n", "2", str(PLACED), size, *names]
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    about = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    ran = subprocess.run(
+        command, env=os.environ | about, capture_output=True, text=True, timeout=600
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    lines = [line.removeprefix("[0] ") for line in ran.stdout.splitlines() if ": " in line]
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def test_placed_examples_run_in_processes() -> None:
+    names = ("actor_learner", "converge")
+    assert set(names) <= placed_by_processes("small", *names).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_processes", [False, True], ids=["devices", "processes"])
+def test_placed_examples_learn(by_processes: bool) -> None:
+    """At their own sizes each does better than what it is compared with, over devices and over processes."""
+    names = ("lstm", "experts", "actor_learner", "converge", "nuts")
+    run = placed_by_processes if by_processes else lambda *args: cases_of(PLACED, *args)
+    found = {
+        name: ast.literal_eval(text) for name, text in run("whole", *names).items() if name in names
+    }
+    reached, again = found["lstm"]
+    assert reached < 0.05 * again
+    reached, linear = found["experts"]
+    assert reached < 0.5 * linear
+    at_first, at_last = found["actor_learner"]
+    assert at_first < 0.5 and at_last > 0.85
+    assert found["converge"] < 0.1
+    assert found["nuts"] < 1.02
 
 
 def test_the_readme_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

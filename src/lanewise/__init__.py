@@ -10,7 +10,7 @@ from lanewise.api.inspect import inspect
 from lanewise.api.inspection import Inspection
 from lanewise.api.stream import NOT_YET, stream
 from lanewise.api.vmap import vmap
-from lanewise.core.errors import LaneError, LanewiseError, Outcome, ProgramError
+from lanewise.core.errors import LaneError, LanewiseError, Outcome, PlaceError, ProgramError
 from lanewise.core.outcomes import Failure, Outcomes, Stats, lane_errors
 from lanewise.core.parts import on, placed
 from lanewise.core.program import Program
@@ -43,6 +43,7 @@ __all__ = [
     "LanewiseError",
     "Outcome",
     "Outcomes",
+    "PlaceError",
     "Program",
     "ProgramError",
     "ProgramFunction",

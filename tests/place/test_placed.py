@@ -275,7 +275,7 @@ def test_wrong_calls() -> None:
         return encoder(x, W)
 
     with pytest.raises(OptionError, match=r"lanewise launch -n 2 script.py"):
-        lw.run(lambda x: decoder(f(x), V), TWO)
+        lw.run(lambda x: decoder(f(x), V), TWO)(X)
     with pytest.raises(OptionError, match="mixes devices and ranks"):
         lw.run(f, {"encoder": device, "decoder": 1})
     with pytest.raises(OptionError, match="in_flight=0 must be a positive int"):

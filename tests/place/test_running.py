@@ -1,14 +1,21 @@
-"""What a placed function keeps from call to call."""
+"""What a placed function keeps from call to call, and processes that do not agree; these are threads, each with a rank."""
 
 from __future__ import annotations
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import lanewise as lw
+from lanewise.place.placement import placement_from
+from lanewise.place.prepared import ask
+from lanewise.place.running import running
+from lanewise.place.transports.launched import Launched, local_group
 
 
 def places_at_work() -> set[threading.Thread]:
@@ -33,3 +40,24 @@ def test_threads_are_kept_from_call_to_call_and_no_longer() -> None:
     for thread in first:
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_processes_with_different_programs_find_out_at_once() -> None:
+    """They neither run nor wait for each other until the time is over."""
+
+    def run(one: Launched) -> Any:
+        def model(x: Any) -> Any:
+            y = lw.placed(lambda x: x + one.rank, "encoder")(x)
+            return lw.placed(jnp.sin, "decoder")(y)
+
+        leaves, tree = jax.tree.flatten(((jnp.float32(0.0),), {}))
+        placement = placement_from({"encoder": 0, "decoder": 1}, 2)
+        prepared = ask(model, "model", placement, leaves, tree).divided(everywhere=True)
+        return running(prepared, 1, 30.0, one, jax.devices()[0])(leaves)
+
+    with ThreadPoolExecutor(2) as pool:
+        for found in [pool.submit(run, one) for one in local_group(2)]:
+            with pytest.raises(
+                lw.PlaceError, match=r"encoder \(rank 0\) and .* different programs"
+            ):
+                found.result(timeout=60)

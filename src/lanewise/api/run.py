@@ -100,23 +100,24 @@ class Placed:
         self._launched = None
         self._given = placement
         self._derivatives: dict[Any, Callable[..., Any]] = {}
-        given = placement_from(placement)
-        if not given.devices:
+        self._placement: Placement = placement_from(placement)
+        if not self._placement.devices:
+            # A dry run with ranks needs no other process.
             self._launched = launched()
-            if self._launched is None:
-                raise OptionError(
-                    "placement= has ranks, and this process was not started as one of several. Start the script with"
-                    f" `lanewise launch -n {given.size} script.py`, or place parts on devices of this process, as in"
-                    ' {"encoder": jax.devices()[0]}.'
-                )
-            given = placement_from(placement, self._launched.size)
-        self._placement: Placement = given
+            if self._launched is not None:
+                self._placement = placement_from(placement, self._launched.size)
         self._asked: dict[Any, Asked] = {}
         self._prepared: dict[Asked, Prepared] = {}
         self._saving: dict[Asked, Saving] = {}
         self._running: dict[Prepared, Running] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._has_ranks and self._launched is None:
+            raise OptionError(
+                "placement= has ranks, and this process was not started as one of several. Start the script with"
+                f" `lanewise launch -n {self._placement.size} script.py`, or place parts on devices of this process, as"
+                ' in {"encoder": jax.devices()[0]}. dry_run and inspect need no other process.'
+            )
         leaves, tree = jax.tree.flatten((args, kwargs))
         if any(map(_jax.has_derivative, leaves)) and self._launched is None and not _jax.stages():
             return self._differentiated(tree)(*leaves)
@@ -175,7 +176,8 @@ class Placed:
     def dry_run(self, *args: Any, **kwargs: Any) -> Traffic:
         """How many messages and bytes go over each edge with these arguments: run in this process, with no message.
 
-        Any process can ask for it; nothing is started.
+        Any process can ask for it; nothing is started. With ranks it needs no launcher: one process can count for a
+        thousand.
         """
         asked, leaves = self._ask(args, kwargs)
         prepared = self._divided(asked)
@@ -192,6 +194,10 @@ class Placed:
         for each in self._running.values():
             each.close()
 
+    @property
+    def _has_ranks(self) -> bool:
+        return not self._placement.devices
+
     def _ask(self, args: Any, kwargs: Any) -> tuple[Asked, list[Any]]:
         leaves, tree = jax.tree.flatten((args, kwargs))
         check_leaves(leaves, self._name)
@@ -205,7 +211,7 @@ class Placed:
     def _divided(self, asked: Asked) -> Prepared:
         found = self._prepared.get(asked)
         if found is None:
-            found = asked.divided(self._launched is not None)
+            found = asked.divided(everywhere=self._has_ranks)
             self._prepared[asked] = found
         return found
 
@@ -223,7 +229,7 @@ class Placed:
             assert self._saved is not None
             folder, every = self._saved
             rank = None if self._launched is None else self._launched.rank
-            cut = stretches(asked, self._launched is not None)
+            cut = stretches(asked, self._has_ranks)
             found = Saving(cut, folder, every, rank, self._runs)
             self._saving[asked] = found
         return found

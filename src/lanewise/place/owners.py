@@ -178,7 +178,11 @@ class _Decision:
         for i, var in enumerate(node.outs):
             homes = [found.home(side.outs[i]) for side in node.sides]
             both = frozenset.intersection(*homes) & (members or among)
-            if not both:
+            hint = self.hints.get(var)
+            if not both and any(home == {hint} for home in homes) and hint in among:
+                # Where it is read next: the side that has it there sends nothing.
+                both = frozenset((hint,))
+            elif not both:
                 # Where one of the sides makes it.
                 made = [
                     home

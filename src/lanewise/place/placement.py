@@ -62,12 +62,16 @@ class Placement:
                 )
 
     def called(self, place: int) -> str:
-        """What a place is called in messages."""
-        names = [
-            name if len(found) == 1 else f"{name}[{found.index(place)}]"
-            for name, found in self.places.items()
-            if place in found
-        ]
+        """What a place is called in messages.
+
+        >>> placement_from({"gate": 1, "expert": [0, 1, 0]}, ranks=2).called(0)
+        'part expert[0,2] (rank 0)'
+        """
+        names = []
+        for name, found in self.places.items():
+            if place in found:
+                own = ",".join(str(i) for i, other in enumerate(found) if other == place)
+                names.append(name if len(found) == 1 else f"{name}[{own}]")
         what = f"part{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else "no part"
         where = str(self.devices[place]) if self.devices else f"rank {place}"
         return f"{what} ({where})"

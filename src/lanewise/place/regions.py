@@ -171,7 +171,8 @@ class _Reader:
         if eqn.primitive is part_p:
             return self.part(eqn, ins)
         places = self.places_in(eqn)
-        if place is None and not places and _picks(eqn):
+        if place is None and eqn.primitive.name == "cond" and (places or _picks(eqn)):
+            # Not one operation, though all parts inside are at one place: what a side reads travels if it is taken.
             return self.cond(eqn, ins, place)
         if not places or (len(places) == 1 and place in (None, *places)):
             return self.op(eqn, ins, next(iter(places), place))
@@ -246,8 +247,9 @@ class _Reader:
         program, options, lanes = params["program"], params["options"], params["lanes"]
         if program.recursive:
             names = sorted({n for f in program.functions.values() for n in parts_in(f.jaxpr)})
+            line = _jax.user_line(eqn)
             raise TransformError(
-                f"`{program.name}` is a recursion ({_jax.user_line(eqn)}) with the parts {', '.join(names)} at"
+                f"`{program.name}` is a recursion{line and f' ({line})'} with the parts {', '.join(names)} at"
                 " several places inside: its stack lies at one place. Put the whole call inside one part, or write it"
                 " as a loop."
             )
@@ -332,10 +334,8 @@ class _Reader:
 
 
 def _picks(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a branch that does little but pick: what is not taken need not travel."""
-    return eqn.primitive.name == "cond" and all(
-        is_cheap(e) for code in eqn.params["branches"] for e in code.eqns
-    )
+    """Whether a branch does little but pick: what is not taken need not travel."""
+    return all(is_cheap(e) for code in eqn.params["branches"] for e in code.eqns)
 
 
 _CONTROL = {"while": _Reader.loop, "scan": _Reader.scan, "cond": _Reader.cond}

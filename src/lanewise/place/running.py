@@ -198,13 +198,17 @@ def running(
         transport: Transport = Local()
         places = enumerate(prepared.placement.devices)
     else:
-        # The meeting's name keeps apart the sessions of several programs.
-        transport = Tcp(launched.meeting(prepared.digest))
+        # The meeting's name keeps apart the sessions of several programs. It is the same for programs that should be
+        # one and are not: they meet, and find out.
+        number = _counts[launched] = _counts.get(launched, 0) + 1
+        transport = Tcp(launched.meeting(f"program {number}"))
         places = iter([(launched.rank, device)])
     ready = [Ready(prepared.at(place, transport), device) for place, device in places]
     return Running(prepared, in_flight, timeout, launched, transport, ready)
 
 
+# How many programs a process has run with others: each runs the same ones, in the same order.
+_counts: dict[Launched, int] = {}
 # In the order in which sessions were opened, which is the same in all processes: closing one waits for its peers.
 _opened: list[weakref.ref[Running]] = []
 
