@@ -1,4 +1,4 @@
-"""What a placed function keeps from call to call, and processes that do not agree; these are threads, each with a rank."""
+"""What a placed function keeps from call to call, and processes that differ: threads here, each with a rank."""
 
 from __future__ import annotations
 
