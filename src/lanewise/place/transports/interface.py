@@ -8,13 +8,10 @@ and a receive that gets anything else has found a bug (`InternalError`).
 The token is data: an `int32` that names the session. Compiled code serves every later session, after a fault too,
 without another compilation.
 
-**Why nothing waits for ever.** Take the earliest move, in the order of the program, that has not ended. Both of its
-places have ended all their earlier moves, or one of them computes, which ends by itself. The sender needs a credit:
-at most `credits` messages wait on an edge, and those that wait there belong to earlier moves, which have ended, so
-the receiver took them and the credit was returned. The receiver needs the message, which the sender can send. So this
-move ends. A transport must keep what the argument uses: a send that has a credit ends though the receiver does
-nothing, however large the value is; a credit comes back once the message was taken, whatever the receiver does next;
-and a place that waits takes no thread away from one that computes.
+**What a transport must keep.** That nothing waits for ever follows from the order of moves (`place/moves.py`) and from
+three things: a send that has a credit ends though the receiver does nothing, however large the value is; a credit comes
+back once the message was taken, whatever the receiver does next; and a place that waits takes no thread away from one
+that computes.
 """
 
 from __future__ import annotations
