@@ -4,13 +4,15 @@ Top-down generation, as a doubly recurrent network (Alvarez-Melis and Jaakkola 2
 its value whether the node is a leaf; if not, it makes the states of two children, and their vectors make its own. How
 many nodes there are is known only when they have been made. Ours run on the carrier `ticks`, with `schedule="fork"` and
 with `schedule="meet"`, the fastest that makes calls in order; PyTorch makes node after node, as it must look at each
-decision. On a CPU all run on one core and CPU time is what is compared, so that other work on the machine counts less.
+decision. With `--any-number` a node has any number of children, which a loop makes: its value decides how many (none to
+five). On a CPU all run on one core and CPU time is what is compared, so that other work on the machine counts less.
 
 A training step is a gradient of a sum over the instances by the weights. "Products alone" is the limit: the same rows
 times the same weights, all at once, in training with both adjoints. Freed memory stays with the process
 (`lw.keep_pages`), for all of them.
 
-    python benchmarks/fork.py [--width 256] [--instances 1 16 64] [--repeats 5] [--no-training] [--device gpu]
+    python benchmarks/fork.py [--width 256] [--instances 1 16 64] [--repeats 5] [--no-training] [--any-number]
+                              [--device gpu]
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ import lanewise as lw
 from _harness import Claim, compile_seconds, report, use_device, usual_arguments
 
 DEEPEST = 7
+# Of trees with any number of children: the depth, the most children, and the records that the tape of one holds.
+DEEPEST_OF_ANY, MOST_CHILDREN, MOST_RECORDS = 5, 5, 1024
+ANY_NUMBER = "--any-number" in sys.argv
+GENERATION = "generation of any number of children" if ANY_NUMBER else "generation"
 
 
 @lw.program
@@ -50,6 +56,21 @@ def generate(weights, h, depth):
     return jnp.tanh(weights["join"] @ jnp.concatenate([left, right])), few + more + 1
 
 
+@lw.program
+def sprout(weights, h, depth):
+    """The same with any number of children."""
+    h = jnp.tanh(weights["node"] @ h)
+    total, nodes = jnp.zeros_like(h), jnp.int32(1)
+    if depth > 0:
+        number = jnp.asarray(3.4 + 1.5 * (weights["stop"] @ h), jnp.int32)
+        down = weights["down"] @ h
+        for k in range(jnp.clip(number, 0, MOST_CHILDREN)):
+            vector, below = sprout(weights, jnp.tanh(down + k * weights["place"]), depth - 1)
+            total += vector
+            nodes += below
+    return jnp.tanh(weights["up"] @ total + h), nodes
+
+
 def problem(instances: int, width: int) -> tuple[dict[str, Any], Any]:
     """Weights for which a node has children three times in four, and the first states."""
     rng = np.random.default_rng(0)
@@ -57,26 +78,37 @@ def problem(instances: int, width: int) -> tuple[dict[str, Any], Any]:
     def normal(rows: int, columns: int, scale: float = 1.6) -> Any:
         return jnp.asarray(rng.normal(size=(rows, columns)) * scale / np.sqrt(columns), jnp.float32)
 
-    weights = {
-        "node": normal(width, width),
-        "leaf": normal(width, width),
-        "split": normal(2 * width, width),
-        "join": normal(width, 2 * width),
-        "stop": normal(1, width)[0],
-    }
+    if ANY_NUMBER:
+        weights = {
+            "node": normal(width, width),
+            "down": normal(width, width),
+            "up": normal(width, width, 1.0),
+            "stop": normal(1, width)[0],
+            "place": 10.0 * normal(1, width)[0],
+        }
+    else:
+        weights = {
+            "node": normal(width, width),
+            "leaf": normal(width, width),
+            "split": normal(2 * width, width),
+            "join": normal(width, 2 * width),
+            "stop": normal(1, width)[0],
+        }
     return weights, jnp.asarray(rng.normal(size=(instances, width)), jnp.float32)
 
 
 def ours(schedule: str, **options: Any) -> Callable[..., Any]:
-    program = generate.with_options(
-        carrier="ticks", schedule=schedule, max_depth=DEEPEST + 1, **options
-    )
-    return lambda weights, first: jax.vmap(program, (None, 0, None))(weights, first, DEEPEST)
+    own, deepest = (sprout, DEEPEST_OF_ANY) if ANY_NUMBER else (generate, DEEPEST)
+    program = own.with_options(carrier="ticks", schedule=schedule, max_depth=deepest + 1, **options)
+    return lambda weights, first: jax.vmap(program, (None, 0, None))(weights, first, deepest)
 
 
 def training(schedule: str) -> Callable[..., Any]:
-    """The gradient by the weights; a tree has at most 255 nodes, each of which leaves a record."""
-    run = ours(schedule, tape=2 ** (DEEPEST + 1))
+    """The gradient by the weights; a tree has at most 255 nodes, each of which leaves a record.
+
+    With any number of children, each turn of a loop leaves one as well.
+    """
+    run = ours(schedule, tape=MOST_RECORDS if ANY_NUMBER else 2 ** (DEEPEST + 1))
     return jax.grad(lambda weights, first: (run(weights, first)[0] ** 2).sum())
 
 
@@ -101,8 +133,23 @@ def in_torch(
         right, more = one(children[size:], depth - 1)
         return torch.tanh(held["join"] @ torch.cat([left, right])), few + more + 1
 
+    def any_number(h: Any, depth: int) -> tuple[Any, int]:
+        h = torch.tanh(held["node"] @ h)
+        total, nodes = torch.zeros_like(h), 1
+        if depth > 0:
+            number = int(3.4 + 1.5 * float((held["stop"] @ h).detach()))
+            down = held["down"] @ h
+            for k in range(min(max(number, 0), MOST_CHILDREN)):
+                vector, below = any_number(torch.tanh(down + k * held["place"]), depth - 1)
+                total, nodes = total + vector, nodes + below
+        return torch.tanh(held["up"] @ total + h), nodes
+
+    if ANY_NUMBER:
+        one = any_number
+    deepest = DEEPEST_OF_ANY if ANY_NUMBER else DEEPEST
+
     def step() -> list[Any]:
-        loss = torch.stack([(one(h, DEEPEST)[0] ** 2).sum() for h in states]).sum()
+        loss = torch.stack([(one(h, deepest)[0] ** 2).sum() for h in states]).sum()
         used = [x for name, x in held.items() if name != "stop"]
         found = torch.autograd.grad(loss, used)
         if device == "cuda":
@@ -111,7 +158,7 @@ def in_torch(
 
     def run() -> list[int]:
         with torch.inference_mode():
-            found = [one(h, DEEPEST)[1] for h in states]
+            found = [one(h, deepest)[1] for h in states]
         if device == "cuda":
             torch.cuda.synchronize()
         return found
@@ -124,6 +171,9 @@ def products_alone(arguments: tuple[dict[str, Any], Any], nodes: int, train: boo
     weights, first = arguments
     inner = (nodes - len(first)) // 2
     number = {"node": nodes, "leaf": nodes - inner, "split": inner, "join": inner}
+    if ANY_NUMBER:
+        # About: a node at the greatest depth makes no states of children.
+        number = {"node": nodes, "down": nodes // 3, "up": nodes}
     rng = np.random.default_rng(1)
     rows = {
         name: jnp.asarray(rng.normal(size=(n, weights[name].shape[1])), jnp.float32)
@@ -174,7 +224,7 @@ def measure(instances: int, width: int, repeats: int, device: str) -> list[Claim
         assert run() == list(map(int, nodes)), "PyTorch has made other trees"
         targets["PyTorch node by node"] = ">= 50" if device == "cuda" else ">= 4"
     runs["products alone"] = products_alone(arguments, int(nodes.sum()), train=False)
-    title = f"generation, H={width}, {instances} instances"
+    title = f"{GENERATION}, H={width}, {instances} instances"
     print(f"{title}: {int(nodes.sum())} nodes")
     return _claims(title, in_turns(runs, repeats, device), compiled_in, targets)
 
@@ -197,7 +247,7 @@ def measure_training(instances: int, width: int, repeats: int, device: str) -> l
         targets["PyTorch node by node"] = ">= 15"
     nodes = jax.jit(ours("fork"))(*arguments)[1]
     runs["products alone"] = products_alone(arguments, int(nodes.sum()), train=True)
-    title = f"training of generation, H={width}, {instances} instances"
+    title = f"training of {GENERATION}, H={width}, {instances} instances"
     print(title)
     return _claims(title, in_turns(runs, repeats, device), compiled_in, targets)
 
@@ -224,6 +274,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--instances", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--no-training", action="store_true")
+    parser.add_argument("--any-number", action="store_true")
     arguments = parser.parse_args()
     use_device(arguments.device)
     lw.keep_pages()

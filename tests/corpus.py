@@ -10,6 +10,7 @@ from __future__ import annotations
 from programs import (
     array_operators,
     arrays,
+    children,
     edges,
     integers,
     learning,
@@ -38,6 +39,7 @@ CORPUS: tuple[Case, ...] = (
     *edges.CASES,
     *trees.CASES,
     *placed.CASES,
+    *children.CASES,
 )
 
 

@@ -26,6 +26,7 @@ EXTRA = {
     "optax": "examples",
     "optimistix": "peers",
     "pymc": "test",
+    "ray": "ray",
     "selenium": "test",
     "torch": "bench",
 }

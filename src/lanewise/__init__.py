@@ -14,6 +14,7 @@ from lanewise.core.errors import LaneError, LanewiseError, Outcome, ProgramError
 from lanewise.core.outcomes import Failure, Outcomes, Stats, lane_errors
 from lanewise.core.parts import on, placed
 from lanewise.core.program import Program
+from lanewise.place.cluster.cluster import Cluster
 from lanewise.records.forest import Forest
 from lanewise.records.pack import pack
 from lanewise.records.reference import Reference
@@ -34,6 +35,7 @@ del _rules
 
 __all__ = [
     "NOT_YET",
+    "Cluster",
     "Failure",
     "Forest",
     "Inspection",

@@ -7,6 +7,9 @@ from lanewise.core.errors import (
     CapturedValueWarning as CapturedValueWarning,
 )
 from lanewise.core.errors import (
+    ClusterError as ClusterError,
+)
+from lanewise.core.errors import (
     CompilerError as CompilerError,
 )
 from lanewise.core.errors import (

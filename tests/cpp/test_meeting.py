@@ -52,6 +52,33 @@ def test_rows_by_a_matrix(left: Any, right: Any, dtype: str) -> None:
         np.testing.assert_array_equal(found.reshape(-1, right[1]), alone[:, 0])
 
 
+@pytest.mark.parametrize(
+    "left, right",
+    [
+        ((16,), (16, 16)),
+        ((40,), (37, 40)),
+        ((1, 65), (100, 65)),
+        ((3, 130), (33, 130)),
+        ((2, 3, 17), (40, 17)),
+        ((13, 31), (16, 31)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_by_a_transposed_matrix(left: Any, right: Any, dtype: str) -> None:
+    with jax.enable_x64(True):
+        x, w = normal(0, 3, *left).astype(dtype), normal(1, *right).astype(dtype)
+        w[0, -1], x[0, ..., 0] = np.inf, np.nan
+        by_rows = lambda x, w: jnp.einsum("...k,nk->...n", x, w)  # noqa: E731
+        (found,) = run_batch(by_rows, x, w, uniform=(1,))
+        tolerance = 1e-12 if dtype == "float64" else 1e-5
+        expected = x.astype("float64") @ w.astype("float64").T
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+        # Each row's bits are those it has alone, also where the matrix comes first.
+        rows = x.reshape(-1, left[-1])
+        (alone,) = run_batch(lambda x, w: w @ x, rows, w, uniform=(1,))
+        np.testing.assert_array_equal(found.reshape(-1, right[0]), alone)
+
+
 def test_a_part_of_a_stack_of_matrices_and_a_transposed_left_side() -> None:
     x, w = normal(0, 2, 20, 3).astype("float32"), normal(1, 4, 20, 32).astype("float32")
     (found,) = run_batch(lambda x, w: x.T @ w[2] + x.T @ w[3], x, w, uniform=(1,))
@@ -89,15 +116,29 @@ static bool lw_take_turn("""
 def with_count(emitted: Emitted) -> Emitted:
     """The kernel, which notes the most rows that had a turn together."""
     text = emitted.text.replace("static bool lw_take_turn(", COUNTED, 1)
-    call = "chosen.multiply(left, answer, rows, chosen.right);"
+    call = "chosen.multiply(left, answer, rows, chosen.right, chosen.terms, chosen.columns);"
     assert call in text
     return replace(emitted, text=text.replace(call, f"{call} lw_note(rows);"))
 
 
+def by_parts(x: Any, trips: Any, first: Any, second: Any) -> Any:
+    """Products with a matrix and its transpose, and with a part of it that begins where it begins."""
+
+    def body(carry: Any) -> Any:
+        x, i = carry
+        x = jnp.tanh(x @ first) @ first.T
+        part = lambda x: jnp.sin(x.at[: WIDTH - 2].set(x[: WIDTH - 2] @ second[: WIDTH - 2, :-2]))  # noqa: E731
+        x = jax.lax.cond(i % 3 == trips % 3, lambda x: x[:-1] @ first[:-1], part, x)
+        return x, i + 1
+
+    return jax.lax.while_loop(lambda carry: carry[1] < trips, body, (x, jnp.int32(0)))[0]
+
+
+@pytest.mark.parametrize("f", [turned, by_parts])
 @pytest.mark.parametrize("lanes", [1, 2, 5, 40])
-def test_lanes_that_meet_answer_the_same_bits(lanes: int) -> None:
+def test_lanes_that_meet_answer_the_same_bits(lanes: int, f: Any) -> None:
     batch = arguments(lanes)
-    emitted = with_count(emitted_for(turned, batch))
+    emitted = with_count(emitted_for(f, batch))
     alone = host.run(emitted, batch, lanes, threads=1, lanes=1).answers
     most = ctypes.c_int.in_dll(host.load(emitted.text), "lw_most_rows")
     assert most.value == 0
@@ -146,6 +187,26 @@ def test_recursion_and_failures_among_lanes_that_meet() -> None:
             alone = lw.vmap(descend, carrier="native")(x[lane : lane + 1], depth[lane : lane + 1])
             np.testing.assert_array_equal(found[lane], alone[0])
     assert outcomes.ok().tolist() == [int(d) < 7 for d in depth]
+
+
+def test_lanes_with_large_frames_meet() -> None:
+    """Room for many frames is not memory that is used: it keeps no lane from running beside others."""
+
+    @lw.program(carrier="native")
+    def descend(weight, x, n):
+        y = jnp.tanh(x @ weight)
+        if n <= 0:
+            return y
+        return y * descend(weight, y, n - 1) + x
+
+    weight = normal(5, WIDTH, WIDTH).astype("float32") / 10
+    x, n = normal(6, 12, WIDTH).astype("float32"), np.arange(12, dtype=np.int32)
+    plan = lw.inspect(descend, weight, x, n, in_axes=(None, 0, 0)).plan
+    assert plan.emitted is not None and plan.emitted.frame_bytes > 2 * 4 * WIDTH
+    emitted = with_count(plan.emitted)
+    found = host.run(emitted, [weight, x, n], 12, threads=1, capacity=1 << 18).answers[0]
+    np.testing.assert_allclose(found[0], np.tanh(x[0] @ weight), rtol=1e-5, atol=1e-5)
+    assert ctypes.c_int.in_dll(host.load(emitted.text), "lw_most_rows").value == 12
 
 
 def test_a_gradient_sums_over_lanes_that_meet() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from lanewise.blocks.simplify import simplify
 from lanewise.core.errors import Outcome
 from lanewise.core.push import push
 from lanewise.diff.checkpoint import Checkpoints
-from lanewise.diff.vjp import may_be_numbered, vjp_program
+from lanewise.diff.vjp import vjp_program
 
 
 def staged(name: str) -> tuple[Any, list[Any], tuple[bool, ...]]:
@@ -37,7 +38,7 @@ def blocks_of(program: Any) -> BlockProgram:
 
 def adjoints(
     name: str, numbered: bool, forks: bool = False, records: int = 128
-) -> tuple[Any, list[int]]:
+) -> tuple[Any, list[float]]:
     """Adjoints by both sweeps, and how many calls the widest fork of each makes."""
     program, operands, moving = staged(name)
     gradient = vjp_program(program, moving, Checkpoints(records=records, numbered=numbered))
@@ -78,14 +79,15 @@ def test_a_sum_that_goes_from_call_to_call_keeps_their_order() -> None:
     assert adjoints("fold_tree", numbered=True)[1] == [2, 1]
 
 
-def test_loops_of_calls_are_popped() -> None:
-    program, _, moving = staged("determinant")
-    assert not may_be_numbered(program)
-    popped, asked = (
-        vjp_program(program, moving, Checkpoints(records=64, numbered=numbered))
-        for numbered in (False, True)
-    )
-    assert asked.forward.program.text == popped.forward.program.text
+@pytest.mark.parametrize("name", ["sprout", "branching", "determinant"])
+def test_loops_of_calls_are_read_by_places(name: str) -> None:
+    """Each turn of a loop has the places of the turn before it; those of a scan are stacked."""
+    expected, in_order = adjoints(name, numbered=False)
+    found, widths = adjoints(name, numbered=True, forks=True)
+    assert in_order == [1, 1]
+    # What a minor of a matrix gives is added to an array that the example has for itself.
+    assert widths == [math.inf, 1 if name == "determinant" else math.inf]
+    assert_same(found, expected, 1e-6)
 
 
 def test_push_says_where_and_whether_it_fits() -> None:

@@ -14,7 +14,7 @@ import needs
 from comparing import assert_same, take
 from corpus import CORPUS, Case, case_named
 from lanewise.carriers import forking
-from lanewise.core.errors import OptionError, Outcome
+from lanewise.core.errors import Outcome
 from lanewise.machine import frames
 from lanewise.rules import forward
 
@@ -209,11 +209,6 @@ def test_what_does_not_fork_is_swept() -> None:
     found = lw.inspect(case.program.with_options(schedule="fork"), *args)
     assert found.plan.schedule == "sweep"
     assert "no two calls" in found.plan.why
-
-
-def test_refill_is_refused() -> None:
-    with pytest.raises(OptionError, match="no refill"):
-        at_once(case_named("fibonacci").program, jnp.arange(8), lanes=2)
 
 
 @lw.program

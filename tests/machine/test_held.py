@@ -101,6 +101,32 @@ def test_rows_of_lanes_that_have_ended(few_rows: None, appended: list[int]) -> N
         assert appended
 
 
+def test_a_part_at_a_known_place_is_added_at_once(few_rows: None, appended: list[int]) -> None:
+    """A row of a table that is always the same one, beside a product whose rows are held."""
+
+    @lw.program
+    def shifted(both, x, n):
+        weight, table = both
+        while n > 0:
+            x = jnp.sin(weight @ x + table[1])
+            n -= 1
+        return x
+
+    with jax.enable_x64(True):
+        weight, x, n = arguments(5)
+        both = (weight, jnp.concatenate([weight, -weight])[:8])
+        found = gradient(shifted, carrier="ticks", schedule="sweep", tape=8)(both, x, n)
+
+        def by_hand(both: Any, x: Any, n: Any) -> Any:
+            for step in range(4):
+                x = jnp.where(step < n, jnp.sin(both[0] @ x + both[1][1]), x)
+            return (x**2).sum()
+
+        whole = jax.grad(lambda w, x: jax.vmap(by_hand, (None, 0, 0))(w, x, n).sum(), (0, 1))
+        assert_same(found, whole(both, x), 1e-9)
+        assert appended
+
+
 def test_small_sums_are_added_at_once(appended: list[int]) -> None:
     """What is no larger than its rows is not worth a buffer."""
 

@@ -221,6 +221,24 @@ def test_a_failure_ends_all(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_an_error_is_raised_once(kind: str) -> None:
+    """Not again when JAX waits for effects, as it does when the process ends."""
+    carriers = transports(kind, 2)
+    sessions = opened(carriers)
+
+    # Large enough for XLA not to run it on this thread.
+    @jax.jit
+    def function(token: Any, x: Any) -> Any:
+        return carriers[0].require(token, (x @ x).sum() < 0, number=7)
+
+    with pytest.raises(Exception, match="requirement"):
+        jax.block_until_ready(function(sessions[0].token, jnp.ones((300, 300))))
+    closed(carriers[1:], sessions[1:])
+    carriers[0].close(sessions[0])
+    jax.effects_barrier()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_reason_ends_all(kind: str) -> None:
     carriers = transports(kind, 2)
     sessions = opened(carriers)

@@ -84,6 +84,17 @@ def test_copies_of_cloudpickle_count(module: str, by_value: bool) -> None:
     assert pickler["dumps"](decorator._by_value) is by_value
 
 
+def test_programs_of_registered_modules_are_kept_by_value(cloudpickle: Any) -> None:
+    from programs import small
+
+    cloudpickle.register_pickle_by_value(small)
+    try:
+        again = cloudpickle.loads(cloudpickle.dumps(small.collatz))
+    finally:
+        cloudpickle.unregister_pickle_by_value(small)
+    assert again is not small.collatz and int(again(27)) == int(small.collatz(27))
+
+
 SCRIPT = """
 import sys
 import cloudpickle, jax.numpy as jnp

@@ -89,6 +89,7 @@ from lanewise._jax.rules import (
     Effect,
     allow_effect,
     calls_host,
+    forget_failed_effects,
     linearized,
     lower_host_call,
     lower_unchecked,

@@ -10,6 +10,7 @@ import jax
 import jax.interpreters.mlir as mlir
 from jax._src import callback as _callback
 from jax._src import core as _core
+from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
@@ -163,3 +164,16 @@ def lowering_platforms(ctx: Any) -> tuple[str, ...]:
 def lowers_for_export(ctx: Any) -> bool:
     """Whether what is lowered is to be written down by `jax.export`."""
     return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def forget_failed_effects() -> None:
+    """Forget functions with effects that this thread has started and that failed.
+
+    Their errors were raised already. JAX would raise them again when the next waits for effects, or the process ends.
+    """
+    tokens = _dispatch.runtime_tokens.output_runtime_tokens
+    for device, token in list(tokens.items()):
+        try:
+            token.block_until_ready()
+        except Exception:
+            del tokens[device]

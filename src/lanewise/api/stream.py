@@ -8,12 +8,14 @@ answers.
 
 Memory is bounded: at most three times as many examples as lanes are held, eight times as many where there are batches;
 and with `ordered=True` answers that wait for an earlier one, until with them `MOST_HELD` times as many are held, when
-no example is taken before the earlier one is done.
+no example is taken before the earlier one is done. Over a cluster (`on_cluster.py`) it is chunks that are held: see
+`place/cluster/chunked.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -27,6 +29,7 @@ from jax.core import Tracer
 
 from lanewise import _jax
 from lanewise.api.fed_by import fed_by
+from lanewise.api.on_cluster import Cluster, OnCluster
 from lanewise.core.errors import InternalError, LaneError, OptionError, Outcome, TransformError
 from lanewise.core.objects import is_taken
 from lanewise.core.options import flag
@@ -60,6 +63,8 @@ def stream(
     ordered: bool = False,
     throw: bool = False,
     progress: bool = False,
+    cluster: str | Cluster | None = None,
+    resume: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Generator[tuple[int, Any], None, None]:
     """Run a program for every example of an iterable; yields `(index, value)` as they finish.
@@ -79,6 +84,12 @@ def stream(
     * `ordered`: yield in the order of the examples.
     * `throw`: False (the default) yields `(index, Failure)` for an example that fails, and goes on; True raises.
     * `progress`: show on stderr how many are done.
+    * `cluster`: "auto", the address of a Ray cluster, or a `lanewise.Cluster`. Chunks of examples go to its workers;
+      `lanes` is how many examples a worker has in flight. A worker that dies is replaced, and its chunk is run again.
+      If a chunk fails three times, each of its examples yields a `Failure` with the outcome `NOT_RUN`, and the rest
+      goes on. Answers have the same bits on any number of workers, whatever happened to them.
+    * `resume`: with `cluster`, a directory in which finished chunks are kept. The same call after a driver was killed
+      takes their answers from there, and runs the rest.
     * other options are those of `lanewise.vmap`, but for `stats`.
 
     On `KeyboardInterrupt` no more examples are taken; what has finished so far is yielded (with `ordered=True` in
@@ -111,6 +122,11 @@ def stream(
         raise OptionError("lanes=None is no number of lanes; a stream runs with a fixed number.")
     if program.options.stats:
         raise OptionError("stats=True is for lanewise.vmap; a stream gives no statistics.")
+    if cluster is None and resume is not None:
+        raise OptionError(
+            'resume= keeps what a cluster has finished: give cluster= as well, such as "auto".'
+        )
+    on_cluster = None if cluster is None else OnCluster(cluster, resume)
     try:
         source = iter(examples)
     except TypeError:
@@ -120,10 +136,14 @@ def stream(
         ) from None
     source = map(_example, source)
     if _jax.jit_disabled():
+        if on_cluster is not None:
+            raise OptionError(
+                "cluster= runs compiled programs; leave it out under jax.disable_jit()."
+            )
         return _plainly(program.with_options(throw=True), source)
     total = len(examples) if hasattr(examples, "__len__") else None  # type: ignore[arg-type]
     shown = Bar(total, program.__name__) if progress else None
-    return Streaming(program, source, ordered, shown).answers()
+    return Streaming(program, source, ordered, shown, total=total, on_cluster=on_cluster).answers()
 
 
 def _example(example: Any) -> Any:
@@ -165,7 +185,11 @@ class _First:
 
 
 class Streaming:
-    """One stream under way."""
+    """One stream under way.
+
+    `total`: how many examples there will be, if that is known. `on_cluster`: where it runs, if not here. `shared`: the
+    first arguments, the same for all examples; only a cluster takes them.
+    """
 
     def __init__(
         self,
@@ -173,7 +197,15 @@ class Streaming:
         source: Iterator[Any],
         ordered: bool,
         progress: Bar | None,
+        *,
+        total: int | None = None,
+        on_cluster: OnCluster | None = None,
+        shared: tuple[Any, ...] = (),
     ) -> None:
+        self.total = total
+        self.on_cluster = on_cluster
+        self.shared = shared
+        self.num_shared = len(jax.tree.leaves(shared))
         self.program = program
         self.lanes: int = program.options.lanes or 1
         self.source = source
@@ -207,6 +239,8 @@ class Streaming:
                 with contextlib.suppress(Exception):
                     if self.first is not None:
                         self.first.fed.close()
+                if self.on_cluster is not None:
+                    self.on_cluster.stream_ended()
             if self.error is not None:
                 raise self.error
 
@@ -246,20 +280,25 @@ class Streaming:
                 self._expect(False)
             except Exception as error:
                 self.error, self.exhausted = error, True
+                self._expect(False)
 
     def _expect(self, more: bool) -> None:
         if self.first is not None:
             self.first.fed.expects_more = more
 
     def _wants_more(self) -> bool:
-        if self.ordered and self.taken - self.next_in_order >= MOST_HELD * self.lanes:
+        if self.first is None:
+            return True
+        fed = self.first.fed
+        if self.ordered and self.taken - self.next_in_order >= MOST_HELD * fed.in_flight:
             return False
-        return self.first is None or len(self.waiting) < self.first.fed.wanted
+        return len(self.waiting) < fed.wanted
 
     def _rows(self, example: Any) -> list[np.ndarray]:
         """An example's arrays, as they are kept; the first decides what the others must be."""
         args = example if type(example) is tuple else (example,)
-        leaves, statics = self.program.split(*args)
+        leaves, statics = self.program.split(*self.shared, *args)
+        leaves = leaves[self.num_shared :]
         _refuse_traced(leaves, f"example {self.taken} holds")
         if self.first is None:
             self.first = self._begun(args, statics)
@@ -275,9 +314,13 @@ class Streaming:
 
     @_jax.our_transfers()
     def _begun(self, args: tuple[Any, ...], statics: CallStatics) -> _First:
-        staged, _ = self.program.stage(*args)
+        staged, _ = self.program.stage(*self.shared, *args)
         _refuse_traced(staged.captures, f"`{self.program.__name__}` closes over")
-        fed = fed_by(staged.program, staged.captures, self.lanes, self.program.options)
+        fed: Fed
+        if self.on_cluster is None:
+            fed = fed_by(staged.program, staged.captures, self.lanes, self.program.options)
+        else:
+            fed = self.on_cluster.fed(self.program, staged, self.shared, args, self.total)
         arguments = [_Kept(aval, _jax.is_key(aval), kept_row(aval)) for aval in fed.avals]
         return _First(
             staged, statics, fed, arguments, [_jax.is_key(aval) for aval in staged.result.avals]
@@ -306,7 +349,7 @@ class Streaming:
                     raise InternalError(f"{self.program.__name__}: lost in example {index}")
                 known = outcome is Outcome.ASSERTION_FAILED
                 site = staged.program.sites[ended.site[place]] if known else None
-                value = Failure(outcome, site)
+                value = Failure(outcome, site, ended.why.get(int(index), ""))
                 self.failed += 1
             finished[int(index)] = value
         self.finished |= finished

@@ -36,6 +36,7 @@ from lanewise.blocks.form import (
     BlockProgram,
     Branch,
     Call,
+    Collect,
     Fork,
     Label,
     Return,
@@ -171,6 +172,9 @@ def storage(program: BlockProgram, varying_inputs: Iterable[bool]) -> Storage:
     for function, block in program.all_blocks():
         registers.update(dict.fromkeys((*function.params, *function.results)))
         registers.update(dict.fromkeys(var for var in reads(block)))
+        if isinstance(block.terminator, Collect):
+            # What a frame was given to keep for its caller.
+            registers.update(dict.fromkeys(v for own in block.terminator.copies for _, v in own))
     stacks = dict.fromkeys(var for call in calls.values() for var in call.push)
     return Storage(tuple(registers), tuple(stacks), uniform, calls, alive)
 
@@ -304,7 +308,7 @@ def uniform_variables(program: BlockProgram, varying_inputs: Iterable[bool]) -> 
                 sources.setdefault(var, []).append(tuple(eqn.invars))
         for var, atom in (*block.assigns, *_arguments(block)):
             sources.setdefault(var, []).append((atom,))
-        if isinstance(block.terminator, Fork):
+        if isinstance(block.terminator, Fork | Collect):
             varies.update(given_back(program, block.terminator))
     varies |= {var for var, found in sources.items() if len(found) > 1}
     changed = True

@@ -34,6 +34,7 @@ from lanewise.blocks.form import (
     BlockFunction,
     BlockProgram,
     Call,
+    Collect,
     Fork,
     Return,
     callees,
@@ -265,7 +266,7 @@ def _conflicts(
             for result in program.functions[block.terminator.callee].results:
                 for other in alive[block.label]:
                     against(result, other)
-        if isinstance(block.terminator, Fork):
+        if isinstance(block.terminator, Fork | Collect):
             # So do calls, to the variables that a fork names.
             for result in given_back(program, block.terminator):
                 for other in alive[block.label]:

@@ -14,13 +14,16 @@ where it is, and moves down: sums have no order.
 A frame reads its own variables only. What a function reads that it is not given (the captured values of a program
 called inside another) is given to it by every call, and handed on by the functions in between.
 
-What it does not do: calls in branches or loops (`for child in children: total += f(child)`) stay in order, as the
-number of calls that a fork makes is known when the code is made. Calls around an assertion stay in order as well.
+Calls of a loop (`for child in children: total += f(child)`) leave turn by turn, without waiting (`spawn.py`), and so do
+calls in branches of their own (`regions.py`).
+
+What it does not do: calls around an assertion stay in order.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -39,6 +42,7 @@ from lanewise.blocks.form import (
     Label,
     Pass,
     Return,
+    Spawn,
     TailCall,
     arguments_of,
     each_function,
@@ -50,7 +54,9 @@ from lanewise.blocks.form import (
 )
 from lanewise.blocks.lane_state import with_lane_state
 from lanewise.blocks.link import Linked, link_frames
+from lanewise.blocks.regions import spawned_regions
 from lanewise.blocks.simplify import drop_dead_code, merge_blocks
+from lanewise.blocks.spawn import spawned_loops
 from lanewise.core.profile import CPU, Profile
 from lanewise.core.push import push_p
 
@@ -90,12 +96,20 @@ def forked(program: BlockProgram, check: Pass = lambda program: program) -> Bloc
         return _joined_forks(program, function, inbox)
 
     program = check(drop_dead_code(check(join(program))))
+    program = check(drop_dead_code(check(spawned_loops(program, inbox.variables))))
+    program = check(drop_dead_code(check(spawned_regions(program, inbox.variables))))
     program = check(drop_dead_code(check(_returning_at_once(program))))
     return check(_inbox_emptied(check(_handed_on(program)), inbox))
 
 
-def widest_fork(program: BlockProgram) -> int:
-    """How many calls the widest fork makes; 0 without forks."""
+def widest_fork(program: BlockProgram) -> float:
+    """How many calls the widest fork makes; 0 without forks, infinity if some are spawned one by one."""
+    ends = (block.terminator for _, block in program.all_blocks())
+    return math.inf if any(isinstance(end, Spawn) for end in ends) else most_in_a_block(program)
+
+
+def most_in_a_block(program: BlockProgram) -> int:
+    """How many calls a block makes that waits for them, at the most."""
     ends = (block.terminator for _, block in program.all_blocks())
     return max((len(end.calls) for end in ends if isinstance(end, Fork)), default=0)
 
@@ -202,7 +216,7 @@ def _needs(program: BlockProgram) -> dict[str, Variables]:
 
 
 def _giving(block: Block, needs: dict[str, list[Var]]) -> Block:
-    if not isinstance(block.terminator, Fork):
+    if not isinstance(block.terminator, Fork | Spawn):
         return block
     calls = []
     for call in block.terminator.calls:

@@ -77,6 +77,33 @@ class Fork:
 
 
 @dataclass(frozen=True)
+class Spawn:
+    """Make calls as a fork does, but go on at `targets[index]` at once: what they give is collected later.
+
+    Where there is no room for them, the block is not run. If there is a `join`, those made before are collected there
+    first.
+    """
+
+    calls: tuple[Forked, ...]
+    index: Atom
+    targets: tuple[Label, ...]
+    join: Label | None = None
+
+
+@dataclass(frozen=True)
+class Collect:
+    """When all spawned calls are back: take what those of the next turn have, and go to `target`; if none, to `done`.
+
+    For each call of a turn, the caller's variables, and whose value of the call's frame each takes. Without calls, it
+    only waits for those that are not back.
+    """
+
+    copies: tuple[tuple[tuple[Var, Var], ...], ...]
+    target: Label
+    done: Label
+
+
+@dataclass(frozen=True)
 class Return:
     """Leave the function; its result variables hold the answer."""
 
@@ -97,7 +124,7 @@ class Fail:
     values: tuple[Atom, ...] = ()
 
 
-Terminator = Jump | Branch | Call | TailCall | Fork | Return | Fail
+Terminator = Jump | Branch | Call | TailCall | Fork | Spawn | Collect | Return | Fail
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +197,10 @@ def successors(block: Block) -> tuple[Label, ...]:
             return (target,)
         case Branch(targets=targets):
             return tuple(dict.fromkeys(targets))
+        case Spawn(targets=targets, join=join):
+            return tuple(dict.fromkeys((*targets, *([] if join is None else [join]))))
+        case Collect(target=target, done=done):
+            return (target, done)
         case _:
             return ()
 
@@ -193,6 +224,11 @@ def retarget(terminator: Terminator, mapping: dict[Label, Label]) -> Terminator:
             return Call(callee, arguments, mapping.get(target, target))
         case Fork(calls, target):
             return Fork(calls, mapping.get(target, target))
+        case Spawn(calls, index, targets, join):
+            own = tuple(mapping.get(t, t) for t in targets)
+            return Spawn(calls, index, own, None if join is None else mapping.get(join, join))
+        case Collect(copies, target, done):
+            return Collect(copies, mapping.get(target, target), mapping.get(done, done))
         case _:
             return terminator
 
@@ -204,6 +240,8 @@ def terminator_atoms(terminator: Terminator) -> tuple[Atom, ...]:
             return (index,)
         case Call() | TailCall() | Fork():
             return tuple(atom for _, atom in arguments_of(terminator))
+        case Spawn(index=index):
+            return (*(atom for _, atom in arguments_of(terminator)), index)
         case Fail(values=values):
             return values
         case _:
@@ -215,7 +253,7 @@ def callees(terminator: Terminator) -> tuple[str, ...]:
     match terminator:
         case Call(callee=callee) | TailCall(callee=callee):
             return (callee,)
-        case Fork(calls):
+        case Fork(calls) | Spawn(calls):
             return tuple(call.callee for call in calls)
         case _:
             return ()
@@ -231,7 +269,7 @@ def arguments_of(terminator: Terminator) -> tuple[tuple[Var, Atom], ...]:
     match terminator:
         case Call(arguments=arguments) | TailCall(arguments=arguments):
             return arguments
-        case Fork(calls):
+        case Fork(calls) | Spawn(calls):
             return tuple(pair for call in calls for pair in call.arguments)
         case _:
             return ()
@@ -244,6 +282,8 @@ def given_back(program: BlockProgram, terminator: Terminator) -> tuple[Var, ...]
             return program.functions[callee].results
         case Fork(calls):
             return tuple(var for call in calls for var in call.results)
+        case Collect(copies):
+            return tuple(var for own in copies for var, _ in own)
         case _:
             return ()
 
@@ -299,6 +339,10 @@ def verify(program: BlockProgram) -> BlockProgram:
                     own = program.functions[call.callee].results
                     _require(len(own) == len(call.results), f"{where} forks into too few variables")
                     pairs += zip(call.results, own, strict=True)
+            if isinstance(block.terminator, Collect):
+                into = given_back(program, block.terminator)
+                _require(len(set(into)) == len(into), f"{where} collects into a variable twice")
+                pairs += [pair for own in block.terminator.copies for pair in own]
             for var, atom in pairs:
                 _require(
                     (var.aval.shape, var.aval.dtype) == (atom.aval.shape, atom.aval.dtype),
@@ -432,13 +476,13 @@ def substitute_terminator(terminator: Terminator, env: dict[Var, Atom]) -> Termi
             return Call(callee, tuple((v, substitute(env, a)) for v, a in arguments), target)
         case TailCall(callee, arguments):
             return TailCall(callee, tuple((v, substitute(env, a)) for v, a in arguments))
-        case Fork(calls, target):
-            return Fork(
-                tuple(
-                    replace(c, arguments=tuple((v, substitute(env, a)) for v, a in c.arguments))
-                    for c in calls
-                ),
-                target,
+        case Fork(calls) | Spawn(calls):
+            own = tuple(
+                replace(c, arguments=tuple((v, substitute(env, a)) for v, a in c.arguments))
+                for c in calls
             )
+            if isinstance(terminator, Spawn):
+                return replace(terminator, calls=own, index=substitute(env, terminator.index))
+            return replace(terminator, calls=own)
         case _:
             return terminator

@@ -31,6 +31,7 @@ from lanewise.blocks.form import (
     Jump,
     Label,
     Return,
+    Spawn,
     arguments_of,
     callees,
     is_called,
@@ -96,7 +97,8 @@ class Linked:
     @cached_property
     def forks(self) -> bool:
         """Whether each call has a frame of its own, in the place of stacks."""
-        return any(isinstance(getattr(item, "terminator", None), Fork) for item in self.order)
+        ends = (getattr(item, "terminator", None) for item in self.order)
+        return any(isinstance(end, Fork | Spawn) for end in ends)
 
     @cached_property
     def held_by_lanes(self) -> frozenset[Var]:

@@ -20,11 +20,13 @@ from lanewise.blocks.form import (
     BlockProgram,
     Branch,
     Call,
+    Collect,
     Fail,
     Fork,
     Forked,
     Jump,
     Return,
+    Spawn,
     TailCall,
     defined,
     reads,
@@ -61,11 +63,16 @@ class _Pending:
 
 @dataclass
 class _Frame:
-    """A function that waits for calls, the first of which runs; it goes on at `target` when all are back."""
+    """A function that waits for calls, the first of which runs; it goes on at `target` when all are back.
+
+    `spawned`: what calls that were spawned have left, each with all variables of its frame; `keeps`: these are such.
+    """
 
     values: Values
     target: int
     calls: list[_Pending]
+    spawned: list[Values]
+    keeps: bool = False
 
     def next_call(self, program: BlockProgram) -> tuple[Values, int]:
         first = self.calls[0]
@@ -73,8 +80,11 @@ class _Frame:
         given = dict(zip(params, first.given, strict=True))
         return self.values | given, program.functions[first.call.callee].entry
 
-    def take(self, results: list[Any]) -> None:
+    def take(self, results: list[Any], values: Values) -> None:
         first = self.calls.pop(0)
+        if self.keeps:
+            self.spawned.append(values)
+            return
         self.values = self.values | dict(zip(first.call.results, results, strict=True))
 
 
@@ -98,6 +108,7 @@ def interpret(
     blocks = {block.label: (f, block) for f, block in program.all_blocks()}
     label = function.entry
     frames: list[_Frame] = []
+    spawned: list[Values] = []
     steps = deepest = 0
     sums = [jnp.zeros(aval.shape, aval.dtype) for aval in program.sums]
 
@@ -114,7 +125,7 @@ def interpret(
         if max_steps is not None and steps + block.steps > max_steps:
             return ended(Outcome.STEPS_EXHAUSTED)
         if (
-            isinstance(block.terminator, Call | Fork)
+            isinstance(block.terminator, Call | Fork | Spawn)
             and max_depth is not None
             and len(frames) >= max_depth
         ):
@@ -132,16 +143,27 @@ def interpret(
                 label = targets[int(given[0])]
             case Call(callee, _, target):
                 own = Forked(callee, block.terminator.arguments, program.functions[callee].results)
-                frames.append(_Frame(values, target, [_Pending(own, given)]))
+                frames.append(_Frame(values, target, [_Pending(own, given)], spawned))
+                spawned = []
                 deepest = max(deepest, len(frames))
                 values, label = frames[-1].next_call(program)
-            case Fork(calls, target):
+            case Fork(calls) | Spawn(calls):
                 # In order: what the calls give does not depend on it.
                 rest = iter(given)
                 made = [_Pending(c, list(itertools.islice(rest, len(c.arguments)))) for c in calls]
-                frames.append(_Frame(values, target, made))
+                if isinstance(block.terminator, Fork):
+                    frames.append(_Frame(values, block.terminator.target, made, spawned))
+                else:
+                    target = block.terminator.targets[int(given[-1])]
+                    frames.append(_Frame(values, target, made, spawned, keeps=True))
+                spawned = []
                 deepest = max(deepest, len(frames))
                 values, label = frames[-1].next_call(program)
+            case Collect(copies, target, done):
+                turn, spawned = spawned[: len(copies)], spawned[len(copies) :]
+                for pairs, theirs in zip(copies, turn, strict=bool(turn)):
+                    values = values | {var: theirs[other] for var, other in pairs}
+                label = target if turn else done
             case TailCall(callee, arguments):
                 values = values | {
                     var: value for (var, _), value in zip(arguments, given, strict=True)
@@ -150,12 +172,12 @@ def interpret(
             case Return():
                 if not frames:
                     return ended(Outcome.DONE)
-                frames[-1].take([values[var] for var in function.results])
+                frames[-1].take([values[var] for var in function.results], values)
                 if frames[-1].calls:
                     values, label = frames[-1].next_call(program)
                 else:
-                    done = frames.pop()
-                    values, label = done.values, done.target
+                    back = frames.pop()
+                    values, label, spawned = back.values, back.target, back.spawned
                 values = values | state
             case Fail(site, outcome, message=message):
                 return ended(outcome, site, None if message is None else message(given))

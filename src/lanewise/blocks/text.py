@@ -16,11 +16,13 @@ from lanewise.blocks.form import (
     BlockProgram,
     Branch,
     Call,
+    Collect,
     Fail,
     Fork,
     Forked,
     Jump,
     Return,
+    Spawn,
     TailCall,
 )
 from lanewise.core.errors import Outcome
@@ -108,6 +110,14 @@ def _terminator(block: Block, name: _Names, storage: Storage | None) -> str:
             return f"become {callee}({given})"
         case Fork(calls, target):
             return f"fork {'; '.join(_forked(call, name) for call in calls)} then {target}"
+        case Spawn(calls, index, targets, join):
+            made = "; ".join(_forked(call, name) for call in calls)
+            after = " | ".join(map(str, targets))
+            first = "" if join is None else f", or first {join}"
+            return f"spawn {made} then {name(index)} -> {after}{first}"
+        case Collect(copies, target, done):
+            taken = "; ".join(", ".join(f"{name(v)} <- {name(a)}" for v, a in c) for c in copies)
+            return f"collect {taken} then {target}, or {done}"
         case Return():
             return "return"
         case Fail(site, outcome):
@@ -118,7 +128,8 @@ def _terminator(block: Block, name: _Names, storage: Storage | None) -> str:
 
 def _forked(call: Forked, name: _Names) -> str:
     given = ", ".join(f"{name(v)} <- {name(a)}" for v, a in call.arguments)
-    return f"{', '.join(map(name, call.results))} <- {call.callee}({given})"
+    results = f"{', '.join(map(name, call.results))} <- " if call.results else ""
+    return f"{results}{call.callee}({given})"
 
 
 def _storage(storage: Storage, name: _Names) -> str:

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lanewise.blocks.fork import link_forked
+from lanewise.blocks.fork import link_forked, most_in_a_block
 from lanewise.blocks.link import Linked
 from lanewise.carriers import ticks
 from lanewise.core.options import DEPTH_INSIDE_JIT
+from lanewise.feed.phases import refilled
 from lanewise.grow.growing import Growing, Phases
-from lanewise.grow.memory import FIRST_DEPTH, parts_of_state, refuse_parts
+from lanewise.grow.memory import FIRST_DEPTH, parts_of_answers, parts_of_state, refuse_parts
 from lanewise.job.job import Job, blocks_of, lanes_first
 from lanewise.job.plan import HostRun, Plan, shaped
 from lanewise.machine import observe
 from lanewise.machine.frames import first_frames, lanes_alone, most_frames, num_slots, with_slots
-from lanewise.machine.state import State
 from lanewise.machine.ticking import answers, run_ticks, statistics
 
 
@@ -29,11 +29,6 @@ def offer(job: Job, schedule: str, why: str) -> Plan | str:
     in_order = obstacle(job)
     if in_order is not None:
         return ticks.offer(job, "sweep", f"{why}, but calls are made in order: {in_order}")
-    if job.refilled:
-        return (
-            f'schedule="fork" has no refill: it would start {job.examples} examples at once, and'
-            f' lanes={job.options.lanes} are asked for. Leave out lanes, or use schedule="sweep".'
-        )
     return Plan(job, "ticks", schedule, why, linked=forked_for(job))
 
 
@@ -54,6 +49,12 @@ def products(job: Job) -> float:
     """The operations of the largest products that a block makes for one slot."""
     linked = forked_for(job)
     return max((cost.products for cost in linked.costs), default=0.0) if linked else 0.0
+
+
+def forks_in_pairs(job: Job) -> bool:
+    """Whether some block makes two calls or more: not one after the other, as loops and branches do."""
+    linked = forked_for(job)
+    return linked is not None and most_in_a_block(linked.program) > 1
 
 
 def forked_for(job: Job) -> Linked | None:
@@ -79,7 +80,7 @@ def on_host(plan: Plan) -> HostRun:
     most = most_frames(linked, plan.job.options)
     _refuse_too_large(plan, min(FIRST_DEPTH, most), inside_jit=False)
     watched = plan.job.options.watched
-    grows = Growing(_phases(plan, most), linked, plan.job.examples, most, 0, None, watched=watched)
+    grows = Growing(_phases(plan, most), linked, plan.job.width, most, 0, None, watched=watched)
     return grows.run_growing
 
 
@@ -87,8 +88,10 @@ def _refuse_too_large(plan: Plan, capacity: int, *, inside_jit: bool) -> None:
     job, linked = plan.job, plan.linked
     assert linked is not None
     if job.platform is not None:
-        slots = num_slots(linked, job.examples, capacity)
+        slots = num_slots(linked, job.width, capacity)
         parts = parts_of_state(linked, slots, 0)
+        if job.refilled:
+            parts += parts_of_answers(job.program.out_avals, job.examples)
         refuse_parts(job.program, parts, slots, job.platform, inside_jit)
 
 
@@ -97,23 +100,26 @@ def _phases(plan: Plan, most: int) -> Phases:
     assert linked is not None
     lanes = job.examples
 
-    def start(capacity: int, *operands: Any) -> State:
+    if job.refilled:
+        return refilled(plan, most)
+
+    def start(capacity: int, *operands: Any) -> Any:
         flat = lanes_first(operands, job.lanes, job.mapped)[0]
         final = capacity >= most
         state = first_frames(linked, flat, job.varying, lanes, capacity, final)
         return observe.watched(state, site, linked.halt, operands)
 
-    def run(state: State, *operands: Any) -> State:
+    def run(state: Any, *operands: Any) -> Any:
         del operands
         return run_ticks(linked, state, lanes, job.options, plan.schedule)
 
-    def finish(state: State) -> list[Any]:
+    def finish(state: Any) -> list[Any]:
         alone = lanes_alone(state, linked)
         values, code, places = answers(linked, alone)
         observe.finished(alone, code, lives_of_lanes=True)
         return shaped((values, code, places, statistics(alone)), job)
 
-    def grown(state: State, linked: Any, capacity: int) -> State:
+    def grown(state: Any, linked: Any, capacity: int) -> Any:
         return with_slots(state, linked, capacity, capacity >= most)
 
     def moved(*args: Any) -> Any:

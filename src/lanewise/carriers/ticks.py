@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from lanewise.core.options import DEPTH_INSIDE_JIT
-from lanewise.feed.refill import Refill, flow_grown, flow_moved
+from lanewise.feed.phases import refilled
 from lanewise.grow.growing import Growing, Phases
 from lanewise.grow.larger import moved
 from lanewise.grow.memory import FIRST_DEPTH, most_depth, refuse_too_large
@@ -82,21 +82,7 @@ def phases_of(plan: Plan, most: int) -> Phases:
         return lanes_first(operands, job.lanes, job.mapped)[0]
 
     if job.refilled:
-        refill = Refill(linked, job.width, width, job.varying, options, schedule, most)
-
-        def begin(capacity: int, *operands: Any) -> Any:
-            flow = refill.start(capacity, flat(operands))
-            return flow.with_(machine=observe.watched(flow.machine, site, linked.halt, operands))
-
-        return Phases(
-            start=begin,
-            run=lambda flow, *operands: refill.run(flow, flat(operands)),
-            finish=lambda flow: shaped(refill.finish(flow), job),
-            machine=lambda flow: flow.machine,
-            with_machine=lambda flow, machine: flow.with_(machine=machine),
-            grown=flow_grown,
-            moved=flow_moved,
-        )
+        return refilled(plan, most)
 
     def start(capacity: int, *operands: Any) -> State:
         expensive = num_expensive(linked, width, schedule)

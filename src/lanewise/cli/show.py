@@ -21,10 +21,12 @@ from lanewise.blocks.form import (
     BlockFunction,
     Branch,
     Call,
+    Collect,
     Fail,
     Fork,
     Jump,
     Return,
+    Spawn,
     TailCall,
     successors,
 )
@@ -130,6 +132,11 @@ def _then(block: Block) -> str:
             return f"become {callee}"
         case Fork(calls, target):
             return f"fork {', '.join(call.callee for call in calls)}, then {target}"
+        case Spawn(calls, targets=targets):
+            made = ", ".join(call.callee for call in calls)
+            return f"spawn {made}, then {' or '.join(map(str, dict.fromkeys(targets)))}"
+        case Collect(target=target, done=done):
+            return f"collect, then {target} or {done}"
         case Return():
             return "return"
         case Fail(outcome=outcome):

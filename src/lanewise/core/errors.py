@@ -83,6 +83,10 @@ class CompilerError(LanewiseError, RuntimeError):
     """The compiler that makes kernels failed for what is no mistake in a program: memory, disk, time."""
 
 
+class ClusterError(LanewiseError, RuntimeError):
+    """A cluster cannot run a program: no worker can be had, or workers run another program or another JAX."""
+
+
 class OperatorError(LanewiseError, TypeError):
     """What an array operator was given to combine elements with does not fit the elements."""
 
@@ -113,7 +117,11 @@ class ResultUnknown(Exception):
 
 
 class Outcome(enum.IntEnum):
-    """How a lane ended. `LOST` is a bug in Lanewise: the lane came to a place where the program has no code."""
+    """How a lane ended.
+
+    `LOST` is a bug in Lanewise: the lane came to a place where the program has no code. `NOT_RUN` is for examples that
+    a cluster could not run: their workers failed each time.
+    """
 
     DONE = 0
     STEPS_EXHAUSTED = 1
@@ -121,6 +129,7 @@ class Outcome(enum.IntEnum):
     ASSERTION_FAILED = 3
     TAPE_FULL = 4
     LOST = 5
+    NOT_RUN = 6
 
     @property
     def phrase(self) -> str:

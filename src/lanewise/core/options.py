@@ -48,7 +48,7 @@ class Options:
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("carrier", self.carrier, CARRIERS)
         for name in ("max_steps", "max_depth", "lanes", "tape"):
-            self._set(name, _positive(name, getattr(self, name)))
+            self._set(name, positive_or_none(name, getattr(self, name)))
         for name in ("throw", "stats", "progress"):
             self._set(name, flag(name, getattr(self, name)))
         if self.offload is not None:
@@ -179,7 +179,7 @@ def flag(name: str, value: object) -> bool:
     return bool(value)
 
 
-def _positive(name: str, value: object) -> int | None:
+def positive_or_none(name: str, value: object) -> int | None:
     number = _as_positive(value)
     if value is not None and number is None:
         raise OptionError(f"{name}={value!r} must be a positive int, or None for no bound.")

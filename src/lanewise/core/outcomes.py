@@ -123,7 +123,7 @@ def counts(
 
 @dataclass(frozen=True)
 class Failure:
-    """What an example of a stream that failed has in place of an answer.
+    """What an example of a stream that failed has in place of an answer. `why` says what a cluster knows of it.
 
     >>> print(Failure(Outcome.STEPS_EXHAUSTED))
     steps exhausted
@@ -131,10 +131,11 @@ class Failure:
 
     outcome: Outcome
     site: Site | None = None
+    why: str = ""
 
     def __str__(self) -> str:
-        phrase = self.outcome.phrase
-        return phrase if self.site is None else f"{phrase}: {self.site}"
+        said = self.why or self.site
+        return f"{self.outcome.phrase}: {said}" if said else self.outcome.phrase
 
 
 # What can say more about failed lanes, by the array of their codes; it goes when the array does.
@@ -197,6 +198,7 @@ _ADVICE = {
     Outcome.ASSERTION_FAILED: "Pass throw=False for the other answers.",
     Outcome.TAPE_FULL: "Raise tape, or pass throw=False for the other answers.",
     Outcome.LOST: "The program has no code where they are, which is a bug in Lanewise.",
+    Outcome.NOT_RUN: "The workers of the cluster failed each time.",
 }
 
 

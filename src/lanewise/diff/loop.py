@@ -421,7 +421,10 @@ def _save_all(
 def _push_iterations(
     loop: _While, consts_moving: Sequence[bool], carry_moving: Sequence[bool], scope: Scope
 ) -> Any:
-    """A loop that makes calls of a recursion: it pushes a record an iteration, as a call does (`recursion.py`)."""
+    """A loop that makes calls of a recursion: it pushes a record an iteration, as a call does (`recursion.py`).
+
+    Where records have numbers, each has the places of the one before it, and the loop gives those of the last.
+    """
     constants = list(_jax.attached_consts(loop.body))
     num_fixed = len(constants) + len(loop.consts)
     fixed = [*constants, *loop.consts]
@@ -438,15 +441,32 @@ def _push_iterations(
     )
     site = f"{scope.site} loop {next(scope.loops)}"
     adjoints = scope.adjoints
+    num_tapes, place_avals = len(scope.tapes), adjoints.place_avals
+    record = (*own.saved, *place_avals)
 
     def forward(carry: Any) -> Any:
-        count, tapes, state = carry
+        count, tapes, places, state = carry
         state, tapes, saved = own.forward([*fixed, *state], tapes)
-        return count + 1, adjoints.push(site, saved, tapes), state
+        found = adjoints.push(site, [*saved, *places], tapes)
+        return count + 1, found[:num_tapes], found[num_tapes:], state
 
-    start = (jnp.int32(0), list(scope.tapes), list(loop.init))
-    length, tapes, final = lax.while_loop(lambda c: loop.holds(c[-1]), forward, start)
+    start = (jnp.int32(0), list(scope.tapes), list(map(_jax.zeros, place_avals)), list(loop.init))
+    length, tapes, last, final = lax.while_loop(lambda c: loop.holds(c[-1]), forward, start)
     scope.tapes = list(tapes)
+
+    def back_by_places(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
+        tapes = scope.tapes
+
+        def reverse_one(carry: Any) -> Any:
+            to_go, places, sums, cts = carry
+            found = adjoints.record_at(site, record, tapes, places)
+            saved, before = found[: len(own.saved)], found[len(own.saved) :]
+            found, _ = own.reverse(fixed, saved, tapes, sums, cts)
+            return to_go - 1, before, found[: len(sums)], found[len(sums) :]
+
+        carry = (length, list(last), list(sums), list(cts))
+        *_, ct_consts, ct_carry = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
+        return ct_consts, ct_carry
 
     def back(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
         tapes = scope.tapes
@@ -462,4 +482,4 @@ def _push_iterations(
         scope.tapes = with_tops(tapes, left)
         return ct_consts, ct_carry
 
-    return final, back
+    return final, back_by_places if adjoints.numbered else back

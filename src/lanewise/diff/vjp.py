@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -92,8 +92,6 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
         loop = as_loop(program)
         if loop is not None:
             return vjp_program(loop, moving, checkpoints)
-        if checkpoints.numbered and not may_be_numbered(program):
-            checkpoints = replace(checkpoints, numbered=False)
         return _recursive(program, moving, checkpoints)
     entry = program.functions[program.entry]
     code = entry.jaxpr
@@ -125,24 +123,6 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
         reads,
         out_moving,
     )
-
-
-def may_be_numbered(program: Program) -> bool:
-    """Whether records can be read by their places: not where a loop makes calls, which has a record an iteration."""
-    return not any(
-        calls(code)
-        for function in program.functions.values()
-        for eqn in _loops(function.jaxpr)
-        for code in _jax.subjaxprs(eqn)
-    )
-
-
-def _loops(jaxpr: _jax.Jaxpr) -> Iterator[_jax.JaxprEqn]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in ("while", "scan"):
-            yield eqn
-        for inner in _jax.subjaxprs(eqn):
-            yield from _loops(inner)
 
 
 def _program(name: str, code: _jax.Jaxpr, constants: tuple[Any, ...]) -> WithConstants:

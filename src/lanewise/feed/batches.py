@@ -53,6 +53,7 @@ class InBatches:
         self.options = options.updated(lanes=None, throw=False)
         self.avals = operand_avals(program)[len(self.captures) :]
         self.mapped = tuple((i >= program.num_captures,) for i in range(program.num_operands))
+        self.in_flight = lanes
         self.most = BATCH_LANES * lanes
         self.wanted = min(FIRST_BATCH, self.most)
         self.expects_more = False

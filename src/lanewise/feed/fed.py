@@ -8,6 +8,8 @@ nothing is known of one before all have ended.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -24,12 +26,16 @@ class Example(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Examples that have ended: their numbers, a column for each result (as it is kept), outcomes and sites."""
+    """Examples that have ended: their numbers, a column for each result (as it is kept), outcomes and sites.
+
+    `why`: what is known of examples that were not run, by their numbers.
+    """
 
     index: np.ndarray
     columns: list[np.ndarray]
     code: np.ndarray
     site: np.ndarray
+    why: Mapping[int, str] = MappingProxyType({})
 
 
 NONE_ENDED = Ended(np.zeros(0, int), [], np.zeros(0, int), np.zeros(0, int))
@@ -38,11 +44,20 @@ NONE_ENDED = Ended(np.zeros(0, int), [], np.zeros(0, int), np.zeros(0, int))
 class Fed(Protocol):
     """What examples are fed to."""
 
-    # The types of an example's arrays, and how many examples should wait.
+    # The types of an example's arrays.
     avals: list[Any]
-    wanted: int
     # Whether examples may come though none waits.
     expects_more: bool
+
+    @property
+    def wanted(self) -> int:
+        """How many examples should wait."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """How many examples may be under way at once."""
+        ...
 
     def start(self, waiting: deque[Example]) -> bool:
         """Take examples, and run; False if there is nothing to run."""

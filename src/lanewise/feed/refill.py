@@ -18,13 +18,16 @@ Growth. A lane whose stack is full waits for the host to make room; when a quart
 can be done, the machine stops for it. Where no host can help (inside `jit`, or at the greatest depth), such a lane
 ends with its outcome and is refilled like any other.
 
+Where frames are lanes, the slot of a lane that has ended takes the next example, and no machine is narrowed: slots of
+calls fill tiles whichever example they belong to.
+
 What it does not do: order examples by length. Nothing is known of an example before it has run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,17 +37,14 @@ import jax.numpy as jnp
 
 from lanewise._jax import Var, storage_struct, stored
 from lanewise.blocks.link import Linked
-from lanewise.core.errors import Outcome
 from lanewise.core.options import Options
+from lanewise.feed.lanes import lanes_for
 from lanewise.grow.larger import Counterparts, moved, with_room
 from lanewise.machine import observe
-from lanewise.machine.advance import select
 from lanewise.machine.schedule import num_expensive
 from lanewise.machine.state import (
     State,
-    grown,
     has_fuel,
-    initial_state,
     lanes_of,
     outcome_codes,
     put_lanes,
@@ -115,7 +115,10 @@ class Refill:
         self.options = options
         self.schedule = schedule
         self.most_depth = most_depth
-        narrower = (lanes // NARROWING**i for i in range(1, MOST_NARROWINGS + 1))
+        self.machine = lanes_for(linked, lanes, schedule, options, most_depth)
+        # Frames that are lanes fill tiles from wherever they are: few examples are no reason for another machine.
+        narrowings = 0 if linked.forks else MOST_NARROWINGS
+        narrower = (lanes // NARROWING**i for i in range(1, narrowings + 1))
         self.widths = (lanes, *(width for width in narrower if width >= FEWEST_NARROW_LANES))
         self.results = result_registers(linked)
 
@@ -125,10 +128,9 @@ class Refill:
         """The first examples in their lanes."""
         flags = [self.mapped[var] for var in self.linked.program.inputs]
         first = [x[: self.lanes] if flag else x for x, flag in zip(operands, flags, strict=True)]
-        expensive = num_expensive(self.linked, self.lanes, self.schedule)
         structs = map(storage_struct, self.results)
         return Flow(
-            machine=initial_state(self.linked, first, flags, self.lanes, capacity, expensive),
+            machine=self.machine.first(first, flags, capacity),
             example=jnp.arange(self.lanes, dtype=jnp.int32),
             next=jnp.int32(self.lanes),
             answers=tuple(jnp.zeros((self.examples, *s.shape), s.dtype) for s in structs),
@@ -145,7 +147,7 @@ class Refill:
             row = jnp.clip(number, 0, self.examples - 1)
             given = {var: x[row] if self.mapped.get(var) else x[None] for var, x in inputs.items()}
             return flow.with_(
-                machine=restarted(self.linked, flow.machine, takes, given),
+                machine=self.machine.restarted(flow.machine, takes, given),
                 example=jnp.where(takes, number, flow.example),
             )
 
@@ -173,13 +175,14 @@ class Refill:
         """Run the examples below `limit`; with none left, until no more than `few` lanes run."""
         patience = jnp.float32(lanes * refill_ticks(self.linked, lanes, self.schedule))
         stacks_grow = flow.machine.returns.shape[0] < self.most_depth and self.linked.has_calls
-        growable = stacks_grow or bool(self.linked.waiting)
+        # Slots wait for room only when nothing else can be done.
+        growable = (stacks_grow or bool(self.linked.waiting)) and not self.linked.forks
 
         def enough(flow: Flow) -> Any:
             return jnp.where(flow.next < limit, 0, few)
 
         def goes_on(flow: Flow) -> Any:
-            busy = running(flow.machine, self.linked).sum(dtype=jnp.int32) > enough(flow)
+            busy = self.machine.running(flow.machine) > enough(flow)
             if growable:
                 busy &= (flow.machine.pc < 0).sum() * WAITING_FOR_ROOM < lanes
             return busy & has_fuel(flow.machine)
@@ -195,9 +198,10 @@ class Refill:
                 pause,
                 waiting=limit - flow.next,
             )
-            ended = machine.pc == self.linked.halt
-            if not stacks_grow:
-                ended |= waits_for_stack(machine)
+            seen = self.machine.seen(machine)
+            ended = seen.pc == self.linked.halt
+            if not (stacks_grow or self.linked.forks):
+                ended |= waits_for_stack(seen)
             flow = self._put_away(flow.with_(machine=machine), ended)
             number = flow.next + jnp.cumsum(ended, dtype=jnp.int32) - 1
             flow = flow.with_(
@@ -209,7 +213,7 @@ class Refill:
 
     def _put_away(self, flow: Flow, ended: Any) -> Flow:
         """Store what lanes that ended have to say under their examples' numbers, and free them."""
-        machine = flow.machine
+        machine = self.machine.seen(flow.machine)
         lanes = machine.pc.shape[0]
         held = ended & (flow.example < self.examples)
         # Each lane with nothing to say writes to a place of its own beyond the end.
@@ -221,9 +225,8 @@ class Refill:
         registers = dict(zip(self.linked.registers, machine.registers, strict=True))
         code = outcome_codes(machine)
         return flow.with_(
-            machine=machine.with_(
-                pc=jnp.where(ended, self.linked.halt, machine.pc),
-                watch=observe.put_away(machine, place),
+            machine=self.machine.stopped(flow.machine, ended).with_(
+                watch=observe.put_away(machine, place)
             ),
             example=jnp.where(ended, self.examples, flow.example),
             answers=tuple(
@@ -285,11 +288,6 @@ class Refill:
         )
 
 
-def flow_grown(flow: Flow, linked: Linked, capacity: int) -> Flow:
-    """The same flow with room for `capacity` frames."""
-    return flow.with_(machine=grown(flow.machine, linked, capacity))
-
-
 def flow_moved(
     flow: Flow, smaller: Linked, larger: Linked, pairs: Counterparts, num_expensive: int
 ) -> Flow:
@@ -315,24 +313,6 @@ def input_registers(linked: Linked, operands: Sequence[Any]) -> dict[Var, Any]:
     }
     given |= {var: jnp.asarray(value) for var, value in linked.program.constants}
     return {var: given[var] for var in linked.registers if var in given}
-
-
-def restarted(linked: Linked, state: State, takes: Any, inputs: Mapping[Var, Any]) -> State:
-    """The lanes of `takes` at the entry, with these inputs; the other lanes, and what all share, as they are."""
-    registers = tuple(
-        select(takes, inputs[var], old) if var in inputs else old
-        for var, old in zip(linked.registers, state.registers, strict=True)
-    )
-    entry = linked.pc_of[linked.program.entry_function.entry]
-    return state.with_(
-        pc=jnp.where(takes, entry, state.pc),
-        registers=registers,
-        depth=jnp.where(takes, 0, state.depth),
-        steps=jnp.where(takes, 0, state.steps),
-        code=jnp.where(takes, int(Outcome.DONE), state.code),
-        site=jnp.where(takes, -1, state.site),
-        life=observe.restarted(state, takes),
-    )
 
 
 def refill_ticks(linked: Linked, lanes: int, schedule: str) -> float:

@@ -23,12 +23,12 @@ from lanewise._jax import loaded, our_transfers
 from lanewise.blocks.flatten import operand_avals
 from lanewise.core.errors import Outcome
 from lanewise.feed.fed import NONE_ENDED, Ended, Example, kept_row
-from lanewise.feed.refill import WAITING_FOR_ROOM, input_registers, refill_ticks, restarted
-from lanewise.grow.memory import FIRST_DEPTH, GROWTH, most_depth
+from lanewise.feed.lanes import lanes_for
+from lanewise.feed.refill import WAITING_FOR_ROOM, input_registers, refill_ticks
+from lanewise.grow.memory import FIRST_DEPTH, GROWTH
 from lanewise.job.plan import Plan
 from lanewise.machine import observe
-from lanewise.machine.schedule import num_expensive
-from lanewise.machine.state import State, grown, initial_state
+from lanewise.machine.state import State
 from lanewise.machine.ticking import Pause, run_until
 
 # How long a segment may take, in seconds: an interrupt, a slow source and a shown count wait no longer than this.
@@ -44,7 +44,7 @@ class InLanes:
         lanes = self.segments.lanes
         self.captures = tuple(captures)
         self.avals = self.segments.avals[len(self.captures) :]
-        self.wanted = lanes
+        self.wanted = self.in_flight = lanes
         self.expects_more = False
         self.state = self.segments.empty(self.captures)
         self.pace = _Pace(self.segments.patience, lanes)
@@ -100,12 +100,13 @@ class InLanes:
     @our_transfers()
     def so_far(self) -> Ended:
         """The answers of the lanes that have ended, which are free then."""
-        ended, code = self.segments.ended(self.state)
+        seen = self.segments.seen(self.state)
+        ended, code = self.segments.ended(seen)
         lanes = np.flatnonzero(ended & (self.index >= 0))
         if len(lanes) == 0:
             return NONE_ENDED
-        columns = self.segments.results(self.state, lanes)
-        found = Ended(self.index[lanes], columns, code[lanes], np.asarray(self.state.site)[lanes])
+        columns = self.segments.results(seen, lanes)
+        found = Ended(self.index[lanes], columns, code[lanes], np.asarray(seen.site)[lanes])
         self.index[lanes] = -1
         return found
 
@@ -126,14 +127,19 @@ class Segments:
         self.schedule = plan.schedule
         self.mapped = job.varying
         self.avals = operand_avals(job.program)
-        self.most = most_depth(self.linked, lanes, options)
+        self.machine = lanes_for(self.linked, lanes, self.schedule, options)
+        self.most = self.machine.most
         self.capacity = min(FIRST_DEPTH, self.most)
         self.patience = lanes * refill_ticks(self.linked, lanes, self.schedule)
         self._start = jax.jit(self._empty, static_argnums=0)
         self._run = jax.jit(self._segment, donate_argnums=0)
+        # What stacks hold is there already; of slots, those of lanes are taken out.
+        self.seen = jax.jit(self._seen) if self.linked.forks else self.machine.seen
         self.site = plan.site
         self._finish = jax.jit(
-            lambda state: observe.finished(state, state.code, lives_of_lanes=False)
+            lambda state: observe.finished(
+                state, self.machine.seen(state).code, lives_of_lanes=False
+            )
         )
 
     def empty(self, captures: Sequence[Any]) -> State:
@@ -146,11 +152,8 @@ class Segments:
             loaded(jnp.zeros((self.lanes, *kept_row(aval).shape), kept_row(aval).dtype), aval)
             for aval in self.avals[len(captures) :]
         ]
-        expensive = num_expensive(self.linked, self.lanes, self.schedule)
-        state = initial_state(
-            self.linked, [*captures, *rows], self.mapped, self.lanes, capacity, expensive
-        )
-        state = state.with_(pc=jnp.full((self.lanes,), self.linked.halt, jnp.int32))
+        state = self.machine.first([*captures, *rows], self.mapped, capacity)
+        state = state.with_(pc=jnp.full_like(state.pc, self.linked.halt))
         return observe.watched(state, self.site, self.linked.halt, captures)
 
     def finish(self, state: State) -> None:
@@ -177,20 +180,20 @@ class Segments:
         held = input_registers(self.linked, [*captures, *given])
         varies = dict(zip(self.linked.program.inputs, self.mapped, strict=True))
         inputs = {var: x if varies.get(var) else x[None] for var, x in held.items()}
-        state = observe.given_more(restarted(self.linked, state, takes, inputs), takes)
+        state = observe.given_more(self.machine.restarted(state, takes, inputs), takes)
         pause = Pause(idle, 0, ticks)
         state, spent = run_until(self.linked, state, self.lanes, self.options, self.schedule, pause)
         return state, spent[1]
 
     def ended(self, state: State) -> tuple[np.ndarray, np.ndarray]:
-        """Which lanes have ended, and the outcome of each."""
+        """Which lanes have ended, and the outcome of each; of a state of lanes alone."""
         pc = np.asarray(state.pc)
         full = (pc < 0) & (state.returns.shape[0] >= self.most)
         code = np.where(full, int(Outcome.STACK_OVERFLOW), np.asarray(state.code))
         return full | (pc == self.linked.halt), code
 
     def results(self, state: State, lanes: np.ndarray) -> list[np.ndarray]:
-        """The results of these lanes, on the host, as they are kept."""
+        """The results of these lanes, of a state of lanes alone, on the host, as they are kept."""
         registers = dict(zip(self.linked.registers, state.registers, strict=True))
         uniforms = dict(zip(self.linked.uniforms, state.uniforms, strict=True))
         return [
@@ -210,7 +213,14 @@ class Segments:
         ):
             return state
         self.capacity = min(max(self.capacity, state.returns.shape[0] * GROWTH), self.most)
-        return grown(state, self.linked, self.capacity)
+        return self.machine.grown(state, self.capacity)
+
+    def _seen(self, state: State) -> State:
+        """The lanes of a state alone, with what is looked at: where each is, how it ended, and its results."""
+        seen, kept = self.machine.seen(state), set(self.linked.program.entry_function.results)
+        pairs = zip(self.linked.registers, seen.registers, strict=True)
+        registers = tuple(x if var in kept else () for var, x in pairs)
+        return seen.with_(registers=registers, sums=(), frames=(), watch=(), life=())
 
 
 @functools.lru_cache(maxsize=64)

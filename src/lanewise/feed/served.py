@@ -38,7 +38,7 @@ class InSlots:
         avals = operand_avals(job.program)
         shared = [np.asarray(stored(x, aval)) for x, aval in zip(captures, avals)]
         self.avals = avals[len(captures) :]
-        self.wanted = job.width
+        self.wanted = self.in_flight = job.width
         self.expects_more = False
         slots = SLOTS_A_LANE * job.width
         self.feed = Feed(plan.emitted, shared, slots, job.width)

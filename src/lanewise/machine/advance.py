@@ -21,10 +21,12 @@ from lanewise.blocks.form import (
     Block,
     Branch,
     Call,
+    Collect,
     Fail,
     Fork,
     Jump,
     Return,
+    Spawn,
     TailCall,
     arguments_of,
     reads,
@@ -237,6 +239,8 @@ class Advance:
         """Where what the terminator reads goes: parameters of a callee, or nowhere."""
         if isinstance(block.terminator, Call | TailCall | Fork):
             return [var for var, _ in arguments_of(block.terminator)]
+        if isinstance(block.terminator, Spawn):
+            return [*(var for var, _ in arguments_of(block.terminator)), None]
         return [None for _ in terminator_atoms(block.terminator)]
 
     def _compute(
@@ -322,7 +326,7 @@ class Advance:
                 return self.enter(self._push(state, block, mask), block, given, mask)
             case TailCall():
                 return self.enter(state, block, given, mask)
-            case Fork():
+            case Fork() | Spawn() | Collect():
                 raise InternalError("a machine whose frames are no lanes cannot fork")
             case Return():
                 return self._return(state, mask)

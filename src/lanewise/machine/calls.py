@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise._jax import Var, stored
-from lanewise.blocks.form import Block, Fail, Fork, Forked
+from lanewise.blocks.form import Block, Collect, Fail, Fork, Forked
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.core.one_function import as_one_function
@@ -30,6 +30,7 @@ from lanewise.machine.frames import (
     column_number,
     failed_pc,
     first_slots,
+    held_pc,
     ranks,
     unused_rows,
     waiting_pc,
@@ -49,6 +50,9 @@ class Tile:
     slots: Any
     rows: Any
     values: Mapping[Var, Any]
+    # Where the block collects: for each call of a turn the slot that is next, and what the caller takes from there.
+    spawned: Sequence[Any] = ()
+    taken: Sequence[Sequence[Any]] = ()
 
     def put(self, array: Any, rows: Any, mask: Any) -> Any:
         """An array with these rows, for the slots of the mask."""
@@ -70,6 +74,9 @@ def next_tile(
     """The next slots that run a block, and variables of theirs; and how many have been taken by then."""
     slots, frames = state.pc.shape[0], state.frames
     where = places(linked)
+    end = getattr(linked.order[pc], "terminator", None)
+    copies = end.copies if isinstance(end, Collect) else ()
+    theirs = [[where[var] for _, var in own if var in where] for own in copies]
     # Of numbers, all that a slot has: a column of them is nothing to take afterwards.
     numbers = list(dict.fromkeys(where[var].bank for var in wanted if is_number(var)))
     arrays = [var for var in wanted if not is_number(var)]
@@ -79,17 +86,24 @@ def next_tile(
         found = jnp.where(done + jnp.arange(width) < number, found, slots)
         rows = (taken(banks[bank], found) for bank in numbers)
         values = (read(banks, where[var], found) for var in arrays)
-        near = jnp.minimum(found, slots - 1)
-        return [found, taken(table, near), done + width, *rows, *values]
+        own = taken(table, jnp.minimum(found, slots - 1))
+        spawned, given = column(own, "first"), []
+        for wanted in theirs:
+            at = jnp.where(spawned >= 0, spawned, slots)
+            given += [at, *(read(banks, place, at) for place in wanted)]
+            spawned = column(taken(table, jnp.minimum(at, slots - 1)), "next")
+        return [found, own, done + width, *rows, *values, *given]
 
     # All is read in one function, before anything is written: otherwise XLA writes to a copy of the whole array.
     chosen = (choice.order, choice.begin[pc], choice.number[pc], done)
     found, rows, done, *given = as_one_function(look, *chosen, frames.table, *frames.banks)
+    given, more = given[: len(numbers) + len(arrays)], iter(given[len(numbers) + len(arrays) :])
     values = dict(zip(arrays, given[len(numbers) :], strict=True))
     for var in wanted:
         if is_number(var):
             values[var] = given[numbers.index(where[var].bank)][:, where[var].column]
-    return Tile(found, rows, values), done
+    calls = [(next(more), [next(more) for _ in wanted]) for wanted in theirs]
+    return Tile(found, rows, values, [at for at, _ in calls], [own for _, own in calls]), done
 
 
 def launched(
@@ -150,7 +164,7 @@ def launched(
     new, there, pcs, rows, made, deepest = as_one_function(
         begin, own.slots, own.rows, mask, choice.order, choice.free[pc], choice.alone, done
     )
-    writes, uniforms = _arguments(state, linked, calls, given, new, advance, width)
+    writes, uniforms = arguments_for(state, linked, calls, given, new, advance, width)
     state = state.with_(
         pc=put(state.pc, there, pcs),
         uniforms=uniforms,
@@ -161,7 +175,7 @@ def launched(
     return state, made, writes
 
 
-def _arguments(
+def arguments_for(
     state: State,
     linked: Linked,
     calls: Sequence[Forked],
@@ -210,7 +224,9 @@ def delivered(
 def _come_back(
     state: State, linked: Linked, own: Tile, mask: Any, columns: Sequence[tuple[int, ...]]
 ) -> tuple[State, list[tuple[Any, Any]]]:
-    """Free the slots of the mask. Parents whose last call is back go on, or fail if one of their calls has.
+    """Free the slots of the mask, or hold them if they were spawned.
+
+    Parents whose last call is back go on, or fail if one of their calls has.
 
     Given columns of inboxes by the place of a call in its fork, gives that of each slot, and its parent if it reads it.
     """
@@ -227,12 +243,15 @@ def _come_back(
         last = (to < slots) & (pending == 0) & (taken(pc, near) == waiting_pc(linked))
         failed = column(theirs, "failed") != NOWHERE
         following = jnp.where(failed, failed_pc(linked), column(theirs, "resume"))
+        spawned = column(rows, "spawned") > 0
+        own = jnp.where(spawned, held_pc(linked), linked.halt).astype(jnp.int32)
+        inbox = jnp.where(spawned, slots, to)
         return [
             to,
             with_columns(theirs, pending=pending),
             jnp.concatenate([jnp.where(mask, tile, slots), jnp.where(last, to, slots)]),
-            jnp.concatenate([jnp.full(mask.shape, linked.halt, jnp.int32), following]),
-            *(part for each in columns for part in _inbox_of(each, place, to)),
+            jnp.concatenate([own, following]),
+            *(part for each in columns for part in _inbox_of(each, place, inbox)),
         ]
 
     def _inbox_of(columns: tuple[int, ...], place: Any, to: Any) -> list[Any]:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise.blocks.form import Block, Fork
+from lanewise.blocks.form import Block, Fork, Spawn
 from lanewise.blocks.link import Linked
 from lanewise.core.one_function import as_one_function
-from lanewise.machine.frames import ENDED, column
+from lanewise.machine.frames import ENDED, column, failed_pc, held_pc, reserve, spawns
 from lanewise.machine.state import State
 from lanewise.machine.worth import MEETING_PRODUCTS, swept_blocks
 
@@ -52,7 +52,7 @@ def calls_of(linked: Linked, pc: int) -> int:
     """How many calls a block makes."""
     item = linked.order[pc]
     end = item.terminator if isinstance(item, Block) else None
-    return len(end.calls) if isinstance(end, Fork) else 0
+    return len(end.calls) if isinstance(end, Fork | Spawn) else 0
 
 
 def cheap_and_expensive(linked: Linked) -> tuple[list[int], list[int]]:
@@ -76,10 +76,13 @@ def choose(
     capacity, lanes = state.returns.shape[0], state.frames.lanes
     halt = linked.halt
     calls = {pc: calls_of(linked, pc) for pc in pcs}
+    joins = _joins(linked)
 
     def decide(pc: Any, table: Any, final: Any) -> list[Any]:
         ended = (column(table, "failed")[:lanes] == ENDED)[column(table, "root")]
         pc = jnp.where(ended, halt, pc)
+        if spawns(linked):
+            pc = jnp.where(_left_behind(pc, table, linked), halt, pc)
         depth = column(table, "depth")
         goes_on = (pc >= 0) & (pc < halt)
         number_of_calls = jnp.asarray([calls_of(linked, i) for i in range(halt)] + [0], jnp.int32)
@@ -88,7 +91,7 @@ def choose(
         free = (pc == halt) & (jnp.arange(pc.shape[0]) >= lanes)
         kind = jnp.where(goes_on, pc, jnp.where(free, halt, halt + 1))
         found = _sorted(kind, depth, halt + 2, linked)
-        room = jnp.maximum(found.number[halt] - jnp.where(final, capacity, 0), 0)
+        room = jnp.maximum(found.number[halt] - jnp.where(final, reserve(linked, capacity), 0), 0)
         runs, taken = {}, {}
         used = jnp.int32(0)
         for i in cheap:
@@ -102,6 +105,12 @@ def choose(
             taken[i] = jnp.int32(0)
             runs[i] = jnp.where(idle & (fullest == place), could[place], 0)
         stuck = (sum(runs.values(), jnp.int32(0)) == 0) & goes_on.any()
+        if joins:
+            # Who cannot spawn more collects what there is.
+            to = jnp.asarray([joins.get(i, -1) for i in range(halt + 1)], jnp.int32)
+            to = to[jnp.where(goes_on, pc, halt)]
+            collects = stuck & (to >= 0) & (column(table, "first") >= 0)
+            pc, stuck = jnp.where(collects, to, pc), stuck & ~collects.any()
         alone = stuck & final
         there = found.number[:halt] > 0
         chosen = jnp.argmax(jnp.where(there, found.depth[:halt], -1))
@@ -122,6 +131,23 @@ def choose(
         dict(zip(pcs, numbers[i * len(pcs) : (i + 1) * len(pcs)], strict=True)) for i in range(3)
     )
     return state.with_(pc=pc), Choice(order, begin, number, free, alone), too_deep
+
+
+def _joins(linked: Linked) -> dict[int, int]:
+    """For blocks that spawn turn by turn, where what they have spawned is collected."""
+    ends = ((pc, getattr(item, "terminator", None)) for pc, item in enumerate(linked.order))
+    return {
+        pc: linked.pc_of[end.join]
+        for pc, end in ends
+        if isinstance(end, Spawn) and end.join is not None
+    }
+
+
+def _left_behind(pc: Any, table: Any, linked: Linked) -> Any:
+    """Which slots hold results that nobody will collect: their parents have ended."""
+    parent = pc[jnp.maximum(column(table, "parent"), 0)]
+    gone = (parent == linked.halt) | (parent == failed_pc(linked)) | (parent == held_pc(linked))
+    return (pc == held_pc(linked)) & gone
 
 
 def _number(found: _Sorted, pc: int, calls: int, room: Any) -> Any:

@@ -19,6 +19,10 @@ after the other, and no way down is longer than the reserve. A slot that needs m
 fails, whatever others do. Its block runs again for each of its calls, which is why a block that forks reads no results
 (`blocks/fork.py`), adds to sums once, and stores what it writes with the last one.
 
+Calls of loops (`blocks/spawn.py`) hold their slots until they are collected. Where nothing can run for want of room,
+whoever has spawned calls collects those first; only then one slot goes on by itself, or the host makes room. It makes
+all calls of one turn out of the reserve, which is as many times as large.
+
 Failure. An assertion that does not hold ends its call. That tells its parent, which ends when all its calls are back,
 with what the first of them by place has said: what the program would have met first in order. Who has taken too many
 steps, or needs more frames or records than there is room for, ends the whole example at once: a recursion without end
@@ -34,8 +38,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise._jax import Var
-from lanewise.blocks.form import Block, Fail, Fork, Return, reads
+from lanewise.blocks.form import Block, Collect, Fail, Fork, Return, Spawn, reads
 from lanewise.blocks.link import Linked
 from lanewise.machine.advance import Advance
 from lanewise.machine.banks import Write, places, written
@@ -53,8 +56,9 @@ from lanewise.machine.calls import (
 from lanewise.machine.choice import Choice, calls_of, cheap_and_expensive, choose
 from lanewise.machine.pushes import pushed, without_pushes
 from lanewise.machine.rows import put, taken
+from lanewise.machine.spawned import collected, spawned
 from lanewise.machine.state import State, Tick
-from lanewise.machine.tiles import function_of, kept, sliced, tile_width
+from lanewise.machine.tiles import function_of, kept, sliced, tile_width, wanted
 from lanewise.machine.together import FEWEST_GROUPS
 
 
@@ -114,7 +118,7 @@ class _Run:
 
     def _run(self, state: State, choice: Choice, done: Any, width: int) -> tuple[Any, State]:
         advance, linked, block = self.advance.with_lanes(width), self.linked, self.block
-        own, done = next_tile(state, linked, self._wanted, choice, self.pc, done, width)
+        own, done = next_tile(state, linked, wanted(linked, self.pc), choice, self.pc, done, width)
         there = own.slots < state.pc.shape[0]
         root, by_row = own.column("root"), sliced(linked, self.pc)
         advance = advance.of_tile(by_row, root)
@@ -135,6 +139,12 @@ class _Run:
                 state, to, writes = launched(
                     state, linked, self.pc, own, mask, given, choice, done, advance
                 )
+            case Spawn():
+                state, writes = spawned(
+                    state, linked, self.pc, own, mask, given, choice, done, advance
+                )
+            case Collect():
+                state, writes = collected(state, linked, self.pc, own, mask, advance)
             case Return():
                 results = linked.program.functions[function_of(linked, self.pc)].results
                 state, writes = delivered(state, linked, own, mask, results, after, advance)
@@ -145,12 +155,6 @@ class _Run:
                 state = state.with_(uniforms=after.uniforms, pc=put(state.pc, to, after.pc))
         banks = written(state.frames.banks, [*self._stores(after, to), *writes])
         return done, state.with_(frames=state.frames.with_(banks=banks))
-
-    @property
-    def _wanted(self) -> list[Var]:
-        """The variables of a slot that the block reads, or gives."""
-        touched = {*reads(without_pushes(self.linked, self.pc)[0]), *kept(self.linked, self.pc)}
-        return [var for var in places(self.linked) if var in touched]
 
     def _taken(self, state: State, own: Tile, there: Any) -> State:
         """The state of a tile."""

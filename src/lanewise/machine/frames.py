@@ -8,16 +8,19 @@ themselves, one for each example, and stay theirs; the others are handed out to 
 * `pending`, how many calls of its own are not back, and `resume`, the block it goes on at when all are;
 * `root`, the lane that it belongs to, and its `depth`;
 * `launched`, how many calls of the fork it stands at have been made, where there was no room for all;
-* how it has failed, if it has, or the first of its calls that did (`failed` is that call's place, `code`, `site`).
+* how it has failed, if it has, or the first of its calls that did (`failed` is that call's place, `code`, `site`);
+* of calls that it has spawned and not collected (`blocks/spawn.py`), the `first` and the `last`, and how many it has
+  `made` so far, which is the next one's place; and of itself, if it was `spawned`, the `next` call of its parent's.
 
 A free slot, like a lane that has ended, is at pc `halt`; a slot that waits for its calls is at `halt + 1`, one that has
-failed and has not reported it to its parent yet at `halt + 2`. So what asks which lanes run, or whether all have ended,
+failed and has not reported it to its parent yet at `halt + 2`, and one that was spawned and is back, and holds results
+that its parent has not collected, at `halt + 3`. So what asks which lanes run, or whether all have ended,
 asks the same as of any machine. What an example was called with and nothing writes is held once for each lane, and read
 through `root`.
 
 Room. `capacity` is how many frames may be pending on one way down from a lane, as that of a stack is. The arena has
-slots for the lanes, for one such way down, and for work besides (`num_slots`). How a full arena is dealt with is in
-`fork.py`.
+slots for the lanes, for one such way down (`reserve`), and for work besides (`num_slots`). How a full arena is dealt
+with is in `fork.py`.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise._jax import storage_struct
+from lanewise.blocks.form import Spawn
 from lanewise.blocks.link import Linked
 from lanewise.core.one_function import as_one_function
 from lanewise.core.options import Options
@@ -41,7 +45,7 @@ from lanewise.machine.compact import first_lanes
 from lanewise.machine.state import State, initial_state
 
 # A place that no call of a fork has.
-NOWHERE = 1 << 20
+NOWHERE = 1 << 30
 # In the place of the call that has failed: the example has ended.
 ENDED = -1
 # The arena has n slots for each lane besides those for depth, at least the one and at most the other number, and
@@ -67,6 +71,11 @@ _COLUMNS = {
     "failed": NOWHERE,
     "code": 0,
     "site": -1,
+    "first": -1,
+    "last": -1,
+    "made": 0,
+    "spawned": 0,
+    "next": -1,
 }
 
 
@@ -120,6 +129,27 @@ def failed_pc(linked: Linked) -> int:
     return linked.halt + 2
 
 
+def held_pc(linked: Linked) -> int:
+    """The pc of a slot that was spawned and is back, and holds what its parent has not collected."""
+    return linked.halt + 3
+
+
+def spawns(linked: Linked) -> int:
+    """How many calls a frame may have to spawn before it can collect, at the most; 0 if none spawns any."""
+    most = 0
+    for function in linked.program.functions.values():
+        ends = [b.terminator for b in function.blocks if isinstance(b.terminator, Spawn)]
+        # Of a loop those of a turn, of branches those of all.
+        most = max([most, *(len(end.calls) for end in ends)])
+        most = max(most, sum(len(end.calls) for end in ends if end.join is None))
+    return most
+
+
+def reserve(linked: Linked, capacity: int) -> int:
+    """How many slots one way down takes, of frames `capacity` deep: one for each, or as many as a turn spawns."""
+    return capacity * max(spawns(linked), 1)
+
+
 def slot_bytes(linked: Linked) -> int:
     """What a slot takes."""
     structs = [storage_struct(v) for v in linked.registers if v not in linked.held_by_lanes]
@@ -130,7 +160,7 @@ def num_slots(linked: Linked, lanes: int, capacity: int) -> int:
     """How many slots a machine of `lanes` lanes has, whose frames may be `capacity` deep."""
     wanted = min(max(SLOTS_A_LANE * lanes, FEWEST_SLOTS), MOST_SLOTS)
     affordable = MOST_ARENA_BYTES // slot_bytes(linked)
-    return lanes + capacity + max(min(wanted, affordable), FEWEST_SLOTS)
+    return lanes + reserve(linked, capacity) + max(min(wanted, affordable), FEWEST_SLOTS)
 
 
 def most_frames(linked: Linked, options: Options) -> int:

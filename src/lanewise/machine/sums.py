@@ -74,7 +74,7 @@ class BlockSums:
         pairs = [(e, t) for e, t in zip(self.eqns, self.totals, strict=True) if chosen(e, t)]
         wanted = {
             *itertools.chain.from_iterable(total.needs for _, total in pairs),
-            *(a for eqn, _ in pairs for a in eqn.invars if len(eqn.invars) > 1),
+            *(a for e, _ in pairs for a in e.invars if len(e.invars) > 1 and isinstance(a, Var)),
         }
         return replace(
             self,

@@ -81,9 +81,14 @@ def run_until(
     `waiting`: how many examples are in no lane yet, for who watches.
     """
     state, tick = begin(linked, state, lanes, options, schedule, waiting=waiting)
+    slots = bool(state.frames)
 
     def account(pc: Any, spent: Any) -> list[Any]:
         busy = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.int32).astype(jnp.float32)
+        if slots:
+            # Of lanes whose frames are lanes as well, those that have an example; none if nothing can go on.
+            there = (pc[:lanes] != linked.halt).sum(dtype=jnp.int32).astype(jnp.float32)
+            busy = jnp.where(busy > 0, there, 0)
         return [spent + jnp.stack([lanes - busy, jnp.float32(1)]), busy]
 
     def turn(carry: Any) -> Any:

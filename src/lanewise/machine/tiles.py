@@ -9,6 +9,7 @@ from lanewise.blocks.analysis import writes_in_order
 from lanewise.blocks.form import Block, Return, TailCall, arguments_of, reads
 from lanewise.blocks.link import Linked
 from lanewise.machine.advance import sliced_alone
+from lanewise.machine.banks import places
 from lanewise.machine.pushes import without_pushes
 from lanewise.machine.worth import MEETING_PRODUCTS
 
@@ -49,6 +50,13 @@ def kept(linked: Linked, pc: int) -> frozenset[Var]:
     if isinstance(block.terminator, Return):
         found |= set(linked.program.functions[function_of(linked, pc)].results)
     return frozenset(found & set(linked.registers)) - linked.held_by_lanes
+
+
+@functools.lru_cache(maxsize=4096)
+def wanted(linked: Linked, pc: int) -> tuple[Var, ...]:
+    """The variables of a slot that a block reads, or gives."""
+    touched = {*reads(without_pushes(linked, pc)[0]), *kept(linked, pc)}
+    return tuple(var for var in places(linked) if var in touched)
 
 
 @functools.lru_cache(maxsize=4096)

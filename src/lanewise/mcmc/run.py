@@ -18,6 +18,7 @@ from lanewise.mcmc.inference import Drawn
 from lanewise.mcmc.samplers import Sampler, Told, must_be_count
 from lanewise.mcmc.saved import Saved
 from lanewise.mcmc.space import Place, rewhitened
+from lanewise.mcmc.spread import Spread
 from lanewise.mcmc.start import Starts
 
 MASS_MATRICES = ("diagonal", "dense", "unit")
@@ -88,6 +89,7 @@ class Run:
     capacity: int
     options: dict[str, Any]
     saved: Saved
+    cluster: Any = None
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -103,6 +105,11 @@ class Run:
         space_axis = 0 if self.alone else None
         axes = (0, 0, None, space_axis, 0, None, None)
         self.vmapped = vmap(self.program, in_axes=axes, **self.options)
+        self.spread: Spread | None = None
+        if self.cluster is not None:
+            self.spread = Spread(
+                self.program, self.cluster, settings.chains, self.alone, **self.options
+            )
 
     def started(self) -> State:
         """Chains at their starts; those with no finite density are drawn anew, where they are drawn."""
@@ -140,8 +147,16 @@ class Run:
         self, label: str, state: State, number: int, stretches: Stretches
     ) -> tuple[Ran, Outcomes]:
         """One call of the program, the same one for everything."""
+        arguments: Any = (self.begin.keys, *state, np.int32(number), stretches)
+        if self.spread is not None:
+            return self.spread(label, *arguments)
         with labelled(label):
-            return self.vmapped(self.begin.keys, *state, np.int32(number), stretches)
+            return self.vmapped(*arguments)
+
+    def close(self) -> None:
+        """Release the workers of a cluster."""
+        if self.spread is not None:
+            self.spread.close()
 
     def warm_up(self, state: State) -> State:
         """Chains after the warm-up."""

@@ -6,6 +6,7 @@ has ended. Only where chains share what they have learnt, at the ends of the win
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from lanewise.mcmc.samplers import Sampler, must_be_count
 from lanewise.mcmc.saved import Saved, opened
 from lanewise.mcmc.start import Starts, starts
 from lanewise.mcmc.trouble import warn_of
+from lanewise.place.cluster.cluster import Cluster
 from lanewise.watch.report import add_sampling
 
 DEFAULT_SAMPLER = NUTS()
@@ -49,6 +51,7 @@ def sample(
     resume: str | os.PathLike[str] | None = None,
     save_every: int = 100,
     carrier: str = "auto",
+    cluster: str | Cluster | None = None,
 ) -> Any:
     """Draw from a density with many chains; gives an ArviZ `InferenceData`.
 
@@ -67,6 +70,7 @@ def sample(
     * `resume`: a directory in which the state is saved after each stretch of the warm-up and every `save_every` draws,
       where chains then meet. The same call goes on from there, with the draws it would have had.
     * `carrier`: as in `lanewise.vmap`.
+    * `cluster`: as in `lanewise.stream`: chains run on its workers, and `lanes` is how many a worker has in flight.
 
     A chain has the same draws whatever the lanes, the carrier and the number of other chains that sample with the same
     step size and scale. Chains that fail or never move, and divergences, are told by a `SamplingWarning`.
@@ -89,6 +93,10 @@ def sample(
     must_be_count("draws", draws, 1)
     must_be_count("save_every", save_every, 1)
     settings = Settings(chains, warmup, sampler, mass_matrix, adaptation, step_size)
+    if cluster is not None and device is not None:
+        raise OptionError(
+            "device= is for one process: leave it out with cluster=, whose workers use their own."
+        )
     key = typed_key(key)
     must_have_library()  # better missed before a run of an hour than after
     with on_device(device):
@@ -100,8 +108,9 @@ def sample(
             saved = opened(resume, _described(settings, key, begin, save_every))
         options = {"lanes": lanes, "carrier": carrier, "progress": progress, "throw": False}
         capacity = draws if resume is None else save_every
-        run = Run(settings, begin, capacity, options, saved)
-        drawn, step = run.draw(run.warm_up(run.started()), draws)
+        run = Run(settings, begin, capacity, options, saved, cluster)
+        with contextlib.closing(run):
+            drawn, step = run.draw(run.warm_up(run.started()), draws)
     warn_of(begin, drawn, run.failed)
     attributes = {"inference_library": "lanewise", "sampler": repr(sampler)}
     data = inference_data(model, begin.density.layout, drawn, step, attributes)

@@ -6,18 +6,17 @@ Files are written beside and then moved into place, so that a run that is killed
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from lanewise.core.errors import OptionError
+from lanewise.core.files import whole_file
 
 _RUN = "run.json"
 
@@ -40,21 +39,12 @@ class Saved:
         if self.directory is None:
             return
         leaves = {f"a{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(arrays))}
-        with _whole(self._path(stage)) as file:
+        with whole_file(self._path(stage)) as file:
             np.savez(file, allow_pickle=False, **leaves)
 
     def _path(self, stage: str) -> Path:
         assert self.directory is not None
         return self.directory / f"{stage}.npz"
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that is there when all of it is written, and not before."""
-    beside = path.with_suffix(".unfinished")
-    with open(beside, "wb") as file:
-        yield file
-    os.replace(beside, path)
 
 
 def opened(directory: str | os.PathLike[str] | None, run: dict[str, Any]) -> Saved:
@@ -65,7 +55,7 @@ def opened(directory: str | os.PathLike[str] | None, run: dict[str, Any]) -> Sav
     path.mkdir(parents=True, exist_ok=True)
     described = path / _RUN
     if not described.exists():
-        with _whole(described) as file:
+        with whole_file(described) as file:
             file.write(json.dumps(run, indent=1, default=float).encode())
         return Saved(path)
     before = json.loads(described.read_text())

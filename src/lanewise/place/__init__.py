@@ -1,1 +1,1 @@
-"""What runs where: lanes over the devices of a mesh."""
+"""What runs where: lanes over the devices of a mesh, examples over the workers of a cluster."""

@@ -68,7 +68,9 @@ FEWEST_LANES_BY_LEVELS = 16
 FEWEST_LANES_THAT_MEET = 64
 
 # Shared arrays of this many bytes in all stay near a core, in its caches: tables that are looked up in are among them.
-NEAR_BYTES = 3 << 19
+# (Up to here lanes that meet on native were faster than a machine's, by programs that no benchmark has: a walk that
+# splits, a reader that ponders, a game tree, of widths 256, 512 and 1024. Larger ones were not tried.)
+NEAR_BYTES = 1 << 24
 
 # Products that are too small by as much may make up a piece that is worth it: below, nothing is looked at.
 MOST_PRODUCTS_OF_A_PIECE = 16
@@ -214,7 +216,8 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
         return _straight_if_better(job, linked) or _offered(job, "ticks", "plain", why)
     if options.schedule != "auto":
         return _offered(job, "ticks", options.schedule, "asked for")
-    meets = bool(job.lanes) and may_meet and _would_meet(job, linked)
+    around_products = bool(job.lanes) and may_meet and _around_products(linked)
+    meets = around_products and _would_meet(job, linked)
     forked = _forked_if_better(job) if meets and options.carrier == "auto" else None
     if forked is not None:
         return forked
@@ -223,7 +226,7 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
         found = better(job, linked, meets)
         if found is not None:
             return found
-    if meets and options.carrier == "auto":
+    if around_products and options.carrier == "auto":
         found = _met_on_native(job)
         if found is not None:
             return found
@@ -241,10 +244,13 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
     return _offered(job, "ticks", "sweep", why)
 
 
+def _around_products(linked: Linked) -> bool:
+    """Whether a program is a recursion around matrix products."""
+    return bool(linked.has_calls and linked.profile.alone and meeting_blocks(linked))
+
+
 def _would_meet(job: Job, linked: Linked) -> bool:
-    """Whether lanes should run together only at expensive blocks: a recursion takes many ticks from one to the next."""
-    if not (linked.has_calls and linked.profile.alone and meeting_blocks(linked)):
-        return False
+    """Whether lanes can run together only at expensive blocks: a recursion takes many ticks from one to the next."""
     # It brings the C++ emitter along: only for who needs it.
     from lanewise.machine.meet import kernel_between
 
@@ -252,12 +258,12 @@ def _would_meet(job: Job, linked: Linked) -> bool:
 
 
 def _met_on_native(job: Job) -> Plan | None:
-    """Each lane by itself, where those of a core meet at products: as fast as a machine's, and sooner compiled.
+    """Each lane by itself, where those of a core meet at products: faster than a machine's, and sooner compiled.
 
-    Sweeps of a gradient always: Tree-LSTMs of width 64, 128 and 256, 64 lanes, train in 8, 32 and 155 ms so and in 18,
-    47 and 190 by `meet`. Others where the matrices stay near a core (2.3 and 6.5 ms for 4.4 and 9.0 at widths 64 and
-    128): of larger ones each product has the rows of 16 lanes only (a DRNN of width 256 takes 8.9 ms so, and 3.9 by
-    `meet`).
+    Sweeps of a gradient always, also where a machine's lanes could not meet: a StackRNN, a DRNN and a transition
+    parser of width 256, 64 lanes, train in 25, 18 and 200 ms so, in 28, 26 and 260 where their forward sweeps are
+    ticks. Others where the matrices stay near a core: those three take 5.4, 4.1 and 30 ms so, and 7, 4.1 and 55 by
+    `meet`.
     """
     if job.profile.alone != "native" or job.examples < FEWEST_LANES_THAT_MEET:
         return None
@@ -288,7 +294,8 @@ def _forked_if_better(job: Job) -> Plan | None:
     sweep = job.program.has_tapes or job.program.sums
     if job.refilled or sweep or carrier.obstacle(job) is not None:
         return None
-    if carrier.products(job) < profile.fork_products:
+    # Spawned calls gain too little to be worth their compilation (`benchmarks/fork.py --any-number`).
+    if carrier.products(job) < profile.fork_products or not carrier.forks_in_pairs(job):
         return None
     levels: Any = carrier_of("ticks", "levels")
     if levels.obstacle(job) is None:

@@ -26,10 +26,12 @@ def worth_accumulating(
     """The answers to accumulate: those that have all lane axes and are wanted with none."""
     if not all(axes) or options.schedule in ("plain", "local"):
         return ()
+    # A sum that goes from call to call would keep calls in order.
+    fewest = 1 if options.schedule == "fork" else FEWEST_ELEMENTS
     return tuple(
         i
         for i, (aval, has, want) in enumerate(zip(program.out_avals, axes, wanted, strict=True))
-        if has and all(has) and not any(want) and math.prod(aval.shape) >= FEWEST_ELEMENTS
+        if has and all(has) and not any(want) and math.prod(aval.shape) >= fewest
     )
 
 

@@ -355,14 +355,18 @@ def _by_name(program: Any, same: Any) -> Any:
 def _by_value(module: str) -> bool:
     """Whether who is pickling wants what this module holds by value.
 
-    `cloudpickle` does of `__main__`, which another process does not have. It asks nobody but functions and classes, so
-    we look at who asks: a pickler runs in C, and the frame below ours is the one that started it.
+    `cloudpickle` does of `__main__`, which another process does not have, and of modules that were registered with it
+    for that. It asks nobody but functions and classes, so we look at who asks: a pickler runs in C, and the frame below
+    ours is the one that started it.
     """
-    if module != "__main__":
-        return False
-    frame = sys._getframe(2)
+    asks = sys._getframe(2).f_globals
     # Some libraries have a copy of their own: `joblib.externals.cloudpickle`, `ray.cloudpickle`.
-    return "cloudpickle" in str(frame.f_globals.get("__name__", "")).split(".")
+    if "cloudpickle" not in str(asks.get("__name__", "")).split("."):
+        return False
+    registered = asks.get("list_registry_pickle_by_value", set)()
+    return module == "__main__" or any(
+        module == name or module.startswith(f"{name}.") for name in registered
+    )
 
 
 def _file_of(fun: Any) -> tuple[str, str] | None:

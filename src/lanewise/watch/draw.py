@@ -22,10 +22,12 @@ from lanewise.blocks.form import (
     BlockProgram,
     Branch,
     Call,
+    Collect,
     Fail,
     Fork,
     Label,
     Return,
+    Spawn,
     TailCall,
     callees,
     successors,
@@ -176,6 +178,10 @@ def _about(block: Block) -> str:
             words.append(f"becomes {callee}")
         case Fork(calls):
             words.append(f"forks {', '.join(call.callee for call in calls)}")
+        case Spawn(calls):
+            words.append(f"spawns {', '.join(call.callee for call in calls)}")
+        case Collect():
+            words.append("collects")
         case _:
             pass
     return ", ".join(words) or "jumps"

@@ -23,10 +23,14 @@ from collections.abc import Mapping
 
 from lanewise.cpp.emit.rules import helpers
 
-# The most lanes of a thread that run together, and the most memory that they may have.
+# The most lanes of a thread that run together, and the most memory that they may have, with stacks of this many frames:
+# those that hold more have room for it, which costs nothing where it is not used.
 MOST_LANES = 16
 MOST_BYTES = 1 << 28
+USUAL_FRAMES = 1024
 STACK_BYTES = 1 << 22
+# The most stacks that a kernel keeps for its next run.
+KEPT_STACKS = 256
 STAGGER_BYTES = 4096 // MOST_LANES
 # A matrix of fewer bytes stays near the core for one lane after the other; a lane with this many rows gains little.
 LARGE_BYTES = 1 << 15
@@ -41,12 +45,13 @@ helpers(
 #define LW_IDLE lw_idle
 #include <sys/mman.h>
 // What a lane waits for: its rows by a matrix.
+typedef void (*lw_multiply)(const void* const*, void* const*, int, const void*, int, int);
 struct lw_wanted {
-  void (*multiply)(const void* const*, void* const*, int, const void*);
+  lw_multiply multiply;
   const void* right;
   const char* left;
   char* answer;
-  int rows, left_bytes, answer_bytes;
+  int rows, left_bytes, answer_bytes, terms, columns;
 };
 struct lw_fiber {
   void* at;  // its stack's top while it does not run
@@ -125,15 +130,38 @@ static void lw_idle() {
   lw_switch(&own->at, lw_here->outside);
 }
 
+// Stacks of runs that have ended wait for the next ones: to map some anew and to touch them takes a tenth of a
+// millisecond for a core's lanes. No thread is called out of its kernel while it has the lock.
+static void* lw_kept;  // each has the next at its top
+static int lw_keeping, lw_kept_count;
+static void lw_keep(void* stack, bool put, void** taken) {
+  while (__atomic_exchange_n(&lw_keeping, 1, __ATOMIC_ACQUIRE)) {}
+  if (put && lw_kept_count < KEPT) {
+    *(void**)((char*)stack + STACK - sizeof(void*)) = lw_kept;
+    lw_kept = stack;
+    ++lw_kept_count;
+    stack = nullptr;
+  } else if (!put && lw_kept) {
+    *taken = lw_kept;
+    lw_kept = *(void**)((char*)lw_kept + STACK - sizeof(void*));
+    --lw_kept_count;
+  }
+  __atomic_store_n(&lw_keeping, 0, __ATOMIC_RELEASE);
+  if (put && stack) munmap(stack, STACK);
+}
+
 // Lanes have their arrays at different places of a page: rows that lie a multiple of a page apart drive each other out
 // of the caches.
 static bool lw_begin(lw_fiber* fiber, int number) {
-  const long long page = 4096;
-  char* stack = (char*)mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (stack == MAP_FAILED) return false;
-  fiber->stack = stack;
-  // What runs over its end stops there.
-  mprotect(stack, page, PROT_NONE);
+  char* stack = (char*)fiber->stack;
+  if (!stack) {
+    const int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    stack = (char*)mmap(nullptr, STACK, PROT_READ | PROT_WRITE, kind, -1, 0);
+    if (stack == MAP_FAILED) return false;
+    fiber->stack = stack;
+    // What runs over its end stops there.
+    mprotect(stack, 4096, PROT_NONE);
+  }
   void** top = (void**)(stack + STACK - number * STAGGER) - 8;
   memset(top, 0, 8 * sizeof(void*));
   top[6] = (void*)lw_fiber_begins;
@@ -142,17 +170,21 @@ static bool lw_begin(lw_fiber* fiber, int number) {
   return true;
 }
 
+// Whether one product gives the answers of both.
+static inline bool lw_same(const lw_wanted& a, const lw_wanted& b) {
+  return a.right == b.right && a.multiply == b.multiply && a.terms == b.terms && a.columns == b.columns;
+}
+
 // The product that lanes have waited for most, for all of those that wait for it; false if none waits.
 static bool lw_take_turn(lw_tile* tile) {
   lw_fiber* const fibers = tile->fibers;
   long long most = 0;
   const lw_wanted* next = nullptr;
   for (int i = 0; i < tile->count; ++i) {
-    if (!fibers[i].waits || (next && fibers[i].wanted.right == next->right)) continue;
+    if (!fibers[i].waits || (next && lw_same(fibers[i].wanted, *next))) continue;
     long long waited = 0;
     for (int j = i; j < tile->count; ++j)
-      if (fibers[j].waits && fibers[j].wanted.right == fibers[i].wanted.right &&
-          fibers[j].wanted.multiply == fibers[i].wanted.multiply)
+      if (fibers[j].waits && lw_same(fibers[j].wanted, fibers[i].wanted))
         waited += tile->turn - fibers[j].since + 1;
     if (waited > most) most = waited, next = &fibers[i].wanted;
   }
@@ -163,14 +195,14 @@ static bool lw_take_turn(lw_tile* tile) {
   int rows = 0;
   for (int i = 0; i < tile->count; ++i) {
     const lw_wanted& one = fibers[i].wanted;
-    if (!fibers[i].waits || one.right != chosen.right || one.multiply != chosen.multiply) continue;
+    if (!fibers[i].waits || !lw_same(one, chosen)) continue;
     fibers[i].waits = false;
     for (int r = 0; r < one.rows; ++r) {
       left[rows] = one.left + r * one.left_bytes;
       answer[rows++] = one.answer + r * one.answer_bytes;
     }
   }
-  chosen.multiply(left, answer, rows, chosen.right);
+  chosen.multiply(left, answer, rows, chosen.right, chosen.terms, chosen.columns);
   ++tile->turn;
   return true;
 }
@@ -207,6 +239,7 @@ static void lw_run_tile(void* data) {
   lw_here = nullptr;
 }
 #endif""".replace("STACK", str(STACK_BYTES))
+        .replace("KEPT", str(KEPT_STACKS))
         .replace("STAGGER", str(STAGGER_BYTES))
         .replace("LANES", str(MOST_LANES))
         .replace("ROWS", str(MANY_ROWS)),
@@ -221,7 +254,10 @@ extern "C" void lanewise_work(lw_run* run) {
   char* memory[LANES] = {};
   lw_common common[] = {COMMON};
   lw_tile tile = {fibers, 0, 0, (int)(sizeof(common) / sizeof(common[0])), common, nullptr, 0, run};
-  const long long each = (run->examples + run->threads - 1) / run->threads, fit = BYTES / (run->lane_bytes + 1);
+  const long long each = (run->examples + run->threads - 1) / run->threads;
+  const long long frame = (run->lane_bytes - LW_FIXED_BYTES) / (run->capacity + 1);
+  const long long usual = LW_FIXED_BYTES + frame * (run->capacity < FRAMES ? run->capacity : FRAMES);
+  const long long fit = BYTES / (usual + 1);
   const int most = run->lanes < each ? run->lanes : each;
   char* sums = SUMS;
   for (int i = 0; i < most && i < LANES && (i < fit || !i); ++i) {
@@ -229,6 +265,7 @@ extern "C" void lanewise_work(lw_run* run) {
     if (!memory[i] || !sums) break;
     threads[i] = {run, memory[i] + i * STAGGER + (64 - (size_t)memory[i] % 64), sums};
     fibers[i].thread = &threads[i];
+    lw_keep(nullptr, false, &fibers[i].stack);
     ++tile.count;
   }
   if (tile.count) {
@@ -238,7 +275,7 @@ extern "C" void lanewise_work(lw_run* run) {
   }
   lw_here = nullptr;
   for (int i = 0; i < LANES; ++i) {
-    if (fibers[i].begun) munmap(fibers[i].stack, STACK);
+    if (fibers[i].stack) lw_keep(fibers[i].stack, true, nullptr);
     free(memory[i]);
   }
   FREED
@@ -265,7 +302,8 @@ def meeting_work(common: Mapping[int, int], sums_bytes: str) -> str:
     changes = {
         "LANES": str(MOST_LANES),
         "COMMON": ranges,
-        "BYTES": f"{MOST_BYTES}ll",
+        "FRAMES": str(USUAL_FRAMES),
+        " BYTES": f" {MOST_BYTES}ll",
         "STACK": str(STACK_BYTES),
         "STAGGER": str(STAGGER_BYTES),
         "SUMS": f"(char*)calloc({sums_bytes} + 1, 1)" if sums_bytes else "(char*)run",

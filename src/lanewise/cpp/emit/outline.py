@@ -27,6 +27,7 @@ from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, 
 from lanewise.blocks.equations import CALL_LIKE, FREE, TRANSCENDENTAL, UPDATES, size_of, tests_many
 from lanewise.blocks.form import Block, terminator_atoms
 from lanewise.blocks.link import Linked
+from lanewise.cpp.emit.late import products_late
 from lanewise.cpp.emit.repeats import repeats
 
 # What a run must weigh to become a function.
@@ -44,6 +45,7 @@ shared_p.multiple_results = True
 
 def outlined(linked: Linked, times: Mapping[int, int]) -> Linked:
     """The program with its repeated code in `shared` equations; each block is written its number of `times`."""
+    linked = products_late(linked)
     live_out = linked.storage.live_out
     roots = {
         pc: _Code(list(item.eqns), _wanted(item) | set(live_out[item.label]), times.get(pc, 0))

@@ -13,20 +13,21 @@ it returned by the session's own thread, which looks every 2 ms while values mov
 places that send each other 100 MB before they receive go on. The memory for it is bounded by the credits.
 
 **A place that waits takes no thread that others compute on.** XLA runs the operations of all devices of a process on
-one pool, and a matrix product waits for threads of it. Most handlers run on the thread that began the function, some on
-the pool, where operations are ready that do not depend on each other. One that waited there would take a thread from
-the places that it waits for; if all did, for ever. So a handler on a thread of XLA's tries, and where it would have to
-wait, it gives XLA a future (`XLA_FFI_Future`) and leaves the call to a thread of the session. That waits, and fulfills
-the future; XLA then goes on with the function *on this thread*, and so later handlers are there, where they may wait as
-they like. A function changes threads a few times in all, not once a message: 2 to 5 times in 200 calls with independent
-matrix products between them, once in 200,000 in a loop of nothing else. The floating-point state goes with it: XLA
-flushes denormal numbers, a new thread does not. The thread that began the function waits all the same, inside XLA:
+one pool, and a matrix product waits for threads of it. Most handlers run on the thread that began the function, some
+on the pool, where operations are ready that do not depend on each other. One that waited there would take a thread
+from the places that it waits for; if all did, for ever. So a handler on a thread of XLA's tries, and where it would
+have to wait, it gives XLA a future (`XLA_FFI_Future`) and leaves the call to a thread of the session. That waits, and
+fulfills the future; XLA then goes on with the function *on this thread*, and so later handlers are there, where they
+may wait as they like. A function changes threads a few times in all, not once a message: 1 to 5 times in 200 calls
+with independent matrix products between them, once in 200,000 in a loop of nothing else. The floating-point state
+goes with it, for XLA flushes denormal numbers. The thread that began the function waits all the same, inside XLA:
 `threads.py` is about those. Rings of 4 and 8 places with matrix products on two cores neither starved with futures
 nor, while there were as many threads as places, without; futures make it hold for any number of threads.
 
 What was considered: a thread of the session that reads all the time, with queues to the handlers, costs two switches
 of threads a message, which is more than all the rest. Shared memory with threads that spin was slower than sockets
-where cores are shared. `io_callback` is in `plain.py`: 30 times slower, and what runs where there is no C++ compiler.
+where cores are shared. Callbacks of Python are in `plain.py`: 3 times slower, and what runs where there is no C++
+compiler.
 
 **Faults.** A session has one fault, the first. It is set by whoever finds it (a handler that reads the end of a
 connection, the session's thread that misses heartbeats, Python that is interrupted), and wakes all others: sockets

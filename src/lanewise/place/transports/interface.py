@@ -27,6 +27,7 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
+from lanewise import _jax
 from lanewise.core.errors import InternalError, LanewiseError, OptionError, PlaceError
 from lanewise.place.transports.threads import Held
 
@@ -175,6 +176,8 @@ def close(session: Session, reason: str | None = None) -> None:
     finally:
         if session.held is not None:
             session.held.leave(session.opening.me)
+    if session.link.fault() is not None:
+        _jax.forget_failed_effects()
 
 
 def explain(session: Session) -> Fault | None:

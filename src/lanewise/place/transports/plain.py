@@ -1,7 +1,9 @@
-"""Transports without a C++ compiler: Python does what `compiled.py` has compiled, as callbacks of XLA (`io_callback`).
+"""Transports without a C++ compiler: Python does what `compiled.py` has compiled, as callbacks of XLA.
 
-Slower by far, the same otherwise: the same frames on sockets, so that processes with and without a compiler work
-together.
+Slower (a third of the round trips of a scalar), the same otherwise: the same frames on sockets, so that processes
+with and without a compiler work together. `buffer_callback` hands over XLA's own memory. `io_callback` makes arrays
+of JAX's while XLA waits for the call, and with few cores they may wait for each other. On a GPU there is no such
+memory: places there need a compiler.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ import itertools
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
+from jax.experimental.buffer_callback import buffer_callback
 
 from lanewise.core.errors import LanewiseError
 from lanewise.place.transports.interface import Fault, Kind
@@ -74,26 +77,41 @@ def _of(token: Any) -> Any:
     return found
 
 
-def _send(target: int, number: int, token: Any, content: Any) -> np.ndarray:
-    _of(token).send(target, number, np.asarray(content).tobytes())
-    return np.asarray(token)
+def _at(buffer: Any) -> np.ndarray:
+    try:
+        return np.asarray(buffer)
+    except Exception as error:
+        raise Ended(
+            "a place on a GPU needs a C++ compiler; install g++ or clang++, or set CXX"
+        ) from error
 
 
-def _receive(source: int, number: int, size: int, token: Any) -> tuple[np.ndarray, np.ndarray]:
-    content = _of(token).receive(source, number, size)
-    return np.asarray(token), np.frombuffer(content, np.uint8)
+def _send(target: int, number: int, context: Any, out: Any, token: Any, content: Any) -> None:
+    _of(_at(token)).send(target, number, _at(content).tobytes())
+    _at(out)[...] = _at(token)
 
 
-def _require(number: int, token: Any, ok: Any) -> np.ndarray:
-    if not bool(ok):
-        session = _of(token)
+def _receive(source: int, number: int, size: int, context: Any, out: Any, token: Any) -> None:
+    next_token, value = out
+    content = _of(_at(token)).receive(source, number, size)
+    _at(value)[...] = np.frombuffer(content, np.uint8)
+    _at(next_token)[...] = _at(token)
+
+
+def _require(number: int, context: Any, out: Any, token: Any, ok: Any) -> None:
+    if not _at(ok):
+        session = _of(_at(token))
         session.failed(Fault(session.me, "failed", "a requirement does not hold", number))
         raise Ended("a requirement does not hold")
-    return np.asarray(token)
+    _at(out)[...] = _at(token)
+
+
+def _call(function: Callable[..., None], results: Any, *operands: Any) -> Any:
+    return buffer_callback(function, results, has_side_effect=True)(*operands)
 
 
 def _to_bytes(value: jax.Array) -> jax.Array:
-    """The bytes of a value. JAX gives callbacks no 64 bits where a thread has not enabled them."""
+    """The bytes of a value: callbacks take no arrays of some types."""
     if jnp.iscomplexobj(value):
         value = jnp.stack([value.real, value.imag], -1)
     if value.dtype == bool:
@@ -115,7 +133,7 @@ def _of_bytes(content: jax.Array, aval: jax.ShapeDtypeStruct) -> jax.Array:
 
 def send(token: jax.Array, value: jax.Array, *, target: int, number: int) -> jax.Array:
     """Send a value of whole bytes."""
-    return io_callback(functools.partial(_send, target, number), TOKEN, token, _to_bytes(value))
+    return _call(functools.partial(_send, target, number), TOKEN, token, _to_bytes(value))
 
 
 def receive(
@@ -124,15 +142,14 @@ def receive(
     """Receive a value of whole bytes."""
     size = int(np.prod(aval.shape, dtype=np.int64)) * np.dtype(aval.dtype).itemsize
     content = jax.ShapeDtypeStruct((size,), jnp.uint8)
-    token, came = io_callback(
-        functools.partial(_receive, source, number, size), (TOKEN, content), token
-    )
+    function = functools.partial(_receive, source, number, size)
+    token, came = _call(function, (TOKEN, content), token)
     return token, _of_bytes(came, aval)
 
 
 def require(token: jax.Array, ok: jax.Array, *, number: int) -> jax.Array:
     """End the function if `ok`, a `bool`, is false."""
-    return io_callback(functools.partial(_require, number), TOKEN, token, ok)
+    return _call(functools.partial(_require, number), TOKEN, token, ok)
 
 
 # -- places of one process -----------------------------------------------------------------------------

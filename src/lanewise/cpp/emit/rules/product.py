@@ -4,7 +4,8 @@ A sum of products has no order of its own in XLA, whose library cuts it as suits
 in a form that a host's vector units take, each chosen by what lies together in memory:
 
 * *sums*: along the summed axis both operands lie together (`matrix @ vector`). Several answers are summed at once,
-  since one sum alone waits for each of its additions, and each in as many parts as a vector has elements.
+  since one sum alone waits for each of its additions, and each in as many parts as a vector has elements. If one is a
+  whole matrix, see `rows.py`.
 * *rows*: a matrix lies in memory row by row (`vectors @ matrix`): see `rows.py`.
 * *spread*: along the answer's last axis an operand lies together, in another way. Each term is added to all of the
   answer, a few terms at a time, so that the answer is read and written less often.
@@ -193,6 +194,19 @@ class _Product:
         )
 
     @property
+    def turned(self) -> tuple[Value, Value] | None:
+        """The rows and the matrix, if this is rows by the transpose of a matrix that lies in memory row by row."""
+        if len(self.terms) != 1 or self.left.batch:
+            return None
+        for rows, matrix in ((self.left, self.right), (self.right, self.left)):
+            # As the first operand, a matrix has its answers in columns: those of one vector lie as a row does.
+            first = matrix is self.left and len(rows.value.shape) > 1
+            whole = len(matrix.value.shape) == 2 and in_one_piece(matrix.value) and not first
+            if whole and matrix.summed == (1,) and matrix.value.shape[0] >= LONG:
+                return rows.value, matrix.value
+        return None
+
+    @property
     def spreads(self) -> bool:
         """Whether the last axis of the answer is long and lies together in the operand that has it."""
         having = self.right if self.right.free else self.left
@@ -230,12 +244,20 @@ def dot_general(w: Writer, eqn: JaxprEqn) -> None:
     fuses = dtypes.ctype(product.wide) in ("float32", "float64") and left.size and right.size
     fuses = fuses and product.wide == out.aval.dtype
     if fuses and product.sums:
+        if w.together or product.turned is None:
+            _sums(w, product, room)
+            return
+        # A thread of a GPU has neither vectors nor its arrays in one piece.
+        w.line("#ifdef __CUDACC__")
         _sums(w, product, room)
+        w.line("#else")
+        with w.block():
+            write_rows(w, *product.turned, room, turned=True)
+        w.line("#endif")
     elif fuses and product.spreads and not w.together:
         if not product.rows:
             _spread(w, product, room)
             return
-        # A thread of a GPU has neither vectors nor its arrays in one piece.
         w.line("#ifdef __CUDACC__")
         _spread(w, product, room)
         w.line("#else")

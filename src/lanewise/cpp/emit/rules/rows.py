@@ -1,12 +1,17 @@
 """Rows by one matrix, for a host: the form of a product whose matrix lies in memory row by row.
 
-Each term is added to all of a row's answer. Four terms go at a time, so that the answer is read and written less often,
-and four rows, which share what is read of the matrix. Every answer is the sum of its terms in their order, each added
-with one rounding: it does not depend on which rows are beside it.
+Each answer is the sum of its terms in their order, each added with one rounding: it does not depend on which rows are
+beside it, nor on which of two ways it is made. A tile of answers, six rows by a few vectors, stays in registers over
+all terms; with fewer rows than that pays for, each term is added to all of a row's answer, four terms at a time, so
+that the matrix is read in the order it has in memory and the answer less often.
 
-On a core that reads 100 GB/s (weights of 128 by 128 to 512, 2.4 MB in all) a row alone takes 23 µs, one of four 8, one
-of sixteen 7.6: 158 GFLOP/s, where XLA's library has 128 for 16 rows and 191 for 64. What was not tried: tiles of
-answers that stay in registers over all terms, as libraries have them, which want the matrix in another order.
+On a core (AVX-512) that reads 100 GB/s a row alone by weights of 768 by 256 has 77 GFLOP/s, two have 124; four have
+195 as a tile and 165 term by term, sixteen 252 and 178. What was not tried: the matrix in another order, as libraries
+have it.
+
+Rows by the *transpose* of a matrix that lies row by row (a cotangent by the weights) are sums along its rows. A tile
+has as many answers as a vector has elements: four rows by four for vectors of sixteen. Each is summed in as many parts,
+and all parts of a tile are added together in the end (`vectors.py`): 245 GFLOP/s for four rows or more, 70 for one.
 """
 
 from __future__ import annotations
@@ -16,11 +21,14 @@ import math
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.meeting import LARGE_BYTES, MANY_ROWS
 from lanewise.cpp.emit.rules import helpers
+from lanewise.cpp.emit.rules import vectors as vectors
 from lanewise.cpp.emit.values import Part, Place, Stored, Value
 from lanewise.cpp.emit.writer import Writer
 
 # A part of the answer of this many columns stays near while all terms are added to it.
 NEAR_COLUMNS = 512
+# With fewer rows, a matrix that is not near is best read in its order.
+TILED_ROWS = 4
 
 helpers(
     {
@@ -59,10 +67,10 @@ static inline __attribute__((always_inline)) void lw_terms_of(int rows, const T*
   else lw_terms<1, terms>(left, answer, right, stride, count);
 }
 #endif""",
-        "lw_rows": r"""
+        "lw_rows_by_terms": r"""
 #ifndef __CUDACC__
-template <class T, int terms, int columns>
-LW_CALLED lw_rows(const T* const* left, T* const* answer, int rows, const T* right) {
+template <class T>
+static void lw_rows_by_terms(const T* const* left, T* const* answer, int rows, const T* right, int terms, int columns) {
   for (int first = 0; first < columns; first += NEAR) {
     const int count = columns - first < NEAR ? columns - first : NEAR;
     for (int r = 0; r < rows; ++r) memset(answer[r] + first, 0, count * sizeof(T));
@@ -80,25 +88,154 @@ LW_CALLED lw_rows(const T* const* left, T* const* answer, int rows, const T* rig
   }
 }
 #endif""".replace("NEAR", str(NEAR_COLUMNS)),
+        "lw_rows_tile": r"""
+#ifndef __CUDACC__
+// A tile of answers: `rows` by `beside` vectors from column `at` on.
+template <int beside, int rows, class T>
+LW_INLINE void lw_rows_tile(const T* const* left, T* const* answer, const T* right, int terms, int columns, int at) {
+  typedef typename lw_vectors<T>::type V;
+  const int wide = lw_vectors<T>::wide;
+  V sums[rows * beside] = {};
+  for (int k = 0; k < terms; ++k) {
+    V read[beside];
+    LW_UNROLL
+    for (int c = 0; c < beside; ++c) read[c] = lw_read<V>(right + (long long)k * columns + at + c * wide);
+    LW_UNROLL
+    for (int r = 0; r < rows; ++r) {
+      const V factor = left[r][k] - V{};
+      LW_UNROLL
+      for (int c = 0; c < beside; ++c) sums[r * beside + c] = lw_fused<T>(factor, read[c], sums[r * beside + c]);
+    }
+  }
+  LW_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    LW_UNROLL
+    for (int c = 0; c < beside; ++c) memcpy(answer[r] + at + c * wide, &sums[r * beside + c], sizeof(V));
+  }
+}
+#endif""",
+        "lw_rows": r"""
+#ifndef __CUDACC__
+// Rows in groups of up to six, which are as equal as can be.
+template <int beside, class T>
+LW_INLINE void lw_rows_at(const T* const* left, T* const* answer, int rows, const T* right, int terms, int columns,
+                          int at) {
+  for (int r = 0, groups = (rows + 5) / 6; groups; --groups) {
+    const int some = (rows - r) / groups;
+    if (some == 6) lw_rows_tile<beside, 6>(left + r, answer + r, right, terms, columns, at);
+    else if (some == 5) lw_rows_tile<beside, 5>(left + r, answer + r, right, terms, columns, at);
+    else if (some == 4) lw_rows_tile<beside, 4>(left + r, answer + r, right, terms, columns, at);
+    else if (some == 3) lw_rows_tile<beside, 3>(left + r, answer + r, right, terms, columns, at);
+    else if (some == 2) lw_rows_tile<beside, 2>(left + r, answer + r, right, terms, columns, at);
+    else lw_rows_tile<beside, 1>(left + r, answer + r, right, terms, columns, at);
+    r += some;
+  }
+}
+template <class T>
+LW_CALLED lw_rows(const void* const* rows_of, void* const* answers, int rows, const void* matrix, int terms,
+                  int columns) {
+  const T *const *left = (const T* const*)rows_of, *right = (const T*)matrix;
+  T* const* answer = (T* const*)answers;
+  const int wide = lw_vectors<T>::wide;
+  const bool few = rows < TILED && (long long)terms * columns * (int)sizeof(T) > SMALL;
+  if (few || columns < wide) return lw_rows_by_terms(left, answer, rows, right, terms, columns);
+  for (int at = 0; at < columns;) {
+    const int more = (columns - at) / wide;
+    if (more >= LW_BESIDE) {
+      lw_rows_at<LW_BESIDE>(left, answer, rows, right, terms, columns, at);
+      at += LW_BESIDE * wide;
+    } else if (more >= 2) {
+      lw_rows_at<2>(left, answer, rows, right, terms, columns, at);
+      at += 2 * wide;
+    } else {
+      // The last vector has some answers again, which are the same.
+      if (!more) at = columns - wide;
+      lw_rows_at<1>(left, answer, rows, right, terms, columns, at);
+      at += wide;
+    }
+  }
+}
+#endif""".replace("TILED", str(TILED_ROWS)).replace("SMALL", str(LARGE_BYTES)),
+        "lw_turned_tile": r"""
+#ifndef __CUDACC__
+// A tile of answers, `rows` by as many columns as make a vector in all, of which `count` are wanted.
+template <int rows, class T>
+LW_INLINE void lw_turned_tile(const T* const* left, T* const* answer, const T* right, int terms, int count) {
+  typedef typename lw_vectors<T>::type V;
+  typedef typename lw_index<T>::type I __attribute__((vector_size(sizeof(V))));
+  const int wide = lw_vectors<T>::wide, columns = wide / rows;
+  V sums[wide] = {};
+  const T* from[columns];
+  for (int c = 0; c < columns; ++c) from[c] = right + (c < count ? c : count - 1) * (long long)terms;
+  I kept = ~I{};
+  for (int k = 0; k < terms; k += wide) {
+    // The last terms are read together with some before them, which count for nothing.
+    int at = k;
+    if (k + wide > terms) {
+      at = terms - wide;
+      for (int i = 0; i < wide; ++i) kept[i] = at + i < k ? 0 : -1;
+    }
+    V row[rows];
+    LW_UNROLL
+    for (int r = 0; r < rows; ++r) row[r] = (V)((I)lw_read<V>(left[r] + at) & kept);
+    LW_UNROLL
+    for (int c = 0; c < columns; ++c) {
+      const V read = (V)((I)lw_read<V>(from[c] + at) & kept);
+      LW_UNROLL
+      for (int r = 0; r < rows; ++r) sums[r * columns + c] = lw_fused<T>(row[r], read, sums[r * columns + c]);
+    }
+  }
+  const V totals = lw_totals<T, wide>(sums);
+  for (int r = 0; r < rows; ++r) {
+    if (count >= columns) memcpy(answer[r], (const T*)&totals + r * columns, columns * sizeof(T));
+    else memcpy(answer[r], (const T*)&totals + r * columns, count * sizeof(T));
+  }
+}
+#endif""",
+        "lw_turned_rows": r"""
+#ifndef __CUDACC__
+template <int rows, class T>
+LW_INLINE void lw_turned_at(const T* const* left, T* const* answer, const T* right, int terms, int at, int count) {
+  const int columns = lw_vectors<T>::wide / rows;
+  T* to[rows];
+  for (int i = 0; i < count; i += columns) {
+    for (int r = 0; r < rows; ++r) to[r] = answer[r] + at + i;
+    lw_turned_tile<rows>(left, to, right + (long long)(at + i) * terms, terms, count - i);
+  }
+}
+// Rows by the transpose of a matrix of at least a vector's terms, a few of whose rows stay near for all of them.
+template <class T>
+LW_CALLED lw_turned_rows(const void* const* rows_of, void* const* answers, int rows, const void* matrix, int terms,
+                         int columns) {
+  const T *const *left = (const T* const*)rows_of, *right = (const T*)matrix;
+  T* const* answer = (T* const*)answers;
+  const int wide = lw_vectors<T>::wide, most = wide >= 8 ? 4 : 2;
+  for (int at = 0; at < columns; at += wide) {
+    const int count = columns - at < wide ? columns - at : wide;
+    int r = 0;
+    for (; r + most <= rows; r += most) lw_turned_at<most>(left + r, answer + r, right, terms, at, count);
+    for (; r + 2 <= rows; r += 2) lw_turned_at<2>(left + r, answer + r, right, terms, at, count);
+    if (r < rows) lw_turned_at<1>(left + r, answer + r, right, terms, at, count);
+  }
+}
+#endif""",
         "lw_by_matrix": r"""
 #ifndef __CUDACC__
-template <class T, int terms, int columns>
-static void lw_rows_of(const void* const* left, void* const* answer, int rows, const void* right) {
-  lw_rows<T, terms, columns>((const T* const*)left, (T* const*)answer, rows, (const T*)right);
-}
-// A lane's rows by a matrix: at once, or when others want it as well.
-template <class T, int rows, int terms, int columns>
+// A lane's rows by a matrix, or by its transpose (`turned`): at once, or when others want it as well.
+template <bool turned, class T, int rows, int terms, int columns>
 static inline void lw_by_matrix(const T* left, const T* right, T* answer) {
+  void (*const multiply)(const void* const*, void* const*, int, const void*, int, int) =
+      turned ? lw_turned_rows<T> : lw_rows<T>;
 #ifdef LW_MEETS
   if (rows <= MOST_ROWS && terms * columns * sizeof(T) >= LARGE && lw_meets(right)) {
     const int from = terms * sizeof(T), to = columns * sizeof(T);
-    return lw_meet({lw_rows_of<T, terms, columns>, right, (const char*)left, (char*)answer, rows, from, to});
+    return lw_meet({multiply, right, (const char*)left, (char*)answer, rows, from, to, terms, columns});
   }
 #endif
-  const T* from[rows];
-  T* to[rows];
+  const void* from[rows];
+  void* to[rows];
   for (int r = 0; r < rows; ++r) from[r] = left + r * terms, to[r] = answer + r * columns;
-  lw_rows<T, terms, columns>(from, to, rows, right);
+  multiply(from, to, rows, right, terms, columns);
 }
 #endif""".replace("MOST_ROWS", str(MANY_ROWS)).replace("LARGE", str(LARGE_BYTES)),
     }
@@ -110,11 +247,15 @@ def in_one_piece(value: Value) -> bool:
     return isinstance(value, Stored | Part)
 
 
-def write_rows(w: Writer, left: Value, right: Value, room: Place) -> None:
-    """The product of `left` [..., terms] and `right` [terms, columns], which lies in memory, for the host alone."""
-    terms, columns = right.shape
+def write_rows(w: Writer, left: Value, right: Value, room: Place, *, turned: bool = False) -> None:
+    """The product of `left` [..., terms] and `right` [terms, columns], which lies in memory, for the host alone.
+
+    If it is `turned`, `right` is [columns, terms].
+    """
+    columns, terms = right.shape if turned else right.shape[::-1]
     rows = math.prod(left.shape) // terms
     given = left if in_one_piece(left) else w.named(left)
     kind = dtypes.ctype(room.dtype)
     addresses = ", ".join(f"&{value.flat(0)}" for value in (given, right, room))
-    w.line(f"lw_by_matrix<{kind}, {rows}, {terms}, {columns}>({addresses});")
+    shape = f"{'true' if turned else 'false'}, {kind}, {rows}, {terms}, {columns}"
+    w.line(f"lw_by_matrix<{shape}>({addresses});")

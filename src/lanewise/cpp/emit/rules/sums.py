@@ -19,6 +19,7 @@ from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.core.summed import spread_from
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.rules import Unsupported, helpers, rule
+from lanewise.cpp.emit.rules import vectors as vectors
 from lanewise.cpp.emit.rules.index import at_windows, corner_of
 from lanewise.cpp.emit.values import Index, Stored, plus
 from lanewise.cpp.emit.writer import Writer
@@ -41,43 +42,63 @@ template <> struct lw_sum<float32> { typedef float64 type; };
 template <class S, class T> LW_FUNCTION void lw_add_to_sum(S& sum, T more) {
   LW_PLATFORM(atomicAdd(&sum, more), sum += more);
 }""",
+        "lw_add_products": r"""
+#ifndef __CUDACC__
+// Add `count` outer products to a part of a sum, `LW_TALL` rows by `beside` vectors, which registers hold.
+template <int beside, class T, class S>
+LW_INLINE void lw_add_products_at(S* sum, const T* a, const T* b, int count, int m, int n, int stride, int high,
+                                  int wide) {
+  typedef typename lw_vectors<T>::type V;
+  const int size = lw_vectors<T>::wide;
+  V totals[LW_TALL * beside] = {};
+  for (int row = 0; row < count; ++row) {
+    V read[beside];
+    LW_UNROLL
+    for (int c = 0; c < beside; ++c) read[c] = lw_read<V>(b + row * wide + c * size);
+    LW_UNROLL
+    for (int k = 0; k < LW_TALL; ++k) {
+      const V factor = a[row * high + k] - V{};
+      LW_UNROLL
+      for (int c = 0; c < beside; ++c)
+        totals[k * beside + c] = lw_fused<T>(factor, read[c], totals[k * beside + c]);
+    }
+  }
+  T all[LW_TALL][beside * size];
+  memcpy(all, totals, sizeof(all));
+  const int here = m < LW_TALL ? m : LW_TALL, there = n < beside * size ? n : beside * size;
+  for (int k = 0; k < here; ++k) {
+    S* to = sum + (long long)k * stride;
+    if (there == beside * size)
+      for (int l = 0; l < beside * size; ++l) to[l] += (S)all[k][l];
+    else
+      for (int l = 0; l < there; ++l) to[l] += (S)all[k][l];
+  }
+}
+template <class T, class S>
+LW_CALLED lw_add_products(S* sum, const T* a, const T* b, int count, int m, int n, int high, int wide) {
+  const int size = lw_vectors<T>::wide;
+  for (int j = 0; j < n; j += 2 * size) {
+    for (int i = 0; i < m; i += LW_TALL) {
+      S* const to = sum + (long long)i * n + j;
+      if (n - j > size) lw_add_products_at<2>(to, a + i, b + j, count, m - i, n - j, n, high, wide);
+      else lw_add_products_at<1>(to, a + i, b + j, count, m - i, n - j, n, high, wide);
+    }
+  }
+}
+#endif""",
         "lw_outer_rows": r"""
 #ifndef __CUDACC__
 // Pairs of vectors whose outer products are to be added to a sum, behind which they lie.
 template <class T, int m, int n> struct lw_outer_rows {
-  static const int most = 32, high = (m + 7) / 8 * 8, wide = (n + 15) / 16 * 16;
+  static const int most = 32, high = (m + 7) / 8 * 8, wide = (n + 31) / 32 * 32;
   long long count;
   T a[most][high], b[most][wide];
 };
 template <class T, int m, int n, class S> static void lw_flush_outer(S* sum) {
   typedef lw_outer_rows<T, m, n> rows_type;
   rows_type* rows = (rows_type*)(sum + (long long)m * n);
-  const int count = (int)rows->count;
+  lw_add_products(sum, rows->a[0], rows->b[0], (int)rows->count, m, n, rows_type::high, rows_type::wide);
   rows->count = 0;
-  // Eight by sixteen at a time, which registers hold.
-  for (int i = 0; i < m; i += 8) {
-    for (int j = 0; j < n; j += 16) {
-      T total[8][16];
-      LW_UNROLL
-      for (int k = 0; k < 8; ++k) {
-        LW_IN_STEP
-        for (int l = 0; l < 16; ++l) total[k][l] = T(0);
-      }
-      for (int row = 0; row < count; ++row) {
-        LW_UNROLL
-        for (int k = 0; k < 8; ++k) {
-          LW_IN_STEP
-          for (int l = 0; l < 16; ++l)
-            total[k][l] = lw_multiply_add(rows->a[row][i + k], rows->b[row][j + l], total[k][l]);
-        }
-      }
-      const int here = m - i < 8 ? m - i : 8, there = n - j < 16 ? n - j : 16;
-      for (int k = 0; k < here; ++k) {
-        S* to = sum + (long long)(i + k) * n + j;
-        for (int l = 0; l < there; ++l) to[l] += (S)total[k][l];
-      }
-    }
-  }
 }
 #endif""",
         "lw_add_outer": r"""
@@ -129,7 +150,7 @@ def _added_as_rows(w: Writer, atom: Atom, number: int) -> bool:
     kind = dtypes.ctype(whole.dtype)
     if w.together or len(whole.shape) != 2 or whole.size < _LEAST_OUTER or "float" not in kind:
         return False
-    found = _outer(atom, w.scope.made_by)
+    found = outer(atom, w.scope.made_by)
     # A product that is stored may have outlived its vectors.
     if found is None or isinstance(w.value(found[0]), Stored):
         return False
@@ -146,7 +167,7 @@ def _added_as_rows(w: Writer, atom: Atom, number: int) -> bool:
     return True
 
 
-def _outer(atom: Atom, made: Mapping[Var, JaxprEqn]) -> tuple[Var, Atom, Atom] | None:
+def outer(atom: Atom, made: Mapping[Var, JaxprEqn]) -> tuple[Var, Atom, Atom] | None:
     """The outer product that a matrix is, or is the transpose of.
 
     Gives the variable that holds the product, and the vectors along the first and second axis of the matrix.
@@ -155,7 +176,7 @@ def _outer(atom: Atom, made: Mapping[Var, JaxprEqn]) -> tuple[Var, Atom, Atom] |
     if eqn is None:
         return None
     if eqn.primitive.name == "transpose" and eqn.params["permutation"] == (1, 0):
-        inner = _outer(eqn.invars[0], made)
+        inner = outer(eqn.invars[0], made)
         return inner and (inner[0], inner[2], inner[1])
     if eqn.primitive.name == "dot_general":
         if any(axes for pair in eqn.params["dimension_numbers"] for axes in pair):

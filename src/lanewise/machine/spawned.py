@@ -1,0 +1,173 @@
+"""Calls that are spawned, and how what they give is collected (`blocks/spawn.py`).
+
+The calls of a parent that it has not collected are a list through the table of slots: the parent has the first and the
+last, each call the next. A call that is back is part of it still, and holds its slot. All of a turn's calls are made at
+once: a list has whole turns only, so that what was spawned can be collected at any time between two turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from lanewise.blocks.form import Block, Collect, Spawn
+from lanewise.blocks.link import Linked
+from lanewise.core.one_function import as_one_function
+from lanewise.machine.advance import Advance
+from lanewise.machine.banks import Write, places
+from lanewise.machine.calls import Tile, arguments_for
+from lanewise.machine.choice import Choice
+from lanewise.machine.frames import (
+    NOWHERE,
+    column,
+    column_number,
+    failed_pc,
+    ranks,
+    unused_rows,
+    waiting_pc,
+    with_columns,
+)
+from lanewise.machine.rows import put, taken
+from lanewise.machine.state import State
+
+
+def spawned(
+    state: State,
+    linked: Linked,
+    pc: int,
+    own: Tile,
+    mask: Any,
+    given: Sequence[Any],
+    choice: Choice,
+    done: Any,
+    advance: Advance,
+) -> tuple[State, list[Write]]:
+    """Make the calls at the end of a block and go on; gives what is to be written to their slots.
+
+    `done`: how many slots this tile and those before it have taken.
+    """
+    end = _end(linked, pc)
+    assert isinstance(end, Spawn)
+    number, frames = len(end.calls), state.frames
+    width, slots = mask.shape[0], state.pc.shape[0]
+    entries = [linked.pc_of[linked.program.functions[call.callee].entry] for call in end.calls]
+    ways = [linked.pc_of[target] for target in end.targets]
+
+    def begin(
+        tile: Any, rows: Any, mask: Any, index: Any, order: Any, free: Any, before: Any
+    ) -> list[Any]:
+        free = lax.dynamic_slice(order, (free + number * (before - width),), (number * width,))
+        wants = jnp.tile(mask, number)
+        new = jnp.where(wants, taken(free, ranks(wants, linked)), slots)
+        by_call = new.reshape(number, width)
+        first, last, made = (column(rows, name) for name in ("first", "last", "made"))
+        old_rows = with_columns(
+            rows,
+            pending=column(rows, "pending") + number,
+            first=jnp.where(first < 0, by_call[0], first),
+            last=by_call[-1],
+            made=made + number,
+        )
+        new_rows = with_columns(
+            unused_rows(number * width),
+            parent=jnp.tile(tile, number),
+            place=(made + jnp.arange(number, dtype=jnp.int32)[:, None]).reshape(-1),
+            root=jnp.tile(column(rows, "root"), number),
+            depth=jnp.tile(column(rows, "depth"), number) + 1,
+            spawned=1,
+            next=jnp.concatenate([by_call[1:].reshape(-1), jnp.full((width,), -1, jnp.int32)]),
+        )
+        following = jnp.asarray(ways, jnp.int32)[index.astype(jnp.int32)]
+        return [
+            new,
+            jnp.concatenate([jnp.where(mask, tile, slots), new]),
+            jnp.concatenate([following, jnp.repeat(jnp.asarray(entries, jnp.int32), width)]),
+            jnp.concatenate([old_rows, new_rows]),
+            jnp.where(mask & (last >= 0), last, slots),
+            by_call[0],
+            jnp.where(wants, column(new_rows, "depth"), 0).max(),
+        ]
+
+    chosen = (choice.order, choice.free[pc], done)
+    new, there, pcs, rows, last, first, deepest = as_one_function(
+        begin, own.slots, own.rows, mask, given[-1], *chosen
+    )
+    writes, uniforms = arguments_for(state, linked, end.calls, given, new, advance, width)
+    table = put(frames.table, there, rows)
+    # By itself: who was last may be in the tile as well, and spawn calls of its own.
+    table = table.at[last, column_number("next")].set(first, mode="drop")
+    state = state.with_(
+        pc=put(state.pc, there, pcs), uniforms=uniforms, frames=frames.with_(table=table)
+    )
+    if advance.counting:
+        state = state.with_(deepest=jnp.maximum(state.deepest, deepest))
+    return state, writes
+
+
+def collected(
+    state: State, linked: Linked, pc: int, own: Tile, mask: Any, advance: Advance
+) -> tuple[State, list[Write]]:
+    """Take what the calls of the next turn have left, and free their slots; gives what is to be written.
+
+    Who has calls that are not back waits, and comes here again; who has one that has failed fails.
+    """
+    end = _end(linked, pc)
+    assert isinstance(end, Collect)
+    slots, frames = state.pc.shape[0], state.frames
+
+    def take(tile: Any, rows: Any, mask: Any, table: Any, *spawned: Any) -> list[Any]:
+        waits = mask & (column(rows, "pending") > 0)
+        fails = mask & ~waits & (column(rows, "failed") != NOWHERE)
+        some = column(rows, "first") >= 0
+        takes = mask & ~waits & ~fails & some & bool(spawned)
+        first = column(rows, "first")
+        if spawned:
+            rest = column(taken(table, jnp.minimum(spawned[-1], slots - 1)), "next")
+            first = jnp.where(takes, rest, first)
+        after = with_columns(
+            rows,
+            resume=jnp.where(waits, pc, column(rows, "resume")),
+            first=first,
+            last=jnp.where(first < 0, -1, column(rows, "last")),
+            made=jnp.where(some, column(rows, "made"), 0),
+        )
+        following = jnp.where(some, linked.pc_of[end.target], linked.pc_after(end.done))
+        following = jnp.where(fails, failed_pc(linked), following)
+        following = jnp.where(waits, waiting_pc(linked), following)
+        free = [jnp.where(takes, at, slots) for at in spawned]
+        nobody = jnp.full((len(free) * mask.shape[0],), linked.halt, jnp.int32)
+        return [
+            jnp.where(mask, tile, slots),
+            after,
+            jnp.concatenate([jnp.where(mask, tile, slots), *free]),
+            jnp.concatenate([following, nobody]).astype(jnp.int32),
+            jnp.where(takes, tile, slots),
+        ]
+
+    tile, rows, there, pcs, to = as_one_function(
+        take, own.slots, own.rows, mask, frames.table, *own.spawned
+    )
+    state = state.with_(
+        pc=put(state.pc, there, pcs), frames=frames.with_(table=put(frames.table, tile, rows))
+    )
+    where, writes = places(linked), []
+    for pairs, values in zip(end.copies, own.taken, strict=True):
+        found = iter(values)
+        for var, theirs in pairs:
+            if theirs in where:
+                value = next(found)
+            else:
+                value = state.uniforms[advance.uniform_place[theirs]]
+                value = jnp.broadcast_to(value, (*mask.shape, *value.shape))
+            if var in where:
+                writes.append(Write(*where[var], to, value))
+    return state, writes
+
+
+def _end(linked: Linked, pc: int) -> Any:
+    block = linked.order[pc]
+    assert isinstance(block, Block)
+    return block.terminator

@@ -1,0 +1,101 @@
+"""The program of a chain over the workers of a cluster.
+
+A call is a stream of chains. What all chains share in a stretch of draws (the scale, the number of the first draw) goes
+to a worker with each chunk and not with each chain. Workers stay from one stretch to the next, with what they compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from lanewise.api.on_cluster import OnCluster
+from lanewise.api.stream import Streaming
+from lanewise.core.errors import Outcome
+from lanewise.core.outcomes import Failure, Outcomes, Site
+from lanewise.tracing.decorator import ProgramFunction, lift
+from lanewise.watch.progress import Bar
+
+# As many chains are in flight on a worker, unless it is said how many.
+MOST_LANES = 1024
+
+
+class Spread:
+    """A chain's program, called for all chains. `alone`: each has a scale of its own."""
+
+    def __init__(
+        self,
+        program: ProgramFunction,
+        cluster: Any,
+        chains: int,
+        alone: bool,
+        *,
+        lanes: int | None,
+        progress: bool,
+        **options: Any,
+    ) -> None:
+        def chain(shared: Any, own: Any) -> Any:
+            fresh, space, number, stretches = shared
+            key, place, own_space, step = own
+            scale = own_space if alone else space
+            return program(key, place, fresh, scale, step, number, stretches)
+
+        self.program = lift(chain, lanes=lanes or min(chains, MOST_LANES), **options)
+        self.on_cluster = OnCluster(cluster, keeps=True)
+        self.chains, self.alone, self.progress = chains, alone, progress
+
+    def __call__(
+        self,
+        label: str,
+        keys: Any,
+        place: Any,
+        fresh: Any,
+        space: Any,
+        step: Any,
+        number: Any,
+        stretches: Any,
+    ) -> tuple[Any, Outcomes]:
+        """What each chain gives, with an axis of chains in front, and how each ended."""
+        place, step, own_space = jax.tree.map(
+            np.asarray, (place, step, space if self.alone else None)
+        )
+        shared = (fresh, None if self.alone else space, number, stretches)
+
+        def own(i: int) -> tuple[Any, ...]:
+            row = jax.tree.map(lambda leaf: leaf[i], (place, own_space, step))
+            return ((keys[i], *row),)
+
+        streaming = Streaming(
+            self.program,
+            map(own, range(self.chains)),
+            ordered=False,
+            progress=Bar(self.chains, label) if self.progress else None,
+            total=self.chains,
+            on_cluster=self.on_cluster,
+            shared=(shared,),
+        )
+        answers = dict(streaming.answers())
+        assert streaming.first is not None
+        result = streaming.first.staged.result
+        blank = jax.tree.unflatten(
+            result.tree, result.static.join([np.zeros(a.shape, a.dtype) for a in result.avals])
+        )
+        code, site = np.zeros(self.chains, np.int32), np.full(self.chains, -1, np.int32)
+        sites: list[Site] = []
+        for i, value in answers.items():
+            if isinstance(value, Failure):
+                answers[i] = blank
+                code[i] = int(value.outcome)
+                if value.outcome is Outcome.ASSERTION_FAILED and value.site is not None:
+                    sites += [value.site] if value.site not in sites else []
+                    site[i] = sites.index(value.site)
+        columns = [answers[i] for i in range(self.chains)]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *columns), Outcomes(
+            code, site, tuple(sites)
+        )
+
+    def close(self) -> None:
+        """Release the workers."""
+        self.on_cluster.close()
