@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,7 @@ from lanewise.place.placement import placement_from
 from lanewise.place.prepared import ask
 from lanewise.place.running import running
 from lanewise.place.transports.launched import Launched, local_group
+from lanewise.place.transports.rendezvous import without_pacing
 
 
 def places_at_work() -> set[threading.Thread]:
@@ -61,3 +63,12 @@ def test_processes_with_different_programs_find_out_at_once() -> None:
                 lw.PlaceError, match=r"encoder \(rank 0\) and .* different programs"
             ):
                 found.result(timeout=60)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="only Linux has the option")
+def test_connections_within_a_machine_are_not_paced() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as sock:
+            without_pacing(sock)
+            used = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    assert used.rstrip(b"\0") == b"reno"
