@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lanewise.dynamic.lazy import lazy, op
     from lanewise.dynamic.memory import keep_pages
     from lanewise.dynamic.total import lazy_sum
+    from lanewise.place.held import Held
 
 del _rules
 
@@ -38,6 +39,7 @@ __all__ = [
     "Cluster",
     "Failure",
     "Forest",
+    "Held",
     "Inspection",
     "LaneError",
     "LanewiseError",
@@ -79,6 +81,7 @@ __all__ = [
 
 
 _LATER = {
+    "Held": "lanewise.place.held",
     "arrays": "lanewise.arrays",
     "keep_pages": "lanewise.dynamic.memory",
     "lazy": "lanewise.dynamic.lazy",

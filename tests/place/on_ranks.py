@@ -47,6 +47,27 @@ def programs() -> None:
             run = lw.run(slope, placement_of(slope, args, [0, 1], rng), in_flight=1)
             say(f"{name} gradient", differs(run(*args), slope(*args), 1e-4) or "right")
 
+    def step(weights, x):
+        def loss(weights):
+            y = lw.placed(lambda w: jnp.tanh(x @ w), "a")(weights["a"])
+            return jnp.sum(lw.placed(lambda y, w: (y @ w) ** 2, "b")(y, weights["b"]))
+
+        value, slope = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, s: w - 0.1 * s, weights, slope), value
+
+    places, x = {"a": 0, "b": 1}, jnp.linspace(0.1, 1.0, 3)
+    mine: Any
+    plain: Any
+    mine = plain = {name: jnp.eye(3) * scale for name, scale in (("a", 0.5), ("b", 0.3))}
+    run = lw.run(step, places, gather=False)
+    for _ in range(3):
+        mine, value = run(mine, x)
+        plain, wanted = step(plain, x)
+    (own,) = [name for name, held in mine.items() if held.is_here]
+    where = differs(mine[own].value, plain[own], 1e-5) or f"{own} is here"
+    off = differs(value.value, wanted, 1e-5) if value.is_here else ""
+    say("held", f"{where}, {off or 'loss'}")
+
     @lw.program
     def checked(x):
         while x < 10:

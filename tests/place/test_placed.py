@@ -11,6 +11,7 @@ import pytest
 
 import lanewise as lw
 from lanewise.core.errors import OptionError, TransformError
+from lanewise.place.held import held
 from lanewise.place.moves import Move
 from lanewise.place.placement import placement_from
 from lanewise.place.prepared import Prepared, ask
@@ -315,3 +316,19 @@ def test_what_crosses_in_a_forward_loop_is_there_in_the_reverse_one() -> None:
     found = Divided(jax.grad(loss, (1, 2)), TWO, jnp.stack([X, 2 * X]), W, V)
     # The encoder's answer ahead, its adjoint back, and nothing else.
     assert found.sent() == {(0, 1): [2], (1, 0): [2]} and found.homes == [[0], [1]]
+
+
+def test_a_result_that_another_process_holds() -> None:
+    placement = placement_from(TWO)
+    weights = held(None, jax.typeof(W), frozenset((1,)), placement)
+    assert (weights.shape, weights.dtype, weights.is_here) == ((3, 3), jnp.float32, False)
+    assert repr(weights) == "Held(f32[3,3] at part decoder (rank 1), not here)"
+    with pytest.raises(OptionError, match=r"is at part decoder \(rank 1\), and not in this proc"):
+        np.asarray(weights)
+    run = lw.run(lambda x, w: decoder(encoder(x, W), w), TWO, gather=False)
+    assert "v2:f32[3,3] at 1" in run.inspect(X, weights)
+    with pytest.raises(OptionError, match="an argument is held by another"):
+        run.dry_run(X, weights)
+    here = held(V, jax.typeof(V), frozenset((0,)), placement)
+    same = lw.run(lambda x, w: encoder(x, w), {"encoder": jax.devices()[0]})
+    np.testing.assert_allclose(same(X, here), jnp.tanh(X @ V), rtol=1e-6)

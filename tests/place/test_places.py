@@ -80,6 +80,7 @@ def launched(*arguments: str, more: tuple[str, ...] = ()) -> list[dict[str, str]
 
 def test_programs_over_two_processes() -> None:
     first, second = launched("programs")
+    assert first.pop("held") == "a is here, loss" and second.pop("held") == "b is here, loss"
     failed = "checked: assertion failed: seven"
     assert failed in (first.pop("assertion"), second.pop("assertion"))
     assert len(first) > 8 and first == second and not wrong(first), (first, second)

@@ -14,6 +14,7 @@ import numpy as np
 from lanewise import _jax
 from lanewise.core.errors import OptionError
 from lanewise.place.groups import in_groups
+from lanewise.place.held import Held, given_leaves, held
 from lanewise.place.placement import Placement, placement_from
 from lanewise.place.prepared import Asked, Prepared, ask
 from lanewise.place.project import dry_run
@@ -32,6 +33,7 @@ def run(
     timeout: float = 30.0,
     groups: int | None = None,
     in_axes: Any = 0,
+    gather: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
     every: int | None = None,
 ) -> Placed:
@@ -47,12 +49,14 @@ def run(
       before
       it has the next. `fun` takes a batch, as what `lanewise.vmap` gives does; `in_axes` says which arguments have
       lanes, in front. Results have lanes in front.
+    * `gather`: with ranks, whether each process gets all results. False: results stay where they are made, as
+      `lanewise.Held`, and may be arguments of a later call: the weights of a part never leave it.
     * `checkpoint`, `every`: save the state of the program's outermost loop in this folder every so many iterations,
       and go on
       from there when the same call is made again (extra `place`).
 
-    Between processes, each calls it with the same arguments, and each gets all results. Between devices, results stay
-    on the device that made them.
+    Between processes, each calls it with the same arguments, and each gets all results unless `gather=False`. Between
+    devices, results stay on the device that made them.
 
     >>> import jax, jax.numpy as jnp, lanewise as lw
     >>> def model(x):
@@ -80,7 +84,7 @@ def run(
     if groups is not None:
         fun = in_groups(fun, groups, in_axes)
     saved = None if checkpoint is None or every is None else (Path(checkpoint), every)
-    return Placed(fun, placement, in_flight, float(timeout), saved)
+    return Placed(fun, placement, in_flight, float(timeout), saved, bool(gather))
 
 
 class Placed:
@@ -93,9 +97,11 @@ class Placed:
         in_flight: int,
         timeout: float,
         saved: tuple[Path, int] | None,
+        gather: bool,
     ) -> None:
         functools.update_wrapper(self, fun, updated=())
         self._fun, self._in_flight, self._timeout, self._saved = fun, in_flight, timeout, saved
+        self._gather = gather
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._launched = None
         self._given = placement
@@ -126,11 +132,21 @@ class Placed:
     def _called(self, args: Any, kwargs: Any) -> Any:
         asked, leaves = self._ask(args, kwargs)
         if self._saved is None:
-            prepared = self._divided(asked)
-            results = self._runs(prepared)([*prepared.captured, *leaves])
+            last = self._divided(asked)
+            results = self._runs(last)([*last.captured, *leaves])
         else:
-            results = self._in_stretches(asked)(leaves)
-        return jax.tree.unflatten(asked.out_tree, [results[i] for i in range(len(results))])
+            saving = self._in_stretches(asked)
+            last = saving.cut.after
+            results = saving(leaves)
+        homes, atoms = last.actions.outs, last.actions.code.region.outs
+        if self._gather or not self._has_ranks:
+            outs = [results[i] for i in range(len(homes))]
+        else:
+            outs = [
+                held(results.get(i), atom.aval, places, self._placement)
+                for i, (atom, places) in enumerate(zip(atoms, homes, strict=True))
+            ]
+        return jax.tree.unflatten(asked.out_tree, outs)
 
     def _differentiated(self, tree: Any) -> Callable[..., Any]:
         """The call as JAX differentiates it in reverse: what is saved stays on the devices that made it."""
@@ -147,7 +163,7 @@ class Placed:
             args, kwargs = jax.tree.unflatten(tree, leaves)
             return self._fun(*args, **kwargs)
 
-        placement, settings = self._given, (self._in_flight, self._timeout, None)
+        placement, settings = self._given, (self._in_flight, self._timeout, None, True)
         forward = Placed(lambda *leaves: jax.vjp(flat, *leaves), placement, *settings)
 
         def pulled(pull: Any, cts: Any) -> list[Any]:
@@ -180,6 +196,10 @@ class Placed:
         thousand.
         """
         asked, leaves = self._ask(args, kwargs)
+        if any(leaf is None for leaf in leaves):
+            raise OptionError(
+                "dry_run runs the whole program in this process, and an argument is held by another. Give arrays."
+            )
         prepared = self._divided(asked)
         whole = [*prepared.captured, *leaves]
         counts, _ = dry_run(prepared.actions, prepared.placement.everywhere, whole)
@@ -201,17 +221,20 @@ class Placed:
     def _ask(self, args: Any, kwargs: Any) -> tuple[Asked, list[Any]]:
         leaves, tree = jax.tree.flatten((args, kwargs))
         check_leaves(leaves, self._name)
-        key = (tree, tuple(map(_jax.aval_of, leaves)), _jax.trace_context())
+        if not self._has_ranks:
+            leaves = [leaf.value if isinstance(leaf, Held) else leaf for leaf in leaves]
+        avals, values, homes = given_leaves(leaves, self._placement.everywhere)
+        key = (tree, tuple(avals), tuple(homes), _jax.trace_context())
         found = self._asked.get(key)
         if found is None:
             found = ask(self._fun, self._name, self._placement, leaves, tree)
             self._asked[key] = found
-        return found, leaves
+        return found, values
 
     def _divided(self, asked: Asked) -> Prepared:
         found = self._prepared.get(asked)
         if found is None:
-            found = asked.divided(everywhere=self._has_ranks)
+            found = asked.divided(everywhere=self._has_ranks and self._gather)
             self._prepared[asked] = found
         return found
 
@@ -229,7 +252,7 @@ class Placed:
             assert self._saved is not None
             folder, every = self._saved
             rank = None if self._launched is None else self._launched.rank
-            cut = stretches(asked, self._has_ranks)
+            cut = stretches(asked, self._has_ranks and self._gather)
             found = Saving(cut, folder, every, rank, self._runs)
             self._saving[asked] = found
         return found

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise.core.parts import parts_in
 from lanewise.core.program import Function, Program
+from lanewise.place.held import given_leaves
 from lanewise.place.moves import Actions, actions_of
 from lanewise.place.owners import Places, owners_of
 from lanewise.place.placement import Placement
@@ -118,11 +119,17 @@ class Asked:
     placement: Placement
     code: Code
     captured: tuple[Any, ...]
+    arguments: tuple[Places, ...]
     out_tree: Any
 
+    @property
+    def homes(self) -> list[Places]:
+        """Where its inputs are: what it captures is everywhere."""
+        return [*[self.placement.everywhere] * len(self.captured), *self.arguments]
+
     def divided(self, everywhere: bool) -> Prepared:
-        """The program with its arguments at every place; `everywhere`: each place wants all results."""
-        homes = [self.placement.everywhere] * len(self.code.region.ins)
+        """The program divided; `everywhere`: each place wants all results."""
+        homes = self.homes
         wanted = [self.placement.everywhere if everywhere else None] * len(self.code.region.outs)
         return divided(
             self.name, self.placement, self.code, homes, wanted, self.captured, self.out_tree
@@ -132,7 +139,8 @@ class Asked:
 def ask(
     fun: Callable[..., Any], name: str, placement: Placement, leaves: Sequence[Any], tree: Any
 ) -> Asked:
-    """Trace a function."""
+    """Trace a function at the types of its arguments, some of which may be held by other processes."""
+    avals, _, homes = given_leaves(leaves, placement.everywhere)
     trees: list[Any] = []
 
     def flat(*given: Any) -> list[Any]:
@@ -141,10 +149,10 @@ def ask(
         trees.append(out_tree)
         return [jnp.asarray(x) for x in outs]
 
-    traced = _jax.trace(flat, [_jax.aval_of(x) for x in leaves])
+    traced = _jax.trace(flat, avals)
     placement.refuse_unused(parts_in(traced.jaxpr))
     code = read(_jax.without_unused(traced.jaxpr), placement)
-    return Asked(name, placement, code, traced.captures, trees[-1])
+    return Asked(name, placement, code, traced.captures, tuple(homes), trees[-1])
 
 
 def divided(

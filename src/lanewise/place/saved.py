@@ -102,6 +102,8 @@ class Saving:
     def _about(self, leaves: Sequence[Any]) -> dict[str, Any]:
         found = hashlib.sha256()
         for leaf in leaves:
+            if leaf is None:
+                continue  # another process holds it
             array = _jax.to_host(_numbers(leaf))
             found.update(f"{array.dtype}{array.shape}".encode())
             found.update(np.ascontiguousarray(array).tobytes())

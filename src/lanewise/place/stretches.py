@@ -86,7 +86,7 @@ def stretches(asked: Asked, everywhere: bool) -> Stretches:
                 Region(region.ins, region.nodes[:at], (*loop.init, *rows, *kept)),
                 asked.code.constants,
             ),
-            [placement.everywhere] * len(region.ins),
+            asked.homes,
             [*homes, *[None] * (len(rows) + len(kept))],
             asked.captured,
         )
