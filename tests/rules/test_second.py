@@ -11,32 +11,8 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+from programs.settled import TREES, encode, settled
 
-
-@lw.record
-class Tree:
-    word: int
-    left: Tree | None = None
-    right: Tree | None = None
-
-
-@lw.program
-def encode(tree, table, mix):
-    if tree.left is None:
-        return jnp.sin(table[tree.word])
-    return jnp.sin(mix @ encode(tree.left, table, mix) + 2 * encode(tree.right, table, mix))
-
-
-@lw.program
-def settled(tree, table, mix):
-    """Run in two: the loop is on values."""
-    h = encode(tree, table, mix)
-    while jnp.sum(h * h) > 0.5:
-        h = h * jnp.cos(mix @ h) / 2
-    return h
-
-
-TREES = [Tree(0, Tree(1), Tree(2, Tree(0), Tree(1))), Tree(2), Tree(1, Tree(2), Tree(0))]
 FOREST = lw.pack(TREES)
 
 

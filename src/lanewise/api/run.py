@@ -51,7 +51,7 @@ def run(
       lanes, in front. Results have lanes in front.
     * `gather`: with ranks, whether each process gets all results. False: results stay where they are made, as
       `lanewise.Held`, and may be arguments of a later call: the weights of a part never leave it.
-    * `checkpoint`, `every`: save the state of the program's outermost loop in this folder every so many iterations,
+    * `checkpoint`, `every`: save the state of the program's outermost loop in this folder every `every` iterations,
       and go on
       from there when the same call is made again (extra `place`).
 

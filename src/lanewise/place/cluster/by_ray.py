@@ -2,7 +2,7 @@
 
 A worker is an actor of its own process. Ray could restart actors and run their tasks again by itself
 (`max_restarts`, `max_task_retries`); here it does neither, since it would not tell how often a task was tried, nor keep
-one that kills its worker from doing so on and on. It tells of a death by an error in place of the answer
+one that kills its worker from doing so on and on. It reports a death by an error in place of the answer
 (`ActorDiedError` and its like), and a new actor is made then. Actors belong to the driver: Ray ends them with it.
 
 The cluster is the one this process is connected to, or else the one at the address. "auto" is the one that

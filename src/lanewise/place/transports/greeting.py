@@ -173,7 +173,7 @@ class Listener:
 
     def close(self) -> None:
         self._closed = True
-        # This wakes who waits in `accept`; closing would not.
+        # This wakes the thread that waits in `accept`; closing would not.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()

@@ -36,8 +36,8 @@ class Opening:
     """What a place knows of a session before it opens.
 
     `credits`: how many messages may wait on each edge (source, target) that is used. `digest`: the hash of the whole
-    placed program, the same everywhere. `names`: what each place is called in messages. `timeout`: after so many
-    seconds without a sign of life a peer counts as hanging.
+    placed program, the same everywhere. `names`: what each place is called in messages. `timeout`: a peer that
+    gives no sign of life for this many seconds counts as hanging.
     """
 
     me: int

@@ -246,7 +246,7 @@ class Net:
     # -- the thread ------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        beat, told = 0.0, False
+        beat, reported = 0.0, False
         while True:
             now = time.monotonic()
             if now >= beat:
@@ -254,18 +254,18 @@ class Net:
                     if not peer.half and not peer.gone:
                         peer.tell(BEAT)
                 beat = now + self.beat
-            if self._fault is not None and not told:
+            if self._fault is not None and not reported:
                 for peer in self._peers.values():
                     peer.tell(FAULT, self._fault)
-                told = True
-            if self._closing and (told or self._part()):
+                reported = True
+            if self._closing and (reported or self._part()):
                 break
             look = select.poll()
             look.register(self._wake_out, select.POLLIN)
             for peer in self._peers.values():
                 if not peer.gone:
                     look.register(peer.life, select.POLLIN)
-                if peer.values is not None and peer.queue and not told:
+                if peer.values is not None and peer.queue and not reported:
                     look.register(peer.values, select.POLLOUT)
             owes = any(peer.owed for peer in self._peers.values())
             look.poll(1000 * min(max(beat - now, 0), TICK_SECONDS if owes else self.beat) + 1)
@@ -275,7 +275,7 @@ class Net:
             for peer in self._peers.values():
                 if not peer.gone:
                     self._listen(peer, now)
-                    if not told:
+                    if not reported:
                         self._judge(peer, now)
                 if peer.queue:
                     peer.drain()

@@ -373,7 +373,7 @@ static void* lw_serve(void* data) {
   lw_net* net = s->net;
   struct pollfd* look = (struct pollfd*)calloc(2 * net->peers + 1, sizeof(struct pollfd));
   int64_t beat = 0, tick = 0;
-  bool told = false;
+  bool reported = false;
   while (look) {
     int64_t now = lw_now();
     if (now >= beat) {
@@ -382,13 +382,13 @@ static void* lw_serve(void* data) {
           lw_tell(&net->peer[i], LW_BEAT, nullptr);
       beat = now + net->beat;
     }
-    if (lw_is_faulty(s) && !told) {
+    if (lw_is_faulty(s) && !reported) {
       for (int i = 0; i < net->peers; ++i)
         if (net->peer[i].life >= 0) lw_tell(&net->peer[i], LW_FAULT, &s->fault);
-      told = true;
+      reported = true;
     }
     const bool closing = __atomic_load_n(&net->closing, __ATOMIC_ACQUIRE);
-    if (closing && (told || lw_part(net))) break;
+    if (closing && (reported || lw_part(net))) break;
 
     const bool active = __atomic_load_n(&net->active, __ATOMIC_RELAXED);
     int count = 0;
@@ -397,7 +397,7 @@ static void* lw_serve(void* data) {
       lw_peer* p = &net->peer[i];
       look[count].fd = p->gone ? -1 : p->life, look[count++].events = POLLIN;
       pthread_mutex_lock(&p->writing);
-      look[count].fd = p->queue && !told ? p->values : -1, look[count++].events = POLLOUT;
+      look[count].fd = p->queue && !reported ? p->values : -1, look[count++].events = POLLOUT;
       pthread_mutex_unlock(&p->writing);
     }
     int64_t rest = beat - now;
@@ -409,7 +409,7 @@ static void* lw_serve(void* data) {
     for (int i = 0; i < net->peers; ++i) {
       lw_peer* p = &net->peer[i];
       if (p->life >= 0 && !p->gone) lw_listen(s, p, now);
-      if (p->life >= 0 && !told) lw_judge(s, p, now);
+      if (p->life >= 0 && !reported) lw_judge(s, p, now);
       if (look[2 + 2 * i].revents) lw_drain(p);
     }
     if (active && now >= tick) {
