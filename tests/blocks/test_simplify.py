@@ -303,7 +303,9 @@ def test_functions_that_are_no_longer_called_go() -> None:
                 n += i
         return n
 
-    assert list(linked_of(decided, jnp.array(True), INT).program.functions) == ["decided"]
+    # Another test may have traced a function of that name; this one has a number then.
+    left = linked_of(decided, jnp.array(True), INT).program.functions
+    assert [name.split(".")[0] for name in left] == ["decided"]
     found = lw.vmap(decided, schedule="lowest")(jnp.array([True, False]), jnp.array([1, 2]))
     assert found.tolist() == [4, 2]
 

@@ -316,7 +316,7 @@ def test_auto_forks_where_lanes_are_few_and_values_decide() -> None:
     few = planned(grows, *wide_arguments(4))
     assert few.schedule == "fork"
     assert "do not wait for one another" in few.why
-    assert planned(grows, *wide_arguments(64)).schedule == "meet"
+    assert planned(grows, *wide_arguments(64)).schedule == "one lane"
     assert planned(grows, *gradient_arguments(4)).schedule != "fork"
 
     @lw.program

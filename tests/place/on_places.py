@@ -21,32 +21,13 @@ from typing import Any
 import hypothesis
 import jax
 import jax.numpy as jnp
-import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 
 import lanewise as lw
 from corpus import CORPUS
 from generate import LANES, Generated, load, programs, run_plainly
-from lanewise import _jax
-from place.scattered import placement_of, scattered
 from programs.case import Case
-
-
-def numbers(value: Any) -> np.ndarray:
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value = jax.random.key_data(value)
-    return np.asarray(value)
-
-
-def differs(got: Any, want: Any, rtol: float) -> str:
-    """What is wrong with an answer; nothing if it is right."""
-    mine, theirs = jax.tree.leaves(got), jax.tree.leaves(want)
-    for a, b in zip(map(numbers, mine), map(numbers, theirs), strict=True):
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return f"{a.dtype}{a.shape} instead of {b.dtype}{b.shape}"
-        if not np.allclose(a, b, rtol=rtol, atol=rtol, equal_nan=True):
-            return f"{a} instead of {b}"
-    return ""
+from scattered import differs, one_example, placement_of, scattered
 
 
 def placed_at_random(fun: Callable[..., Any], args: tuple[Any, ...], rng: random.Random) -> Any:
@@ -54,14 +35,6 @@ def placed_at_random(fun: Callable[..., Any], args: tuple[Any, ...], rng: random
     strewn = scattered(fun, args, 4, rng)
     places = placement_of(strewn, args, jax.devices()[: rng.choice((2, 4))], rng)
     return lw.run(strewn, places, in_flight=1, timeout=60.0)(*args) if places else None
-
-
-def one_example(case: Case) -> tuple[Any, ...]:
-    args = case.examples(np.random.default_rng(3), 2)
-    leaves, tree = jax.tree.flatten(args)
-    axes = _jax.broadcast_axes(case.in_axes, args)
-    one = [x if axis is None else x[0] for x, axis in zip(leaves, axes, strict=True)]
-    return jax.tree.unflatten(tree, [jnp.asarray(x) for x in one])
 
 
 def of_corpus(shard: int, shards: int) -> Iterator[tuple[str, str]]:

@@ -20,10 +20,9 @@ import numpy as np
 
 import lanewise as lw
 from corpus import case_named
-from place.on_places import differs, one_example
-from place.scattered import placement_of, scattered
+from scattered import differs, one_example, placement_of, scattered
 
-RANK = int(os.environ["LANEWISE_RANK"])
+RANK = int(os.environ.get("LANEWISE_RANK", "0"))
 
 
 def say(name: str, what: str) -> None:

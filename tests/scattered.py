@@ -13,10 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lanewise import _jax
 from lanewise.core.parts import parts_in
 from lanewise.core.program import part_p, program_p, with_equations
+from programs.case import Case
 
 
 def scattered(
@@ -73,3 +75,28 @@ def placement_of(
     )
     names = sorted(set(parts_in(traced.jaxpr)))
     return {name: rng.choice(places) for name in names}
+
+
+def one_example(case: Case) -> tuple[Any, ...]:
+    args = case.examples(np.random.default_rng(3), 2)
+    leaves, tree = jax.tree.flatten(args)
+    axes = _jax.broadcast_axes(case.in_axes, args)
+    one = [x if axis is None else x[0] for x, axis in zip(leaves, axes, strict=True)]
+    return jax.tree.unflatten(tree, [jnp.asarray(x) for x in one])
+
+
+def numbers(value: Any) -> np.ndarray:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return np.asarray(value)
+
+
+def differs(got: Any, want: Any, rtol: float) -> str:
+    """What is wrong with an answer; nothing if it is right."""
+    mine, theirs = jax.tree.leaves(got), jax.tree.leaves(want)
+    for a, b in zip(map(numbers, mine), map(numbers, theirs), strict=True):
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return f"{a.dtype}{a.shape} instead of {b.dtype}{b.shape}"
+        if not np.allclose(a, b, rtol=rtol, atol=rtol, equal_nan=True):
+            return f"{a} instead of {b}"
+    return ""
