@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from typing import Any
 
 import jax
@@ -65,4 +64,3 @@ on_gpu = pytest.mark.skipif(
     jax.default_backend() != "gpu" or not device.available(), reason=GPU_REASON
 )
 on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="it tests a CPU's choices")
-linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has what it tests")
