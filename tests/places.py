@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,13 +20,16 @@ MOST_SECONDS = 60.0
 
 
 def transports(kind: str, size: int, patience: float = 30.0) -> list[Transport]:
-    """A transport for each place: `local`, `tcp`, either by callbacks, or both kinds of process (`mixed`)."""
+    """A transport for each place: `local`, `tcp`, either by callbacks, or both kinds of process (`mixed`).
+
+    `tcp far` is as if each process were on a machine of its own.
+    """
     by_callback = "callback" in kind
     if kind.startswith("local"):
         return [Local(by_callback=by_callback)] * size
     return [
         Tcp(
-            one.meeting(patience=patience),
+            replace(one.meeting(patience=patience), nearby="far" not in kind),
             by_callback=by_callback or (kind == "mixed" and one.rank == 1),
         )
         for one in local_group(size)

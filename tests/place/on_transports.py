@@ -10,6 +10,7 @@ import gc
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +21,11 @@ import pytest
 
 import needs
 from lanewise.core.errors import InternalError, OptionError, PlaceError
-from lanewise.place.transports import compiled, greeting, interface, launched, threads
+from lanewise.place.transports import compiled, greeting, interface, launched, nearby, threads
 from lanewise.place.transports.interface import explain
 from lanewise.place.transports.launched import local_group
 from lanewise.place.transports.local import Local
+from lanewise.place.transports.rendezvous import Meeting, met
 from lanewise.place.transports.tcp import Tcp
 from places import aval, closed, opened, opening, ran, together, transports
 
@@ -32,9 +34,11 @@ KINDS = [
     "local callback",
     pytest.param("tcp", marks=needs.compiler),
     "tcp callback",
+    pytest.param("tcp far", marks=needs.compiler),
+    "tcp far callback",
     pytest.param("mixed", marks=needs.compiler),
 ]
-COMPILED = [pytest.param(kind, marks=needs.compiler) for kind in ("local", "tcp")]
+COMPILED = [pytest.param(kind, marks=needs.compiler) for kind in ("local", "tcp", "tcp far")]
 
 
 def values() -> list[Any]:
@@ -513,6 +517,65 @@ def test_sessions_of_two_runs_open_at_the_same_address() -> None:
     assert not [one for one in sessions if isinstance(one, Exception)], sessions
     for one in together([lambda s=s: interface.close(s) for s in sessions]):
         assert one is None
+
+
+def families(meetings: Sequence[Meeting]) -> list[Any]:
+    """Of the connections that the places hold, those for signs of life and those for values."""
+    size = len(meetings)
+    asked = zip(meetings, range(size))
+    found = together([lambda m=m, k=k: met(opening(k, size), m) for m, k in asked])
+    for one in found:
+        assert not isinstance(one, Exception), one
+    peers = [peer for one in found for peer in one]
+    out = [{sock.family for sock in kind} for kind in zip(*((p.life, p.values) for p in peers))]
+    for peer in peers:
+        peer.close()
+    return out
+
+
+def test_values_go_by_unix_sockets_inside_a_machine() -> None:
+    """Between all pairs, unless a process is told otherwise."""
+    near = nearby.listening_nearby()
+    if near is None:
+        pytest.skip("no Unix sockets with room here; on Linux, `sysctl net.core.wmem_max=4194304`")
+    near[0].close()
+    meetings = [one.meeting(patience=20.0) for one in local_group(3)]
+    assert families(meetings) == [{socket.AF_INET}, {socket.AF_UNIX}]
+    far = [replace(one, nearby=False) for one in meetings]
+    assert families(far) == [{socket.AF_INET}, {socket.AF_INET}]
+    # Of two processes either says that it is far.
+    for rank in (0, 1):
+        meetings = [replace(m, nearby=m.rank != rank, size=2) for m in meetings[:2]]
+        assert families(meetings) == [{socket.AF_INET}, {socket.AF_INET}]
+
+
+def test_too_small_a_buffer_is_no_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than any kernel grants: values go by TCP."""
+    monkeypatch.setattr(nearby, "BUFFER_BYTES", (1 << 31) - 1)
+    assert nearby.listening_nearby() is None
+    meetings = [one.meeting(patience=20.0) for one in local_group(2)]
+    assert families(meetings) == [{socket.AF_INET}, {socket.AF_INET}]
+
+
+@pytest.mark.parametrize("why", ["elsewhere", "a stranger", "not there"])
+def test_who_is_not_reached_nearby_is_reached_by_tcp(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name is that of another machine, or somebody else listens there, or there are no such names."""
+    with contextlib.ExitStack() as stack:
+        name = "lanewise-elsewhere"
+        if why == "a stranger":
+            other = stack.enter_context(greeting.listening("127.0.0.1", 0, b"another secret"))
+            name = other.nearby
+        made = nearby.listening_nearby
+
+        def misnamed() -> Any:
+            found = made()
+            return None if why == "not there" or found is None else (found[0], name)
+
+        monkeypatch.setattr(greeting, "listening_nearby", misnamed)
+        meetings = [one.meeting(patience=20.0) for one in local_group(3)]
+        assert families(meetings) == [{socket.AF_INET}, {socket.AF_INET}]
 
 
 def test_a_process_learns_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:

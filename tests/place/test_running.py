@@ -17,7 +17,7 @@ from lanewise.place.placement import placement_from
 from lanewise.place.prepared import ask
 from lanewise.place.running import running
 from lanewise.place.transports.launched import Launched, local_group
-from lanewise.place.transports.rendezvous import without_pacing
+from lanewise.place.transports.nearby import without_pacing
 
 
 def places_at_work() -> set[threading.Thread]:

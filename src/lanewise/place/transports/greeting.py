@@ -14,6 +14,7 @@ import hmac
 import json
 import os
 import queue
+import selectors
 import socket
 import struct
 import threading
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lanewise.core.errors import PlaceError
+from lanewise.place.transports.nearby import listening_nearby
 
 NONCE_BYTES = 32
 # What who is turned away gets for an answer.
@@ -127,17 +129,27 @@ def come_in(sock: socket.socket, secret: bytes) -> None:
 
 
 class Listener:
-    """A port that lets in who knows the secret, and sorts who comes by the run that it wants."""
+    """A port that lets in who knows the secret, and sorts who comes by the run that it wants.
+
+    `nearby`: the name at which it listens for processes of this machine too, if there is one.
+    """
 
     def __init__(self, host: str, port: int, secret: bytes) -> None:
         self._secret = secret
         self._guard = threading.Lock()
         self._comers: dict[str, Comers] = {}
         self._greeted: dict[threading.Thread, socket.socket] = {}
-        self._closed = False
         self.users, self.turned_away = 0, 0
-        self._socket = _bound(host, port)
-        self.port = self._socket.getsockname()[1]
+        self._sockets = [_bound(host, port)]
+        self.port = self._sockets[0].getsockname()[1]
+        self.nearby: str | None = None
+        near = listening_nearby()
+        if near is not None:
+            self._sockets.append(near[0])
+            self.nearby = near[1]
+        self._woken, self._wake = socket.socketpair()
+        for sock in self._sockets:
+            sock.setblocking(False)
         self._thread = threading.Thread(target=self._accept, name="lanewise-listen", daemon=True)
         self._thread.start()
 
@@ -146,17 +158,30 @@ class Listener:
             return self._comers.setdefault(run, queue.Queue())
 
     def _accept(self) -> None:
-        while not self._closed:
-            try:
-                sock, _ = self._socket.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            thread = threading.Thread(target=self._greet, args=(sock,), daemon=True)
-            with self._guard:
-                self._greeted[thread] = sock
-            thread.start()
+        with selectors.DefaultSelector() as comes:
+            for listens in (*self._sockets, self._woken):
+                comes.register(listens, selectors.EVENT_READ)
+            while True:
+                found = [key.fileobj for key, _ in comes.select()]
+                if self._woken in found:
+                    return
+                for listens in self._sockets:
+                    if listens in found and not self._let_come(listens):
+                        return
+
+    def _let_come(self, listens: socket.socket) -> bool:
+        """Greet who connects, in a thread; whether more may come."""
+        try:
+            sock, _ = listens.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return True
+        except OSError:
+            return False
+        thread = threading.Thread(target=self._greet, args=(sock,), daemon=True)
+        with self._guard:
+            self._greeted[thread] = sock
+        thread.start()
+        return True
 
     def _greet(self, sock: socket.socket) -> None:
         try:
@@ -172,12 +197,10 @@ class Listener:
                 self._greeted.pop(threading.current_thread(), None)
 
     def close(self) -> None:
-        self._closed = True
-        # This wakes the thread that waits in `accept`; closing would not.
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._wake.send(b"\0")
         self._thread.join()
-        self._socket.close()
+        for sock in (*self._sockets, self._wake, self._woken):
+            sock.close()
         with self._guard:
             greeted = dict(self._greeted)
         for thread, sock in greeted.items():
@@ -200,7 +223,6 @@ def _bound(host: str, port: int) -> socket.socket:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.bind((one, port))
                 sock.listen(128)
-                sock.settimeout(LOOK_SECONDS)
                 return sock
             except BaseException:
                 sock.close()

@@ -2,8 +2,9 @@
 
 Rank 0 listens at the address that all know. Each other rank listens at a port of its own, connects to rank 0 and says
 who it is, what it runs and where it listens. When all are there rank 0 sends the table of addresses to all, and of each
-pair that shares an edge the higher rank connects to the lower. The connection with rank 0 stays, for signs of life.
-All that waits has a deadline, and reports what it waited for.
+pair that shares an edge the higher rank connects to the lower: for values by a Unix socket if they are on the same
+machine (`nearby.py`), else by TCP. The connection with rank 0 stays, for signs of life, which always go by TCP. All
+that waits has a deadline, and reports what it waited for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from lanewise.core.errors import PlaceError
 from lanewise.place.transports.greeting import (
+    GREETING_SECONDS,
     LOOK_SECONDS,
     Comers,
     Gone,
@@ -30,6 +32,7 @@ from lanewise.place.transports.greeting import (
     say,
 )
 from lanewise.place.transports.interface import Opening, Peer
+from lanewise.place.transports.nearby import connected_nearby, ready
 
 VERSION = 1
 RETRY_SECONDS = 0.05
@@ -39,7 +42,8 @@ RETRY_SECONDS = 0.05
 class Meeting:
     """Who meets where: this process's rank, the address of rank 0, the secret of the run, and how long to wait.
 
-    `run` tells sessions apart that the same processes open at the same time.
+    `run` tells sessions apart that the same processes open at the same time. Without `nearby`, values go by TCP to
+    processes of this machine too.
     """
 
     rank: int
@@ -49,6 +53,7 @@ class Meeting:
     secret: bytes = field(repr=False)
     run: str = ""
     patience: float = 120.0
+    nearby: bool = True
 
 
 # -- who connects --------------------------------------------------------------------------------------
@@ -97,6 +102,26 @@ def _reached(
     )
 
 
+def _reached_nearby(
+    name: str, meeting: Meeting, greeting: Callable[[socket.socket], Any]
+) -> socket.socket | None:
+    """A connection inside this machine that the other side let in; None if there is none by this name."""
+    try:
+        sock = connected_nearby(name, GREETING_SECONDS)
+    except OSError:
+        return None
+    try:
+        come_in(sock, meeting.secret)
+        greeting(sock)
+    except (OSError, Gone, Refused):
+        sock.close()
+        return None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 # -- the meeting ---------------------------------------------------------------------------------------
 
 
@@ -115,23 +140,8 @@ def met(opening: Opening, meeting: Meeting) -> list[Peer]:
     for peer in peers.values():
         for sock in (peer.life, peer.values):
             if sock is not None:
-                sock.settimeout(None)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                without_pacing(sock)
+                ready(sock)
     return [peers[place] for place in sorted(peers)]
-
-
-def without_pacing(sock: socket.socket) -> None:
-    """Between processes of one machine nothing is congested, so nothing should be paced.
-
-    Where the system's choice is BBR, its timers cost much: to send 256 KB took 50 µs of CPU, and takes 29 with Reno,
-    which every Linux has.
-    """
-    if not hasattr(socket, "TCP_CONGESTION") or sock.getsockname()[0] != sock.getpeername()[0]:
-        return
-    # Another choice is no fault: values only travel more slowly.
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def _hello(opening: Opening, meeting: Meeting, purpose: str, **more: Any) -> dict[str, Any]:
@@ -153,6 +163,7 @@ def _at_rank_0(opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadl
         return
     addresses: dict[int, tuple[str, int]] = {}
     with listening(meeting.host, meeting.port, meeting.secret) as listener:
+        nearby = {0: listener.nearby if meeting.nearby else None}
         comers = listener.comers(meeting.run)
         try:
             while len(addresses) < opening.size - 1:
@@ -167,7 +178,8 @@ def _at_rank_0(opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadl
                 assert isinstance(rank, int)
                 peers[rank].life = sock
                 addresses[rank] = (sock.getpeername()[0], int(hello["port"]))
-            _tell_all(opening, peers, {"table": {str(k): list(v) for k, v in addresses.items()}})
+                nearby[rank] = hello.get("nearby")
+            _tell_all(opening, peers, {"table": addresses, "nearby": nearby})
             _await_higher(opening, meeting, peers, comers, deadline, listener)
             _await_ready(opening, meeting, peers, deadline)
             _tell_all(opening, peers, {"go": True})
@@ -325,9 +337,11 @@ def _at_another(
         def join(sock: socket.socket) -> dict[str, Any]:
             # Where it is reached from is known once it has reached rank 0.
             if "own" not in opened:
-                own = sock.getsockname()[0]
-                opened["own"] = stack.enter_context(listening(own, 0, meeting.secret))
-            say(sock, _hello(opening, meeting, "join", port=opened["own"].port))
+                host = sock.getsockname()[0]
+                opened["own"] = stack.enter_context(listening(host, 0, meeting.secret))
+            own = opened["own"]
+            at = {"port": own.port, "nearby": own.nearby if meeting.nearby else None}
+            say(sock, _hello(opening, meeting, "join", **at))
             return heard(sock, deadline)
 
         life, answer = _reached(meeting.host, meeting.port, meeting, deadline, "rank 0", join)
@@ -341,8 +355,12 @@ def _at_another(
                 host, port = answer["table"][str(place)] if place else (meeting.host, meeting.port)
                 for purpose in ("values",) if place == 0 else ("life", "values"):
                     greeting = _greeting(_hello(opening, meeting, purpose), peers[0], deadline)
-                    name = opening.names[place]
-                    sock, _ = _reached(host, port, meeting, deadline, name, greeting)
+                    sock, near = None, answer["nearby"][str(place)]
+                    if purpose == "values" and meeting.nearby and near is not None:
+                        sock = _reached_nearby(near, meeting, greeting)
+                    if sock is None:
+                        name = opening.names[place]
+                        sock, _ = _reached(host, port, meeting, deadline, name, greeting)
                     setattr(peers[place], purpose, sock)
             listener = opened["own"]
             comers = listener.comers(meeting.run)

@@ -1,4 +1,4 @@
-// Places of several processes: a connection for values and one for signs of life with each peer (`frames.py`).
+// Places of several processes: a connection for values and one for signs of life with each peer (`plain_tcp.py` has the frames).
 //
 // Handlers read and write the sockets of values themselves. A thread of the session does what no handler is there for:
 // heartbeats, what a full socket did not take, and credits that nobody has returned for a while.

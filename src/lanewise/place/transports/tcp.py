@@ -1,4 +1,7 @@
-"""The transport `tcp`: places are processes, on one machine or several."""
+"""The transport `tcp`: places are processes, on one machine or several.
+
+Inside a machine values go by Unix sockets where there are any (`nearby.py`); all else goes by TCP.
+"""
 
 from __future__ import annotations
 
