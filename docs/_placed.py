@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from _drawings import WIDTH, figure, picture, text
 
 import lanewise as lw
-from lanewise.place.moves import Actions, Compute, Fork, Loop, Move, Require, Step, Steps
+from lanewise.place.moves import Actions, Compute, Fork, Loop, Message, Require, Step, Steps
 from lanewise.place.placement import placement_from
 from lanewise.place.prepared import ask
 from lanewise.place.regions import Scan
@@ -111,7 +111,7 @@ class Sheet:
     def step(self, step: Step) -> None:
         if isinstance(step, Compute):
             self.box(min(step.places), f"part {step.op.eqn.params['name']}", "block-0")
-        elif isinstance(step, Move):
+        elif isinstance(step, Message):
             self.arrow(step)
         elif isinstance(step, Loop):
             often = f"{step.node.length} times" if isinstance(step.node, Scan) else "while"
@@ -148,15 +148,17 @@ class Sheet:
         )
         self.top += ROW if advance else 0
 
-    def arrow(self, move: Move) -> None:
-        sign = 1 if move.target > move.source else -1
-        start, end = self.middle(move.source) + 88 * sign, self.middle(move.target) - 92 * sign
+    def arrow(self, message: Message) -> None:
+        source, target = message.edge
+        sign = 1 if target > source else -1
+        start, end = self.middle(source) + 88 * sign, self.middle(target) - 92 * sign
         y = self.top + 15
         self.parts.append(
             f'<path d="M{start:.1f} {y:.1f} L{end:.1f} {y:.1f}" class="line" marker-end="url(#lw-move)"/>'
         )
-        value = f"{move.var.aval.str_short(short_dtypes=True)}, {move.bytes} bytes"
-        self.parts.append(text((start + end) / 2, y - 4, value, "faint", "middle"))
+        types = [move.var.aval.str_short(short_dtypes=True) for move in message.moves]
+        values = f"{', '.join(types)}, {message.bytes} bytes"
+        self.parts.append(text((start + end) / 2, y - 4, values, "faint", "middle"))
         self.top += ROW
 
     def region(
@@ -232,15 +234,15 @@ def played(
                     clock[place] = begin + long
                     if long:
                         found.append((place, turn, begin, begin + long))
-            elif isinstance(step, Move):
-                edge = (step.source, step.target)
+            elif isinstance(step, Message):
+                edge = source, target = step.edge
                 out, into = sent.setdefault(edge, []), taken.setdefault(edge, [])
                 room = into[-credits[edge]] if len(into) >= credits[edge] else 0.0
-                leaves = max(clock.get(step.source, 0.0), room)
-                clock[step.source] = leaves
+                leaves = max(clock.get(source, 0.0), room)
+                clock[source] = leaves
                 out.append(leaves)
-                arrives = max(clock.get(step.target, 0.0), leaves + TRAVEL)
-                clock[step.target] = arrives
+                arrives = max(clock.get(target, 0.0), leaves + TRAVEL)
+                clock[target] = arrives
                 into.append(arrives)
     return found
 

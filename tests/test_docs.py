@@ -45,9 +45,10 @@ def test_links_and_own_files_are_fine(hooks: ModuleType) -> None:
 
 
 def test_what_runs_where_is_drawn_from_a_program(hooks: ModuleType) -> None:
-    """A part that is not taken has no arrow outside its branch: four messages, three of them inside."""
+    """A part that is not taken has no arrow outside its branch: of three messages two are inside, one of two values."""
     drawn = hooks.on_page_markdown("<!-- drawing: placed_steps -->", page=PAGE)
-    assert drawn.count("marker-end") == 4 and drawn.count("f32[8], 32 bytes") == 3
+    assert drawn.count("marker-end") == 3 and drawn.count("f32[8], 32 bytes") == 1
+    assert drawn.count("bool[], 1 bytes") == 1 and drawn.count("f32[8], f32[8], 64 bytes") == 1
     assert "part corrector" in drawn and "branch: if false: nothing" in drawn
 
 
