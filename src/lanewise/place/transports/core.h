@@ -74,6 +74,32 @@ static int64_t lw_now() {
   return clock.tv_sec * 1000000000ll + clock.tv_nsec;
 }
 
+// How long to look for an answer before sleeping: to wake a core that sleeps takes longer than many a round trip.
+static const int64_t LW_LOOK = 30000;
+
+// Looking is worth it only while the peer runs on another core. Each time nothing came, as many more waits go by
+// without looking, up to 256: on a shared core the peer has it sooner.
+struct lw_looks {
+  int missed, skipped;
+};
+
+template <class Ready>
+static void lw_look(lw_looks* looks, Ready ready) {
+  if (looks->skipped < (1 << looks->missed) - 1) {
+    ++looks->skipped;
+    return;
+  }
+  looks->skipped = 0;
+  if (ready()) return;  // it was there already, which says nothing about cores
+  for (const int64_t until = lw_now() + LW_LOOK; lw_now() < until;) {
+    if (ready()) {
+      if (looks->missed) --looks->missed;
+      return;
+    }
+  }
+  if (looks->missed < 8) ++looks->missed;
+}
+
 static void lw_condition(pthread_cond_t* made) {
   pthread_condattr_t about;
   pthread_condattr_init(&about);

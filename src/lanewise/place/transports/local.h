@@ -11,6 +11,7 @@ struct lw_edge {
   bool source_ended, target_ended;
   pthread_mutex_t guard;
   pthread_cond_t moved;
+  lw_looks sending, receiving;
   lw_slot* slots;
 };
 
@@ -128,8 +129,14 @@ static int lw_local(lw_session* s, const lw_call* call, bool wait) {
   const int e = hub->between[sends ? s->me * hub->size + call->peer : call->peer * hub->size + s->me];
   if (e < 0) return lw_fail(s, LW_WRONG, s->me, call->number, "there is no such edge in this session");
   lw_edge* edge = &hub->edge[e];
+  const auto ready = [&] {
+    const unsigned long long waiting =
+        __atomic_load_n(&edge->sent, __ATOMIC_RELAXED) - __atomic_load_n(&edge->received, __ATOMIC_RELAXED);
+    return sends ? waiting < (unsigned)edge->credits : waiting != 0;
+  };
+  // One thread at a time sends on an edge, and one receives.
+  if (wait && !ready()) lw_look(sends ? &edge->sending : &edge->receiving, ready);
   pthread_mutex_lock(&edge->guard);
-  const auto ready = [&] { return sends ? edge->sent - edge->received < (unsigned)edge->credits : edge->sent != edge->received; };
   while (!ready()) {
     const bool ended = sends ? edge->target_ended : edge->source_ended;
     if (!wait || ended || lw_is_faulty(s)) {
@@ -157,7 +164,7 @@ static int lw_local(lw_session* s, const lw_call* call, bool wait) {
     memcpy(call->value, slot->data, call->bytes);
   }
   pthread_mutex_lock(&edge->guard);
-  ++(sends ? edge->sent : edge->received);
+  __atomic_add_fetch(sends ? &edge->sent : &edge->received, 1, __ATOMIC_RELAXED);
   pthread_cond_signal(&edge->moved);
   pthread_mutex_unlock(&edge->guard);
   return LW_DONE;

@@ -32,6 +32,7 @@ struct lw_peer {
   int begin, end;
   lw_bytes *inbox, *inbox_last;
   long long credit, limit;  // `limit`: how many messages may wait here
+  lw_looks looks;
   // What is written, by handlers and by the thread.
   pthread_mutex_t writing;
   lw_bytes *queue, *queue_last;
@@ -222,6 +223,8 @@ static int lw_next(lw_session* s, lw_peer* p, bool wait, const lw_call* call, bo
     if (status != LW_LATER || !wait) return status;
     lw_return_credits(s);
   }
+  char first;
+  lw_look(&p->looks, [&] { return p->end > p->begin || recv(p->values, &first, 1, MSG_PEEK | MSG_DONTWAIT) >= 0; });
   return lw_step(s, p, true, call, got);
 }
 
