@@ -24,6 +24,10 @@ goes with it, for XLA flushes denormal numbers. The thread that began the functi
 `threads.py` is about those. Rings of 4 and 8 places with matrix products on two cores neither starved with futures
 nor, while there were as many threads as places, without; futures make it hold for any number of threads.
 
+**Looking before sleeping.** To wake a core that sleeps takes 10 to 60 µs, and a round trip 6 where nobody sleeps. So a
+handler that waits looks for an answer for 30 µs first. On a core that both places share this only keeps the other from
+running: each time nothing came, more waits go by without looking (`lw_look` in `core.h`).
+
 What was considered: a thread of the session that reads all the time, with queues to the handlers, costs two switches
 of threads a message, which is more than all the rest. Shared memory with threads that spin was slower than sockets
 where cores are shared. Callbacks of Python are in `plain.py`: 3 times slower, and what runs where there is no C++
