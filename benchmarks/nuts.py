@@ -149,7 +149,7 @@ def ours(target: Target, starts: jax.Array, keys: jax.Array) -> Contender:
 
     def go() -> tuple[Any, Any]:
         drawn = run(keys, place, False, None, jnp.float32(target.step), 0, wanted)
-        return drawn.positions, jnp.sum(drawn.told.leapfrogs)
+        return drawn.positions, jnp.sum(drawn.info.leapfrogs)
 
     return Contender("lanewise", go)
 

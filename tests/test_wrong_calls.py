@@ -94,7 +94,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: sample(sampler=mcmc.NUTS), "must be NUTS(...)"),
     (lambda: sample(step_size="a"), "step_size='a' must be a positive number"),
     (lambda: sample(resume=3), "resume=3 must be the path"),
-    (lambda: mcmc.NUTS(wanted="a"), "wanted='a' must be"),  # type: ignore[arg-type]
+    (lambda: mcmc.NUTS(target_accept="a"), "target_accept='a' must be"),  # type: ignore[arg-type]
 ]
 
 

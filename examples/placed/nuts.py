@@ -48,8 +48,8 @@ def stretch(draws: int, tunes: bool) -> Any:
         kept = jnp.zeros((draws, position.size))
         for i in range(draws):
             tried = jnp.exp(adapting.log_step) if tunes else step
-            place, told = SAMPLER.draw(density, scale, jax.random.fold_in(key, i), place, tried)
-            adapting = step_after(adapting, told.acceptance, SAMPLER.wanted)
+            place, info = SAMPLER.draw(density, scale, jax.random.fold_in(key, i), place, tried)
+            adapting = step_after(adapting, info.acceptance, SAMPLER.target_accept)
             kept = kept.at[i].set(unwhitened(scale, place.position))
         return kept, adapting.log_average
 

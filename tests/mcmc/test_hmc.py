@@ -34,7 +34,7 @@ def test_hmc_draws_from_a_correlated_gaussian() -> None:
     assert np.unique(steps).tolist() == list(range(1, 10)), "lengths from 1 to 2 * steps - 1"
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"wanted": 0.0}])
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"target_accept": 0.0}])
 def test_bad_settings_are_named(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(OptionError, match=f"{name}=.* must be"):

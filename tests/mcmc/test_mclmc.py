@@ -67,7 +67,7 @@ def test_one_dimension_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("wrong", [{"length": 0.0}, {"max_steps": 0}, {"wanted": 1.5}])
+@pytest.mark.parametrize("wrong", [{"length": 0.0}, {"max_steps": 0}, {"target_accept": 1.5}])
 def test_bad_settings_are_named(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(OptionError, match=f"{name}=.* must be"):

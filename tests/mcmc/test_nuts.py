@@ -51,7 +51,7 @@ def drawn(chains: int, step: float = STEP, **options: Any) -> Ran:
 @pytest.fixture(scope="module")
 def alone() -> Ran:
     found = drawn(CHAINS, carrier="native")
-    assert len(np.unique(found.told.leapfrogs)) > 3, "the trees are all alike"
+    assert len(np.unique(found.info.leapfrogs)) > 3, "the trees are all alike"
     return found
 
 
@@ -77,23 +77,23 @@ def test_schedules_and_refill_change_nothing(
     found = ticked
     if (schedule, lanes) != ("lowest", None):
         found = drawn(CHAINS, carrier="ticks", schedule=schedule, lanes=lanes)
-    np.testing.assert_array_equal(found.told.leapfrogs, alone.told.leapfrogs)
-    np.testing.assert_array_equal(found.told.tree_depth, alone.told.tree_depth)
+    np.testing.assert_array_equal(found.info.leapfrogs, alone.info.leapfrogs)
+    np.testing.assert_array_equal(found.info.tree_depth, alone.info.tree_depth)
     np.testing.assert_allclose(found.positions, alone.positions, rtol=2e-4, atol=2e-5)
-    np.testing.assert_allclose(found.told.acceptance, alone.told.acceptance, atol=1e-4)
+    np.testing.assert_allclose(found.info.acceptance, alone.info.acceptance, atol=1e-4)
     if schedule == "lowest":
         jax.tree.map(np.testing.assert_array_equal, found, ticked)
 
 
 def test_short_steps_go_to_the_greatest_depth() -> None:
-    told = drawn(CHAINS, step=1e-3, carrier="native").told
-    assert (told.tree_depth == MAX_DEPTH).all() and (told.leapfrogs == 2**MAX_DEPTH - 1).all()
-    assert (told.acceptance > 0.999).all() and not told.diverging.any()
+    info = drawn(CHAINS, step=1e-3, carrier="native").info
+    assert (info.tree_depth == MAX_DEPTH).all() and (info.leapfrogs == 2**MAX_DEPTH - 1).all()
+    assert (info.acceptance > 0.999).all() and not info.diverging.any()
 
 
 def test_long_steps_turn_early(alone: Ran) -> None:
-    assert (alone.told.leapfrogs < 2**MAX_DEPTH - 1).mean() > 0.8
-    assert (alone.told.leapfrogs < 2**alone.told.tree_depth).all()
+    assert (alone.info.leapfrogs < 2**MAX_DEPTH - 1).mean() > 0.8
+    assert (alone.info.leapfrogs < 2**alone.info.tree_depth).all()
 
 
 def test_what_turns() -> None:
@@ -122,7 +122,7 @@ def cliff(x: jax.Array) -> jax.Array:
 
 
 def test_a_cliff_is_told_as_divergence_and_never_passed() -> None:
-    """In double precision, which positions and all that is told of draws are then in."""
+    """In double precision, which positions and all that is reported of draws are then in."""
     with jax.enable_x64(True):
         with pytest.warns(mcmc.SamplingWarning, match=r"\d+ of 640 draws diverged, in \d+ chains"):
             data = mcmc.sample(
@@ -145,7 +145,10 @@ def test_a_cliff_is_told_as_divergence_and_never_passed() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [({"max_depth": 0}, "max_depth=0 must be from 1 to 20"), ({"wanted": 1.0}, "wanted=1.0 must")],
+    [
+        ({"max_depth": 0}, "max_depth=0 must be from 1 to 20"),
+        ({"target_accept": 1.0}, "target_accept=1.0 must"),
+    ],
 )
 def test_bad_settings_are_named(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(OptionError, match=says):

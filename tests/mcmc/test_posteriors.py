@@ -59,7 +59,10 @@ RUNS = {
     "logistic": Run(posteriors.logistic, chains=16),
     "poisson": Run(posteriors.poisson, draws=800),
     "volatility": Run(
-        posteriors.volatility, chains=16, draws=800, options={"sampler": mcmc.NUTS(wanted=0.9)}
+        posteriors.volatility,
+        chains=16,
+        draws=800,
+        options={"sampler": mcmc.NUTS(target_accept=0.9)},
     ),
 }
 

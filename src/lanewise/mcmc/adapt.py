@@ -1,7 +1,7 @@
 """Warm-up: step sizes by dual averaging, and scales of the coordinates from what has been drawn.
 
 The step size follows Nesterov's dual averaging as Hoffman and Gelman (2014) use it: each draw tells by how much its
-acceptance misses the one that is wanted. Scales are estimated in windows that double in length, after a first stretch
+acceptance misses `target_accept`. Scales are estimated in windows that double in length, after a first stretch
 in which chains only find the typical set and before a last one for the step size, as Stan has them (its reference
 manual, "HMC algorithm parameters"). An estimate is drawn towards a small multiple of the identity, the more the fewer
 draws it is from.
@@ -48,11 +48,11 @@ def step_from(step: Float[Array, ""]) -> StepSize:
     return StepSize(log_step, log_step, jnp.log(10.0) + log_step, zero, zero)
 
 
-def step_after(state: StepSize, acceptance: Float[Array, ""], wanted: float) -> StepSize:
+def step_after(state: StepSize, acceptance: Float[Array, ""], target_accept: float) -> StepSize:
     """The state after a draw with this acceptance."""
     count = state.count + 1.0
     weight = 1.0 / (count + EARLY)
-    error = (1.0 - weight) * state.error + weight * (wanted - acceptance)
+    error = (1.0 - weight) * state.error + weight * (target_accept - acceptance)
     log_step = state.drawn_to - jnp.sqrt(count) / STRENGTH * error
     share = count**-FORGETS
     log_average = share * log_step + (1.0 - share) * state.log_average

@@ -29,7 +29,7 @@ from lanewise.mcmc.adapt import (
     step_after,
     step_from,
 )
-from lanewise.mcmc.samplers import Sampler, Told
+from lanewise.mcmc.samplers import Info, Sampler
 from lanewise.mcmc.space import (
     KEPT,
     Density,
@@ -87,15 +87,15 @@ class Ran(NamedTuple):
     moments: Moments
     positions: Float[Array, "draws d"]
     logdensity: Float[Array, " draws"]
-    told: Told
+    info: Info
 
 
-@program(static_argnames=("density", "wanted"))
-def settled(density, space, key, place, fresh, step, tunes, wanted):
+@program(static_argnames=("density", "target_accept"))
+def settled(density, space, key, place, fresh, step, tunes, target_accept):
     """The place with its density, which is asked for if it is `fresh`; and if the chain `tunes` a step size.
 
-    The step size is of about the right magnitude: one at which a single step's acceptance crosses `wanted`. Both are
-    one loop, in which the density is asked at one place: a fresh place is where a step of length zero leads.
+    The step size is of about the right magnitude: one at which a single step's acceptance crosses `target_accept`.
+    Both are one loop, in which the density is asked at one place: a fresh place is where a step of length zero leads.
     """
     momentum = random.normal(key, place.position.shape, place.position.dtype)
     before = energy(Point(place, momentum))
@@ -108,7 +108,7 @@ def settled(density, space, key, place, fresh, step, tunes, wanted):
             before = energy(Point(place, momentum))
             asks, goes_on = jnp.array(False), tunes
         else:
-            accepts = before - energy(point) > jnp.log(wanted)
+            accepts = before - energy(point) > jnp.log(target_accept)
             grows = jnp.where(tries == 0, accepts, grows)
             goes_on = (accepts == grows) & (tries < MOST_HALVINGS)
             step = jnp.where(goes_on, step * jnp.where(grows, 2.0, 0.5), step)
@@ -125,14 +125,14 @@ def chain_of(
     The density at a `fresh` place is not known yet. A chain that adapts `alone` renews its scale at the end of each
     stretch that `renews`.
     """
-    wanted = sampler.wanted
+    target_accept = sampler.target_accept
 
     @program
     def chain(key, place, fresh, space, step, number, stretches):
         dtype = place.position.dtype
         positions = jnp.zeros((capacity, place.position.size), dtype)
         logdensity = jnp.zeros(capacity, dtype)
-        told = Told(
+        info = Info(
             acceptance=jnp.zeros(capacity, dtype),
             energy=jnp.zeros(capacity, dtype),
             tree_depth=jnp.zeros(capacity, jnp.int32),
@@ -144,7 +144,9 @@ def chain_of(
         while stretch < stretches.count:
             tunes = stretches.tunes[stretch]
             begin_key = random.fold_in(key, -1 - number)
-            place, step = settled(density, space, begin_key, place, fresh, step, tunes, wanted)
+            place, step = settled(
+                density, space, begin_key, place, fresh, step, tunes, target_accept
+            )
             fresh = jnp.array(False)
             adapting = step_from(step)
             moments = no_moments(place.position, dense)
@@ -155,13 +157,13 @@ def chain_of(
                 place, latest = sampler.draw(density, space, draw_key, place, tried)
                 position = unwhitened(space, place.position)
                 if tunes:
-                    adapting = step_after(adapting, latest.acceptance, wanted)
+                    adapting = step_after(adapting, latest.acceptance, target_accept)
                     moments = moments_with(moments, position)
                 # What is written beyond the end is dropped.
                 row = jnp.where(tunes, capacity, number - first)
                 positions = positions.at[row].set(position)
                 logdensity = logdensity.at[row].set(place.logdensity)
-                told = Told(*(history.at[row].set(value) for history, value in zip(told, latest)))
+                info = Info(*(history.at[row].set(value) for history, value in zip(info, latest)))
                 number += 1
             step = jnp.where(tunes, jnp.exp(adapting.log_average), step)
             if alone and stretches.renews[stretch]:
@@ -169,6 +171,6 @@ def chain_of(
                 space = scale_from(moments)
                 place, fresh = unknown(whitened(space, position)), jnp.array(True)
             stretch += 1
-        return Ran(place, space if alone else None, step, moments, positions, logdensity, told)
+        return Ran(place, space if alone else None, step, moments, positions, logdensity, info)
 
     return chain

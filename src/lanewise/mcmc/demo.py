@@ -129,7 +129,7 @@ def _ours(density: FlatDensity, starts: Position, step: float) -> Callable[[], A
 
     def go() -> Any:
         ran = many(keys, place, False, None, jnp.float32(step), 0, keeping(TIMED_DRAWS))
-        return jnp.sum(ran.told.leapfrogs)
+        return jnp.sum(ran.info.leapfrogs)
 
     return go
 

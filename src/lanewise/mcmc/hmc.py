@@ -14,7 +14,7 @@ from jax import random
 from jaxtyping import Array, Key
 
 from lanewise.core.errors import OptionError
-from lanewise.mcmc.samplers import DIVERGED, Told, must_be_share
+from lanewise.mcmc.samplers import DIVERGED, Info, must_be_share
 from lanewise.mcmc.space import Density, Place, Point, Space, energy, leapfrog
 from lanewise.tracing.decorator import program
 
@@ -24,26 +24,26 @@ class HMC:
     """Hamiltonian Monte Carlo; a draw takes from 1 to `2 * steps - 1` leapfrog steps, each number as likely.
 
     >>> HMC(steps=8)
-    HMC(steps=8, wanted=0.8)
+    HMC(steps=8, target_accept=0.8)
     """
 
     steps: int = 16
-    wanted: float = 0.8
+    target_accept: float = 0.8
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise OptionError(f"steps={self.steps} must be a positive int.")
-        must_be_share("wanted", self.wanted)
+        must_be_share("target_accept", self.target_accept)
 
     def draw(
         self, density: Density, space: Space, key: Key[Array, ""], place: Place, step: Array
-    ) -> tuple[Place, Told]:
+    ) -> tuple[Place, Info]:
         return draw(density, space, key, place, step, self.steps)
 
 
 @program(static_argnames=("density", "steps"))
 def draw(density, space, key, place, step, steps):
-    """The next place of a chain, and what is told of how it was found."""
+    """The next place of a chain, and what is reported of how it was found."""
     momentum_key, length_key, accept_key = random.split(key, 3)
     momentum = random.normal(momentum_key, place.position.shape, place.position.dtype)
     point = Point(place, momentum)
@@ -59,4 +59,4 @@ def draw(density, space, key, place, step, steps):
     acceptance = jnp.exp(jnp.minimum(gain, 0.0))
     accepts = random.uniform(accept_key, (), acceptance.dtype) < acceptance
     place = jax.tree.map(lambda new, old: jnp.where(accepts, new, old), point.place, place)
-    return place, Told(acceptance, before, jnp.int32(0), taken, gain < -DIVERGED)
+    return place, Info(acceptance, before, jnp.int32(0), taken, gain < -DIVERGED)

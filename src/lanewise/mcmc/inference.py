@@ -13,7 +13,7 @@ import numpy as np
 
 from lanewise.core.errors import OptionError
 from lanewise.mcmc.models import Model
-from lanewise.mcmc.samplers import Told
+from lanewise.mcmc.samplers import Info
 from lanewise.mcmc.space import KEPT
 from lanewise.mcmc.start import Layout, hashable
 
@@ -23,7 +23,7 @@ class Drawn(NamedTuple):
 
     positions: np.ndarray
     logdensity: np.ndarray
-    told: Told
+    info: Info
 
 
 def inference_data(
@@ -34,15 +34,15 @@ def inference_data(
     positions = layout.position(drawn.positions)
     if model.shown is not None:
         positions = of_all(hashable(model.shown))(positions)
-    told = drawn.told
+    info = drawn.info
     stats = {
         "lp": drawn.logdensity,
-        "acceptance_rate": told.acceptance,
+        "acceptance_rate": info.acceptance,
         "step_size": np.broadcast_to(step[:, None], drawn.logdensity.shape),
-        "tree_depth": told.tree_depth,
-        "n_steps": told.leapfrogs,
-        "diverging": told.diverging,
-        "energy": told.energy,
+        "tree_depth": info.tree_depth,
+        "n_steps": info.leapfrogs,
+        "diverging": info.diverging,
+        "energy": info.energy,
     }
     with warnings.catch_warnings():
         # More chains than draws is no mistake here.

@@ -5,8 +5,8 @@ trajectory, on which the energy stays the same, be distributed as the density. A
 little at random, so that it forgets itself over a length of about `length * sqrt(dimensions)`.
 
 Nothing corrects for the size of the step: what is drawn is biased by the error of the integrator, which the step size
-is adapted to keep small (the energy's mean squared error a dimension at `ENERGY_ERROR`). The acceptance that is told
-stands for that: one for none, `wanted` at that error. A density of one dimension has no direction to turn to.
+is adapted to keep small (the energy's mean squared error a dimension at `ENERGY_ERROR`). The reported acceptance
+stands for that: one for none, `target_accept` at that error. A density of one dimension has no direction to turn to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax import random
 from jaxtyping import Array, Float, Key
 
 from lanewise.core.errors import OptionError
-from lanewise.mcmc.samplers import DIVERGED, Told, must_be_share
+from lanewise.mcmc.samplers import DIVERGED, Info, must_be_share
 from lanewise.mcmc.space import Density, Place, Space, place_at
 from lanewise.tracing.decorator import program
 
@@ -40,30 +40,30 @@ class MCLMC:
     """Microcanonical Langevin; a draw is a flight over `length * sqrt(dimensions)`, in at most `max_steps` steps.
 
     >>> MCLMC(length=0.5)
-    MCLMC(length=0.5, max_steps=512, wanted=0.8)
+    MCLMC(length=0.5, max_steps=512, target_accept=0.8)
     """
 
     length: float = 1.0
     max_steps: int = 512
-    wanted: float = 0.8
+    target_accept: float = 0.8
 
     def __post_init__(self) -> None:
         if not self.length > 0.0:
             raise OptionError(f"length={self.length} must be a positive number.")
         if self.max_steps < 1:
             raise OptionError(f"max_steps={self.max_steps} must be a positive int.")
-        must_be_share("wanted", self.wanted)
+        must_be_share("target_accept", self.target_accept)
 
     def draw(
         self, density: Density, space: Space, key: Key[Array, ""], place: Place, step: Array
-    ) -> tuple[Place, Told]:
+    ) -> tuple[Place, Info]:
         dimensions = place.position.size
         if dimensions < 2:
             raise OptionError(
                 "MCLMC turns a direction, and a density of one dimension has only one; use NUTS or HMC."
             )
         length = self.length * math.sqrt(dimensions)
-        return draw(density, space, key, place, step, length, self.max_steps, self.wanted)
+        return draw(density, space, key, place, step, length, self.max_steps, self.target_accept)
 
 
 def normalized(vector: Float[Array, " d"]) -> Float[Array, " d"]:
@@ -93,9 +93,9 @@ def flown(density: Density, space: Space, flight: Flight, step: Array) -> tuple[
     return flight, first + second - (place.logdensity - before)
 
 
-@program(static_argnames=("density", "length", "max_steps", "wanted"))
-def draw(density, space, key, place, step, length, max_steps, wanted):
-    """The next place of a chain, and what is told of how it was found."""
+@program(static_argnames=("density", "length", "max_steps", "target_accept"))
+def draw(density, space, key, place, step, length, max_steps, target_accept):
+    """The next place of a chain, and what is reported of how it was found."""
     direction_key, key = random.split(key)
     shape, dtype, dimensions = place.position.shape, place.position.dtype, place.position.size
     flight = Flight(place, normalized(random.normal(direction_key, shape, dtype)))
@@ -113,6 +113,6 @@ def draw(density, space, key, place, step, length, max_steps, wanted):
             squares += error**2
         taken += 1
     error = squares / (taken * dimensions)
-    acceptance = jnp.where(fails, 0.0, jnp.exp(math.log(wanted) * error / ENERGY_ERROR))
-    told = Told(acceptance, -flight.place.logdensity, jnp.int32(0), taken, fails)
-    return flight.place, told
+    acceptance = jnp.where(fails, 0.0, jnp.exp(math.log(target_accept) * error / ENERGY_ERROR))
+    info = Info(acceptance, -flight.place.logdensity, jnp.int32(0), taken, fails)
+    return flight.place, info

@@ -23,7 +23,7 @@ from jax import random
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from lanewise.core.errors import OptionError
-from lanewise.mcmc.samplers import DIVERGED, Told, must_be_share
+from lanewise.mcmc.samplers import DIVERGED, Info, must_be_share
 from lanewise.mcmc.space import Density, Place, Point, Space, energy, leapfrog
 from lanewise.tracing.decorator import program
 
@@ -139,26 +139,26 @@ class NUTS:
     """The No-U-Turn sampler; a trajectory has at most `2**max_depth` points.
 
     >>> NUTS(max_depth=8)
-    NUTS(max_depth=8, wanted=0.8)
+    NUTS(max_depth=8, target_accept=0.8)
     """
 
     max_depth: int = 10
-    wanted: float = 0.8
+    target_accept: float = 0.8
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_depth <= 20:
             raise OptionError(f"max_depth={self.max_depth} must be from 1 to 20.")
-        must_be_share("wanted", self.wanted)
+        must_be_share("target_accept", self.target_accept)
 
     def draw(
         self, density: Density, space: Space, key: Key[Array, ""], place: Place, step: Array
-    ) -> tuple[Place, Told]:
+    ) -> tuple[Place, Info]:
         return draw(density, space, key, place, step, self.max_depth)
 
 
 @program(static_argnames=("density", "max_depth"))
 def draw(density, space, key, place, step, max_depth):
-    """The next place of a chain, and what is told of how it was found."""
+    """The next place of a chain, and what is reported of how it was found."""
     momentum_key, tree_key = random.split(key)
     momentum = random.normal(momentum_key, place.position.shape, place.position.dtype)
     tail = Point(place, momentum)
@@ -175,5 +175,5 @@ def draw(density, space, key, place, step, max_depth):
             share = jnp.exp(more.log_weight - tree.log_weight)
             tree = joined(tree, more, chance(tree_key, 32 * tree.points + 31) < share)
         depth += 1
-    told = Told(tree.acceptance / tree.points, before, depth, tree.points, tree.diverging)
-    return tree.drawn, told
+    info = Info(tree.acceptance / tree.points, before, depth, tree.points, tree.diverging)
+    return tree.drawn, info

@@ -15,7 +15,7 @@ from lanewise.core.outcomes import Outcomes
 from lanewise.mcmc.adapt import Window, pooled, scale_from, windows
 from lanewise.mcmc.chain import Ran, Stretches, chain_of, keeping, tuning
 from lanewise.mcmc.inference import Drawn
-from lanewise.mcmc.samplers import Sampler, Told, must_be_count
+from lanewise.mcmc.samplers import Info, Sampler, must_be_count
 from lanewise.mcmc.saved import Saved
 from lanewise.mcmc.space import Place, rewhitened
 from lanewise.mcmc.spread import Spread
@@ -24,7 +24,7 @@ from lanewise.mcmc.start import Starts
 MASS_MATRICES = ("diagonal", "dense", "unit")
 ADAPTATIONS = ("pooled", "chain")
 # The structure of draws on disk.
-_DRAWN = Drawn(0, 0, Told(0, 0, 0, 0, 0))  # type: ignore[arg-type]
+_DRAWN = Drawn(0, 0, Info(0, 0, 0, 0, 0))  # type: ignore[arg-type]
 # How often a start with no finite density is drawn anew.
 TRIES = 100
 
@@ -204,7 +204,7 @@ class Run:
                 number = self.settings.warmup + done
                 ran, outcomes = self._run("draws", state, number, keeping(count, self.room))
                 self._note(outcomes)
-                kept = Drawn(*jax.tree.map(np.asarray, (ran.positions, ran.logdensity, ran.told)))
+                kept = Drawn(*jax.tree.map(np.asarray, (ran.positions, ran.logdensity, ran.info)))
                 place = jax.tree.map(np.asarray, ran.place)
                 found = _first(count, kept), place, self.failed
                 self.saved.save(name, found)

@@ -73,7 +73,7 @@ def sample(
     * `cluster`: as in `lanewise.stream`: chains run on its workers, and `lanes` is how many a worker has in flight.
 
     A chain has the same draws whatever the lanes, the carrier and the number of other chains that sample with the same
-    step size and scale. Chains that fail or never move, and divergences, are told by a `SamplingWarning`.
+    step size and scale. Chains that fail or never move, and divergences, are reported by a `SamplingWarning`.
 
     >>> import jax
     >>> import jax.numpy as jnp

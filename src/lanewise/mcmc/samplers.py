@@ -1,4 +1,4 @@
-"""What a sampler is: one draw of one chain, as a program, and what is told of it."""
+"""What a sampler is: one draw of one chain, as a program, and what is reported of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lanewise.mcmc.space import Density, Place, Space
 DIVERGED = 1000.0
 
 
-class Told(NamedTuple):
-    """What is told of a draw beside its place."""
+class Info(NamedTuple):
+    """What is reported of a draw beside its place."""
 
     acceptance: Float[Array, ""]
     energy: Float[Array, ""]
@@ -25,15 +25,15 @@ class Told(NamedTuple):
 
 
 class Sampler(Protocol):
-    """A way to draw: hashable, since programs are kept for each. `wanted` is the acceptance steps are adapted to."""
+    """A way to draw: hashable, since programs are kept for each. Steps are adapted to the acceptance `target_accept`."""
 
     @property
-    def wanted(self) -> float: ...
+    def target_accept(self) -> float: ...
 
     def draw(
         self, density: Density, space: Space, key: Key[Array, ""], place: Place, step: Array
-    ) -> tuple[Place, Told]:
-        """The next place of a chain, and what is told of how it was found."""
+    ) -> tuple[Place, Info]:
+        """The next place of a chain, and what is reported of how it was found."""
         ...
 
 

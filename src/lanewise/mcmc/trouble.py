@@ -19,7 +19,7 @@ class SamplingWarning(UserWarning):
 
 def warn_of(begin: Starts, drawn: Drawn, failed: np.ndarray) -> None:
     """Warn of what went wrong in which chains."""
-    positions, diverging = np.asarray(drawn.positions), np.asarray(drawn.told.diverging)
+    positions, diverging = np.asarray(drawn.positions), np.asarray(drawn.info.diverging)
     starts = begin.positions[:, None]
     stays = (positions == positions[:, :1]) if positions.shape[1] > 1 else (positions == starts)
     stuck = (stays | np.isnan(positions)).all(axis=(1, 2)) & ~failed
@@ -33,7 +33,7 @@ def warn_of(begin: Starts, drawn: Drawn, failed: np.ndarray) -> None:
     if diverging.any():
         warnings.warn(
             f"{int(diverging.sum())} of {diverging.size} draws diverged, in {int(diverging.any(axis=1).sum())} chains;"
-            " a higher acceptance (NUTS(wanted=0.95)) or other coordinates may help.",
+            " a higher acceptance (NUTS(target_accept=0.95)) or other coordinates may help.",
             SamplingWarning,
             stacklevel=3,
         )
