@@ -25,7 +25,7 @@ class Info(NamedTuple):
 
 
 class Sampler(Protocol):
-    """A way to draw: hashable, since programs are kept for each. Steps are adapted to the acceptance `target_accept`."""
+    """A way to draw: hashable, since programs are kept for each. Steps are adapted to `target_accept`."""
 
     @property
     def target_accept(self) -> float: ...
