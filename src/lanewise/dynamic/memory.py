@@ -17,8 +17,9 @@ import functools
 import sys
 
 # Parameters of mallopt, from malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-_MOST = 2**31 - 1
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+# Of the threshold: no memory is given back, however much is free. (A number is an `int`, and tapes are larger.)
+_NEVER = -1
 
 
 @functools.cache
@@ -33,6 +34,6 @@ def keep_pages() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    asked = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, _MOST), (_TRIM_THRESHOLD, _MOST))
+    asked = ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER))
     done = [bool(mallopt(name, value)) for name, value in asked]
     return all(done)
