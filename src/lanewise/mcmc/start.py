@@ -84,15 +84,21 @@ class Starts:
     again: Callable[[int], np.ndarray] | None
 
 
-def starts(model: Model, init: Any, chains: int, key: Key[Array, ""]) -> Starts:
-    """Make and check where chains start, and their keys: all that JAX computes for it in one function."""
+def starts(
+    model: Model, init: Any, chains: int, key: Key[Array, ""], lanes: int | None = None
+) -> Starts:
+    """Make and check where chains start, and their keys: all that JAX computes for it in one function.
+
+    With `lanes` there are that many starts and keys, more than there are chains.
+    """
+    lanes = lanes or chains
     init = model.init if init is None else init
     if init is None:
         raise OptionError(
             "init is missing: give positions with an axis of chains in front, or a function of a key that makes one."
         )
     drawn = callable(init)
-    begin = beginning(hashable(init) if drawn else None, chains, _jax.default_platform())
+    begin = beginning(hashable(init) if drawn else None, lanes, _jax.default_platform())
     try:
         _, shapes = begin.eval_shape(key, np.int32(-1))
     except TypeError as error:
@@ -108,6 +114,8 @@ def starts(model: Model, init: Any, chains: int, key: Key[Array, ""]) -> Starts:
         return layout.vectors(begin(key, np.int32(attempt))[1])
 
     vectors = layout.vectors(positions if drawn else given)
+    if len(vectors) < lanes:
+        vectors = np.concatenate([vectors, np.repeat(vectors[-1:], lanes - chains, axis=0)])
     return Starts(density, vectors, keys, again if drawn else None)
 
 
