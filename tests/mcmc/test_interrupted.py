@@ -93,16 +93,14 @@ def struck(directory: Path, number: int, delay: float) -> str:
     return out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
-def test_a_run_struck_at_random_goes_on(number: int, whole: Any, tmp_path: Path) -> None:
+def test_a_run_struck_at_random_goes_on(whole: Any, tmp_path: Path) -> None:
     for trial in range(TRIALS):
+        number = (signal.SIGINT, signal.SIGKILL)[trial % 2]
         directory = tmp_path / str(trial)
-        said = struck(directory, number, random.Random(trial).random() * 0.8)
+        said = struck(directory, number, random.Random(trial).random() * 0.6)
         assert "begins" in said
-        print(said)
-        drawn = said.partition("drawn ")[2].split()
         if number == signal.SIGINT and "nothing drawn" not in said:
-            count = int(drawn[0])
+            count = int(said.partition("drawn ")[2].split()[0])
             assert count == DRAWS or f"interrupted: it has {count} of {DRAWS} draws" in said, said
             assert_equal(whole, go(directory, count), count)
         assert_equal(whole, go(directory), DRAWS)

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from lanewise.core.errors import LaneError, OptionError
-from lanewise.core.outcomes import Outcomes
+from lanewise.core.errors import OptionError
 from lanewise.mcmc.adapt import windows
 from lanewise.mcmc.chain import Carried, Kept, Task, carried, task
 from lanewise.mcmc.interrupts import held
@@ -162,10 +161,7 @@ class Run:
 
     def _after(self, state: State, ran: Stretched, draws: int) -> State:
         failed = state.failed | ran.failed
-        if failed[: self.settings.chains].all():
-            found, chains = ran.outcomes, self.settings.chains
-            outcomes = Outcomes(found.code[:chains], found.site[:chains], found.sites)
-            raise LaneError(outcomes.describe("every chain failed"), outcomes)
+        ran.must_go_on(failed[: self.settings.chains])
         chains = jax.tree.map(lambda n, o: _where(~failed, n, o), ran.carried, state.carried)
         known = ~np.asarray(state.fresh)
         moved = state.moved | _moves(ran.kept, ran.rows, state.carried.place.logdensity, known)

@@ -7,28 +7,22 @@ has ended. Only where chains share what they have learnt, at the ends of the win
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-import numpy as np
 from jaxtyping import Array, Key
 
 from lanewise.core.errors import OptionError
+from lanewise.mcmc.described import saved_in
 from lanewise.mcmc.given import accepting, on_device, typed_key
 from lanewise.mcmc.inference import must_have_library
+from lanewise.mcmc.initial import begun
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
 from lanewise.mcmc.running import prepared, result
 from lanewise.mcmc.samplers import Sampler, must_be_count
-from lanewise.mcmc.saved import Saved, opened
 from lanewise.mcmc.settings import Settings
-from lanewise.mcmc.start import Starts, starts
-from lanewise.mcmc.store import must_have_zarr
-from lanewise.mcmc.stretches import bucket
 from lanewise.place.cluster.cluster import Cluster
 from lanewise.watch.report import add_sampling
 
@@ -55,6 +49,7 @@ def sample(
     thin: int = 1,
     keep_warmup: bool = False,
     target_accept: float | None = None,
+    initial_values: Mapping[str, Any] | None = None,
     carrier: str = "auto",
     cluster: str | Cluster | None = None,
 ) -> Any:
@@ -65,6 +60,8 @@ def sample(
     * `init`: positions with an axis of chains in front, or a function that makes one position of a key. Starts with no
       finite density are drawn anew; a model has its own.
     * `key`: a random key, or a seed.
+    * `initial_values`: values of quantities by name, as the posterior has them (constrained), for all chains or with an
+      axis of chains in front; the others start as `init` makes them.
     * `progress`: show one line with draws, rate, divergences, step size, minimum ESS and time left.
     * `lanes`: run so many chains at once; a lane that has ended one takes the next.
     * `device`: a JAX device, or "cpu" or "gpu".
@@ -117,13 +114,13 @@ def sample(
     key = typed_key(key)
     must_have_library()  # better missed before a run of an hour than after
     with on_device(device):
-        begin = starts(model, init, chains, key, chains if cluster is not None else bucket(chains))
+        begin = begun(model, init, initial_values, chains, key, lanes=cluster is None)
         run = prepared(
             model,
             settings,
             begin,
             draws,
-            saved=_saved(resume, save_every, settings, key, begin),
+            saved=saved_in(resume, save_every, settings, key, begin),
             progress=progress,
             cluster=cluster,
             lanes=lanes,
@@ -135,25 +132,3 @@ def sample(
     if "posterior" in data:
         add_sampling(data, title=f"{chains} chains by {sampler}")
     return data
-
-
-def _saved(resume: Any, every: int | None, settings: Settings, key: Any, begin: Starts) -> Saved:
-    if resume is None:
-        return Saved(None)
-    if not isinstance(resume, str | os.PathLike):
-        raise OptionError(f"resume={resume!r} must be the path of a directory.")
-    must_have_zarr()
-    return opened(resume, _described(settings, key, begin), every)
-
-
-def _described(settings: Settings, key: Any, begin: Starts) -> dict[str, Any]:
-    """What tells a run from another."""
-    described = asdict(settings) | {"sampler": repr(settings.sampler)}
-    positions = begin.positions[: settings.chains]
-    value = jax.jit(begin.density)(positions[0])
-    return described | {
-        "key": np.asarray(jax.random.key_data(key)).tolist(),
-        "positions": [str(begin.density.layout.shapes), str(positions.dtype)],
-        "starts": hashlib.sha256(positions.tobytes()).hexdigest(),
-        "logdensity at the first start": float(value).hex(),
-    }

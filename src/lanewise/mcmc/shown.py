@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
+from lanewise.mcmc.again import hashable, known_once
 from lanewise.mcmc.inference import named
 from lanewise.mcmc.space import KEPT
-from lanewise.mcmc.start import Layout, hashable
+from lanewise.mcmc.start import Layout
 
 # A block has at most so many positions, and numbers.
 MOST_ROWS, MOST_NUMBERS = 4096, 2**20
@@ -26,7 +28,11 @@ class Shown:
     def __init__(self, shown: Callable[..., Any] | None, layout: Layout) -> None:
         self.layout = layout
         self.rows = max(1, min(MOST_ROWS, MOST_NUMBERS // max(layout.size, 1)))
-        self.block = None if shown is None else of_block(hashable(shown), layout)
+        self.block = None
+        if shown is not None:
+            flat = _Flat(hashable(shown), layout)
+            like = jax.ShapeDtypeStruct((layout.size,), layout.dtype)
+            self.block = of_block(known_once(flat, flat, like))
 
     def __call__(self, vectors: np.ndarray) -> dict[str, np.ndarray]:
         """Quantities by name, with the axes of chains and draws in front."""
@@ -40,19 +46,24 @@ class Shown:
             padded = np.resize(part, (self.rows, dimensions)) if len(part) < self.rows else part
             found, count = self.block(padded), len(part)
             parts.append(jax.tree.map(lambda x, count=count: np.asarray(x)[:count], found))
-        whole = jax.tree.map(lambda *xs: np.concatenate(xs) if len(xs) > 1 else xs[0], *parts)
+        whole = parts[0]
+        if len(parts) > 1:
+            whole = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
         return named(jax.tree.map(lambda x: x.reshape(chains, draws, *x.shape[1:]), whole))
 
-    def none(self) -> dict[str, np.ndarray]:
-        """No draws of one chain: the names, shapes and types of what is shown."""
-        if self.block is None:
-            return self(np.zeros((1, 0, self.layout.size), self.layout.dtype))
-        like = jax.ShapeDtypeStruct((self.rows, self.layout.size), self.layout.dtype)
-        shapes = jax.eval_shape(self.block, like)
-        return named(jax.tree.map(lambda x: np.zeros((1, 0, *x.shape[1:]), x.dtype), shapes))
+
+@dataclass(frozen=True)
+class _Flat:
+    """What is shown of a vector; equal for equal functions and layouts."""
+
+    shown: Callable[..., Any]
+    layout: Layout
+
+    def __call__(self, vector: Any) -> Any:
+        return self.shown(self.layout.position(vector))
 
 
 @functools.lru_cache(KEPT)
-def of_block(shown: Callable[..., Any], layout: Layout) -> Any:
-    """What is shown of the positions that a block of vectors stands for."""
-    return jax.jit(jax.vmap(lambda vector: shown(layout.position(vector))))
+def of_block(shown: Callable[..., Any]) -> Any:
+    """What is shown of a block of vectors."""
+    return jax.jit(jax.vmap(shown))

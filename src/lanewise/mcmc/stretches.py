@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from lanewise.api.vmap import vmap
-from lanewise.core.errors import Outcome
+from lanewise.core.errors import LaneError, Outcome
 from lanewise.core.outcomes import Outcomes
 from lanewise.mcmc.chain import Carried, Kept, Task, chain_of
 from lanewise.mcmc.samplers import Sampler
@@ -61,6 +61,13 @@ class Stretched:
     @property
     def failed(self) -> np.ndarray:
         return np.asarray(self.outcomes.code) != int(Outcome.DONE)
+
+    def must_go_on(self, failed: np.ndarray) -> None:
+        """Raise if every chain has failed."""
+        if failed.all():
+            found, chains = self.outcomes, len(failed)
+            outcomes = Outcomes(found.code[:chains], found.site[:chains], found.sites)
+            raise LaneError(outcomes.describe("every chain failed"), outcomes)
 
 
 class Stretches:
