@@ -82,6 +82,7 @@ soak: $(TEST_STAMP)
 		tests/place/test_transports.py tests/place/test_places.py $(PYTEST_ARGS)
 	LANEWISE_RANDOM=1 LANEWISE_PROGRAMS=$(SOAK_PROGRAMS) LANEWISE_FULL=1 \
 		$(BIN)/python -m pytest -n $(WORKERS) -x tests/test_generated.py $(PYTEST_ARGS)
+	LANEWISE_TRIALS=20 $(BIN)/python -m pytest -x tests/mcmc/test_interrupted.py $(PYTEST_ARGS)
 	LANEWISE_KILLS=50 LANEWISE_FULL=1 $(BIN)/python -m pytest -x tests/place/test_by_ray.py -k random_points
 
 peers: $(PEERS_STAMP)

@@ -30,7 +30,7 @@ import lanewise as lw
 from _harness import Claim, report, use_device
 from lanewise.cpp.toolchain import host
 from lanewise.mcmc import NUTS
-from lanewise.mcmc.chain import chain_of, keeping
+from lanewise.mcmc.chain import carried, chain_of, task
 from lanewise.mcmc.space import Place
 
 MAX_DEPTH = 10
@@ -142,14 +142,13 @@ class Contender:
 
 def ours(target: Target, starts: jax.Array, keys: jax.Array) -> Contender:
     program = chain_of(NUTS(MAX_DEPTH), target.density, target.draws)
-    run = jax.jit(lw.vmap(program, in_axes=(0, 0, *(None,) * 5), max_depth=MAX_DEPTH + 2))
-    wanted = keeping(target.draws)
+    run = jax.jit(lw.vmap(program, in_axes=(0, 0, *(None,) * 3), max_depth=MAX_DEPTH + 2))
     value, gradient = jax.jit(jax.vmap(jax.value_and_grad(target.density)))(starts)
-    place = Place(starts, value, gradient)
+    begun = carried(Place(starts, value, gradient), target.step)
 
     def go() -> tuple[Any, Any]:
-        drawn = run(keys, place, False, None, jnp.float32(target.step), 0, wanted)
-        return drawn.positions, jnp.sum(drawn.info.leapfrogs)
+        _, kept = run(keys, begun, target.draws, None, task())
+        return kept.positions, jnp.sum(kept.info.leapfrogs)
 
     return Contender("lanewise", go)
 

@@ -23,7 +23,7 @@ from jax import random
 import lanewise as lw
 from _harness import Claim, report
 from lanewise.mcmc import NUTS
-from lanewise.mcmc.chain import chain_of, keeping
+from lanewise.mcmc.chain import carried, chain_of, task
 from lanewise.mcmc.space import Place
 
 ROWS, FEATURES, STEP = 2_000, 50, 0.03
@@ -54,14 +54,14 @@ def occupancy(density: Any, schedule: str, chains: int, draws: int, lanes: int |
     program = chain_of(NUTS(), density, draws)
     run = lw.vmap(
         program,
-        in_axes=(0, 0, *(None,) * 5),
+        in_axes=(0, 0, *(None,) * 3),
         carrier="ticks",
         schedule=schedule,
         stats=True,
         lanes=lanes,
     )
     place = Place(starts, value, gradient)
-    _, stats = run(keys, place, False, None, jnp.float32(STEP), 0, keeping(draws))
+    _, stats = run(keys, carried(place, STEP), draws, None, task())
     return float(stats.work) / float(stats.work_offered)
 
 

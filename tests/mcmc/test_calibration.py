@@ -19,7 +19,7 @@ from scipy.stats import chisquare
 
 import lanewise as lw
 from lanewise.mcmc import NUTS
-from lanewise.mcmc.chain import chain_of, keeping
+from lanewise.mcmc.chain import carried, chain_of, task
 from lanewise.mcmc.space import place_at
 
 SIMULATIONS = 640
@@ -74,9 +74,8 @@ def ranks(model: Simulated) -> np.ndarray:
 
         place = place_at(density, None, jnp.zeros_like(truth))
         chain = chain_of(NUTS(max_depth=6), density, draws)
-        step = jnp.float32(model.step)
-        drawn = chain(key, place, False, None, step, 0, keeping(draws))
-        return jnp.sum(drawn.positions[FIRST::APART] < truth, axis=0)
+        _, kept = chain(key, carried(place, model.step), draws, None, task())
+        return jnp.sum(kept.positions[FIRST::APART] < truth, axis=0)
 
     keys = jax.random.split(jax.random.key(0), (3, SIMULATIONS))
     truths = jax.vmap(lambda key: jax.random.normal(key, (model.parameters,)))(keys[0])

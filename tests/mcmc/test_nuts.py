@@ -19,13 +19,13 @@ import lanewise as lw
 from lanewise import mcmc
 from lanewise.core.errors import OptionError
 from lanewise.mcmc import NUTS
-from lanewise.mcmc.chain import Ran, chain_of, keeping
+from lanewise.mcmc.chain import Kept, carried, chain_of, task
 from lanewise.mcmc.nuts import begun, joined, turns
 from lanewise.mcmc.space import Place, Point, place_at
 
 CHAINS, MORE_CHAINS, DRAWS, STEP = 8, 20, 4, 0.4
 MAX_DEPTH = 6
-AXES = (0, 0, *(None,) * 5)
+AXES = (0, 0, *(None,) * 3)
 
 
 def density(x: jax.Array) -> jax.Array:
@@ -41,15 +41,15 @@ def beginnings() -> tuple[jax.Array, Place]:
     return jax.random.split(jax.random.key(1), MORE_CHAINS), places
 
 
-def drawn(chains: int, step: float = STEP, **options: Any) -> Ran:
+def drawn(chains: int, step: float = STEP, **options: Any) -> Kept:
     keys, places = jax.tree.map(lambda leaf: leaf[:chains], beginnings())
     run = lw.vmap(chain_of(NUTS(MAX_DEPTH), density, DRAWS), in_axes=AXES, **options)
-    ran = run(keys, places, False, None, jnp.float32(step), 0, keeping(DRAWS))
-    return jax.tree.map(np.asarray, ran)
+    _, kept = run(keys, carried(places, step), DRAWS, None, task())
+    return jax.tree.map(np.asarray, kept)
 
 
 @pytest.fixture(scope="module")
-def alone() -> Ran:
+def alone() -> Kept:
     found = drawn(CHAINS, carrier="native")
     assert len(np.unique(found.info.leapfrogs)) > 3, "the trees are all alike"
     return found
@@ -58,13 +58,13 @@ def alone() -> Ran:
 @pytest.mark.parametrize(
     ("chains", "lanes"), [(CHAINS, 3), (CHAINS, 5), (MORE_CHAINS, None), (MORE_CHAINS, 7)]
 )
-def test_neighbours_and_lanes_change_no_bit(alone: Ran, chains: int, lanes: int | None) -> None:
+def test_neighbours_and_lanes_change_no_bit(alone: Kept, chains: int, lanes: int | None) -> None:
     found = drawn(chains, carrier="native", lanes=lanes)
     jax.tree.map(np.testing.assert_array_equal, alone, jax.tree.map(lambda x: x[:CHAINS], found))
 
 
 @pytest.fixture(scope="module")
-def ticked() -> Ran:
+def ticked() -> Kept:
     return drawn(CHAINS, carrier="ticks", schedule="lowest")
 
 
@@ -72,7 +72,7 @@ def ticked() -> Ran:
     ("schedule", "lanes"), [("lowest", None), ("lowest", 3), ("most", None), ("sweep", None)]
 )
 def test_schedules_and_refill_change_nothing(
-    alone: Ran, ticked: Ran, schedule: str, lanes: int | None
+    alone: Kept, ticked: Kept, schedule: str, lanes: int | None
 ) -> None:
     found = ticked
     if (schedule, lanes) != ("lowest", None):
@@ -91,7 +91,7 @@ def test_short_steps_go_to_the_greatest_depth() -> None:
     assert (info.acceptance > 0.999).all() and not info.diverging.any()
 
 
-def test_long_steps_turn_early(alone: Ran) -> None:
+def test_long_steps_turn_early(alone: Kept) -> None:
     assert (alone.info.leapfrogs < 2**MAX_DEPTH - 1).mean() > 0.8
     assert (alone.info.leapfrogs < 2**alone.info.tree_depth).all()
 

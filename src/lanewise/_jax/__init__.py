@@ -15,6 +15,7 @@ from jax._src import source_info_util as _source_info_util
 from jax._src.array import ArrayImpl
 from jax.core import ShapedArray, Tracer
 
+from lanewise._jax.fingerprints import fingerprint
 from lanewise._jax.jaxprs import (
     DIGAMMA_AT_ZERO_IS_INFINITE,
     Atom,

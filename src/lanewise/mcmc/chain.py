@@ -1,19 +1,19 @@
-"""The program of one chain: stretches of draws, some to adapt by and some to keep.
+"""The program of one chain: one stretch of draws, to adapt by or to keep.
 
-One program does the warm-up and the draws. What differs is data (`Stretches`): how many draws, whether the step size
-and the moments follow them, whether the scale is renewed at their end. So the density and its gradient are compiled for
-one program, however many windows a warm-up has. The density is asked at two places of it: in a sampler's step, and
-where a stretch begins (`settled`).
+One program does the warm-up and the draws. What differs is data (`Task`): how many draws, whether the step size and the
+moments follow them, which of them are kept. So the density and its gradient are compiled for one program, however many
+windows a warm-up has and however many draws there are. The density is asked at two places of it: in a sampler's step,
+and where a window begins (`settled`).
 
-It is a loop over draws, so that a chain that has a draw goes on to the next whatever the others do. The key of a draw
-is made of the chain's key and the draw's number: it is the same draw however many are asked for at once.
+It is a loop over draws, so that a chain that has a draw goes on to the next whatever the others do. All that a chain
+carries from one draw to the next, the state of its adaptation too, goes in and comes out (`Carried`), and the key of a
+draw is made of the chain's key and the draw's number: draws are the same wherever a run is cut into stretches.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,10 +22,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lanewise.mcmc.adapt import (
     Moments,
-    Window,
+    StepSize,
     moments_with,
     no_moments,
-    scale_from,
     step_after,
     step_from,
 )
@@ -35,12 +34,9 @@ from lanewise.mcmc.space import (
     Density,
     Place,
     Point,
-    Space,
     energy,
     leapfrog,
-    unknown,
     unwhitened,
-    whitened,
 )
 from lanewise.tracing.decorator import ProgramFunction, program
 
@@ -48,46 +44,70 @@ from lanewise.tracing.decorator import ProgramFunction, program
 MOST_HALVINGS = 50
 
 
-class Stretches(NamedTuple):
-    """What a chain does, one stretch after another; the arrays may be longer than `count`.
+class Carried(NamedTuple):
+    """What a chain carries from one stretch to the next.
 
-    Draws of a stretch that `tunes` are adapted by, those of one that does not are kept.
-    """
-
-    count: Int[Array, ""]
-    draws: Int[Array, " stretches"]
-    tunes: Bool[Array, " stretches"]
-    renews: Bool[Array, " stretches"]
-
-
-def tuning(windows: Sequence[Window], room: int = 1) -> Stretches:
-    """The windows of a warm-up; `room` is how many the arrays have room for."""
-    draws, renews = np.zeros(room, np.int32), np.zeros(room, bool)
-    for i, window in enumerate(windows):
-        draws[i], renews[i] = window
-    return Stretches(np.int32(len(windows)), draws, np.ones(room, bool), renews)  # type: ignore[arg-type]
-
-
-def keeping(draws: int, room: int = 1) -> Stretches:
-    """One stretch of draws that are kept; of no draws, it asks for the density where a chain is."""
-    none = np.zeros(room, bool)
-    return Stretches(np.int32(1), np.full(room, draws, np.int32), none, none)  # type: ignore[arg-type]
-
-
-class Ran(NamedTuple):
-    """A chain after its stretches.
-
-    Draws that were kept are along the first axis, with what is reported of each; `moments` are those of the last
-    stretch; `space` is the scale of a chain that adapts alone, else None.
+    `step` is that of draws that are kept, and where a window's adaptation begins; `adapting` and `moments` are those of
+    the window that a chain is in.
     """
 
     place: Place
-    space: Space
     step: Float[Array, ""]
+    adapting: StepSize
     moments: Moments
+
+
+class Task(NamedTuple):
+    """What a stretch is, for all chains alike.
+
+    * `number`: that of its first draw; `origin`: that of the first of its phase, the warm-up or the draws.
+    * `fresh`: the density where chains are is not known.
+    * `tunes`: draws are adapted by; `begins`: from anew, since a window of the warm-up begins here.
+    * `thin`: one draw of so many is kept; 0 keeps none.
+    """
+
+    number: Int[Array, ""]
+    origin: Int[Array, ""]
+    fresh: Bool[Array, ""]
+    tunes: Bool[Array, ""]
+    begins: Bool[Array, ""]
+    thin: Int[Array, ""]
+
+
+class Kept(NamedTuple):
+    """Draws along the first axis, the step size of each and what is reported of it."""
+
     positions: Float[Array, "draws d"]
     logdensity: Float[Array, " draws"]
+    step: Float[Array, " draws"]
     info: Info
+
+
+def task(
+    number: int = 0,
+    *,
+    origin: int = 0,
+    fresh: bool = False,
+    tunes: bool = False,
+    begins: bool = False,
+    thin: int = 1,
+) -> Task:
+    """A stretch from the draw with this number on."""
+    counts = (np.int32(value) for value in (number, origin, thin))
+    number_, origin_, thin_ = counts
+    flags = (np.bool_(fresh), np.bool_(tunes), np.bool_(begins))
+    return Task(number_, origin_, *flags, thin_)  # type: ignore[arg-type]
+
+
+def carried(place: Place, step: Any, dense: bool = False) -> Carried:
+    """A chain before its first stretch, or chains along the first axis: by NumPy if their places are NumPy's."""
+    numpy: Any = np if isinstance(place.position, np.ndarray) else jnp
+    (*chains, d), dtype = place.position.shape, place.position.dtype
+    step = numpy.broadcast_to(numpy.asarray(step, dtype), tuple(chains))
+    zero = numpy.zeros(chains, dtype)
+    squares = numpy.zeros((*chains, d, d) if dense else (*chains, d), dtype)
+    moments = Moments(zero, numpy.zeros_like(place.position), squares)
+    return Carried(place, step, StepSize(zero, zero, zero, zero, zero), moments)
 
 
 @program(static_argnames=("density", "target_accept"))
@@ -118,59 +138,60 @@ def settled(density, space, key, place, fresh, step, tunes, target_accept):
 
 @functools.lru_cache(KEPT)
 def chain_of(
-    sampler: Sampler, density: Density, capacity: int, dense: bool = False, alone: bool = False
+    sampler: Sampler, density: Density, capacity: int, dense: bool = False
 ) -> ProgramFunction:
-    """The program of a chain from the draw with this `number` on; it keeps at most `capacity` draws.
+    """The program of one stretch of a chain, of `draws` draws; it has room for `capacity` that are kept.
 
-    The density at a `fresh` place is not known yet. A chain that adapts `alone` renews its scale at the end of each
-    stretch that `renews`.
+    It gives the chain after it (`Carried`) and the draws (`Kept`). Of no draws, it asks for the density where a chain
+    is if that is `fresh`.
     """
     target_accept = sampler.target_accept
 
     @program
-    def chain(key, place, fresh, space, step, number, stretches):
+    def chain(key, carried, draws, space, task):
+        place, step, adapting, moments = carried
         dtype = place.position.dtype
-        positions = jnp.zeros((capacity, place.position.size), dtype)
-        logdensity = jnp.zeros(capacity, dtype)
-        info = Info(
-            acceptance=jnp.zeros(capacity, dtype),
-            energy=jnp.zeros(capacity, dtype),
-            tree_depth=jnp.zeros(capacity, jnp.int32),
-            leapfrogs=jnp.zeros(capacity, jnp.int32),
-            diverging=jnp.zeros(capacity, bool),
+        kept = Kept(
+            positions=jnp.zeros((capacity, place.position.size), dtype),
+            logdensity=jnp.zeros(capacity, dtype),
+            step=jnp.zeros(capacity, dtype),
+            info=Info(
+                acceptance=jnp.zeros(capacity, dtype),
+                energy=jnp.zeros(capacity, dtype),
+                tree_depth=jnp.zeros(capacity, jnp.int32),
+                leapfrogs=jnp.zeros(capacity, jnp.int32),
+                diverging=jnp.zeros(capacity, bool),
+            ),
         )
-        moments = no_moments(place.position, dense)
-        stretch = jnp.int32(0)
-        while stretch < stretches.count:
-            tunes = stretches.tunes[stretch]
+        number, tunes, thin = task.number, task.tunes, jnp.maximum(task.thin, 1)
+        if task.fresh | task.begins:
             begin_key = random.fold_in(key, -1 - number)
             place, step = settled(
-                density, space, begin_key, place, fresh, step, tunes, target_accept
+                density, space, begin_key, place, task.fresh, step, task.begins, target_accept
             )
-            fresh = jnp.array(False)
-            adapting = step_from(step)
-            moments = no_moments(place.position, dense)
-            first = number
-            while number < first + stretches.draws[stretch]:
-                tried = jnp.where(tunes, jnp.exp(adapting.log_step), step)
-                draw_key = random.fold_in(key, number)
-                place, latest = sampler.draw(density, space, draw_key, place, tried)
-                position = unwhitened(space, place.position)
-                if tunes:
-                    adapting = step_after(adapting, latest.acceptance, target_accept)
-                    moments = moments_with(moments, position)
-                # What is written beyond the end is dropped.
-                row = jnp.where(tunes, capacity, number - first)
-                positions = positions.at[row].set(position)
-                logdensity = logdensity.at[row].set(place.logdensity)
-                info = Info(*(history.at[row].set(value) for history, value in zip(info, latest)))
-                number += 1
-            step = jnp.where(tunes, jnp.exp(adapting.log_average), step)
-            if alone and stretches.renews[stretch]:
-                position = unwhitened(space, place.position)
-                space = scale_from(moments)
-                place, fresh = unknown(whitened(space, position)), jnp.array(True)
-            stretch += 1
-        return Ran(place, space if alone else None, step, moments, positions, logdensity, info)
+            if task.begins:
+                adapting = step_from(step)
+                moments = no_moments(place.position, dense)
+        last = number + draws
+        before = (number - task.origin) // thin
+        while number < last:
+            tried = jnp.where(tunes, jnp.exp(adapting.log_step), step)
+            draw_key = random.fold_in(key, number)
+            place, latest = sampler.draw(density, space, draw_key, place, tried)
+            position = unwhitened(space, place.position)
+            if tunes:
+                adapting = step_after(adapting, latest.acceptance, target_accept)
+                moments = moments_with(moments, position)
+            number += 1
+            made = number - task.origin
+            keeps = (task.thin > 0) & (made % thin == 0)
+            # What is written beyond the end is dropped.
+            row = jnp.where(keeps, made // thin - 1 - before, capacity)
+            positions = kept.positions.at[row].set(position)
+            logdensity = kept.logdensity.at[row].set(place.logdensity)
+            steps = kept.step.at[row].set(tried)
+            info = Info(*(h.at[row].set(value) for h, value in zip(kept.info, latest)))
+            kept = Kept(positions, logdensity, steps, info)
+        return Carried(place, step, adapting, moments), kept
 
     return chain

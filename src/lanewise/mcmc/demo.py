@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from lanewise.api.vmap import vmap
-from lanewise.mcmc.chain import chain_of, keeping
+from lanewise.mcmc.chain import carried, chain_of, task
 from lanewise.mcmc.inference import the_library
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
@@ -123,13 +123,13 @@ def _ours(density: FlatDensity, starts: Position, step: float) -> Callable[[], A
     vectors = jax.vmap(lambda position: ravel_pytree(position)[0])(starts)
     value, gradient = jax.jit(jax.vmap(jax.value_and_grad(density)))(vectors)
     program = chain_of(NUTS(), density, TIMED_DRAWS)
-    many = jax.jit(vmap(program, in_axes=(0, 0, *(None,) * 5)))
+    many = jax.jit(vmap(program, in_axes=(0, 0, *(None,) * 3)))
     keys = jax.random.split(jax.random.key(2), vectors.shape[0])
     place = Place(vectors, value, gradient)
 
     def go() -> Any:
-        ran = many(keys, place, False, None, jnp.float32(step), 0, keeping(TIMED_DRAWS))
-        return jnp.sum(ran.info.leapfrogs)
+        _, kept = many(keys, carried(place, step), TIMED_DRAWS, None, task())
+        return jnp.sum(kept.info.leapfrogs)
 
     return go
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import numbers
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,15 +17,35 @@ from lanewise.core.errors import OptionError
 
 
 def typed_key(key: Any) -> Key[Array, ""]:
-    """One typed key; old ones, two numbers, are taken too."""
+    """One typed key; a seed, an int, and old keys, two numbers, are taken too.
+
+    >>> bool(typed_key(7) == jax.random.key(7))
+    True
+    """
     try:
+        if isinstance(key, numbers.Integral) and not isinstance(key, bool):
+            return jax.random.key(int(key))
         is_typed = isinstance(key, jax.Array) and _jax.is_key(jax.typeof(key))
         key = key if is_typed else jax.random.wrap_key_data(jnp.asarray(key, jnp.uint32))
         if key.shape == ():
             return key
     except (TypeError, ValueError, OverflowError):
         pass
-    raise OptionError(f"key={key!r} is not one random key; make one with jax.random.key(0).")
+    raise OptionError(
+        f"key={key!r} is not one random key; make one with jax.random.key(0), or give a seed."
+    )
+
+
+def accepting(sampler: Any, target_accept: float | None) -> Any:
+    """The sampler with another `target_accept`, if one is given."""
+    if target_accept is None:
+        return sampler
+    if dataclasses.is_dataclass(sampler) and not isinstance(sampler, type):
+        with contextlib.suppress(TypeError):
+            return dataclasses.replace(sampler, target_accept=target_accept)
+    raise OptionError(
+        f"target_accept= is for samplers that take it, and sampler={sampler!r} is none of them: set it there."
+    )
 
 
 @contextlib.contextmanager

@@ -2,63 +2,41 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from lanewise.core.errors import OptionError
 from lanewise.mcmc.models import Model
-from lanewise.mcmc.samplers import Info
-from lanewise.mcmc.space import KEPT
-from lanewise.mcmc.start import Layout, hashable
+
+Arrays = Mapping[str, Any]
 
 
-class Drawn(NamedTuple):
-    """Draws on the host, along the axes of chains and draws, and what is reported of each."""
+def sampled(model: Model, groups: Mapping[str, Arrays], attributes: Mapping[str, Any]) -> Any:
+    """`InferenceData` of groups of named arrays, whose axes are chain, draw and those of the quantity.
 
-    positions: np.ndarray
-    logdensity: np.ndarray
-    info: Info
-
-
-def inference_data(
-    model: Model, layout: Layout, drawn: Drawn, step: np.ndarray, attributes: dict[str, Any]
-) -> Any:
-    """`InferenceData` of draws whose axes are chain, draw and dimension."""
+    Arrays are taken as they are; xarray's variables that lie on disk stay there.
+    """
     arviz = the_library()
-    positions = layout.position(drawn.positions)
-    if model.shown is not None:
-        positions = of_all(hashable(model.shown))(positions)
-    info = drawn.info
-    stats = {
-        "lp": drawn.logdensity,
-        "acceptance_rate": info.acceptance,
-        "step_size": np.broadcast_to(step[:, None], drawn.logdensity.shape),
-        "tree_depth": info.tree_depth,
-        "n_steps": info.leapfrogs,
-        "diverging": info.diverging,
-        "energy": info.energy,
-    }
-    with warnings.catch_warnings():
-        # More chains than draws is no mistake here.
-        warnings.simplefilter("ignore", UserWarning)
-        return arviz.from_dict(
-            posterior=named(positions),
-            sample_stats={name: np.asarray(value) for name, value in stats.items()},
-            posterior_attrs=attributes,
-            sample_stats_attrs=attributes,
-        )
+    import xarray
 
-
-@functools.lru_cache(KEPT)
-def of_all(shown: Callable[..., Any]) -> Any:
-    """What is shown of the positions of all chains and draws."""
-    return jax.jit(jax.vmap(jax.vmap(shown)))
+    datasets = {}
+    for group, arrays in groups.items():
+        variables, sizes = {}, {}
+        for name, array in arrays.items():
+            dims = ("chain", "draw", *(f"{name}_dim_{i}" for i in range(len(array.shape) - 2)))
+            sizes |= dict(zip(dims, array.shape))
+            if isinstance(array, xarray.Variable):
+                array = array.copy(deep=False)
+                array.dims = dims
+            variables[name] = array if isinstance(array, xarray.Variable) else (dims, array)
+        coords = {dim: np.arange(size) for dim, size in sizes.items()}
+        datasets[group] = xarray.Dataset(variables, coords, dict(attributes))
+    return arviz.InferenceData(**datasets)
 
 
 def must_have_library() -> None:

@@ -1,132 +1,104 @@
-"""One call of `sample`: chains start, warm up and draw, in stretches."""
+"""One call of `sample`: chains start, warm up and draw, in stretches.
+
+Between stretches the host has everything: it ends windows, keeps what was drawn, saves the state, shows how far the run
+is, and stops where it is interrupted. Where stretches end changes no draw (`chain.py`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from lanewise.api.vmap import vmap
-from lanewise.core.errors import LaneError, OptionError, Outcome
-from lanewise.core.events import labelled
-from lanewise.core.outcomes import Outcomes
-from lanewise.mcmc.adapt import Window, pooled, scale_from, windows
-from lanewise.mcmc.chain import Ran, Stretches, chain_of, keeping, tuning
-from lanewise.mcmc.inference import Drawn
-from lanewise.mcmc.samplers import Info, Sampler, must_be_count
-from lanewise.mcmc.saved import Saved
-from lanewise.mcmc.space import Place, rewhitened
-from lanewise.mcmc.spread import Spread
+from lanewise.core.errors import OptionError
+from lanewise.mcmc.adapt import windows
+from lanewise.mcmc.chain import Carried, Kept, Task, carried, task
+from lanewise.mcmc.interrupts import held
+from lanewise.mcmc.keeping import Keeping
+from lanewise.mcmc.pace import Pace
+from lanewise.mcmc.settings import Settings
+from lanewise.mcmc.space import Place
 from lanewise.mcmc.start import Starts
+from lanewise.mcmc.stretches import Stretched, Stretches
+from lanewise.mcmc.watching import Watching
+from lanewise.mcmc.windows import ended
 
-MASS_MATRICES = ("diagonal", "dense", "unit")
-ADAPTATIONS = ("pooled", "chain")
-# The structure of draws on disk.
-_DRAWN = Drawn(0, 0, Info(0, 0, 0, 0, 0))  # type: ignore[arg-type]
 # How often a start with no finite density is drawn anew.
 TRIES = 100
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What decides the draws, beside the density and the key."""
-
-    chains: int
-    warmup: int
-    sampler: Sampler
-    mass_matrix: str
-    adaptation: str
-    step_size: float | None
-
-    def __post_init__(self) -> None:
-        must_be_count("chains", self.chains, 1)
-        must_be_count("warmup", self.warmup, 0)
-        if isinstance(self.sampler, type) or not callable(getattr(self.sampler, "draw", None)):
-            raise OptionError(
-                f"sampler={self.sampler!r} must be NUTS(...), HMC(...), MCLMC(...) or a Sampler."
-            )
-        for name, value, allowed in (
-            ("mass_matrix", self.mass_matrix, MASS_MATRICES),
-            ("adaptation", self.adaptation, ADAPTATIONS),
-        ):
-            if value not in allowed:
-                known = ", ".join(map(repr, allowed))
-                raise OptionError(f"{name}={value!r} is not known; choose one of {known}.")
-        if self.step_size is not None and not _is_positive(self.step_size):
-            raise OptionError(f"step_size={self.step_size!r} must be a positive number.")
-        if self.warmup == 0 and self.step_size is None:
-            raise OptionError("warmup=0 adapts nothing: give step_size= as well.")
-
-    @property
-    def dense(self) -> bool:
-        return self.mass_matrix == "dense"
-
-    @property
-    def alone(self) -> bool:
-        return self.adaptation == "chain"
-
-
 class State(NamedTuple):
-    """Where chains are between stretches, the scale of their coordinates (of each if alone) and their step sizes.
+    """Where a run is between stretches, along the axis of lanes: `number` draws have been made of each chain.
 
-    `fresh`: the density at their places is not known.
+    `fresh`: the density where chains are is not known. `space`: the scale of their coordinates, of each if alone.
     """
 
-    place: Place
+    number: np.ndarray
+    carried: Carried
     fresh: np.ndarray
     space: Any
-    step: np.ndarray
+    failed: np.ndarray
+    finite: np.ndarray
+    moved: np.ndarray
 
 
 @dataclass(eq=False)
 class Run:
-    """One call of `sample`."""
+    """One call of `sample`; `draws` are kept of each chain."""
 
     settings: Settings
     begin: Starts
-    capacity: int
-    options: dict[str, Any]
-    saved: Saved
-    cluster: Any = None
+    draws: int
+    stretches: Stretches
+    keeping: Keeping
+    watching: Watching
+    pace: Pace = field(default_factory=Pace)
+    interrupted: bool = False
 
     def __post_init__(self) -> None:
-        settings = self.settings
-        self.failed = np.zeros(settings.chains, bool)
-        self.finite = np.ones(settings.chains, bool)
-        self.windows = windows(settings.warmup)
-        # Chains that adapt alone go through all windows at once.
-        self.room = max(len(self.windows), 1) if settings.alone else 1
-        self.alone = settings.alone and settings.mass_matrix != "unit"
-        self.program = chain_of(
-            settings.sampler, self.begin.density, self.capacity, settings.dense, self.alone
-        )
-        space_axis = 0 if self.alone else None
-        axes = (0, 0, None, space_axis, 0, None, None)
-        self.vmapped = vmap(self.program, in_axes=axes, **self.options)
-        self.spread: Spread | None = None
-        if self.cluster is not None:
-            self.spread = Spread(
-                self.program, self.cluster, settings.chains, self.alone, **self.options
-            )
+        self.windows = windows(self.settings.warmup)
+        self.last = self.settings.warmup + self.draws * self.settings.thin
+
+    def go(self) -> State:
+        """The run from its start, or from where it was saved, to its end, or to where it is interrupted."""
+        state = self.keeping.opened(self._first(self.begin.positions))
+        if state is None:
+            state = self.started()
+        try:
+            with self.watching.open(int(state.number), self.last):
+                while int(state.number) < self.last:
+                    state = self._next(state)
+        except KeyboardInterrupt:
+            self.keeping.save(int(state.number), state)
+            if not any(self.keeping.rows(int(state.number)).values()):
+                raise
+            self.interrupted = True
+            return state
+        self.keeping.save(int(state.number), state)
+        return state
 
     def started(self) -> State:
         """Chains at their starts; those with no finite density are drawn anew, where they are drawn."""
         again, chains = self.begin.again, self.settings.chains
         state = self._first(self.begin.positions)
         last = TRIES if again is not None else 0
+        none = np.zeros(len(state.failed), np.int32)
         for attempt in range(last + 1):
-            ran, outcomes = self._run("starts", state, 0, keeping(0, self.room))
-            place = jax.tree.map(np.asarray, ran.place)
-            self.finite = np.asarray(outcomes.code) == int(Outcome.DONE)
-            self.finite &= np.isfinite(place.logdensity) & np.isfinite(place.gradient).all(axis=1)
-            if again is None or attempt == last or self.finite.all():
+            ran = self.stretches(state.carried, none, state.space, task(fresh=True, thin=0))
+            place = ran.carried.place
+            finite = ~ran.failed & np.isfinite(place.logdensity)
+            finite &= np.isfinite(place.gradient).all(axis=1)
+            if again is None or attempt == last or finite[:chains].all():
                 break
-            renewed = np.where(self.finite[:, None], state.place.position, again(attempt))
-            state = self._first(renewed)
-        if self.finite.any():
-            return state
+            positions = np.asarray(state.carried.place.position)
+            state = self._first(np.where(finite[:, None], positions, again(attempt)))
+        if finite[:chains].any():
+            kept = jax.tree.map(lambda n, o: _where(finite, n, o), place, state.carried.place)
+            begun = state.carried._replace(place=kept)
+            return state._replace(carried=begun, finite=finite, fresh=np.array(not finite.all()))
         tried = f" in {TRIES} tries each" if again is not None else ""
         raise OptionError(
             f"logdensity or its gradient is not a finite number at the start of any of the {chains} chains{tried}:"
@@ -134,108 +106,92 @@ class Run:
         )
 
     def _first(self, positions: np.ndarray) -> State:
-        settings, (chains, dimensions), dtype = self.settings, positions.shape, positions.dtype
+        settings, (lanes, dimensions), dtype = self.settings, positions.shape, positions.dtype
         space: Any = None
         if settings.mass_matrix != "unit":
             one = np.eye(dimensions, dtype=dtype) if settings.dense else np.ones(dimensions, dtype)
-            space = np.broadcast_to(one, (chains, *one.shape)) if self.alone else one
-        arrays: Any = positions, np.zeros(chains, dtype), np.zeros_like(positions)
-        step = np.full(chains, settings.step_size or 1.0, dtype)
-        return State(Place(*arrays), np.array(True), space, step)
+            space = np.broadcast_to(one, (lanes, *one.shape)) if settings.alone else one
+        arrays: Any = positions, np.zeros(lanes, dtype), np.zeros_like(positions)
+        chains = carried(Place(*arrays), settings.step_size or 1.0, settings.dense)
+        no, yes = np.zeros(lanes, bool), np.ones(lanes, bool)
+        return State(np.array(0), chains, np.array(True), space, no, yes, no)
 
-    def _run(
-        self, label: str, state: State, number: int, stretches: Stretches
-    ) -> tuple[Ran, Outcomes]:
-        """One call of the program, the same one for everything."""
-        arguments: Any = (self.begin.keys, *state, np.int32(number), stretches)
-        if self.spread is not None:
-            return self.spread(label, *arguments)
-        with labelled(label):
-            return self.vmapped(*arguments)
-
-    def close(self) -> None:
-        """Release the workers of a cluster."""
-        if self.spread is not None:
-            self.spread.close()
-
-    def warm_up(self, state: State) -> State:
-        """Chains after the warm-up."""
-        parts = (self.windows,) if self.settings.alone and self.windows else ()
-        parts = parts or tuple((window,) for window in self.windows)
-        number = 0
-        for count, part in enumerate(parts):
-            name = f"warmup-{count:02}"
-            found = self.saved.load(name, (state, self.failed))
-            if found is None:
-                label = f"warm-up {count + 1}/{len(parts)}"
-                found = self._stretch(label, state, number, part), self.failed
-                self.saved.save(name, found)
-            state, self.failed = found
-            number += sum(window.draws for window in part)
+    def _next(self, state: State) -> State:
+        """The state after one stretch more, whose draws are kept and which is saved if that is due."""
+        draws, window_ends, what = self._task(state)
+        idle = state.failed | (np.arange(len(state.failed)) >= self.settings.chains)
+        began = time.perf_counter()
+        ran = self.stretches(
+            state.carried, np.where(idle, 0, draws).astype(np.int32), state.space, what
+        )
+        self.pace.took(draws, time.perf_counter() - began)
+        after = self._after(state, ran, draws)
+        with held():  # draws that are kept are counted
+            self.keeping.add(int(state.number), draws, ran, self.settings.chains)
+            state = after if window_ends is None else self._window(after, window_ends)
+            if self.keeping.is_due(int(state.number)):
+                self.keeping.save(int(state.number), state)
+            self.watching.add(int(state.number), ran, bool(what.tunes))
         return state
 
-    def _stretch(self, label: str, state: State, number: int, part: tuple[Window, ...]) -> State:
-        ran, outcomes = self._run(label, state, number, tuning(part, self.room))
-        self._note(outcomes)
-        fine = ~self.failed
-        taken = (ran.place, ran.space, ran.step) if self.alone else (ran.place, None, ran.step)
-        before = (state.place, state.space if self.alone else None, state.step)
-        place, space, step = jax.tree.map(lambda new, old: _where(fine, new, old), taken, before)
-        if self.settings.alone:
-            return State(place, np.array(False), space, step)
-        well = fine & self.finite
-        step = np.full_like(step, np.exp(np.log(step[well]).mean()))
-        if state.space is None or not part[-1].renews:
-            return State(place, np.array(False), state.space, step)
-        moments = jax.tree.map(lambda leaf: np.asarray(leaf)[well], ran.moments)
-        space = np.asarray(scale_from(pooled(moments), np))
-        moved = rewhitened(np.asarray(state.space), space, place.position)
-        return State(place._replace(position=moved), np.array(True), space, step)
+    def _task(self, state: State) -> tuple[int, int | None, Task]:
+        """How many draws come next, which window ends with them, and what they are for."""
+        settings, number = self.settings, int(state.number)
+        tunes, ends, begin, which = number < settings.warmup, self.last, settings.warmup, None
+        if tunes:
+            limits = np.cumsum([window.draws for window in self.windows])
+            which = int(np.searchsorted(limits, number, side="right"))
+            ends = int(limits[which])
+            begin = ends - self.windows[which].draws
+        origin = 0 if tunes else settings.warmup
+        thin = settings.thin if not tunes or settings.keep_warmup else 0
+        draws = min(self.pace.draws, ends - number)
+        if thin:
+            draws = min(draws, self.stretches.capacity * thin - (number - origin) % thin)
+        draws = min(draws, self.keeping.left(number) or draws)
+        what = task(
+            number,
+            origin=origin,
+            fresh=bool(state.fresh),
+            tunes=tunes,
+            begins=tunes and number == begin,
+            thin=thin,
+        )
+        return draws, which if number + draws == ends else None, what
 
-    def draw(self, state: State, draws: int) -> tuple[Drawn, np.ndarray]:
-        """All draws, in calls of at most `capacity`; a chain that failed has NaN from that call on."""
-        parts: list[Drawn] = []
-        done = 0
-        while done < draws:
-            name = f"draws-{done:08}"
-            found = self.saved.load(name, (_DRAWN, state.place, self.failed))
-            if found is None:
-                count = min(self.capacity, draws - done)
-                number = self.settings.warmup + done
-                ran, outcomes = self._run("draws", state, number, keeping(count, self.room))
-                self._note(outcomes)
-                kept = Drawn(*jax.tree.map(np.asarray, (ran.positions, ran.logdensity, ran.info)))
-                place = jax.tree.map(np.asarray, ran.place)
-                found = _first(count, kept), place, self.failed
-                self.saved.save(name, found)
-            part, place, self.failed = found
-            state = state._replace(place=place, fresh=np.array(False))
-            positions = np.where(self.failed[:, None, None], np.nan, part.positions)
-            parts.append(_first(draws - done, part._replace(positions=positions)))
-            done += part.positions.shape[1]
-        drawn = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
-        return drawn, state.step
+    def _after(self, state: State, ran: Stretched, draws: int) -> State:
+        failed = state.failed | ran.failed
+        ran.must_go_on(failed[: self.settings.chains])
+        chains = jax.tree.map(lambda n, o: _where(~failed, n, o), ran.carried, state.carried)
+        known = ~np.asarray(state.fresh)
+        moved = state.moved | _moves(ran.kept, ran.rows, state.carried.place.logdensity, known)
+        number = np.array(int(state.number) + draws)
+        return state._replace(
+            number=number, carried=chains, failed=failed, moved=moved, fresh=np.array(False)
+        )
 
-    def _note(self, outcomes: Any) -> None:
-        self.failed = self.failed | (np.asarray(outcomes.code) != int(Outcome.DONE))
-        if self.failed.all():
-            raise LaneError(outcomes.describe("every chain failed"), outcomes)
+    def _window(self, state: State, which: int) -> State:
+        settings = self.settings
+        well = ~state.failed & state.finite & (np.arange(len(state.failed)) < settings.chains)
+        shares = settings.adaptation == "pooled"
+        window = self.windows[which]
+        chains, space, fresh = ended(
+            window, state.carried, state.space, well, shares, settings.alone
+        )
+        return state._replace(carried=chains, space=space, fresh=np.array(fresh))
 
 
-def _where(fine: np.ndarray, new: Any, old: Any) -> np.ndarray:
-    """The new values of chains that are fine, on the host."""
+def _moves(kept: Kept, rows: np.ndarray, before: Any, known: Any) -> np.ndarray:
+    """Which chains are not where they were, by the density there; what it was before may not be known."""
+    lp = np.asarray(kept.logdensity)[:, : rows.max(initial=0)]
+    if not lp.shape[1]:
+        return np.zeros(len(rows), bool)
+    before = np.where(known & np.isfinite(before), before, lp[:, 0])
+    there = np.arange(lp.shape[1]) < rows[:, None]
+    return ((lp != before[:, None]) & np.isfinite(lp) & there).any(axis=1)
+
+
+def _where(which: np.ndarray, new: Any, old: Any) -> np.ndarray:
+    """The new values of some chains, on the host."""
     new = np.asarray(new)
-    return np.where(fine.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
-
-def _first(count: int, histories: Drawn) -> Drawn:
-    """The first draws of each chain."""
-    return jax.tree.map(lambda leaf: leaf[:, :count], histories)
-
-
-def _is_positive(value: Any) -> bool:
-    """Whether a value is one number above zero; one of JAX's counts."""
-    try:
-        return not isinstance(value, str) and float(value) > 0.0
-    except (TypeError, ValueError):
-        return False
+    return np.where(which.reshape(-1, *(1,) * (new.ndim - 1)), new, old)

@@ -7,26 +7,22 @@ has ended. Only where chains share what they have learnt, at the ends of the win
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-import numpy as np
 from jaxtyping import Array, Key
 
 from lanewise.core.errors import OptionError
-from lanewise.mcmc.given import on_device, typed_key
-from lanewise.mcmc.inference import inference_data, must_have_library
+from lanewise.mcmc.described import saved_in
+from lanewise.mcmc.given import accepting, on_device, typed_key
+from lanewise.mcmc.inference import must_have_library
+from lanewise.mcmc.initial import begun
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
-from lanewise.mcmc.run import Run, Settings
+from lanewise.mcmc.running import prepared, result
 from lanewise.mcmc.samplers import Sampler, must_be_count
-from lanewise.mcmc.saved import Saved, opened
-from lanewise.mcmc.start import Starts, starts
-from lanewise.mcmc.trouble import warn_of
+from lanewise.mcmc.settings import Settings
 from lanewise.place.cluster.cluster import Cluster
 from lanewise.watch.report import add_sampling
 
@@ -35,7 +31,7 @@ DEFAULT_SAMPLER = NUTS()
 
 def sample(
     logdensity: Callable[[Position], Array] | Model,
-    key: Key[Array, ""],
+    key: int | Key[Array, ""],
     *,
     chains: int,
     draws: int,
@@ -49,7 +45,11 @@ def sample(
     adaptation: str = "pooled",
     step_size: float | None = None,
     resume: str | os.PathLike[str] | None = None,
-    save_every: int = 100,
+    save_every: int | None = None,
+    thin: int = 1,
+    keep_warmup: bool = False,
+    target_accept: float | None = None,
+    initial_values: Mapping[str, Any] | None = None,
     carrier: str = "auto",
     cluster: str | Cluster | None = None,
 ) -> Any:
@@ -59,7 +59,10 @@ def sample(
       `Model` (`from_numpyro`, `from_pymc`).
     * `init`: positions with an axis of chains in front, or a function that makes one position of a key. Starts with no
       finite density are drawn anew; a model has its own.
-    * `progress`: show how many chains have ended each stretch.
+    * `key`: a random key, or a seed.
+    * `initial_values`: values of quantities by name, as the posterior has them (constrained), for all chains or with an
+      axis of chains in front; the others start as `init` makes them.
+    * `progress`: show one line with draws, rate, divergences, step size, minimum ESS and time left.
     * `lanes`: run so many chains at once; a lane that has ended one takes the next.
     * `device`: a JAX device, or "cpu" or "gpu".
     * `sampler`: `NUTS(...)`, `HMC(...)` or `MCLMC(...)`.
@@ -67,13 +70,20 @@ def sample(
     * `adaptation`: "pooled", scales and step sizes from the draws of all chains, who meet at the ends of the windows of
       the warm-up; or "chain", each by itself.
     * `step_size`: where adaptation begins, or with `warmup=0` the step size.
-    * `resume`: a directory in which the state is saved after each stretch of the warm-up and every `save_every` draws,
-      where chains then meet. The same call goes on from there, with the draws it would have had.
+    * `resume`: a directory to which draws are written, as Zarr arrays, and the state of the run about once a second and
+      with `save_every` also after that many draws. The same call goes on from there, with the draws it would have had.
+      Memory is bounded, and what comes back is read from there when it is asked for.
+    * `thin`: keep one draw in so many; `draws` are kept, so `thin * draws` are made.
+    * `keep_warmup`: keep the draws of the warm-up too, in groups of their own.
+    * `target_accept`: the acceptance that step sizes are adapted to, in place of the sampler's.
     * `carrier`: as in `lanewise.vmap`.
     * `cluster`: as in `lanewise.stream`: chains run on its workers, and `lanes` is how many a worker has in flight.
 
     A chain has the same draws whatever the lanes, the carrier and the number of other chains that sample with the same
     step size and scale. Chains that fail or never move, and divergences, are reported by a `SamplingWarning`.
+
+    Ctrl-C ends the run: what has been drawn comes back, with a `SamplingWarning`. `KeyboardInterrupt` is raised if that
+    is nothing.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -91,8 +101,12 @@ def sample(
     if not callable(model.logdensity):
         raise OptionError(f"logdensity must be a function or a Model; got {model.logdensity!r}.")
     must_be_count("draws", draws, 1)
-    must_be_count("save_every", save_every, 1)
-    settings = Settings(chains, warmup, sampler, mass_matrix, adaptation, step_size)
+    if save_every is not None:
+        must_be_count("save_every", save_every, 1)
+    sampler = accepting(sampler, target_accept)
+    settings = Settings(
+        chains, warmup, sampler, mass_matrix, adaptation, step_size, thin, keep_warmup
+    )
     if cluster is not None and device is not None:
         raise OptionError(
             "device= is for one process: leave it out with cluster=, whose workers use their own."
@@ -100,33 +114,21 @@ def sample(
     key = typed_key(key)
     must_have_library()  # better missed before a run of an hour than after
     with on_device(device):
-        begin = starts(model, init, chains, key)
-        saved = Saved(None)
-        if resume is not None:
-            if not isinstance(resume, str | os.PathLike):
-                raise OptionError(f"resume={resume!r} must be the path of a directory.")
-            saved = opened(resume, _described(settings, key, begin, save_every))
-        options = {"lanes": lanes, "carrier": carrier, "progress": progress, "throw": False}
-        capacity = draws if resume is None else save_every
-        run = Run(settings, begin, capacity, options, saved, cluster)
-        with contextlib.closing(run):
-            drawn, step = run.draw(run.warm_up(run.started()), draws)
-    warn_of(begin, drawn, run.failed)
-    attributes = {"inference_library": "lanewise", "sampler": repr(sampler)}
-    data = inference_data(model, begin.density.layout, drawn, step, attributes)
-    add_sampling(data, title=f"{chains} chains by {sampler}")
+        begin = begun(model, init, initial_values, chains, key, lanes=cluster is None)
+        run = prepared(
+            model,
+            settings,
+            begin,
+            draws,
+            saved=saved_in(resume, save_every, settings, key, begin),
+            progress=progress,
+            cluster=cluster,
+            lanes=lanes,
+            carrier=carrier,
+        )
+        with contextlib.closing(run.stretches):
+            state = run.go()
+    data = result(model, run, state, {"inference_library": "lanewise", "sampler": repr(sampler)})
+    if "posterior" in data:
+        add_sampling(data, title=f"{chains} chains by {sampler}")
     return data
-
-
-def _described(settings: Settings, key: Any, begin: Starts, save_every: int) -> dict[str, Any]:
-    """What tells a run from another."""
-    described = asdict(settings) | {"sampler": repr(settings.sampler)}
-    positions = begin.positions
-    value = jax.jit(begin.density)(positions[0])
-    return described | {
-        "key": np.asarray(jax.random.key_data(key)).tolist(),
-        "positions": [str(begin.density.layout.shapes), str(positions.dtype)],
-        "starts": hashlib.sha256(positions.tobytes()).hexdigest(),
-        "logdensity at the first start": float(value).hex(),
-        "save_every": save_every,
-    }

@@ -1,13 +1,16 @@
-"""A run's state on disk: a directory to which stages are added as they end.
+"""A run's state on disk: a directory that a killed run is gone on from.
 
-Files are written beside and then moved into place, so that a run that is killed leaves whole stages only.
-`run.json` says which run it is; another one is not mixed with it.
+`run.json` says which run it is; another one is not mixed with it. `state.npz` is where the run is: it is written beside
+and then moved into place, so that there is always a whole one. Draws are in `draws.zarr` (`store.py`), except for the
+last few, which are in the state until they fill a chunk. A chunk is written before the state that counts it, so what
+was half written when a run was killed is written again.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,36 +21,58 @@ import numpy as np
 from lanewise.core.errors import OptionError
 from lanewise.core.files import whole_file
 
-_RUN = "run.json"
+_RUN, _STATE = "run.json", "state.npz"
+# The state is saved once a second or so, but saving takes a small share of the time.
+SECONDS, SHARE = 1.0, 0.02
 
 
-@dataclass(frozen=True)
+@dataclass
 class Saved:
-    """The stages of one run in a directory; None keeps nothing."""
+    """The state of a run in a directory; None keeps nothing. `every`: also after so many draws."""
 
     directory: Path | None
+    every: int | None = None
+    due: float = 0.0
+    number: int = 0
 
-    def load(self, stage: str, like: Any) -> Any | None:
-        """The arrays of a stage, in the structure of `like`; None if it has not ended yet."""
-        if self.directory is None or not (path := self._path(stage)).exists():
+    def load(self, like: Any) -> tuple[Any, dict[str, np.ndarray]] | None:
+        """The state, in the structure of `like`, and the draws beside it; None if there is none yet."""
+        if self.directory is None or not (path := self.directory / _STATE).exists():
             return None
         tree = jax.tree.structure(like)
         with np.load(path) as arrays:
-            return jax.tree.unflatten(tree, [arrays[f"a{i}"] for i in range(tree.num_leaves)])
+            state = jax.tree.unflatten(tree, [arrays[f"a{i}"] for i in range(tree.num_leaves)])
+            beside = {n.removeprefix("tail:"): arrays[n] for n in arrays if n.startswith("tail:")}
+        return state, beside
 
-    def save(self, stage: str, arrays: Any) -> None:
+    def left(self, number: int) -> int | None:
+        """How many draws may be made before the state must be saved."""
+        if self.directory is None or self.every is None:
+            return None
+        return self.every - (number - self.number) % self.every
+
+    def is_due(self, number: int) -> bool:
+        if self.directory is None:
+            return False
+        counted = self.every is not None and number - self.number >= self.every
+        return counted or time.perf_counter() >= self.due
+
+    def save(self, number: int, state: Any, beside: dict[str, np.ndarray]) -> None:
+        """Save the state after the draw with this number."""
         if self.directory is None:
             return
-        leaves = {f"a{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(arrays))}
-        with whole_file(self._path(stage)) as file:
-            np.savez(file, allow_pickle=False, **leaves)
+        began = time.perf_counter()
+        leaves = {f"a{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+        tails = {f"tail:{name}": array for name, array in beside.items()}
+        with whole_file(self.directory / _STATE) as file:
+            np.savez(file, allow_pickle=False, **leaves, **tails)
+        now = time.perf_counter()
+        self.number, self.due = number, now + max(SECONDS, (now - began) / SHARE)
 
-    def _path(self, stage: str) -> Path:
-        assert self.directory is not None
-        return self.directory / f"{stage}.npz"
 
-
-def opened(directory: str | os.PathLike[str] | None, run: dict[str, Any]) -> Saved:
+def opened(
+    directory: str | os.PathLike[str] | None, run: dict[str, Any], every: int | None = None
+) -> Saved:
     """The saved state of the run that `run` describes, begun if there is none yet."""
     if directory is None:
         return Saved(None)
@@ -57,7 +82,7 @@ def opened(directory: str | os.PathLike[str] | None, run: dict[str, Any]) -> Sav
     if not described.exists():
         with whole_file(described) as file:
             file.write(json.dumps(run, indent=1, default=float).encode())
-        return Saved(path)
+        return Saved(path, every)
     before = json.loads(described.read_text())
     differing = [name for name in run if before.get(name) != run[name]]
     if differing:
@@ -66,4 +91,4 @@ def opened(directory: str | os.PathLike[str] | None, run: dict[str, Any]) -> Sav
             f"resume={str(directory)!r} holds another run: {changes}. Give another directory, or the arguments of"
             " that run."
         )
-    return Saved(path)
+    return Saved(path, every)

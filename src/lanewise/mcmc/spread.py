@@ -1,6 +1,6 @@
 """The program of a chain over the workers of a cluster.
 
-A call is a stream of chains. What all chains share in a stretch of draws (the scale, the number of the first draw) goes
+A call is a stream of chains. What all chains share in a stretch of draws (the scale, the task) goes
 to a worker with each chunk and not with each chain. Workers stay from one stretch to the next, with what they compiled.
 """
 
@@ -16,7 +16,6 @@ from lanewise.api.stream import Streaming
 from lanewise.core.errors import Outcome
 from lanewise.core.outcomes import Failure, Outcomes, Site
 from lanewise.tracing.decorator import ProgramFunction, lift
-from lanewise.watch.progress import Bar
 
 # As many chains are in flight on a worker, unless it is said how many.
 MOST_LANES = 1024
@@ -33,45 +32,33 @@ class Spread:
         alone: bool,
         *,
         lanes: int | None,
-        progress: bool,
         **options: Any,
     ) -> None:
         def chain(shared: Any, own: Any) -> Any:
-            fresh, space, number, stretches = shared
-            key, place, own_space, step = own
-            scale = own_space if alone else space
-            return program(key, place, fresh, scale, step, number, stretches)
+            space, task = shared
+            key, carried, draws, own_space = own
+            return program(key, carried, draws, own_space if alone else space, task)
 
         self.program = lift(chain, lanes=lanes or min(chains, MOST_LANES), **options)
         self.on_cluster = OnCluster(cluster, keeps=True)
-        self.chains, self.alone, self.progress = chains, alone, progress
+        self.chains, self.alone = chains, alone
 
     def __call__(
-        self,
-        label: str,
-        keys: Any,
-        place: Any,
-        fresh: Any,
-        space: Any,
-        step: Any,
-        number: Any,
-        stretches: Any,
+        self, keys: Any, carried: Any, draws: Any, space: Any, task: Any
     ) -> tuple[Any, Outcomes]:
         """What each chain gives, with an axis of chains in front, and how each ended."""
-        place, step, own_space = jax.tree.map(
-            np.asarray, (place, step, space if self.alone else None)
-        )
-        shared = (fresh, None if self.alone else space, number, stretches)
+        own_space = space if self.alone else None
+        rows = jax.tree.map(np.asarray, (carried, draws, own_space))
+        shared = (None if self.alone else space, task)
 
         def own(i: int) -> tuple[Any, ...]:
-            row = jax.tree.map(lambda leaf: leaf[i], (place, own_space, step))
-            return ((keys[i], *row),)
+            return ((keys[i], *jax.tree.map(lambda leaf: leaf[i], rows)),)
 
         streaming = Streaming(
             self.program,
             map(own, range(self.chains)),
             ordered=False,
-            progress=Bar(self.chains, label) if self.progress else None,
+            progress=None,
             total=self.chains,
             on_cluster=self.on_cluster,
             shared=(shared,),

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Key
 
 from lanewise import _jax
 from lanewise.core.errors import OptionError
+from lanewise.mcmc.again import hashable, known_once
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.space import KEPT
 
@@ -71,6 +72,16 @@ class FlatDensity:
         return self.logdensity(self.layout.position(vector))
 
 
+@dataclass(frozen=True)
+class _Gradient:
+    """A density and its gradient; equal for equal densities."""
+
+    density: FlatDensity
+
+    def __call__(self, vector: Float[Array, " d"]) -> Any:
+        return jax.value_and_grad(self.density)(vector)
+
+
 @dataclass(frozen=True, eq=False)
 class Starts:
     """The density of vectors, a vector to start from for each chain, and how to draw them anew.
@@ -84,15 +95,25 @@ class Starts:
     again: Callable[[int], np.ndarray] | None
 
 
-def starts(model: Model, init: Any, chains: int, key: Key[Array, ""]) -> Starts:
-    """Make and check where chains start, and their keys: all that JAX computes for it in one function."""
+def starts(
+    model: Model, init: Any, chains: int, key: Key[Array, ""], lanes: int | None = None
+) -> Starts:
+    """Make and check where chains start, and their keys: all that JAX computes for it in one function.
+
+    With `lanes` there are that many starts and keys, more than there are chains.
+    """
+    lanes = lanes or chains
     init = model.init if init is None else init
     if init is None:
         raise OptionError(
             "init is missing: give positions with an axis of chains in front, or a function of a key that makes one."
         )
     drawn = callable(init)
-    begin = beginning(hashable(init) if drawn else None, chains, _jax.default_platform())
+    maker = None
+    if drawn:
+        maker = hashable(init)
+        maker = known_once(maker, maker, jax.ShapeDtypeStruct((), key.dtype))
+    begin = beginning(maker, lanes, _jax.default_platform())
     try:
         _, shapes = begin.eval_shape(key, np.int32(-1))
     except TypeError as error:
@@ -102,12 +123,17 @@ def starts(model: Model, init: Any, chains: int, key: Key[Array, ""]) -> Starts:
     layout = Layout.of(jax.tree.map(_one_of, structs))
     density = FlatDensity(hashable(model.logdensity), layout)
     _check_density(density, layout)
+    like = jax.ShapeDtypeStruct((layout.size,), layout.dtype)
+    # The gradient is compiled too, and holds the code of rules that the density itself only names.
+    density: Any = known_once(density, _Gradient(density), like)
     keys, positions = begin(key, np.int32(-1))
 
     def again(attempt: int) -> np.ndarray:
         return layout.vectors(begin(key, np.int32(attempt))[1])
 
     vectors = layout.vectors(positions if drawn else given)
+    if len(vectors) < lanes:
+        vectors = np.concatenate([vectors, np.repeat(vectors[-1:], lanes - chains, axis=0)])
     return Starts(density, vectors, keys, again if drawn else None)
 
 
@@ -132,15 +158,6 @@ def beginning(init: Callable[..., Position] | None, chains: int, platform: str) 
 def _one_of(leaf: Any) -> jax.ShapeDtypeStruct:
     """What one chain has of an array with an axis of chains."""
     return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-
-
-def hashable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself if what is compiled can be kept for it; an object that holds arrays has no hash."""
-    try:
-        hash(function)
-    except TypeError:
-        return lambda argument: function(argument)
-    return function
 
 
 def _given(init: Any, chains: int) -> Position:

@@ -6,9 +6,6 @@ import warnings
 
 import numpy as np
 
-from lanewise.mcmc.inference import Drawn
-from lanewise.mcmc.start import Starts
-
 # At most this many chains are named in a warning.
 NAMED = 8
 
@@ -17,12 +14,9 @@ class SamplingWarning(UserWarning):
     """Chains that failed, never moved or diverged."""
 
 
-def warn_of(begin: Starts, drawn: Drawn, failed: np.ndarray) -> None:
-    """Warn of what went wrong in which chains."""
-    positions, diverging = np.asarray(drawn.positions), np.asarray(drawn.info.diverging)
-    starts = begin.positions[:, None]
-    stays = (positions == positions[:, :1]) if positions.shape[1] > 1 else (positions == starts)
-    stuck = (stays | np.isnan(positions)).all(axis=(1, 2)) & ~failed
+def warn_of(moved: np.ndarray, diverging: np.ndarray, failed: np.ndarray) -> None:
+    """Warn of what went wrong in which chains; `diverging` has axes chain and draw."""
+    stuck = ~moved & ~failed
     warned = [
         (failed, "failed: their draws are NaN from there on"),
         (stuck, "never moved (see init= and the density at their starts)"),

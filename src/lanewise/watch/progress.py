@@ -66,6 +66,8 @@ class Bar:
         self._place: _Place | None = None
         self._next = self._began
         self._closed = False
+        self._since = (self._began, 0)
+        self._restarted = False
 
     def __enter__(self) -> Bar:
         return self.open()
@@ -76,6 +78,7 @@ class Bar:
     def open(self) -> Bar:
         """Begin; the same as `with`."""
         self._began = self._next = self._heard = self._clock()
+        self._since = (self._began, 0)
         with _lock:
             first = all(self._began - bar._heard > SECONDS_UNHEARD for bar in _open)
             _open.append(self)
@@ -102,6 +105,12 @@ class Bar:
         """Say how much has been done since the last time."""
         self.update(self.done + more, **figures)
 
+    def restart(self, label: str, done: int) -> None:
+        """A phase with another label begins after so much: the rate and the time left are of this phase."""
+        self.label, self.done, self._restarted = label, done, True
+        self._since = (self._clock(), done)
+        self._draw_if_due()
+
     def close(self, finished: bool = True) -> None:
         """End, and leave the last state standing; a second time does nothing."""
         if self._closed:
@@ -126,17 +135,20 @@ class Bar:
 
     def _text(self, place: _Place, *, ended: bool = False, finished: bool = True) -> str:
         elapsed = max(self._clock() - self._began, 1e-9)
-        rate = self.done / elapsed
+        since, before = self._since
+        rate = (self.done - before) / max(self._clock() - since, 1e-9)
         figures = [f"{name.replace('_', ' ')} {_figure(x)}" for name, x in self.figures.items()]
         how_ended = [] if finished else ["stopped"]
         if not place.rewrites:
+            if self._restarted and self.total and rate and not ended:
+                figures.append(f"about {_time((self.total - self.done) / rate)} left")
             return self._sentence(elapsed, rate, [*how_ended, *figures])
         head = f"{self.label} " if self.label else ""
         if self.total:
             share = min(self.done / self.total, 1.0)
             bar = _drawn_bar(share, min(BAR_WIDTH, place.columns // 5), place.blocks)
             head += f"{share:4.0%} {bar} {self.done:,}/{self.total:,} {self.unit}"
-            left = "" if ended or not self.done else f"<{_time(elapsed / share - elapsed)}"
+            left = "" if ended or not rate else f"<{_time((self.total - self.done) / rate)}"
         else:
             head += f"{self.done:,} {self.unit}"
             left = ""

@@ -1,0 +1,46 @@
+"""Functions that are written again: one with the code and the constants of an earlier one is that one.
+
+What is compiled is kept by the identity of functions. In a notebook a cell that defines a density runs again and again,
+and a `lambda` is another function each time. So each is traced, and known by a digest of what it computes (a density by
+that of its gradient, into which rules of its own have gone). One whose digest is not known is taken as it is.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from lanewise import _jax
+from lanewise.mcmc.space import KEPT
+
+Function = Callable[..., Any]
+_known: collections.OrderedDict[Hashable, Function] = collections.OrderedDict()
+
+
+def known(function: Function, traced: Function, like: Any) -> Function:
+    """The function that did the same before, if there is one; `traced` of such an argument stands for what it does."""
+    digest = _jax.fingerprint(traced, like)
+    if digest is None:
+        return function
+    found = _known.setdefault(digest, function)
+    _known.move_to_end(digest)
+    while len(_known) > KEPT:
+        _known.popitem(last=False)
+    return found
+
+
+def hashable(function: Function) -> Function:
+    """The function itself if what is compiled can be kept for it; an object that holds arrays has no hash."""
+    try:
+        hash(function)
+    except TypeError:
+        return lambda argument: function(argument)
+    return function
+
+
+@functools.lru_cache(KEPT)
+def known_once(function: Function, traced: Function, like: Any) -> Function:
+    """As `known`, for functions that are the same object again: those are not traced again."""
+    return known(function, traced, like)

@@ -1,0 +1,84 @@
+"""A run is put together, and what it gives is made."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from lanewise.mcmc.inference import sampled
+from lanewise.mcmc.keeping import Keeping
+from lanewise.mcmc.models import Model
+from lanewise.mcmc.pace import Pace
+from lanewise.mcmc.run import Run, State
+from lanewise.mcmc.saved import Saved
+from lanewise.mcmc.settings import Settings
+from lanewise.mcmc.shown import Shown
+from lanewise.mcmc.start import Starts
+from lanewise.mcmc.stretches import Stretches
+from lanewise.mcmc.trouble import SamplingWarning, warn_of
+from lanewise.mcmc.watching import Watching
+
+
+def prepared(
+    model: Model,
+    settings: Settings,
+    begin: Starts,
+    draws: int,
+    *,
+    saved: Saved,
+    progress: bool,
+    cluster: Any,
+    **options: Any,
+) -> Run:
+    """The run of a model, ready to go."""
+    stretches = Stretches(
+        settings.sampler,
+        begin.density,
+        begin.keys,
+        begin.positions,
+        dense=settings.dense,
+        alone=settings.alone,
+        cluster=cluster,
+        **options,
+    )
+    keeping = Keeping(settings, draws, Shown(model.shown, begin.density.layout), saved)
+    dimensions = begin.positions.shape[1]
+    watching = Watching(settings.chains, dimensions, settings.warmup, progress)
+    return Run(settings, begin, draws, stretches, keeping, watching, Pace())
+
+
+def result(model: Model, run: Run, state: State, attributes: dict[str, Any]) -> Any:
+    """ArviZ data of what was drawn, and warnings of what went wrong."""
+    settings, number = run.settings, int(state.number)
+    chains = settings.chains
+    groups = run.keeping.groups(number)
+    rows = run.keeping.rows(number)
+    if run.interrupted:
+        what = f"{rows[False]} of {run.draws} draws"
+        if not rows[False]:
+            what = f"{rows[True]} draws of the warm-up and no others"
+        warnings.warn(
+            f"the run was interrupted: it has {what} of each chain.", SamplingWarning, stacklevel=3
+        )
+    if rows[False]:
+        diverging = np.asarray(groups["sample_stats"]["diverging"])
+        warn_of(state.moved[:chains], diverging, state.failed[:chains])
+    data = sampled(model, groups, attributes)
+    if rows[False]:
+        _add_scale(data["sample_stats"], run, state)
+    return data
+
+
+def _add_scale(stats: Any, run: Run, state: State) -> None:
+    """The inverse mass matrix, of all chains or of each; `coordinate` is that of the unconstrained position."""
+    if state.space is None:
+        return
+    scale = np.asarray(state.space)
+    if run.settings.alone:
+        scale = scale[: run.settings.chains]
+    inverse = scale @ np.swapaxes(scale, -1, -2) if run.settings.dense else scale**2
+    axes = ("coordinate", "other_coordinate") if run.settings.dense else ("coordinate",)
+    axes = ("chain", *axes) if run.settings.alone else axes
+    stats["inverse_mass_matrix"] = (axes, inverse)

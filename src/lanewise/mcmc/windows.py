@@ -1,0 +1,46 @@
+"""The ends of the windows of a warm-up, on the host: new scales and step sizes from what chains have drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from lanewise.mcmc.adapt import Moments, Window, pooled, scale_from
+from lanewise.mcmc.chain import Carried
+from lanewise.mcmc.space import Place, rewhitened
+
+
+def ended(
+    window: Window, carried: Carried, space: Any, well: np.ndarray, shares: bool, alone: bool
+) -> tuple[Carried, Any, bool]:
+    """Chains after a window, their scale, and whether it is new, so that the density must be asked for again.
+
+    Only chains that are `well` are listened to. `shares`: all take one step size. `alone`: each has its own scale.
+    """
+    step = np.exp(carried.adapting.log_average)
+    if shares:
+        step = np.full_like(step, np.exp(np.log(step[well]).mean()))
+    place = carried.place
+    if space is None or not window.renews:
+        return carried._replace(step=step), space, False  # type: ignore[arg-type]
+    if not alone:
+        moments = jax.tree.map(lambda leaf: np.asarray(leaf)[well], carried.moments)
+        new = np.asarray(scale_from(pooled(moments), np))
+        moved = rewhitened(np.asarray(space), new, np.asarray(place.position))
+    else:
+        new, moved = _each(np.asarray(space), carried.moments, place, well)
+    renewed: Any = place._replace(position=moved.astype(step.dtype))
+    return carried._replace(place=renewed, step=step), new.astype(step.dtype), True  # type: ignore[arg-type]
+
+
+def _each(
+    spaces: np.ndarray, moments: Moments, place: Place, well: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The scale and the whitened position of each chain, from its own moments."""
+    new, moved = spaces.copy(), np.array(place.position)
+    for i in np.flatnonzero(well):
+        scale = np.asarray(scale_from(jax.tree.map(lambda leaf, i=i: leaf[i], moments), np))
+        new[i], moved[i] = scale, rewhitened(spaces[i], scale, moved[i : i + 1])[0]
+    return new, moved
