@@ -188,7 +188,7 @@ def lkj() -> Posterior:
         before = jnp.concatenate([jnp.ones((size, 1), raw.dtype), left[:, :-1]], axis=1)
         lower = jnp.where(np.tri(size, k=-1, dtype=bool), partial * before, 0.0)
         diagonal = jnp.diag(before)
-        change = jnp.sum(jnp.log(before[below])) + jnp.sum(jnp.log1p(-jnp.tanh(raw) ** 2))
+        change = jnp.sum(jnp.log(before[below])) + jnp.sum(jnp.log1p(-(jnp.tanh(raw) ** 2)))
         return lower + jnp.diag(diagonal), change
 
     def shown(p: Position) -> Position:

@@ -1,10 +1,10 @@
 """One model sampled in this process, whole: what `compile.py` starts, one process a measurement.
 
-    python benchmarks/_sampling.py MODEL {density,adapter,vectorized,sequential} [--chain]
+    python benchmarks/_sampling.py MODEL {density,adapter,vectorized,sequential,jitted} [--chain]
                                    [--draws 500] [--warmup 500]
 
 `density` and `adapter` are ours, of the plain log density and of the NumPyro model; the others are NumPyro's ways to
-run its chains. Prints, with `--first`, the seconds of CPU time until the first draw is under way.
+run its chains, `jitted` the vectorized one inside one `jax.jit`, which compiles less. Prints, with `--first`, the seconds of CPU time until the first draw is under way.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def ours(model: Any, given: argparse.Namespace) -> None:
 
     if given.first:
         events.show_bars_with(Noted)
-    density: Any = mcmc.from_numpyro(model.numpyro()) if given.how == "adapter" else model.logdensity
+    density: Any = (
+        mcmc.from_numpyro(model.numpyro()) if given.how == "adapter" else model.logdensity
+    )
     mcmc.sample(
         density,
         jax.random.key(0),
@@ -61,17 +63,22 @@ def numpyro(model: Any, given: argparse.Namespace) -> None:
         num_warmup=given.warmup,
         num_samples=given.draws,
         num_chains=CHAINS,
-        chain_method=given.how,
+        chain_method="vectorized" if given.how == "jitted" else given.how,
         progress_bar=False,
     )
-    run.run(jax.random.PRNGKey(0))
-    jax.block_until_ready(run.get_samples(group_by_chain=True))
+
+    def whole(key: Any) -> Any:
+        run.run(key)
+        return run.get_samples(group_by_chain=True)
+
+    call = jax.jit(whole) if given.how == "jitted" else whole
+    jax.block_until_ready(call(jax.random.PRNGKey(0)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("how", choices=("density", "adapter", "vectorized", "sequential"))
+    parser.add_argument("how", choices=("density", "adapter", "vectorized", "sequential", "jitted"))
     parser.add_argument("--chain", action="store_true", help='adaptation="chain"')
     parser.add_argument("--first", action="store_true")
     parser.add_argument("--draws", type=int, default=500)

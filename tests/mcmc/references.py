@@ -3,8 +3,8 @@
     PYTHONPATH=tests:benchmarks python tests/mcmc/references.py [NAME ...]
 
 With names, only those posteriors are made anew and the others stay. NumPyro's sampler asks the densities of
-`posteriors.py`, in double precision. Kept with each figure is its Monte Carlo standard error, by ArviZ; the minimum ESS,
-the maximum R-hat and divergences are printed. A run whose R-hat is not below `WORST_RHAT`, or of which more than
+`posteriors.py`, in double precision. Kept with each figure is its Monte Carlo standard error, by ArviZ; the minimum
+ESS, the maximum R-hat and divergences are printed. A run whose R-hat is above `WORST_RHAT`, or of which more than
 `MOST_DIVERGENT` of the draws diverged, is not kept.
 """
 
@@ -114,7 +114,9 @@ def main() -> None:
             flush=True,
         )
         if rhat > WORST_RHAT or divergences > MOST_DIVERGENT * CHAINS * DRAWS:
-            sys.exit(f"{posterior.name}: not a reference; choose other coordinates or shorter steps.")
+            sys.exit(
+                f"{posterior.name}: not a reference; choose other coordinates or shorter steps."
+            )
         found[posterior.name] = figures(data)
         KEPT.write_text(json.dumps(found, indent=1) + "\n")
 
