@@ -1,7 +1,7 @@
 """Six more models, in the two forms of `_models.py`: a plain log density, and a NumPyro model of the same data.
 
 They are of the kinds that the posterior database has (Magnusson et al. 2024), with data made here. `shown` makes of a
-position what a reader would look at. The unconstrained coordinates of both forms are the same, in the order of `shapes`.
+position what a reader would look at. Both forms have the same unconstrained coordinates, in the order of `shapes`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def radon() -> Posterior:
 def horseshoe() -> Posterior:
     """Regression of 100 rows on 20 columns, three of which count: the regularized horseshoe.
 
-    Piironen and Vehtari (2017), with local scales of Student's distribution with 3 degrees of freedom, which they advise
-    where half Cauchy ones diverge, and a slab of known width.
+    Piironen and Vehtari (2017), with a slab of known width, and local scales of Student's distribution with 3 degrees of
+    freedom, whose tails are lighter than those of half Cauchy ones.
     """
     rng = np.random.default_rng(12)
     rows, columns, slab, few = 100, 20, 2.0, 0.1
@@ -109,8 +109,7 @@ def horseshoe() -> Posterior:
 def lotka_volterra() -> Posterior:
     """Prey and predators of 20 years, noisy by a factor: a differential equation inside the density.
 
-    It is solved by the classical Runge–Kutta method of 8 steps a year; with rates as plausible as these its error is far
-    below the noise.
+    It is solved by the classical Runge-Kutta method with 8 steps a year; data and density use the same steps.
     """
     rng = np.random.default_rng(13)
     years, substeps, noise = 20, 8, 0.25

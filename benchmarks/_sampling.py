@@ -4,7 +4,8 @@
                                    [--draws 500] [--warmup 500]
 
 `density` and `adapter` are ours, of the plain log density and of the NumPyro model; the others are NumPyro's ways to
-run its chains, `jitted` the vectorized one inside one `jax.jit`, which compiles less. Prints, with `--first`, the seconds of CPU time until the first draw is under way.
+run its chains, `jitted` the vectorized one inside one `jax.jit`, which compiles less. Prints, with `--first`, the
+seconds of CPU time until the first draw is under way.
 """
 
 from __future__ import annotations
