@@ -22,12 +22,16 @@ Position = dict[str, Array]
 
 @dataclass(frozen=True)
 class Posterior:
-    """A density of `shapes`, and a function that makes the NumPyro model (imported when it is called)."""
+    """A density of `shapes`, and a function that makes the NumPyro model (imported when it is called).
+
+    `shown` makes of a position what is looked at, the position itself if it is None.
+    """
 
     name: str
     logdensity: Callable[[Position], Array]
     shapes: dict[str, tuple[int, ...]]
     numpyro: Callable[[], Callable[[], Any]]
+    shown: Callable[[Position], Position] | None = None
 
     def init(self, key: Array) -> Position:
         keys = jax.random.split(key, len(self.shapes))
@@ -37,7 +41,7 @@ class Posterior:
         }
 
 
-def _half_normal(log_scale: Array, width: float) -> Array:
+def half_normal(log_scale: Array, width: float) -> Array:
     """A half normal scale of this width, by its logarithm."""
     return norm.logpdf(jnp.exp(log_scale), 0.0, width) + log_scale
 
@@ -86,7 +90,7 @@ def poisson() -> Posterior:
         slope = p["slope"] + jnp.exp(p["log_spread"][1]) * p["apart"][1]
         log_rate = intercept[group] + slope[group] * x
         prior = norm.logpdf(p["intercept"], 0.0, 2.0) + norm.logpdf(p["slope"], 0.0, 1.0)
-        prior += jnp.sum(_half_normal(p["log_spread"], 1.0)) + jnp.sum(norm.logpdf(p["apart"]))
+        prior += jnp.sum(half_normal(p["log_spread"], 1.0)) + jnp.sum(norm.logpdf(p["apart"]))
         return prior + jnp.sum(counts * log_rate - jnp.exp(log_rate) - gammaln(counts + 1.0))
 
     def peer() -> Callable[[], Any]:
@@ -191,7 +195,7 @@ def mixture() -> Posterior:
         spread = jnp.exp(p["log_spread"])
         weights = jax.nn.log_softmax(jnp.append(p["weights"], 0.0))
         parts = weights + norm.logpdf(data[:, None], p["means"], spread)
-        prior = jnp.sum(norm.logpdf(p["means"], expected, 1.0)) + _half_normal(p["log_spread"], 2.0)
+        prior = jnp.sum(norm.logpdf(p["means"], expected, 1.0)) + half_normal(p["log_spread"], 2.0)
         prior += jnp.sum(norm.logpdf(p["weights"], 0.0, 2.0))
         return prior + jnp.sum(logsumexp(parts, axis=1))
 
@@ -344,7 +348,7 @@ def robust() -> Posterior:
         norming = gammaln(0.5 * (freedom + 1.0)) - gammaln(0.5 * freedom)
         norming -= 0.5 * jnp.log(jnp.pi * freedom) + p["log_scale"]
         prior = norm.logpdf(p["intercept"]) + jnp.sum(norm.logpdf(p["weights"]))
-        prior += norm.logpdf(p["log_freedom"], 1.5, 1.0) + _half_normal(p["log_scale"], 1.0)
+        prior += norm.logpdf(p["log_freedom"], 1.5, 1.0) + half_normal(p["log_scale"], 1.0)
         return prior + jnp.sum(density + norming)
 
     def peer() -> Callable[[], Any]:

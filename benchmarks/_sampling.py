@@ -1,9 +1,11 @@
 """One model sampled in this process, whole: what `compile.py` starts, one process a measurement.
 
-    python benchmarks/_sampling.py MODEL {density,adapter,vectorized,sequential} [--chain]
+    python benchmarks/_sampling.py MODEL {density,adapter,vectorized,sequential,jitted} [--chain]
+                                   [--draws 500] [--warmup 500]
 
 `density` and `adapter` are ours, of the plain log density and of the NumPyro model; the others are NumPyro's ways to
-run its chains. Prints, with `--first`, the seconds of CPU time until the first draw is under way.
+run its chains, `jitted` the vectorized one inside one `jax.jit`, which compiles less. Prints, with `--first`, the
+seconds of CPU time until the first draw is under way.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ import time
 import warnings
 from typing import Any
 
-CHAINS, DRAWS, WARMUP = 4, 500, 500
+CHAINS = 4
 
 
-def ours(model: Any, how: str, adaptation: str, first: bool) -> None:
+def ours(model: Any, given: argparse.Namespace) -> None:
     import jax
 
     from lanewise import mcmc
@@ -36,52 +38,60 @@ def ours(model: Any, how: str, adaptation: str, first: bool) -> None:
 
         def close(self, finished: bool = True) -> None: ...
 
-    if first:
+    if given.first:
         events.show_bars_with(Noted)
-    density: Any = mcmc.from_numpyro(model.numpyro()) if how == "adapter" else model.logdensity
+    density: Any = (
+        mcmc.from_numpyro(model.numpyro()) if given.how == "adapter" else model.logdensity
+    )
     mcmc.sample(
         density,
         jax.random.key(0),
         chains=CHAINS,
-        draws=DRAWS,
-        warmup=WARMUP,
-        init=None if how == "adapter" else model.init,
-        adaptation=adaptation,
-        progress=first,
+        draws=given.draws,
+        warmup=given.warmup,
+        init=None if given.how == "adapter" else model.init,
+        adaptation="chain" if given.chain else "pooled",
+        progress=given.first,
     )
 
 
-def numpyro(model: Any, how: str) -> None:
+def numpyro(model: Any, given: argparse.Namespace) -> None:
     import jax
     from numpyro.infer import MCMC, NUTS
 
     run = MCMC(
         NUTS(model.numpyro()),
-        num_warmup=WARMUP,
-        num_samples=DRAWS,
+        num_warmup=given.warmup,
+        num_samples=given.draws,
         num_chains=CHAINS,
-        chain_method=how,
+        chain_method="vectorized" if given.how == "jitted" else given.how,
         progress_bar=False,
     )
-    run.run(jax.random.PRNGKey(0))
-    jax.block_until_ready(run.get_samples(group_by_chain=True))
+
+    def whole(key: Any) -> Any:
+        run.run(key)
+        return run.get_samples(group_by_chain=True)
+
+    call = jax.jit(whole) if given.how == "jitted" else whole
+    jax.block_until_ready(call(jax.random.PRNGKey(0)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("how", choices=("density", "adapter", "vectorized", "sequential"))
+    parser.add_argument("how", choices=("density", "adapter", "vectorized", "sequential", "jitted"))
     parser.add_argument("--chain", action="store_true", help='adaptation="chain"')
     parser.add_argument("--first", action="store_true")
+    parser.add_argument("--draws", type=int, default=500)
+    parser.add_argument("--warmup", type=int, default=500)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     from _models import MODELS
+    from _models_more import MORE
 
-    model = MODELS[given.model]()
-    if given.how in ("density", "adapter"):
-        ours(model, given.how, "chain" if given.chain else "pooled", given.first)
-    else:
-        numpyro(model, given.how)
+    model = (MODELS | MORE)[given.model]()
+    run = ours if given.how in ("density", "adapter") else numpyro
+    run(model, given)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ unconstrained arrays; scales go by their logarithms, whose tails are light enoug
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from jax.scipy.special import gammaln
 from jax.scipy.stats import norm
 
 import _models
+import _models_more
 
 Position = dict[str, Array]
 
@@ -152,10 +154,15 @@ def gaussian(dimensions: int) -> Posterior:
     )
 
 
+def of_benchmarks(name: str) -> Posterior:
+    """One that the benchmarks have, with a NumPyro model beside it."""
+    model = (_models.MODELS | _models_more.MORE)[name]()
+    return Posterior(name, model.logdensity, model.shapes, model.shown)
+
+
 def logistic() -> Posterior:
-    """Logistic regression, synthetic: 500 rows, 10 columns. The benchmarks' own."""
-    model = _models.logistic()
-    return Posterior("logistic", model.logdensity, model.shapes)
+    """Logistic regression, synthetic: 500 rows, 10 columns."""
+    return of_benchmarks("logistic")
 
 
 def poisson() -> Posterior:
@@ -221,4 +228,5 @@ REFERENCED = (
     logistic,
     poisson,
     volatility,
+    *(functools.partial(of_benchmarks, name) for name in ("gaussian_process", *_models_more.MORE)),
 )

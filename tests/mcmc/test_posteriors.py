@@ -44,6 +44,17 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+def of_benchmarks(name: str, **more: Any) -> Run:
+    return Run(lambda: posteriors.of_benchmarks(name), **more)
+
+
+CAREFUL = {"sampler": mcmc.NUTS(target_accept=0.95)}
+SLOW = {
+    "gaussian_process": of_benchmarks("gaussian_process", draws=600),
+    "lkj": of_benchmarks("lkj"),
+    "lotka_volterra": of_benchmarks("lotka_volterra", warmup=400, draws=600),
+    "horseshoe": of_benchmarks("horseshoe", warmup=400, draws=800, options=CAREFUL),
+}
 RUNS = {
     "gaussian_2": Run(lambda: posteriors.gaussian(2), draws=600, options={"adaptation": "chain"}),
     "gaussian_100": Run(
@@ -64,6 +75,9 @@ RUNS = {
         draws=800,
         options={"sampler": mcmc.NUTS(target_accept=0.9)},
     ),
+    "radon": of_benchmarks("radon"),
+    "ordered_mixture": of_benchmarks("ordered_mixture", draws=600),
+    "autoregression": of_benchmarks("autoregression"),
 }
 
 
@@ -87,9 +101,11 @@ def assert_same(found: dict[str, dict[str, Any]], known: dict[str, dict[str, Any
             assert apart.max() < ERRORS_APART, f"{measure} of {quantity}: {apart} errors apart"
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
 def test_means_and_deviations_are_those_of_the_posterior(name: str) -> None:
-    run = RUNS[name]
+    run = (RUNS | SLOW)[name]
     posterior = run.make()
     data = mcmc.sample(
         mcmc.Model(posterior.logdensity, posterior.init, posterior.shown),
