@@ -8,7 +8,7 @@ from lanewise.mcmc.models import Model
 from lanewise.mcmc.nuts import NUTS
 from lanewise.mcmc.sample import sample
 from lanewise.mcmc.samplers import Info, Sampler
-from lanewise.mcmc.trouble import SamplingWarning
+from lanewise.mcmc.diagnosis import SamplingWarning
 
 __all__ = [
     "HMC",

@@ -26,7 +26,7 @@ from lanewise.mcmc.run import Run, Settings
 from lanewise.mcmc.samplers import Sampler, must_be_count
 from lanewise.mcmc.saved import Saved, opened
 from lanewise.mcmc.start import Starts, starts
-from lanewise.mcmc.trouble import warn_of
+from lanewise.mcmc.diagnosis import warn_of
 from lanewise.place.cluster.cluster import Cluster
 from lanewise.watch.report import add_sampling
 
