@@ -3,8 +3,7 @@
 `rhat` and `ess` are those of Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021, "Rank-normalization, folding, and
 localization", Bayesian Analysis 16), and give the numbers of ArviZ and of R's `posterior`: chains are split in halves,
 draws are replaced by the normal scores of their ranks, and R-hat is the larger one of the draws and of their distances
-from the median. They are written again here because ArviZ's take ten times as long and more copies of the draws than a
-warning after every run may cost: power spectra are averaged over chains before the one inverse transform.
+from the median. They need no ArviZ, and average power spectra over chains before the one inverse transform.
 
 R-hat compares the spread of chain means with the spread inside a chain. In equilibrium it is near
 
@@ -20,9 +19,9 @@ that have forgotten their first draw have forgotten their start as well. It also
 second halves, since a drift that chains have in common does not show between them. A difference counts if it is
 both large (as R-hat 1.01) and more than chance explains (an analysis of variance): groups of few draws differ anyway.
 
-What a group cannot show is one lost chain among a hundred; `lost` finds chains whose mean score is far from the others'.
+A group does not show one lost chain among a hundred; `lost` finds chains whose mean score is far from the others'.
 
-Limits: like any R-hat, these see only what chains visit. A mode that no chain has found is not missed by anyone.
+Limits: like any R-hat, these see only what chains visit. A mode that no chain has found does not show.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def scores(values: np.ndarray) -> np.ndarray:
     """Normal scores of the ranks of all values, equal ones sharing the average of their ranks.
 
     >>> scores(np.array([[3.0, 1.0], [1.0, 9.0]])).round(2).tolist()
-    [[0.3, -0.6], [-0.6, 1.05]]
+    [[0.3, -0.63], [-0.63, 1.05]]
     """
     flat = values.ravel()
     order = np.argsort(flat)

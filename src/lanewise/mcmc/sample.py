@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from lanewise.core.errors import OptionError
+from lanewise.mcmc.diagnosis import warn_of
 from lanewise.mcmc.given import on_device, typed_key
 from lanewise.mcmc.inference import inference_data, must_have_library
 from lanewise.mcmc.models import Model, Position
@@ -26,7 +27,6 @@ from lanewise.mcmc.run import Run, Settings
 from lanewise.mcmc.samplers import Sampler, must_be_count
 from lanewise.mcmc.saved import Saved, opened
 from lanewise.mcmc.start import Starts, starts
-from lanewise.mcmc.diagnosis import warn_of
 from lanewise.place.cluster.cluster import Cluster
 from lanewise.watch.report import add_sampling
 
