@@ -29,7 +29,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
+from numpy.fft import irfft, rfft
+from scipy.fft import next_fast_len
 from scipy.special import fdtrc, ndtri
 
 # Fewer draws than this have no halves with a variance.
