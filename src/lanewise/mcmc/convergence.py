@@ -97,7 +97,7 @@ def rhat(values: np.ndarray) -> float:
 def autocovariance(values: np.ndarray) -> np.ndarray:
     """The autocovariance at every lag, averaged over chains."""
     chains, draws = values.shape
-    length = next_fast_len(2 * draws, real=True)
+    length = int(next_fast_len(2 * draws, real=True))  # type: ignore[arg-type]
     power = np.zeros(length // 2 + 1)
     rows = max(1, BLOCK // length)
     for at in range(0, chains, rows):
