@@ -2,13 +2,13 @@
 
 from lanewise.mcmc.by_numpyro import from_numpyro
 from lanewise.mcmc.by_pymc import from_pymc
+from lanewise.mcmc.diagnosis import SamplingWarning
 from lanewise.mcmc.hmc import HMC
 from lanewise.mcmc.mclmc import MCLMC
 from lanewise.mcmc.models import Model
 from lanewise.mcmc.nuts import NUTS
 from lanewise.mcmc.sample import sample
 from lanewise.mcmc.samplers import Info, Sampler
-from lanewise.mcmc.trouble import SamplingWarning
 
 __all__ = [
     "HMC",

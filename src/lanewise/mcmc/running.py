@@ -17,7 +17,7 @@ from lanewise.mcmc.settings import Settings
 from lanewise.mcmc.shown import Shown
 from lanewise.mcmc.start import Starts
 from lanewise.mcmc.stretches import Stretches
-from lanewise.mcmc.trouble import SamplingWarning, warn_of
+from lanewise.mcmc.diagnosis import SamplingWarning, warn_of
 from lanewise.mcmc.watching import Watching
 
 
