@@ -7,7 +7,7 @@ pointwise quantiles, all of one level, and that level is found by bisection such
 probability wanted. This is the band of Säilynoja, Bürkner and Vehtari (2022), "Graphical test for discrete uniformity
 and its applications in goodness-of-fit evaluation and multiple sample comparison", with hypergeometric steps in
 place of binomial ones; where they find the level for L chains by simulation, we take chains as independent
-of each other (Šidák), of which L - 1 are free. The tests compare the coverage with a simulation.
+of each other (Šidák), which is a little cautious. The tests compare the coverage with a simulation.
 
 The band is for independent draws: thin a chain by its autocorrelation time first.
 """
@@ -34,8 +34,8 @@ def band(draws: int, chains: int, probability: float = 0.95) -> tuple[np.ndarray
     True
     """
     counts = _counts(draws, chains)
-    free = max(chains - 1, 1)
-    wanted = probability ** (1.0 / free)
+    # Two chains are one another's mirror.
+    wanted = probability ** (1.0 / (chains if chains > 2 else 1))
     points = [_pmf(int(m), draws * chains, draws) for m in counts[1:-1]]
     inside, outside = 0.0, 1.0 - wanted
     low, high = _bounds(points, draws, inside)

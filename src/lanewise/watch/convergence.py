@@ -2,9 +2,9 @@
 
 R-hat and ESS are those of Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), "Rank-normalization, folding, and
 localization: an improved R-hat": chains are split in half, draws replaced by the normal scores of their ranks. R-hat is
-the larger of two, of the scores and of those of the distances from the median, so that chains that differ in place or in
-scale are both found. Bulk ESS is that of the scores, tail ESS the smaller of those of the events "below the 5% quantile"
-and "below the 95% quantile". The sum of autocorrelations ends by Geyer's initial monotone sequence. ArviZ and Stan's
+the larger of two, of the scores and of those of the distances from the median, so chains that differ in place or scale
+are both found. Bulk ESS is that of the scores, tail ESS the smaller of those of "below the 5% quantile" and
+"below the 95% quantile". The sum of autocorrelations ends by Geyer's initial monotone sequence. ArviZ and Stan's
 `posterior` compute the same, and the tests compare with ArviZ; it is written here because a report of a thousand chains
 needs them for hundreds of variables, and all that is asked of a variable comes from one sort and five transforms.
 

@@ -1,7 +1,7 @@
 """From what ArviZ holds to arrays: variables and statistics of a run, as the report reads them.
 
-ArviZ before 1.0 has `InferenceData`, whose groups are datasets; from 1.0 on it has xarray's `DataTree`, whose groups are
-nodes with a `dataset`. `group` is the only place that knows.
+ArviZ before 1.0 has `InferenceData`, whose groups are datasets; from 1.0 on it has xarray's `DataTree`, whose groups
+are nodes with a `dataset`. `group` is the only place that knows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def draws_of(data: Any) -> Draws:
     fine = {name: np.isfinite(values).all(1) for name, values in found.items()}
     unknown = tuple(name for name, chain in fine.items() if not chain.any())
     known = [name for name in found if name not in unknown]
-    kept = np.logical_and.reduce([fine[name] for name in known]) if known else np.zeros(chains, bool)
+    kept = (
+        np.logical_and.reduce([fine[name] for name in known]) if known else np.zeros(chains, bool)
+    )
     numbers = _chain_numbers(posterior, chains)
     every = bool(kept.all())
     variables = {name: found[name] if every else found[name][kept] for name in known}
@@ -71,7 +73,9 @@ def _scalars(posterior: Any) -> Iterator[tuple[str, np.ndarray]]:
     """Every number of the posterior by its name, with coordinates as ArviZ writes them: `theta[Choate]`."""
     for name in _names(posterior):
         variable = posterior[name]
-        if hasattr(variable, "transpose") and {"chain", "draw"} <= set(getattr(variable, "dims", ())):
+        if hasattr(variable, "transpose") and {"chain", "draw"} <= set(
+            getattr(variable, "dims", ())
+        ):
             variable = variable.transpose("chain", "draw", ...)
         elif hasattr(variable, "dims"):
             continue
@@ -81,7 +85,10 @@ def _scalars(posterior: Any) -> Iterator[tuple[str, np.ndarray]]:
         places = _places(variable, values.shape)
         for index in np.ndindex(values.shape[2:]):
             at = ", ".join(str(axis[i]) for axis, i in zip(places, index))
-            yield f"{name}[{at}]" if index else str(name), values[(slice(None), slice(None), *index)]
+            yield (
+                f"{name}[{at}]" if index else str(name),
+                values[(slice(None), slice(None), *index)],
+            )
 
 
 def _places(variable: Any, shape: tuple[int, ...]) -> list[Any]:
