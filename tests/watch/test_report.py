@@ -6,7 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -140,16 +140,46 @@ def test_sampling_goes_nowhere_without_a_report() -> None:
     add_sampling(object())
 
 
+class Finding(NamedTuple):
+    kind: str
+    text: str
+    advice: str
+
+
 def test_a_page_about_sampling(tmp_path: Path) -> None:
-    data = posterior(shift=5.0)
+    found = [Finding("rhat", "R-hat is 3 for mu.", "Run longer & wider.")]
     with lw.report(tmp_path / "run.html"):
-        add_sampling(data, title="Two normals")
-        add_sampling(posterior(shift=0.0), title="Two normals")
+        add_sampling(posterior(shift=5.0), title="Two normals", findings=found)
+        add_sampling(posterior(shift=0.0), title="Two normals", findings=())
     page = (tmp_path / "run.html").read_text()
     assert page.count("<h2>Two normals</h2>") == 2
-    assert named(page) >= {"Trace of mu", "Ranks of mu", "Trace of theta[1]", "Ranks of theta[1]"}
-    assert "R-hat is above 1.01 for mu, theta[0], theta[1]: chains do not agree yet." in page
-    assert "1 divergent draws (0.50%) in 1 chains" in page
+    each = ("Density of", "Trace of", "Ranks of", "Autocorrelation of")
+    assert named(page) >= {f"{words} {name}" for words in each for name in ("mu", "theta[1]")}
+    assert named(page) >= {"ESS of mu over draws", "Tree depth"}
+    assert "<b>R-hat is 3 for mu.</b> Run longer &amp; wider." in page
+    assert page.count("The diagnosis found no problem.") == 1
+    # The chain that is elsewhere is named, and R-hat is fine without it.
+    assert re.search(r"<td>chain 0</td>.*?<td class=\"n\">(0\.9|1\.0)\d+</td>", page)
     assert "chain 1 diverged at draw 7" in page
+    assert page.index("Two normals") < page.index('<details class="machine">')
     keys = re.findall(r' id="([^"]+)"', page)
     assert len(keys) == len(set(keys))
+
+
+def test_a_page_about_many_chains_and_variables_stays_small(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(500, 20, 100)).astype(np.float32)
+    values[3] += 4.0
+    with lw.report(tmp_path / "run.html"):
+        add_sampling({"posterior": {"x": values}})
+    page = (tmp_path / "run.html").read_text()
+    assert "16 of 100 variables" in page and "60 of 100 variables" in page
+    assert "chain 3" in page and len(page) < 1_500_000
+
+
+def test_chains_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(4, 30))
+    values[2, 9:] = np.nan
+    with lw.report(tmp_path / "run.html"):
+        add_sampling({"posterior": {"x": values, "y": np.full((4, 30), np.nan)}})
+    page = (tmp_path / "run.html").read_text()
+    assert "Draws of 1 chains are not finite (2)" in page and "Finite in no chain: y" in page

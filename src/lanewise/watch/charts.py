@@ -189,10 +189,20 @@ def lines(
     *,
     thin: bool = False,
     marks: Sequence[tuple[float, str]] = (),
+    band: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
 ) -> str:
-    """Several lines; `marks` are places along the floor, with what they say."""
+    """Several lines; `marks` are places along the floor, with what they say; `band` has places, least and greatest."""
     frame = Frame(x, y)
     parts = []
+    if band is not None:
+        places, low, high = band
+        there = [(a, b) for a, b in zip(places, high)]
+        back = [(a, b) for a, b in zip(places[::-1], low[::-1])]
+        around = " ".join(
+            f"{number(frame.across(float(a)))},{number(frame.up(float(b)))}"
+            for a, b in there + back
+        )
+        parts.append(tag("polygon", points=around, class_="band"))
     for i, line in enumerate(given):
         places = [(frame.across(float(a)), frame.up(float(b))) for a, b in zip(line.x, line.y)]
         path = f"M{number(places[0][0])} {number(places[0][1])}"
@@ -294,7 +304,14 @@ def spans(
     return frame.drawn(parts, label, "span-chart", y_axis=False)
 
 
-def histogram(values: np.ndarray, name: str, unit: str, label: str, bins: int = 48) -> str:
+def histogram(
+    values: np.ndarray,
+    name: str,
+    unit: str,
+    label: str,
+    bins: int = 48,
+    unit_name: str = "examples",
+) -> str:
     """How many of the values lie where; whole numbers in bins of whole numbers."""
     low, high = float(values.min()), float(values.max())
     width = max(1, math.ceil((high - low + 1) / bins))
@@ -310,7 +327,7 @@ def histogram(values: np.ndarray, name: str, unit: str, label: str, bins: int = 
     # The figure of a bar that stands for one number is below its middle.
     places = edges - 0.5 if width == 1 else edges
     x = Axis(places[0], places[-1], name, whole=True)
-    return bars(places, counts, x, "examples", label, told)
+    return bars(places, counts, x, unit_name, label, told)
 
 
 def bars(
@@ -341,3 +358,23 @@ def bars(
             )
         )
     return frame.drawn(parts, label, "bar-chart")
+
+
+def points(
+    groups: Sequence[tuple[np.ndarray, np.ndarray, str]], x: Axis, y: Axis, label: str
+) -> str:
+    """Points in groups: places across, places up, and a class of `page.css` for each group."""
+    frame = Frame(x, y, 320.0)
+    parts = [
+        tag(
+            "path",
+            d="".join(
+                f"M{number(frame.across(float(a)))} {number(frame.up(float(b)))}h0"
+                for a, b in zip(across, up)
+            ),
+            class_=f"points {kind}",
+        )
+        for across, up, kind in groups
+        if len(across)
+    ]
+    return frame.drawn(parts, label, "point-chart")

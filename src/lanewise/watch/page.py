@@ -47,12 +47,8 @@ def page(recording: Recording, title: str, sampling: Sequence[str], error: str |
 </div></header>
 <main>
 {f'<p class="bad">{escaped(error)}</p>' if error else ""}
-{_summary(recording)}
 {"".join(sampling)}
-<h2>What ran</h2>
-{_table(recording, sites)}
-{"".join(site_section(recording, i, site, runs) for i, (site, runs) in enumerate(sites))}
-{_compilations(recording)}
+{_machine(recording, sites, folded=bool(sampling))}
 </main>
 <div id="told" hidden></div>
 <script>{(here / "page.js").read_text(encoding="utf-8")}</script>
@@ -78,6 +74,18 @@ def _summary(recording: Recording) -> str:
     if unheard:
         facts["not ended"] = count(unheard)
     return facts_list(facts)
+
+
+def _machine(recording: Recording, sites: Sequence[tuple[Site, list[Run]]], *, folded: bool) -> str:
+    """What the machine did; folded away where the page is about draws."""
+    sections = (site_section(recording, i, site, runs) for i, (site, runs) in enumerate(sites))
+    whole = (
+        f"{_summary(recording)}<h2>What ran</h2>{_table(recording, sites)}{''.join(sections)}"
+        f"{_compilations(recording)}"
+    )
+    if not folded:
+        return whole
+    return f'<details class="machine"><summary>What the machine did</summary>{whole}</details>'
 
 
 def _by_site(runs: Sequence[Run]) -> list[tuple[Site, list[Run]]]:

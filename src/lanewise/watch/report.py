@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +72,19 @@ def report(path: str | os.PathLike[str], *, title: str = "Lanewise report") -> I
         )
 
 
-def add_sampling(inference_data: Any, *, title: str = "Sampling") -> None:
-    """Add what ArviZ's `InferenceData` tells to the reports that are open; does nothing where none is.
+def add_sampling(
+    inference_data: Any, *, title: str = "Sampling", findings: Sequence[Any] | None = None
+) -> None:
+    """Add draws to the reports that are open; does nothing where none is.
 
-    The page gets trace and rank plots, R-hat and effective sample sizes of every variable, and the divergences.
+    Takes ArviZ's `InferenceData` or, from ArviZ 1.0 on, its `DataTree`. `findings` are those of a diagnosis, objects
+    with `kind`, `text` and `advice`, which the page has at its top; None says that nothing was diagnosed.
     """
     if not _open:
         return
     from lanewise.watch.sampling import sampling_section
 
-    section = sampling_section(inference_data, title)
+    section = sampling_section(inference_data, title, findings)
     for opened in _open:
         opened.sampling.append(section)
 

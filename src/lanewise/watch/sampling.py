@@ -1,216 +1,187 @@
 """A report's section about sampling: is the posterior to be trusted, and what does each chain look like.
 
-Figures come from ArviZ (`lanewise[mcmc]`): its summary, with R-hat and effective sample sizes. Pictures are ours. Ranks
-are those of all draws of a variable together; chains that draw from the same distribution have ranks of every size
-alike, so every row of the rank plot is of one colour.
+What a diagnosis found stands first, then the summary, then pictures: of the run, and of the variables that are worst by
+R-hat and by ESS. All figures are by NumPy (`convergence.py`); ArviZ is not needed to read its data.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lanewise.watch import charts
-from lanewise.watch.charts import Axis, Line, count, percent
-from lanewise.watch.markup import escaped, facts_list, figure, legend, table
+from lanewise.watch.charts import count
+from lanewise.watch.convergence import Summary, e_bfmi, summary
+from lanewise.watch.draws import Draws, draws_of
+from lanewise.watch.markup import escaped, facts_list, table
+from lanewise.watch.panels import run_figures, variable_figures
 
-MOST_ROWS = 100
-MOST_VARIABLES = 24
-MOST_CHAINS_TRACED = 6
-MOST_CHAINS_RANKED = 24
-MOST_POINTS = 400
-RANK_BINS = 20
-MOST_MARKS = 200
+MOST_ROWS = 60
+MOST_VARIABLES = 16
+MOST_BAD_CHAINS = 8
 _sections = itertools.count()
 # Above the first, or below the second for each chain, draws are not yet to be trusted (Vehtari et al. 2021).
 GREATEST_R_HAT = 1.01
 LEAST_ESS = 100
 
 
-def sampling_section(inference_data: Any, title: str) -> str:
+def sampling_section(data: Any, title: str, findings: Sequence[Any] | None = None) -> str:
     """The section as HTML."""
-    try:
-        import arviz
-    except ImportError as error:
-        raise ImportError(
-            'A report about sampling needs ArviZ: pip install "lanewise[mcmc]"'
-        ) from error
+    draws = draws_of(data)
     key = f"sampling-{next(_sections)}"
-    posterior = inference_data.posterior
-    chains, draws = posterior.sizes["chain"], posterior.sizes["draw"]
-    stats = _sample_stats(inference_data)
-    summary: Any = arviz.summary(inference_data, round_to="none")  # type: ignore[call-arg]
-    facts = {"chains": count(chains), "draws of each": count(draws)} | _stat_facts(stats)
-    for column, name, worst in (("r_hat", "greatest R-hat", max), ("ess_bulk", "least ESS", min)):
-        if column in summary:
-            figures = summary[column].dropna()
-            if len(figures):
-                facts[name] = f"{worst(figures.astype(float)):.4g}"
-    scalars = list(itertools.islice(_scalars(posterior), MOST_VARIABLES))
+    head = (
+        f'<section class="sampling"><h2>{escaped(title)}</h2>{_found(findings)}{_left_out(draws)}'
+    )
+    if not draws.variables:
+        return f'{head}<p class="bad">No chain has finite draws.</p></section>'
+    said = {name: summary(values) for name, values in draws.variables.items()}
+    order = sorted(said, key=lambda name: _badness(said[name]))
+    shown = order[:MOST_VARIABLES]
     panels = "".join(
-        f'<div class="run" id="{key}-{i}"{" hidden" if i else ""}>{_panel(name, values, stats)}</div>'
-        for i, (name, values) in enumerate(scalars)
+        f'<div class="run" id="{key}-{i}"{" hidden" if i else ""}>'
+        f"{variable_figures(name, draws.variables[name], said[name], draws)}</div>"
+        for i, name in enumerate(shown)
     )
     choices = "".join(
-        f'<option value="{key}-{i}">{escaped(name)}</option>' for i, (name, _) in enumerate(scalars)
+        f'<option value="{key}-{i}">{escaped(name)}</option>' for i, name in enumerate(shown)
     )
-    more = (
-        f'<p class="note">Pictures are of the first {len(scalars)} variables.</p>'
-        if len(summary) > len(scalars)
-        else ""
-    )
+    some = f"The {len(shown)} of {count(len(said))} variables with the greatest R-hat and the least ESS, worst first."
+    more = f'<p class="note">{some}</p>' if len(shown) < len(said) else ""
     return (
-        f'<section class="sampling"><h2>{escaped(title)}</h2>{facts_list(facts)}{_warnings(summary, stats, chains)}'
-        f"{_summary_table(summary)}"
+        f"{head}{facts_list(_facts(draws, said))}{_table(said, order, len(draws.chains))}"
+        f"{_bad_chains(draws, said, order[0])}{run_figures(draws, shown)}"
         f'<div class="controls"><label for="{key}-variable">Variable</label>'
         f'<select class="runs" id="{key}-variable">{choices}</select></div>{more}{panels}</section>'
     )
 
 
-def _sample_stats(inference_data: Any) -> dict[str, np.ndarray]:
-    """Statistics of each draw that are numbers for each chain and draw."""
-    found = getattr(inference_data, "sample_stats", None)
-    if found is None:
-        return {}
-    arrays = {str(name): np.asarray(found[name]) for name in found.data_vars}
-    return {name: array for name, array in arrays.items() if array.ndim == 2}
+def _badness(said: Summary) -> tuple[float, float]:
+    """Sorts the worst first; what never varies is last."""
+    rhat = said.rhat if np.isfinite(said.rhat) else 0.0
+    least = np.nanmin([said.ess_bulk, said.ess_tail, np.inf])
+    return (-round(rhat, 2) if rhat > GREATEST_R_HAT else 0.0, float(least))
 
 
-_TOLD = {
+def _found(findings: Sequence[Any] | None) -> str:
+    if findings is None:
+        return ""
+    if not findings:
+        return '<p class="good">The diagnosis found no problem.</p>'
+    return "".join(
+        f'<p class="finding" data-kind="{escaped(found.kind)}"><b>{escaped(found.text)}</b> {escaped(found.advice)}</p>'
+        for found in findings
+    )
+
+
+def _left_out(draws: Draws) -> str:
+    words = []
+    if len(draws.left_out):
+        some = ", ".join(map(str, draws.left_out[:8])) + (", …" if len(draws.left_out) > 8 else "")
+        words.append(
+            f"Draws of {len(draws.left_out)} chains are not finite ({some}); they are left out."
+        )
+    if draws.unknown:
+        words.append(f"Finite in no chain: {', '.join(draws.unknown[:8])}.")
+    return "".join(f'<p class="bad">{escaped(line)}</p>' for line in words)
+
+
+_MEANS = {
     "acceptance_rate": "mean acceptance",
     "tree_depth": "mean tree depth",
     "n_steps": "mean gradients a draw",
-    "n_leapfrog": "mean gradients a draw",
     "step_size": "mean step size",
 }
 
 
-def _stat_facts(stats: dict[str, np.ndarray]) -> dict[str, str]:
-    facts = {}
-    if "diverging" in stats:
-        facts["divergences"] = count(int(stats["diverging"].sum()))
-    for name, words in _TOLD.items():
-        if name in stats:
-            facts[words] = f"{float(np.mean(stats[name])):.3g}"
+def _facts(draws: Draws, said: Mapping[str, Summary]) -> dict[str, str]:
+    facts = {"chains": count(len(draws.chains)), "draws of each": count(draws.draws)}
+    for name, numbers, worst in (
+        ("maximum R-hat", [one.rhat for one in said.values()], max),
+        ("minimum bulk ESS", [one.ess_bulk for one in said.values()], min),
+        ("minimum tail ESS", [one.ess_tail for one in said.values()], min),
+    ):
+        known = [number for number in numbers if np.isfinite(number)]
+        if known:
+            facts[name] = f"{worst(known):.3f}" if "R-hat" in name else count(round(worst(known)))
+    if "diverging" in draws.stats:
+        facts["divergences"] = count(int(draws.stats["diverging"].sum()))
+    if "energy" in draws.stats and draws.draws > 2:
+        facts["minimum E-BFMI"] = f"{float(np.nanmin(e_bfmi(draws.stats['energy']))):.2f}"
+    for name, words in _MEANS.items():
+        if name in draws.stats:
+            facts[words] = f"{float(np.mean(draws.stats[name])):.3g}"
     return facts
 
 
-def _warnings(summary: Any, stats: dict[str, np.ndarray], chains: int) -> str:
-    told = []
-    if "r_hat" in summary:
-        bad = summary.index[summary["r_hat"].astype(float) > GREATEST_R_HAT]
-        if len(bad):
-            told.append(
-                f"R-hat is above {GREATEST_R_HAT} for {_some(bad)}: chains do not agree yet."
-            )
-    if "ess_bulk" in summary:
-        few = summary.index[summary["ess_bulk"].astype(float) < LEAST_ESS * min(chains, 4)]
-        if len(few):
-            told.append(f"Few effective draws of {_some(few)}.")
-    diverging = stats.get("diverging")
-    if diverging is not None and diverging.any():
-        share, where = float(diverging.mean()), int(diverging.any(1).sum())
-        told.append(
-            f"{count(int(diverging.sum()))} divergent draws ({share:.2%}) in {count(where)} chains: parts of the"
-            " posterior may have been missed."
+def _table(said: Mapping[str, Summary], order: Sequence[str], chains: int) -> str:
+    names = list(said) if len(said) <= MOST_ROWS else list(order[:MOST_ROWS])
+    least = LEAST_ESS * min(chains, 4)
+
+    def marked(words: str, bad: bool) -> str:
+        return f'<span class="bad">{words}</span>' if bad else words
+
+    def effective(number: float) -> str:
+        return marked(count(round(number)), number < least) if np.isfinite(number) else "–"
+
+    rows = []
+    for name in names:
+        one = said[name]
+        figures = (f"{x:.4g}" for x in (one.mean, one.sd, *one.quantiles))
+        mcse = f"{one.mcse:.2g}" if np.isfinite(one.mcse) else "–"
+        rhat = f"{one.rhat:.3f}" if np.isfinite(one.rhat) else "–"
+        tail = (mcse, effective(one.ess_bulk), effective(one.ess_tail))
+        rows.append(
+            [
+                f"<code>{escaped(name)}</code>",
+                *figures,
+                *tail,
+                marked(rhat, one.rhat > GREATEST_R_HAT),
+            ]
         )
-    return "".join(f'<p class="bad">{escaped(words)}</p>' for words in told)
+    heads = [
+        "variable",
+        "mean",
+        "sd",
+        "5%",
+        "50%",
+        "95%",
+        "MCSE of the mean",
+        "bulk ESS",
+        "tail ESS",
+        "R-hat",
+    ]
+    note = f"The {len(rows)} of {count(len(said))} variables with the greatest R-hat and the least ESS, worst first."
+    return table(heads, rows, 9) + (f'<p class="note">{note}</p>' if len(rows) < len(said) else "")
 
 
-def _some(names: Any) -> str:
-    shown = ", ".join(map(str, names[:5]))
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
-
-
-def _summary_table(summary: Any) -> str:
-    def cell(column: str, value: object) -> str:
-        number = float(value)  # type: ignore[arg-type]
-        shown = count(round(number)) if column.startswith("ess") else f"{number:.4g}"
-        bad = column == "r_hat" and number > GREATEST_R_HAT
-        return f'<span class="bad">{shown}</span>' if bad else shown
-
-    columns = [str(column) for column in summary.columns]
+def _bad_chains(draws: Draws, said: Mapping[str, Summary], worst: str) -> str:
+    """Chains that stand out: those without which R-hat of the worst variable is least, and those that diverge most."""
+    one, chains = said[worst], len(draws.chains)
+    without = one.rhat_without
+    if chains < 3 or not np.isfinite(without).all():
+        return ""
+    diverging = draws.stats.get("diverging", np.zeros((chains, 1))).sum(1)
+    by_rhat = np.argsort(without, kind="stable")[: MOST_BAD_CHAINS // 2]
+    by_divergences = np.argsort(-diverging, kind="stable")[: MOST_BAD_CHAINS // 2]
+    chosen = list(dict.fromkeys([*by_rhat, *by_divergences[diverging[by_divergences] > 0]]))
+    if one.rhat <= GREATEST_R_HAT and not diverging.any():
+        return ""
     rows = [
-        [f"<code>{escaped(name)}</code>", *(cell(c, v) for c, v in zip(columns, row, strict=True))]
-        for name, row in zip(summary.index[:MOST_ROWS], summary.to_numpy())
+        [
+            f"chain {draws.chains[c]}",
+            count(int(diverging[c])),
+            f"{one.distances[c]:+.2f} sd",
+            f"{without[c]:.3f}",
+        ]
+        for c in chosen
     ]
-    more = len(summary) - len(rows)
-    left_out = f'<p class="note">{count(more)} more variables are not shown.</p>' if more else ""
-    heads = ["variable", *(escaped(column.replace("_", " ")) for column in columns)]
-    return table(heads, rows, len(columns)) + left_out
-
-
-def _scalars(posterior: Any) -> Any:
-    """Every number of the posterior, by name: an array of chains and draws for each."""
-    for name in posterior.data_vars:
-        values = np.asarray(posterior[name])
-        for index in np.ndindex(values.shape[2:]):
-            written = f"[{', '.join(map(str, index))}]" if index else ""
-            yield f"{name}{written}", values[(slice(None), slice(None), *index)]
-
-
-def _evenly(number: int, most: int) -> np.ndarray:
-    return np.unique(np.linspace(0, number - 1, most).astype(int))
-
-
-def _panel(name: str, values: np.ndarray, stats: dict[str, np.ndarray]) -> str:
-    return _trace(name, values, stats.get("diverging")) + _ranks(name, values)
-
-
-def _trace(name: str, values: np.ndarray, diverging: np.ndarray | None) -> str:
-    chains = _evenly(len(values), MOST_CHAINS_TRACED)
-    draws = _evenly(values.shape[1], MOST_POINTS)
-    kept = values[np.ix_(chains, draws)].astype(float)
-    finite = kept[np.isfinite(kept)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    room = (high - low) * 0.06 or 1.0
-    given = [
-        Line(draws[np.isfinite(row)], row[np.isfinite(row)], f"chain {chain}")
-        for chain, row in zip(chains, kept)
-        if np.isfinite(row).any()
+    name = escaped(worst)
+    heads = [
+        "chain",
+        "divergences",
+        f"mean of {name} from that of all",
+        f"R-hat of {name} without it",
     ]
-    if not given:
-        return f'<p class="bad">{escaped(name)} has no finite draw.</p>'
-    marks = []
-    if diverging is not None:
-        places = np.argwhere(diverging[chains])[:MOST_MARKS]
-        marks = [(float(draw), f"chain {chains[i]} diverged at draw {draw}") for i, draw in places]
-    picture = charts.lines(
-        given,
-        Axis(0, max(values.shape[1] - 1, 1), "draw"),
-        Axis(low - room, high + room, name),
-        f"Trace of {name}",
-        thin=True,
-        marks=marks,
-    )
-    some = "" if len(chains) == len(values) else f" {len(chains)} of {count(len(values))} chains."
-    red = " Red: divergent draws." if marks else ""
-    names = [f"chain {chain}" for chain in chains]
-    return figure(
-        f"Trace of {name}", f"The draws of a chain, in order.{some}{red}", picture, legend(names)
-    )
-
-
-def _ranks(name: str, values: np.ndarray) -> str:
-    ranks = values.reshape(-1).argsort(kind="stable").argsort(kind="stable").reshape(values.shape)
-    chains = _evenly(len(values), MOST_CHAINS_RANKED)
-    edges = np.linspace(0, values.size, RANK_BINS + 1)
-    counts = np.array([np.histogram(ranks[chain], edges)[0] for chain in chains])
-    expected = values.shape[1] / RANK_BINS
-    picture = charts.heat_map(
-        edges / values.size,
-        [f"chain {chain}" for chain in chains],
-        counts / (2 * expected),
-        Axis(0, 1, "rank among all draws", percent),
-        f"Ranks of {name}",
-        kind="rank-chart",
-        row_height=14.0 if len(chains) > 8 else 22.0,
-    )
-    return figure(
-        f"Ranks of {name}",
-        "How often a chain's draws have which rank among those of all chains. Chains that agree have rows of one"
-        " colour; the darkest is twice as often as expected.",
-        picture,
-    )
+    return f"<h3>Chains that stand out</h3>{table(heads, rows, 3)}"
