@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from lanewise.core.errors import OptionError
-from lanewise.mcmc.given import on_device, typed_key
+from lanewise.mcmc.given import model_of, on_device, typed_key
 from lanewise.mcmc.inference import inference_data, must_have_library
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
@@ -53,10 +54,10 @@ def sample(
     carrier: str = "auto",
     cluster: str | Cluster | None = None,
 ) -> Any:
-    """Draw from a density with many chains; gives an ArviZ `InferenceData`.
+    """Draw from a density with many chains; gives ArviZ data: an `InferenceData`, or with ArviZ 1.x a `DataTree`.
 
     * `logdensity`: takes a position, any pytree of float arrays, and gives its log density up to a constant; or a
-      `Model` (`from_numpyro`, `from_pymc`).
+      `Model` (`from_numpyro`, `from_pymc`), or a PyMC model.
     * `init`: positions with an axis of chains in front, or a function that makes one position of a key. Starts with no
       finite density are drawn anew; a model has its own.
     * `progress`: show how many chains have ended each stretch.
@@ -87,7 +88,7 @@ def sample(
     >>> bool(abs(data.posterior["x"].mean()) < 0.2)
     True
     """
-    model = logdensity if isinstance(logdensity, Model) else Model(logdensity)
+    model = model_of(logdensity)
     if not callable(model.logdensity):
         raise OptionError(f"logdensity must be a function or a Model; got {model.logdensity!r}.")
     must_be_count("draws", draws, 1)
@@ -98,6 +99,7 @@ def sample(
             "device= is for one process: leave it out with cluster=, whose workers use their own."
         )
     key = typed_key(key)
+    began = time.perf_counter()
     must_have_library()  # better missed before a run of an hour than after
     with on_device(device):
         begin = starts(model, init, chains, key)
@@ -112,7 +114,8 @@ def sample(
         with contextlib.closing(run):
             drawn, step = run.draw(run.warm_up(run.started()), draws)
     warn_of(begin, drawn, run.failed)
-    attributes = {"inference_library": "lanewise", "sampler": repr(sampler)}
+    taken = time.perf_counter() - began
+    attributes = {"sampler": repr(sampler), "sampling_time": taken, "tuning_steps": warmup}
     data = inference_data(model, begin.density.layout, drawn, step, attributes)
     add_sampling(data, title=f"{chains} chains by {sampler}")
     return data

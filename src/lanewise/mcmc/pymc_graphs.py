@@ -1,0 +1,158 @@
+"""Graphs of PyTensor as JAX functions: those of a PyMC model that a sampler and what comes after it need.
+
+PyMC compiles log densities to JAX, and PyTensor compiles most random variables, so all of a model runs in JAX. What
+PyTensor cannot compile (a distribution that it has no JAX code for, sizes that depend on values) is drawn by PyTensor's
+own function on the host, called from JAX draw by draw: slower, the same distribution.
+
+A graph takes its data, the model's shared variables, when it is made: `pymc.set_data` later changes nothing in it. What
+is expensive, rewriting and compiling, waits for the first call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from lanewise.core.errors import OptionError
+
+
+@contextlib.contextmanager
+def flags_kept() -> Iterator[None]:
+    """PyMC's JAX module asks XLA for a hundred CPU devices when it is imported; this process keeps its own."""
+    before = os.environ.get("XLA_FLAGS")
+    try:
+        yield
+    finally:
+        os.environ.pop("XLA_FLAGS", None)
+        if before is not None:
+            os.environ["XLA_FLAGS"] = before
+
+
+def with_data(outputs: Sequence[Any]) -> list[Any]:
+    """The graphs with the data that the model holds now as constants; generators of random numbers stay."""
+    import pytensor.tensor as pt
+    from pytensor.graph.replace import clone_replace
+
+    shared = {
+        variable: pt.constant(variable.get_value(borrow=True), name=variable.name)
+        for variable in _shared(outputs)
+        if not _is_random(variable)
+    }
+    return list(clone_replace(list(outputs), replace=shared))
+
+
+def jax_function(inputs: Sequence[Any], outputs: Sequence[Any], of: str) -> Callable[..., Any]:
+    """A graph without random variables as a JAX function; `of` names it in errors."""
+    outputs = with_data(outputs)
+    if any(_is_random(variable) for variable in _shared(outputs)):
+        raise OptionError(
+            f"{of} of the PyMC model draws random numbers itself (pymc.Minibatch, or a distribution made by .dist()"
+            " inside of a Deterministic): use all of the data, and make such draws variables of the model."
+        )
+    inputs = list(inputs)
+    return lazily(lambda: _compiled(inputs, outputs))
+
+
+def drawing(outputs: Sequence[Any], given: dict[Any, Any]) -> Callable[..., tuple[Array, ...]]:
+    """Draws of random variables as a function of a key and the values of those that are given.
+
+    `given` maps a variable to the input that takes its place.
+    """
+    from pytensor.graph.replace import clone_replace
+
+    outputs = with_data(clone_replace(list(outputs), replace=given))
+    generators = {v: v.type() for v in _shared(outputs) if _is_random(v)}
+    outputs = clone_replace(outputs, replace=generators)
+    inputs = [*generators.values(), *given.values()]
+    return lazily(lambda: _drawn_by_jax_or_host(inputs, outputs, len(generators)))
+
+
+def lazily(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """The function that `make` makes, made when it is first called."""
+    made = functools.cache(make)
+    return lambda *arguments: made()(*arguments)
+
+
+def _shared(outputs: Sequence[Any]) -> list[Any]:
+    from pytensor.compile import SharedVariable
+    from pytensor.graph.traversal import graph_inputs
+
+    found = (v for v in graph_inputs(list(outputs)) if isinstance(v, SharedVariable))
+    return list(dict.fromkeys(found))
+
+
+def _is_random(variable: Any) -> bool:
+    from pytensor.tensor.random.type import RandomType
+
+    return isinstance(variable.type, RandomType)
+
+
+def _compiled(inputs: list[Any], outputs: list[Any]) -> Callable[..., Any]:
+    from pymc.sampling.jax import get_jaxified_graph
+
+    return get_jaxified_graph(inputs=inputs, outputs=outputs)
+
+
+def _drawn_by_jax_or_host(
+    inputs: list[Any], outputs: list[Any], generators: int
+) -> Callable[..., tuple[Array, ...]]:
+    by_host = functools.cache(lambda: _by_host(inputs, outputs, generators))
+
+    def draw(key: Key[Array, ""], *values: Array) -> tuple[Array, ...]:
+        try:
+            function = _by_jax(inputs, outputs, generators)
+            jax.eval_shape(function, key, *values)
+        except Exception:  # PyTensor has many ways to say that it has no JAX code
+            function = by_host()
+        return function(key, *values)
+
+    return draw
+
+
+def _by_jax(
+    inputs: list[Any], outputs: list[Any], generators: int
+) -> Callable[..., tuple[Array, ...]]:
+    function = _compiled(inputs, outputs)
+
+    def draw(key: Key[Array, ""], *values: Array) -> tuple[Array, ...]:
+        # PyTensor's JAX code reads a generator's key, in the old form, from this entry of its state.
+        keys = [jax.random.fold_in(key, number) for number in range(generators)]
+        states = [{"jax_state": jax.random.key_data(key)} for key in keys]
+        return tuple(map(jnp.asarray, function(*states, *values)))
+
+    return draw
+
+
+def _by_host(
+    inputs: list[Any], outputs: list[Any], generators: int
+) -> Callable[..., tuple[Array, ...]]:
+    import pytensor
+
+    function: Any = pytensor.function(inputs, outputs, on_unused_input="ignore")
+
+    def call(seed: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
+        whole = [int(word) for word in np.asarray(seed).ravel()]
+        states = [np.random.default_rng([*whole, number]) for number in range(generators)]
+        arguments = zip(inputs[generators:], values, strict=True)
+        drawn = function(*states, *(np.asarray(v, variable.dtype) for variable, v in arguments))
+        return tuple(
+            np.asarray(one, jax.dtypes.canonicalize_dtype(np.asarray(one).dtype)) for one in drawn
+        )
+
+    def draw(key: Key[Array, ""], *values: Array) -> tuple[Array, ...]:
+        # Shapes are known after a draw only; any values do, since those of a compiled model are fixed.
+        middle = [np.full(jnp.shape(value), 0.5) for value in values]
+        example = call(np.zeros(2, np.uint32), *middle)
+        shapes = tuple(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in example)
+        seed = jax.random.key_data(key)
+        return jax.pure_callback(call, shapes, seed, *values, vmap_method="sequential")
+
+    return draw
