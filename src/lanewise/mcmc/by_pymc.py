@@ -31,7 +31,7 @@ def from_pymc(model: Any) -> Model:
         raise OptionError(f"from_pymc takes a pymc.Model; got {type(model).__name__}.")
     _must_be_continuous(model)
     names = [variable.name for variable in model.value_vars]
-    logp = jax_function(model.value_vars, [model.logp()], "the log density")
+    logp = jax_function(model.value_vars, [model.logp()], "the log density", now=True)
     kept, graphs = _shown_of(model)
     constrain = jax_function(model.value_vars, graphs, "a deterministic")
 

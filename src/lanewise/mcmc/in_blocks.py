@@ -1,9 +1,9 @@
 """A function of each draw, block by block.
 
-All blocks have one shape, so that one compiled function does for them: the last ones overlap those before. Memory is that
-of a block and of the answer. A block holds about 32 MB of draws and answers, and is made smaller where the compiled
-function says that it needs much more than that for itself, as one does that builds a matrix for each draw. Draws that lie
-on disk are read a block at a time: all chains and a few draws, as they were written.
+All blocks have one shape, so that one compiled function does for them: the last ones overlap those before. Memory is
+that of a block and of the answer. A block holds about 32 MB of draws and answers, and is made smaller where the
+compiled function says that it needs much more than that for itself, as one does that builds a matrix for each draw.
+Draws that lie on disk are read a block at a time: all chains and a few draws, as they were written.
 """
 
 from __future__ import annotations
@@ -89,28 +89,33 @@ def _fitting(
     work: Work, whole: Size, rows: int | None, key: Any, one: dict[str, Any], answer: Any
 ) -> tuple[Size, Any]:
     """A block that fits in memory, and the function compiled for it."""
-    shapes = tuple(one.items())
+    config: Any = jax.config
+    setting = key.dtype, config.jax_enable_x64, str(config.jax_default_device)
+    compiled = functools.partial(
+        _compiled, _hashable(work), one=tuple(one.items()), setting=setting
+    )
     if rows is not None:
         must_be_count("block", rows, 1)
         block = whole.block(rows)
-        return block, _compiled(_hashable(work), block, key.dtype, shapes)
-    each = sum(
-        math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
-        for leaf in jax.tree.leaves((one, answer))
-    )
+        return block, compiled(block)[0]
+    leaves = jax.tree.leaves((one, answer))
+    each = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
     block = whole.block(BLOCK_BYTES // max(each, 1))
-    compiled = _compiled(_hashable(work), block, key.dtype, shapes)
-    needs = compiled.memory_analysis()
-    needed = 0 if needs is None else needs.temp_size_in_bytes
+    function, needed = compiled(block)
     if needed <= MOST_TEMPORARY * BLOCK_BYTES or math.prod(block) == 1:
-        return block, compiled
+        return block, function
     block = whole.block(math.prod(block) * MOST_TEMPORARY * BLOCK_BYTES // needed)
-    return block, _compiled(_hashable(work), block, key.dtype, shapes)
+    return block, compiled(block)[0]
 
 
 @functools.lru_cache(KEPT)
-def _compiled(work: Work, block: Size, kind: Any, one: tuple[tuple[str, Any], ...]) -> Any:
-    """The function of a block: of the key, of a kind, the numbers of its chains and draws, and its arrays."""
+def _compiled(
+    work: Work, block: Size, one: tuple[tuple[str, Any], ...], setting: Any
+) -> tuple[Any, int]:
+    """The function of a block, of the key, the numbers of its chains and draws and its arrays, and the bytes it needs.
+
+    `setting` is the kind of key, and what of JAX's configuration decides the code.
+    """
 
     def run(key: Any, chain: Any, draw: Any, quantities: dict[str, Array]) -> dict[str, Array]:
         return work(jax.random.fold_in(jax.random.fold_in(key, chain), draw), quantities)
@@ -121,7 +126,10 @@ def _compiled(work: Work, block: Size, kind: Any, one: tuple[tuple[str, Any], ..
     quantities = {
         name: jax.ShapeDtypeStruct((*block, *leaf.shape), leaf.dtype) for name, leaf in one
     }
-    return of_all.lower(jax.ShapeDtypeStruct((), kind), *numbers, quantities).compile()
+    lowered = of_all.lower(jax.ShapeDtypeStruct((), setting[0]), *numbers, quantities)
+    needs = lowered.compile().memory_analysis()
+    # A call of `of_all` finds what was compiled here.
+    return of_all, 0 if needs is None else needs.temp_size_in_bytes
 
 
 def _along(size: int, width: int) -> list[slice]:

@@ -1,7 +1,7 @@
 """Draws as ArviZ has them: an `InferenceData` for ArviZ 0.x, an xarray `DataTree` for ArviZ 1.x.
 
-Both are groups of xarray datasets, which are made here, since ArviZ's own converters differ between the two. An array is
-taken as it is: no copy is made of it, and one that lies on disk is not read. Groups and attributes have the names of
+Both are groups of xarray datasets, which are made here, since ArviZ's own converters differ between the two. An array
+is taken as it is: no copy is made of it, and one that lies on disk is not read. Groups and attributes have the names of
 ArviZ's schema (https://python.arviz.org/en/stable/schema/schema.html).
 
 Names of axes never cost a run its draws: those that do not fit an array are left out, with a warning that says why.

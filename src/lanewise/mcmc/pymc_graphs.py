@@ -49,8 +49,10 @@ def with_data(outputs: Sequence[Any]) -> list[Any]:
     return list(clone_replace(list(outputs), replace=shared))
 
 
-def jax_function(inputs: Sequence[Any], outputs: Sequence[Any], of: str) -> Callable[..., Any]:
-    """A graph without random variables as a JAX function; `of` names it in errors."""
+def jax_function(
+    inputs: Sequence[Any], outputs: Sequence[Any], of: str, *, now: bool = False
+) -> Callable[..., Any]:
+    """A graph without random variables as a JAX function, compiled at the first call or now; `of` is for errors."""
     outputs = with_data(outputs)
     if any(_is_random(variable) for variable in _shared(outputs)):
         raise OptionError(
@@ -58,7 +60,7 @@ def jax_function(inputs: Sequence[Any], outputs: Sequence[Any], of: str) -> Call
             " inside of a Deterministic): use all of the data, and make such draws variables of the model."
         )
     inputs = list(inputs)
-    return lazily(lambda: _compiled(inputs, outputs))
+    return _compiled(inputs, outputs, of) if now else lazily(lambda: _compiled(inputs, outputs, of))
 
 
 def drawing(outputs: Sequence[Any], given: dict[Any, Any]) -> Callable[..., tuple[Array, ...]]:
@@ -77,7 +79,13 @@ def drawing(outputs: Sequence[Any], given: dict[Any, Any]) -> Callable[..., tupl
 
 def lazily(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """The function that `make` makes, made when it is first called."""
-    made = functools.cache(make)
+
+    @functools.cache
+    def made() -> Callable[..., Any]:
+        # The first call may be under a trace, which the constants of a graph must not belong to.
+        with jax.ensure_compile_time_eval():
+            return make()
+
     return lambda *arguments: made()(*arguments)
 
 
@@ -95,24 +103,27 @@ def _is_random(variable: Any) -> bool:
     return isinstance(variable.type, RandomType)
 
 
-def _compiled(inputs: list[Any], outputs: list[Any]) -> Callable[..., Any]:
+def _compiled(inputs: list[Any], outputs: list[Any], of: str) -> Callable[..., Any]:
     from pymc.sampling.jax import get_jaxified_graph
 
-    return get_jaxified_graph(inputs=inputs, outputs=outputs)
+    try:
+        return get_jaxified_graph(inputs=inputs, outputs=outputs)
+    except NotImplementedError as error:
+        raise OptionError(f"PyTensor cannot compile {of} to JAX: {error}") from error
 
 
 def _drawn_by_jax_or_host(
     inputs: list[Any], outputs: list[Any], generators: int
 ) -> Callable[..., tuple[Array, ...]]:
-    by_host = functools.cache(lambda: _by_host(inputs, outputs, generators))
+    by_jax = lazily(lambda: _by_jax(inputs, outputs, generators))
+    by_host = lazily(lambda: _by_host(inputs, outputs, generators))
 
     def draw(key: Key[Array, ""], *values: Array) -> tuple[Array, ...]:
         try:
-            function = _by_jax(inputs, outputs, generators)
-            jax.eval_shape(function, key, *values)
+            jax.eval_shape(by_jax, key, *values)
         except Exception:  # PyTensor has many ways to say that it has no JAX code
-            function = by_host()
-        return function(key, *values)
+            return by_host(key, *values)
+        return by_jax(key, *values)
 
     return draw
 
@@ -120,7 +131,7 @@ def _drawn_by_jax_or_host(
 def _by_jax(
     inputs: list[Any], outputs: list[Any], generators: int
 ) -> Callable[..., tuple[Array, ...]]:
-    function = _compiled(inputs, outputs)
+    function = _compiled(inputs, outputs, "random variables")
 
     def draw(key: Key[Array, ""], *values: Array) -> tuple[Array, ...]:
         # PyTensor's JAX code reads a generator's key, in the old form, from this entry of its state.
@@ -137,22 +148,28 @@ def _by_host(
     import pytensor
 
     function: Any = pytensor.function(inputs, outputs, on_unused_input="ignore")
+    dtypes = [variable.dtype for variable in inputs[generators:]]
 
     def call(seed: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
-        whole = [int(word) for word in np.asarray(seed).ravel()]
-        states = [np.random.default_rng([*whole, number]) for number in range(generators)]
-        arguments = zip(inputs[generators:], values, strict=True)
-        drawn = function(*states, *(np.asarray(v, variable.dtype) for variable, v in arguments))
-        return tuple(
-            np.asarray(one, jax.dtypes.canonicalize_dtype(np.asarray(one).dtype)) for one in drawn
-        )
+        words = np.asarray(seed).ravel().tolist()
+        states = [np.random.default_rng([*words, number]) for number in range(generators)]
+        arrays = (np.asarray(value, dtype) for value, dtype in zip(values, dtypes, strict=True))
+        return tuple(map(_as_jax_has_it, function(*states, *arrays)))
 
     def draw(key: Key[Array, ""], *values: Array) -> tuple[Array, ...]:
-        # Shapes are known after a draw only; any values do, since those of a compiled model are fixed.
+        # Shapes are known after a draw only. They do not depend on the values.
         middle = [np.full(jnp.shape(value), 0.5) for value in values]
-        example = call(np.zeros(2, np.uint32), *middle)
+        try:
+            example = call(np.zeros(2, np.uint32), *middle)
+        except NotImplementedError as error:
+            raise OptionError(f"PyMC cannot draw from a variable of the model: {error}") from error
         shapes = tuple(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in example)
         seed = jax.random.key_data(key)
         return jax.pure_callback(call, shapes, seed, *values, vmap_method="sequential")
 
     return draw
+
+
+def _as_jax_has_it(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
