@@ -51,7 +51,8 @@ class Size(NamedTuple):
         >>> [draws.start for _, draws in Size(1, 10).places(Size(1, 4))]
         [0, 4, 6]
         """
-        yield from itertools.product(*map(_along, self, block))
+        chains, draws = map(_along, self, block)
+        yield from itertools.product(chains, draws)
 
 
 def in_blocks(

@@ -118,8 +118,8 @@ def groups_of(data: Any) -> dict[str, Any]:
     children = getattr(data, "children", None)
     if children is not None:
         return {name: node.to_dataset() for name, node in children.items()}
-    groups = getattr(data, "groups", None)
-    if not callable(groups):
+    groups: Any = getattr(data, "groups", None)
+    if not hasattr(data, "groups"):
         raise OptionError(
             f"data must be what mcmc.sample gives, an InferenceData or a DataTree; got {type(data).__name__}."
         )
@@ -174,22 +174,23 @@ def axes_of(
     """
     rest = shape[len(leading) :]
     if len(given) > len(rest):
-        _warn(name, f"dims names {len(given)} axes of {name}, which has {len(rest)}")
+        _warn(f"dims names {len(given)} axes of {name}, which has {len(rest)}")
         given = ()
     names = list(leading)
     for at, size in enumerate(rest):
         wanted = given[at] if at < len(given) else None
-        known = len(coords[wanted]) if wanted in coords else sizes.get(wanted or "", size)
-        if wanted is not None and (known != size or wanted in names):
-            _warn(name, f"axis {at} of {name} has size {size}, and {wanted!r} has {known}")
-            wanted = None
+        if wanted is not None:
+            known = len(coords[wanted]) if wanted in coords else sizes.get(wanted, size)
+            if known != size or wanted in names:
+                _warn(f"axis {at} of {name} has size {size}, and {wanted!r} has {known}")
+                wanted = None
         unnamed = sum(n.startswith(f"{name}_dim_") for n in names)
         names.append(f"{name}_dim_{unnamed}" if wanted is None else wanted)
     sizes.update(zip(names, shape, strict=True))
     return tuple(names)
 
 
-def _warn(name: str, why: str) -> None:
+def _warn(why: str) -> None:
     warnings.warn(
         f"{why}: the axis has a name of its own instead. See dims and coords of the model.",
         UserWarning,

@@ -38,11 +38,11 @@ def flags_kept() -> Iterator[None]:
 
 def with_data(outputs: Sequence[Any]) -> list[Any]:
     """The graphs with the data that the model holds now as constants; generators of random numbers stay."""
-    import pytensor.tensor as pt
     from pytensor.graph.replace import clone_replace
+    from pytensor.tensor.basic import constant
 
     shared = {
-        variable: pt.constant(variable.get_value(borrow=True), name=variable.name)
+        variable: constant(variable.get_value(borrow=True), name=variable.name)
         for variable in _shared(outputs)
         if not _is_random(variable)
     }
@@ -90,7 +90,7 @@ def lazily(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
 
 
 def _shared(outputs: Sequence[Any]) -> list[Any]:
-    from pytensor.compile import SharedVariable
+    from pytensor.compile.sharedvalue import SharedVariable
     from pytensor.graph.traversal import graph_inputs
 
     found = (v for v in graph_inputs(list(outputs)) if isinstance(v, SharedVariable))
@@ -145,9 +145,9 @@ def _by_jax(
 def _by_host(
     inputs: list[Any], outputs: list[Any], generators: int
 ) -> Callable[..., tuple[Array, ...]]:
-    import pytensor
+    from pytensor.compile.function import function as compiled
 
-    function: Any = pytensor.function(inputs, outputs, on_unused_input="ignore")
+    function: Any = compiled(inputs, outputs, on_unused_input="ignore")
     dtypes = [variable.dtype for variable in inputs[generators:]]
 
     def call(seed: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
