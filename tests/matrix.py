@@ -42,6 +42,11 @@ SHORT = (
         "tests/machine/test_ticking.py",
     ),
     *("tests/machine/test_meet.py", "tests/arrays/test_scan.py", "tests/mcmc/test_nuts.py"),
+    *(
+        "tests/mcmc/test_by_pymc.py",
+        "tests/mcmc/test_inference.py",
+        "tests/mcmc/test_predict.py",
+    ),
     "tests/test_third_party.py",
 )
 

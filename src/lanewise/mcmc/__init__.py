@@ -7,6 +7,7 @@ from lanewise.mcmc.hmc import HMC
 from lanewise.mcmc.mclmc import MCLMC
 from lanewise.mcmc.models import Model
 from lanewise.mcmc.nuts import NUTS
+from lanewise.mcmc.predict import log_likelihood, posterior_predictive, prior_predictive
 from lanewise.mcmc.sample import sample
 from lanewise.mcmc.samplers import Info, Sampler
 
@@ -20,5 +21,8 @@ __all__ = [
     "SamplingWarning",
     "from_numpyro",
     "from_pymc",
+    "log_likelihood",
+    "posterior_predictive",
+    "prior_predictive",
     "sample",
 ]

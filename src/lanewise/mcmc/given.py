@@ -1,4 +1,4 @@
-"""Keys and devices, as callers give them."""
+"""Models, keys and devices, as callers give them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ from jaxtyping import Array, Key
 
 from lanewise import _jax
 from lanewise.core.errors import OptionError
+from lanewise.mcmc.by_pymc import from_pymc, is_pymc
+from lanewise.mcmc.models import Model
+
+
+def model_of(given: Any) -> Model:
+    """A model, a PyMC model, or a log density.
+
+    >>> model_of(abs).logdensity
+    <built-in function abs>
+    """
+    if isinstance(given, Model):
+        return given
+    return from_pymc(given) if is_pymc(given) else Model(given)
 
 
 def typed_key(key: Any) -> Key[Array, ""]:

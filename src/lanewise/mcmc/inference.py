@@ -1,10 +1,20 @@
-"""Draws as ArviZ has them."""
+"""Draws as ArviZ has them: an `InferenceData` for ArviZ 0.x, an xarray `DataTree` for ArviZ 1.x.
+
+Both are groups of xarray datasets, which are made here, since ArviZ's own converters differ between the two. An array
+is taken as it is: no copy is made of it, and one that lies on disk is not read. Groups and attributes have the names of
+ArviZ's schema (https://python.arviz.org/en/stable/schema/schema.html).
+
+Names of axes never cost a run its draws: those that do not fit an array are left out, with a warning that says why.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import importlib.metadata
 import importlib.util
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,29 +24,178 @@ from lanewise.core.errors import OptionError
 from lanewise.mcmc.models import Model
 
 Arrays = Mapping[str, Any]
+SAMPLE_DIMS = ("chain", "draw")
+# The name that this library has in the attributes of groups.
+LIBRARY = "lanewise"
 
 
 def sampled(model: Model, groups: Mapping[str, Arrays], attributes: Mapping[str, Any]) -> Any:
-    """`InferenceData` of groups of named arrays, whose axes are chain, draw and those of the quantity.
+    """The data of a run: its groups, and what the model has of observed and constant data.
 
-    Arrays are taken as they are; xarray's variables that lie on disk stay there.
+    `groups` holds named arrays with axes chain, draw and those of the quantity: `posterior` and `sample_stats`, and
+    `warmup_posterior` and `warmup_sample_stats` where the warm-up was kept. `attributes` go to each of these
+    (`sampler`, and ArviZ's `sampling_time` in seconds and `tuning_steps`).
+
+    >>> model = Model(lambda x: -x @ x, dims={"x": ["row"]}, coords={"row": ["a", "b"]})
+    >>> data = sampled(model, {"posterior": {"x": np.zeros((4, 10, 2))}}, {"tuning_steps": 100})
+    >>> data.posterior["x"].dims, data.posterior.attrs["tuning_steps"]
+    (('chain', 'draw', 'row'), 100)
     """
-    arviz = the_library()
-    import xarray
+    made = {group: dataset(group, arrays, model, attributes) for group, arrays in groups.items()}
+    return data_of(made | data_groups(model))
 
-    datasets = {}
-    for group, arrays in groups.items():
-        variables, sizes = {}, {}
-        for name, array in arrays.items():
-            dims = ("chain", "draw", *(f"{name}_dim_{i}" for i in range(len(array.shape) - 2)))
-            sizes |= dict(zip(dims, array.shape))
-            if isinstance(array, xarray.Variable):
-                array = array.copy(deep=False)
-                array.dims = dims
-            variables[name] = array if isinstance(array, xarray.Variable) else (dims, array)
-        coords = {dim: np.arange(size) for dim, size in sizes.items()}
-        datasets[group] = xarray.Dataset(variables, coords, dict(attributes))
+
+def data_groups(model: Model, prefix: str = "") -> dict[str, Any]:
+    """The groups of a model's observed and constant data."""
+    groups = {"observed_data": model.observed, "constant_data": model.constant}
+    return {
+        prefix + group: dataset(prefix + group, arrays, model)
+        for group, arrays in groups.items()
+        if arrays
+    }
+
+
+def data_of(groups: Mapping[str, Any]) -> Any:
+    """Datasets by group, or plain arrays by group and name, as the installed ArviZ has them.
+
+    >>> data_of({"posterior": {"x": np.zeros((4, 10))}}).posterior.sizes["draw"]
+    10
+    """
+    arviz, xarray = the_library(), _xarray()
+    nameless = Model(_no_density)
+    datasets = {
+        group: arrays
+        if isinstance(arrays, xarray.Dataset)
+        else dataset(group, arrays, nameless, {})
+        for group, arrays in groups.items()
+    }
+    if int(arviz.__version__.partition(".")[0]) >= 1:
+        return xarray.DataTree.from_dict(datasets)
     return arviz.InferenceData(**datasets)
+
+
+def groups_of(data: Any) -> dict[str, Any]:
+    """The datasets of either kind of data, by group."""
+    children = getattr(data, "children", None)
+    if children is not None:
+        return {name: node.to_dataset() for name, node in children.items()}
+    groups: Any = getattr(data, "groups", None)
+    if not hasattr(data, "groups"):
+        raise OptionError(
+            f"data must be what mcmc.sample gives, an InferenceData or a DataTree; got {type(data).__name__}."
+        )
+    return {group: data[group] for group in groups()}
+
+
+def with_groups(data: Any, groups: Mapping[str, Any]) -> Any:
+    """The data with groups added or replaced; what was given stays as it is, and shares its arrays."""
+    return data_of(groups_of(data) | dict(groups))
+
+
+def dataset(
+    group: str,
+    arrays: Arrays,
+    model: Model,
+    attributes: Mapping[str, Any] | None = None,
+    coords: Arrays | None = None,
+) -> Any:
+    """One group; `attributes` are those of a run, and `coords` are beside the model's (`chain`, `draw`)."""
+    xarray = _xarray()
+    leading = () if group.endswith("data") else SAMPLE_DIMS
+    places = {**model.coords, **(coords or {})}
+    variables = {
+        name: array if _has_axes(array) else np.asarray(array) for name, array in arrays.items()
+    }
+    sizes: dict[str, int] = {}
+    axes: dict[str, tuple[str, ...]] = {}
+    for name, array in variables.items():
+        given = model.dims.get(name, ())
+        # The log likelihood of a vector is one number.
+        given = given if group != "log_likelihood" else given[: len(array.shape) - len(leading)]
+        axes[name] = axes_of(name, tuple(array.shape), leading, given, places, sizes)
+    return xarray.Dataset(
+        {name: _variable(axes[name], array) for name, array in variables.items()},
+        coords={dim: places.get(dim, np.arange(size)) for dim, size in sizes.items()},
+        attrs=_attributes(attributes),
+    )
+
+
+def axes_of(
+    name: str,
+    shape: tuple[int, ...],
+    leading: Sequence[str],
+    given: Sequence[str | None],
+    coords: Arrays,
+    sizes: dict[str, int],
+) -> tuple[str, ...]:
+    """Names of an array's axes, as given or by ArviZ's rule; `sizes` are those of all axes so far, and it grows.
+
+    >>> axes_of("x", (4, 10, 3, 2), ("chain", "draw"), [None, "row"], {"row": "ab"}, {})
+    ('chain', 'draw', 'x_dim_0', 'row')
+    """
+    rest = shape[len(leading) :]
+    if len(given) > len(rest):
+        _warn(f"dims names {len(given)} axes of {name}, which has {len(rest)}")
+        given = ()
+    names = list(leading)
+    for at, size in enumerate(rest):
+        wanted = given[at] if at < len(given) else None
+        if wanted is not None:
+            known = len(coords[wanted]) if wanted in coords else sizes.get(wanted, size)
+            if known != size or wanted in names:
+                _warn(f"axis {at} of {name} has size {size}, and {wanted!r} has {known}")
+                wanted = None
+        unnamed = sum(n.startswith(f"{name}_dim_") for n in names)
+        names.append(f"{name}_dim_{unnamed}" if wanted is None else wanted)
+    sizes.update(zip(names, shape, strict=True))
+    return tuple(names)
+
+
+def _warn(why: str) -> None:
+    warnings.warn(
+        f"{why}: the axis has a name of its own instead. See dims and coords of the model.",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def _has_axes(array: Any) -> bool:
+    return hasattr(array, "shape") and hasattr(array, "dtype")
+
+
+def _variable(dims: tuple[str, ...], array: Any) -> Any:
+    """The array under these names of axes: not copied, and not read if it lies on disk."""
+    xarray = _xarray()
+    if isinstance(array, xarray.DataArray):
+        array = array.variable
+    if isinstance(array, xarray.Variable):
+        renamed = array.copy(deep=False)
+        renamed.dims = dims
+        return renamed
+    if isinstance(array, jax.Array):
+        array = np.asarray(array)
+    elif not hasattr(array, "__array_function__"):
+        from lanewise.mcmc.lazy import lazily
+
+        array = lazily(array)
+    return xarray.Variable(dims, array)
+
+
+def _attributes(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What ArviZ's schema asks of a group; `given` is None where nothing was drawn."""
+    made_by = {"library": LIBRARY}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        made_by["library_version"] = importlib.metadata.version(LIBRARY)
+    attributes = {
+        "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
+        **{f"creation_{name}": value for name, value in made_by.items()},
+        "creation_library_language": "Python",
+    }
+    if given is None:
+        return attributes
+    return (
+        attributes | {f"inference_{name}": value for name, value in made_by.items()} | dict(given)
+    )
 
 
 def must_have_library() -> None:
@@ -54,6 +213,14 @@ def the_library() -> Any:
     return arviz
 
 
+def _xarray() -> Any:
+    """It comes with ArviZ, and is imported when there are draws."""
+    must_have_library()
+    import xarray
+
+    return xarray
+
+
 def named(positions: Any) -> dict[str, np.ndarray]:
     """Arrays by the way to them in a pytree; a lone array is `x`.
 
@@ -65,3 +232,7 @@ def named(positions: Any) -> dict[str, np.ndarray]:
         jax.tree_util.keystr(path, simple=True, separator=".") or "x": np.asarray(leaf)
         for path, leaf in leaves
     }
+
+
+def _no_density(position: Any) -> Any:
+    raise NotImplementedError

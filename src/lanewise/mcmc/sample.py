@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxtyping import Array, Key
 
 from lanewise.core.errors import OptionError
 from lanewise.mcmc.described import saved_in
-from lanewise.mcmc.given import accepting, on_device, typed_key
+from lanewise.mcmc.given import accepting, model_of, on_device, typed_key
 from lanewise.mcmc.inference import must_have_library
 from lanewise.mcmc.initial import begun
 from lanewise.mcmc.models import Model, Position
@@ -53,10 +54,10 @@ def sample(
     carrier: str = "auto",
     cluster: str | Cluster | None = None,
 ) -> Any:
-    """Draw from a density with many chains; gives an ArviZ `InferenceData`.
+    """Draw from a density with many chains; gives ArviZ data: an `InferenceData`, or with ArviZ 1.x a `DataTree`.
 
     * `logdensity`: takes a position, any pytree of float arrays, and gives its log density up to a constant; or a
-      `Model` (`from_numpyro`, `from_pymc`).
+      `Model` (`from_numpyro`, `from_pymc`), or a PyMC model.
     * `init`: positions with an axis of chains in front, or a function that makes one position of a key. Starts with no
       finite density are drawn anew; a model has its own.
     * `key`: a random key, or a seed.
@@ -97,7 +98,7 @@ def sample(
     >>> bool(abs(data.posterior["x"].mean()) < 0.2)
     True
     """
-    model = logdensity if isinstance(logdensity, Model) else Model(logdensity)
+    model = model_of(logdensity)
     if not callable(model.logdensity):
         raise OptionError(f"logdensity must be a function or a Model; got {model.logdensity!r}.")
     must_be_count("draws", draws, 1)
@@ -112,6 +113,7 @@ def sample(
             "device= is for one process: leave it out with cluster=, whose workers use their own."
         )
     key = typed_key(key)
+    began = time.perf_counter()
     must_have_library()  # better missed before a run of an hour than after
     with on_device(device):
         begin = begun(model, init, initial_values, chains, key, lanes=cluster is None)
@@ -128,7 +130,9 @@ def sample(
         )
         with contextlib.closing(run.stretches):
             state = run.go()
-    data = result(model, run, state, {"inference_library": "lanewise", "sampler": repr(sampler)})
+    taken = time.perf_counter() - began
+    attributes = {"sampler": repr(sampler), "sampling_time": taken, "tuning_steps": warmup}
+    data = result(model, run, state, attributes)
     if "posterior" in data:
         add_sampling(data, title=f"{chains} chains by {sampler}")
     return data
