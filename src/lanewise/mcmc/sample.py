@@ -23,7 +23,7 @@ from lanewise.mcmc.inference import inference_data, must_have_library
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
 from lanewise.mcmc.run import Run, Settings
-from lanewise.mcmc.samplers import Sampler, must_be_count
+from lanewise.mcmc.samplers import Ensemble, Sampler, must_be_count
 from lanewise.mcmc.saved import Saved, opened
 from lanewise.mcmc.start import Starts, starts
 from lanewise.mcmc.trouble import warn_of
@@ -44,7 +44,7 @@ def sample(
     lanes: int | None = None,
     progress: bool = True,
     device: Any = None,
-    sampler: Sampler = DEFAULT_SAMPLER,
+    sampler: Sampler | Ensemble = DEFAULT_SAMPLER,
     mass_matrix: str = "diagonal",
     adaptation: str = "pooled",
     step_size: float | None = None,
@@ -62,7 +62,8 @@ def sample(
     * `progress`: show how many chains have ended each stretch.
     * `lanes`: run so many chains at once; a lane that has ended one takes the next.
     * `device`: a JAX device, or "cpu" or "gpu".
-    * `sampler`: `NUTS(...)`, `HMC(...)` or `MCLMC(...)`.
+    * `sampler`: `NUTS(...)`, `HMC(...)` or `MCLMC(...)`; or one whose chains learn from each other at every step:
+      `ChEES(...)`, `MEADS(...)`, `SMC(...)`.
     * `mass_matrix`: "diagonal", "dense" or "unit".
     * `adaptation`: "pooled", scales and step sizes from the draws of all chains, who meet at the ends of the windows of
       the warm-up; or "chain", each by itself.
@@ -91,6 +92,16 @@ def sample(
     if not callable(model.logdensity):
         raise OptionError(f"logdensity must be a function or a Model; got {model.logdensity!r}.")
     must_be_count("draws", draws, 1)
+    if isinstance(sampler, Ensemble):
+        given = {
+            "mass_matrix": mass_matrix,
+            "step_size": step_size,
+            "resume": resume,
+            "cluster": cluster,
+        }
+        run_by = {"lanes": lanes, "carrier": carrier, "progress": progress, "device": device}
+        counts = {"chains": chains, "draws": draws, "warmup": warmup}
+        return sampler.sample(model, typed_key(key), init=init, **counts, **given, **run_by)
     must_be_count("save_every", save_every, 1)
     settings = Settings(chains, warmup, sampler, mass_matrix, adaptation, step_size)
     if cluster is not None and device is not None:
