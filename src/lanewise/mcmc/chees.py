@@ -162,7 +162,9 @@ def chain_of(density: Density, capacity: int) -> ProgramFunction:
             momentum_key, accept_key = random.split(random.fold_in(key, number + row))
             last, taken = trajectory(density, space, momentum_key, place, step, steps[row])
             accepts = fresh | (random.uniform(accept_key, (), dtype) < last.acceptance)
-            place = jax.tree.map(lambda a, b: jnp.where(accepts, a, b), last.end.place, place)
+            place = Place(
+                *(jnp.where(accepts, new, old) for new, old in zip(last.end.place, place))
+            )
             reported = last.acceptance, energy(last.start), jnp.int32(0), taken, last.diverging
             positions = positions.at[row].set(place.position * space)
             logdensity = logdensity.at[row].set(place.logdensity)
@@ -215,7 +217,7 @@ def halton(number: int) -> float:
     return found
 
 
-def chees_gradient(last: Ended, time: float) -> np.ndarray:
+def chees_gradient(last: Any, time: float) -> np.ndarray:
     """Each chain's gradient of the ChEES criterion by the logarithm of the time of the trajectory."""
     start, end = (point.place.position for point in (last.start, last.end))
     start, end = start - start.mean(axis=0), end - end.mean(axis=0)
@@ -223,9 +225,7 @@ def chees_gradient(last: Ended, time: float) -> np.ndarray:
     return time * change * (end * last.end.momentum).sum(axis=1)
 
 
-def snaper_gradient(
-    last: Ended, time: float, mean: np.ndarray, component: np.ndarray
-) -> np.ndarray:
+def snaper_gradient(last: Any, time: float, mean: np.ndarray, component: np.ndarray) -> np.ndarray:
     """Each chain's gradient of SNAPER's criterion, the mean of those there and back. `mean` is whitened."""
     start, end = ((point.place.position - mean) @ component for point in (last.start, last.end))
     slow, fast = (point.momentum @ component for point in (last.start, last.end))
@@ -372,4 +372,4 @@ class _Run:
         steps = [self._steps(number + i, tuned.step, tuned.length) for i in range(count)]
         ran = self._moved(place, tuned.space, tuned.step, steps, number)
         self.place = ran.place
-        return Drawn(ran.positions, ran.logdensity, ran.info)
+        return Drawn(np.asarray(ran.positions), np.asarray(ran.logdensity), ran.info)

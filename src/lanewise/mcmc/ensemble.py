@@ -1,10 +1,10 @@
-"""What samplers share whose chains learn from each other at every step (`chees.py`, `meads.py`, `smc.py`).
+"""What samplers need whose chains learn from each other at every step (`chees.py`).
 
-`sample` (`sample.py`) runs chains that meet a few times in a warm-up. Here they meet after every draw of it, so the host
-has a say each time: a call of a program moves all chains by one draw with parameters that are data, and NumPy makes the
-next parameters of where they are. A call costs a fraction of a millisecond beside what the chains compute, and nothing
-is compiled again for other parameters. Draws that are kept are made several in a call, with parameters that no longer
-change. An interrupt (Ctrl-C) between two calls ends the run with the draws that there are.
+`sample` (`sample.py`) runs chains that meet a few times in a warm-up. Here they meet after every draw of it, so the
+host has a say each time: a call of a program moves all chains by one draw with parameters that are data, and NumPy
+makes the next parameters of where they are. Nothing is compiled again for other parameters. Draws that are kept are
+made several in a call, with parameters that no longer change. An interrupt (Ctrl-C) while draws are kept ends the run
+with those that there are.
 
 What is not here yet: `resume=` and `cluster=`, which are refused, and dense mass matrices.
 """

@@ -62,8 +62,8 @@ def sample(
     * `progress`: show how many chains have ended each stretch.
     * `lanes`: run so many chains at once; a lane that has ended one takes the next.
     * `device`: a JAX device, or "cpu" or "gpu".
-    * `sampler`: `NUTS(...)`, `HMC(...)` or `MCLMC(...)`; or one whose chains learn from each other at every step:
-      `ChEES(...)`, `MEADS(...)`, `SMC(...)`.
+    * `sampler`: `NUTS(...)`, `HMC(...)` or `MCLMC(...)`; or `ChEES(...)`, whose chains learn from each
+      other at every draw of the warm-up.
     * `mass_matrix`: "diagonal", "dense" or "unit".
     * `adaptation`: "pooled", scales and step sizes from the draws of all chains, who meet at the ends of the windows of
       the warm-up; or "chain", each by itself.
