@@ -2,6 +2,7 @@
 
 from lanewise.mcmc.by_numpyro import from_numpyro
 from lanewise.mcmc.by_pymc import from_pymc
+from lanewise.mcmc.chees import ChEES
 from lanewise.mcmc.diagnosis import SamplingWarning
 from lanewise.mcmc.hmc import HMC
 from lanewise.mcmc.mclmc import MCLMC
@@ -15,6 +16,7 @@ __all__ = [
     "HMC",
     "MCLMC",
     "NUTS",
+    "ChEES",
     "Info",
     "Model",
     "Sampler",

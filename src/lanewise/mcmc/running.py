@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lanewise.mcmc.diagnosis import SamplingWarning, warn_of
 from lanewise.mcmc.inference import sampled
 from lanewise.mcmc.keeping import Keeping
 from lanewise.mcmc.models import Model
@@ -17,7 +18,6 @@ from lanewise.mcmc.settings import Settings
 from lanewise.mcmc.shown import Shown
 from lanewise.mcmc.start import Starts
 from lanewise.mcmc.stretches import Stretches
-from lanewise.mcmc.diagnosis import SamplingWarning, warn_of
 from lanewise.mcmc.watching import Watching
 
 

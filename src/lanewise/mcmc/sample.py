@@ -16,13 +16,14 @@ from jaxtyping import Array, Key
 
 from lanewise.core.errors import OptionError
 from lanewise.mcmc.described import saved_in
+from lanewise.mcmc.ensemble import must_not_be_given
 from lanewise.mcmc.given import accepting, model_of, on_device, typed_key
 from lanewise.mcmc.inference import must_have_library
 from lanewise.mcmc.initial import begun
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
 from lanewise.mcmc.running import prepared, result
-from lanewise.mcmc.samplers import Sampler, must_be_count
+from lanewise.mcmc.samplers import Ensemble, Sampler, must_be_count
 from lanewise.mcmc.settings import Settings
 from lanewise.place.cluster.cluster import Cluster
 from lanewise.watch.report import add_sampling
@@ -41,7 +42,7 @@ def sample(
     lanes: int | None = None,
     progress: bool = True,
     device: Any = None,
-    sampler: Sampler = DEFAULT_SAMPLER,
+    sampler: Sampler | Ensemble = DEFAULT_SAMPLER,
     mass_matrix: str = "diagonal",
     adaptation: str = "pooled",
     step_size: float | None = None,
@@ -66,7 +67,8 @@ def sample(
     * `progress`: show one line with draws, rate, divergences, step size, minimum ESS and time left.
     * `lanes`: run so many chains at once; a lane that has ended one takes the next.
     * `device`: a JAX device, or "cpu" or "gpu".
-    * `sampler`: `NUTS(...)`, `HMC(...)` or `MCLMC(...)`.
+    * `sampler`: `NUTS(...)`, `HMC(...)` or `MCLMC(...)`; or `ChEES(...)`, whose chains learn from each
+      other at every draw of the warm-up.
     * `mass_matrix`: "diagonal", "dense" or "unit".
     * `adaptation`: "pooled", scales and step sizes from the draws of all chains, who meet at the ends of the windows of
       the warm-up; or "chain", each by itself.
@@ -105,6 +107,21 @@ def sample(
     if save_every is not None:
         must_be_count("save_every", save_every, 1)
     sampler = accepting(sampler, target_accept)
+    if isinstance(sampler, Ensemble):
+        refused = {
+            "resume": resume,
+            "save_every": save_every,
+            "cluster": cluster,
+            "initial_values": initial_values,
+            "adaptation": None if adaptation == "pooled" else adaptation,
+            "thin": None if thin == 1 else thin,
+            "keep_warmup": keep_warmup or None,
+        }
+        given = {"mass_matrix": mass_matrix, "step_size": step_size}
+        run_by = {"lanes": lanes, "carrier": carrier, "progress": progress, "device": device}
+        counts = {"chains": chains, "draws": draws, "warmup": warmup}
+        must_not_be_given(refused)
+        return sampler.sample(model, typed_key(key), init=init, **counts, **given, **run_by)
     settings = Settings(
         chains, warmup, sampler, mass_matrix, adaptation, step_size, thin, keep_warmup
     )

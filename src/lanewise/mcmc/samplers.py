@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -34,6 +34,15 @@ class Sampler(Protocol):
         self, density: Density, space: Space, key: Key[Array, ""], place: Place, step: Array
     ) -> tuple[Place, Info]:
         """The next place of a chain, and what is reported of how it was found."""
+        ...
+
+
+@runtime_checkable
+class Ensemble(Protocol):
+    """A sampler whose chains learn from each other at every step: `sample` hands the whole call over to it."""
+
+    def sample(self, model: Any, key: Any, **asked: Any) -> Any:
+        """What `lanewise.mcmc.sample` gives, of the same arguments."""
         ...
 
 
