@@ -15,6 +15,7 @@ import pytest
 import lanewise as lw
 import needs
 from lanewise.core.errors import OptionError
+from lanewise.watch import screen
 from lanewise.watch.report import add_sampling
 from programs.small import collatz, fib
 from watch.programs import NUMBERS, STEPS, SWEPT
@@ -182,4 +183,48 @@ def test_chains_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     with lw.report(tmp_path / "run.html"):
         add_sampling({"posterior": {"x": values, "y": np.full((4, 30), np.nan)}})
     page = (tmp_path / "run.html").read_text()
-    assert "Draws of 1 chains are not finite (2)" in page and "Finite in no chain: y" in page
+    assert "Draws of 1 chain are not finite (2)" in page and "Finite in no chain: y" in page
+
+
+def test_the_worst_of_many_variables_is_found_by_a_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.random.default_rng(0).standard_t(1.5, size=(64, 50, 40))
+    values[:8, :, 31] += 3.0
+    values[:8, :, 32] *= 5.0
+    monkeypatch.setattr(screen, "MOST_NUMBERS", 17 * 64 * 50)
+    with lw.report(tmp_path / "run.html"):
+        add_sampling({"posterior": {"x": values}})
+    page = (tmp_path / "run.html").read_text()
+    assert "computed for 17 of 40 variables" in page
+    rows = re.findall(r"<td><code>(x\[\d+\])</code>", page)
+    assert len(rows) == 17 and {"x[31]", "x[32]"} <= set(rows)
+    assert set(re.findall(r'<option value="\S+-[01]">(x\[\d+\])', page)) == {"x[31]", "x[32]"}
+
+
+def test_the_depth_limit_and_e_bfmi_of_each_chain(tmp_path: Path) -> None:
+    xarray = needs.library("xarray")
+    random = np.random.default_rng(0)
+    energy = random.normal(size=(3, 200))
+    energy[1] = np.cumsum(energy[1])
+    of = {
+        "diverging": np.zeros((3, 200), bool),
+        "energy": energy,
+        "tree_depth": np.full((3, 200), 5),
+    }
+    of["tree_depth"][0, :30] = 6
+
+    def group(arrays: Any, **attributes: Any) -> Any:
+        return xarray.Dataset(
+            {name: (("chain", "draw"), values) for name, values in arrays.items()}, attrs=attributes
+        )
+
+    data = {
+        "posterior": group({"x": random.normal(size=(3, 200))}, sampler="NUTS(max_depth=6)"),
+        "sample_stats": group(of),
+    }
+    with lw.report(tmp_path / "run.html"):
+        add_sampling(data)
+    page = (tmp_path / "run.html").read_text()
+    assert "30 of 600 draws are at the limit of 6 (5.0%)." in page
+    assert "1 chain is below 0.3." in page and "of chain 1." in page

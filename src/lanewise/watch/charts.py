@@ -92,10 +92,11 @@ class Frame:
     y: Axis
     height: float = 210.0
     left: float = LEFT
+    width: float = WIDTH
 
     def across(self, value: float) -> float:
         span = (self.x.high - self.x.low) or 1.0
-        return self.left + (value - self.x.low) / span * (WIDTH - self.left - RIGHT)
+        return self.left + (value - self.x.low) / span * (self.width - self.left - RIGHT)
 
     def up(self, value: float) -> float:
         span = (self.y.high - self.y.low) or 1.0
@@ -104,18 +105,20 @@ class Frame:
     def drawn(self, parts: Sequence[str], label: str, kind: str, *, y_axis: bool = True) -> str:
         """The whole chart, axes behind what is in it."""
         behind = self._x_axis() + (self._y_axis() if y_axis else [])
-        return picture([*behind, *parts], WIDTH, self.height, label, f"lw-chart {kind}")
+        return picture([*behind, *parts], self.width, self.height, label, f"lw-chart {kind}")
 
     def _x_axis(self) -> list[str]:
         floor = self.height - BOTTOM
-        parts = [tag("line", x1=self.left, x2=WIDTH - RIGHT, y1=floor, y2=floor, class_="axis")]
-        for value in self.x.ticks(7):
+        parts = [
+            tag("line", x1=self.left, x2=self.width - RIGHT, y1=floor, y2=floor, class_="axis")
+        ]
+        for value in self.x.ticks(max(int(self.width / 120), 5)):
             x = self.across(value)
             parts.append(tag("line", x1=x, x2=x, y1=floor, y2=floor + 4, class_="axis"))
             parts.append(
                 text(x, floor + 16, self.x.write(value), text_anchor="middle", class_="figure")
             )
-        middle = (self.left + WIDTH - RIGHT) / 2
+        middle = (self.left + self.width - RIGHT) / 2
         parts.append(
             text(middle, self.height - 4, self.x.name, text_anchor="middle", class_="axis-name")
         )
@@ -125,7 +128,9 @@ class Frame:
         parts = []
         for value in self.y.ticks(4):
             y = self.up(value)
-            parts.append(tag("line", x1=self.left, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
+            parts.append(
+                tag("line", x1=self.left, x2=self.width - RIGHT, y1=y, y2=y, class_="grid")
+            )
             parts.append(
                 text(self.left - 6, y + 4, self.y.write(value), text_anchor="end", class_="figure")
             )
@@ -276,8 +281,9 @@ def spans(
     x: Axis,
     label: str,
     told: Sequence[str],
+    limit: float | None = None,
 ) -> str:
-    """A bar for each row, from its start to its end."""
+    """A bar for each row, from its start to its end; a dashed line is at the limit."""
     row_height = max(5.0, min(14.0, 420.0 / max(len(rows), 1)))
     height = TOP + row_height * len(rows) + BOTTOM
     frame = Frame(x, Axis(0, 1, ""), height)
@@ -301,6 +307,9 @@ def spans(
                 class_="span",
             )
         )
+    if limit is not None:
+        at, floor = frame.across(limit), height - BOTTOM
+        parts.append(tag("line", title("limit"), x1=at, x2=at, y1=TOP, y2=floor, class_="limit"))
     return frame.drawn(parts, label, "span-chart", y_axis=False)
 
 
@@ -311,9 +320,11 @@ def histogram(
     label: str,
     bins: int = 48,
     unit_name: str = "examples",
+    limit: int | None = None,
 ) -> str:
-    """How many of the values lie where; whole numbers in bins of whole numbers."""
+    """How many of the values lie where; whole numbers in bins of whole numbers, up to and with a marked `limit`."""
     low, high = float(values.min()), float(values.max())
+    high = high if limit is None else max(high, float(limit))
     width = max(1, math.ceil((high - low + 1) / bins))
     edges = np.arange(low, high + width + 1, width, dtype=float)
     edges = edges[: int(np.searchsorted(edges, high, side="right")) + 1]
@@ -327,7 +338,7 @@ def histogram(
     # The figure of a bar that stands for one number is below its middle.
     places = edges - 0.5 if width == 1 else edges
     x = Axis(places[0], places[-1], name, whole=True)
-    return bars(places, counts, x, unit_name, label, told)
+    return bars(places, counts, x, unit_name, label, told, limit)
 
 
 def bars(
@@ -337,8 +348,9 @@ def bars(
     y_name: str,
     label: str,
     told: Sequence[str],
+    limit: float | None = None,
 ) -> str:
-    """Bars between edges."""
+    """Bars between edges; a dashed line is at the limit."""
     y = Axis(0, float(max(heights.max(), 1)) * 1.05, y_name, whole=True)
     frame = Frame(x, y, 190.0)
     parts = []
@@ -357,14 +369,22 @@ def bars(
                 class_="bar series-0",
             )
         )
+    if limit is not None:
+        at, floor = frame.across(limit), frame.up(0)
+        parts.append(tag("line", title("limit"), x1=at, x2=at, y1=TOP, y2=floor, class_="limit"))
+        parts.append(text(at - 5, TOP + 10, "limit", text_anchor="end", class_="figure"))
     return frame.drawn(parts, label, "bar-chart")
 
 
 def points(
-    groups: Sequence[tuple[np.ndarray, np.ndarray, str]], x: Axis, y: Axis, label: str
+    groups: Sequence[tuple[np.ndarray, np.ndarray, str]],
+    x: Axis,
+    y: Axis,
+    label: str,
+    width: float = WIDTH,
 ) -> str:
     """Points in groups: places across, places up, and a class of `page.css` for each group."""
-    frame = Frame(x, y, 320.0)
+    frame = Frame(x, y, 320.0, width=width)
     parts = [
         tag(
             "path",

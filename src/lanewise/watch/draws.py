@@ -6,6 +6,7 @@ are nodes with a `dataset`. `group` is the only place that knows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ class Draws:
     draws: int
     left_out: np.ndarray
     unknown: tuple[str, ...]
+    depth_limit: int | None = None
 
 
 def draws_of(data: Any) -> Draws:
@@ -55,8 +57,21 @@ def draws_of(data: Any) -> Draws:
     variables = {name: found[name] if every else found[name][kept] for name in known}
     stats = {name: values[kept] for name, values in _stats(data, (chains, draws))}
     return Draws(
-        variables if kept.any() else {}, stats, numbers[kept], draws, numbers[~kept], unknown
+        variables if kept.any() else {},
+        stats,
+        numbers[kept],
+        draws,
+        numbers[~kept],
+        unknown,
+        _depth_limit(posterior),
     )
+
+
+def _depth_limit(posterior: Any) -> int | None:
+    """The sampler's `max_depth`, by the attribute that a run of ours has."""
+    sampler = str(getattr(posterior, "attrs", {}).get("sampler", ""))
+    found = re.search(r"max_depth=(\d+)", sampler)
+    return int(found.group(1)) if found else None
 
 
 def group(data: Any, name: str) -> Any:
@@ -107,7 +122,10 @@ def _chain_numbers(posterior: Any, chains: int) -> np.ndarray:
 
 def _stats(data: Any, shape: tuple[int, int]) -> Iterator[tuple[str, np.ndarray]]:
     found = group(data, "sample_stats")
-    for name in () if found is None else _names(found):
+    if found is None:
+        return
+    for name in _names(found):
         values = np.asarray(found[name])
         if values.shape == shape:
-            yield ALSO.get(str(name), str(name)), values
+            stat = str(name)
+            yield ALSO.get(stat, stat), values

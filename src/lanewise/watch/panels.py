@@ -26,7 +26,13 @@ MOST_MARKS = 200
 MOST_LAGS = 60
 MOST_DRAWS_RANKED = 500
 GRID = 128
+# Densities of chains are shown up to so many times that of all.
+MOST_PEAK = 4.0
+MOST_PAIRS = 4
 PARTS = 8
+# Below this, chains explore the tails slowly (Betancourt 2016).
+LEAST_E_BFMI = 0.3
+MOST_BARS = 24
 
 
 def worst_chains(said: Summary) -> np.ndarray:
@@ -88,6 +94,10 @@ def _density(name: str, values: np.ndarray, chains: np.ndarray, draws: Draws) ->
     ]
     whole = density(values, edges)
     top = max(float(line.y.max()) for line in [*given, Line(middles, whole, "")])
+    # A chain that is stuck has a spike, beside which nothing else could be seen.
+    cut = top > MOST_PEAK * float(whole.max())
+    top = min(top, MOST_PEAK * float(whole.max()))
+    given = [Line(middles, np.minimum(line.y, top * 1.05), line.name) for line in given]
     picture = charts.lines(
         given,
         Axis(low, high, name),
@@ -96,9 +106,8 @@ def _density(name: str, values: np.ndarray, chains: np.ndarray, draws: Draws) ->
         thin=True,
         band=(middles, np.zeros(GRID), whole),
     )
-    words = (
-        f"Grey: all chains together.{_which(chains, draws)} Chains that agree have densities alike."
-    )
+    words = f"Grey: all chains together.{_which(chains, draws)} Chains that agree have similar densities."
+    words += " Peaks higher than the figure are cut off: those chains hardly move." if cut else ""
     return figure(f"Density of {name}", words, picture, legend(_names(chains, draws)))
 
 
@@ -190,7 +199,7 @@ def _ess_over_draws(name: str, values: np.ndarray) -> str:
     ends = np.unique(np.linspace(0, values.shape[1], PARTS + 1).astype(int)[1:])
     ends = ends[ends >= 8]
     bulk = np.array([ess(split(scores[:, :end])) for end in ends])
-    tail = np.array([np.fmin(*(ess(split(e[:, :end])) for e in events)) for end in ends])
+    tail = np.array([np.fmin.reduce([ess(split(e[:, :end])) for e in events]) for end in ends])
     given = [
         Line(ends[np.isfinite(y)], y[np.isfinite(y)], words)
         for y, words in ((bulk, "bulk ESS"), (tail, "tail ESS"))
@@ -224,29 +233,46 @@ def _pairs(draws: Draws, names: list[str]) -> str:
         return ""
     flat = {name: np.asarray(draws.variables[name], float).reshape(-1) for name in names}
     flags = diverging.reshape(-1).astype(bool)
-    first, second = names[:2]
     if flags.any():
         # Where divergences gather: the variables whose divergent draws are furthest from the rest.
         apart = {
             name: abs(values[flags].mean() - values.mean()) / (values.std() or np.inf)
             for name, values in flat.items()
         }
-        first, second = sorted(names, key=lambda name: -apart[name])[:2]
+        names = sorted(names, key=lambda name: -apart[name])
     rest, some = np.flatnonzero(~flags), np.flatnonzero(flags)
     rest = rest[:: max(len(rest) // 1500, 1)]
     some = some[:: max(len(some) // 500, 1)]
-    a, b = flat[first], flat[second]
+    first, others = names[0], names[1 : 1 + MOST_PAIRS]
+    if flags.any():
+        words = (
+            "Red: divergences. The variables whose divergent draws are furthest from the others."
+        )
+    else:
+        words = "No draw diverged. The variables with the highest R-hat and the lowest ESS."
+    pictures = "".join(
+        _pair((first, flat[first]), (name, flat[name]), rest, some) for name in others
+    )
+    return figure(f"{first} and others", words, f'<div class="pairs">{pictures}</div>')
+
+
+def _pair(
+    first: tuple[str, np.ndarray],
+    second: tuple[str, np.ndarray],
+    rest: np.ndarray,
+    some: np.ndarray,
+) -> str:
+    """Draws of two variables; `rest` and `some` are those that did not and did diverge."""
+    (a_name, a), (b_name, b) = first, second
     groups = [(a[rest], b[rest], "draw"), (a[some], b[some], "divergent")]
     limits = [_range(values[np.concatenate([rest, some])]) for values in (a, b)]
-    picture = charts.points(
+    return charts.points(
         [(np.clip(x, *limits[0]), np.clip(y, *limits[1]), kind) for x, y, kind in groups],
-        Axis(*limits[0], first),
-        Axis(*limits[1], second),
-        f"{first} and {second}",
+        Axis(*limits[0], a_name),
+        Axis(*limits[1], b_name),
+        f"{a_name} and {b_name}",
+        width=charts.WIDTH / 2,
     )
-    why = "the variables whose divergent draws are furthest from the others" if flags.any() else ""
-    words = f"Red: divergences; {why}." if why else "No draw diverged. The two worst variables."
-    return figure(f"{first} and {second}", words, picture)
 
 
 def _energy(draws: Draws) -> str:
@@ -261,27 +287,65 @@ def _energy(draws: Draws) -> str:
     edges = np.linspace(low, high, GRID + 1)
     middles = (edges[1:] + edges[:-1]) / 2
     given = [
-        Line(middles, density(marginal, edges), "energy, centred"),
-        Line(
-            middles, density(np.clip(steps, low, high), edges), "change of energy from draw to draw"
-        ),
+        Line(middles, density(marginal, edges), "energy, centered"),
+        Line(middles, density(np.clip(steps, low, high), edges), "energy transition"),
     ]
     top = max(float(line.y.max()) for line in given)
     picture = charts.lines(
         given, Axis(low, high, "energy"), Axis(0, top * 1.05, "density"), "Energy"
     )
     words = (
-        f"Minimum E-BFMI {float(np.nanmin(e_bfmi(energy))):.2f}. Where changes are much narrower than the energy itself"
-        " (E-BFMI below 0.3), chains explore the tails slowly."
+        f"Minimum E-BFMI {float(np.nanmin(e_bfmi(energy))):.2f}. Where transitions are much narrower than the energy"
+        " itself (E-BFMI below 0.3), chains explore the tails slowly."
     )
-    return figure("Energy", words, picture, legend([g.name for g in given]))
+    return figure("Energy", words, picture, legend([g.name for g in given])) + _e_bfmi(
+        energy, draws
+    )
+
+
+def _e_bfmi(energy: np.ndarray, draws: Draws) -> str:
+    """E-BFMI of each chain, or a histogram of those of many."""
+    found = e_bfmi(energy)
+    known = np.isfinite(found)
+    if not known.any():
+        return ""
+    low = int((found[known] < LEAST_E_BFMI).sum())
+    top = max(float(found[known].max()), LEAST_E_BFMI) * 1.05
+    if len(found) <= MOST_BARS:
+        rows = [f"{draws.chains[i]}" for i in np.flatnonzero(known)]
+        told = [f"chain {name}: {value:.2f}" for name, value in zip(rows, found[known])]
+        picture = charts.spans(
+            rows,
+            np.zeros(len(rows)),
+            found[known],
+            Axis(0, top, "E-BFMI"),
+            "E-BFMI by chain",
+            told,
+            limit=LEAST_E_BFMI,
+        )
+    else:
+        edges = np.linspace(0, top, 41)
+        counts = np.histogram(found[known], edges)[0]
+        told = [f"{a:.2f} to {b:.2f}: {n}" for a, b, n in zip(edges, edges[1:], counts)]
+        picture = charts.bars(
+            edges, counts, Axis(0, top, "E-BFMI"), "chains", "E-BFMI by chain", told, LEAST_E_BFMI
+        )
+    worst = int(np.nanargmin(found))
+    chains = "1 chain is" if low == 1 else f"{count(low)} of {count(len(found))} chains are"
+    words = f"{chains} below {LEAST_E_BFMI}. The lowest is {found[worst]:.2f}, of chain {draws.chains[worst]}."
+    return figure("E-BFMI by chain", words, picture)
 
 
 def _depths(draws: Draws) -> str:
     depths = draws.stats.get("tree_depth")
     if depths is None:
         return ""
+    limit = draws.depth_limit
     picture = charts.histogram(
-        depths.reshape(-1), "tree depth", "deep", "Tree depth", unit_name="draws"
+        depths.reshape(-1), "tree depth", "deep", "Tree depth", unit_name="draws", limit=limit
     )
-    return figure("Tree depth", f"Of every draw; the deepest {int(depths.max())}.", picture)
+    words = f"The deepest is {int(depths.max())}."
+    if limit is not None:
+        at = int((depths >= limit).sum())
+        words += f" {count(at)} of {count(depths.size)} draws are at the limit of {limit} ({at / depths.size:.1%})."
+    return figure("Tree depth", words, picture)

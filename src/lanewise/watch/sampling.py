@@ -17,6 +17,7 @@ from lanewise.watch.convergence import Summary, e_bfmi, summary
 from lanewise.watch.draws import Draws, draws_of
 from lanewise.watch.markup import escaped, facts_list, table
 from lanewise.watch.panels import run_figures, variable_figures
+from lanewise.watch.screen import worth_a_summary
 
 MOST_ROWS = 60
 MOST_VARIABLES = 16
@@ -36,7 +37,7 @@ def sampling_section(data: Any, title: str, findings: Sequence[Any] | None = Non
     )
     if not draws.variables:
         return f'{head}<p class="bad">No chain has finite draws.</p></section>'
-    said = {name: summary(values) for name, values in draws.variables.items()}
+    said = {name: summary(draws.variables[name]) for name in worth_a_summary(draws.variables)}
     order = sorted(said, key=lambda name: _badness(said[name]))
     shown = order[:MOST_VARIABLES]
     panels = "".join(
@@ -47,13 +48,26 @@ def sampling_section(data: Any, title: str, findings: Sequence[Any] | None = Non
     choices = "".join(
         f'<option value="{key}-{i}">{escaped(name)}</option>' for i, name in enumerate(shown)
     )
-    some = f"The {len(shown)} of {count(len(said))} variables with the greatest R-hat and the least ESS, worst first."
-    more = f'<p class="note">{some}</p>' if len(shown) < len(said) else ""
+    every = len(draws.variables)
+    more = f'<p class="note">{_some(len(shown), every)}</p>' if len(shown) < every else ""
     return (
-        f"{head}{facts_list(_facts(draws, said))}{_table(said, order, len(draws.chains))}"
-        f"{_bad_chains(draws, said, order[0])}{run_figures(draws, shown)}"
+        f"{head}{facts_list(_facts(draws, said))}{_screened(said, every)}{_table(said, order, draws)}"
+        f"{_bad_chains(draws, said, order[0])}<h3>The run</h3>{run_figures(draws, shown)}<h3>Variables</h3>"
         f'<div class="controls"><label for="{key}-variable">Variable</label>'
         f'<select class="runs" id="{key}-variable">{choices}</select></div>{more}{panels}</section>'
+    )
+
+
+def _some(number: int, every: int) -> str:
+    return f"The {number} of {count(every)} variables with the highest R-hat and the lowest ESS, worst first."
+
+
+def _screened(said: Mapping[str, Summary], every: int) -> str:
+    if len(said) == every:
+        return ""
+    return (
+        f'<p class="note">R-hat and ESS were computed for {count(len(said))} of {count(every)} variables, those with'
+        " the highest split R-hat in a quick screen of all; the figures above are of these.</p>"
     )
 
 
@@ -79,24 +93,26 @@ def _left_out(draws: Draws) -> str:
     words = []
     if len(draws.left_out):
         some = ", ".join(map(str, draws.left_out[:8])) + (", …" if len(draws.left_out) > 8 else "")
-        words.append(
-            f"Draws of {len(draws.left_out)} chains are not finite ({some}); they are left out."
+        number = len(draws.left_out)
+        whose, left = (
+            ("1 chain", "it is") if number == 1 else (f"{count(number)} chains", "they are")
         )
+        words.append(f"Draws of {whose} are not finite ({some}); {left} left out.")
     if draws.unknown:
         words.append(f"Finite in no chain: {', '.join(draws.unknown[:8])}.")
     return "".join(f'<p class="bad">{escaped(line)}</p>' for line in words)
 
 
 _MEANS = {
-    "acceptance_rate": "mean acceptance",
+    "acceptance_rate": "mean acceptance rate",
     "tree_depth": "mean tree depth",
-    "n_steps": "mean gradients a draw",
+    "n_steps": "mean gradients per draw",
     "step_size": "mean step size",
 }
 
 
 def _facts(draws: Draws, said: Mapping[str, Summary]) -> dict[str, str]:
-    facts = {"chains": count(len(draws.chains)), "draws of each": count(draws.draws)}
+    facts = {"chains": count(len(draws.chains)), "draws per chain": count(draws.draws)}
     for name, numbers, worst in (
         ("maximum R-hat", [one.rhat for one in said.values()], max),
         ("minimum bulk ESS", [one.ess_bulk for one in said.values()], min),
@@ -115,9 +131,10 @@ def _facts(draws: Draws, said: Mapping[str, Summary]) -> dict[str, str]:
     return facts
 
 
-def _table(said: Mapping[str, Summary], order: Sequence[str], chains: int) -> str:
+def _table(said: Mapping[str, Summary], order: Sequence[str], draws: Draws) -> str:
     names = list(said) if len(said) <= MOST_ROWS else list(order[:MOST_ROWS])
-    least = LEAST_ESS * min(chains, 4)
+    least = LEAST_ESS * min(len(draws.chains), 4)
+    every = len(draws.variables)
 
     def marked(words: str, bad: bool) -> str:
         return f'<span class="bad">{words}</span>' if bad else words
@@ -147,13 +164,13 @@ def _table(said: Mapping[str, Summary], order: Sequence[str], chains: int) -> st
         "5%",
         "50%",
         "95%",
-        "MCSE of the mean",
+        "MCSE (mean)",
         "bulk ESS",
         "tail ESS",
         "R-hat",
     ]
-    note = f"The {len(rows)} of {count(len(said))} variables with the greatest R-hat and the least ESS, worst first."
-    return table(heads, rows, 9) + (f'<p class="note">{note}</p>' if len(rows) < len(said) else "")
+    note = f'<p class="note">{_some(len(rows), every)}</p>' if len(rows) < every else ""
+    return table(heads, rows, 9) + note
 
 
 def _bad_chains(draws: Draws, said: Mapping[str, Summary], worst: str) -> str:
@@ -181,7 +198,7 @@ def _bad_chains(draws: Draws, said: Mapping[str, Summary], worst: str) -> str:
     heads = [
         "chain",
         "divergences",
-        f"mean of {name} from that of all",
+        f"mean of {name}, from all chains",
         f"R-hat of {name} without it",
     ]
     return f"<h3>Chains that stand out</h3>{table(heads, rows, 3)}"
