@@ -40,12 +40,11 @@ from lanewise.mcmc.ensemble import (
     Asked,
     Chains,
     Drawn,
-    Result,
     begun,
     collected,
-    data_of,
     start_of,
 )
+from lanewise.mcmc.gathered import Result, data_of
 from lanewise.mcmc.samplers import DIVERGED, Info, must_be_count, must_be_share
 from lanewise.mcmc.space import KEPT, Density, Place, Point, energy, leapfrog
 from lanewise.tracing.decorator import ProgramFunction, program
