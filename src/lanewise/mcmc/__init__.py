@@ -8,6 +8,7 @@ from lanewise.mcmc.hmc import HMC
 from lanewise.mcmc.mclmc import MCLMC
 from lanewise.mcmc.models import Model
 from lanewise.mcmc.nuts import NUTS
+from lanewise.mcmc.pathfinder import Pathfinder
 from lanewise.mcmc.predict import log_likelihood, posterior_predictive, prior_predictive
 from lanewise.mcmc.sample import sample
 from lanewise.mcmc.samplers import Info, Sampler
@@ -19,6 +20,7 @@ __all__ = [
     "ChEES",
     "Info",
     "Model",
+    "Pathfinder",
     "Sampler",
     "SamplingWarning",
     "from_numpyro",

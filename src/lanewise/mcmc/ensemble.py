@@ -4,7 +4,7 @@
 host has a say each time: a call of a program moves all chains by one draw with parameters that are data, and NumPy
 makes the next parameters of where they are. Nothing is compiled again for other parameters. Draws that are kept are
 made several in a call, with parameters that no longer change. An interrupt (Ctrl-C) while draws are kept ends the run
-with those that there are.
+with those that there are. `gathered.py` makes ArviZ data of a run.
 
 What is not here yet: `resume=` and `cluster=`, which are refused, and dense mass matrices.
 """
@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,17 +23,10 @@ from jaxtyping import Array, Key
 
 from lanewise.api.vmap import vmap
 from lanewise.core.errors import LaneError, OptionError, Outcome
-from lanewise.mcmc.chain import Kept
-from lanewise.mcmc.diagnosis import warn_of
-from lanewise.mcmc.given import on_device
-from lanewise.mcmc.inference import must_have_library, sampled
-from lanewise.mcmc.kept import stats
 from lanewise.mcmc.models import Model
 from lanewise.mcmc.samplers import must_be_count
-from lanewise.mcmc.shown import Shown
 from lanewise.mcmc.start import Starts, starts
 from lanewise.watch.progress import Bar
-from lanewise.watch.report import add_sampling
 
 MASS_MATRICES = ("diagonal", "unit")
 # How often a start with no finite density is drawn anew.
@@ -96,45 +88,6 @@ class Drawn(NamedTuple):
     positions: np.ndarray
     logdensity: np.ndarray
     info: Any
-
-
-class Result(NamedTuple):
-    """What a run gives: draws, the step size of each chain, and what else is to be said of the run."""
-
-    begin: Starts
-    drawn: Drawn
-    step: np.ndarray
-    failed: np.ndarray
-    attributes: dict[str, Any]
-
-
-class Runs(Protocol):
-    """A sampler that makes a `Result` of a call."""
-
-    def run(self, asked: Asked) -> Result: ...
-
-
-def data_of(sampler: Runs, asked: Asked) -> Any:
-    """The ArviZ data of a run."""
-    must_have_library()
-    began = time.perf_counter()
-    with on_device(asked.device):
-        begin, drawn, step, failed, more = sampler.run(asked)
-        shown = Shown(asked.model.shown, begin.density.layout)(drawn.positions)
-    steps = np.broadcast_to(step[:, None], drawn.logdensity.shape)
-    kept: Any = Kept(drawn.positions, drawn.logdensity, steps, drawn.info)  # type: ignore[arg-type]
-    moved = (drawn.positions != begin.positions[: asked.chains, None]).any(axis=(1, 2))
-    warn_of(moved, drawn.info.diverging, failed)
-    attributes = {
-        "sampler": repr(sampler),
-        "sampling_time": time.perf_counter() - began,
-        "tuning_steps": asked.warmup,
-    }
-    data = sampled(
-        asked.model, {"posterior": shown, "sample_stats": stats(kept)}, attributes | more
-    )
-    add_sampling(data, title=f"{asked.chains} chains by {sampler}")
-    return data
 
 
 class Chains:

@@ -103,6 +103,8 @@ def starts(
     With `lanes` there are that many starts and keys, more than there are chains.
     """
     lanes = lanes or chains
+    refined: Any = getattr(init, "refined", None)  # as `Pathfinder` has it, around another init
+    init = init.init if refined else init
     init = model.init if init is None else init
     if init is None:
         raise OptionError(
@@ -129,11 +131,13 @@ def starts(
     keys, positions = begin(key, np.int32(-1))
 
     def again(attempt: int) -> np.ndarray:
-        return layout.vectors(begin(key, np.int32(attempt))[1])
+        vectors = layout.vectors(begin(key, np.int32(attempt))[1])
+        return refined(density, vectors, keys) if refined else vectors
 
     vectors = layout.vectors(positions if drawn else given)
     if len(vectors) < lanes:
         vectors = np.concatenate([vectors, np.repeat(vectors[-1:], lanes - chains, axis=0)])
+    vectors = refined(density, vectors, keys) if refined else vectors
     return Starts(density, vectors, keys, again if drawn else None)
 
 
