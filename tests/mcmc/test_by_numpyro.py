@@ -204,7 +204,8 @@ def test_starts_by_a_strategy_of_numpyro() -> None:
     starts = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 8))
     close(starts["noise"], np.full(8, np.log(0.5), np.float32))
     assert len(np.unique(starts["slope"])) == 16
-    for strategy in (infer.init_to_median, infer.init_to_sample, infer.init_to_uniform(radius=0.1)):
+    uniform: Any = infer.init_to_uniform  # whose radius is annotated as an int
+    for strategy in (infer.init_to_median, infer.init_to_sample, uniform(radius=0.1)):
         for program in (regression, None):
             args = (X, OBSERVED) if program else ()
             model = mcmc.from_numpyro(program or looping, *args, init_strategy=strategy)
