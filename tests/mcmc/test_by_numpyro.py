@@ -175,7 +175,18 @@ def test_masked_data_weigh_nothing_and_flat_priors_have_no_draws() -> None:
     assert set(model.observed) == {"observed", "graded"}, "a factor is no data"
     assert set(model.predictive(jax.random.key(1), position)) == {"observed", "graded"}
     assert model.prior is None
-    assert mcmc.from_numpyro(looping).predictive is None, "NumPyro keeps the data of a scan"
+
+
+def test_what_a_scan_observes_is_drawn_anew_or_not_at_all() -> None:
+    model = mcmc.from_numpyro(looping)
+    assert model.init is not None and model.shown is not None
+    if model.predictive is None:
+        pytest.skip("this NumPyro keeps the data of a scan")
+    position = model.init(jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1), 500)
+    drawn = jax.jit(jax.vmap(model.predictive, (0, None)))(keys, position)["observed"]
+    np.testing.assert_allclose(drawn.mean(0), model.shown(position)["state"], atol=0.1)
+    np.testing.assert_allclose(drawn.std(0), 0.5, atol=0.1)
 
 
 def test_starts_by_a_strategy_of_numpyro() -> None:
@@ -193,7 +204,8 @@ def test_starts_by_a_strategy_of_numpyro() -> None:
     starts = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 8))
     close(starts["noise"], np.full(8, np.log(0.5), np.float32))
     assert len(np.unique(starts["slope"])) == 16
-    for strategy in (infer.init_to_median, infer.init_to_sample, infer.init_to_uniform(radius=0.1)):
+    uniform: Any = infer.init_to_uniform  # whose radius is annotated as an int
+    for strategy in (infer.init_to_median, infer.init_to_sample, uniform(radius=0.1)):
         for program in (regression, None):
             args = (X, OBSERVED) if program else ()
             model = mcmc.from_numpyro(program or looping, *args, init_strategy=strategy)

@@ -88,13 +88,11 @@ def _seeded() -> Any:
 def _logdensity(bound: Bound, sites: Sites) -> Callable[[Position], Float[Array, ""]]:
     from numpyro.infer import util
 
-    if sites.discrete:
-        potential = _summed(bound)
-    else:
+    def plain(position: Position) -> Any:
+        with _seeded():
+            return util.potential_energy(bound.model, bound.args, bound.kwargs, position)
 
-        def potential(position: Position) -> Any:
-            with _seeded():
-                return util.potential_energy(bound.model, bound.args, bound.kwargs, position)
+    potential = _summed(bound) if sites.discrete else plain
 
     def logdensity(position: Position) -> Float[Array, ""]:
         return -potential(position)
@@ -217,7 +215,7 @@ def _log_likelihood(bound: Bound, sites: Sites) -> Callable[[Position], dict[str
 def _predictions(bound: Bound, sites: Sites) -> tuple[Any, Any]:
     """What draws data at a position, and what draws everything from the prior; None where the model cannot.
 
-    The observations of a `scan` of NumPyro's cannot be taken away from outside. A flat prior has no draws.
+    Older versions of NumPyro cannot take the observations of a `scan` away from outside. A flat prior has no draws.
     """
     from numpyro import handlers
     from numpyro.infer import Predictive

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lanewise import _jax
 from lanewise.core.errors import OptionError
 
 
@@ -239,7 +240,7 @@ def _concrete(bound: Bound, sites: Mapping[str, Any], names: Sequence[str]) -> d
     traced = [
         name
         for name, value in values.items()
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+        if any(isinstance(leaf, _jax.Tracer) for leaf in jax.tree.leaves(value))
     ]
     if traced:
         again = jax.jit(lambda: {name: bound.trace(0, _tolerant)[name]["value"] for name in traced})

@@ -18,6 +18,7 @@ from lanewise.core.errors import OptionError
 from lanewise.mcmc.again import hashable, known_once
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.space import KEPT
+from lanewise.mcmc.written import traceable
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class Layout:
     def dtype(self) -> Any:
         """That of the vectors, which holds that of every array."""
         return functools.reduce(jnp.promote_types, map(np.dtype, self.dtypes))
+
+    @property
+    def structs(self) -> Position:
+        """A position, as shapes and types alone."""
+        leaves = [jax.ShapeDtypeStruct(*leaf) for leaf in zip(self.shapes, self.dtypes)]
+        return jax.tree.unflatten(self.tree, leaves)
 
     def vectors(self, positions: Position) -> np.ndarray:
         """The vectors of positions with an axis of chains in front."""
@@ -123,7 +130,8 @@ def starts(
     given = None if drawn else _given(init, chains)
     structs = _floats(shapes if drawn else given)
     layout = Layout.of(jax.tree.map(_one_of, structs))
-    density = FlatDensity(hashable(model.logdensity), layout)
+    logdensity = traceable(hashable(model.logdensity), layout.structs)
+    density = FlatDensity(logdensity, layout)
     _check_density(density, layout)
     like = jax.ShapeDtypeStruct((layout.size,), layout.dtype)
     # The gradient is compiled too, and holds the code of rules that the density itself only names.
