@@ -43,6 +43,10 @@ def sample(**wrong: Any) -> Any:
     return mcmc.sample(**(given | wrong))
 
 
+def start(key: Any) -> Any:
+    return jax.random.normal(key, (2,))
+
+
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: lw.vmap(None), "vmap takes a function"),  # type: ignore[arg-type]
     (lambda: lw.vmap(doubled, axis_size="4"), "axis_size='4' must be an int"),  # type: ignore[arg-type]
@@ -87,13 +91,24 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: lw.inspect(doubled, X, in_axes="a"), "in_axes='a' must be"),
     (lambda: lw.inspect(doubled, X, carrier="ticks"), "with_options(carrier='ticks')"),
     (lambda: sample(logdensity=None), "logdensity must be a function"),
-    (lambda: sample(key=3), "key=3 is not one random key"),
+    (lambda: sample(key=1.5), "key=1.5 is not one random key"),
     (lambda: sample(chains=True), "chains=True must be an int"),
     (lambda: sample(draws=2.5), "draws=2.5 must be an int"),
     (lambda: sample(init=jnp.zeros((3, 2))), "init has shape (3, 2)"),
     (lambda: sample(sampler=mcmc.NUTS), "must be NUTS(...)"),
     (lambda: sample(step_size="a"), "step_size='a' must be a positive number"),
     (lambda: sample(resume=3), "resume=3 must be the path"),
+    (lambda: sample(resume=""), "resume='' must be the path"),
+    (lambda: sample(thin=0), "thin=0 must be an int, 1 or more"),
+    (lambda: sample(keep_warmup="no"), "keep_warmup='no' must be True or False"),
+    (lambda: sample(target_accept=1.0), "target_accept=1.0 must be a number between 0 and 1"),
+    (lambda: sample(init=start, initial_values={"y": 1.0}), "names 'y'; the quantities are 'x'"),
+    (lambda: sample(init=start, initial_values={"x": X}), "has shape (4,); it must be (2,)"),
+    (
+        lambda: sample(init=start, initial_values={"x": "a"}),
+        "initial_values['x']='a' must be numbers",
+    ),
+    (lambda: sample(initial_values={"x": 1.0}), "needs an init that is a function of a key"),
     (lambda: mcmc.NUTS(target_accept="a"), "target_accept='a' must be"),  # type: ignore[arg-type]
 ]
 

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lanewise.mcmc.inference import data_of, groups_of
 from mcmc.posteriors import REFERENCED, Posterior
 
 KEPT = Path(__file__).with_name("references.json")
@@ -32,7 +33,6 @@ WORST_RHAT, MOST_DIVERGENT = 1.005, 1e-4
 
 def long_run(posterior: Posterior) -> Any:
     """Draws of what is compared, as `InferenceData`."""
-    import arviz
     from numpyro.infer import MCMC, NUTS
 
     kernel = NUTS(
@@ -55,10 +55,7 @@ def long_run(posterior: Posterior) -> Any:
     diverging = run.get_extra_fields(group_by_chain=True)["diverging"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return arviz.from_dict(
-            posterior={name: np.asarray(value) for name, value in draws.items()},
-            sample_stats={"diverging": np.asarray(diverging)},
-        )
+        return data_of({"posterior": draws, "sample_stats": {"diverging": diverging}})
 
 
 def figures(data: Any) -> dict[str, dict[str, Any]]:
@@ -68,7 +65,7 @@ def figures(data: Any) -> dict[str, dict[str, Any]]:
     """
     import arviz
 
-    draws, over = data.posterior, ("chain", "draw")
+    draws, over = groups_of(data)["posterior"], ("chain", "draw")
     mean, sd = draws.mean(over), draws.std(over)
     squares = (draws - mean) ** 2
     measured = {
@@ -89,7 +86,7 @@ def worst_rhat(data: Any) -> float:
     """Rank-normalized and split, over all quantities."""
     import arviz
 
-    found: Any = arviz.rhat(data.posterior)
+    found: Any = arviz.rhat(groups_of(data)["posterior"])
     return max(float(value.max()) for value in found.data_vars.values())
 
 
@@ -105,7 +102,7 @@ def main() -> None:
         began = time.perf_counter()
         with jax.enable_x64(True):
             data = long_run(posterior)
-        ess: Any = arviz.ess(data)
+        ess: Any = arviz.ess(groups_of(data)["posterior"])
         least = min(float(value.min()) for value in ess.data_vars.values())
         rhat, divergences = worst_rhat(data), int(data.sample_stats.diverging.sum())
         print(

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import arviz
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +23,7 @@ import pytest
 from scipy.stats import kstest
 
 from lanewise import mcmc
+from lanewise.mcmc.inference import data_of
 from mcmc import posteriors
 from mcmc.posteriors import Posterior
 from mcmc.references import KEPT, figures, worst_rhat
@@ -156,4 +156,4 @@ def test_draws_of_eight_schools_stay_draws_of_them() -> None:
         for name, value in data.posterior.data_vars.items()
     }
     known = json.loads(KEPT.read_text())["schools_not_centered"]
-    assert_same(figures(arviz.from_dict(posterior=independent)), known)
+    assert_same(figures(data_of({"posterior": independent})), known)

@@ -14,6 +14,7 @@ import pytest
 
 from lanewise import mcmc
 from lanewise.core.errors import OptionError
+from lanewise.mcmc.inference import groups_of
 from lanewise.mcmc.mixing import Mixing
 from lanewise.mcmc.pace import Pace
 from mcmc.test_sample import Guarded, assert_equal
@@ -194,7 +195,7 @@ def test_draws_on_disk_are_those_in_memory(tmp_path: Path) -> None:
     for _ in range(2):
         on_disk = mcmc.sample(model, 0, keep_warmup=True, resume=tmp_path, **run)
         assert not on_disk.posterior["a/b"].variable._in_memory
-        for group in in_memory.groups():
+        for group in groups_of(in_memory):
             for name, values in in_memory[group].items():
                 np.testing.assert_array_equal(values, on_disk[group][name], err_msg=name)
                 assert values.dtype == on_disk[group][name].dtype
@@ -224,6 +225,7 @@ MEMORY = """
 import resource, sys
 import jax, jax.numpy as jnp
 from lanewise import mcmc
+from lanewise.mcmc.inference import groups_of
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 def go(draws, **options):
@@ -233,7 +235,7 @@ def go(draws, **options):
         init=lambda key: jax.random.normal(key, (500,)), sampler=mcmc.HMC(steps=1), progress=False,
         **options,
     )
-    print(sum(v.nbytes for group in data.groups() for v in data[group].values()), peak() - before)
+    print(sum(v.nbytes for group in groups_of(data).values() for v in group.values()), peak() - before)
 go(200)
 go(1200, resume=sys.argv[1])
 go(1200)

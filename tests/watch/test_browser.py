@@ -12,6 +12,7 @@ import pytest
 
 import lanewise as lw
 import needs
+from lanewise.mcmc.inference import data_of
 from lanewise.watch.report import add_sampling
 from programs.small import collatz, fib
 from watch import browser
@@ -20,9 +21,9 @@ from watch.programs import NUMBERS, SWEPT
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    arviz = needs.library("arviz")
+    needs.library("arviz")
     draws = np.random.default_rng(0).normal(size=(4, 50, 2))
-    data = arviz.from_dict(posterior={"mu": draws[..., 0], "theta": draws})
+    data = data_of({"posterior": {"mu": draws[..., 0], "theta": draws}})
     file = tmp_path_factory.mktemp("report") / "run.html"
     with lw.report(file):
         for _ in range(2):

@@ -16,6 +16,7 @@ import lanewise as lw
 import needs
 from lanewise.core.errors import OptionError
 from lanewise.watch import screen
+from lanewise.mcmc.inference import data_of
 from lanewise.watch.report import add_sampling
 from programs.small import collatz, fib
 from watch.programs import NUMBERS, STEPS, SWEPT
@@ -125,16 +126,14 @@ def test_a_report_and_a_trace_at_once_see_the_same(tmp_path: Path) -> None:
 
 
 def posterior(shift: float) -> Any:
-    arviz = needs.library("arviz")
+    needs.library("arviz")
     random = np.random.default_rng(0)
     draws = random.normal(size=(4, 50, 2))
     draws[0] += shift
     diverging = np.zeros((4, 50), bool)
     diverging[1, 7] = shift != 0
-    return arviz.from_dict(
-        posterior={"mu": draws[..., 0], "theta": draws},
-        sample_stats={"diverging": diverging, "tree_depth": np.full((4, 50), 3)},
-    )
+    stats = {"diverging": diverging, "tree_depth": np.full((4, 50), 3)}
+    return data_of({"posterior": {"mu": draws[..., 0], "theta": draws}, "sample_stats": stats})
 
 
 def test_sampling_goes_nowhere_without_a_report() -> None:

@@ -21,7 +21,7 @@ def saved_in(resume: Any, every: int | None, settings: Settings, key: Any, begin
     """The directory of this run; that of another is refused. None saves nothing."""
     if resume is None:
         return Saved(None)
-    if not isinstance(resume, str | os.PathLike):
+    if not isinstance(resume, str | os.PathLike) or not os.fspath(resume):
         raise OptionError(f"resume={resume!r} must be the path of a directory.")
     must_have_zarr()
     return opened(resume, described(settings, key, begin), every)

@@ -76,7 +76,12 @@ def positions_of(
 
 
 def _of_chains(name: str, value: Any, like: np.ndarray) -> np.ndarray:
-    given = np.asarray(value, like.dtype)
+    try:
+        given = np.asarray(value, like.dtype)
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"initial_values[{name!r}]={value!r} must be numbers, of shape {like.shape[1:]}."
+        ) from None
     if given.shape not in (like.shape, like.shape[1:]):
         raise OptionError(
             f"initial_values[{name!r}] has shape {given.shape}; it must be {like.shape[1:]}, or {like.shape} with a value"

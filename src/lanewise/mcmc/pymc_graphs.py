@@ -145,9 +145,9 @@ def _by_jax(
 def _by_host(
     inputs: list[Any], outputs: list[Any], generators: int
 ) -> Callable[..., tuple[Array, ...]]:
-    from pytensor.compile.function import function as compiled
+    import pytensor
 
-    function: Any = compiled(inputs, outputs, on_unused_input="ignore")
+    function: Any = pytensor.function(inputs, outputs, on_unused_input="ignore")
     dtypes = [variable.dtype for variable in inputs[generators:]]
 
     def call(seed: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:

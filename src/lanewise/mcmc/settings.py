@@ -40,6 +40,8 @@ class Settings:
             if value not in allowed:
                 known = ", ".join(map(repr, allowed))
                 raise OptionError(f"{name}={value!r} is not known; choose one of {known}.")
+        if not isinstance(self.keep_warmup, bool):
+            raise OptionError(f"keep_warmup={self.keep_warmup!r} must be True or False.")
         if self.step_size is not None and not _is_positive(self.step_size):
             raise OptionError(f"step_size={self.step_size!r} must be a positive number.")
         if self.warmup == 0 and self.step_size is None:
