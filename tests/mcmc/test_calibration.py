@@ -7,8 +7,7 @@ the parameters among draws from the posterior is uniform if and only if the samp
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from lanewise.mcmc import NUTS
 from lanewise.mcmc.chain import carried, chain_of, task
 from lanewise.mcmc.space import place_at
 
-SIMULATIONS = 640
+SIMULATIONS, MANY = 640, 20_000
 # Ranks are among this many draws, which are so many apart; the first ones find the posterior.
 KEPT, APART, FIRST = 15, 3, 30
 LEAST_P = 1e-3
@@ -64,7 +63,36 @@ def poisson_regression() -> Simulated:
     return Simulated(2, data, logdensity, step=0.25)
 
 
-def ranks(model: Simulated) -> np.ndarray:
+def logistic_regression() -> Simulated:
+    """Labels whose odds are a line."""
+    where = np.linspace(-2.0, 2.0, 20, dtype=np.float32)
+
+    def data(key: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.random.bernoulli(key, jax.nn.sigmoid(x[0] + x[1] * where)).astype(jnp.float32)
+
+    def logdensity(x: jax.Array, data: jax.Array) -> jax.Array:
+        odds = x[0] + x[1] * where
+        return jnp.sum(data * odds - jax.nn.softplus(odds)) - 0.5 * x @ x
+
+    return Simulated(2, data, logdensity, step=0.35)
+
+
+def groups() -> Simulated:
+    """Four groups, not centered: their mean, the logarithm of their spread, and where each is; an observation each."""
+
+    def means(x: jax.Array) -> jax.Array:
+        return x[0] + jnp.exp(0.5 * x[1]) * x[2:]
+
+    def data(key: jax.Array, x: jax.Array) -> jax.Array:
+        return means(x) + jax.random.normal(key, (4,))
+
+    def logdensity(x: jax.Array, data: jax.Array) -> jax.Array:
+        return jnp.sum(norm.logpdf(data, means(x))) - 0.5 * x @ x
+
+    return Simulated(6, data, logdensity, step=0.35)
+
+
+def ranks(model: Simulated, simulations: int = SIMULATIONS) -> np.ndarray:
     """Of each simulation's parameters."""
     draws = FIRST + KEPT * APART
 
@@ -77,14 +105,36 @@ def ranks(model: Simulated) -> np.ndarray:
         _, kept = chain(key, carried(place, model.step), draws, None, task())
         return jnp.sum(kept.positions[FIRST::APART] < truth, axis=0)
 
-    keys = jax.random.split(jax.random.key(0), (3, SIMULATIONS))
+    keys = jax.random.split(jax.random.key(0), (3, simulations))
     truths = jax.vmap(lambda key: jax.random.normal(key, (model.parameters,)))(keys[0])
     data = jax.vmap(model.data)(keys[1], truths)
     return np.asarray(lw.vmap(rank)(keys[2], truths, data))
 
 
-@pytest.mark.parametrize("make", [normal, poisson_regression], ids=lambda make: make.__name__)
-def test_ranks_are_uniform(make: Callable[[], Any]) -> None:
-    found = ranks(make())
+MODELS = (normal, poisson_regression, logistic_regression, groups)
+
+
+def assert_uniform(found: np.ndarray) -> None:
     for parameter in found.T:
         assert chisquare(np.bincount(parameter, minlength=KEPT + 1)).pvalue > LEAST_P
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_ranks_are_uniform(make: Callable[[], Simulated]) -> None:
+    assert_uniform(ranks(make()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_ranks_of_many_simulations_are_uniform(make: Callable[[], Simulated]) -> None:
+    assert_uniform(ranks(make(), MANY))
+
+
+def test_a_density_that_is_too_wide_is_noticed() -> None:
+    model = normal()
+
+    def wider(x: jax.Array, data: jax.Array) -> jax.Array:
+        return 0.6 * model.logdensity(x, data)
+
+    with pytest.raises(AssertionError):
+        assert_uniform(ranks(replace(model, logdensity=wider)))
