@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+from lanewise.blocks.equations import eqn_cost
 from lanewise.dynamic.levels import by_levels
-from lanewise.dynamic.pieces import Kind
+from lanewise.dynamic.pieces import MOVED_BYTE, Kind
 from lanewise.errors import OptionError
 from lanewise.plan.choose import FEWEST_LANES_BY_LEVELS
 
@@ -220,6 +221,28 @@ def test_auto_picks_levels_for_large_products_alone() -> None:
     refused = inspected(parsing, forest(lanes), wide).plan
     assert refused.schedule != "levels"
     assert "not by levels: control depends on values" in refused.why
+
+
+@lw.program
+def turned(tree, w):
+    """A matrix at each node: its product with the shared one is over as many rows already."""
+    if tree.left is None:
+        return w["words"][tree.word] * w["leaf"]
+    return jnp.tanh(turned(tree.left, w) @ w["left"] + turned(tree.right, w) @ w["right"])
+
+
+def test_products_with_rows_of_their_own_are_no_reason_for_levels() -> None:
+    some, w = forest(FEWEST_LANES_BY_LEVELS), weights(64)
+    plan = inspected(turned, some, w).plan
+    job = inspected(turned, some, w, schedule="levels").plan.job
+    pieces = by_levels(job.program, job.varying, None).pieces
+    most = max(
+        sum(eqn_cost(eqn).products for eqn in kind.piece.code.eqns)
+        for kind in pieces.kinds.values()
+    )
+    # By operations alone, less the matrix that is written, levels would be picked.
+    assert most - MOVED_BYTE * 4 * 64 * 64 > plan.job.profile.level_products > pieces.products
+    assert plan.schedule != "levels"
 
 
 def test_auto_differentiates_by_levels_and_inside_jit_otherwise() -> None:
