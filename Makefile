@@ -43,7 +43,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -qq --upgrade pip
 
 $(RUN_STAMP): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install -qq -e '.[cli,mcmc,watch]'
+	$(BIN)/python -m pip install -qq -e '.[demo]'
 	@touch $@
 
 $(TEST_STAMP): pyproject.toml | $(BIN)/python

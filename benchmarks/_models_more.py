@@ -61,8 +61,8 @@ def radon() -> Posterior:
 def horseshoe() -> Posterior:
     """Regression of 100 rows on 20 columns, three of which count: the regularized horseshoe.
 
-    Piironen and Vehtari (2017), with a slab of known width, and local scales of Student's distribution with 3 degrees of
-    freedom, whose tails are lighter than those of half Cauchy ones.
+    Piironen and Vehtari (2017), with a slab of known width, and local scales of Student's distribution with 3 degrees
+    of freedom, whose tails are lighter than those of half Cauchy ones.
     """
     rng = np.random.default_rng(12)
     rows, columns, slab, few = 100, 20, 2.0, 0.1

@@ -3,9 +3,10 @@
     python benchmarks/stretches.py [--repeats 7] [--device cpu]
 
 The peer is one call of the compiled chain for all draws at once, as long as that is, which can be neither stopped nor
-watched; ours is the loop of stretches that `mcmc.sample` runs, with the progress line drawn into a string, and its draws
-in arrays. Times are CPU seconds of this process. A Gaussian of ten dimensions and eight schools, 4 and 1,000 chains. Then
-the most memory that draws of 300 MB take, and that they take when they are written to disk, beside the draws.
+watched; ours is the loop of stretches that `mcmc.sample` runs, with the progress line drawn into a string, and its
+draws in arrays. Times are CPU seconds of this process. A Gaussian of ten dimensions and eight schools, 4 and 1,000
+chains. Then the most memory that draws of 300 MB take, and that they take when they are written to disk, beside the
+draws.
 """
 
 from __future__ import annotations

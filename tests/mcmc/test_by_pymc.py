@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -27,12 +26,9 @@ Values = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def precision() -> Iterator[None]:
+def double(precision: None) -> None:
     """Double precision, as PyMC's JAX backend turns it on for a process when it is first imported."""
-    before = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", before)
 
 
 def schools() -> Any:

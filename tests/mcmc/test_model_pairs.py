@@ -81,6 +81,7 @@ def test_pymc_has_the_density_written_by_hand(name: str) -> None:
     with jax.enable_x64(True):
         model = BY_HAND[name]()
         theirs = mcmc.from_pymc(_models_pymc.MODELS[name]())
+        assert theirs.init is not None
         like: Any = jax.eval_shape(theirs.init, jax.random.key(0))
         values = {value: coordinate(value, model.shapes) for value in like}
         assert {*values.values()} == model.shapes.keys()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,14 +19,6 @@ OBSERVED = np.array([0.5, -1.2, 2.2, 0.9, 1.7], np.float32)
 
 needs_numpyro = needs.installed("numpyro")
 needs_pymc = needs.installed("pymc")
-
-
-@pytest.fixture
-def precision() -> Iterator[None]:
-    """PyMC's JAX backend turns on double precision for the whole process when it is imported."""
-    before = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    yield
-    jax.config.update("jax_enable_x64", before)
 
 
 def direct(mean: jax.Array, log_spread: jax.Array) -> jax.Array:
@@ -130,7 +121,7 @@ def test_a_numpyro_model_is_what_numpyro_makes_of_it(model: Any) -> None:
 
 
 @needs_pymc
-def test_a_pymc_model_is_its_density(precision: None) -> None:
+def test_a_pymc_model_is_its_density() -> None:
     import pymc
 
     with pymc.Model() as theirs:
@@ -144,7 +135,7 @@ def test_a_pymc_model_is_its_density(precision: None) -> None:
 
 
 @needs_pymc
-def test_a_pymc_model_of_whole_numbers_is_refused(precision: None) -> None:
+def test_a_pymc_model_of_whole_numbers_is_refused() -> None:
     import pymc
 
     with pymc.Model() as theirs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -26,11 +25,8 @@ CHAINS, DRAWS = 3, 40
 
 
 @pytest.fixture(autouse=True)
-def precision() -> Iterator[None]:
-    before = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+def double(precision: None) -> None:
     jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", before)
 
 
 def shown(position: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import pytest
 import lanewise as lw
 import needs
 from lanewise.core.errors import OptionError
-from lanewise.watch import screen
 from lanewise.mcmc.inference import data_of
+from lanewise.watch import screen
 from lanewise.watch.report import add_sampling
 from programs.small import collatz, fib
 from watch.programs import NUMBERS, STEPS, SWEPT

@@ -1,7 +1,8 @@
 """What a traced function computes, as a digest: equal for equal code on equal constants.
 
-Everything that decides what is computed goes in: primitives, their parameters, bodies, shapes and types, literals and the
-bytes of constants. A parameter that is a function, or prints as an address, has no digest: then there is none at all.
+Everything that decides what is computed goes in: primitives, their parameters, bodies, shapes and types, literals and
+the bytes of constants. A parameter that is a function, or prints as an address, has no digest: then there is none at
+all.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lanewise._jax.jaxprs import ClosedJaxpr, Jaxpr, Literal
@@ -40,7 +42,7 @@ def fingerprint(fun: Callable[..., Any], *like: Any) -> str | None:
     return digest.hexdigest()
 
 
-def _closed(closed: ClosedJaxpr, digest: Any) -> None:
+def _closed(closed: Any, digest: Any) -> None:
     _body(closed.jaxpr, digest)
     for const in closed.consts:
         _value(const, digest)
@@ -81,7 +83,7 @@ def _value(value: Any, digest: Any) -> None:
         _closed(value, digest)
     elif isinstance(value, Jaxpr):
         _body(value, digest)
-    elif isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    elif isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         digest.update(str(jax.random.key_impl(value)).encode())
         _value(jax.random.key_data(value), digest)
     elif isinstance(value, jax.Array | np.ndarray | np.generic):
@@ -89,6 +91,10 @@ def _value(value: Any, digest: Any) -> None:
         if array.dtype.hasobject:
             raise _Unknown
         digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    elif isinstance(value, jax.sharding.Mesh):
+        # A mesh can be called, as a decorator; it is what its devices and axes are.
+        numbers = [device.id for device in value.devices.flat]
+        _value((value.axis_names, value.devices.shape, numbers), digest)
     elif isinstance(value, dict):
         for key in sorted(value, key=repr):
             _value(key, digest)

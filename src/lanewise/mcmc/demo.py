@@ -6,8 +6,8 @@ partially: each player's log odds of a hit come from one normal distribution, wh
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from lanewise.api.vmap import vmap
 from lanewise.mcmc.chain import carried, chain_of, task
 from lanewise.mcmc.inference import the_library
-from lanewise.mcmc.lockstep import in_step
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
 from lanewise.mcmc.sample import sample
@@ -141,57 +141,82 @@ def _all(found: Any) -> np.ndarray:
 
 
 def _compare(data: Any, chains: int) -> None:
-    """Print gradients a second, beside NUTS by hand under `jax.vmap`, at the step size and the scales that were found."""
-    step, scale = _adapted(data)
-    layout = Layout.of(init(jax.random.key(0)))
-    flat = FlatDensity(logdensity, layout)
+    """Print gradients a second, and NumPyro's, from the same places with the step size and scales that were found."""
+    stats = data["sample_stats"]
+    step = float(np.asarray(stats["step_size"])[0, 0])
+    scale = np.sqrt(np.asarray(stats["inverse_mass_matrix"])).astype(np.float32)
+    flat = FlatDensity(logdensity, Layout.of(init(jax.random.key(0))))
 
     def density(vector: Array) -> Array:
         return flat(vector * scale)
 
-    starts = jax.vmap(lambda key: layout.vector(init(key)))(
-        jax.random.split(jax.random.key(1), chains)
-    )
-    keys = jax.random.split(jax.random.key(2), chains)
-    settled = _many(density, 3 * TIMED_DRAWS)(keys, starts / scale, step)[0][:, -1]
-    pair = [_many(density, TIMED_DRAWS), in_step(density, TIMED_DRAWS)]
-    for one in pair:
-        jax.block_until_ready(one(keys, settled, step))
-    rates = np.array([[_rate(one, keys, settled, step) for one in pair] for _ in range(TIMED_RUNS)])
-    ratios = sorted(rates[:, 0] / rates[:, 1])
-    ours, peer = np.median(rates, axis=0)
+    keys = jax.random.split(jax.random.key(1), chains)
+    starts = jax.vmap(lambda key: ravel_pytree(init(key))[0])(keys) / scale
+    _, starts = _ours(density, starts, step, 3 * TIMED_DRAWS)()
+    runs = {"Lanewise: no chain waits for another": _ours(density, starts, step, TIMED_DRAWS)}
+    with contextlib.suppress(ImportError):
+        runs["NumPyro, vectorized chains"] = _numpyro(density, starts, step)
+    for go in runs.values():
+        jax.block_until_ready(go())
+    rates = np.array([[_rate(go) for go in runs.values()] for _ in range(TIMED_RUNS)])
+    medians = zip(np.median(rates, axis=0), runs, strict=True)
     _say(
         "Speed",
-        f"Useful gradients a second, without compilation; {chains:,} chains, {TIMED_DRAWS} draws, step size {step:.2f}"
-        f" and the same scales\nfor both; medians of {TIMED_RUNS} runs in turns on this machine.\n"
-        f"  {ours:>12,.0f}  Lanewise, the recursion, no chain waits for another\n"
-        f"  {peer:>12,.0f}  the same algorithm as loops, by hand, under jax.vmap (as NumPyro and TFP run chains)\n"
-        f"  ratio {statistics.median(ratios):.1f}, from {ratios[0]:.1f} to {ratios[-1]:.1f}",
+        f"Useful gradients a second, without compilation: {chains:,} chains, {TIMED_DRAWS} draws, step size {step:.2f}"
+        f" and the same scales.\nMedians of {TIMED_RUNS} runs, in turns, on this machine.\n"
+        + "\n".join(f"  {median:>12,.0f}  {name}" for median, name in medians),
     )
+    if len(runs) == 1:
+        print("  NumPyro is not installed, so there is nothing to compare with.")
+        return
+    ratios = rates[:, 0] / rates[:, 1]
+    print(f"  {np.median(ratios):>12.1f}  times as many ({min(ratios):.1f} to {max(ratios):.1f})")
 
 
-def _adapted(data: Any) -> tuple[float, np.ndarray]:
-    stats = data["sample_stats"]
-    step = float(np.asarray(stats["step_size"])[0, 0])
-    return step, np.sqrt(np.asarray(stats["inverse_mass_matrix"])).astype(np.float32)
-
-
-def _rate(many: Callable[..., Any], *arguments: Any) -> float:
+def _rate(go: Callable[[], Any]) -> float:
     """Gradients a second."""
     began = time.perf_counter()
-    _, gradients = jax.block_until_ready(many(*arguments))
-    return float(np.sum(gradients)) / (time.perf_counter() - began)
+    gradients, _ = jax.block_until_ready(go())
+    return float(gradients) / (time.perf_counter() - began)
 
 
-def _many(density: Callable[[Array], Array], draws: int) -> Callable[..., tuple[Array, Array]]:
-    """Our chains, called as the peer's are."""
-    program = chain_of(NUTS(), density, draws)
-    batched = vmap(program, in_axes=(0, 0, *(None,) * 3))
+def _ours(
+    density: Callable[[Array], Array], starts: Array, step: float, draws: int
+) -> Callable[[], tuple[Array, Array]]:
+    """Our chains: how many gradients they took, and where they ended."""
+    places = Place(starts, *jax.jit(jax.vmap(jax.value_and_grad(density)))(starts))
+    many = jax.jit(vmap(chain_of(NUTS(), density, draws), in_axes=(0, 0, *(None,) * 3)))
+    keys = jax.random.split(jax.random.key(2), len(starts))
+
+    def go() -> tuple[Array, Array]:
+        _, kept = many(keys, carried(places, step), draws, None, task())
+        return jnp.sum(kept.info.leapfrogs), kept.positions[:, -1]
+
+    return go
+
+
+def _numpyro(
+    density: Callable[[Array], Array], starts: Array, step: float
+) -> Callable[[], tuple[Array, Array]]:
+    """NumPyro's sampler for a batch of chains, its loop over draws compiled once."""
+    from numpyro.infer import NUTS as Kernel
+
+    kernel = Kernel(
+        potential_fn=lambda vector: -density(vector),
+        step_size=step,
+        adapt_step_size=False,
+        adapt_mass_matrix=False,
+    )
+    keys = jax.random.split(jax.random.PRNGKey(2), len(starts))
+    state = kernel.init(keys, 0, starts, (), {})
 
     @jax.jit
-    def many(keys: Array, vectors: Array, step: Array) -> tuple[Array, Array]:
-        place = Place(vectors, *jax.vmap(jax.value_and_grad(density))(vectors))
-        _, kept = batched(keys, carried(place, step), draws, None, task())
-        return kept.positions, kept.info.leapfrogs
+    def many(state: Any) -> tuple[Array, Array]:
+        def draw(state: Any, _: None) -> tuple[Any, Any]:
+            state = kernel.sample(state, (), {})
+            return state, state.num_steps
 
-    return many
+        state, steps = jax.lax.scan(draw, state, length=TIMED_DRAWS)
+        return jnp.sum(steps), state.z
+
+    return lambda: many(state)

@@ -73,15 +73,6 @@ class Asked:
         return Bar(total, label, unit="draws", file=file)
 
 
-def must_not_be_given(options: dict[str, Any]) -> None:
-    """Raise for an option of `sample` that an ensemble does not take; None is one that was left out."""
-    for name, value in options.items():
-        if value is not None:
-            raise OptionError(
-                f"{name}= is for NUTS, HMC and MCLMC: samplers whose chains meet at every draw do not take it."
-            )
-
-
 class Drawn(NamedTuple):
     """Draws on the host, along the axes of chains and draws, and what is reported of each."""
 

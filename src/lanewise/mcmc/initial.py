@@ -84,7 +84,7 @@ def _of_chains(name: str, value: Any, like: np.ndarray) -> np.ndarray:
         ) from None
     if given.shape not in (like.shape, like.shape[1:]):
         raise OptionError(
-            f"initial_values[{name!r}] has shape {given.shape}; it must be {like.shape[1:]}, or {like.shape} with a value"
-            " for each chain."
+            f"initial_values[{name!r}] has shape {given.shape}; it must be {like.shape[1:]}, or {like.shape} with a"
+            " value for each chain."
         )
     return np.broadcast_to(given, like.shape)

@@ -145,9 +145,10 @@ def _by_jax(
 def _by_host(
     inputs: list[Any], outputs: list[Any], generators: int
 ) -> Callable[..., tuple[Array, ...]]:
-    import pytensor
+    # It has moved between modules from PyMC 5 to 6.
+    from pytensor import function as compiled  # pyright: ignore[reportPrivateImportUsage]
 
-    function: Any = pytensor.function(inputs, outputs, on_unused_input="ignore")
+    function: Any = compiled(inputs, outputs, on_unused_input="ignore")
     dtypes = [variable.dtype for variable in inputs[generators:]]
 
     def call(seed: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:

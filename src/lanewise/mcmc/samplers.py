@@ -54,3 +54,12 @@ def must_be_share(name: str, value: float) -> None:
 def must_be_count(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise OptionError(f"{name}={value!r} must be an int, {least} or more.")
+
+
+def must_not_be_given(options: dict[str, Any]) -> None:
+    """Raise for an option of `sample` that an ensemble does not take; None is one that was left out."""
+    for name, value in options.items():
+        if value is not None:
+            raise OptionError(
+                f"{name}= is for NUTS, HMC and MCLMC: samplers whose chains meet at every draw do not take it."
+            )

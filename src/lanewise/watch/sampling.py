@@ -73,7 +73,7 @@ def _screened(said: Mapping[str, Summary], every: int) -> str:
 
 def _badness(said: Summary) -> tuple[float, float]:
     """Sorts the worst first; what never varies is last."""
-    rhat = said.rhat if np.isfinite(said.rhat) else 0.0
+    rhat = 0.0 if np.isnan(said.rhat) else min(said.rhat, 1e9)
     least = np.nanmin([said.ess_bulk, said.ess_tail, np.inf])
     return (-round(rhat, 2) if rhat > GREATEST_R_HAT else 0.0, float(least))
 
