@@ -189,7 +189,7 @@ def test_a_chain_is_compiled_once(
     monkeypatch.setattr(foreign.host, "load_soon", counted)
     with jax.log_compiles(), caplog.at_level("DEBUG", "jax"):
         data = mcmc.sample(
-            lambda x: -0.5 * jnp.sum(x**2),
+            lambda x: -0.503 * jnp.sum(x**2),  # no other test has it: its code would be known
             key,
             chains=3,
             draws=2,

@@ -92,8 +92,8 @@ def _value(value: Any, digest: Any) -> None:
             raise _Unknown
         digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
     elif isinstance(value, jax.sharding.Mesh):
-        # A mesh can be called, as a decorator; it is what its devices and axes are.
-        numbers = [device.id for device in value.devices.flat]
+        # A mesh can be called, as a decorator; it is what its devices and axes are. The empty one has no device.
+        numbers = [getattr(device, "id", None) for device in value.devices.flat]
         _value((value.axis_names, value.devices.shape, numbers), digest)
     elif isinstance(value, dict):
         for key in sorted(value, key=repr):

@@ -7,7 +7,8 @@ manual, "HMC algorithm parameters"). An estimate is drawn towards a small multip
 draws it is from.
 
 Chains can adapt each by itself, or share: then moments of all chains are pooled at the end of a window, which with many
-chains is a good estimate after few draws, and the logarithms of their step sizes are averaged.
+chains is a good estimate after few draws, and all take the median of their step sizes. Chains that are far from all
+others are left out of both: one in another mode, or one that has not found the typical set, costs only itself.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ PRIOR_DRAWS, PRIOR_VARIANCE = 5.0, 1e-3
 BEFORE, AFTER, FIRST = 75, 50, 25
 SHARE_BEFORE, SHARE_AFTER = 0.15, 0.1
 LEAST_WINDOW = 10
+# A chain whose mean is so many standard deviations from the median chain's is not pooled with the others.
+FAR = 6.0
 
 
 class StepSize(NamedTuple):
@@ -81,6 +84,24 @@ def moments_with(moments: Moments, position: Float[Array, " d"]) -> Moments:
     dense = moments.squares.ndim > 1
     product = before[:, None] * after[None, :] if dense else before * after
     return Moments(count, mean, moments.squares + product)
+
+
+def agreeing(chains: Moments) -> np.ndarray:
+    """Which chains are not far from all others, by the means of their draws; all, of three or fewer.
+
+    >>> chain = Moments(np.full(5, 10.0), np.array([[0.1], [-0.2], [0.0], [0.3], [50.0]]), np.full((5, 1), 10.0))
+    >>> agreeing(chain).tolist()
+    [True, True, True, True, False]
+    """
+    counts, means, squares = (np.asarray(leaf, float) for leaf in chains)
+    if len(means) <= 3:
+        return np.ones(len(means), bool)
+    if squares.ndim > means.ndim:
+        squares = np.diagonal(squares, axis1=1, axis2=2)
+    within = np.sqrt(np.median(squares / np.maximum(counts - 1.0, 1.0)[:, None], axis=0))
+    apart = np.abs(means - np.median(means, axis=0))
+    spread = np.maximum(1.4826 * np.median(apart, axis=0), within)
+    return np.asarray((apart <= FAR * spread).all(axis=1))
 
 
 def pooled(chains: Moments) -> Moments:

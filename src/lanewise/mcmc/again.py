@@ -1,6 +1,6 @@
 """Functions that are written again: one with the code and the constants of an earlier one is that one.
 
-What is compiled is kept by the identity of functions. In a notebook a cell that defines a density runs again and again,
+What is compiled is kept by functions. In a notebook a cell that defines a density runs again and again,
 and a `lambda` is another function each time. So each is traced, and known by a digest of what it computes (a density by
 that of its gradient, into which rules of its own have gone). One whose digest is not known is taken as it is.
 """
@@ -16,15 +16,37 @@ from lanewise import _jax
 from lanewise.mcmc.space import KEPT
 
 Function = Callable[..., Any]
-_known: collections.OrderedDict[Hashable, Function] = collections.OrderedDict()
+
+
+class Known:
+    """A function by what it computes: equal to any other with the same digest.
+
+    It calls the last one that was seen to compute this. An earlier one may have changed since, by what it refers to.
+    """
+
+    def __init__(self, digest: str, function: Function) -> None:
+        self.digest, self.function = digest, function
+
+    def __call__(self, argument: Any) -> Any:
+        return self.function(argument)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Known) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+_known: collections.OrderedDict[Hashable, Known] = collections.OrderedDict()
 
 
 def known(function: Function, traced: Function, like: Any) -> Function:
-    """The function that did the same before, if there is one; `traced` of such an argument stands for what it does."""
+    """The function by what it computes, where that is known; `traced` of such an argument stands for it."""
     digest = _jax.fingerprint(traced, like)
     if digest is None:
         return function
-    found = _known.setdefault(digest, function)
+    found = _known.setdefault(digest, Known(digest, function))
+    found.function = function
     _known.move_to_end(digest)
     while len(_known) > KEPT:
         _known.popitem(last=False)
@@ -40,7 +62,12 @@ def hashable(function: Function) -> Function:
     return function
 
 
-@functools.lru_cache(KEPT)
 def known_once(function: Function, traced: Function, like: Any) -> Function:
     """As `known`, for functions that are the same object again: those are not traced again."""
-    return known(function, traced, like)
+    found = _once(function, traced, like)
+    if isinstance(found, Known):
+        found.function = function
+    return found
+
+
+_once = functools.lru_cache(KEPT)(known)

@@ -1,36 +1,257 @@
-"""Warnings of what went wrong in which chains."""
+"""What is wrong with a run, in words: findings, each with advice that reads the settings, and warnings of them.
+
+The rules are those of Stan and ArviZ: rank-normalized split R-hat above 1.01 and bulk or tail ESS below 100 a chain
+(Vehtari et al. 2021), trajectories that end at the depth limit, E-BFMI below 0.3 (Betancourt 2016), divergences. With
+many chains R-hat asks for draws that nobody needs, so nested R-hat is used there (Margossian et al. 2024; the essay of
+`watch/convergence.py`), and 400 effective draws in all are enough. Chains that failed or never moved are said to, and
+left out of the rest. Not all variables are looked at closely: a screen of all chooses the worst, and where the draws
+are very many, one in several is looked at, so that memory is bounded.
+
+What it does not do: no rule sees a mode that no chain has found.
+"""
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from lanewise.mcmc.mclmc import MCLMC
+from lanewise.mcmc.nuts import NUTS
+from lanewise.mcmc.settings import Settings
+from lanewise.watch.convergence import FEWEST_DRAWS, e_bfmi, lost, mixing, normal_scores, summary
+from lanewise.watch.draws import Draws, draws_of, group
+from lanewise.watch.report import add_sampling
+from lanewise.watch.screen import split_rhat
+
+GREATEST_R_HAT = 1.01
+# For each chain; of many chains, in all.
+LEAST_ESS, LEAST_ESS_OF_MANY = 100, 400
+# From so many chains on they are judged by groups.
+MANY_CHAINS = 32
+# Nested R-hat counts if chance explains it in fewer than this share of runs.
+LEAST_CHANCE = 1e-3
+LEAST_E_BFMI, DRAWS_FOR_E_BFMI = 0.3, 50
+# Smaller shares of the draws are not worth a warning.
+LEAST_SHARE_DIVERGENT, LEAST_SHARE_AT_LIMIT = 1e-4, 1e-3
+# So many variables are looked at closely, and so many numbers of all together.
+WORST, MOST_NUMBERS = 8, 8_000_000
 # At most this many chains are named in a warning.
 NAMED = 8
 
 
 class SamplingWarning(UserWarning):
-    """Chains that failed, never moved or diverged."""
+    """What is wrong with a run: chains that failed or never moved, draws that are not to be relied on."""
 
 
-def warn_of(moved: np.ndarray, diverging: np.ndarray, failed: np.ndarray) -> None:
-    """Warn of what went wrong in which chains; `diverging` has axes chain and draw."""
-    stuck = ~moved & ~failed
-    warned = [
-        (failed, "failed: their draws are NaN from there on"),
-        (stuck, "never moved (see init= and the density at their starts)"),
-    ]
-    for which, what in warned:
-        if which.any():
-            warnings.warn(f"{_chains(which)} {what}.", SamplingWarning, stacklevel=3)
-    if diverging.any():
-        warnings.warn(
-            f"{int(diverging.sum())} of {diverging.size} draws diverged, in {int(diverging.any(axis=1).sum())} chains;"
-            " a higher acceptance (NUTS(target_accept=0.95)) or other coordinates may help.",
-            SamplingWarning,
-            stacklevel=3,
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: what kind, what was found, and what to do."""
+
+    kind: str
+    text: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a run was: its settings, and which chains moved and failed."""
+
+    sampler: Any
+    warmup: int
+    moved: np.ndarray
+    failed: np.ndarray
+
+    @classmethod
+    def of(cls, settings: Settings, moved: np.ndarray, failed: np.ndarray) -> Course:
+        return cls(settings.sampler, settings.warmup, moved, failed)
+
+
+def findings(data: Any, course: Course) -> tuple[Finding, ...]:
+    """What is wrong with a run's ArviZ data, the worst first."""
+    found = [*_chains_lost(course)]
+    stats = group(data, "sample_stats")
+    used = course.moved & ~course.failed
+    if not used.any():
+        return tuple(found)
+    found += _divergences(np.asarray(stats["diverging"])[used], course)
+    seen, apart = _some_draws(data)
+    at = np.isin(seen.chains, np.flatnonzero(used))
+    if at.any() and seen.draws >= FEWEST_DRAWS:
+        found += _convergence({n: v[at] for n, v in seen.variables.items()}, apart, course)
+    if isinstance(course.sampler, NUTS):
+        found += _depth(np.asarray(stats["n_steps"])[used], course.sampler.max_depth)
+    if not isinstance(course.sampler, MCLMC):
+        found += _energy(np.asarray(stats["energy"])[used])
+    return tuple(found)
+
+
+def diagnosed(data: Any, course: Course) -> None:
+    """Warn of what is wrong with a run, and add the run to the reports that are open."""
+    found = findings(data, course)
+    for one in found:
+        warn(f"{one.text} {one.advice}")
+    add_sampling(data, title=f"{len(course.moved)} chains by {course.sampler}", findings=found)
+
+
+def warn(text: str) -> None:
+    """A `SamplingWarning` at the line that called this library."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "lanewise":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, SamplingWarning, stacklevel=level)
+
+
+# -- the rules -----------------------------------------------------------------------------------------
+
+
+def _chains_lost(course: Course) -> Iterator[Finding]:
+    failed, stuck = course.failed, ~course.moved & ~course.failed
+    if failed.any():
+        whose = "its draws are" if failed.sum() == 1 else "their draws are"
+        yield Finding(
+            "failed",
+            f"{_chains(failed)} failed: {whose} NaN from there on.",
+            "See where the density or its gradient is not a number.",
         )
+    if stuck.any():
+        at = "its start" if stuck.sum() == 1 else "their starts"
+        yield Finding(
+            "stuck",
+            f"{_chains(stuck)} never moved.",
+            f"See init= and the density at {at}.",
+        )
+
+
+def _divergences(diverging: np.ndarray, course: Course) -> Iterator[Finding]:
+    number = int(diverging.sum())
+    if number <= LEAST_SHARE_DIVERGENT * diverging.size:
+        return
+    chains = int(diverging.any(axis=1).sum())
+    yield Finding(
+        "divergences",
+        f"{number:,} of {diverging.size:,} draws diverged, in {chains:,} {'chain' if chains == 1 else 'chains'}.",
+        _smaller_steps(course.sampler),
+    )
+
+
+def _smaller_steps(sampler: Any) -> str:
+    coordinates = "other coordinates may help, such as non-centered ones."
+    target = getattr(sampler, "target_accept", None)
+    if target is None or target >= 0.99:
+        return coordinates[0].upper() + coordinates[1:]
+    higher = next(share for share in (0.9, 0.95, 0.99) if share > target + 0.01)
+    return f"Smaller steps (target_accept={higher}, now {target:g}) or {coordinates}"
+
+
+def _convergence(variables: dict[str, np.ndarray], apart: int, course: Course) -> Iterator[Finding]:
+    scores = {name: split_rhat(values) for name, values in variables.items()}
+    worst = sorted(scores, key=lambda name: -scores[name])[:WORST]
+    worst_draws = {name: np.asarray(variables[name], float) for name in worst}
+    chains, draws = next(iter(variables.values())).shape
+    looked_at = "" if apart == 1 else f" by one draw in {apart}"
+    said = {name: summary(values) for name, values in worst_draws.items()}
+    more = f"Draw more: warmup={max(2 * course.warmup, 500)} and more draws"
+    if chains < MANY_CHAINS:
+        rhats = {name: one.rhat for name, one in said.items()}
+        least = LEAST_ESS * chains
+        if (name := _extreme(rhats, max)) and rhats[name] > GREATEST_R_HAT:
+            yield Finding(
+                "r_hat",
+                f"The maximum R-hat is {rhats[name]:.2f}, of {name}: chains do not agree (above {GREATEST_R_HAT}).",
+                f"{more}; if they still do not, see in the report which chains differ: there may be several modes.",
+            )
+    else:
+        least = LEAST_ESS_OF_MANY
+        yield from _many_chains(worst_draws, len(variables), more)
+    for kind in ("bulk", "tail"):
+        sizes = {name: getattr(one, f"ess_{kind}") for name, one in said.items()}
+        if (name := _extreme(sizes, min)) and sizes[name] < least:
+            a_chain = f"{LEAST_ESS} for each chain" if chains < MANY_CHAINS else f"{least} in all"
+            yield Finding(
+                f"{kind}_ess",
+                f"The minimum {kind} ESS is {sizes[name]:,.0f}{looked_at}, of {name} (below {a_chain}).",
+                f"Draw more: about {draws * apart * least / max(sizes[name], 1.0):,.0f} draws of each chain.",
+            )
+
+
+def _many_chains(variables: dict[str, np.ndarray], number: int, more: str) -> Iterator[Finding]:
+    normal = {
+        name: normal_scores(values) for name, values in variables.items() if np.ptp(values) > 0.0
+    }
+    mixed = {name: mixing(scores) for name, scores in normal.items()}
+    sure = {name: one.rhat for name, one in mixed.items() if one.chance < LEAST_CHANCE / number}
+    if (name := _extreme(sure, max)) and sure[name] > GREATEST_R_HAT:
+        yield Finding(
+            "nested_r_hat",
+            f"The maximum nested R-hat is {sure[name]:.2f}, of {name}: chains have not forgotten their starts"
+            f" (above {GREATEST_R_HAT}).",
+            f"{more}.",
+        )
+    strays = {name: lost(scores) for name, scores in normal.items()}
+    if (name := _extreme({name: which.sum() for name, which in strays.items()}, max)) and strays[
+        name
+    ].any():
+        yield Finding(
+            "lost",
+            f"{_chains(strays[name])} {'is' if strays[name].sum() == 1 else 'are'} far from all others in {name}.",
+            "They may be in another mode, or stuck: see the report.",
+        )
+
+
+def _depth(steps: np.ndarray, max_depth: int) -> Iterator[Finding]:
+    share = float((steps >= 2**max_depth - 1).mean())
+    if share > LEAST_SHARE_AT_LIMIT:
+        yield Finding(
+            "depth",
+            f"{_percent(share)} of draws reached the depth limit of {max_depth}: trajectories were cut short.",
+            f"Allow longer ones, NUTS(max_depth={max_depth + 2}), or rescale the model; mass_matrix='dense' helps where"
+            " parameters are correlated.",
+        )
+
+
+def _energy(energy: np.ndarray) -> Iterator[Finding]:
+    if energy.shape[1] < DRAWS_FOR_E_BFMI or not np.isfinite(energy).all():
+        return
+    advice = "Tails are heavy, or scales depend on other parameters: other coordinates may help."
+    fractions = e_bfmi(energy)
+    if len(energy) >= MANY_CHAINS:
+        # One of many short chains is below by chance; all together are not.
+        fraction = float((np.diff(energy, axis=1) ** 2).mean() / energy.var(axis=1).mean())
+        if fraction < LEAST_E_BFMI:
+            yield Finding("e_bfmi", f"E-BFMI is {fraction:.2f} (below {LEAST_E_BFMI}).", advice)
+    elif (fractions < LEAST_E_BFMI).any():
+        yield Finding(
+            "e_bfmi",
+            f"{_chains(fractions < LEAST_E_BFMI)} {'has' if (fractions < LEAST_E_BFMI).sum() == 1 else 'have'} E-BFMI"
+            f" below {LEAST_E_BFMI} (minimum {np.nanmin(fractions):.2f}).",
+            advice,
+        )
+
+
+# -- what is looked at ---------------------------------------------------------------------------------
+
+
+def _some_draws(data: Any) -> tuple[Draws, int]:
+    """The draws, or one in several where they are too many, and in how many: memory is bounded."""
+    posterior = group(data, "posterior")
+    numbers = sum(variable.size for variable in posterior.data_vars.values())
+    apart = min(-(-numbers // MOST_NUMBERS), max(posterior.sizes["draw"] // 20, 1))
+    return draws_of({"posterior": posterior.isel(draw=slice(None, None, apart))}), apart
+
+
+def _extreme(numbers: dict[str, Any], choose: Any) -> str | None:
+    """The name with the largest or the smallest number of those that are known."""
+    known = [name for name, number in numbers.items() if not np.isnan(number)]
+    return choose(known, key=lambda name: numbers[name]) if known else None
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else f"{share:.1%}"
 
 
 def _chains(which: np.ndarray) -> str:

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from lanewise.mcmc.chain import Kept
-from lanewise.mcmc.diagnosis import warn_of
+from lanewise.mcmc.diagnosis import Course, diagnosed
 from lanewise.mcmc.ensemble import Asked, Drawn
 from lanewise.mcmc.given import on_device
 from lanewise.mcmc.inference import must_have_library, sampled
 from lanewise.mcmc.kept import stats
 from lanewise.mcmc.shown import Shown
 from lanewise.mcmc.start import Starts
-from lanewise.watch.report import add_sampling
 
 
 class Result(NamedTuple):
@@ -44,7 +43,6 @@ def data_of(sampler: Runs, asked: Asked) -> Any:
     steps = np.broadcast_to(step[:, None], drawn.logdensity.shape)
     kept: Any = Kept(drawn.positions, drawn.logdensity, steps, drawn.info)  # type: ignore[arg-type]
     moved = (drawn.positions != begin.positions[: asked.chains, None]).any(axis=(1, 2))
-    warn_of(moved, drawn.info.diverging, failed)
     attributes = {
         "sampler": repr(sampler),
         "sampling_time": time.perf_counter() - began,
@@ -53,5 +51,5 @@ def data_of(sampler: Runs, asked: Asked) -> Any:
     data = sampled(
         asked.model, {"posterior": shown, "sample_stats": stats(kept)}, attributes | more
     )
-    add_sampling(data, title=f"{asked.chains} chains by {sampler}")
+    diagnosed(data, Course(sampler, asked.warmup, moved, failed))
     return data

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 
-from lanewise.mcmc.diagnosis import SamplingWarning, warn_of
+from lanewise.mcmc.diagnosis import Course, diagnosed, warn
 from lanewise.mcmc.inference import sampled
 from lanewise.mcmc.keeping import Keeping
 from lanewise.mcmc.models import Model
@@ -50,7 +49,7 @@ def prepared(
 
 
 def result(model: Model, run: Run, state: State, attributes: dict[str, Any]) -> Any:
-    """ArviZ data of what was drawn, and warnings of what went wrong."""
+    """ArviZ data of what was drawn, with warnings of what is wrong with it, also in the reports that are open."""
     settings, number = run.settings, int(state.number)
     chains = settings.chains
     groups = run.keeping.groups(number)
@@ -59,15 +58,11 @@ def result(model: Model, run: Run, state: State, attributes: dict[str, Any]) -> 
         what = f"{rows[False]} of {run.draws} draws"
         if not rows[False]:
             what = f"{rows[True]} draws of the warm-up and no others"
-        warnings.warn(
-            f"the run was interrupted: it has {what} of each chain.", SamplingWarning, stacklevel=3
-        )
-    if rows[False]:
-        diverging = np.asarray(groups["sample_stats"]["diverging"])
-        warn_of(state.moved[:chains], diverging, state.failed[:chains])
+        warn(f"The run was interrupted: it has {what} of each chain.")
     data = sampled(model, groups, attributes)
     if rows[False]:
         _add_scale(data["sample_stats"], run, state)
+        diagnosed(data, Course.of(settings, state.moved[:chains], state.failed[:chains]))
     return data
 
 

@@ -25,7 +25,6 @@ from lanewise.mcmc.running import prepared, result
 from lanewise.mcmc.samplers import Ensemble, Sampler, must_be_count, must_not_be_given
 from lanewise.mcmc.settings import Settings
 from lanewise.place.cluster.cluster import Cluster
-from lanewise.watch.report import add_sampling
 
 DEFAULT_SAMPLER = NUTS()
 
@@ -82,7 +81,8 @@ def sample(
     * `cluster`: as in `lanewise.stream`: chains run on its workers, and `lanes` is how many a worker has in flight.
 
     A chain has the same draws whatever the lanes, the carrier and the number of other chains that sample with the same
-    step size and scale. Chains that fail or never move, and divergences, are reported by a `SamplingWarning`.
+    step size and scale. What is wrong is said by a `SamplingWarning` each: chains that failed or never
+    moved, R-hat (of many chains nested R-hat), minimum ESS, divergences, draws at the depth limit, E-BFMI.
 
     Ctrl-C ends the run: what has been drawn comes back, with a `SamplingWarning`. `KeyboardInterrupt` is raised if that
     is nothing.
@@ -148,7 +148,4 @@ def sample(
             state = run.go()
     taken = time.perf_counter() - began
     attributes = {"sampler": repr(sampler), "sampling_time": taken, "tuning_steps": warmup}
-    data = result(model, run, state, attributes)
-    if "posterior" in data:
-        add_sampling(data, title=f"{chains} chains by {sampler}")
-    return data
+    return result(model, run, state, attributes)

@@ -135,7 +135,7 @@ def starts(
     _check_density(density, layout)
     like = jax.ShapeDtypeStruct((layout.size,), layout.dtype)
     # The gradient is compiled too, and holds the code of rules that the density itself only names.
-    density: Any = known_once(density, _Gradient(density), like)
+    density = FlatDensity(known_once(logdensity, _Gradient(density), like), layout)
     keys, positions = begin(key, np.int32(-1))
 
     def again(attempt: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lanewise.mcmc.adapt import Moments, Window, pooled, scale_from
+from lanewise.mcmc.adapt import Moments, Window, agreeing, pooled, scale_from
 from lanewise.mcmc.chain import Carried
 from lanewise.mcmc.space import Place, rewhitened
 
@@ -20,17 +20,20 @@ def ended(
     Only chains that are `well` are listened to. `shares`: all take one step size. `alone`: each has its own scale.
     """
     step = np.exp(carried.adapting.log_average)
+    moments = jax.tree.map(np.asarray, carried.moments)
     if shares:
-        step = np.full_like(step, np.exp(np.log(step[well]).mean()))
+        heard = np.flatnonzero(well)
+        heard = heard[agreeing(jax.tree.map(lambda leaf: leaf[heard], moments))]
+        step = np.full_like(step, np.median(step[heard]))
     place = carried.place
     if space is None or not window.renews:
         return carried._replace(step=step), space, False  # type: ignore[arg-type]
     if not alone:
-        moments = jax.tree.map(lambda leaf: np.asarray(leaf)[well], carried.moments)
-        new = np.asarray(scale_from(pooled(moments), np))
+        shared = jax.tree.map(lambda leaf: leaf[heard], moments)
+        new = np.asarray(scale_from(pooled(shared), np))
         moved = rewhitened(np.asarray(space), new, np.asarray(place.position))
     else:
-        new, moved = _each(np.asarray(space), carried.moments, place, well)
+        new, moved = _each(np.asarray(space), moments, place, well)
     renewed: Any = place._replace(position=moved.astype(step.dtype))
     return carried._replace(place=renewed, step=step), new.astype(step.dtype), True  # type: ignore[arg-type]
 

@@ -39,6 +39,7 @@ def split_rhat(values: np.ndarray) -> float:
     half = values.shape[1] // 2
     if half < 2:
         return 0.0
+    values = np.asarray(values, float)
     some = values.reshape(-1)[:: max(values.size // _SOME, 1)]
     low, median, high = (float(q) for q in np.quantile(some, (0.25, 0.5, 0.75)))
     scale = (high - low) or float(np.std(values)) or 1.0

@@ -1,0 +1,140 @@
+"""What is wrong with a run is said, and nothing is said of a run that is fine."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lanewise import mcmc
+from lanewise.mcmc.adapt import Moments, agreeing
+from lanewise.mcmc.diagnosis import Course, findings
+from lanewise.mcmc.inference import data_of
+
+
+def course(chains: int, sampler: Any = None, **lost: list[int]) -> Course:
+    moved, failed = np.ones(chains, bool), np.zeros(chains, bool)
+    moved[lost.get("stuck", [])] = False
+    failed[lost.get("failed", [])] = True
+    return Course(sampler or mcmc.NUTS(), 500, moved, failed)
+
+
+def data(values: np.ndarray, **stats: np.ndarray) -> Any:
+    shape = values.shape[:2]
+    rng = np.random.default_rng(1)
+    fine = {
+        "diverging": np.zeros(shape, bool),
+        "n_steps": np.full(shape, 7),
+        "energy": rng.normal(size=shape),
+    }
+    return data_of({"posterior": {"x": values}, "sample_stats": fine | stats})
+
+
+def kinds(values: np.ndarray, run: Course, **stats: np.ndarray) -> set[str]:
+    return {found.kind for found in findings(data(values, **stats), run)}
+
+
+@pytest.mark.parametrize("chains, draws", [(1, 800), (4, 1000), (256, 50), (1000, 20)])
+def test_independent_draws_are_fine(chains: int, draws: int) -> None:
+    values = np.random.default_rng(0).standard_t(3, size=(chains, draws, 3))
+    assert not kinds(values, course(chains))
+
+
+def walks(chains: int, draws: int, correlation: float) -> np.ndarray:
+    """Autoregressive chains that start far from each other."""
+    rng = np.random.default_rng(0)
+    at, rows = 5.0 * rng.normal(size=chains), []
+    for _ in range(draws):
+        at = correlation * at + np.sqrt(1.0 - correlation**2) * rng.normal(size=chains)
+        rows.append(at)
+    return np.stack(rows, axis=1)
+
+
+def test_chains_that_do_not_mix_are_found() -> None:
+    assert {"r_hat", "bulk_ess"} <= kinds(walks(4, 500, 0.999), course(4))
+    assert "nested_r_hat" in kinds(walks(256, 50, 0.99), course(256))
+
+
+def test_few_effective_draws_are_found_where_chains_agree() -> None:
+    values = np.random.default_rng(0).normal(size=(4, 60))
+    assert kinds(values, course(4)) >= {"bulk_ess", "tail_ess"}
+
+
+def test_a_chain_in_another_mode_is_found_among_many() -> None:
+    values = np.random.default_rng(0).normal(size=(200, 100))
+    values[17] += 40.0
+    found = {one.kind: one for one in findings(data(values), course(200))}
+    assert found["lost"].text.startswith("1 of 200 chains (17) is far from all others in x")
+
+
+def test_divergences_depth_and_energy_in_proportion() -> None:
+    values = np.random.default_rng(0).normal(size=(100, 400))
+    one = np.zeros(values.shape, bool)
+    one[3, 5] = True
+    assert not kinds(values, course(100), diverging=one)
+    some = np.zeros((4, 400), bool)
+    some[1, 7] = True
+    found = findings(data(values[:4], diverging=some), course(4))
+    assert found[0].text == "1 of 1,600 draws diverged, in 1 chain."
+    assert "target_accept=0.9, now 0.8" in found[0].advice
+    deep = np.full((4, 400), 1023)
+    assert "depth" in kinds(values[:4], course(4), n_steps=deep)
+    assert "depth" not in kinds(values[:4], course(4, mcmc.HMC()), n_steps=deep)
+    slow = np.cumsum(values[:4], axis=1)
+    assert "e_bfmi" in kinds(values[:4], course(4), energy=slow)
+    assert "e_bfmi" not in kinds(values[:4], course(4, mcmc.MCLMC()), energy=slow)
+
+
+def test_failed_and_stuck_chains_are_left_out_of_the_rest() -> None:
+    values = np.random.default_rng(0).normal(size=(4, 1000))
+    values[1], values[2] = np.nan, 50.0
+    assert kinds(values, course(4, failed=[1], stuck=[2])) == {"failed", "stuck"}
+
+
+def test_very_many_draws_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanewise.mcmc.diagnosis.MOST_NUMBERS", 400)
+    found = findings(data(walks(4, 1000, 0.999)), course(4))
+    assert any("by one draw in" in one.text for one in found)
+
+
+def test_warnings_are_at_the_line_of_the_caller() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        mcmc.sample(
+            lambda x: -0.5 * jnp.sum(x**2),
+            0,
+            chains=4,
+            draws=20,
+            warmup=20,
+            init=lambda key: jax.random.normal(key, (2,)),
+            progress=False,
+        )
+    ours = [one for one in said if issubclass(one.category, mcmc.SamplingWarning)]
+    assert ours and all(one.filename == __file__ for one in ours)
+
+
+def test_one_bad_chain_is_not_pooled() -> None:
+    """The step size of chains in one mode is theirs, whatever a chain in a much narrower mode does."""
+
+    def logdensity(x: jax.Array) -> jax.Array:
+        broad, narrow = -0.5 * jnp.sum(x**2), -0.5 * jnp.sum(((x - 50.0) / 1e-3) ** 2)
+        return jnp.logaddexp(broad, narrow)
+
+    starts = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
+    starts[5] = 50.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mcmc.SamplingWarning)
+        found = mcmc.sample(
+            logdensity, 0, chains=8, draws=50, warmup=200, init=starts, progress=False
+        )
+    assert float(found.sample_stats["step_size"][0, 0]) > 0.3
+    assert float(found.sample_stats["inverse_mass_matrix"].max()) < 4.0
+
+
+def test_chains_that_have_yet_to_meet_are_all_heard() -> None:
+    means = np.array([[-9.0], [-3.0], [2.0], [8.0]])
+    assert agreeing(Moments(np.full(4, 10.0), means, np.full((4, 1), 10.0))).all()  # type: ignore[arg-type]
