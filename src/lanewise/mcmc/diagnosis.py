@@ -39,7 +39,7 @@ LEAST_E_BFMI, DRAWS_FOR_E_BFMI = 0.3, 50
 # Smaller shares of the draws are not worth a warning.
 LEAST_SHARE_DIVERGENT, LEAST_SHARE_AT_LIMIT = 1e-4, 1e-3
 # So many variables are looked at closely, and so many numbers of all together.
-WORST, MOST_NUMBERS = 8, 8_000_000
+WORST, MOST_NUMBERS = 8, 2_000_000
 # At most this many chains are named in a warning.
 NAMED = 8
 
@@ -82,7 +82,9 @@ def findings(data: Any, course: Course) -> tuple[Finding, ...]:
     seen, apart = _some_draws(data)
     at = np.isin(seen.chains, np.flatnonzero(used))
     if at.any() and seen.draws >= FEWEST_DRAWS:
-        found += _convergence({n: v[at] for n, v in seen.variables.items()}, apart, course)
+        # Most often all chains are used, and nothing is copied.
+        variables = {n: v if at.all() else v[at] for n, v in seen.variables.items()}
+        found += _convergence(variables, apart, course)
     if isinstance(course.sampler, NUTS):
         found += _depth(np.asarray(stats["n_steps"])[used], course.sampler.max_depth)
     if not isinstance(course.sampler, MCLMC):
@@ -239,9 +241,20 @@ def _energy(energy: np.ndarray) -> Iterator[Finding]:
 def _some_draws(data: Any) -> tuple[Draws, int]:
     """The draws, or one in several where they are too many, and in how many: memory is bounded."""
     posterior = group(data, "posterior")
+    draws = posterior.sizes["draw"]
     numbers = sum(variable.size for variable in posterior.data_vars.values())
-    apart = min(-(-numbers // MOST_NUMBERS), max(posterior.sizes["draw"] // 20, 1))
-    return draws_of({"posterior": posterior.isel(draw=slice(None, None, apart))}), apart
+    apart = min(-(-numbers // MOST_NUMBERS), max(draws // 20, 1))
+    if apart > 1:
+        import xarray
+
+        # What lies on disk is read a part at a time: libraries read all that is asked for at once.
+        part = max(MOST_NUMBERS // 4 * draws // numbers // apart, 1) * apart
+        starts = range(0, draws, part)
+        parts = [posterior.isel(draw=slice(at, at + part, apart)).load() for at in starts]
+        posterior = xarray.concat(
+            parts, "draw", data_vars="minimal", coords="minimal", compat="override"
+        )
+    return draws_of({"posterior": posterior}), apart
 
 
 def _extreme(numbers: dict[str, Any], choose: Any) -> str | None:

@@ -11,26 +11,32 @@ from lanewise.mcmc.adapt import Moments, Window, agreeing, pooled, scale_from
 from lanewise.mcmc.chain import Carried
 from lanewise.mcmc.space import Place, rewhitened
 
+# Chains share a step size, but one that needs steps so much smaller than the others has its own: in the neck of a
+# funnel every draw with their step would diverge, and the chain would never leave.
+MUCH_SMALLER = 0.5
+
 
 def ended(
     window: Window, carried: Carried, space: Any, well: np.ndarray, shares: bool, alone: bool
 ) -> tuple[Carried, Any, bool]:
     """Chains after a window, their scale, and whether it is new, so that the density must be asked for again.
 
-    Only chains that are `well` are listened to. `shares`: all take one step size. `alone`: each has its own scale.
+    Only chains that are `well` are listened to. `shares`: they take one step size, but for those
+    that need a much smaller one. `alone`: each has its own scale.
     """
     step = np.exp(carried.adapting.log_average)
     moments = jax.tree.map(np.asarray, carried.moments)
     if shares:
         heard = np.flatnonzero(well)
         heard = heard[agreeing(jax.tree.map(lambda leaf: leaf[heard], moments))]
-        step = np.full_like(step, np.median(step[heard]))
+        shared = np.median(step[heard])
+        step = np.where(step < MUCH_SMALLER * shared, step, shared)
     place = carried.place
     if space is None or not window.renews:
         return carried._replace(step=step), space, False  # type: ignore[arg-type]
     if not alone:
-        shared = jax.tree.map(lambda leaf: leaf[heard], moments)
-        new = np.asarray(scale_from(pooled(shared), np))
+        listened = jax.tree.map(lambda leaf: leaf[heard], moments)
+        new = np.asarray(scale_from(pooled(listened), np))
         moved = rewhitened(np.asarray(space), new, np.asarray(place.position))
     else:
         new, moved = _each(np.asarray(space), moments, place, well)
