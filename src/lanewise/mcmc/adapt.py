@@ -6,9 +6,10 @@ in which chains only find the typical set and before a last one for the step siz
 manual, "HMC algorithm parameters"). An estimate is drawn towards a small multiple of the identity, the more the fewer
 draws it is from.
 
-Chains can adapt each by itself, or share: then moments of all chains are pooled at the end of a window, which with many
-chains is a good estimate after few draws, and they take the median of their step sizes (`windows.py`). Chains that are far from all
-others are left out of both: one in another mode, or one that has not found the typical set, costs only itself.
+Chains can adapt each by itself, or share: then moments of all chains are pooled at the end of a window, which with
+many chains is a good estimate after few draws, and they take the median of their step sizes (`windows.py`). Chains
+that are far from all others are left out of both: one in another mode, or one that has not found the typical set,
+costs only itself.
 """
 
 from __future__ import annotations
