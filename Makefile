@@ -71,7 +71,9 @@ format: $(TEST_STAMP)
 docs: $(TEST_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir $(SITE)
 
-test: lint docs
+# What is written and what is typed are checked side by side.
+test: $(TEST_STAMP)
+	$(MAKE) -j2 --output-sync lint docs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-full: peers

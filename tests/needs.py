@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -56,6 +57,17 @@ def library(name: str) -> Any:
 def installed(name: str) -> pytest.MarkDecorator:
     """A mark: the test needs a library, which it imports itself."""
     return pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=reason(name))
+
+
+def in_turns(values: Iterable[Any], every: int = 2) -> list[Any]:
+    """Parameters of a test: one in `every` runs in `make test`, all in `make test-full`.
+
+    For tests whose time goes into compiling, and whose cases differ little in what they cover.
+    """
+    return [
+        pytest.param(value, marks=() if at % every == 0 else pytest.mark.slow)
+        for at, value in enumerate(values)
+    ]
 
 
 # Marks.

@@ -118,7 +118,9 @@ def test_schedules(case: Case, schedule: str) -> None:
         assert_same(answers, take(0, expected, slice(size)), case.rtol)
 
 
-@pytest.mark.parametrize("case", [c for c in CORPUS if c.lax_form], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", needs.in_turns((c for c in CORPUS if c.lax_form), 3), ids=lambda case: case.name
+)
 def test_jax_vmap_of_the_lax_form(case: Case) -> None:
     assert case.lax_form is not None
     args = take(case.in_axes, batch(case.name), slice(17))

@@ -60,6 +60,7 @@ def placed_by_processes(size: str, *names: str) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines)
 
 
+@pytest.mark.slow
 def test_placed_examples_run_in_processes() -> None:
     names = ("actor_learner", "converge")
     assert set(names) <= placed_by_processes("small", *names).keys()

@@ -2,7 +2,7 @@
 
 Reproducible by default: the same programs at every run. Switches, by environment variable:
 
-* `LANEWISE_PROGRAMS` (120, or 520 in `make test-full`): how many programs;
+* `LANEWISE_PROGRAMS` (60, or 520 in `make test-full`): how many programs;
 * `LANEWISE_RANDOM=1`: new programs at each run; the seeds are printed with a failure;
 * `LANEWISE_SHRINK=1`: look for a smaller failing program (slow: every try compiles).
 
@@ -28,7 +28,7 @@ import lanewise as lw
 import needs
 from generate import LANES, Generated, load, programs, run_plainly
 
-PROGRAMS = int(os.environ.get("LANEWISE_PROGRAMS", "520" if needs.FULL else "120"))
+PROGRAMS = int(os.environ.get("LANEWISE_PROGRAMS", "520" if needs.FULL else "60"))
 RANDOM = os.environ.get("LANEWISE_RANDOM", "") not in ("", "0")
 SHRINK = os.environ.get("LANEWISE_SHRINK", "") not in ("", "0")
 SHARDS = max(1, min(20, PROGRAMS // 20))

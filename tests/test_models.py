@@ -56,7 +56,7 @@ def compare(ours: Any, expected: Any, params: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", needs.in_turns(SIZES, 3))
 def test_a_model_gives_what_it_gives_one_instance_at_a_time(name: str) -> None:
     """As plain Python: without `jit` a program is the function that it was made from."""
     model = model_of(name)
@@ -80,7 +80,7 @@ def test_the_messages_of_a_dag_recorded_lazily() -> None:
     )
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", needs.in_turns(SIZES, 3))
 def test_pytorch_computes_the_same(name: str) -> None:
     """The peer of the benchmark, by values and gradients."""
     needs.library("torch")

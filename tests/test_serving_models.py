@@ -86,6 +86,7 @@ def test_the_language_model_learns_its_text() -> None:
     assert last < first - 1.0
 
 
+@pytest.mark.slow
 def test_the_encoder_learns_and_exits_early_where_that_is_easy() -> None:
     sizes = exits.Sizes(tokens=12, width=16, layers=3, classes=4)
     params = exits.trained(sizes, 80, show=lambda line: None)

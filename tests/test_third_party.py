@@ -293,7 +293,7 @@ def test_lifted_equals_vmap(case: Lifted, schedule: str) -> None:
 CARRIERS: tuple[dict[str, Any], ...] = ({"carrier": "native"}, {"carrier": "auto", "lanes": 2})
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", needs.in_turns(CASES), ids=lambda case: case.name)
 def test_lanes_by_themselves_equal_vmap(case: Lifted) -> None:
     """In compiled loops, and as `auto` has it through fewer lanes than examples, outside `jit` too."""
     library = needs.library(case.needs)

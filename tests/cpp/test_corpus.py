@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import needs
 from comparing import assert_same, lane_axes, lanes_of, take
 from corpus import CORPUS, Case, case_named
 from cpp.checking import words
@@ -41,7 +42,7 @@ def operands_of(case: Case, args: Any) -> tuple[Any, list[Any], list[bool]]:
 CARRIED = [case for case in CORPUS if not case.ticks_only]
 
 
-@pytest.mark.parametrize("case", CARRIED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", needs.in_turns(CARRIED), ids=lambda case: case.name)
 def test_the_kernel_answers_what_one_lane_answers(case: Case) -> None:
     args = take(case.in_axes, batch(case.name), slice(SIZE))
     program, operands, varying = operands_of(case, args)

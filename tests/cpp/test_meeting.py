@@ -39,7 +39,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
         ((13, 9), (9, 513)),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", needs.in_turns(["float32", "float64"]))
 def test_rows_by_a_matrix(left: Any, right: Any, dtype: str) -> None:
     with jax.enable_x64(True):
         x, w = normal(0, 3, *left).astype(dtype), normal(1, *right).astype(dtype)
@@ -63,7 +63,7 @@ def test_rows_by_a_matrix(left: Any, right: Any, dtype: str) -> None:
         ((13, 31), (16, 31)),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", needs.in_turns(["float64", "float32"]))
 def test_rows_by_a_transposed_matrix(left: Any, right: Any, dtype: str) -> None:
     with jax.enable_x64(True):
         x, w = normal(0, 3, *left).astype(dtype), normal(1, *right).astype(dtype)

@@ -190,7 +190,7 @@ ALL_WAYS = [
 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", needs.in_turns(PROGRAMS))
 def test_the_sum_of_each_lanes_adjoint(name: str, way: str) -> None:
     with jax.enable_x64(True):
         program, w = PROGRAMS[name]

@@ -128,7 +128,13 @@ def assert_close(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "deep"), [(settling, False), (guarded, True), (scanned, False), (each_apart, False)]
+    ("program", "deep"),
+    [
+        (settling, False),
+        pytest.param(guarded, True, marks=pytest.mark.slow),
+        pytest.param(scanned, False, marks=pytest.mark.slow),
+        (each_apart, False),
+    ],
 )
 def test_values_and_gradients(program: Any, deep: bool) -> None:
     """As one tree at a time; a chain among the trees is run by the loop over thin levels."""
@@ -159,6 +165,7 @@ def test_levels_that_are_empty() -> None:
         assert_close(grad(w, some), jax.tree.map(lambda *g: sum(g), *each))
 
 
+@pytest.mark.slow
 def test_second_derivatives() -> None:
     w, some = weights(), trees(5, 3, 3)
     along = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=float)).reshape(x.shape), w)

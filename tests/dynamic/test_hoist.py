@@ -186,12 +186,12 @@ def one_by_one(program: Any, instances: Sequence[Any], w: Any) -> Any:
     ("program", "instances"),
     [
         (settled, trees(0)),
-        (wrapped, trees(3)),
+        pytest.param(wrapped, trees(3), marks=pytest.mark.slow),
         (up_and_down, trees(1)),
-        (two_sides, trees(2)),
+        pytest.param(two_sides, trees(2), marks=pytest.mark.slow),
         (read_then_say, sentences()),
         (parsed, trees(4)),
-        (around_a_parser, trees(5, 4)),
+        pytest.param(around_a_parser, trees(5, 4), marks=pytest.mark.slow),
     ],
 )
 def test_values_gradients_and_tangents(program: Any, instances: Sequence[Any]) -> None:
@@ -417,6 +417,7 @@ def test_auto_picks_it_and_a_report_names_it(tmp_path: Any) -> None:
     assert "calls of settled" in text and "ticks, levels" in text
 
 
+@pytest.mark.slow
 def test_what_is_left_may_capture_and_hold_constants() -> None:
     """The parser of the examples reads ahead by levels; the rest of it closes over arrays and has constants."""
     import transition_parser as parser

@@ -247,6 +247,7 @@ def plans_of(fun: Any, *args: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any
     return fun(*args), offered
 
 
+@pytest.mark.slow
 def test_both_sweeps_of_a_gradient_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     args = gradient_arguments(7)
     found, offered = plans_of(

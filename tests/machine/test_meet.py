@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+import needs
 from corpus import case_named
 from lanewise.blocks.link import link
 from lanewise.core.errors import InternalError, OptionError
@@ -183,7 +184,7 @@ def folded_twice(weights, x, depth):
     return start
 
 
-@pytest.mark.parametrize("refilled", [False, True])
+@pytest.mark.parametrize("refilled", needs.in_turns([True, False]))
 def test_what_lanes_share_may_be_written_between_meetings(refilled: bool) -> None:
     """Values and gradients are those of a lane at a time, inside `jit`."""
     with jax.enable_x64(True):

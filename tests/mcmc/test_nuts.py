@@ -68,9 +68,7 @@ def ticked() -> Kept:
     return drawn(CHAINS, carrier="ticks", schedule="lowest")
 
 
-@pytest.mark.parametrize(
-    ("schedule", "lanes"), [("lowest", None), ("lowest", 3), ("most", None), ("sweep", None)]
-)
+@pytest.mark.parametrize(("schedule", "lanes"), [("lowest", 3), ("sweep", None)])
 def test_schedules_and_refill_change_nothing(
     alone: Kept, ticked: Kept, schedule: str, lanes: int | None
 ) -> None:

@@ -184,13 +184,8 @@ def test_killing_at_random_points_loses_and_duplicates_nothing(trial: int, tmp_p
     assert {i: int(n) for i, n in found} == alone
 
 
-@pytest.mark.parametrize(
-    ("how", "why"),
-    [
-        ("dies", "its worker died"),
-        pytest.param("raises", "of something", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "why"), [("dies", "its worker died"), ("raises", "of something")])
 def test_a_chunk_that_always_fails_is_reported_and_the_rest_goes_on(
     how: str, why: str, tmp_path: Path, steps: dict[int, int]
 ) -> None:
@@ -226,6 +221,7 @@ def test_an_interrupt_hands_over_what_has_finished_and_releases_workers(tmp_path
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_killed_driver_goes_on(tmp_path: Path, steps: dict[int, int]) -> None:
     """It has a cluster of its own, which ends with it."""
     script = [sys.executable, str(HERE / "driver.py"), str(tmp_path), "ray"]
