@@ -3,7 +3,8 @@
 Ours is run as a table that is built from the forest's arrays, as a recursive program, by levels and inside `jit` (each
 lane by itself, which is for narrow networks), and recorded lazily from Python objects. Every step has fresh trees, and
 what is done on the host for them (levels, index tables, the slice, recording) counts for all. On a CPU all run on one
-core and CPU time is what is compared, so that other work on the machine counts less. The limit is the matrix products
+core and CPU time is what is compared, so that other work on the machine counts less. On a GPU each takes several
+minibatches in a row before the host waits, as in training, and wall time is compared. The limit is the matrix products
 of the same number of rows, without dependences between them.
 
     python benchmarks/dynamic.py [--widths 32 256] [--trees 64] [--repeats 7] [--no-nodes] [--device gpu]
@@ -13,7 +14,6 @@ The contenders are in the package of the same name, which `import dynamic` finds
 
 from __future__ import annotations
 
-import functools
 import os
 import statistics
 import sys
@@ -33,12 +33,16 @@ import lanewise as lw
 from _harness import Claim, report, use_device, usual_arguments
 from dynamic import program
 from dynamic import tree_lstm as ours
-from dynamic.forest import Forest, forest, weights
+from dynamic.forest import forest, weights
 from lanewise.dynamic.lazy import recording
 from lanewise.dynamic.record import Recorder
 from lanewise.dynamic.run import STORE
 
 MINIBATCHES = 4
+# Steps before the host waits, on a GPU.
+IN_A_ROW = 8
+# Fresh minibatches.
+EPOCH = 12
 # (width, trees) -> ours over PyTorch by level: forward, training. Others have no target of their own.
 BY_LEVEL = {
     (256, 64): (1.15, 1.1),
@@ -58,20 +62,36 @@ HOST_MICROSECONDS = 0.15
 Contender = Callable[[int], Any]
 
 
+def finished(value: Any) -> None:
+    """Wait until a value of JAX or PyTorch is computed."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.is_cuda:
+            torch.cuda.synchronize()
+    else:
+        jax.block_until_ready(value)
+
+
 def in_turns(
-    contenders: Mapping[str, Contender], repeats: int, clock: Callable[[], float]
+    contenders: Mapping[str, Contender],
+    repeats: int,
+    clock: Callable[[], float],
+    in_a_row: int = 1,
 ) -> dict[str, float]:
-    """The median time of each, one after the other, each time with the next minibatch.
+    """The median time of each, one after the other, each time with the next minibatches.
 
     Before it is timed, each runs once: caches are its own then, as they are in training.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(repeats):
         for name, contender in contenders.items():
-            jax.block_until_ready(contender((turn - 1) % MINIBATCHES))
+            out = contender((turn - 1) % MINIBATCHES)
+            finished(out)
             start = clock()
-            jax.block_until_ready(contender(turn % MINIBATCHES))
-            times[name].append(clock() - start)
+            for step in range(in_a_row):
+                out = contender((turn + step) % MINIBATCHES)
+            finished(out)
+            times[name].append((clock() - start) / in_a_row)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -91,48 +111,95 @@ def claims_of(
     return made
 
 
-def warm(
-    params: Any, batches: Sequence[Forest], trees: Sequence[Any], packed: Sequence[Any]
-) -> None:
-    """Compile for all minibatches."""
+def compiled(ways: Mapping[str, Contender]) -> dict[str, float]:
+    """Run each for all minibatches; gives how long the first call of each took."""
+    first = {}
     before, start = STORE.made, time.perf_counter()
-    for some in packed:
-        jax.block_until_ready(program.roots_by_program(some, params))
-        jax.block_until_ready(program.train_by_program(params, some))
-        jax.block_until_ready(program.roots_inside_jit(some, params))
-        jax.block_until_ready(program.train_inside_jit(params, some))
-    print(
-        f"  program: {STORE.made - before} envelopes, {time.perf_counter() - start:.1f} s",
-        flush=True,
-    )
-    before, start = STORE.made, time.perf_counter()
-    for batch, objects in zip(batches, trees, strict=True):
-        jax.block_until_ready(ours.roots_by_table(params, batch))
-        jax.block_until_ready(ours.train_by_table(params, batch))
-        jax.block_until_ready(ours.roots_lazily(params, objects))
-        jax.block_until_ready(ours.train_lazily(params, objects))
-        jax.block_until_ready(ours.roots_finely(params, objects))
-        jax.block_until_ready(ours.train_finely(params, objects))
-    print(f"  {STORE.made - before} envelopes, {time.perf_counter() - start:.1f} s", flush=True)
+    for name, way in ways.items():
+        for i in range(MINIBATCHES):
+            begin = time.perf_counter()
+            finished(way(i))
+            first.setdefault(name, time.perf_counter() - begin)
+    took = time.perf_counter() - start
+    print(f"  {STORE.made - before} envelopes, compiled and run in {took:.1f} s", flush=True)
+    return first
 
 
-def agree(
-    params: Any, torch_params: Any, peer: Any, batch: Forest, objects: Any, packed: Any
-) -> None:
-    loss, grads = ours.train_by_table(params, batch)
-    lazily, _ = ours.train_lazily(params, objects)
-    by_program, others = program.train_by_program(params, packed)
-    inside, inner = program.train_inside_jit(params, packed)
-    np.testing.assert_allclose([by_program, inside], loss, rtol=1e-4)
-    theirs = peer.by_level_training(torch_params, batch)
-    np.testing.assert_allclose(loss, theirs.cpu().numpy(), rtol=1e-4)
-    np.testing.assert_allclose(loss, lazily, rtol=1e-4)
+def agree(training: Mapping[str, Contender], torch_params: Any) -> None:
+    """Losses and gradients of all ways to train are those of PyTorch by level."""
+    expected = training["PyTorch by level"](0).cpu().numpy()
+    gradients = {name: p.grad.cpu().numpy() for name, p in torch_params.items()}
     # A GPU's products round their operands.
     near = 1e-3 if jax.default_backend() == "gpu" else 1e-4
-    for name, grad in grads.items():
-        expected = torch_params[name].grad.cpu().numpy()
-        for found in (grad, others[name], inner[name]):
-            np.testing.assert_allclose(found, expected, rtol=1e-2, atol=near * abs(expected).max())
+    for way, train in training.items():
+        if way in ("PyTorch by level", "the limit"):
+            continue
+        loss, grads = train(0)
+        np.testing.assert_allclose(loss, expected, rtol=1e-4, err_msg=way)
+        for name, grad in grads.items():
+            bound = near * abs(gradients[name]).max()
+            np.testing.assert_allclose(
+                grad, gradients[name], rtol=1e-2, atol=bound, err_msg=f"{way}: {name}"
+            )
+
+
+def an_epoch(params: Any, trees: int) -> list[Claim]:
+    """How many envelopes fresh minibatches ask for, and how long the first steps with them took."""
+    before, slowest = STORE.made, 0.0
+    for seed in range(100, 100 + EPOCH):
+        made, batch = STORE.made, forest(trees, seed)
+        start = time.perf_counter()
+        finished(ours.train_by_table(params, batch))
+        if STORE.made > made:
+            slowest = max(slowest, time.perf_counter() - start)
+    print(f"  an epoch of {EPOCH}: the slowest new envelope took {slowest:.1f} s")
+    name = f"Tree-LSTM, {trees} trees, envelopes for {EPOCH} fresh minibatches"
+    return [Claim(name, STORE.made - before, 1.0, "<= 4", share=True)]
+
+
+def contenders(
+    width: int, trees: int, params: Any, theirs: Any, gpu: bool
+) -> tuple[dict[str, Contender], dict[str, Contender], dict[str, Contender]]:
+    """Forward runs, training steps, and PyTorch node by node in both."""
+    from dynamic import in_torch as peer
+
+    batches = [forest(trees, seed) for seed in range(MINIBATCHES)]
+    objects = [batch.trees() for batch in batches]
+    packed = program.packed(batches)
+    print(f"{named(width, trees)}, {len(batches[0].left)} nodes", flush=True)
+    inner_nodes = int((batches[0].left >= 0).sum())
+    leaves = len(batches[0].left) - inner_nodes
+    x, e = jnp.ones((inner_nodes, 2 * width)), jnp.ones((leaves, width))
+    dz, dl = jnp.ones((inner_nodes, 5 * width)), jnp.ones((leaves, 3 * width))
+    forward: dict[str, Contender] = {
+        "table": lambda i: ours.roots_by_table(params, batches[i]),
+        "program": lambda i: program.roots_by_program(packed[i], params),
+        "lazy": lambda i: ours.roots_lazily(params, objects[i]),
+        "PyTorch by level": lambda i: peer.by_level_forward(theirs, batches[i]),
+        "the limit": lambda i: ours.limit_forward(params, x, e),
+    }
+    training: dict[str, Contender] = {
+        "table": lambda i: ours.train_by_table(params, batches[i]),
+        "program": lambda i: program.train_by_program(params, packed[i]),
+        "lazy": lambda i: ours.train_lazily(params, objects[i]),
+        "PyTorch by level": lambda i: peer.by_level_training(theirs, batches[i]),
+        "the limit": lambda i: ours.limit_training(params, x, e, dz, dl),
+    }
+    if not gpu:
+        # Each lane by itself is a thing of the CPU, and nobody would run small ops one by one on a GPU.
+        forward["in jit"] = lambda i: program.roots_inside_jit(packed[i], params)
+        training["in jit"] = lambda i: program.train_inside_jit(params, packed[i])
+        forward["fine ops"] = lambda i: ours.roots_finely(params, objects[i])
+        training["fine ops"] = lambda i: ours.train_finely(params, objects[i])
+    by_node: dict[str, Contender] = {
+        "forward": lambda i: peer.by_node_forward(theirs, objects[i]),
+        "training": lambda i: peer.by_node_training(theirs, objects[i]),
+    }
+    return forward, training, by_node
+
+
+def named(width: int, trees: int) -> str:
+    return f"Tree-LSTM, {trees} trees, width {width}"
 
 
 def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
@@ -140,69 +207,48 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
 
     gpu = jax.default_backend() == "gpu"
     peer.torch.set_num_threads(1)
-    batches = [forest(trees, seed) for seed in range(MINIBATCHES)]
-    objects = [batch.trees() for batch in batches]
-    packed = program.packed(batches)
     numbers = weights(width)
     params = jax.tree.map(jnp.asarray, numbers)
     theirs = peer.parameters(numbers, "cuda" if gpu else "cpu")
-    name = f"Tree-LSTM, {trees} trees, width {width}"
-    print(f"{name}, {len(batches[0].left)} nodes", flush=True)
-    warm(params, batches, objects, packed)
-    agree(params, theirs, peer, batches[0], objects[0], packed[0])
-
-    inner_nodes = int((batches[0].left >= 0).sum())
-    leaves = len(batches[0].left) - inner_nodes
-    x, e = jnp.ones((inner_nodes, 2 * width)), jnp.ones((leaves, width))
-    dz, dl = jnp.ones((inner_nodes, 5 * width)), jnp.ones((leaves, 3 * width))
-    forward = {
-        "table": lambda i: ours.roots_by_table(params, batches[i]),
-        "program": lambda i: program.roots_by_program(packed[i], params),
-        "in jit": lambda i: program.roots_inside_jit(packed[i], params),
-        "lazy": lambda i: ours.roots_lazily(params, objects[i]),
-        "fine ops": lambda i: ours.roots_finely(params, objects[i]),
-        "PyTorch by level": lambda i: peer.wait(peer.by_level_forward(theirs, batches[i])),
-        "the limit": lambda i: ours.limit_forward(params, x, e),
-    }
-    training = {
-        "table": lambda i: ours.train_by_table(params, batches[i]),
-        "program": lambda i: program.train_by_program(params, packed[i]),
-        "in jit": lambda i: program.train_inside_jit(params, packed[i]),
-        "lazy": lambda i: ours.train_lazily(params, objects[i]),
-        "fine ops": lambda i: ours.train_finely(params, objects[i]),
-        "PyTorch by level": lambda i: peer.wait(peer.by_level_training(theirs, batches[i])),
-        "the limit": lambda i: ours.limit_training(params, x, e, dz, dl),
-    }
+    name = named(width, trees)
+    forward, training, by_node = contenders(width, trees, params, theirs, gpu)
     claims = []
+    for way, group in {"forward": forward, "training": training}.items():
+        first = compiled(group)
+        for mine in ("table", "program"):
+            print(f"  first call, {way}, {mine}: {first[mine]:.1f} s")
+            if gpu:
+                text = f"{name}, first call, {way}, {mine}, s"
+                claims.append(Claim(text, first[mine], 1.0, "<= 10", share=True))
+    agree(training, theirs)
     clock = time.perf_counter if gpu else time.process_time
-    for k, (way, contenders) in enumerate({"forward": forward, "training": training}.items()):
-        took = in_turns(contenders, repeats, clock)
+    for k, (way, group) in enumerate({"forward": forward, "training": training}.items()):
+        took = in_turns(group, repeats, clock, IN_A_ROW if gpu else 1)
         if nodes:
-            by_node = peer.by_node_forward if k == 0 else peer.by_node_training
-            one = functools.partial(by_node, theirs)
-            took |= in_turns(
-                {"PyTorch by node": lambda i, one=one: peer.wait(one(objects[i]))}, 1, clock
-            )
+            took |= in_turns({"PyTorch by node": by_node[way]}, 1, clock)
         targets = {key: found[k] for key, found in (ON_GPU if gpu else BY_LEVEL).items()}
-        lazily = {key: found[k] for key, found in LAZILY.items()}
+        lazily = {key: found[k] for key, found in ({} if gpu else LAZILY).items()}
         limit = LIMIT[k] if width >= 256 and not gpu else None
         narrow = width in BY_NODE and width < 64 and not gpu
+        by_node_target = BY_NODE[width][k] if width in BY_NODE else None
+        fine = None if (width, trees) not in lazily else FINELY
         pairs = [
             ("table", "PyTorch by level", targets.get((width, trees))),
             ("program", "PyTorch by level", targets.get((width, trees))),
             # Where products are large, levels are the better way.
             ("in jit", "PyTorch by level", targets.get((width, trees)) if narrow else None),
-            ("in jit", "PyTorch by node", BY_NODE[width][k] if narrow else None),
-            ("program", "PyTorch by node", BY_NODE[width][k] if width in BY_NODE else None),
-            ("table", "PyTorch by node", BY_NODE[width][k] if width in BY_NODE else None),
+            ("in jit", "PyTorch by node", by_node_target if narrow else None),
+            ("program", "PyTorch by node", by_node_target),
+            ("table", "PyTorch by node", by_node_target),
             ("lazy", "PyTorch by level", lazily.get((width, trees))),
-            ("fine ops", "PyTorch by level", FINELY if (width, trees) in LAZILY else None),
-            ("fine ops", "PyTorch by node", 3.0 if (width, trees) in LAZILY else None),
+            ("fine ops", "PyTorch by level", fine),
+            ("fine ops", "PyTorch by node", None if fine is None else 3.0),
             ("table", "the limit", limit),
             ("program", "the limit", limit),
         ]
         claims += claims_of(f"{name}, {way}", took, pairs)
-    return claims
+        print("  " + ", ".join(f"{key} {1e3 * t:.2f} ms" for key, t in took.items()), flush=True)
+    return claims + (an_epoch(params, trees) if gpu else [])
 
 
 def host_costs(trees: int, repeats: int) -> list[Claim]:

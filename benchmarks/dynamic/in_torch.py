@@ -22,13 +22,6 @@ def parameters(weights: dict[str, np.ndarray], device: str = "cpu") -> Params:
     return {name: torch.tensor(w, device=device, requires_grad=True) for name, w in weights.items()}
 
 
-def wait(value: torch.Tensor) -> torch.Tensor:
-    """The value, once it is computed."""
-    if value.is_cuda:
-        torch.cuda.synchronize()
-    return value
-
-
 def levels(forest: Forest) -> tuple[np.ndarray, list[int]]:
     """Nodes ordered by level, and where levels begin: rounds over the edges that are left."""
     level = np.zeros(len(forest.left), np.int32)

@@ -51,19 +51,21 @@ def pieces(width: int) -> tuple[Piece, Piece]:
 
 def table(forest: Forest, width: int) -> tuple[Table, np.ndarray]:
     """The table of a forest, and the values that are its roots' h."""
-    is_leaf = forest.left < 0
-    arity = np.where(is_leaf, 1, 4)
-    start = np.cumsum(arity) - arity
-    operands = np.empty(int(arity.sum()), np.int32)
-    words = forest.word[is_leaf]
-    operands[start[is_leaf]] = ~np.arange(len(words))
-    at = start[~is_leaf]
-    left, right = 2 * forest.left[~is_leaf], 2 * forest.right[~is_leaf]
-    for k, values in enumerate((left, left + 1, right, right + 1)):
-        operands[at + k] = values
-    calls = np.where(is_leaf, 0, 1).astype(np.int32)
-    made = Table(pieces(width), ((0, 1, 2), (3, 4)), calls, operands, {INT: words})
-    return made, 2 * forest.root
+    # All leaves are called before the rest. `value` has each node's h; its c is the next one.
+    leaves, inner = np.flatnonzero(forest.left < 0), np.flatnonzero(forest.left >= 0)
+    num = len(leaves)
+    value = np.empty(len(forest.left), np.int32)
+    value[leaves] = np.arange(0, 2 * num, 2, dtype=np.int32)
+    value[inner] = np.arange(2 * num, 2 * len(value), 2, dtype=np.int32)
+    operands = np.empty(num + 4 * len(inner), np.int32)
+    operands[:num] = ~np.arange(num, dtype=np.int32)
+    children = operands[num:].reshape(-1, 4)
+    children[:, 0], children[:, 2] = value[forest.left[inner]], value[forest.right[inner]]
+    np.add(children[:, ::2], 1, out=children[:, 1::2])
+    calls = np.zeros(len(value), np.int32)
+    calls[num:] = 1
+    made = Table(pieces(width), ((0, 1, 2), (3, 4)), calls, operands, {INT: forest.word[leaves]})
+    return made, value[forest.root]
 
 
 def prepared(forest: Forest, width: int, gradient: bool) -> Prepared:
@@ -75,22 +77,32 @@ def _roots(params: dict[str, Any], ready: Prepared, trees: int) -> Any:
     return ready([params[n] for n in NAMES]).rows[1][:trees]
 
 
-_forward = jax.jit(_roots, static_argnums=2)
+@functools.cache
+def _forward() -> Any:
+    return jax.jit(_roots, static_argnums=2, compiler_options=_options())
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _train(params: dict[str, Any], ready: Prepared, trees: int) -> Any:
-    return jax.value_and_grad(lambda p: jnp.sum(_roots(p, ready, trees) ** 2))(params)
+@functools.cache
+def _train() -> Any:
+    def train(params: dict[str, Any], ready: Prepared, trees: int) -> Any:
+        return jax.value_and_grad(lambda p: jnp.sum(_roots(p, ready, trees) ** 2))(params)
+
+    return jax.jit(train, static_argnums=2, compiler_options=_options())
+
+
+def _options() -> dict[str, bool] | None:
+    """As the documentation advises for a GPU: the products of levels are thin, and compile sooner without Triton."""
+    return {"xla_gpu_enable_triton_gemm": False} if jax.default_backend() == "gpu" else None
 
 
 def roots_by_table(params: dict[str, Any], forest: Forest) -> Any:
     width = params["words"].shape[1]
-    return _forward(params, prepared(forest, width, False), len(forest.root))
+    return _forward()(params, prepared(forest, width, False), len(forest.root))
 
 
 def train_by_table(params: dict[str, Any], forest: Forest) -> Any:
     width = params["words"].shape[1]
-    return _train(params, prepared(forest, width, True), len(forest.root))
+    return _train()(params, prepared(forest, width, True), len(forest.root))
 
 
 def roots_lazily(params: dict[str, Any], trees: list[Any]) -> Any:

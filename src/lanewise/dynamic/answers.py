@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lanewise.dynamic import compute
 from lanewise.dynamic import reverse as backwards
+from lanewise.dynamic.compiled import compiled
 from lanewise.dynamic.compute import Ran
 from lanewise.dynamic.derivatives import Moves
 from lanewise.dynamic.envelope import Envelope
@@ -93,14 +93,14 @@ class _Places:
         return found
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(compiled, static_argnums=0)
 def _forward(at: _Places, tables: Any, payload: Any, shared: Any, given: Any) -> Any:
     lay = layout(at.envelope)
     ran = compute.forward(lay, tables, payload, at.carried(given), shared)
     return at.picked(compute.answers(lay, tables, ran.arenas))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(compiled, static_argnums=(0, 1))
 def _saving(at: _Places, moves: Moves, tables: Any, payload: Any, shared: Any, given: Any) -> Any:
     lay = layout(at.envelope)
     moving = moves.of_pieces(at.envelope)
@@ -108,7 +108,7 @@ def _saving(at: _Places, moves: Moves, tables: Any, payload: Any, shared: Any, g
     return at.picked(compute.answers(lay, tables, ran.arenas)), ran
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(compiled, static_argnums=(0, 1))
 def _reverse(
     at: _Places,
     moves: Moves,

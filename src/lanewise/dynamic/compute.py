@@ -10,7 +10,9 @@ may be missing: what it computes there is computed again at the next level. Past
 tile.
 
 Considered and not done: one array for each level instead of arenas. XLA updates arenas in place, and gathers from one
-array read children from any level below.
+array read children from any level below. XLA for a GPU would rather fuse a gather with the writes of all levels below,
+into kernels that grow from level to level and take it 20 s to compile. So arenas are kept in memory between launches
+(`kept`).
 """
 
 from __future__ import annotations
@@ -53,6 +55,11 @@ def part(array: Any, start: Any, size: int, axis: int = 0) -> Any:
 
 def written(array: Any, rows: Any, start: Any, axis: int = 0) -> Any:
     return lax.dynamic_update_slice_in_dim(array, rows, start, axis)
+
+
+def kept(arenas: Sequence[Any]) -> list[Any]:
+    """Arenas that no kernel is fused across. (XLA for a CPU takes the barrier out before it fuses.)"""
+    return list(lax.optimization_barrier(tuple(arenas)))
 
 
 class Source:
@@ -129,7 +136,7 @@ def forward(
         for j, type_ in enumerate(piece.results):
             t = lay.number(type_)
             arenas[t] = written(arenas[t], outs[j], lay.result[p][j] + start)
-        return arenas, list(outs[len(piece.results) :])
+        return kept(arenas), list(outs[len(piece.results) :])
 
     arenas = initial(lay, payload, carried)
     head: list[list[list[Any]]] = []
@@ -154,8 +161,8 @@ def forward(
         if moving is not None:
             axes = cut.codes(envelope.pieces[p], size, *moving[p]).saved_axes
             begin = start - int(lay.offset[-1, p])
-            kept = [written(a, v, begin, x) for a, v, x in zip(tail[p], saved, axes, strict=True)]
-            tail = [*tail[:p], kept, *tail[p + 1 :]]
+            mine = [written(a, v, begin, x) for a, v, x in zip(tail[p], saved, axes, strict=True)]
+            tail = [*tail[:p], mine, *tail[p + 1 :]]
         return arenas, tail
 
     arenas, tail = over_tail(lay, lay.forward, tables, tile, (arenas, tail))

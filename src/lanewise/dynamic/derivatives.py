@@ -26,6 +26,7 @@ from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.dynamic import compute, cut
 from lanewise.dynamic import reverse as backwards
+from lanewise.dynamic.compiled import compiled
 from lanewise.dynamic.compute import Moving, Ran
 from lanewise.dynamic.ending import with_gradients
 from lanewise.dynamic.envelope import Envelope
@@ -50,7 +51,7 @@ class Moves:
         )
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(compiled, static_argnums=0)
 def forward(envelope: Envelope, tables: Any, payload: Any, carried: Any, shared: Any) -> Any:
     """The wanted rows, without what the reverse reads."""
     return _forward(envelope, tables, payload, carried, shared, in_place=True)
@@ -229,8 +230,8 @@ def _run_as(primitive: Any, run: Callable[..., list[Any]]) -> None:
         return found(*values)
 
     names = [p.name for p in inspect.signature(run).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    compiled = jax.jit(whole, static_argnames=[*names, "batch"])
-    primitive.def_impl(compiled)
+    own = compiled(whole, static_argnames=[*names, "batch"])
+    primitive.def_impl(own)
     primitive.def_abstract_eval(
         lambda *avals, **params: [
             _jax.shaped(x.shape, x.dtype)
@@ -251,11 +252,9 @@ def _run_as(primitive: Any, run: Callable[..., list[Any]]) -> None:
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         again = any(map(_jax.is_linearized, (*primals, *tangents)))
-        own = (
-            backwards_too(tuple(params.items())) if again else functools.partial(compiled, **params)
-        )
+        fun = backwards_too(tuple(params.items())) if again else functools.partial(own, **params)
         moves = [type(t) is not ad.Zero for t in tangents]
-        return _pushed_through(own, primals, moves, list(itertools.compress(tangents, moves)))
+        return _pushed_through(fun, primals, moves, list(itertools.compress(tangents, moves)))
 
     def linearize(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
         if primitive is rows_p and "batch" not in params:

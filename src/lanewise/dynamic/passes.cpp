@@ -29,12 +29,13 @@ struct lw_table {
 };
 
 // Where the first operand and the first value of each call are, its level if that is not known, and the calls of each
-// piece. Gives the number of levels.
+// piece. Gives the number of levels. `of_value` has room for one more than all values: what is no value is at level -1.
 extern "C" int64 lw_numbered(const lw_pieces* p, int64 calls, const int32* piece, const int32* operands,
                              int32* first_operand, int32* first_value, int32* level, int known, int32* of_value,
                              int32* by_piece, int32* piece_start) {
   int32 operand = 0, value = 0, height = 0;
   memset(piece_start, 0, sizeof(int32) * (p->pieces + 1));
+  if (!known) *of_value++ = -1;
   for (int64 c = 0; c < calls; ++c) {
     const int32 q = piece[c], arity = p->arity[q], results = p->results[q];
     first_operand[c] = operand, first_value[c] = value;
@@ -42,13 +43,13 @@ extern "C" int64 lw_numbered(const lw_pieces* p, int64 calls, const int32* piece
     int32 own = known ? level[c] : 0;
     if (!known) {
       for (int32 k = 0; k < arity; ++k) {
-        const int32 read = operands[operand + k];
-        if (read >= 0 && of_value[read] >= own) own = of_value[read] + 1;
+        const int32 read = operands[operand + k], after = of_value[read < 0 ? -1 : read] + 1;
+        own = after > own ? after : own;
       }
       level[c] = own;
       for (int32 j = 0; j < results; ++j) of_value[value + j] = own;
     }
-    if (own >= height) height = own + 1;
+    height = own >= height ? own + 1 : height;
     operand += arity, value += results;
   }
   first_operand[calls] = operand, first_value[calls] = value;
@@ -59,58 +60,85 @@ extern "C" int64 lw_numbered(const lw_pieces* p, int64 calls, const int32* piece
   return height;
 }
 
-// Calls `visit(edge, target, piece, operand, call)` for each edge by which an adjoint flows, in order: operands of
-// pieces, then wanted values, for which the piece is -1, the operand is the type and the call counts within it.
-template <class Visit> static inline int64 lw_edges(const lw_pieces* p, const lw_table* t, Visit visit) {
-  int64 edge = 0;
+// An adjoint flows by an edge: from an operand of a call, or from a wanted value. Edges are numbered by piece, operand
+// and call, then wanted values by type; those from payload have numbers that nobody uses.
+struct lw_edge {
+  int32 target;  // a value, or after all values a carried row; -1 where no adjoint flows
+  int32 number;
+};
+
+static inline int32 lw_target(const lw_pieces* p, const lw_table* t, int32 type, int32 read) {
+  const int32 carried = ~read - t->payload[type];
+  return !p->differentiable[type] ? -1 : read >= 0 ? read : carried < 0 ? -1 : t->carried_from[type] + carried;
+}
+
+// The number of the first edge of a wanted value.
+static inline int32 lw_first_wanted(const lw_pieces* p, const lw_table* t) {
+  int32 edges = 0;
+  for (int64 q = 0; q < p->pieces; ++q) edges += p->arity[q] * (t->piece_start[q + 1] - t->piece_start[q]);
+  return edges;
+}
+
+// Calls `visit(edge)` for the wanted values by which an adjoint flows.
+template <class Visit> static inline void lw_wanted_edges(const lw_pieces* p, const lw_table* t, Visit visit) {
+  const int32* wanted = t->wanted;
+  int32 number = lw_first_wanted(p, t);
+  for (int32 type = 0; type < p->types; ++type) {
+    for (int32 i = 0; i < t->num_wanted[type]; ++i, ++wanted, ++number)
+      if (p->differentiable[type]) visit(lw_edge{*wanted, number});
+  }
+}
+
+// Calls `visit(edge)` for all edges in the order of their numbers.
+template <class Visit> static inline void lw_edges(const lw_pieces* p, const lw_table* t, Visit visit) {
+  int32 number = 0;
   for (int64 q = 0; q < p->pieces; ++q) {
     for (int32 k = 0; k < p->arity[q]; ++k) {
       const int32 type = p->operand_type[p->operand_at[q] + k];
-      if (!p->differentiable[type]) continue;
-      for (int32 i = t->piece_start[q]; i < t->piece_start[q + 1]; ++i) {
-        const int32 call = t->by_piece[i], read = t->operands[t->first_operand[call] + k];
-        const int32 carried = ~read - t->payload[type];
-        if (read < 0 && carried < 0) continue;
-        visit(edge++, read >= 0 ? read : t->carried_from[type] + carried, (int32)q, k, call);
+      for (int32 i = t->piece_start[q]; i < t->piece_start[q + 1]; ++i, ++number) {
+        const int32 target = lw_target(p, t, type, t->operands[t->first_operand[t->by_piece[i]] + k]);
+        if (target >= 0) visit(lw_edge{target, number});
       }
     }
   }
-  const int32* wanted = t->wanted;
-  for (int32 type = 0; type < p->types; ++type) {
-    for (int32 i = 0; i < t->num_wanted[type]; ++i, ++wanted)
-      if (p->differentiable[type]) visit(edge++, *wanted, -1, type, i);
-  }
-  return edge;
+  lw_wanted_edges(p, t, visit);
 }
 
 // How many calls of each piece are at each level, what the rows of operands are, and, if `last` is given, the edge that
 // reads each value last. Gives how many others there are.
 extern "C" int64 lw_survey(const lw_pieces* p, const lw_table* t, int64* counts, int32* fed, int32* last) {
   for (int64 c = 0; c < t->calls; ++c) ++counts[t->level[c] * p->pieces + t->piece[c]];
+  int64 edges = 0, read = 0;
+  const auto reads = [&](lw_edge e) {
+    read += last[e.target] < 0, ++edges;
+    last[e.target] = e.number > last[e.target] ? e.number : last[e.target];
+  };
+  int32 number = 0;
   for (int64 q = 0; q < p->pieces; ++q) {
-    for (int32 k = 0; k < p->arity[q]; ++k) {
-      const int32 payload = t->payload[p->operand_type[p->operand_at[q] + k]];
-      int32 flags = 0;
-      for (int32 i = t->piece_start[q]; i < t->piece_start[q + 1]; ++i) {
-        const int32 read = t->operands[t->first_operand[t->by_piece[i]] + k];
-        flags |= read < 0 && ~read < payload ? 1 : 2;
+    const int32 arity = p->arity[q], begin = t->piece_start[q], end = t->piece_start[q + 1];
+    const int32* types = p->operand_type + p->operand_at[q];
+    int32* flags = fed + p->operand_at[q];
+    for (int32 k = 0; k < arity; ++k) flags[k] = 0;
+    for (int32 i = begin; i < end; ++i) {
+      const int32* own = t->operands + t->first_operand[t->by_piece[i]];
+      for (int32 k = 0; k < arity; ++k) {
+        flags[k] |= own[k] < 0 && ~own[k] < t->payload[types[k]] ? 1 : 2;
+        if (!last) continue;
+        const int32 target = lw_target(p, t, types[k], own[k]);
+        if (target >= 0) reads({target, number + k * (end - begin) + i - begin});
       }
-      fed[p->operand_at[q] + k] = flags;
     }
+    number += arity * (end - begin);
   }
   if (!last) return 0;
-  int64 read = 0;
-  const int64 edges = lw_edges(p, t, [&](int64 edge, int32 target, int32, int32, int32) {
-    read += last[target] < 0;
-    last[target] = (int32)edge;
-  });
+  lw_wanted_edges(p, t, reads);
   return edges - read;
 }
 
 // What the edges read that are not the last to do so, in order.
 extern "C" void lw_extra(const lw_pieces* p, const lw_table* t, const int32* last, int32* extra) {
-  lw_edges(p, t, [&](int64 edge, int32 target, int32, int32, int32) {
-    if (last[target] != edge) *extra++ = target;
+  lw_edges(p, t, [&](lw_edge e) {
+    if (last[e.target] != e.number) *extra++ = e.target;
   });
 }
 
@@ -157,25 +185,36 @@ extern "C" void lw_forward(const lw_pieces* p, const lw_table* t, const lw_layou
   }
 }
 
-// The tables of the reverse direction but for extra users, whose adjoints' places are given in `extra`. `at` is for
-// where the adjoint of each value, then of each carried row, is read; zeros at first.
+// The tables of the reverse direction but for extra users, whose adjoints' places are given in `extra`. `at` is scratch
+// memory: where the adjoint of each edge is written.
 extern "C" void lw_reverse(const lw_pieces* p, const lw_table* t, const lw_layout* l, const int32* row,
-                           const int32* last, int32* at, int32* extra, int32* out) {
-  lw_edges(p, t, [&](int64 edge, int32 target, int32 q, int32 k, int32 call) {
-    const int32 place = q < 0 ? call + 1 : row[call] + l->adjoint_at[p->operand_at[q] + k];
-    if (last[target] == edge) at[target] = place;
-    else *extra++ = place;
-  });
+                           const int32* last, int64 extras, int32* at, int32* extra, int32* out) {
+  int32* next = at;
+  for (int64 q = 0; q < p->pieces; ++q) {
+    for (int32 k = 0; k < p->arity[q]; ++k) {
+      const int32 base = l->adjoint_at[p->operand_at[q] + k];
+      for (int32 i = t->piece_start[q]; i < t->piece_start[q + 1]; ++i) *next++ = row[t->by_piece[i]] + base;
+    }
+  }
+  for (int64 type = 0; type < p->types; ++type) {
+    for (int32 i = 0; i < t->num_wanted[type]; ++i) *next++ = i + 1;
+  }
+  if (extras) {
+    lw_edges(p, t, [&](lw_edge e) {
+      if (last[e.target] != e.number) *extra++ = at[e.number];
+    });
+  }
+  const auto read = [&](int32 target) { return last[target] < 0 ? 0 : at[last[target]]; };
   for (int64 c = 0; c < t->calls; ++c) {
     const int32 q = t->piece[c];
     for (int32 j = 0; j < p->results[q]; ++j) {
       const int32 first = l->first_at[p->result_at[q] + j];
-      if (first >= 0) out[first + row[c]] = at[t->first_value[c] + j];
+      if (first >= 0) out[first + row[c]] = read(t->first_value[c] + j);
     }
     out[l->there_at[q] + row[c]] = 1;
   }
   for (int64 type = 0; type < p->types; ++type) {
-    for (int32 i = 0; i < t->carried[type]; ++i) out[l->carried_at[type] + i] = at[t->carried_from[type] + i];
+    for (int32 i = 0; i < t->carried[type]; ++i) out[l->carried_at[type] + i] = read(t->carried_from[type] + i);
   }
 }
 

@@ -125,7 +125,7 @@ def survey(table: Table, level: np.ndarray | None, wanted: Wanted, gradient: boo
     known = level is not None
     own = ints(level) if level is not None else np.empty(calls, np.int32)
     values = int(pieces.results.take(table.piece).sum()) if calls else 0
-    of_value = np.empty(0 if known else values, np.int32)
+    of_value = np.empty(0 if known else 1 + values, np.int32)
     numbered = (first_operand, first_value, own, int(known), of_value, by_piece, piece_start)
     height = call("lw_numbered", pieces.struct, calls, table.piece, table.operands, *numbered)
 
@@ -214,10 +214,10 @@ def packed(table: Table, found: Survey, lay: Layout) -> Packed:
         return Packed(forward, None, position)
     reverse = np.zeros(lay.reverse.size, np.int32)
     source = np.empty(len(found.extra), np.int32)
-    at = np.zeros(len(numbered.last), np.int32)
+    at = np.empty(len(table.operands) + sum(need.wanted or ()), np.int32)
     call(
         *("lw_reverse", pieces.struct, numbered.struct, static),
-        *(row, numbered.last, at, source, reverse),
+        *(row, numbered.last, len(source), at, source, reverse),
     )
     if len(source):
         pack_extra(reverse, table, found, source, lay, Places(split, begin, row, position))

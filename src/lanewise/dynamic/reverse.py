@@ -26,6 +26,7 @@ from lanewise.dynamic.compute import (
     Ran,
     Source,
     evaluated_if,
+    kept,
     over_tail,
     part,
     read,
@@ -155,7 +156,7 @@ class _Reverse:
             if base is not None:
                 t = self.lay.number(type_)
                 arenas[t] = written(arenas[t], next(turn), base + start)
-        return arenas, list(turn)
+        return kept(arenas), list(turn)
 
     def with_extra(
         self, arenas: Sequence[Any], level: int, p: int, adjoints: list[Any]
@@ -257,8 +258,8 @@ class _Reverse:
             begin = start - int(lay.offset[-1, p])
             arenas, found = self.launch(arenas, p, start, adjoints, size)
             axes = self.codes(p, size).cut_axes
-            kept = [written(a, c, begin, x) for a, c, x in zip(cuts[p], found, axes, strict=True)]
-            return arenas, [*cuts[:p], kept, *cuts[p + 1 :]], sums
+            mine = [written(a, c, begin, x) for a, c, x in zip(cuts[p], found, axes, strict=True)]
+            return arenas, [*cuts[:p], mine, *cuts[p + 1 :]], sums
 
         before = self.sum_extra if more else None
         state = (arenas, cuts, sums)
