@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,7 +122,17 @@ def usual_arguments(doc: str | None, repeats: int = 5) -> argparse.ArgumentParse
 def use_device(kind: str | None) -> None:
     """Run on "cpu" or "gpu", whatever JAX would have picked. To be called before anything runs."""
     if kind is not None:
-        jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[kind])
+        jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda,cpu"}[kind])
+
+
+def finished(value: Any) -> None:
+    """Wait until a value of JAX or PyTorch is computed."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.is_cuda:
+            torch.cuda.synchronize()
+    else:
+        jax.block_until_ready(value)
 
 
 def run_seconds(

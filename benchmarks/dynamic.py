@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lanewise as lw
-from _harness import Claim, report, use_device, usual_arguments
+from _harness import Claim, finished, report, use_device, usual_arguments
 from dynamic import program
 from dynamic import tree_lstm as ours
 from dynamic.forest import forest, weights
@@ -41,6 +41,7 @@ from lanewise.dynamic.run import STORE
 MINIBATCHES = 4
 # Steps before the host waits, on a GPU.
 IN_A_ROW = 8
+READY, READY_PEER = "table, made before", "PyTorch by level, tables made before"
 # Fresh minibatches.
 EPOCH = 12
 # (width, trees) -> ours over PyTorch by level: forward, training. Others have no target of their own.
@@ -60,16 +61,6 @@ RECORDING_MICROSECONDS = 1.5
 HOST_MICROSECONDS = 0.15
 
 Contender = Callable[[int], Any]
-
-
-def finished(value: Any) -> None:
-    """Wait until a value of JAX or PyTorch is computed."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        if value.is_cuda:
-            torch.cuda.synchronize()
-    else:
-        jax.block_until_ready(value)
 
 
 def in_turns(
@@ -132,7 +123,7 @@ def agree(training: Mapping[str, Contender], torch_params: Any) -> None:
     # A GPU's products round their operands.
     near = 1e-3 if jax.default_backend() == "gpu" else 1e-4
     for way, train in training.items():
-        if way in ("PyTorch by level", "the limit"):
+        if way in ("PyTorch by level", READY_PEER, "the limit"):
             continue
         loss, grads = train(0)
         np.testing.assert_allclose(loss, expected, rtol=1e-4, err_msg=way)
@@ -185,12 +176,31 @@ def contenders(
         "PyTorch by level": lambda i: peer.by_level_training(theirs, batches[i]),
         "the limit": lambda i: ours.limit_training(params, x, e, dz, dl),
     }
-    if not gpu:
+    if gpu:
+        # An op a node has a target on the CPU alone.
+        del forward["lazy"], training["lazy"]
+        # What the device takes, where a loader has made the tables beside: of both.
+        device = theirs["words"].device
+        torch_tables = [peer.tables(batch, device) for batch in batches]
+        forward |= {
+            READY: lambda i: ours.roots_by_table(params, batches[i], tables[False][i]),
+            READY_PEER: lambda i: peer.by_level_forward(theirs, batches[i], torch_tables[i]),
+        }
+        training |= {
+            READY: lambda i: ours.train_by_table(params, batches[i], tables[True][i]),
+            READY_PEER: lambda i: peer.by_level_training(theirs, batches[i], torch_tables[i]),
+        }
+    else:
         # Each lane by itself is a thing of the CPU, and nobody would run small ops one by one on a GPU.
         forward["in jit"] = lambda i: program.roots_inside_jit(packed[i], params)
         training["in jit"] = lambda i: program.train_inside_jit(params, packed[i])
         forward["fine ops"] = lambda i: ours.roots_finely(params, objects[i])
         training["fine ops"] = lambda i: ours.train_finely(params, objects[i])
+    # Made twice: the first may be for an envelope that a later minibatch makes grow.
+    tables: dict[bool, Any] = {}
+    for gradient in (False, True, False, True) if gpu else ():
+        made = [ours.prepared(batch, width, gradient) for batch in batches]
+        tables[gradient] = jax.device_put(made)
     by_node: dict[str, Contender] = {
         "forward": lambda i: peer.by_node_forward(theirs, objects[i]),
         "training": lambda i: peer.by_node_training(theirs, objects[i]),
@@ -235,6 +245,7 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
         pairs = [
             ("table", "PyTorch by level", targets.get((width, trees))),
             ("program", "PyTorch by level", targets.get((width, trees))),
+            (READY, READY_PEER, targets.get((width, trees)) if gpu else None),
             # Where products are large, levels are the better way.
             ("in jit", "PyTorch by level", targets.get((width, trees)) if narrow else None),
             ("in jit", "PyTorch by node", by_node_target if narrow else None),

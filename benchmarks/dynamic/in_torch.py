@@ -16,6 +16,7 @@ import torch
 from dynamic.forest import Forest
 
 Params = dict[str, torch.Tensor]
+Tables = tuple[torch.Tensor, torch.Tensor, list[int], torch.Tensor]
 
 
 def parameters(weights: dict[str, np.ndarray], device: str = "cpu") -> Params:
@@ -38,9 +39,7 @@ def levels(forest: Forest) -> tuple[np.ndarray, list[int]]:
     return order, [0, *np.cumsum(np.bincount(level)).tolist()]
 
 
-def tables(
-    forest: Forest, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, list[int], torch.Tensor]:
+def tables(forest: Forest, device: torch.device) -> Tables:
     """Words of leaves, children's rows (left, then right, by level), level starts and the roots' rows."""
     order, starts = levels(forest)
     row = np.empty(len(order), np.int64)
@@ -66,8 +65,8 @@ def inner_cell(p: Params, x: torch.Tensor, c0: Any, c1: Any) -> tuple[torch.Tens
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-def by_level_forward(p: Params, forest: Forest) -> torch.Tensor:
-    words, children, starts, roots = tables(forest, p["words"].device)
+def by_level_forward(p: Params, forest: Forest, ready: Tables | None = None) -> torch.Tensor:
+    words, children, starts, roots = ready or tables(forest, p["words"].device)
     width = p["words"].shape[1]
     with torch.inference_mode():
         rows = torch.empty(len(forest.left), 2 * width, device=words.device)
@@ -82,8 +81,8 @@ def by_level_forward(p: Params, forest: Forest) -> torch.Tensor:
         return rows[roots, :width]
 
 
-def by_level_training(p: Params, forest: Forest) -> torch.Tensor:
-    words, children, starts, roots = tables(forest, p["words"].device)
+def by_level_training(p: Params, forest: Forest, ready: Tables | None = None) -> torch.Tensor:
+    words, children, starts, roots = ready or tables(forest, p["words"].device)
     width = p["words"].shape[1]
     for w in p.values():
         w.grad = None

@@ -23,14 +23,17 @@ def torch_weights(params: Any) -> Weights:
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = ".".join(str(getattr(k, "key", getattr(k, "name", ""))) for k in path)
-        found[name] = torch.tensor(np.asarray(leaf), requires_grad=True)
+        found[name] = torch.tensor(
+            np.asarray(leaf), requires_grad=True, device=torch.get_default_device()
+        )
     return found
 
 
 def judged(logits: torch.Tensor, label: int) -> torch.Tensor:
     loss = torch.logsumexp(logits, 0) - logits[label]
-    right = float(int(logits.detach().argmax()) == label)
-    return torch.stack([loss, loss.new_tensor(right), loss.new_tensor(1.0)])
+    # Compared where it lies: a GPU is not waited for.
+    right = (logits.detach().argmax() == label).to(loss.dtype)
+    return torch.stack([loss, right, torch.ones_like(right)])
 
 
 def lstm(p: Weights, cell: str, x: Any, h: Any, c: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -240,8 +243,8 @@ def transition_parser(p: Weights, sentence: Any) -> torch.Tensor:
         legal, good = oracle(heads, [i for i, _ in stack], front)
         both = torch.cat([top[1], buffer[-1][1]])
         hidden = torch.tanh(torch.addmv(p["act.b"], p["act.w"].T, both))
-        scores = (hidden @ p["act.out"]).masked_fill(torch.from_numpy(~legal), -1e9)
-        chosen = torch.logsumexp(scores.masked_fill(torch.from_numpy(~good), -1e9), 0)
+        scores = (hidden @ p["act.out"]).masked_fill(torch.tensor(~legal), -1e9)
+        chosen = torch.logsumexp(scores.masked_fill(torch.tensor(~good), -1e9), 0)
         act = int(scores.detach().argmax())
         loss = torch.logsumexp(scores, 0) - chosen
         found = found + torch.stack([loss, loss.new_tensor(float(good[act])), loss.new_tensor(1.0)])

@@ -95,14 +95,14 @@ def _options() -> dict[str, bool] | None:
     return {"xla_gpu_enable_triton_gemm": False} if jax.default_backend() == "gpu" else None
 
 
-def roots_by_table(params: dict[str, Any], forest: Forest) -> Any:
+def roots_by_table(params: dict[str, Any], forest: Forest, ready: Prepared | None = None) -> Any:
     width = params["words"].shape[1]
-    return _forward()(params, prepared(forest, width, False), len(forest.root))
+    return _forward()(params, ready or prepared(forest, width, False), len(forest.root))
 
 
-def train_by_table(params: dict[str, Any], forest: Forest) -> Any:
+def train_by_table(params: dict[str, Any], forest: Forest, ready: Prepared | None = None) -> Any:
     width = params["words"].shape[1]
-    return _train()(params, prepared(forest, width, True), len(forest.root))
+    return _train()(params, ready or prepared(forest, width, True), len(forest.root))
 
 
 def roots_lazily(params: dict[str, Any], trees: list[Any]) -> Any:
