@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+from lanewise import _jax
 from lanewise.blocks.equations import eqn_cost
 from lanewise.dynamic.levels import by_levels
 from lanewise.dynamic.pieces import MOVED_BYTE, Kind
 from lanewise.errors import OptionError
+from lanewise.plan import choose
 from lanewise.plan.choose import FEWEST_LANES_BY_LEVELS
 
 WIDTH = 16
@@ -257,3 +260,16 @@ def test_auto_differentiates_by_levels_and_inside_jit_otherwise() -> None:
     jax.tree.map(np.testing.assert_array_equal, grads, expected)
     jitted = jax.jit(loss)(w, some)
     np.testing.assert_allclose(jitted, value, rtol=1e-4)
+
+
+def test_a_gpu_takes_levels_if_control_has_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    some, w = forest(FEWEST_LANES_BY_LEVELS), weights(64)
+    job = replace(inspected(gated, some, w).plan.job, platform="gpu")
+    # Lanes would meet where there is a GPU to compile for.
+    monkeypatch.setattr(choose, "meets_at_products", lambda found: True)
+    by_levels_if_better = choose._by_levels_if_better.__wrapped__
+    assert by_levels_if_better(job, None).schedule == "levels"
+    assert by_levels_if_better(replace(job, platform="cpu"), None).schedule != "levels"
+    monkeypatch.setattr(_jax, "has_platform", lambda platform: platform != "cpu")
+    without = by_levels_if_better(job, None)
+    assert without.schedule != "levels" and "JAX has no CPU here" in without.why

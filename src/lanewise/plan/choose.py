@@ -157,6 +157,9 @@ def _by_levels_if_better(job: Job, failed: str | None) -> Plan:
         return suggested.because(f"{suggested.why}; not by levels: {carrier.obstacle(job)}")
     if carrier.products(job) < job.profile.level_products:
         return suggested.because(f"{suggested.why}; not by levels: the products are small")
+    if not _jax.has_platform("cpu"):
+        missing = "JAX has no CPU here to decide control on (jax_platforms)"
+        return suggested.because(f"{suggested.why}; not by levels: {missing}")
     return found
 
 
