@@ -139,6 +139,37 @@ def test_experts_by_a_computed_index() -> None:
     assert all(m.var.aval.shape in ((3,), ()) for m in back.prepared.actions.moves())
 
 
+@pytest.mark.parametrize("how", ["jax", "lanewise"])
+def test_one_function_for_a_family_saves_at_each_place(how: str) -> None:
+    """What a gradient needs stays with the expert that made it: what travels are tokens, answers and adjoints."""
+    weights = jnp.stack([jnp.eye(3) * (0.5 + k / 10) for k in range(3)])
+
+    def expert(z, w):
+        for _ in range(4):
+            z = jnp.tanh(z @ w) + jnp.sin(z)
+        return z
+
+    def route(x, weights):
+        def step(x, _):
+            which = (jnp.abs(x[0]) * 1000).astype(jnp.int32) % 3
+            # As a program would, it is one function, and its weights are an argument.
+            x = lw.placed(expert, "expert", which)(x, weights[which])
+            return x, jnp.sum(x)
+
+        return jnp.sum(jax.lax.scan(step, x, None, length=6)[1])
+
+    slope = jax.grad(route) if how == "jax" else lw.grad(lw.program(route))
+    placement = placement_from({"expert": [0, 1, 2]})
+    found = Divided(slope, {"expert": [0, 1, 2]}, X, weights)
+    moves = found.prepared.actions.moves()
+    assert placement.families == (("expert", 3),)
+    rows = [move for move in moves if move.var.aval.shape[:1] == (6,) and move.var.aval.ndim > 1]
+    assert not rows
+    # A token and its weights there, its answer back; its adjoint there and back.
+    total = sum(sum(counts) for counts in found.sent().values())
+    assert total <= 6 * 8, total
+
+
 def test_one_function_for_a_family_and_lanes_that_ask_for_different_ones() -> None:
     weights = jnp.stack([jnp.eye(3) * (0.5 + k / 10) for k in range(3)])
 
