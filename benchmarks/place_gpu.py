@@ -14,6 +14,7 @@ set, compiled code is written to that folder. `--small` is for trying it without
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -47,6 +48,7 @@ class Case:
     limited: bool = True
     modes: tuple[str, ...] = ("fits", "offload", "sqrt", "copies alone", "all on the device")
     target: str | None = "<= 1.15"
+    profile: bool = False
 
     @property
     def steps(self) -> int:
@@ -142,7 +144,8 @@ def offloaded(case: Case, whole: float, small: bool, repeats: int, seconds: floa
         "width": 32 if small else case.width,
         "batch": 8 if small else case.batch,
         "steps": steps,
-        "fits": steps // 8,
+        "fits": steps // 16,
+        "profile": case.profile,
         "precision": case.precision,
         "modes": case.modes,
         "repeats": repeats,
@@ -151,7 +154,7 @@ def offloaded(case: Case, whole: float, small: bool, repeats: int, seconds: floa
     if case.limited and not small:
         environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{case.saved / 4 / whole:.5f}"
     if not small:
-        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {case.flags}"
+        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {case.flags}".strip()
     command = [sys.executable, "-m", "place.offloaded", json.dumps(asked)]
     began = time.perf_counter()
     lines = ran(f"LSTM, {case.name}, {steps} steps", command, environment, seconds)
@@ -191,6 +194,11 @@ def main() -> None:
     parser.add_argument(
         "--case", type=int, nargs="*", default=range(len(CASES)), help="of the LSTM, by number"
     )
+    parser.add_argument("--profile", action="store_true", help="show which streams do what")
+    parser.add_argument("--flags", help="of XLA, in place of each case's own")
+    parser.add_argument("--saved", type=float, help="bytes, in place of each case's own")
+    parser.add_argument("--no-limit", action="store_true", help="allow all of the memory")
+    parser.add_argument("--modes", nargs="*", help="contenders, in place of each case's own")
     parser.add_argument("--small", action="store_true", help="small sizes, for any device")
     parser.add_argument("--seconds", type=float, default=540.0, help="for all of it")
     options = parser.parse_args()
@@ -201,7 +209,16 @@ def main() -> None:
     if "offload" in options.only:
         whole = device_bytes()
         print(f"the device has {whole / 1e9:.1f} GB", flush=True)
-        for case in (CASES[number] for number in options.case):
+        for number in options.case:
+            case = dataclasses.replace(CASES[number], profile=options.profile)
+            if options.flags is not None:
+                case = dataclasses.replace(case, flags=options.flags)
+            if options.no_limit:
+                case = dataclasses.replace(case, limited=False, target=None)
+            if options.saved is not None:
+                case = dataclasses.replace(case, saved=options.saved)
+            if options.modes is not None:
+                case = dataclasses.replace(case, modes=tuple(options.modes))
             left = until - time.monotonic()
             if left < 20:
                 print(f"LSTM, {case.name}: no time is left for it", flush=True)

@@ -18,6 +18,7 @@ import os
 import re
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,33 @@ def schedule(text: str) -> list[str]:
     return lines
 
 
+def profiled(run: Callable[..., Any], given: Any) -> None:
+    """Which streams of the device do what at the same time, in some of the middle of a run."""
+    folder = tempfile.mkdtemp()
+    with jax.profiler.trace(folder):
+        clocked(run, given)
+    (path,) = Path(folder).rglob("*.xplane.pb")
+    data = jax.profiler.ProfileData.from_file(str(path))
+    found = []
+    for plane in data.planes:
+        if "GPU" in plane.name or "gpu" in plane.name:
+            for line in plane.lines:
+                if "Stream" in line.name:
+                    found += [(e.start_ns, e.duration_ns, line.name, e.name) for e in line.events]
+    found.sort()
+    busy: dict[tuple[str, str], list[float]] = {}
+    for _, took, stream, name in found:
+        busy.setdefault((stream, name), []).append(took / 1000)
+    show("profile: the streams, what is done there most, how often, µs each")
+    for (stream, name), took in sorted(busy.items(), key=lambda item: -sum(item[1]))[:16]:
+        show(f"  {stream[:40]}: {name[:60]}, {len(took)} times, {statistics.median(took):.1f}")
+    for share in (4, 4 / 3):
+        first = int(len(found) / share)
+        for start, took, stream, name in found[first : first + 36]:
+            at = (start - found[first][0]) / 1000
+            show(f"  {at:9.1f} to {at + took / 1000:9.1f}  {stream[:24]}  {name[:60]}")
+
+
 def clocked(run: Callable[..., Any], given: Any) -> float:
     start = time.perf_counter()
     jax.block_until_ready(run(*given))
@@ -210,6 +238,11 @@ def main() -> None:
     for _ in range(asked.get("repeats", 3)):
         for name, (run, given, length) in ready.items():
             times[name].append(clocked(run, given) / length)
+    if asked.get("profile") and "offload" in ready:
+        try:
+            profiled(*ready["offload"][:2])
+        except Exception as error:
+            show(f"no profile: {type(error).__name__} {error}")
     for name, found in times.items():
         say(name=name, seconds=statistics.median(found), least=min(found))
 

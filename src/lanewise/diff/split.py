@@ -25,14 +25,14 @@ CHEAP = frozenset(
     """add add_any sub mul neg abs sign eq ne lt le gt ge and or xor not select_n max min clamp broadcast_in_dim
     reshape squeeze expand_dims transpose convert_element_type slice rev iota copy copy_p real imag conj complex
     stop_gradient is_finite shift_left shift_right_logical shift_right_arithmetic integer_pow square floor ceil round
-    dynamic_slice concatenate pad full_like empty unfilled pvary pcast bitcast_convert_type""".split()
+    dynamic_slice concatenate pad full_like empty unfilled pvary pcast bitcast_convert_type one_minus_square""".split()
 )
 # So is a product that sums few terms: a wide array times a small matrix.
 FEW_TERMS = 32
 # Of one element each, but more of it: computed twice only where to save is to send to the host's memory.
 FUNCTIONS = frozenset(
-    """div rem pow sqrt rsqrt cbrt exp exp2 expm1 log log1p logistic sin cos tan sinh cosh tanh asin acos atan atan2
-    asinh acosh atanh erf erfc erf_inv""".split()
+    """gather div rem pow sqrt rsqrt cbrt exp exp2 expm1 log log1p logistic sin cos tan sinh cosh tanh asin acos
+    atan atan2 asinh acosh atanh erf erfc erf_inv""".split()
 )
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _ENDLESS = 2**30
