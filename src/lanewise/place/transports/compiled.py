@@ -32,8 +32,8 @@ running: each time nothing came, more waits go by without looking (`lw_look` in 
 
 What was considered: a thread of the session that reads all the time, with queues to the handlers, costs two switches
 of threads a message, which is more than all the rest. Shared memory with threads that spin, for all values, was slower
-than sockets where cores are shared. Callbacks of Python are in `plain.py`: 3 times slower, and what runs where there is no C++
-compiler.
+than sockets where cores are shared. Callbacks of Python are in `plain.py`: 3 times slower, and what runs where there is
+no C++ compiler.
 
 **Faults.** A session has one fault, the first. It is set by whoever finds it (a handler that reads the end of a
 connection, the session's thread that misses heartbeats, Python that is interrupted), and wakes all others: sockets
