@@ -121,12 +121,7 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
     left = ahead.start([*consts, *init])
     late = [_jax.zeros(own.saved[i]) for i in saving.own] if away else []
     (final, tapes, left, late), (ys, saved) = lax.scan(
-        step,
-        (init, tapes, left, late),
-        xs,
-        length=loop.length,
-        reverse=loop.reverse,
-        unroll=_UNROLL if away else 1,
+        step, (init, tapes, left, late), xs, length=loop.length, reverse=loop.reverse
     )
     final = ahead.finish(final, left)
     if loop.threads:
@@ -170,7 +165,6 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
             (xs, saved, results, ct_ys),
             length=loop.length,
             reverse=not loop.reverse,
-            unroll=_UNROLL if away else 1,
         )
         written = behind.finish([*sums, *ct_init], left)
         sums, ct_init = written[:num_sums], written[num_sums:]
@@ -187,9 +181,7 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
 
 # What lies in the host's memory is copied an iteration late, and fetched an iteration early: then no copy waits for
 # what the iteration computes, nor that for the copy, and a compiler that runs copies on a stream of their own can run
-# both at the same time. Row i holds what the iteration before saved; the last is never sent. Two iterations are a turn
-# of the loop, for what is carried round it has one buffer: the next value may not be written while the last is sent.
-_UNROLL = 2
+# both at the same time. Row i holds what the iteration before saved; the last is never sent.
 
 
 def _to_host(late: Sequence[Any], saved: Sequence[Any]) -> tuple[list[Any], list[Any]]:
