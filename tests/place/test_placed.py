@@ -104,6 +104,33 @@ def test_a_state_lives_where_its_next_value_is_made() -> None:
     assert found.sent() == {} and found.homes == [[0], [1]]
 
 
+def test_a_state_that_was_sent_is_not_sent_again() -> None:
+    """The decoder reads the last code beside the new one: it has had it."""
+
+    def f(x, w, v):
+        def body(carry):
+            code, y, i = carry
+            new = encoder(code, w)
+            y = lw.placed(lambda new, code, y: jnp.tanh(new - code + y @ v), "decoder")(new, code, y)
+            return new, y, i + 1
+
+        return jax.lax.while_loop(lambda carry: carry[2] < 6, body, (x, x, 0))
+
+    found = Divided(f, TWO, X, W, V)
+    assert found.sent() == {(0, 1): [6]} and found.homes[:2] == [[0], [1]]
+
+    def rows(x, w, v):
+        def step(carry, t):
+            code, y = carry
+            new = encoder(code + t, w)
+            return (new, lw.placed(lambda new, code, y: new * code + y, "decoder")(new, code, y)), t
+
+        return jax.lax.scan(step, (x, x), jnp.arange(5.0))[0]
+
+    found = Divided(rows, TWO, X, W, V)
+    assert found.sent() == {(0, 1): [5]} and found.homes == [[0], [1]]
+
+
 def test_a_side_that_is_not_taken_costs_nothing() -> None:
     def f(x, w, v, flag):
         return jax.lax.cond(flag, lambda: decoder(x, v), lambda: encoder(encoder(x, w), w))

@@ -151,7 +151,7 @@ def actions_of(
     maker = _Maker(owners)
     present = {v: set(p) for v, p in zip(code.region.ins, inputs, strict=True)}
     present.update((v, set(owners.everywhere)) for v in code.constants)
-    outs = [w or owners.home(a) for w, a in zip(wanted, code.region.outs, strict=True)]
+    outs = [w or owners.maker(a) for w, a in zip(wanted, code.region.outs, strict=True)]
     steps = maker.region(code.region, present, outs)
     return Actions(code, tuple(inputs), steps, tuple(outs), maker.count)
 
