@@ -92,6 +92,26 @@ def test_the_outcome_of_a_test_goes_to_those_that_have_work_inside() -> None:
     assert found.sent()[1, 2] == [1]
 
 
+def test_an_outcome_goes_along_a_tree() -> None:
+    """With forty places none sends it to more than eight, and each gets it once."""
+    number = 40
+
+    def f(x):
+        def body(xs):
+            return [lw.placed(lambda x: x * 0.5, "all", k)(xs[k]) for k in range(number)]
+
+        def goes_on(xs):
+            return jnp.sum(lw.placed(lambda x: x, "all", 3)(xs[3])) > 0.05
+
+        return jax.lax.while_loop(goes_on, body, [x] * number)
+
+    found = Divided(f, {"all": list(range(number))}, X)
+    tests = found.sent(small=True)
+    sent = [sum(map(len, (v for (a, _), v in tests.items() if a == k))) for k in range(number)]
+    got = [sum(map(len, (v for (_, b), v in tests.items() if b == k))) for k in range(number)]
+    assert max(sent) == 8 and got == [int(k != 3) for k in range(number)]
+
+
 def test_a_state_lives_where_its_next_value_is_made() -> None:
     def f(x, w, v):
         def body(i, state):
