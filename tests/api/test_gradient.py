@@ -66,7 +66,8 @@ def test_what_is_saved_may_lie_in_the_hosts_memory() -> None:
     away = lw.grad(chain, 1, offload="host")
     np.testing.assert_allclose(away(x, weights), expected, rtol=1e-5, atol=1e-6)
     text = str(jax.make_jaxpr(away)(x, weights))
-    assert "<host>[40,8]" in text
+    # Two iterations a turn, each with rows of its own.
+    assert "<host>[20,8]" in text
     lowered = jax.jit(away).trace(x, weights).lower(lowering_platforms=("cuda",)).as_text()
     assert "annotate_device_placement" in lowered
     batch = lw.vmap(chain, (0, None), offload="host")
@@ -74,6 +75,29 @@ def test_what_is_saved_may_lie_in_the_hosts_memory() -> None:
     np.testing.assert_allclose(found, 2 * expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(OptionError, match="ways of their own"):
         jax.grad(lambda x: lw.vmap(power, offload="host")(x, jnp.arange(3)).sum())(jnp.ones(3))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 3, 8])
+def test_loops_of_any_length_are_saved_in_the_hosts_memory(length: int, reverse: bool) -> None:
+    random = np.random.default_rng(length)
+    weights = jnp.asarray(np.linalg.qr(random.normal(size=(6, 6)))[0], "float32")
+    xs = jnp.asarray(random.normal(size=(length, 6)), "float32")
+
+    def run(weights, x, xs):
+        def step(carry, x):
+            h, total = carry
+            h = jnp.tanh(h @ weights + x)
+            total = total + jnp.sin(h * x)
+            return (h, total), jnp.sum(h * total) + x[0]
+
+        (h, total), ys = jax.lax.scan(step, (x, x), xs, reverse=reverse)
+        return jnp.sum(h) + jnp.sum(total**2) + jnp.sum(ys**2)
+
+    given = weights, jnp.ones(6), xs
+    found = jax.jit(lw.grad(run, (0, 1, 2), offload="host"))(*given)
+    for one, other in zip(found, jax.grad(run, (0, 1, 2))(*given), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
 
 @lw.program

@@ -131,7 +131,9 @@ def test_a_state_that_was_sent_is_not_sent_again() -> None:
         def body(carry):
             code, y, i = carry
             new = encoder(code, w)
-            y = lw.placed(lambda new, code, y: jnp.tanh(new - code + y @ v), "decoder")(new, code, y)
+            y = lw.placed(lambda new, code, y: jnp.tanh(new - code + y @ v), "decoder")(
+                new, code, y
+            )
             return new, y, i + 1
 
         return jax.lax.while_loop(lambda carry: carry[2] < 6, body, (x, x, 0))
