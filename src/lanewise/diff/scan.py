@@ -23,7 +23,6 @@ from lanewise.diff.piece import Piece, piece
 from lanewise.diff.records import tops, with_tops
 from lanewise.diff.split import run_again_from_host, run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
-from lanewise.diff.two_at_a_time import two_at_a_time
 
 
 @rule("scan")
@@ -109,29 +108,21 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
     ahead = own.forward_step([(loop.num_consts + j, j) for j in range(loop.num_carry)])
     saving = _Saving.of(own, loop)
 
-    def step(carry: Any, slices: Sequence[Any], _: Sequence[Any] = ()) -> Any:
+    def step(carry: Any, slices: Sequence[Any]) -> Any:
         state, tapes, left, late = carry
         outs, left = ahead([*consts, *state, *slices, *tapes], left)
         results, rest = outs[:num_results], outs[num_results:]
         saved = [rest[num_tapes + i] for i in saving.own]
-        if away:
-            saved, late = [jax.device_put(x, _jax.HOST) for x in late], saved
+        saved, late = _to_host(late, saved) if away else (saved, late)
         carry = (results[: loop.num_carry], rest[:num_tapes], left, late)
         return carry, (results[loop.num_carry :], saved)
 
     tapes = list(scope.tapes) if loop.threads else []
     left = ahead.start([*consts, *init])
     late = [_jax.zeros(own.saved[i]) for i in saving.own] if away else []
-    carry = (init, tapes, left, late)
-    saved: Any
-    if away:
-        (final, tapes, left, late), ys, saved = two_at_a_time(
-            step, carry, xs, ([], []), loop.length, reverse=loop.reverse, ahead=True
-        )
-    else:
-        (final, tapes, left, late), (ys, saved) = lax.scan(
-            step, carry, xs, length=loop.length, reverse=loop.reverse
-        )
+    (final, tapes, left, late), (ys, saved) = lax.scan(
+        step, (init, tapes, left, late), xs, length=loop.length, reverse=loop.reverse
+    )
     final = ahead.finish(final, left)
     if loop.threads:
         scope.tapes = list(tapes)
@@ -151,43 +142,30 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         at = len(consts) + len(xs) + len(own.saved) + own.num_tapes
         behind = own.reverse_step([(at + j, j) for j in range(num_sums + num_ct)])
 
-        def back(carry: Any, slices: Any, row: Sequence[Any] = ()) -> Any:
+        def back(carry: Any, slices: Any) -> Any:
             sums, ct_carry, entries, left, after, early = carry
             given, stored, results, ct_slices = slices
-            if away:
-                stored, early = early, [jax.device_put(x, _jax.DEVICE) for x in row] or early
+            stored, early = _from_host(early, stored) if away else (stored, early)
             saved = saving.joined(stored, results, after)
             before = with_tops(tapes, entries)
             args = [*consts, *given, *saved, *before, *sums, *ct_carry, *ct_slices]
             found, left = behind(args, left)
             first, second = found[:num_sums], found[num_sums : num_sums + num_ct]
             carry = (first, second, found[num_moving:], left, saving.before(saved), early)
-            return carry, (found[num_sums + num_ct : num_moving], [])
+            return carry, found[num_sums + num_ct : num_moving]
 
         tapes = list(scope.tapes) if loop.threads else []
         blank: list[Any] = [None] * (at - len(consts))
         left = behind.start([*consts, *blank, *sums, *ct_carry])
         after = [final[j] for j in saving.carried.values()]
         results = [ys[i] for i in saving.results.values()]
-        carry = (sums, ct_carry, tops(tapes), left, after, late)
-        if away:
-            (sums, ct_init, entries, left, *_), ct_xs, _ = two_at_a_time(
-                back,
-                carry,
-                (xs, [], results, ct_ys),
-                saved,
-                loop.length,
-                reverse=not loop.reverse,
-                ahead=False,
-            )
-        else:
-            (sums, ct_init, entries, left, *_), (ct_xs, _) = lax.scan(
-                back,
-                carry,
-                (xs, saved, results, ct_ys),
-                length=loop.length,
-                reverse=not loop.reverse,
-            )
+        (sums, ct_init, entries, left, *_), ct_xs = lax.scan(
+            back,
+            (sums, ct_carry, tops(tapes), left, after, late),
+            (xs, saved, results, ct_ys),
+            length=loop.length,
+            reverse=not loop.reverse,
+        )
         written = behind.finish([*sums, *ct_init], left)
         sums, ct_init = written[:num_sums], written[num_sums:]
         if loop.threads:
@@ -199,6 +177,24 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         ]
 
     return Swept([*final, *ys], loop.out_moving, pull)
+
+
+# What lies in the host's memory is copied an iteration late, and fetched an iteration early: then no copy waits for
+# what the iteration computes, nor that for the copy, and a compiler that runs copies on a stream of their own can run
+# both at the same time. Row i holds what the iteration before saved; the last is never sent. (XLA of JAX 0.11 runs both
+# on its one stream for computing. It has more by `xla_gpu_executable_num_compute_streams`, which was not tried; and on
+# the way ahead it ends a copy before the next value is written to the same buffer, so two iterations a turn are needed,
+# each with rows of its own: `unroll=2` joins rows, which XLA refuses in the host's memory.)
+
+
+def _to_host(late: Sequence[Any], saved: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The row of an iteration, and what the next one sends."""
+    return [jax.device_put(x, _jax.HOST) for x in late], list(saved)
+
+
+def _from_host(early: Sequence[Any], row: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """What an iteration saved, and, of its row, what the one before did."""
+    return list(early), [jax.device_put(x, _jax.DEVICE) for x in row]
 
 
 @dataclass(frozen=True)
