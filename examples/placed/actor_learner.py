@@ -115,7 +115,7 @@ def play(p, replay, key, steps: int):
             replay = remembered(replay, t, Replay(x, action, reward, ended, after))
             games = games.at[20 * t // steps].add(ended)
             wins = wins.at[20 * t // steps].add(reward > 0)
-            x = replay.after[t % ROOM]  # what the network has seen last is at its place already
+            x = after
             if t % EVERY == 0:
                 p = learn(p, replay, learning, t)
     return p, games, wins

@@ -76,6 +76,29 @@ def test_what_is_saved_may_lie_in_the_hosts_memory() -> None:
         jax.grad(lambda x: lw.vmap(power, offload="host")(x, jnp.arange(3)).sum())(jnp.ones(3))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 3, 8])
+def test_loops_of_any_length_are_saved_in_the_hosts_memory(length: int, reverse: bool) -> None:
+    random = np.random.default_rng(length)
+    weights = jnp.asarray(np.linalg.qr(random.normal(size=(6, 6)))[0], "float32")
+    xs = jnp.asarray(random.normal(size=(length, 6)), "float32")
+
+    def run(weights, x, xs):
+        def step(carry, x):
+            h, total = carry
+            h = jnp.tanh(h @ weights + x)
+            total = total + jnp.sin(h * x)
+            return (h, total), jnp.sum(h * total) + x[0]
+
+        (h, total), ys = jax.lax.scan(step, (x, x), xs, reverse=reverse)
+        return jnp.sum(h) + jnp.sum(total**2) + jnp.sum(ys**2)
+
+    given = weights, jnp.ones(6), xs
+    found = jax.jit(lw.grad(run, (0, 1, 2), offload="host"))(*given)
+    for one, other in zip(found, jax.grad(run, (0, 1, 2))(*given), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+
+
 @lw.program
 def product(x, n):
     if n == 0:

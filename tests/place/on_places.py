@@ -179,6 +179,18 @@ def of_calls(folder: str) -> Iterator[tuple[str, str]]:
     except lw.errors.PlaceError as error:
         yield "error", f"{error.kind} {str(error).splitlines()[0][:60]}"
 
+    @lw.program
+    def checked(x):
+        x = lw.placed(lambda x: x + 1, "encoder")(x)
+        with lw.on("decoder"):
+            assert x[0] < 3, "too large"
+            return x * 2
+
+    try:
+        lw.run(checked, places)(X + 5)
+    except lw.errors.LaneError as error:
+        yield "assertion", str(error).split(" (")[0] + str(error).rpartition(".py")[2]
+
 
 if __name__ == "__main__":
     kind, arguments = sys.argv[1], sys.argv[2:]

@@ -163,6 +163,61 @@ def test_large_values_cross(kind: str) -> None:
             np.testing.assert_array_equal(out[k][number], wanted)
 
 
+def shared_memories() -> int:
+    """How many memories this process shares with others, by `shared.h`; each is there for both of them."""
+    try:
+        with open("/proc/self/maps") as maps:
+            return sum("memfd:lanewise" in line for line in maps)
+    except OSError:
+        return 0
+
+
+@pytest.mark.parametrize("credits", [1, 3])
+@pytest.mark.parametrize("kind", ["tcp", "tcp far", "mixed"])
+@needs.compiler
+def test_large_values_share_memory(kind: str, credits: int) -> None:
+    """Values that grow and shrink, one way and back, taken at once and late: by memory where both sides can."""
+    carriers = transports(kind, 2)
+    sessions = opened(carriers, credits=credits)
+    sizes = [50_000, 3, 20_000, 50_000, 200_000, 10, 200_000, 9_000, 700_000, 200_000]
+
+    def turn(k: int, token: Any, base: Any) -> Any:
+        """Each sends what it has credit for, then takes as much."""
+        right, number = jnp.bool_(True), 0
+        for first in range(0, len(sizes), credits):
+            some = sizes[first : first + credits]
+            values = [jnp.arange(n, dtype=jnp.float32) + base + i for i, n in enumerate(some)]
+            for i, value in enumerate(values):
+                token = carriers[k].send(token, value + k, target=1 - k, number=number + i)
+            for i, value in enumerate(values):
+                about = aval(value)
+                token, got = carriers[k].receive(token, about, source=1 - k, number=number + i)
+                right &= jnp.all(got == value + 1 - k)
+            number += len(some)
+        return token, right
+
+    def part(k: int) -> Any:
+        def function(token: Any) -> Any:
+            def step(i: Any, carry: Any) -> Any:
+                token, right = carry
+                token, found = turn(k, token, i)
+                return token, right & found
+
+            return jax.lax.fori_loop(0, 4, step, (token, jnp.bool_(True)))[1]
+
+        return function
+
+    for _ in range(2):
+        assert all(map(bool, ran(sessions, [part(0), part(1)])))
+    near = nearby.listening_nearby()
+    if near is not None:
+        near[0].close()
+        # Of two directions, each side has the memory of both.
+        assert shared_memories() == (4 if kind == "tcp" else 0)
+    closed(carriers, sessions)
+    assert shared_memories() == 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_moves(kind: str) -> None:
     """Random values between four places, some larger than a socket holds, with one credit an edge: none waits for ever.
@@ -354,10 +409,10 @@ def test_nothing_is_left_behind(kind: str) -> None:
     assert counts() == before
 
 
-def counts() -> tuple[int, int, int]:
+def counts() -> tuple[int, int, int, int]:
     tasks, files = (len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd"))
     open_sessions = compiled.sessions() if compiled.library() is not None else 0
-    return tasks, files, open_sessions
+    return tasks, files, open_sessions, shared_memories()
 
 
 @pytest.mark.parametrize("kind", COMPILED)

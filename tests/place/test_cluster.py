@@ -235,27 +235,55 @@ def test_sizes() -> None:
 
 
 @pytest.mark.parametrize("how", [DIES, RAISES])
-def test_a_chunk_that_always_fails_is_reported_and_the_rest_goes_on(
+def test_an_example_that_always_fails_is_reported_and_the_rest_goes_on(
     how: str, steps: dict[int, int]
 ) -> None:
+    """Its chunk is cut until it is alone: nothing goes along with it."""
     tries: list[int] = []
 
     def fault(worker: int, task: Task) -> str | None:
         if 17 not in task.columns[0]:
             return None
-        tries.append(worker)
+        tries.append(task.count)
         return how
 
     found = counted(Simulated(workers=2, chunk=6, fault=fault))
     failed = {i: x for i, x in found.items() if isinstance(x, lw.Failure)}
-    assert len(tries) == MOST_ATTEMPTS
-    assert 16 in failed and len(failed) <= 6
-    assert {**steps, **failed} == found
-    (text,) = {str(x) for x in failed.values()}
-    assert all(x.outcome is Outcome.NOT_RUN for x in failed.values())
-    assert f"not run: the chunk of examples {min(failed)} to {max(failed)} failed 3 times" in text
-    with pytest.raises(LaneError, match="failed 3 times"):
+    assert {**steps, **failed} == found and list(failed) == [16]
+    assert failed[16].outcome is Outcome.NOT_RUN
+    assert "not run: example 16 failed 3 times, the last time: " in str(failed[16])
+    assert tries.count(1) == MOST_ATTEMPTS
+    assert all(tries.count(n) <= (MOST_ATTEMPTS if n == max(tries) else 2) for n in {*tries} - {1})
+    with pytest.raises(LaneError, match="example 16 failed 3 times"):
         counted(Simulated(chunk=6, fault=fault), throw=True)
+
+
+def test_several_examples_that_always_fail() -> None:
+    numbers = list(range(1, 300))
+    poison = {5, 6, 130, 131, 299}
+
+    def fault(worker: int, task: Task) -> str | None:
+        return RAISES if poison & set(task.columns[0].tolist()) else None
+
+    cluster = Simulated(workers=2, chunk=128, fault=fault)
+    found = dict(lw.stream(collatz, numbers, lanes=8, cluster=cluster, throw=False))
+    failed = {i for i, x in found.items() if isinstance(x, lw.Failure)}
+    assert len(found) == len(numbers) and failed == {n - 1 for n in poison}
+
+
+def test_where_all_examples_fail_the_search_ends() -> None:
+    tries: list[int] = []
+
+    def fault(worker: int, task: Task) -> str | None:
+        tries.append(task.count)
+        return RAISES
+
+    cluster = Simulated(workers=2, chunk=256, fault=fault)
+    found = dict(lw.stream(collatz, list(range(1, 257)), lanes=8, cluster=cluster, throw=False))
+    assert len(found) == 256 and all(isinstance(x, lw.Failure) for x in found.values())
+    # Of each chunk so many pieces, and examples alone three times.
+    assert len(tries) < 4 * 256
+    assert any("failed together" in str(x) for x in found.values())
 
 
 def test_chunks_beside_one_that_kills_its_worker_are_not_given_up() -> None:

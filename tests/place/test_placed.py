@@ -92,6 +92,26 @@ def test_the_outcome_of_a_test_goes_to_those_that_have_work_inside() -> None:
     assert found.sent()[1, 2] == [1]
 
 
+def test_an_outcome_goes_along_a_tree() -> None:
+    """With forty places none sends it to more than eight, and each gets it once."""
+    number = 40
+
+    def f(x):
+        def body(xs):
+            return [lw.placed(lambda x: x * 0.5, "all", k)(xs[k]) for k in range(number)]
+
+        def goes_on(xs):
+            return jnp.sum(lw.placed(lambda x: x, "all", 3)(xs[3])) > 0.05
+
+        return jax.lax.while_loop(goes_on, body, [x] * number)
+
+    found = Divided(f, {"all": list(range(number))}, X)
+    tests = found.sent(small=True)
+    sent = [sum(map(len, (v for (a, _), v in tests.items() if a == k))) for k in range(number)]
+    got = [sum(map(len, (v for (_, b), v in tests.items() if b == k))) for k in range(number)]
+    assert max(sent) == 8 and got == [int(k != 3) for k in range(number)]
+
+
 def test_a_state_lives_where_its_next_value_is_made() -> None:
     def f(x, w, v):
         def body(i, state):
@@ -102,6 +122,35 @@ def test_a_state_lives_where_its_next_value_is_made() -> None:
 
     found = Divided(f, TWO, X, W, V)
     assert found.sent() == {} and found.homes == [[0], [1]]
+
+
+def test_a_state_that_was_sent_is_not_sent_again() -> None:
+    """The decoder reads the last code beside the new one: it has had it."""
+
+    def f(x, w, v):
+        def body(carry):
+            code, y, i = carry
+            new = encoder(code, w)
+            y = lw.placed(lambda new, code, y: jnp.tanh(new - code + y @ v), "decoder")(
+                new, code, y
+            )
+            return new, y, i + 1
+
+        return jax.lax.while_loop(lambda carry: carry[2] < 6, body, (x, x, 0))
+
+    found = Divided(f, TWO, X, W, V)
+    assert found.sent() == {(0, 1): [6]} and found.homes[:2] == [[0], [1]]
+
+    def rows(x, w, v):
+        def step(carry, t):
+            code, y = carry
+            new = encoder(code + t, w)
+            return (new, lw.placed(lambda new, code, y: new * code + y, "decoder")(new, code, y)), t
+
+        return jax.lax.scan(step, (x, x), jnp.arange(5.0))[0]
+
+    found = Divided(rows, TWO, X, W, V)
+    assert found.sent() == {(0, 1): [5]} and found.homes == [[0], [1]]
 
 
 def test_a_side_that_is_not_taken_costs_nothing() -> None:
@@ -137,6 +186,37 @@ def test_experts_by_a_computed_index() -> None:
     assert back.homes == [[0], [1], [2]]
     # Neither weights nor their adjoints travel.
     assert all(m.var.aval.shape in ((3,), ()) for m in back.prepared.actions.moves())
+
+
+@pytest.mark.parametrize("how", ["jax", "lanewise"])
+def test_one_function_for_a_family_saves_at_each_place(how: str) -> None:
+    """What a gradient needs stays with the expert that made it: what travels are tokens, answers and adjoints."""
+    weights = jnp.stack([jnp.eye(3) * (0.5 + k / 10) for k in range(3)])
+
+    def expert(z, w):
+        for _ in range(4):
+            z = jnp.tanh(z @ w) + jnp.sin(z)
+        return z
+
+    def route(x, weights):
+        def step(x, _):
+            which = (jnp.abs(x[0]) * 1000).astype(jnp.int32) % 3
+            # As a program would, it is one function, and its weights are an argument.
+            x = lw.placed(expert, "expert", which)(x, weights[which])
+            return x, jnp.sum(x)
+
+        return jnp.sum(jax.lax.scan(step, x, None, length=6)[1])
+
+    slope = jax.grad(route) if how == "jax" else lw.grad(lw.program(route))
+    placement = placement_from({"expert": [0, 1, 2]})
+    found = Divided(slope, {"expert": [0, 1, 2]}, X, weights)
+    moves = found.prepared.actions.moves()
+    assert placement.families == (("expert", 3),)
+    rows = [move for move in moves if move.var.aval.shape[:1] == (6,) and move.var.aval.ndim > 1]
+    assert not rows
+    # A token and its weights there, its answer back; its adjoint there and back.
+    total = sum(sum(counts) for counts in found.sent().values())
+    assert total <= 6 * 8, total
 
 
 def test_one_function_for_a_family_and_lanes_that_ask_for_different_ones() -> None:

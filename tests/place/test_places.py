@@ -49,6 +49,9 @@ def test_calls(tmp_path: Path) -> None:
         "holds a state of other arguments. Give another folder, or remove it to begin anew."
     )
     assert cases.pop("error").startswith("failed part decoder (")
+    failed = cases.pop("assertion")
+    assert failed.startswith("checked: assertion failed: too large")
+    assert failed.endswith("in the call. It ends the run at all places.")
     assert cases.pop("result").startswith("right at ")
     slope = cases.pop("gradient around")
     assert re.fullmatch(r"right, v at (.*1), w at (.*0)", slope), slope

@@ -159,13 +159,14 @@ def describe(
     sites: Sequence[Site],
     name: str,
     messages: Messages | None = None,
+    advice: Advice | None = None,
 ) -> str:
     """Failed lanes by way of failing.
 
     >>> describe(np.array([0, 1, 1]), np.array([-1, -1, -1]), (), "f")
     'f: steps exhausted in 2 of 3 lanes: 1, 2. Raise max_steps, or pass throw=False for the other answers.'
     """
-    lines = []
+    lines, advised = [], advice or ADVICE
     for outcome in Outcome:
         if outcome is Outcome.DONE:
             continue
@@ -175,31 +176,42 @@ def describe(
             if not np.any(failed):
                 continue
             where = None if place is None else sites[place]
-            what, advice = outcome.phrase, _ADVICE[outcome]
+            what, help_by = outcome.phrase, advised.by_outcome[outcome]
             said = {lane: text for lane, text in (messages or {}).items() if failed[lane]}
             if where is not None:
                 if () in said:
                     where = replace(where, message=said.pop(()))
                 elif where.formatted and not said:
                     why = (
-                        "Values are shown by a call outside jit and without a gradient."
+                        advised.of_values
                         if messages is None
                         else "Values are not shown: to fail again takes too long, or does not happen."
                     )
-                    advice = f"{why} {advice}"
+                    help_by = f"{why} {help_by}"
                 what = f"{what}: {where}"
-            lines.append(f"{name}: {what} in {_which(failed, said)}. {advice}")
+            lines.append(f"{name}: {what} in {_which(failed, said)}. {help_by}")
     return "\n".join(lines)
 
 
-_ADVICE = {
-    Outcome.STEPS_EXHAUSTED: "Raise max_steps, or pass throw=False for the other answers.",
-    Outcome.STACK_OVERFLOW: "Raise max_depth, or pass throw=False for the other answers.",
-    Outcome.ASSERTION_FAILED: "Pass throw=False for the other answers.",
-    Outcome.TAPE_FULL: "Raise tape, or pass throw=False for the other answers.",
-    Outcome.LOST: "The program has no code where they are, which is a bug in Lanewise.",
-    Outcome.NOT_RUN: "The workers of the cluster failed each time.",
-}
+@dataclass(frozen=True)
+class Advice:
+    """What helps, by how a lane ended, and where the values that messages format are shown."""
+
+    by_outcome: Mapping[Outcome, str]
+    of_values: str
+
+
+ADVICE = Advice(
+    {
+        Outcome.STEPS_EXHAUSTED: "Raise max_steps, or pass throw=False for the other answers.",
+        Outcome.STACK_OVERFLOW: "Raise max_depth, or pass throw=False for the other answers.",
+        Outcome.ASSERTION_FAILED: "Pass throw=False for the other answers.",
+        Outcome.TAPE_FULL: "Raise tape, or pass throw=False for the other answers.",
+        Outcome.LOST: "The program has no code where they are, which is a bug in Lanewise.",
+        Outcome.NOT_RUN: "The workers of the cluster failed each time.",
+    },
+    "Values are shown by a call outside jit and without a gradient.",
+)
 
 
 def _which(failed: np.ndarray, said: Messages) -> str:
@@ -216,7 +228,9 @@ def _which(failed: np.ndarray, said: Messages) -> str:
     return f"{len(lanes)} of {failed.size} lanes: {named}{more}"
 
 
-def raise_if_failed(code: Any, site: Any, sites: Sequence[Site], name: str) -> None:
+def raise_if_failed(
+    code: Any, site: Any, sites: Sequence[Site], name: str, advice: Advice = ADVICE
+) -> None:
     """Raise `LaneError` naming the lanes, if any lane did not end well."""
     given, code = code, _jax.to_host(code)
     # Done is 0. (`any` takes five times as long to begin.)
@@ -224,7 +238,7 @@ def raise_if_failed(code: Any, site: Any, sites: Sequence[Site], name: str) -> N
         site = _jax.to_host(site)
         if (code == int(Outcome.LOST)).any():
             raise InternalError(describe(code, site, sites, name))
-        text = describe(code, site, sites, name, _explained(given, code, site))
+        text = describe(code, site, sites, name, _explained(given, code, site), advice)
         raise LaneError(text, Outcomes(code, site, tuple(sites)))
 
 

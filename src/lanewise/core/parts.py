@@ -33,6 +33,10 @@ from lanewise.core.errors import OptionError
 from lanewise.core.program import part_p, program_p
 
 _SCOPE = "lanewise.on:"
+
+# Names of families and how many places each has, while a program is traced for its places. JAX and programs trace anew
+# where it differs.
+families = jax.make_user_context(default_value=())
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
@@ -246,6 +250,9 @@ def _jvp_part(
     first, primals = list(primals[: int(indexed)]), primals[int(indexed) :]
     tangents = tangents[int(indexed) :]
     active = [type(t) is not ad.Zero for t in tangents]
+    size = dict(families.value).get(name, 1) if indexed else 1
+    if size > 1 and isinstance(first[0], _jax.Tracer) and not np.ndim(first[0]):
+        return _jvp_at_each(size, name, first[0], jaxpr, primals, tangents)
     trees: list[Any] = []
 
     def ahead(*args: Any) -> list[Any]:
@@ -286,6 +293,37 @@ def _jvp_part(
 
 
 ad.primitive_jvps[part_p] = _jvp_part
+
+
+def _jvp_at_each(
+    size: int,
+    name: str,
+    index: Any,
+    jaxpr: Any,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    """The same with code of its own for each place of a family.
+
+    What the tangents need is then saved by the place that made it, where one code for all has one place for it.
+    """
+    active = [type(t) is not ad.Zero for t in tangents]
+    moved = [x for x, flag in zip(primals, active, strict=True) if flag]
+
+    def of_active(*values: Any) -> list[Any]:
+        given = iter(values)
+        whole = [next(given) if flag else x for x, flag in zip(primals, active, strict=True)]
+        run = functools.partial(_jax.eval_closed, jaxpr)
+        return _one_of([run] * size, name, index)(*whole)
+
+    answers, found = jax.jvp(
+        of_active, moved, [t for t, flag in zip(tangents, active, strict=True) if flag]
+    )
+    outs = [
+        t if _jax.has_tangent(_jax.aval_of(x)) else _jax.zero_tangent(x)
+        for t, x in zip(found, answers, strict=True)
+    ]
+    return list(answers), outs
 
 
 def _without_copies(

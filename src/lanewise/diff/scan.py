@@ -21,7 +21,7 @@ from lanewise.diff.activity import moving_in_scan
 from lanewise.diff.calls import calls
 from lanewise.diff.piece import Piece, piece
 from lanewise.diff.records import tops, with_tops
-from lanewise.diff.split import run_again_in_frame
+from lanewise.diff.split import run_again_from_host, run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
 
 
@@ -90,6 +90,9 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
     sides = [True] * loop.num_consts, [False] * loop.num_carry, [True] * len(xs)
     consts_moving, carry_moving, xs_moving = loop.divided(loop.moving)
     ys_moving = loop.out_moving[loop.num_carry :]
+    # What a loop inside another saves does not outlive an iteration of that.
+    away = scope.checkpoints.offload and not scope.inside
+    again = run_again_in_frame if loop.threads else run_again_from_host if away else None
     own = piece(
         loop.body,
         loop.moving,
@@ -98,29 +101,27 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         free=[*sides[0], *sides[1], *sides[2]],
         added_up=[*sides[0], *sides[1], *[False] * len(xs)],
         threads=loop.threads,
-        again=run_again_in_frame if loop.threads else None,
+        again=again,
     )
 
     num_results, num_tapes = len(loop.out_moving), own.num_tapes
-    # What a loop inside another saves does not outlive an iteration of that.
-    away = scope.checkpoints.offload and not scope.inside
     ahead = own.forward_step([(loop.num_consts + j, j) for j in range(loop.num_carry)])
     saving = _Saving.of(own, loop)
 
     def step(carry: Any, slices: Sequence[Any]) -> Any:
-        state, tapes, left = carry
+        state, tapes, left, late = carry
         outs, left = ahead([*consts, *state, *slices, *tapes], left)
         results, rest = outs[:num_results], outs[num_results:]
-        carry = (results[: loop.num_carry], rest[:num_tapes], left)
         saved = [rest[num_tapes + i] for i in saving.own]
-        if away:
-            saved = [jax.device_put(x, _jax.HOST) for x in saved]
+        saved, late = _to_host(late, saved) if away else (saved, late)
+        carry = (results[: loop.num_carry], rest[:num_tapes], left, late)
         return carry, (results[loop.num_carry :], saved)
 
     tapes = list(scope.tapes) if loop.threads else []
     left = ahead.start([*consts, *init])
-    (final, tapes, left), (ys, saved) = lax.scan(
-        step, (init, tapes, left), xs, length=loop.length, reverse=loop.reverse
+    late = [_jax.zeros(own.saved[i]) for i in saving.own] if away else []
+    (final, tapes, left, late), (ys, saved) = lax.scan(
+        step, (init, tapes, left, late), xs, length=loop.length, reverse=loop.reverse
     )
     final = ahead.finish(final, left)
     if loop.threads:
@@ -142,16 +143,15 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         behind = own.reverse_step([(at + j, j) for j in range(num_sums + num_ct)])
 
         def back(carry: Any, slices: Any) -> Any:
-            sums, ct_carry, entries, left, after = carry
+            sums, ct_carry, entries, left, after, early = carry
             given, stored, results, ct_slices = slices
-            if away:
-                stored = [jax.device_put(x, _jax.DEVICE) for x in stored]
+            stored, early = _from_host(early, stored) if away else (stored, early)
             saved = saving.joined(stored, results, after)
             before = with_tops(tapes, entries)
             args = [*consts, *given, *saved, *before, *sums, *ct_carry, *ct_slices]
             found, left = behind(args, left)
             first, second = found[:num_sums], found[num_sums : num_sums + num_ct]
-            carry = (first, second, found[num_moving:], left, saving.before(saved))
+            carry = (first, second, found[num_moving:], left, saving.before(saved), early)
             return carry, found[num_sums + num_ct : num_moving]
 
         tapes = list(scope.tapes) if loop.threads else []
@@ -159,9 +159,9 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         left = behind.start([*consts, *blank, *sums, *ct_carry])
         after = [final[j] for j in saving.carried.values()]
         results = [ys[i] for i in saving.results.values()]
-        (sums, ct_init, entries, left, _), ct_xs = lax.scan(
+        (sums, ct_init, entries, left, *_), ct_xs = lax.scan(
             back,
-            (sums, ct_carry, tops(tapes), left, after),
+            (sums, ct_carry, tops(tapes), left, after, late),
             (xs, saved, results, ct_ys),
             length=loop.length,
             reverse=not loop.reverse,
@@ -177,6 +177,24 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
         ]
 
     return Swept([*final, *ys], loop.out_moving, pull)
+
+
+# What lies in the host's memory is copied an iteration late, and fetched an iteration early: then no copy waits for
+# what the iteration computes, nor that for the copy, and a compiler that runs copies on a stream of their own can run
+# both at the same time. Row i holds what the iteration before saved; the last is never sent. (XLA of JAX 0.11 runs both
+# on its one stream for computing. It has more by `xla_gpu_executable_num_compute_streams`, which was not tried; and on
+# the way ahead it ends a copy before the next value is written to the same buffer, so two iterations a turn are needed,
+# each with rows of its own: `unroll=2` joins rows, which XLA refuses in the host's memory.)
+
+
+def _to_host(late: Sequence[Any], saved: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The row of an iteration, and what the next one sends."""
+    return [jax.device_put(x, _jax.HOST) for x in late], list(saved)
+
+
+def _from_host(early: Sequence[Any], row: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """What an iteration saved, and, of its row, what the one before did."""
+    return list(early), [jax.device_put(x, _jax.DEVICE) for x in row]
 
 
 @dataclass(frozen=True)

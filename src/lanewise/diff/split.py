@@ -25,10 +25,15 @@ CHEAP = frozenset(
     """add add_any sub mul neg abs sign eq ne lt le gt ge and or xor not select_n max min clamp broadcast_in_dim
     reshape squeeze expand_dims transpose convert_element_type slice rev iota copy copy_p real imag conj complex
     stop_gradient is_finite shift_left shift_right_logical shift_right_arithmetic integer_pow square floor ceil round
-    dynamic_slice concatenate pad full_like empty unfilled pvary pcast bitcast_convert_type""".split()
+    dynamic_slice concatenate pad full_like empty unfilled pvary pcast bitcast_convert_type one_minus_square""".split()
 )
 # So is a product that sums few terms: a wide array times a small matrix.
 FEW_TERMS = 32
+# Of one element each, but more of it: computed twice only where to save is to send to the host's memory.
+FUNCTIONS = frozenset(
+    """gather div rem pow sqrt rsqrt cbrt exp exp2 expm1 log log1p logistic sin cos tan sinh cosh tanh asin acos
+    atan atan2 asinh acosh atanh erf erfc erf_inv""".split()
+)
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _ENDLESS = 2**30
 _MOST_BYTES = 2**26
@@ -59,6 +64,11 @@ def run_again(eqn: _jax.JaxprEqn) -> bool:
 def run_again_inside(eqn: _jax.JaxprEqn) -> bool:
     """The same inside a loop: a loop inside it is run again, so that its tape does not outlive the iteration."""
     return run_again(eqn) or eqn.primitive.name in CONTROL
+
+
+def run_again_from_host(eqn: _jax.JaxprEqn) -> bool:
+    """The same where what is saved lies in the host's memory: all that is computed element by element."""
+    return run_again(eqn) or eqn.primitive.name in FUNCTIONS
 
 
 def run_again_in_frame(eqn: _jax.JaxprEqn) -> bool:

@@ -3,7 +3,7 @@ needed.
 
 A value travels once, to each place that needs it: as soon as it is made if it is needed for sure, before a loop if
 the loop reads it, and inside a branch if only that side reads it. The outcome of a test is a value like any other: it
-goes to the places that have something to do inside, and to no others.
+goes to the places that have something to do inside, and to no others. What goes to many places goes along a tree.
 
 Small values that go over an edge at the same point travel as one message (`packing.py`).
 
@@ -30,6 +30,10 @@ from lanewise.core.errors import InternalError
 from lanewise.place.owners import Owners, Places
 from lanewise.place.packing import MOST_BYTES
 from lanewise.place.regions import Branch, Check, Code, Node, Op, Region, Scan, While
+
+# To how many places a place sends one value, at most. Each message costs the sender as much as a place farther down
+# the tree waits for it, so few places get it straight from its maker.
+MOST_SENT = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +155,7 @@ def actions_of(
     maker = _Maker(owners)
     present = {v: set(p) for v, p in zip(code.region.ins, inputs, strict=True)}
     present.update((v, set(owners.everywhere)) for v in code.constants)
-    outs = [w or owners.home(a) for w, a in zip(wanted, code.region.outs, strict=True)]
+    outs = [w or owners.maker(a) for w, a in zip(wanted, code.region.outs, strict=True)]
     steps = maker.region(code.region, present, outs)
     return Actions(code, tuple(inputs), steps, tuple(outs), maker.count)
 
@@ -189,12 +193,14 @@ class _Maker:
         return Steps(region, tuple(_together(steps)))
 
     def _moves(self, var: Var, needed: Iterable[int], present: dict[Var, set[int]]) -> list[Step]:
+        """A value to the places that lack it, along a tree: those that have it pass it on."""
         found: list[Step] = []
-        for place in sorted(needed):
-            if place not in present[var]:
-                move = Move(var, min(present[var]), place, self._number())
-                found.append(Message((move,)))
-                present[var].add(place)
+        sources = sorted(present[var])
+        lacking = sorted(set(needed) - present[var])
+        for k, place in enumerate(lacking):
+            found.append(Message((Move(var, sources[k // MOST_SENT], place, self._number()),)))
+            sources.append(place)
+        present[var].update(lacking)
         return found
 
     def _number(self) -> int:

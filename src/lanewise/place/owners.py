@@ -41,6 +41,12 @@ class Owners:
     homes: dict[Var, Places] = field(default_factory=dict)
     # Of loops and branches: the places that have them.
     members: dict[Node, Places] = field(default_factory=dict)
+    # Of what loops give: where it is made, if it comes to other places on the way.
+    makers: dict[Var, Places] = field(default_factory=dict)
+
+    def maker(self, atom: Atom) -> Places:
+        found = None if isinstance(atom, Literal) else self.makers.get(atom)
+        return self.home(atom) if found is None else found
 
     def home(self, atom: Atom) -> Places:
         return self.everywhere if isinstance(atom, Literal) else self.homes[atom]
@@ -148,19 +154,59 @@ class _Decision:
                 found.homes.update(zip(node.test.ins, state, strict=True))
                 self.region(node.test, among)
             self.region(body, among)
-            made = [found.home(a) & among or among for a in body.outs[:count]]
+            made = [found.maker(a) & among or among for a in body.outs[:count]]
             after = [
                 (home & there) or frozenset((min(there),))
                 for home, there in zip(state, made, strict=True)
             ]
             if after == state:
                 break
+        found.makers.update(zip(node.outs, state, strict=False))
+        state = self._kept(node, state, among)
         found.homes.update(zip(node.outs, state, strict=False))
         for var, atom in zip(node.outs[count:], body.outs[count:], strict=True):
             # A row that is sent to another place on the way is there too: a gradient reads it at both.
             sent = [found.ops[n] for n in body.nodes if isinstance(n, Op) and atom in n.ins]
             home = found.home(atom).union(*sent) & among
             found.homes[var] = home or frozenset((min(among),))
+
+    def _kept(self, node: While | Scan, state: Sequence[Places], among: Places) -> list[Places]:
+        """Where states are, with the places that read them and have had the next value sent to them before.
+
+        Without this they would be sent it again in the next iteration.
+        """
+        found, body = self.found, node.body
+        regions = (body, node.test) if isinstance(node, While) else (body,)
+        kept = []
+        for i, home in enumerate(state):
+            after = body.outs[i]
+            reads = {p for r in regions for p in self._readers(r, r.ins[i], True)}
+            gets = self._readers(body, after, False) if isinstance(after, Var) else set()
+            kept.append(home | (reads & gets & among))
+        if kept == list(state):
+            return kept
+        for region in regions:
+            found.homes.update(zip(region.ins, kept, strict=False))
+        if isinstance(node, While):
+            self.region(node.test, among)
+        self.region(body, among)
+        return kept
+
+    def _readers(self, region: Region, var: Var, maybe: bool) -> set[int]:
+        """The places that read a value in a region; `maybe`: also those that do so inside a branch only."""
+        places: set[int] = set()
+        for node in region.nodes:
+            if isinstance(node, Op | Check):
+                if var in (node.ins if isinstance(node, Op) else (node.ok,)):
+                    places |= self.found.ops[node]
+            elif isinstance(node, Branch):
+                for side in node.sides if maybe else ():
+                    places |= self._readers(side, var, maybe)
+            else:
+                # What a loop reads is sent before it, also what a branch in it reads.
+                for inner in (node.body, node.test) if isinstance(node, While) else (node.body,):
+                    places |= self._readers(inner, var, True)
+        return places
 
     def _entered(self, home: Places, among: Places, inner: Var) -> Places:
         """Where a value is that comes into a loop which these places have."""

@@ -28,6 +28,11 @@ class Placement:
     def everywhere(self) -> frozenset[int]:
         return frozenset(range(self.size))
 
+    @property
+    def families(self) -> tuple[tuple[str, int], ...]:
+        """The names that have several places, and how many."""
+        return tuple((name, len(found)) for name, found in self.places.items() if len(found) > 1)
+
     def place_of(self, name: str) -> int:
         """The place of a part that is no family."""
         place, *others = self._of(name)

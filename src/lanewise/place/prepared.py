@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise.core.parts import parts_in
+from lanewise.core.parts import families, parts_in
 from lanewise.core.program import Function, Program
 from lanewise.place.held import given_leaves
 from lanewise.place.moves import Actions, actions_of
@@ -149,7 +149,8 @@ def ask(
         trees.append(out_tree)
         return [jnp.asarray(x) for x in outs]
 
-    traced = _jax.trace(flat, avals)
+    with families(placement.families):
+        traced = _jax.trace(flat, avals)
     placement.refuse_unused(parts_in(traced.jaxpr))
     code = read(_jax.without_unused(traced.jaxpr), placement)
     return Asked(name, placement, code, traced.captures, tuple(homes), trees[-1])

@@ -24,7 +24,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.core.errors import InternalError, OptionError, Outcome, PlaceError
-from lanewise.core.outcomes import raise_if_failed
+from lanewise.core.outcomes import Advice, raise_if_failed
 from lanewise.core.program import site_of
 from lanewise.place.moves import Require
 from lanewise.place.prepared import PlaceProgram, Prepared
@@ -221,6 +221,19 @@ def _close_all() -> None:
             found.close()
 
 
+# Places cannot go on without one of them, so nothing gives the other answers.
+_ENDS_ALL = "It ends the run at all places."
+_ADVICE = Advice(
+    {
+        Outcome.STEPS_EXHAUSTED: f"{_ENDS_ALL} Raise max_steps of the program inside the part.",
+        Outcome.STACK_OVERFLOW: f"{_ENDS_ALL} Raise max_depth of the program inside the part.",
+        Outcome.ASSERTION_FAILED: _ENDS_ALL,
+        Outcome.TAPE_FULL: f"{_ENDS_ALL} Raise tape.",
+    },
+    "Values are shown by a call of the function itself, without lanewise.run.",
+)
+
+
 def _raise_check(require: Require, name: str, error: BaseException) -> None:
     """The error of an assertion, as a program that is not placed raises it."""
     params = require.check.eqn.params
@@ -228,7 +241,7 @@ def _raise_check(require: Require, name: str, error: BaseException) -> None:
     sites = (site_of(require.check.eqn),) if outcome is Outcome.ASSERTION_FAILED else ()
     code, site = np.asarray(int(outcome)), np.asarray(0 if sites else -1)
     try:
-        raise_if_failed(code, site, sites, name)
+        raise_if_failed(code, site, sites, name, _ADVICE)
     except Exception as raised:
         raise raised from error
 

@@ -19,9 +19,11 @@ and where costs have heavy tails every chunk is like that.
 So a driver holds at most two chunks a worker, those that wait to be run again (which were among them), and the
 examples of the next chunks: `in_flight` and `wanted`.
 
-A chunk that fails is run again, alone on any worker, before new ones. After `MOST_ATTEMPTS` its examples are reported
-as not run, and the rest goes on. Each chunk is given to one worker at a time, and its answers are taken once: nothing
-is lost, nothing comes twice.
+A chunk that fails is run again, alone on any worker, before new ones. After `MOST_ATTEMPTS` it is cut in two, and so
+is each half that fails, until an example fails alone, as often: that one is reported as not run, and the rest goes on.
+Where nearly all of a chunk fails that would take long, so what is left of it is reported after so many pieces as
+find `MOST_POISONED` examples. Each chunk is given to one worker at a time, and its answers are taken once: nothing is
+lost, nothing comes twice.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ from lanewise.place.cluster.engine import Answers, Task
 from lanewise.place.cluster.log import Log, runs_of
 
 MOST_ATTEMPTS = 3
+# How many examples of a chunk are found that fail by themselves.
+MOST_POISONED = 8
 # How long the largest chunks should take, in seconds, and the smallest: some ten times what a chunk costs.
 CHUNK_SECONDS = 2.0
 LEAST_SECONDS = 0.02
@@ -51,12 +55,38 @@ FIRST_LANES = 4
 SECONDS = 0.05
 
 
+@dataclass
+class Search:
+    """For the examples of a chunk that fail by themselves: how many of its pieces may still be cut."""
+
+    cuts: int
+
+
 @dataclass(eq=False)
 class Chunk:
-    """Examples that run together, and how often they failed."""
+    """Examples that run together, and how often they failed. `search`: it is a piece of a chunk that did."""
 
     examples: list[Example]
     attempts: int = 0
+    search: Search | None = None
+
+    @property
+    def suspect(self) -> bool:
+        return self.attempts > 0 or self.search is not None
+
+    def halves(self) -> list[Chunk]:
+        """Its pieces, after it failed often enough; none if it is one example, or enough was cut.
+
+        A piece is cut at its first failure, and only an example is tried as often as a chunk: by then its worker may
+        have died of something else.
+        """
+        count = len(self.examples)
+        search = self.search or Search(MOST_POISONED * count.bit_length())
+        if count == 1 or search.cuts == 0:
+            return []
+        search.cuts -= 1
+        parts = self.examples[: count // 2], self.examples[count // 2 :]
+        return [Chunk(p, 0 if len(p) == 1 else MOST_ATTEMPTS - 1, search) for p in parts]
 
 
 class Chunked:
@@ -143,7 +173,7 @@ class Chunked:
                 for place in range(len(self.avals))
             ]
             task = Task(len(chunk.examples), columns, self.shared, self.session)
-            self.under_way[self.crew.give(worker, task, alone=chunk.attempts > 0)] = chunk
+            self.under_way[self.crew.give(worker, task, alone=chunk.suspect)] = chunk
         return bool(self.under_way or self.again or self.found or waiting)
 
     def _cut(self, waiting: deque[Example], size: int) -> Chunk:
@@ -197,9 +227,9 @@ class Chunked:
                     self._keep(chunk, answers)
                 case Failed(_, why):
                     chunk.attempts += 1
-                    if chunk.attempts < MOST_ATTEMPTS:
-                        self.again.append(chunk)
-                    else:
+                    again = [chunk] if chunk.attempts < MOST_ATTEMPTS else chunk.halves()
+                    self.again.extend(again)
+                    if not again:
                         self.found.append(self._given_up(chunk, why))
 
     def _keep(self, chunk: Chunk, answers: Answers) -> None:
@@ -223,9 +253,10 @@ class Chunked:
             str(first) if number == 1 else f"{first} to {first + number - 1}"
             for first, number in runs_of(index.tolist())
         )
-        text = (
-            f"the chunk of examples {numbers} failed {chunk.attempts} times, the last time: {why}"
-        )
+        what = f"example {numbers} failed {chunk.attempts} times"
+        if count > 1:
+            what = f"examples {numbers} failed together, and many beside them alone"
+        text = f"{what}, the last time: {why}"
         columns = [np.zeros((count, *row.shape), row.dtype) for row in self.kept]
         code = np.full(count, int(Outcome.NOT_RUN))
         return Ended(index, columns, code, np.full(count, -1), dict.fromkeys(index.tolist(), text))

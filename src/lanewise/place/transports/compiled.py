@@ -1,7 +1,6 @@
 """The compiled core of `local` and `tcp`: sends and receives as calls that XLA makes into C++.
 
-The text is `core.h`, `local.h`, `tcp.h` and `handlers.cpp`, compiled at first use and kept as the kernels of `native`
-are.
+The text is C++ in the files beside this one (`_FILES`), compiled at first use and kept as the kernels of `native` are.
 
 **On the fast path nothing changes hands.** A handler writes to the socket or the queue itself, and reads from it
 itself: a value of a few bytes costs one system call on each side. With `tcp` a credit rides on the next message that
@@ -28,10 +27,13 @@ nor, while there were as many threads as places, without; futures make it hold f
 handler that waits looks for an answer for 30 µs first. On a core that both places share this only keeps the other from
 running: each time nothing came, more waits go by without looking (`lw_look` in `core.h`).
 
+**Large values** between processes of one machine lie in memory that both have, and only their frames on the socket
+(`shared.h`): who waits sleeps in the socket as before, and a peer that dies is seen as before.
+
 What was considered: a thread of the session that reads all the time, with queues to the handlers, costs two switches
-of threads a message, which is more than all the rest. Shared memory with threads that spin was slower than sockets
-where cores are shared. Callbacks of Python are in `plain.py`: 3 times slower, and what runs where there is no C++
-compiler.
+of threads a message, which is more than all the rest. Shared memory with threads that spin, for all values, was slower
+than sockets where cores are shared. Callbacks of Python are in `plain.py`: 3 times slower, and what runs where there is
+no C++ compiler.
 
 **Faults.** A session has one fault, the first. It is set by whoever finds it (a handler that reads the end of a
 connection, the session's thread that misses heartbeats, Python that is interrupted), and wakes all others: sockets
@@ -61,7 +63,15 @@ from lanewise.cpp.toolchain import host
 from lanewise.cpp.toolchain.ffi import CALLS
 from lanewise.place.transports.interface import Fault, Kind, Peer
 
-_FILES = ("core.h", "local.h", "tcp.h", "handlers.cpp")
+_FILES = (
+    "core.h",
+    "local.h",
+    "frames.h",
+    "shared.h",
+    "tcp.h",
+    "life.h",
+    "handlers.cpp",
+)
 _TARGETS = ("lanewise_send", "lanewise_receive", "lanewise_require")
 # How faults are numbered, in C++ and in frames. The last two come of this place's own code.
 KINDS: tuple[Kind, ...] = ("died", "hangs", "failed", "interrupted", "failed", "internal")

@@ -1,9 +1,9 @@
 """Places of several processes, in Python: what `tcp.h` does, frame for frame (see `compiled.py` for why).
 
 A frame on either connection begins with a head of 24 bytes, little-endian: kind, number of the move, bytes that
-follow, credits that are returned, zero. On the connection for values there are values and credits; on that for signs
-of life there are beats, the goodbye of a place that has ended, and faults (kind and place as `int32`, then the
-message).
+follow, credits that are returned, and whether who says it reads shared memory (`shared.h`), as this does not. On the
+connection for values there are values and credits; on that for signs of life there are beats, the goodbye of a place
+that has ended, and faults (kind and place as `int32`, then the message).
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class Net:
                 if other.owed:
                     other.put(CREDIT)
         head = self._some(peer, HEAD.size)
-        kind, number, count, credits, zero = HEAD.unpack(head)
-        if kind not in (VALUE, CREDIT) or zero:
+        kind, number, count, credits, shares = HEAD.unpack(head)
+        if kind not in (VALUE, CREDIT) or shares > 1:
             self.failed(Fault(peer.place, "internal", "what it sent is no frame"))
             self._look()
         peer.credit += credits
