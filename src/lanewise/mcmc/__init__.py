@@ -12,6 +12,7 @@ from lanewise.mcmc.pathfinder import Pathfinder
 from lanewise.mcmc.predict import log_likelihood, posterior_predictive, prior_predictive
 from lanewise.mcmc.sample import sample
 from lanewise.mcmc.samplers import Info, Sampler
+from lanewise.mcmc.tempering import Tempering
 
 __all__ = [
     "HMC",
@@ -23,6 +24,7 @@ __all__ = [
     "Pathfinder",
     "Sampler",
     "SamplingWarning",
+    "Tempering",
     "from_numpyro",
     "from_pymc",
     "log_likelihood",
