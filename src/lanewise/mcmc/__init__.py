@@ -2,6 +2,7 @@
 
 from lanewise.mcmc.by_numpyro import from_numpyro
 from lanewise.mcmc.by_pymc import from_pymc
+from lanewise.mcmc.by_tfp import from_tfp
 from lanewise.mcmc.chees import ChEES
 from lanewise.mcmc.diagnosis import SamplingWarning
 from lanewise.mcmc.hmc import HMC
@@ -27,6 +28,7 @@ __all__ = [
     "Tempering",
     "from_numpyro",
     "from_pymc",
+    "from_tfp",
     "log_likelihood",
     "posterior_predictive",
     "prior_predictive",
