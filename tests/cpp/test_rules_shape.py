@@ -77,3 +77,14 @@ def test_large_arrays_are_loops_not_text() -> None:
     x = numbers("float32", 300, 40)
     function = lambda x: jnp.pad(jnp.concatenate([x.T[::-1], x.T], 1), 1)[::2]  # noqa: E731
     check([Case("large", function, (x,), ulps=0)])
+
+
+def test_derivatives_of_diagonals() -> None:
+    """JAX puts scalars of no value where a branch for another platform has nothing to give."""
+    x = numbers("float32", 4, 4)
+    functions = {
+        "diagonal": lambda x: jnp.sum(jnp.diagonal(x) ** 3),
+        "above": lambda x: jnp.sum(jnp.diagonal(x, 1) * x[0, :3]),
+        "diag": lambda x: jnp.sum(jnp.diag(x @ x)),
+    }
+    check([Case(name, jax.grad(function), (x,)) for name, function in functions.items()])

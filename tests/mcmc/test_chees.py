@@ -13,10 +13,11 @@ import pytest
 import lanewise as lw
 from lanewise import mcmc
 from lanewise.core.errors import OptionError
-from lanewise.mcmc.chees import Ended, chain_of, chees_gradient, snaper_gradient
+from lanewise.mcmc.chees import Carried, Ended, Task, chain_of, chees_gradient, snaper_gradient
 from lanewise.mcmc.space import Place, Point
 from mcmc.posteriors import NECK_SPREAD, Posterior, gaussian, schools_not_centered
 from mcmc.references import KEPT, figures
+from mcmc.test_sample import Guarded
 
 CRITERIA = ("chees", "snaper")
 
@@ -67,16 +68,37 @@ def test_exact_draws_stay_exact() -> None:
     with jax.enable_x64(True):
         positions = jnp.asarray(np.concatenate([neck[:, None], others], axis=1))
         values, gradients = jax.vmap(jax.value_and_grad(density))(positions)
-        axes = (0, 0, *(None,) * 6)
-        keys = jax.random.split(jax.random.key(0), chains)
-        shared = (False, jnp.array([2.0, 0.5, 1.0]), jnp.array(0.3), jnp.full(16, 5, jnp.int32))
-        place = Place(positions, values, gradients)
-        ran = lw.vmap(chain_of(density, 16), in_axes=axes)(keys, place, *shared, 0, 16)
-    last = np.asarray(ran.positions[:, -1, 0])
+        keys, space = jax.random.split(jax.random.key(0), chains), jnp.array([2.0, 0.5, 1.0])
+        place = Place(positions / space, values, gradients * space)
+        point = Point(place, jnp.zeros_like(positions))
+        carried = Carried(place, Ended(point, point, jnp.zeros(chains), jnp.zeros(chains, bool)))
+        task = Task(0, 0, 1, jnp.array(False), jnp.array(0.3), jnp.full(16, 5, jnp.int32))
+        axes = (0, 0, None, None, None)
+        ran, kept = lw.vmap(chain_of(density, 16), in_axes=axes)(keys, carried, 16, space, task)
+    last = np.asarray(kept.positions[:, -1, 0])
     assert (last != neck).mean() > 0.5
     assert abs(last.mean()) < 4.0 * NECK_SPREAD / np.sqrt(chains)
     assert abs(last.std() / NECK_SPREAD - 1.0) < 4.0 / np.sqrt(2.0 * chains)
-    np.testing.assert_allclose(ran.place.logdensity, ran.logdensity[:, -1])
+    np.testing.assert_allclose(ran.place.logdensity, kept.logdensity[:, -1])
+
+
+@pytest.mark.filterwarnings("ignore:The m:lanewise.mcmc.SamplingWarning")
+def test_a_chain_that_fails_costs_only_itself() -> None:
+    starts = jax.random.normal(jax.random.key(1), (16, 2)).at[2, 0].set(-2e3)
+    with pytest.warns(mcmc.SamplingWarning, match=r"1 of 16 chains \(2\) failed"):
+        data = mcmc.sample(
+            Guarded(jnp.ones(2), -1e3),
+            0,
+            chains=16,
+            draws=50,
+            warmup=150,
+            init=starts,
+            sampler=mcmc.ChEES(),
+            progress=False,
+        )
+    finite = np.isfinite(data.posterior["x"].values).all(axis=(1, 2))
+    assert not finite[2] and finite.sum() == 15
+    assert abs(float(data.posterior["x"].std()) - 1.0) < 0.1
 
 
 def test_gradients_are_those_of_the_criteria() -> None:
@@ -117,7 +139,7 @@ def test_gradients_are_those_of_the_criteria() -> None:
     [
         ({"chains": 2}, "chains=2: ChEES"),
         ({"warmup": 0}, "warmup=0 tunes nothing"),
-        ({"resume": "run"}, "resume= is for NUTS"),
+        ({"adaptation": "chain"}, "adaptation='chain' is for NUTS"),
         ({"mass_matrix": "dense"}, "mass_matrix='dense' is not for this sampler"),
         ({"step_size": -1.0}, "step_size=-1.0 must be"),
     ],

@@ -22,8 +22,8 @@ import pytest
 from lanewise import mcmc
 from lanewise.mcmc.inference import groups_of
 from lanewise.mcmc.interrupts import held
+from lanewise.mcmc.loop import Loop
 from lanewise.mcmc.pace import Pace
-from lanewise.mcmc.run import Run
 from mcmc.test_sample import assert_equal
 
 TRIALS = int(os.environ.get("LANEWISE_TRIALS", "3"))
@@ -110,17 +110,17 @@ def test_a_run_struck_at_random_goes_on(whole: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("after", [0, 1, 4])
 def test_what_was_drawn_comes_back(whole: Any, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt after so many stretches of draws."""
-    step, left = Run._next, [after]
+    step, left = Loop._next, [after]
     monkeypatch.setattr(Pace, "took", lambda self, *_, **__: setattr(self, "draws", 100))
 
-    def counted(self: Run, state: Any) -> Any:
+    def counted(self: Loop, state: Any) -> Any:
         if int(state.number) >= self.settings.warmup:
             if left[0] == 0:
                 raise KeyboardInterrupt
             left[0] -= 1
         return step(self, state)
 
-    monkeypatch.setattr(Run, "_next", counted)
+    monkeypatch.setattr(Loop, "_next", counted)
     if after == 0:
         with pytest.raises(KeyboardInterrupt):
             go(None)
@@ -133,14 +133,14 @@ def test_what_was_drawn_comes_back(whole: Any, after: int, monkeypatch: pytest.M
 
 
 def test_a_warmup_that_is_kept_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Run._next
+    step = Loop._next
 
-    def counted(self: Run, state: Any) -> Any:
+    def counted(self: Loop, state: Any) -> Any:
         if int(state.number) >= 20:
             raise KeyboardInterrupt
         return step(self, state)
 
-    monkeypatch.setattr(Run, "_next", counted)
+    monkeypatch.setattr(Loop, "_next", counted)
     run: dict[str, Any] = {"chains": 2, "draws": 5, "warmup": 40, "progress": False}
     with pytest.warns(mcmc.SamplingWarning, match="draws of the warm-up and no others"):
         data = mcmc.sample(

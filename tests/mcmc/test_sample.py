@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +121,12 @@ class Guarded(eqx.Module):
     """A density that holds an array, and so has no hash; far to one side it is an error to ask it."""
 
     weights: jax.Array
+    least: float = -20.0
 
     def __call__(self, x: jax.Array) -> jax.Array:
         @lw.program
         def guarded(x):
-            assert x[0] > -20.0, "too far"
+            assert x[0] > self.least, "too far"
             return -0.5 * self.weights @ x**2
 
         return guarded(x)
@@ -242,6 +244,7 @@ FINE: dict[str, Any] = {
     "draws": 10,
     "warmup": 10,
     "init": STARTS,
+    "progress": False,
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a number for a density": (
@@ -309,6 +312,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown device": ({"device": "abacus"}, "device='abacus' is not there"),
     "no device": ({"device": 3}, "device=3 must be a JAX device"),
     "no sampler": ({"sampler": "nuts"}, "sampler='nuts' must be"),
+    "the class of a sampler": ({"sampler": mcmc.ChEES}, "ChEES'> must be NUTS(...), HMC(...)"),
+    "a matrix for the name of one": ({"mass_matrix": np.eye(2)}, "is not known; choose one of"),
+    "an endless step": ({"step_size": np.inf}, "step_size=inf must be a positive number"),
+    "progress in words": ({"progress": "no"}, "progress='no' must be True or False"),
+    "the class of starts": ({"init": mcmc.Pathfinder}, "must be Pathfinder(...)"),
+    "numbers of 16 bits": (
+        {"init": STARTS.astype(jnp.bfloat16)},
+        "init is of type bfloat16; positions are arrays of float32 or float64",
+    ),
+    "a place that cannot be written": ({"resume": __file__}, "cannot be made a directory"),
     "no lanes": ({"lanes": 0}, "lanes"),
 }
 
@@ -320,7 +333,32 @@ def test_what_is_wrong_is_named_with_the_fix(case: str) -> None:
     positional = arguments.pop("logdensity"), arguments.pop("key")
     pattern = re.escape(says).replace(re.escape(".*"), ".*")
     with pytest.raises(OptionError, match=pattern):
-        mcmc.sample(*positional, progress=False, **arguments)
+        mcmc.sample(*positional, **arguments)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    counts: Any = {name: np.int64(FINE[name]) for name in ("chains", "draws", "warmup")}
+    counts |= {"key": np.int32(0), "thin": np.int8(1)}
+    data = mcmc.sample(standard, init=STARTS, progress=False, **counts)
+    assert data.posterior["x"].shape == (CHAINS, 10, 2)
+
+
+def test_a_flat_density_is_moved_on() -> None:
+    flat: Any = FINE | {"logdensity": lambda x: 0.0 * jnp.sum(x)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*never moved")
+        mcmc.sample(**flat)
+
+
+def test_an_axis_of_nothing_and_one_draw_of_one_chain() -> None:
+    def density(position: Any) -> jax.Array:
+        return standard(position["some"]) + standard(position["none"])
+
+    init = {"some": jnp.zeros((1, 2)), "none": jnp.zeros((1, 0))}
+    data = mcmc.sample(
+        density, 0, chains=1, draws=1, warmup=0, step_size=0.5, init=init, progress=False
+    )
+    assert data.posterior["none"].shape == (1, 1, 0)
 
 
 def test_without_arviz_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ the gradient along each chain's trajectory averaged over chains by their accepta
 A draw's length is `2 h length`, with `h` from a Halton sequence in base 2, so that no length fits a period. The step
 size is dual averaging of the harmonic mean of the chains' acceptances, each no less than `LEAST_ACCEPTANCE` so that one
 bad chain of a thousand does not stop all. Scales are moving averages over the draws of all chains, with the weights of
-the second paper. All of it is data of one program (`ensemble.py`); after the warm-up nothing changes any more, so
-draws that are kept leave the density invariant exactly.
+the second paper. All of it is data of one program: in the warm-up chains meet on the host after every draw, which
+makes the next parameters of where they are, and nothing is compiled again. After the warm-up nothing changes any more,
+so draws that are kept leave the density invariant exactly.
 
 The default is "chees". "snaper" was to be it if it had at least as many effective draws a gradient on four posteriors
 (`benchmarks/many_chains.py`, 1,000 chains, a warm-up of 200): it has more on eight schools (0.132 for 0.089) and radon
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,18 +40,20 @@ from jaxtyping import Array, Bool, Float
 
 from lanewise.core.errors import OptionError
 from lanewise.mcmc.adapt import StepSize, step_after, step_from
-from lanewise.mcmc.ensemble import (
-    CAPACITY,
-    Asked,
-    Chains,
-    Drawn,
-    begun,
-    collected,
-    start_of,
-)
-from lanewise.mcmc.gathered import Result, data_of
+from lanewise.mcmc.chain import Kept
+from lanewise.mcmc.loop import Loop, Plan, State
 from lanewise.mcmc.samplers import DIVERGED, Info, must_be_count, must_be_share
-from lanewise.mcmc.space import KEPT, Density, Place, Point, energy, leapfrog
+from lanewise.mcmc.space import (
+    KEPT,
+    Density,
+    Place,
+    Point,
+    energy,
+    leapfrog,
+    rewhitened,
+    unwhitened,
+)
+from lanewise.mcmc.stretches import Stretched
 from lanewise.tracing.decorator import ProgramFunction, program
 
 CRITERIA = ("chees", "snaper")
@@ -64,6 +67,8 @@ SLOWNESS = 8.0
 # The first step is doubled or halved at most this often.
 MOST_HALVINGS = 50
 LEAST_CHAINS = 4
+# A stretch has room for so many draws: what it gives in the warm-up, where it has one, stays small.
+CAPACITY = 16
 
 
 @dataclass(frozen=True)
@@ -84,22 +89,34 @@ class ChEES:
         must_be_share("target_accept", self.target_accept)
         must_be_count("max_steps", self.max_steps, 1)
 
-    def sample(self, model: Any, key: Any, **asked: Any) -> Any:
-        return data_of(self, Asked(model, key, **asked))
+    @property
+    def most_draws(self) -> int:
+        return CAPACITY
 
-    def run(self, asked: Asked) -> Result:
-        if asked.warmup < 1:
+    def must_fit(self, settings: Any) -> None:
+        if settings.chains < LEAST_CHAINS:
+            raise OptionError(
+                f"chains={settings.chains}: ChEES tunes itself by the differences between chains and needs"
+                f" {LEAST_CHAINS} or more (hundreds are better); with few chains use NUTS()."
+            )
+        if settings.warmup < 1:
             raise OptionError(
                 "warmup=0 tunes nothing: ChEES needs a warm-up (a few hundred draws)."
             )
-        run = _Run(self, asked)
-        tuned = run.warm_up()
-        drawn = collected(
-            asked, lambda first, n: run.draw(tuned, first, n), lambda: run.chains.failed
-        )
-        step = np.full(asked.chains, tuned.step, drawn.logdensity.dtype)
-        attributes = {"trajectory_length": tuned.length, "scale": tuned.space.tolist()}
-        return Result(run.begin, drawn, step, run.chains.failed, attributes)
+        if settings.mass_matrix == "dense":
+            raise OptionError(
+                'mass_matrix=\'dense\' is not for this sampler; choose "diagonal" or "unit".'
+            )
+        if settings.adaptation != "pooled":
+            raise OptionError(
+                f"adaptation={settings.adaptation!r} is for NUTS, HMC and MCLMC: ChEES tunes all chains together."
+            )
+
+    def program(self, density: Density, capacity: int) -> ProgramFunction:
+        return chain_of(density, capacity)
+
+    def loop(self) -> type[Loop]:
+        return Tuning
 
 
 class Ended(NamedTuple):
@@ -111,14 +128,26 @@ class Ended(NamedTuple):
     diverging: Bool[Array, ""]
 
 
-class Ran(NamedTuple):
-    """A chain after some draws; what is kept of them is along the first axis. Positions are not whitened."""
+class Carried(NamedTuple):
+    """What a chain carries: its whitened place, and its latest trajectory."""
 
     place: Place
     last: Ended
-    positions: Float[Array, "draws d"]
-    logdensity: Float[Array, " draws"]
-    info: Info
+
+
+class Task(NamedTuple):
+    """What a stretch is: draws from `number` on, of `steps` leapfrog steps each; one in `thin` is kept, of 0 none.
+
+    `fresh`: the density where chains are is not known, and where the trajectory leads is accepted whatever it has. With
+    a step size of zero that is where they are.
+    """
+
+    number: Any
+    origin: Any
+    thin: Any
+    fresh: Any
+    step: Any
+    steps: Any
 
 
 @program(static_argnames=("density",))
@@ -140,52 +169,51 @@ def trajectory(density, space, key, place, step, steps):
 
 @functools.lru_cache(KEPT)
 def chain_of(density: Density, capacity: int) -> ProgramFunction:
-    """The program of a chain: `count` draws from `number` on, of `steps` leapfrog steps each.
-
-    A `fresh` place, whose density is not known, is accepted whatever it has: with a step size of zero it is where one
-    step leads. `space` is a diagonal scale.
-    """
+    """The program of one stretch of a chain, of `draws` draws; it has room for `capacity` that are kept."""
 
     @program
-    def chain(key, place, fresh, space, step, steps, number, count):
+    def chain(key, carried, draws, space, task):
+        place, last = carried
         dtype, size = place.position.dtype, place.position.size
-        positions, logdensity = jnp.zeros((capacity, size), dtype), jnp.zeros(capacity, dtype)
-        info = Info(
-            acceptance=jnp.zeros(capacity, dtype),
-            energy=jnp.zeros(capacity, dtype),
-            tree_depth=jnp.zeros(capacity, jnp.int32),
-            leapfrogs=jnp.zeros(capacity, jnp.int32),
-            diverging=jnp.zeros(capacity, bool),
+        kept = Kept(
+            positions=jnp.zeros((capacity, size), dtype),
+            logdensity=jnp.zeros(capacity, dtype),
+            step=jnp.zeros(capacity, dtype),
+            info=Info(
+                acceptance=jnp.zeros(capacity, dtype),
+                energy=jnp.zeros(capacity, dtype),
+                tree_depth=jnp.zeros(capacity, jnp.int32),
+                leapfrogs=jnp.zeros(capacity, jnp.int32),
+                diverging=jnp.zeros(capacity, bool),
+            ),
         )
-        place = Place(place.position / space, place.logdensity, place.gradient * space)
-        point = Point(place, jnp.zeros_like(place.position))
-        last = Ended(point, point, jnp.zeros((), dtype), jnp.array(False))
-        row = jnp.int32(0)
-        while row < count:
-            momentum_key, accept_key = random.split(random.fold_in(key, number + row))
-            last, taken = trajectory(density, space, momentum_key, place, step, steps[row])
-            accepts = fresh | (random.uniform(accept_key, (), dtype) < last.acceptance)
+        thin = jnp.maximum(task.thin, 1)
+        before = (task.number - task.origin) // thin
+        made = jnp.int32(0)
+        while made < draws:
+            number = task.number + made
+            momentum_key, accept_key = random.split(random.fold_in(key, number))
+            last, taken = trajectory(
+                density, space, momentum_key, place, task.step, task.steps[made]
+            )
+            accepts = task.fresh | (random.uniform(accept_key, (), dtype) < last.acceptance)
             place = Place(
                 *(jnp.where(accepts, new, old) for new, old in zip(last.end.place, place))
             )
+            made += 1
+            drawn = number + 1 - task.origin
+            keeps = (task.thin > 0) & (drawn % thin == 0)
+            # What is written beyond the end is dropped.
+            row = jnp.where(keeps, drawn // thin - 1 - before, capacity)
             reported = last.acceptance, energy(last.start), jnp.int32(0), taken, last.diverging
-            positions = positions.at[row].set(place.position * space)
-            logdensity = logdensity.at[row].set(place.logdensity)
-            info = Info(*(history.at[row].set(value) for history, value in zip(info, reported)))
-            row += 1
-        place = Place(place.position * space, place.logdensity, place.gradient / space)
-        return Ran(place, last, positions, logdensity, info)
+            positions = kept.positions.at[row].set(unwhitened(space, place.position))
+            logdensity = kept.logdensity.at[row].set(place.logdensity)
+            step = kept.step.at[row].set(task.step)
+            info = Info(*(h.at[row].set(value) for h, value in zip(kept.info, reported)))
+            kept = Kept(positions, logdensity, step, info)
+        return Carried(place, last), kept
 
     return chain
-
-
-class Tuned(NamedTuple):
-    """What draws are made with."""
-
-    place: Place
-    space: np.ndarray
-    step: float
-    length: float
 
 
 class Moments(NamedTuple):
@@ -202,6 +230,14 @@ class Length(NamedTuple):
     log: float
     log_average: float
     squares: float
+
+
+class Learnt(NamedTuple):
+    """What all chains have learnt together."""
+
+    averaging: StepSize
+    length: Length
+    moments: Moments
 
 
 _step_after = jax.jit(step_after, static_argnums=2)
@@ -265,114 +301,147 @@ def length_after(
     return Length(log, weight * log + (1.0 - weight) * length.log_average, squares)
 
 
-class _Run:
-    """One call: the program for all chains, and the host's part between its calls."""
+class Tuning(Loop):
+    """One call: chains meet after every draw of the warm-up."""
 
-    def __init__(self, sampler: ChEES, asked: Asked) -> None:
-        self.sampler, self.asked = sampler, asked
-        self.begin = start_of(asked, LEAST_CHAINS, "ChEES")
-        chain = chain_of(self.begin.density, CAPACITY)
-        axes = (0, 0, None, None, None, None, None, None)
-        self.chains = Chains(chain, axes, asked, asked.chains)
-        self.dtype = self.begin.positions.dtype
+    @property
+    def sampler(self) -> ChEES:
+        return cast(ChEES, self.settings.sampler)
 
-    def _moved(
-        self, place: Place, space: Any, step: float, steps: Any, number: int, fresh: bool = False
-    ) -> Ran:
-        dtype, padded = self.dtype, np.ones(CAPACITY, np.int32)
-        padded[: len(steps)] = steps
-        numbers = np.int32(number), np.int32(len(steps))
-        scale, size = np.asarray(space, dtype), dtype.type(step)
-        ran = self.chains(self.begin.keys, place, np.array(fresh), scale, size, padded, *numbers)
-        return ran._replace(place=self.chains.kept(ran.place, place))
+    def first(self, positions: np.ndarray) -> State:
+        (lanes, size), dtype = positions.shape, positions.dtype
+        zero = np.zeros(lanes, dtype)
+        place: Any = Place(positions, zero, np.zeros_like(positions))  # type: ignore[arg-type]
+        point = Point(place, np.zeros_like(positions))  # type: ignore[arg-type]
+        carried = Carried(place, Ended(point, point, zero, np.zeros(lanes, bool)))  # type: ignore[arg-type]
+        averaging = jax.tree.map(np.asarray, step_from(jnp.asarray(1.0, dtype)))
+        component = np.random.default_rng(0).standard_normal(size)
+        length = Length(*map(np.float64, (0.0, 0.0, 0.0)))
+        learnt = Learnt(averaging, length, Moments(np.zeros(size), np.ones(size), component))
+        no, yes = np.zeros(lanes, bool), np.ones(lanes, bool)
+        space = np.ones(size, dtype)
+        return State(np.array(0), carried, np.array(True), space, no, yes, no, learnt)
 
-    def _steps(self, number: int, step: float, length: float) -> int:
-        return int(
-            np.clip(np.ceil(2.0 * halton(number) * length / step), 1, self.sampler.max_steps)
+    def asked(self, state: State) -> Stretched:
+        return self._moved(state, 0.0, -1, fresh=True)
+
+    def started(self) -> State:
+        """Chains with no finite density move freely until there is one."""
+        state = super().started()
+        place, chains = state.carried.place, self.settings.chains
+        values = np.where(state.finite, place.logdensity, -np.inf).astype(place.logdensity.dtype)
+        place = place._replace(logdensity=values)
+        state = state._replace(
+            carried=state.carried._replace(place=place), fresh=np.array(False), failed=~state.finite
+        )
+        step = self._first_step(state)
+        averaging = jax.tree.map(np.asarray, step_from(jnp.asarray(step, values.dtype)))
+        length = Length(*map(np.float64, (np.log(step), np.log(step), 0.0)))
+        found = state.finite & (np.arange(len(values)) < chains)
+        mean = np.mean(place.position[found], axis=0, dtype=float)
+        moments = state.learnt.moments._replace(mean=mean)
+        return state._replace(
+            learnt=Learnt(averaging, length, moments), failed=np.zeros_like(state.failed)
         )
 
-    def _started(self) -> Place:
-        """Chains at their starts, with their densities."""
+    def planned(self, state: State) -> Plan:
+        settings, number = self.settings, int(state.number)
+        tunes = number < settings.warmup
+        origin, ends = (0, number + 1) if tunes else (settings.warmup, self.last)
+        thin = settings.thin if not tunes or settings.keep_warmup else 0
+        draws = min(self.left(number, origin, ends, thin), CAPACITY)
+        step, length = self._tuned(state) if not tunes else self._tried(state)
+        steps = self._steps(number, draws, step, length)
+        return Plan(draws, self._task(number, origin, thin, step, steps))
 
-        def place(positions: np.ndarray) -> Place:
-            zeros = np.zeros(len(positions), self.dtype)
-            unknown: Any = Place(positions, zeros, np.zeros_like(positions))  # type: ignore[arg-type]
-            return self._moved(unknown, np.ones(positions.shape[1]), 0.0, [1], 0, fresh=True).place
+    def learn(self, state: State, ran: Stretched, plan: Plan) -> State:
+        draw = int(state.number) - 1
+        if draw >= self.settings.warmup:
+            return state
+        well = self._well(state)
+        averaging, length, moments = state.learnt
+        last = jax.tree.map(lambda leaf: np.asarray(leaf)[well], state.carried.last)
+        averaging = _step_after(averaging, _mean(last.acceptance), self.sampler.target_accept)
+        averaging = jax.tree.map(np.asarray, averaging)
+        length = self._length_after(length, draw, last, state.space, moments, plan.task)
+        place, old = state.carried.place, state.space
+        positions = place.position * old
+        moments = moments_after(moments, draw, np.asarray(positions[well], float))
+        if self.settings.mass_matrix != "unit":
+            new = np.sqrt(moments.variance).astype(old.dtype)
+            moved = rewhitened(old, new, place.position).astype(old.dtype)
+            place = place._replace(position=moved, gradient=place.gradient / old * new)
+            state = state._replace(space=new, carried=state.carried._replace(place=place))
+        return state._replace(learnt=Learnt(averaging, length, moments))
 
-        return begun(self.begin, place, self._finite)
+    def step_sizes(self, state: State, tunes: bool) -> np.ndarray:
+        step, _ = self._tried(state) if tunes else self._tuned(state)
+        return np.full(len(state.failed), step)
 
-    def _finite(self, place: Place) -> np.ndarray:
-        gradient = np.isfinite(place.gradient).all(axis=1)
-        return np.isfinite(place.logdensity) & gradient & ~self.chains.failed
+    def attributes(self, state: State) -> dict[str, Any]:
+        return {"trajectory_length": self._tuned(state)[1]}
 
-    def _accepted(self, ran: Ran) -> float:
-        """The harmonic mean of the chains' acceptances."""
-        fine = ~self.chains.failed
-        return float(1.0 / np.mean(1.0 / np.maximum(ran.last.acceptance[fine], LEAST_ACCEPTANCE)))
+    def _well(self, state: State) -> np.ndarray:
+        return ~state.failed & (np.arange(len(state.failed)) < self.settings.chains)
 
-    def _first_step(self, place: Place, space: np.ndarray) -> float:
+    def _tried(self, state: State) -> tuple[float, float]:
+        """The step size and the length of a trajectory of the warm-up."""
+        averaging, length, _ = state.learnt
+        return float(np.exp(averaging.log_step)), float(np.exp(length.log))
+
+    def _tuned(self, state: State) -> tuple[float, float]:
+        """Those of draws that are kept."""
+        averaging, length, _ = state.learnt
+        return float(np.exp(averaging.log_average)), float(np.exp(length.log_average))
+
+    def _task(self, number: int, origin: int, thin: int, step: float, steps: Any = 1) -> Task:
+        padded = np.ones(CAPACITY, np.int32)
+        padded[: np.size(steps)] = steps
+        counts = np.int32(number), np.int32(origin), np.int32(thin)
+        return Task(*counts, np.bool_(False), self.begin.positions.dtype.type(step), padded)
+
+    def _steps(self, number: int, draws: int, step: float, length: float) -> np.ndarray:
+        """Those of each draw."""
+        lengths = [2.0 * halton(n) * length for n in range(number, number + draws)]
+        return np.clip(np.ceil(np.array(lengths) / step), 1, self.sampler.max_steps)
+
+    def _moved(self, state: State, step: float, number: int, fresh: bool = False) -> Stretched:
+        """Chains after one leapfrog step, of which nothing is kept."""
+        draws = np.where(self.idle(state), 0, 1).astype(np.int32)
+        task = self._task(number, number, 0, step)._replace(fresh=np.bool_(fresh))
+        return self.stretches(state.carried, draws, state.space, task)
+
+    def _first_step(self, state: State) -> float:
         """About the step size at which the acceptance of a single step crosses what is asked for."""
-        step, grows = self.asked.step_size or 1.0, None
+        step, grows, well = float(self.settings.step_size or 1.0), None, self._well(state)
         for attempt in range(MOST_HALVINGS):
-            ran = self._moved(place, space, step, [1], -1 - attempt)
-            accepts = self._accepted(ran) > self.sampler.target_accept
+            ran = self._moved(state, step, -1 - attempt)
+            accepted = _mean(np.asarray(ran.carried.last.acceptance)[well])
+            accepts = accepted > self.sampler.target_accept
             grows = accepts if grows is None else grows
             if accepts != grows:
                 break
             step *= 2.0 if grows else 0.5
         return step
 
-    def warm_up(self) -> Tuned:
-        place, size = self._started(), self.begin.positions.shape[1]
-        unit, rng = self.asked.mass_matrix == "unit", np.random.default_rng(0)
-        moments = Moments(np.mean(place.position, axis=0), np.ones(size), rng.standard_normal(size))
-        space = np.ones(size)
-        step = self._first_step(place, space)
-        averaging: StepSize = step_from(jnp.asarray(step))
-        length = Length(np.log(step), np.log(step), 0.0)
-        with self.asked.bar(self.asked.warmup, "warm-up") as bar:
-            for draw in range(self.asked.warmup):
-                step = float(np.exp(averaging.log_step))
-                steps = self._steps(draw, step, np.exp(length.log))
-                ran = self._moved(place, space, step, [steps], draw)
-                place, accepted = ran.place, self._accepted(ran)
-                averaging = _step_after(averaging, accepted, self.sampler.target_accept)
-                length = self._length_after(length, draw, ran, space, moments, step * steps, step)
-                fine = ~self.chains.failed
-                moments = moments_after(moments, draw, np.asarray(place.position, float)[fine])
-                space = np.ones(size) if unit else np.sqrt(moments.variance)
-                bar.update(draw + 1, step_size=step, trajectory_length=float(np.exp(length.log)))
-        return Tuned(
-            place, space, float(np.exp(averaging.log_average)), float(np.exp(length.log_average))
-        )
-
     def _length_after(
-        self,
-        length: Length,
-        draw: int,
-        ran: Ran,
-        space: Any,
-        moments: Moments,
-        time: float,
-        step: float,
+        self, length: Length, draw: int, last: Ended, space: Any, moments: Moments, task: Task
     ) -> Length:
-        fine = ~self.chains.failed & ~ran.last.diverging & np.isfinite(ran.last.end.momentum).all(1)
-        last = jax.tree.map(lambda leaf: np.asarray(leaf, float)[fine], ran.last)
+        fine = ~last.diverging & np.isfinite(last.end.momentum).all(1)
         if not fine.any():
             return length
+        last = jax.tree.map(lambda leaf: np.asarray(leaf, float)[fine], last)
+        step = float(task.step)
+        time = step * int(task.steps[0])
         if self.sampler.criterion == "chees":
             gradients = chees_gradient(last, time)
         else:
             component = moments.component / np.linalg.norm(moments.component)
             gradients = snaper_gradient(last, time, moments.mean / space, component)
         most = step * self.sampler.max_steps
-        return length_after(length, draw, gradients, last.acceptance, step, most)
+        return length_after(length, draw, gradients, np.asarray(last.acceptance), step, most)
 
-    def draw(self, tuned: Tuned, first: int, count: int) -> Drawn:
-        """Draws that are kept; `tuned.place` is where the first of them begins."""
-        place = tuned.place if first == 0 else self.place
-        number = self.asked.warmup + first
-        steps = [self._steps(number + i, tuned.step, tuned.length) for i in range(count)]
-        ran = self._moved(place, tuned.space, tuned.step, steps, number)
-        self.place = ran.place
-        return Drawn(np.asarray(ran.positions), np.asarray(ran.logdensity), ran.info)
+
+def _mean(acceptance: Any) -> float:
+    """The harmonic mean of the chains' acceptances."""
+    return float(1.0 / np.mean(1.0 / np.maximum(acceptance, LEAST_ACCEPTANCE)))

@@ -92,9 +92,9 @@ def findings(data: Any, course: Course) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def diagnosed(data: Any, course: Course) -> None:
-    """Warn of what is wrong with a run, and add the run to the reports that are open."""
-    found = findings(data, course)
+def diagnosed(data: Any, course: Course, more: tuple[Finding, ...] = ()) -> None:
+    """Warn of what is wrong with a run, `more` too, and add the run to the reports that are open."""
+    found = (*findings(data, course), *more)
     for one in found:
         warn(f"{one.text} {one.advice}")
     add_sampling(data, title=f"{len(course.moved)} chains by {course.sampler}", findings=found)

@@ -9,9 +9,9 @@ import numpy as np
 from lanewise.mcmc.diagnosis import Course, diagnosed, warn
 from lanewise.mcmc.inference import sampled
 from lanewise.mcmc.keeping import Keeping
+from lanewise.mcmc.loop import Loop, State
 from lanewise.mcmc.models import Model
-from lanewise.mcmc.pace import Pace
-from lanewise.mcmc.run import Run, State
+from lanewise.mcmc.run import way_of
 from lanewise.mcmc.saved import Saved
 from lanewise.mcmc.settings import Settings
 from lanewise.mcmc.shown import Shown
@@ -30,25 +30,25 @@ def prepared(
     progress: bool,
     cluster: Any,
     **options: Any,
-) -> Run:
+) -> Loop:
     """The run of a model, ready to go."""
+    kind, program_of, most = way_of(settings, begin.density)
     stretches = Stretches(
-        settings.sampler,
-        begin.density,
+        program_of,
         begin.keys,
         begin.positions,
-        dense=settings.dense,
         alone=settings.alone,
         cluster=cluster,
+        most=most,
         **options,
     )
     keeping = Keeping(settings, draws, Shown(model.shown, begin.density.layout), saved)
     dimensions = begin.positions.shape[1]
     watching = Watching(settings.chains, dimensions, settings.warmup, progress)
-    return Run(settings, begin, draws, stretches, keeping, watching, Pace())
+    return kind(settings, begin, draws, stretches, keeping, watching)
 
 
-def result(model: Model, run: Run, state: State, attributes: dict[str, Any]) -> Any:
+def result(model: Model, run: Loop, state: State, attributes: dict[str, Any]) -> Any:
     """ArviZ data of what was drawn, with warnings of what is wrong with it, also in the reports that are open."""
     settings, number = run.settings, int(state.number)
     chains = settings.chains
@@ -59,18 +59,19 @@ def result(model: Model, run: Run, state: State, attributes: dict[str, Any]) -> 
         if not rows[False]:
             what = f"{rows[True]} draws of the warm-up and no others"
         warn(f"The run was interrupted: it has {what} of each chain.")
-    data = sampled(model, groups, attributes)
+    data = sampled(model, groups, attributes | run.attributes(state))
     if rows[False]:
         _add_scale(data["sample_stats"], run, state)
-        diagnosed(data, Course.of(settings, state.moved[:chains], state.failed[:chains]))
+        course = Course.of(settings, state.moved[:chains], state.failed[:chains])
+        diagnosed(data, course, run.findings(state))
     return data
 
 
-def _add_scale(stats: Any, run: Run, state: State) -> None:
+def _add_scale(stats: Any, run: Loop, state: State) -> None:
     """The inverse mass matrix, of all chains or of each; `coordinate` is that of the unconstrained position."""
-    if state.space is None:
+    if run.scale(state) is None:
         return
-    scale = np.asarray(state.space)
+    scale = np.asarray(run.scale(state))
     if run.settings.alone:
         scale = scale[: run.settings.chains]
     inverse = scale @ np.swapaxes(scale, -1, -2) if run.settings.dense else scale**2

@@ -22,7 +22,7 @@ from lanewise.mcmc.initial import begun
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
 from lanewise.mcmc.running import prepared, result
-from lanewise.mcmc.samplers import Ensemble, Sampler, must_be_count, must_not_be_given
+from lanewise.mcmc.samplers import Ensemble, Sampler, must_be_count
 from lanewise.mcmc.settings import Settings
 from lanewise.place.cluster.cluster import Cluster
 
@@ -102,27 +102,20 @@ def sample(
     model = model_of(logdensity)
     if not callable(model.logdensity):
         raise OptionError(f"logdensity must be a function or a Model; got {model.logdensity!r}.")
-    must_be_count("draws", draws, 1)
+    draws = must_be_count("draws", draws, 1)
+    if not isinstance(progress, bool):
+        raise OptionError(f"progress={progress!r} must be True or False.")
     if save_every is not None:
-        must_be_count("save_every", save_every, 1)
-    sampler = accepting(sampler, target_accept)
-    if isinstance(sampler, Ensemble):
-        refused = {
-            "resume": resume,
-            "save_every": save_every,
-            "cluster": cluster,
-            "initial_values": initial_values,
-            "adaptation": None if adaptation == "pooled" else adaptation,
-            "thin": None if thin == 1 else thin,
-            "keep_warmup": keep_warmup or None,
-        }
-        given = {"mass_matrix": mass_matrix, "step_size": step_size}
-        run_by = {"lanes": lanes, "carrier": carrier, "progress": progress, "device": device}
-        counts = {"chains": chains, "draws": draws, "warmup": warmup}
-        must_not_be_given(refused)
-        return sampler.sample(model, typed_key(key), init=init, **counts, **given, **run_by)
-    settings = Settings(
-        chains, warmup, sampler, mass_matrix, adaptation, step_size, thin, keep_warmup
+        save_every = must_be_count("save_every", save_every, 1)
+    settings = Settings.of(
+        chains=chains,
+        warmup=warmup,
+        sampler=accepting(sampler, target_accept),
+        mass_matrix=mass_matrix,
+        adaptation=adaptation,
+        step_size=step_size,
+        thin=thin,
+        keep_warmup=keep_warmup,
     )
     if cluster is not None and device is not None:
         raise OptionError(
@@ -132,7 +125,7 @@ def sample(
     began = time.perf_counter()
     must_have_library()  # better missed before a run of an hour than after
     with on_device(device):
-        begin = begun(model, init, initial_values, chains, key, lanes=cluster is None)
+        begin = begun(model, init, initial_values, settings.chains, key, lanes=cluster is None)
         run = prepared(
             model,
             settings,
@@ -147,5 +140,9 @@ def sample(
         with contextlib.closing(run.stretches):
             state = run.go()
     taken = time.perf_counter() - began
-    attributes = {"sampler": repr(sampler), "sampling_time": taken, "tuning_steps": warmup}
+    attributes = {
+        "sampler": repr(settings.sampler),
+        "sampling_time": taken,
+        "tuning_steps": settings.warmup,
+    }
     return result(model, run, state, attributes)

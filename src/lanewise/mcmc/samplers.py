@@ -39,10 +39,26 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class Ensemble(Protocol):
-    """A sampler whose chains learn from each other at every step: `sample` hands the whole call over to it."""
+    """A sampler whose chains learn from each other in ways of its own: it has a program and a `Loop` (`loop.py`)."""
 
-    def sample(self, model: Any, key: Any, **asked: Any) -> Any:
-        """What `lanewise.mcmc.sample` gives, of the same arguments."""
+    @property
+    def target_accept(self) -> float: ...
+
+    @property
+    def most_draws(self) -> int:
+        """A stretch has room for no more."""
+        ...
+
+    def must_fit(self, settings: Any) -> None:
+        """Raise for settings that it cannot run with."""
+        ...
+
+    def program(self, density: Density, capacity: int) -> Any:
+        """The program of a stretch of a chain."""
+        ...
+
+    def loop(self) -> Any:
+        """The class of its loop."""
         ...
 
 
@@ -51,15 +67,17 @@ def must_be_share(name: str, value: float) -> None:
         raise OptionError(f"{name}={value!r} must be a number between 0 and 1.")
 
 
-def must_be_count(name: str, value: int, least: int) -> None:
+def must_be_count(name: str, value: Any, least: int) -> int:
+    """An int of Python's; raise for what is none, or too small."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise OptionError(f"{name}={value!r} must be an int, {least} or more.")
+    return int(value)
 
 
-def must_not_be_given(options: dict[str, Any]) -> None:
-    """Raise for an option of `sample` that an ensemble does not take; None is one that was left out."""
-    for name, value in options.items():
-        if value is not None:
-            raise OptionError(
-                f"{name}= is for NUTS, HMC and MCLMC: samplers whose chains meet at every draw do not take it."
-            )
+def must_be_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """
+    >>> must_be_one_of("mass_matrix", "unit", ("diagonal", "unit"))
+    """
+    if not isinstance(value, str) or value not in allowed:
+        known = ", ".join(map(repr, allowed))
+        raise OptionError(f"{name}={value!r} is not known; choose one of {known}.")

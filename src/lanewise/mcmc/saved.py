@@ -77,12 +77,17 @@ def opened(
     if directory is None:
         return Saved(None)
     path = Path(directory)
-    path.mkdir(parents=True, exist_ok=True)
     described = path / _RUN
-    if not described.exists():
-        with whole_file(described) as file:
-            file.write(json.dumps(run, indent=1, default=float).encode())
-        return Saved(path, every)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not described.exists():
+            with whole_file(described) as file:
+                file.write(json.dumps(run, indent=1, default=float).encode())
+            return Saved(path, every)
+    except OSError as error:
+        raise OptionError(
+            f"resume={str(directory)!r} cannot be made a directory to write to: {error}"
+        ) from error
     before = json.loads(described.read_text())
     differing = [name for name in run if before.get(name) != run[name]]
     if differing:

@@ -111,6 +111,8 @@ def starts(
     """
     lanes = lanes or chains
     refined: Any = getattr(init, "refined", None)  # as `Pathfinder` has it, around another init
+    if refined is not None and isinstance(init, type):
+        raise OptionError(f"init={init!r} must be {init.__name__}(...), not its class.")
     init = init.init if refined else init
     init = model.init if init is None else init
     if init is None:
@@ -200,6 +202,11 @@ def _floats(positions: Any) -> Position:
             raise OptionError(
                 f"init{jax.tree_util.keystr(path)} is of type {leaf.dtype}; positions are arrays of floats, since"
                 " samplers move along gradients."
+            )
+        if jnp.finfo(leaf.dtype).bits < 32:
+            raise OptionError(
+                f"init{jax.tree_util.keystr(path)} is of type {leaf.dtype}; positions are arrays of float32 or float64:"
+                " energies need the digits."
             )
     return positions
 

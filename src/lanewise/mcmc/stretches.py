@@ -6,6 +6,7 @@ stretch fills as many as it has, and `bucket(chains)` lanes, of which those beyo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,9 @@ import numpy as np
 from lanewise.api.vmap import vmap
 from lanewise.core.errors import LaneError, Outcome
 from lanewise.core.outcomes import Outcomes
-from lanewise.mcmc.chain import Carried, Kept, Task, chain_of
-from lanewise.mcmc.samplers import Sampler
-from lanewise.mcmc.space import Density
+from lanewise.mcmc.chain import Kept
 from lanewise.mcmc.spread import Spread
+from lanewise.tracing.decorator import ProgramFunction
 
 # The draws of one stretch take at most this much memory, and are at most so many.
 MOST_BYTES, MOST_DRAWS = 2**25, 4**7
@@ -53,7 +53,7 @@ def room(chains: int, dimensions: int, itemsize: int) -> int:
 class Stretched:
     """Chains after a stretch, the draws they kept (`rows`), and how each ended; along the axis of lanes."""
 
-    carried: Carried
+    carried: Any
     kept: Kept
     rows: np.ndarray
     outcomes: Outcomes
@@ -71,33 +71,35 @@ class Stretched:
 
 
 class Stretches:
-    """The compiled program of a stretch, for chains with these keys. `alone`: each has a scale of its own."""
+    """The compiled program of a stretch, for chains with these keys. `alone`: each has a scale of its own.
+
+    `program_of` makes it, with room for so many draws, at most `most`.
+    """
 
     def __init__(
         self,
-        sampler: Sampler,
-        density: Density,
+        program_of: Callable[[int], ProgramFunction],
         keys: Any,
         like: np.ndarray,
         *,
-        dense: bool,
         alone: bool,
         cluster: Any,
+        most: int = MOST_DRAWS,
         **options: Any,
     ) -> None:
         lanes, dimensions = like.shape
         self.keys = keys
-        self.capacity = room(lanes, dimensions, like.itemsize)
+        self.capacity = min(room(lanes, dimensions, like.itemsize), most)
         if cluster is not None:
             self.capacity = min(self.capacity, MOST_DRAWS_SENT)
-        program = chain_of(sampler, density, self.capacity, dense)
+        program = program_of(self.capacity)
         axes = (0, 0, 0, 0 if alone else None, None)
         self.spread: Spread | None = None
         if cluster is not None:
             self.spread = Spread(program, cluster, lanes, alone, **options)
         self.vmapped = vmap(program, in_axes=axes, throw=False, **options)
 
-    def __call__(self, carried: Carried, draws: np.ndarray, space: Any, task: Task) -> Stretched:
+    def __call__(self, carried: Any, draws: np.ndarray, space: Any, task: Any) -> Stretched:
         """Chains make `draws` each. What one that fails had kept until then is there too."""
         ran, kept, outcomes = self._run(carried, draws, space, task)
         rows = _rows(draws, task)
@@ -115,8 +117,8 @@ class Stretches:
             self.spread.close()
 
     def _run(
-        self, carried: Carried, draws: np.ndarray, space: Any, task: Task
-    ) -> tuple[Carried, Kept, Outcomes]:
+        self, carried: Any, draws: np.ndarray, space: Any, task: Any
+    ) -> tuple[Any, Kept, Outcomes]:
         run = self.vmapped if self.spread is None else self.spread
         (ran, kept), outcomes = run(self.keys, carried, draws.astype(np.int32), space, task)
         ran, kept = jax.tree.map(np.asarray, (ran, kept))
@@ -124,10 +126,10 @@ class Stretches:
 
     def _until_failure(
         self,
-        carried: Carried,
+        carried: Any,
         draws: np.ndarray,
         space: Any,
-        task: Task,
+        task: Any,
         kept: Kept,
         failed: np.ndarray,
     ) -> tuple[Kept, np.ndarray]:
@@ -147,7 +149,7 @@ class Stretches:
         return kept, _rows(np.where(failed, made, draws), task)
 
 
-def _rows(draws: np.ndarray, task: Task) -> np.ndarray:
+def _rows(draws: np.ndarray, task: Any) -> np.ndarray:
     """How many of these draws are kept."""
     if task.thin <= 0:
         return np.zeros_like(draws)

@@ -38,8 +38,8 @@ class Watching:
             self._phase(number < self.warmup, number)
             yield
 
-    def add(self, number: int, ran: Stretched, tunes: bool) -> None:
-        """A stretch has ended, after so many draws of each chain."""
+    def add(self, number: int, ran: Stretched, tunes: bool, steps: np.ndarray) -> None:
+        """A stretch has ended, after so many draws of each chain, with these step sizes."""
         bar, chains = self.bar, self.chains
         if bar is None:
             return
@@ -50,8 +50,7 @@ class Watching:
             diverging = np.asarray(ran.kept.info.diverging)[:chains, : there.shape[1]]
             self.divergences += int((diverging & there).sum())
             figures["divergences"] = self.divergences
-        steps = ran.carried.adapting.log_step if tunes else np.log(ran.carried.step)
-        figures["step_size"] = float(np.exp(np.median(np.asarray(steps)[:chains])))
+        figures["step_size"] = float(np.median(np.asarray(steps)[:chains]))
         if not tunes and rows.any():
             figures |= self._ess(np.asarray(ran.kept.positions)[:chains, : rows.max()])
         if tunes != self.tuned:

@@ -224,6 +224,13 @@ def unfilled(w: Writer, eqn: JaxprEqn) -> None:
     w.define(out, Unwritten(tuple(out.aval.shape), out.aval.dtype, zero))
 
 
+@rule("empty2")
+def empty2(w: Writer, eqn: JaxprEqn) -> None:
+    """A scalar of any value, which JAX puts where a branch has nothing to give (the derivative of `jnp.diagonal`)."""
+    (out,) = eqn.outvars
+    w.define(out, Unwritten((), out.aval.dtype, dtypes.literal(0, out.aval.dtype)))
+
+
 @rule("concatenate")
 def concatenate(w: Writer, eqn: JaxprEqn) -> None:
     axis, room = eqn.params["dimension"], w.store(eqn.outvars[0])
