@@ -20,6 +20,7 @@ if [ "$what" = all ] || [ "$what" = tests ]; then
   run() { "$python" -m pytest -q -n "$workers" -p no:cacheprovider --durations=5 "$@"; }
   run tests/cpp/test_device.py tests/machine/test_narrowing.py tests/machine/test_meet.py tests/core/test_profile.py tests/diff/test_accumulate.py
   run tests/test_corpus.py -k "sweep or lax_form"
+  XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" -m pytest -q -p no:cacheprovider tests/place/test_on_gpu.py
   run tests/test_tfp_programs.py -k "sweep or most"
   unset JAX_DEFAULT_MATMUL_PRECISION
 fi
@@ -32,4 +33,5 @@ if [ "$what" = all ] || [ "$what" = bench ]; then
     "$python" -W ignore benchmarks/nuts.py --device gpu --chains "$chains" --repeats 3
   done
   JAX_DEFAULT_MATMUL_PRECISION=highest "$python" benchmarks/ad.py --device gpu
+  "$python" benchmarks/place_gpu.py --seconds 560
 fi

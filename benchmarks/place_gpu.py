@@ -203,6 +203,10 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small sizes, for any device")
     parser.add_argument("--seconds", type=float, default=540.0, help="for all of it")
     options = parser.parse_args()
+    if not options.small and not any(Path("/dev").glob("nvidia[0-9]*")):
+        # JAX is not asked: it would take the memory that a case is to have.
+        print("there is no NVIDIA GPU here; --small tries it on any device")
+        return
     until = time.monotonic() + options.seconds
     claims: list[Claim] = []
     if "places" in options.only:
