@@ -5,7 +5,7 @@
 The peer is one call of the compiled chain for all draws at once, as long as that is, which can be neither stopped nor
 watched; ours is the loop of stretches that `mcmc.sample` runs, with the progress line drawn into a string, and its
 draws in arrays. Times are CPU seconds of this process. A Gaussian of ten dimensions and eight schools, 4 and 1,000
-chains. Then the most memory that draws of 300 MB take, and that they take when they are written to disk, beside the
+chains. Then the most memory that draws of 600 MB take, and that they take when they are written to disk, beside the
 draws.
 """
 
@@ -114,7 +114,7 @@ def go(draws, **options):
     )
     return sum(v.nbytes for group in data.groups() for v in data[group].values()), peak() - before
 go(200)
-print(*go(1500, **({"resume": sys.argv[1]} if len(sys.argv) > 1 else {})))
+print(*go(3000, **({"resume": sys.argv[1]} if len(sys.argv) > 1 else {})))
 """
 
 
