@@ -8,6 +8,7 @@ drawn by hand. Colours are the page's (assets/site.css).
 from __future__ import annotations
 
 import html
+import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -92,19 +93,35 @@ def trip_counts() -> list[int]:
     return np.asarray(lw.vmap(collatz, carrier="ticks")(jnp.array(NUMBERS))).tolist()
 
 
-def waiting() -> str:
-    """A batch of which each lane waits for the slowest."""
+def waiting_lanes() -> tuple[str, float]:
+    """A batch of which each lane waits for the slowest, and the share of it that is used."""
     counts = trip_counts()
     end = max(counts)
     rows = [
         [Bar(0, count, "run", f"n = {n}"), Bar(count, end, "wait")]
         for n, count in zip(NUMBERS, counts, strict=True)
     ]
-    share = sum(counts) / (end * len(counts))
+    drawn = picture(
+        lane_rows(rows, 0, end), ROW * len(rows), title="Lanes that wait for the slowest"
+    )
+    return drawn, sum(counts) / (end * len(counts))
+
+
+def waiting() -> str:
+    drawn, share = waiting_lanes()
     return figure(
-        picture(lane_rows(rows, 0, end), ROW * len(rows), title="Lanes that wait for the slowest"),
+        drawn,
         f"Twelve Collatz sequences as twelve lanes. Coloured: iterations that count. Grey: the lane has ended and"
         f" waits. {share:.0%} of the room is used.",
+    )
+
+
+def waiting_alone() -> str:
+    """The same as a file of its own, for the README: with its colours, which are readable on light and dark."""
+    drawn, _ = waiting_lanes()
+    style = "text { font: 12px sans-serif; fill: #7b8794 } .run { fill: #00897b } .wait { fill: #90a4ae55 }"
+    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
+        ">", f"><style>{style}</style>", 1
     )
 
 
@@ -305,3 +322,10 @@ DRAWINGS: dict[str, Callable[[], str]] = {
     "fib_blocks": fib_blocks,
     "layers": layers,
 }
+
+# Files beside the pages, which the README shows: `python docs/_drawings.py` writes them.
+FILES: dict[str, Callable[[], str]] = {"waiting.svg": waiting_alone}
+
+if __name__ == "__main__":
+    for file, make in FILES.items():
+        (pathlib.Path(__file__).parent / "assets" / file).write_text(make() + "\n")

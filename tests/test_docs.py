@@ -70,3 +70,10 @@ def test_drawings_are_put_in_whole(hooks: ModuleType) -> None:
     assert figure.startswith("<figure") and figure.endswith("</figure>")
     with pytest.raises(PluginError, match="no drawing 'nothing'"):
         hooks.on_page_markdown("<!-- drawing: nothing -->", page=PAGE)
+
+
+def test_the_readmes_picture_is_what_is_drawn(hooks: ModuleType) -> None:
+    for file, make in hooks._drawings.FILES.items():
+        kept = (DOCS / "assets" / file).read_text()
+        assert kept == make() + "\n", f"run `python docs/_drawings.py`: {file} is old"
+    assert "docs/assets/waiting.svg" in (DOCS.parent / "README.md").read_text()

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PLACED = ROOT / "tests" / "place" / "on_examples.py"
 README = ROOT / "README.md"
+FEATURES = ROOT / "docs" / "features.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 # A comment after a print that is a number or an array is what is printed.
 PRINTED = re.compile(r"^print\((.*)\) +# ([-\d\[][^a-zA-Z\n]*)$", flags=re.MULTILINE)
@@ -87,22 +88,21 @@ def test_placed_examples_learn(by_processes: bool) -> None:
 
 def test_the_readme_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks run in order as one file, as someone who pastes them would run them."""
-    blocks = python_blocks(README.read_text())
-    assert blocks, "the README shows no Python"
-    file = tmp_path / "readme.py"
-    file.write_text("\n".join(blocks))
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(file), run_name="__main__")
+    assert len(python_blocks(README.read_text())) == 6
+    run_page(README, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_of_the_docs_runs_and_prints_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_page(page, tmp_path, monkeypatch)
+
+
+def run_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "\n".join(python_blocks(page.read_text()))
     file = tmp_path / f"{page.stem}.py"
-    file.write_text(
-        PRINTED.sub(r"shown(\1, said='\2')", "\n".join(python_blocks(page.read_text())))
-    )
+    file.write_text(PRINTED.sub(r"shown(\1, said='\2')", code))
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(file), {"shown": shown}, run_name="__main__")
 
@@ -118,8 +118,13 @@ def test_the_first_example_of_the_readme_is_short() -> None:
     assert sum(bool(line.strip()) for line in first.splitlines()) <= 12
 
 
-def test_the_tests_the_readme_names_exist() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", README.read_text())
+def test_the_readme_is_short() -> None:
+    """What it is, why, two commands, five examples and a table: the rest is in the docs."""
+    assert len(README.read_text().splitlines()) < 150
+
+
+def test_the_tests_the_features_name_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", FEATURES.read_text())
     assert named, "the feature table names no test"
     for path, function in named:
         text = (ROOT / path).read_text()
