@@ -19,7 +19,7 @@ SOAK_PROGRAMS ?= 5000
 SOAK_TRIALS ?= 50
 MATRIX_ARGS ?=
 
-.PHONY: help demo test test-full soak peers browser lint docs format bench test-matrix clean
+.PHONY: help demo test test-full soak peers browser lint docs format bench test-matrix wheel clean
 .DELETE_ON_ERROR:
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make format       let ruff rewrite the sources"
 	@echo "make bench        every benchmark; the claims are gathered in $(BENCH_OUT)"
 	@echo "make test-matrix  the tests under the other Python/JAX pairs found here"
+	@echo "make wheel        build a wheel, and run what a user runs first from it, without the checkout"
 	@echo "make clean        remove what these commands made"
 
 $(BIN)/python:
@@ -101,6 +102,9 @@ bench: $(TEST_STAMP)
 
 test-matrix: | $(BIN)/python
 	$(BIN)/python tests/matrix.py $(MATRIX_ARGS)
+
+wheel: | $(BIN)/python
+	$(BIN)/python tests/wheel.py
 
 clean:
 	rm -rf $(VENV) .venv-* build dist $(SITE) .pytest_cache .ruff_cache .import_linter_cache .hypothesis $(BENCH_OUT)

@@ -51,6 +51,7 @@ from lanewise.blocks.form import (
     reads,
     substitute_block,
     substitute_inputs,
+    verify_if_asked,
 )
 from lanewise.blocks.lane_state import with_lane_state
 from lanewise.blocks.link import Linked, link_frames
@@ -81,10 +82,10 @@ class Inbox:
         return frozenset(var for own in self._places.values() for var in own)
 
 
-def forked(program: BlockProgram, check: Pass = lambda program: program) -> BlockProgram:
+def forked(program: BlockProgram, check: Pass = verify_if_asked) -> BlockProgram:
     """The same program with a fork for each call, and one for calls that do not wait for one another.
 
-    `check` runs after each step (tests give the verifier).
+    `check` runs after each step: the verifier in tests, and where the environment asks for it.
     """
     inbox = Inbox()
     program = check(drop_dead_code(check(with_lane_state(_never_waiting(program)))))

@@ -7,11 +7,12 @@ that no other block reads never leaves its block: whether a variable is a tempor
 is not written here but found by `analysis.py`.
 
 What passes over blocks are made of is here too: substitution, joining two blocks, one function at a time. Every program
-has one verifier, `verify`, which tests run after each pass.
+has one verifier, `verify`, which tests run after each pass, as LANEWISE_VERIFY=1 in the environment does.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -393,6 +394,11 @@ def _require(holds: bool, message: str) -> None:
 
 
 Pass = Callable[[BlockProgram], BlockProgram]
+
+
+def verify_if_asked(program: BlockProgram) -> BlockProgram:
+    """`verify` where the environment has LANEWISE_VERIFY=1."""
+    return verify(program) if os.environ.get("LANEWISE_VERIFY") == "1" else program
 
 
 def each_function(

@@ -50,6 +50,7 @@ from lanewise.blocks.form import (
     substitute_block,
     successors,
     terminator_atoms,
+    verify_if_asked,
 )
 from lanewise.blocks.select import fold_short_circuits, select_cheap_branches
 
@@ -61,9 +62,9 @@ ROUNDS = 8
 
 
 def simplify(
-    program: BlockProgram, check: Pass = lambda program: program, *, selects: bool = True
+    program: BlockProgram, check: Pass = verify_if_asked, *, selects: bool = True
 ) -> BlockProgram:
-    """All passes; `check` runs after each (tests give the verifier).
+    """All passes; `check` runs after each: the verifier in tests, and where the environment asks for it.
 
     Exits are threaded until none is left before any branch becomes a select: a flag that a select reads stays. A
     carrier with real branches wants no `selects`.

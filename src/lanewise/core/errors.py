@@ -99,14 +99,27 @@ class InternalError(LanewiseError, AssertionError):
     """Lanewise broke one of its own rules."""
 
     def __init__(self, message: str, program_text: str = "") -> None:
-        text = f"\n\n{program_text}" if program_text else ""
         super().__init__(
-            f"This is a bug in Lanewise: {message}\nPlease report it with the text of the program.{text}"
+            f"This is a bug in Lanewise: {message}\nPlease report it, with what `lanewise doctor` prints and the"
+            " program's text."
         )
+        self.has_text = False
+        if program_text:
+            self.show(program_text)
+
+    def show(self, program_text: str) -> None:
+        """Put the program's text under the message, where none is there yet."""
+        if not self.has_text:
+            self.has_text = True
+            self.args = (f"{self.args[0]}\n\n{program_text}",)
 
 
 class CapturedValueWarning(UserWarning):
     """A value that a program read from outside when it was traced has changed since."""
+
+
+class RecorderWarning(RuntimeWarning):
+    """A progress bar or recorder failed: the run goes on without it."""
 
 
 class ResultUnknown(Exception):

@@ -5,7 +5,8 @@ it has ended (`machine/observe.py`). What it says is handed on to the bar of the
 (`lanewise.watch`). Each execution is a run of its own, under a number that the machine carries; so one compiled machine
 may run on several devices at once, whose runs share a bar.
 
-Nothing here may fail a run: what goes wrong in a callback is dropped, and that watcher misses something.
+Nothing here may fail a run: where a callback goes wrong the first failure is a warning, and that recorder misses
+something.
 
 Where lanes run by themselves in compiled loops there is nothing to call back from. There a thread asks the library how
 many examples have ended (`Site.ask`).
@@ -19,6 +20,7 @@ import functools
 import itertools
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -30,7 +32,7 @@ import numpy as np
 from lanewise import _jax
 from lanewise._jax import Primitive, mlir, stored
 from lanewise.core.compiling import begun
-from lanewise.core.errors import Outcome
+from lanewise.core.errors import Outcome, RecorderWarning
 
 # How often a machine calls, in seconds between calls: for a bar, and for a recorder that wants a clock.
 BAR_SECONDS = 0.05
@@ -122,6 +124,8 @@ _recorders: list[Recorder] = []
 _asking: list[threading.Thread] = []
 _new_bar: list[Callable[[int, str], ShownBar]] = []
 _labels: list[str] = []
+# The failure of a callback that was warned of, if there was one.
+_failures: list[Exception] = []
 # Whether what is traced on this thread shall be recorded. JAX's caches must know too: see `recording`. Its context is
 # made before anything is compiled, for what was compiled without it is compiled again.
 _recorded = contextvars.ContextVar("lanewise_recorded", default=False)
@@ -192,8 +196,22 @@ def begin(site: Site) -> np.int32:
     """A run begins; gives its number, or 0 if nobody watches."""
     try:
         return _begin(site)
-    except Exception:
+    except Exception as error:
+        _missed(error)
         return np.int32(0)
+
+
+def _missed(error: Exception) -> None:
+    """A callback has failed: say so once, for the next will most likely fail likewise."""
+    if not _failures:
+        _failures.append(error)
+        message = (
+            f"a progress bar or recorder failed ({type(error).__name__}: {error}). The run goes on without it; what it"
+            " shows is not complete. Later failures are not reported."
+        )
+        # Under `-W error` it would be raised into compiled code.
+        with contextlib.suppress(RecorderWarning):
+            warnings.warn(message, RecorderWarning, stacklevel=1)
 
 
 def _begin(site: Site) -> np.int32:
@@ -232,7 +250,8 @@ def reach(number: Any, tick: Any, left: Any) -> np.int32:
         with _lock:
             run = _runs.get(int(number))
             return NEVER if run is None else _reach(run, int(number), int(tick), int(left))
-    except Exception:
+    except Exception as error:
+        _missed(error)
         return NEVER
 
 
@@ -280,8 +299,8 @@ def end(number: Any, arrays: Mapping[str, Any]) -> None:
             taken = {name: np.asarray(value) for name, value in arrays.items()}
             for recorder in run.recorders:
                 recorder.ended(int(number), now, taken)
-    except Exception:
-        return
+    except Exception as error:
+        _missed(error)
 
 
 def _give_up(number: int) -> None:
@@ -372,13 +391,15 @@ def _ask() -> None:
                 _asking.clear()
                 return
             for number, run in asked:
-                with contextlib.suppress(Exception):
+                try:
                     assert run.site.ask is not None
                     done = run.site.ask(number)
                     if done >= 0:
                         _reach(run, number, -1, run.site.examples - done)
                     # It has ended, or was given up by XLA; the call that tells which may never come.
                     run.asked = done >= 0 or time.perf_counter() - run.time < LATE
+                except Exception as error:
+                    _missed(error)
 
 
 # -- what traced code calls: the host, when a run begins and when it has ended ------------------------

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise._jax import batching, mlir
 from lanewise.core import events
-from lanewise.core.errors import OptionError, TransformError
+from lanewise.core.errors import InternalError, OptionError, TransformError
 from lanewise.core.options import Options
 from lanewise.core.outcomes import NUM_STATS
 from lanewise.core.program import Program, program_p
@@ -83,14 +83,18 @@ def execute_on_host(
     platform, devices = _jax.placed(operands)
     if devices > 1 and any(map(_jax.is_split, operands)):
         return on_mesh(operands, program, lanes, mapped, options, summed)
-    run = _runs(program, lanes, mapped, options, platform, events.recorded(), room, summed)
-    job = run.job
-    if not job.options.watched:
-        out = run(operands)
-    else:
-        with events.call(job.program.name):
+    try:
+        run = _runs(program, lanes, mapped, options, platform, events.recorded(), room, summed)
+        job = run.job
+        if not job.options.watched:
             out = run(operands)
-            out = jax.block_until_ready(out) if job.options.recorded else out
+        else:
+            with events.call(job.program.name):
+                out = run(operands)
+                out = jax.block_until_ready(out) if job.options.recorded else out
+    except InternalError as error:
+        error.show(program.text)
+        raise
     if job.program.formats:
         explainable(out[job.program.num_results], job.program, operands, job.mapped)
     return out
@@ -122,11 +126,15 @@ def _lower_program(ctx: Any, *operands: Any, **params: Any) -> Any:
         params["options"] = _exported(params["program"].name, params["options"])
         anywhere = True
     platform = None if anywhere else platforms[0]
-    if _jax.devices_of_lowering(ctx) > 1:
-        return lower_on_mesh(ctx, operands, platform, params)
-    return _jax.lower_unchecked(
-        ctx, functools.partial(execute, platform=platform), *operands, **params
-    )
+    try:
+        if _jax.devices_of_lowering(ctx) > 1:
+            return lower_on_mesh(ctx, operands, platform, params)
+        return _jax.lower_unchecked(
+            ctx, functools.partial(execute, platform=platform), *operands, **params
+        )
+    except InternalError as error:
+        error.show(params["program"].text)
+        raise
 
 
 def _exported(name: str, options: Options) -> Options:
