@@ -1,7 +1,7 @@
 """What MkDocs does here beside building: drawings are made and put in, and nothing may come from the network.
 
-A line `<!-- drawing: name -->` in a page is replaced by the drawing of that name, made by `_drawings.py` or
-`_placed.py` from a program at the time of building, inside the page, so that it has the page's colours.
+A line `<!-- drawing: name -->` in a page is replaced by the drawing of that name, made by `_drawings.py`,
+`_placed.py` or `_ways.py` from a program at the time of building, inside the page, so that it has the page's colours.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 import _drawings
 import _placed
+import _ways
 
-_DRAWINGS = _drawings.DRAWINGS | _placed.DRAWINGS
+_DRAWINGS = _drawings.DRAWINGS | _placed.DRAWINGS | _ways.DRAWINGS
 _DRAWING = re.compile(r"^<!-- drawing: (\w+) -->$", flags=re.MULTILINE)
 # What a browser fetches by itself; links that a reader may follow are no matter.
 _LOADED = re.compile(

@@ -1,13 +1,16 @@
-"""What building the site adds to MkDocs: drawings, and the check that nothing comes from the network."""
+"""What building the site adds to MkDocs: drawings, ways of calls, and the check that nothing comes from the network."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from mkdocs.exceptions import PluginError
+
+from apart import cases_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = SimpleNamespace(file=SimpleNamespace(src_path="page.md"))
@@ -77,3 +80,28 @@ def test_the_readmes_picture_is_what_is_drawn(hooks: ModuleType) -> None:
         kept = (DOCS / "assets" / file).read_text()
         assert kept == make() + "\n", f"run `python docs/_drawings.py`: {file} is old"
     assert "docs/assets/waiting.svg" in (DOCS.parent / "README.md").read_text()
+
+
+def ways_described() -> dict[str, set[str]]:
+    """The modules that each way of `how-it-works.md` names, by the drawing below its steps."""
+    page = (DOCS / "how-it-works.md").read_text().partition("## The way of a call")[2]
+    ways = {}
+    for section in page.split("\n### ")[1:]:
+        drawing = re.search(r"<!-- drawing: way_(\w+) -->", section)
+        if drawing is not None:
+            steps = section[: drawing.start()].replace("`tests/", "")
+            ways[drawing[1]] = set(re.findall(r"`([a-z_]+/(?:[a-z_]+/)*(?:\w+\.py)?)`", steps))
+    return ways
+
+
+def test_ways_are_described_as_they_are() -> None:
+    """In a process of its own, as a first call is: every module that the text names runs, and all ways have a text."""
+    ran = cases_of(DOCS / "_ways.py")
+    described = ways_described()
+    assert described.keys() == ran.keys()
+    for name, named in described.items():
+        modules = ran[name].split()
+        assert len(named) >= 6
+        # A room is on the way if a module of it is.
+        lost = {own for own in named if not any(module.startswith(own) for module in modules)}
+        assert not lost, f"the way of {name} does not come to {lost}"
