@@ -162,3 +162,13 @@ def test_the_way_of_one_call_is_short(tmp_path: Path) -> None:
 def test_the_exceptions_say_why() -> None:
     for exceptions in (MAY_IMPORT_MORE, MAY_BE_LONGER, MAY_ASK_FOR_A_PLATFORM):
         assert all(exceptions.values())
+
+
+def test_what_contributing_names_is_there() -> None:
+    """A file or folder named there is one of the package or of the checkout."""
+    checkout = ROOT.parent.parent
+    text = (checkout / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`([a-z_]+/[\w/.]*)`", text)) - {"site/"}
+    assert len(named) > 40
+    gone = {n for n in named if not any((base / n).exists() for base in (ROOT, checkout))}
+    assert not gone
