@@ -55,7 +55,7 @@ def nested_loops(lanes: int, width: int = 128, outer: int = 16) -> Subject:
     return Subject("nested loops, matrix work", fun, (x, trips, count, weights), (0, 0, 0, None))
 
 
-def dear_branch(
+def expensive_branch(
     lanes: int, width: int = 128, steps: int = 64, odds: int = 32, by_hand: bool = False
 ) -> Subject:
     """A loop of cheap steps; one lane in `odds` takes an expensive branch at each of them.
@@ -93,8 +93,8 @@ def dear_branch(
     return Subject("expensive branch, few lanes", fun, arguments, (0, 0, None))
 
 
-def dear_branch_by_hand(lanes: int) -> Subject:
-    return dear_branch(lanes, by_hand=True)
+def expensive_branch_by_hand(lanes: int) -> Subject:
+    return expensive_branch(lanes, by_hand=True)
 
 
 def scalar_loops(lanes: int) -> Subject:

@@ -49,7 +49,7 @@ from control.measure import lanes_for
 
 SUBJECTS = (
     _programs.nested_loops,
-    _programs.dear_branch,
+    _programs.expensive_branch,
     _programs.scalar_loops,
     _programs.funnel_nuts,
     _programs.stiff_solve,

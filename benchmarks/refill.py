@@ -102,7 +102,7 @@ def measured(entry: Entry, carrier: str, lanes: int, repeats: int) -> tuple[floa
     return of_lanes, of_work
 
 
-def dear_claims(programs: Sequence[str]) -> list[Claim]:
+def expensive_claims(programs: Sequence[str]) -> list[Claim]:
     """How full the expensive blocks of matrix-heavy programs run, at the batch of the suite."""
     claims = []
     for entry in SUITE:
@@ -154,7 +154,7 @@ def main() -> None:
             if options.plot and what == "lanes":
                 _plot.figures(f"refill_{carrier}", name, shares, float(TARGET[2:]), "occupancy")
     if "ticks" in carriers:
-        claims += dear_claims(options.programs)
+        claims += expensive_claims(options.programs)
     report(claims)
 
 

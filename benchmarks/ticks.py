@@ -18,8 +18,8 @@ from _harness import Claim, compare, report
 
 SUBJECTS = (
     (_programs.nested_loops, ">= 1.5"),
-    (_programs.dear_branch, ">= 1.5"),
-    (_programs.dear_branch_by_hand, ">= 1.5"),
+    (_programs.expensive_branch, ">= 1.5"),
+    (_programs.expensive_branch_by_hand, ">= 1.5"),
     (_programs.scalar_loops, ">= 0.5"),
     (_programs.funnel_nuts, ">= 0.5"),
 )

@@ -274,9 +274,9 @@ def test_doctor_where_jax_finds_no_device(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_doctor_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign, "obstacle", lambda: "there is none")
-    monkeypatch.setattr(doctor, "_tried", lambda name, detail, mend="": well(name, detail))
+    monkeypatch.setattr(doctor, "_tried", lambda name, detail, fix="": well(name, detail))
     native = states(doctor.carriers)["native"]
-    assert native.state is doctor.State.WORSE and "install g++ or clang++" in native.mend
+    assert native.state is doctor.State.WORSE and "install g++ or clang++" in native.fix
 
 
 def well(name: str, detail: str) -> doctor.Finding:
@@ -288,9 +288,9 @@ def test_doctor_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "devices", lambda *_: [gpu])
     monkeypatch.setattr(device, "available", lambda: False)
     kernel = doctor._kernel()
-    assert kernel.state is doctor.State.WORSE and "lanewise[cuda]" in kernel.mend
+    assert kernel.state is doctor.State.WORSE and "lanewise[cuda]" in kernel.fix
     monkeypatch.setattr(device, "available", lambda: True)
-    monkeypatch.setattr(doctor, "_tried", lambda name, detail, mend="": well(name, detail))
+    monkeypatch.setattr(doctor, "_tried", lambda name, detail, fix="": well(name, detail))
     assert "NVRTC" in doctor._kernel().detail
 
 
@@ -308,7 +308,7 @@ def test_doctor_tells_versions_and_extras(monkeypatch: pytest.MonkeyPatch) -> No
     assert found["no-such-package"].detail == "not installed"
     extras = states(doctor.extras)
     assert extras["cli"].state is doctor.State.WELL
-    assert extras["watch"].mend == 'pip install "lanewise[watch]"'
+    assert extras["watch"].fix == 'pip install "lanewise[watch]"'
     monkeypatch.setattr(doctor, "requirements", lambda: None)
     assert states(doctor.versions)["lanewise"].state is doctor.State.WORSE
 

@@ -29,6 +29,6 @@ def imported() -> set[str]:
 
 
 @pytest.mark.parametrize("name", EXPENSIVE)
-def test_dear_modules_are_imported_by_who_uses_them(name: str, imported: set[str]) -> None:
+def test_expensive_modules_are_imported_by_who_uses_them(name: str, imported: set[str]) -> None:
     assert "lanewise.api.vmap" in imported
     assert name not in imported

@@ -21,7 +21,7 @@ from lanewise.records.reference import Reference
 from lanewise.records.schema import record
 from lanewise.tracing.decorator import ProgramFunction, lift, program
 from lanewise.watch.report import report
-from lanewise.watch.trace import trace
+from lanewise.watch.timeline import timeline
 
 if TYPE_CHECKING:
     from lanewise import arrays
@@ -74,7 +74,7 @@ __all__ = [
     "report",
     "run",
     "stream",
-    "trace",
+    "timeline",
     "value_and_grad",
     "vmap",
 ]

@@ -39,7 +39,7 @@ def test_nothing_runs() -> None:
     assert lw.inspect(forever, jnp.arange(3)).lanes == 3
 
 
-def test_dear_blocks_and_uniform_weights() -> None:
+def test_expensive_blocks_and_uniform_weights() -> None:
     args = (jnp.ones((64, 48)), jnp.ones((48, 48)), jnp.arange(64))
     found = lw.inspect(lw.lift(iterate, schedule="sweep"), *args, in_axes=(0, None, 0))
     (weights,) = [var for var in found.storage.registers if var.aval.shape == (48, 48)]

@@ -153,7 +153,7 @@ def test_a_cheap_branch_is_a_select() -> None:
     assert "select_n" in operations(all_blocks(program))
 
 
-def test_a_dear_branch_stays_a_branch() -> None:
+def test_a_expensive_branch_stays_a_branch() -> None:
     def expensive(x, m):
         return jax.lax.cond(x > 0, lambda: (m @ m @ m)[0, 0], lambda: x)
 

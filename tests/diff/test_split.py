@@ -185,7 +185,7 @@ def cut(fun: Callable[..., Any], args: Any, cts: Any, free: Any) -> Any:
     return split(traced.jaxpr, known, [*free, *[False] * len(cts)], 1)
 
 
-def test_the_cut_saves_the_fewest_bytes_and_computes_nothing_dear_twice() -> None:
+def test_the_cut_saves_the_fewest_bytes_and_computes_nothing_expensive_twice() -> None:
     x, ct = jnp.ones(8), jnp.float32(1)
 
     def both(x: Any, ct: Any) -> Any:

@@ -90,7 +90,7 @@ def test_lanes_that_read_the_same_weights_run_together_and_full() -> None:
     np.testing.assert_allclose(answers, expected, atol=1e-5)
     # Lanes are at twelve layers, and a run is for one of them.
     assert float(stats.lane_occupancy) >= 0.9
-    assert float(stats.dear_occupancy) >= 0.8
+    assert float(stats.expensive_occupancy) >= 0.8
 
 
 def test_a_batch_that_fits_runs_as_it_would_without() -> None:

@@ -135,7 +135,7 @@ def test_inside_jit_and_lanes_are_full_at_meetings(expected: Any) -> None:
     found, stats = run(*arguments(12))
     assert_alike(found, expected)
     # Every lane that is not done meets the others at each tick.
-    assert float(stats.dear_advanced) == int(found[1].sum())
+    assert float(stats.expensive_advanced) == int(found[1].sum())
     assert int(stats.ticks) <= int(found[1].max()) + 1
     assert int(stats.deepest) == 4
 

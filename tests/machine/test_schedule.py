@@ -30,7 +30,7 @@ def nested(n):
     return total
 
 
-def dear_step(x, n, w):
+def expensive_step(x, n, w):
     """Every third iteration, by lane, is expensive."""
 
     def body(state):
@@ -72,7 +72,7 @@ def test_the_first_run_of_most_is_full() -> None:
         assert float(stats.occupancy) == 1.0
 
 
-def test_dear_blocks_wait_for_company() -> None:
+def test_expensive_blocks_wait_for_company() -> None:
     lanes = 64
     w = jnp.eye(32) * 0.5
     rng = np.random.default_rng(0)
@@ -80,13 +80,13 @@ def test_dear_blocks_wait_for_company() -> None:
         jnp.asarray(rng.normal(size=(lanes, 32)), jnp.float32),
         jnp.asarray(rng.integers(1, 40, lanes)),
     )
-    linked = linked_of(dear_step, x[0], n[0], w, varying=[True, True, False])
+    linked = linked_of(expensive_step, x[0], n[0], w, varying=[True, True, False])
     assert len(expensive_blocks(linked, lanes)) == 1
     assert expensive_blocks(linked, 1) == ()
-    _, stats = lw.vmap(dear_step, in_axes=(0, 0, None), schedule="sweep", stats=True)(x, n, w)
+    _, stats = lw.vmap(expensive_step, in_axes=(0, 0, None), schedule="sweep", stats=True)(x, n, w)
     assert float(stats.occupancy) > 2 / lanes
-    expected = jax.vmap(dear_step, in_axes=(0, 0, None))(x, n, w)
-    found = lw.vmap(dear_step, in_axes=(0, 0, None), schedule="sweep")(x, n, w)
+    expected = jax.vmap(expensive_step, in_axes=(0, 0, None))(x, n, w)
+    found = lw.vmap(expensive_step, in_axes=(0, 0, None), schedule="sweep")(x, n, w)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -126,18 +126,18 @@ def test_a_loop_that_a_branch_guards_runs_for_its_own_lanes_only() -> None:
         assert jax.vmap(program)(jnp.array([3, 0, -1])).tolist() == [192, 0, -1]
 
 
-def test_how_full_dear_blocks_are() -> None:
+def test_how_full_expensive_blocks_are() -> None:
     lanes = 64
     x, n, w = jnp.ones((lanes, 32)), jnp.arange(lanes) % 7, jnp.eye(32) * 0.5
 
     def stats_under(schedule: str) -> lw.Stats:
-        run = lw.vmap(dear_step, in_axes=(0, 0, None), schedule=schedule, stats=True)
+        run = lw.vmap(expensive_step, in_axes=(0, 0, None), schedule=schedule, stats=True)
         return run(x, n, w)[1]
 
     swept = stats_under("sweep")
-    assert 0 < float(swept.dear_advanced) < float(swept.advanced)
-    assert float(swept.dear_offered) % lanes == 0
+    assert 0 < float(swept.expensive_advanced) < float(swept.advanced)
+    assert float(swept.expensive_offered) % lanes == 0
     # Each lane takes the expensive step for every third of its iterations.
-    assert float(swept.dear_advanced) == sum(len(range(3, int(m) + 1, 3)) for m in n)
-    assert 0 < float(swept.dear_occupancy) <= 1
-    assert float(stats_under("most").dear_occupancy) == 0
+    assert float(swept.expensive_advanced) == sum(len(range(3, int(m) + 1, 3)) for m in n)
+    assert 0 < float(swept.expensive_occupancy) <= 1
+    assert float(stats_under("most").expensive_occupancy) == 0

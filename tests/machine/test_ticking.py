@@ -92,7 +92,7 @@ def journal(n, notes):
 
 
 @lw.program
-def dear_journal(n, notes, w):
+def expensive_journal(n, notes, w):
     i = 0
     while i < n:
         if i % 3 == 0:
@@ -102,12 +102,12 @@ def dear_journal(n, notes, w):
 
 
 @pytest.mark.parametrize(
-    "program", [histogram, journal, dear_journal], ids=lambda program: program.__name__
+    "program", [histogram, journal, expensive_journal], ids=lambda program: program.__name__
 )
 def test_large_state_is_never_copied_in_a_tick(program: lw.ProgramFunction) -> None:
     notes, n, w = jnp.zeros((LANES, 23), jnp.int32), jnp.arange(LANES), jnp.eye(64)
-    args = {"histogram": (n, n, notes), "journal": (n, notes), "dear_journal": (n, notes, w)}
-    axes = {"dear_journal": (0, 0, None)}.get(program.__name__, 0)
+    args = {"histogram": (n, n, notes), "journal": (n, notes), "expensive_journal": (n, notes, w)}
+    axes = {"expensive_journal": (0, 0, None)}.get(program.__name__, 0)
     run = jax.jit(lw.vmap(program, in_axes=axes, schedule="sweep"))
     text = run.lower(*args[program.__name__]).compile().as_text() or ""
     inside, _ = text.split("ENTRY")

@@ -74,7 +74,7 @@ def test_nothing_lies_outside_of_the_picture() -> None:
         assert 0 <= y and y + float(box.get("height", 0)) <= height
 
 
-def test_dear_blocks_are_marked() -> None:
+def test_expensive_blocks_are_marked() -> None:
     weights = jnp.ones((64, 64))
 
     @lw.program

@@ -78,14 +78,14 @@ def test_failed_examples_are_told(tmp_path: Path) -> None:
 
 def test_an_exception_still_writes_the_page_and_the_trace(tmp_path: Path) -> None:
     page, events = tmp_path / "run.html", tmp_path / "run.json"
-    with pytest.raises(ZeroDivisionError), lw.report(page), lw.trace(events):
+    with pytest.raises(ZeroDivisionError), lw.report(page), lw.timeline(events):
         raise ZeroDivisionError("by chance")
     assert "Ended by ZeroDivisionError: by chance" in page.read_text()
     assert "Nothing that Lanewise ran" in page.read_text()
     assert json.loads(events.read_text())["traceEvents"]
 
 
-@pytest.mark.parametrize("opened", [lw.report, lw.trace])
+@pytest.mark.parametrize("opened", [lw.report, lw.timeline])
 def test_a_file_that_cannot_be_written_is_told_at_once(opened: Any, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="a folder that exists"), opened(tmp_path / "no" / "run"):
         raise AssertionError("not reached")
@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_written_is_told_at_once(opened: Any, tmp_path: Pa
 
 def test_a_trace_for_perfetto(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
-    with lw.trace(file):
+    with lw.timeline(file):
         lw.vmap(collatz, max_steps=200, **SWEPT)(NUMBERS)
     events = json.loads(file.read_text())["traceEvents"]
     names = {e["args"]["name"] for e in events if e["ph"] == "M"}
@@ -114,7 +114,7 @@ def test_a_trace_for_perfetto(tmp_path: Path) -> None:
 
 
 def test_a_report_and_a_trace_at_once_see_the_same(tmp_path: Path) -> None:
-    with lw.report(tmp_path / "run.html") as report, lw.trace(tmp_path / "run.json"):
+    with lw.report(tmp_path / "run.html") as report, lw.timeline(tmp_path / "run.json"):
         lw.vmap(collatz, **SWEPT)(NUMBERS)
         lw.vmap(collatz, **SWEPT)(NUMBERS)
     assert len(report.recording.runs) == 2

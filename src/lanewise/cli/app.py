@@ -44,7 +44,7 @@ def lanewise(
 
     Where to begin:
 
-    - `lanewise doctor` tells what works on this machine, and how to mend what does not
+    - `lanewise doctor` shows what works on this machine, and how to fix what does not
 
     - `lanewise demo` samples a model with a thousand chains and writes a report
 
@@ -252,7 +252,7 @@ def launch(
 def doctor() -> None:
     """Look at this machine: versions, devices, extras, and each carrier tried on a small program.
 
-    What is not well is told with how to mend it. The exit status is 1 if something essential does not work, which a
+    What does not work is shown with the fix. The exit status is 1 if something essential does not work, which a
     missing extra or GPU is not.
     """
     from lanewise.cli.doctor import State, checks, looked, table

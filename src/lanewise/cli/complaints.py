@@ -16,7 +16,7 @@ USAGE = 2
 
 
 class Complaint(Exception):
-    """Something went wrong that the user can mend: what, and how."""
+    """Something went wrong that the user can fix: what, and how."""
 
     status = FAILURE
 

@@ -1,6 +1,6 @@
 """`lanewise doctor`: what is installed, what is there to run on, and which carriers really run here.
 
-Each check gives findings; a finding that is not well says how to mend it. What is essential is what every user meets:
+Each check gives findings; a finding that is not well says how to fix it. What is essential is what every user meets:
 versions in the declared range, a device, `ticks`, and the carrier that `auto` would pick on this device. A missing
 extra, or a machine without a GPU, is told and is no failure.
 """
@@ -49,7 +49,7 @@ class Finding:
     what: str
     state: State
     detail: str
-    mend: str = ""
+    fix: str = ""
 
 
 @lw.program
@@ -71,7 +71,7 @@ def looked(title: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     try:
         found.extend(check())
     except Exception as error:
-        found.append(Finding(title, State.BROKEN, first_line(error), "mend what is told above."))
+        found.append(Finding(title, State.BROKEN, first_line(error), "fix what is shown above."))
     return found
 
 
@@ -128,12 +128,12 @@ def devices() -> Iterator[Finding]:
     except Exception as error:
         asked = os.environ.get("JAX_PLATFORMS")
         why = f"JAX_PLATFORMS={asked!r} is not there" if asked else "JAX finds no device"
-        mend = "unset JAX_PLATFORMS, or " if asked else ""
+        fix = "unset JAX_PLATFORMS, or " if asked else ""
         yield Finding(
             "JAX",
             State.BROKEN,
             f"{why}: {first_line(error)}",
-            f"{mend}install the JAX that fits this machine.",
+            f"{fix}install the JAX that fits this machine.",
         )
         return
     for one in found:
@@ -160,7 +160,7 @@ def carriers() -> Iterator[Finding]:
     yield _kept_kernels()
 
 
-def _tried(carrier: str, detail: str, mend: str = "") -> Finding:
+def _tried(carrier: str, detail: str, fix: str = "") -> Finding:
     """Run a program on a carrier; what comes out must be what Python says."""
     numbers = np.arange(EXAMPLES, dtype=np.int32)
     expected = [0, 1]
@@ -169,7 +169,7 @@ def _tried(carrier: str, detail: str, mend: str = "") -> Finding:
     try:
         answers = np.asarray(lw.vmap(fibonacci, carrier=carrier)(numbers)).tolist()
     except Exception as error:
-        return Finding(carrier, State.BROKEN, first_line(error), mend or _report(carrier))
+        return Finding(carrier, State.BROKEN, first_line(error), fix or _report(carrier))
     if answers != expected:
         return Finding(carrier, State.BROKEN, f"wrong answers: {answers}", _report(carrier))
     return Finding(carrier, State.WELL, detail)
@@ -187,8 +187,8 @@ def _native() -> Finding:
     if tried.state is not State.WELL:
         return tried
     why = f"by a C++ compiler it cannot be: {foreign.obstacle()}"
-    mend = "install g++ or clang++ with its C headers, or set CXX to one that works."
-    return Finding("native", State.WORSE, f"{tried.detail}: {why}", mend)
+    fix = "install g++ or clang++ with its C headers, or set CXX to one that works."
+    return Finding("native", State.WORSE, f"{tried.detail}: {why}", fix)
 
 
 def _kernel() -> Finding:
@@ -201,8 +201,8 @@ def _kernel() -> Finding:
             "there is a GPU, and NVIDIA's cuda-bindings are missing",
             'pip install "lanewise[cuda]"',
         )
-    mend = 'bring driver and CUDA packages to one version: pip install -U "lanewise[cuda]"'
-    return _tried("kernel", "runs on the GPU, compiled by NVRTC", mend)
+    fix = 'bring driver and CUDA packages to one version: pip install -U "lanewise[cuda]"'
+    return _tried("kernel", "runs on the GPU, compiled by NVRTC", fix)
 
 
 def _kept_kernels() -> Finding:
@@ -232,7 +232,7 @@ def extras() -> Iterator[Finding]:
             and need.marker.evaluate({"extra": extra})
             and not need.marker.evaluate({"extra": ""})
         ]
-        amiss = [one for one in (_version(need, State.ABSENT) for need in wanted) if one.mend]
+        amiss = [one for one in (_version(need, State.ABSENT) for need in wanted) if one.fix]
         if amiss:
             names = ", ".join(
                 f"{one.what} ({one.detail})" if "," in one.detail else one.what for one in amiss
@@ -268,9 +268,9 @@ def table(title: str, found: Iterable[Finding]) -> RenderableType:
     shown.add_column(overflow="fold")
     for one in found:
         told = Text(one.detail)
-        if one.mend:
+        if one.fix:
             told.append(
-                f"\n→ {one.mend}", style="yellow" if one.state is not State.ABSENT else "dim"
+                f"\n→ {one.fix}", style="yellow" if one.state is not State.ABSENT else "dim"
             )
         shown.add_row(Text(*one.state.value), Text(one.what), told)
     return shown

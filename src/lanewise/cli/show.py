@@ -61,7 +61,7 @@ def inspected(place: str, text: str, in_axes: str, options: dict[str, Any]) -> I
         where = line_of(error, Path(place.rpartition(":")[0]))
         raise Complaint(
             f"{place} cannot be traced: {type(error).__name__}: {error}\n{where}".rstrip(),
-            "mend that line, or give --args of the shapes and types that it takes.",
+            "fix that line, or give --args of the shapes and types that it takes.",
         ) from None
 
 

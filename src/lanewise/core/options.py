@@ -37,7 +37,7 @@ class Options:
     tape: int | None = None
     offload: str | None = None
     progress: bool = False
-    # Not the caller's to set: what runs inside `lanewise.report` and `lanewise.trace` is recorded.
+    # Not the caller's to set: what runs inside `lanewise.report` and `lanewise.timeline` is recorded.
     recorded: bool = False
     # Nor this: the tape is part of one that a host may make longer.
     tape_grows: bool = False

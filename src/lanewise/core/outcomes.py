@@ -61,19 +61,19 @@ class Stats:
     """What the machine did, as scalars.
 
     `ticks`: turns of the machine. `runs`: blocks run, over all ticks. `advanced`: lanes advanced, summed over those
-    runs; `offered`: lanes there were room for. `dear_advanced`, `dear_offered`: the part of these that the expensive
-    blocks of a sweep have. `work`, `work_offered`: lanes advanced and lanes offered, each times the operations of its
-    block. `busy`: lanes with an example that runs, summed over ticks; `room`: lanes in use, summed likewise. Where
-    lanes run by themselves, `busy` and `room` are summed over time instead, in seconds. `steps`: loop iterations and
-    calls of all lanes together. `deepest`: the most frames any lane had pending.
+    runs; `offered`: lanes there were room for. `expensive_advanced`, `expensive_offered`: the part of these that
+    the expensive blocks of a sweep have. `work`, `work_offered`: lanes advanced and lanes offered, each times the
+    operations of its block. `busy`: lanes with an example that runs, summed over ticks; `room`: lanes in use,
+    summed likewise. Where lanes run by themselves, `busy` and `room` are summed over time instead, in seconds.
+    `steps`: loop iterations and calls of all lanes together. `deepest`: the most frames any lane had pending.
     """
 
     ticks: Any
     runs: Any
     advanced: Any
     offered: Any
-    dear_advanced: Any
-    dear_offered: Any
+    expensive_advanced: Any
+    expensive_offered: Any
     work: Any
     work_offered: Any
     busy: Any
@@ -87,9 +87,9 @@ class Stats:
         return self.work / jax.numpy.maximum(self.work_offered, 1)
 
     @property
-    def dear_occupancy(self) -> Any:
+    def expensive_occupancy(self) -> Any:
         """The same over the expensive blocks alone: how full the work that costs is done. 0 if there were none."""
-        return self.dear_advanced / jax.numpy.maximum(self.dear_offered, 1)
+        return self.expensive_advanced / jax.numpy.maximum(self.expensive_offered, 1)
 
     @property
     def lane_occupancy(self) -> Any:

@@ -9,8 +9,8 @@ Which parameters move is part of a derived function's name: a recursion whose ta
 down than at the start asks for another derived function, of which there are finitely many.
 
 JAX asks for a derivative only where an operand moves. A call whose function closes over what moves must be derived
-though no operand of it does, so it is bound as `told_call`, which takes one moving capture in front as a witness; its
-rule makes the derived call, which finds captures and their tangents for itself, and the witness is gone again. The
+though no operand of it does, so it is bound as `witnessed_call`, which takes one moving capture in front as a witness;
+its rule makes the derived call, which finds captures and their tangents for itself, and the witness is gone again. The
 test of a loop has no tangents: calls in it stay as they are.
 """
 
@@ -32,12 +32,12 @@ from lanewise.diff.calls import calls, rebind
 Moving = tuple[bool, ...]
 
 
-told_call_p = _jax.Primitive("told_call")
-told_call_p.multiple_results = True
+witnessed_call_p = _jax.Primitive("witnessed_call")
+witnessed_call_p.multiple_results = True
 
 
-@told_call_p.def_abstract_eval
-def _told_call_abstract(*args: Any, out_avals: Sequence[Any], **params: Any) -> Any:
+@witnessed_call_p.def_abstract_eval
+def _witnessed_call_abstract(*args: Any, out_avals: Sequence[Any], **params: Any) -> Any:
     del args, params
     return list(out_avals)
 
@@ -178,7 +178,7 @@ def _derive(
 
         def call(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
             if eqn.params["name"] in closing:
-                return told_call_p.bind(witness, *operands, **eqn.params)
+                return witnessed_call_p.bind(witness, *operands, **eqn.params)
             return _jax.run_eqn(eqn, operands)
 
         return rebind(function.jaxpr, args, call, of_values=True)
@@ -250,10 +250,10 @@ def _jvp_call(
 ad.primitive_jvps[call_p] = _jvp_call
 
 
-def _jvp_told_call(
+def _jvp_witnessed_call(
     primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[list[Any], list[Any]]:
     return _jvp_call(primals[1:], tangents[1:], **params)
 
 
-ad.primitive_jvps[told_call_p] = _jvp_told_call
+ad.primitive_jvps[witnessed_call_p] = _jvp_witnessed_call

@@ -160,11 +160,11 @@ class Advance:
         ran = (active > 0).astype(jnp.float32)
         share = [active, ran * self.lanes]
         nothing = [jnp.zeros_like(ran)] * 2
-        of_dear = share if pc in self.expensive else nothing
+        of_expensive = share if pc in self.expensive else nothing
         # A block that only jumps is a little work as well.
         work = [(1.0 + self.linked.costs[pc].operations) * count for count in share]
         # The last two are a tick's to count.
-        counted = jnp.stack([ran, *share, *of_dear, *work, *nothing])
+        counted = jnp.stack([ran, *share, *of_expensive, *work, *nothing])
         return state.with_(
             counters=state.counters + counted,
             watch=observe.advanced(state.watch, pc, active),

@@ -1,4 +1,4 @@
-"""`lanewise.trace`: everything that ran inside a `with`, as a file that Perfetto and Chrome's tracing open.
+"""`lanewise.timeline`: everything that ran inside a `with`, as a file that Perfetto and Chrome's tracing open.
 
 The file is JSON in the Trace Event format: a process for the host (calls from Python, compilation), and one for each
 machine, with its runs, a track for each block, and counters. Times are microseconds since the trace was opened. Blocks
@@ -29,8 +29,8 @@ RUNS = 1
 
 
 @contextlib.contextmanager
-def trace(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Record everything that Lanewise runs inside, and write a trace of it, for https://ui.perfetto.dev or Chrome.
+def timeline(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Record everything that Lanewise runs inside, and write a timeline of it, for https://ui.perfetto.dev or Chrome.
 
     It has spans for calls, compilation, runs, and for each block when it ran and for how many lanes, and counters for
     occupancy, examples and stack depth. What runs inside is compiled anew, with what it takes to record. An exception
@@ -41,23 +41,23 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     >>> import lanewise as lw
     >>> double = lambda x: lw.lift(lambda y: y * 2)(x)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with lw.trace(f"{folder}/run.json"):
+    ...     with lw.timeline(f"{folder}/run.json"):
     ...         answers = lw.vmap(double)(jnp.arange(3))
     ...     events = json.loads(pathlib.Path(folder, "run.json").read_text())["traceEvents"]
     >>> any(event["ph"] == "X" for event in events)
     True
     """
-    target = writable(path, "trace")
+    target = writable(path, "timeline")
     recording = Recording()
     try:
         with events.recording(recording):
             yield
     finally:
         recording.close()
-        target.write_text(json.dumps(trace_events(recording)), encoding="utf-8")
+        target.write_text(json.dumps(timeline_events(recording)), encoding="utf-8")
 
 
-def trace_events(recording: Recording) -> dict[str, Any]:
+def timeline_events(recording: Recording) -> dict[str, Any]:
     """What was recorded, as Trace Event format has it."""
     events: list[Event] = [
         *_named(HOST, "host"),
