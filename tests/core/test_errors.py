@@ -33,19 +33,19 @@ def test_the_verifier_can_be_switched_on_and_its_errors_show_the_program(
     monkeypatch.setenv("LANEWISE_VERIFY", "1")
 
     @lw.program
-    def halvings(x):
+    def unverified(x):
         n = 0
         while x > 1:
             x, n = x / 2, n + 1
         return n
 
-    run = lw.vmap(halvings, carrier="ticks", schedule="lowest")
+    run = lw.vmap(unverified, carrier="ticks", schedule="lowest")
     with pytest.raises(lw.errors.InternalError) as raised:
         (jax.jit(run) if inside_jit else run)(jnp.arange(4.0))
     first, *rest = str(raised.value).splitlines()
     # A name that an earlier program has gets a number.
     assert re.fullmatch(
-        r"This is a bug in Lanewise: halvings[.\d]*, block \d+ goes to .* not there", first
+        r"This is a bug in Lanewise: unverified[.\d]*, block \d+ goes to .* not there", first
     )
     assert "lanewise doctor" in rest[0]
-    assert sum(line.startswith("halvings") for line in rest) == 1, "the program's text, once"
+    assert sum(line.startswith("unverified") for line in rest) == 1, "the program's text, once"

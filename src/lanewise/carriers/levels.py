@@ -100,12 +100,8 @@ def on_host(plan: Plan) -> HostRun:
         return lambda operands: parts(*operands)
 
     def whole(operands: Sequence[Any]) -> list[Any]:
-        site = plan.site
-        number = None if site is None else events.begin(site)
-        found = decided(plan.job, operands, gradient=False)(operands)
-        if number is not None:
-            events.end(number, {})
-        return found
+        with events.on_host(plan.site):
+            return decided(plan.job, operands, gradient=False)(operands)
 
     return whole
 

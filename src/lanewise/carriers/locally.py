@@ -32,11 +32,8 @@ def on_host(plan: Plan) -> HostRun:
 
     def run_all(operands: Sequence[Any]) -> list[Any]:
         flat, flags = lanes_first(operands, job.lanes, job.mapped)
-        site = plan.site
-        number = None if site is None else events.begin(site)
-        with _jax.our_transfers():
+        with events.on_host(plan.site), _jax.our_transfers():
             ran = run_local(linked, flat, flags, job.examples, job.options)
-        events.end(number, {})
         return shaped(ran, job)
 
     return run_all

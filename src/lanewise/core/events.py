@@ -303,6 +303,15 @@ def end(number: Any, arrays: Mapping[str, Any]) -> None:
         _missed(error)
 
 
+@contextlib.contextmanager
+def on_host(site: Site | None) -> Iterator[None]:
+    """A run that the host makes, of which it is known when it begins and when it has ended; None: nobody watches."""
+    number = None if site is None else begin(site)
+    yield
+    if number is not None:
+        end(number, {})
+
+
 def _give_up(number: int) -> None:
     """A run that will not be heard of again."""
     run = _runs.pop(number, None)
