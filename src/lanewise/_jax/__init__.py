@@ -16,6 +16,7 @@ from jax._src.array import ArrayImpl
 from jax.core import ShapedArray, Tracer
 
 from lanewise._jax.fingerprints import fingerprint
+from lanewise._jax.forward import Flags, Forward, Found, reached, settled
 from lanewise._jax.jaxprs import (
     DIGAMMA_AT_ZERO_IS_INFINITE,
     Atom,
@@ -134,6 +135,17 @@ from lanewise._jax.values import (
     wrap_key,
     zero_tangent,
     zeros,
+)
+from lanewise._jax.walk import (
+    Cond,
+    Environment,
+    Scan,
+    While,
+    equations,
+    evaluate,
+    itself,
+    merge,
+    partition,
 )
 
 # To JAX too, the line that made an equation is the user's, not one of ours.

@@ -27,7 +27,7 @@ from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import TransformError
-from lanewise.core.program import Program, machine_inside, program_p, throw_p
+from lanewise.core.program import Program, codes_inside, machine_inside, program_p, throw_p
 
 # -- code inside ----------------------------------------------------------------------------------
 
@@ -147,14 +147,8 @@ def implementation(eqn: JaxprEqn) -> _jax.Traced | None:
         traced = _traced(eqn)
     except Exception:
         return None
-    return None if _holds(traced.jaxpr, eqn.primitive) else traced
-
-
-def _holds(jaxpr: Jaxpr, primitive: _jax.Primitive) -> bool:
-    return any(
-        eqn.primitive is primitive or any(_holds(inner, primitive) for inner in _jax.subjaxprs(eqn))
-        for eqn in jaxpr.eqns
-    )
+    held = _jax.equations(traced.jaxpr.eqns)
+    return None if any(e.primitive is eqn.primitive for e in held) else traced
 
 
 # -- indexed writes -------------------------------------------------------------------------------
@@ -305,11 +299,7 @@ def bytes_of(atom: object) -> int:
 
 def holds_while(eqns: Iterable[JaxprEqn]) -> bool:
     """Whether a loop of unknown length lies inside: run on values that are not there yet, it might never end."""
-    return any(
-        eqn.primitive.name == "while"
-        or any(holds_while(inner.eqns) for inner in _jax.subjaxprs(eqn))
-        for eqn in eqns
-    )
+    return any(eqn.primitive.name == "while" for eqn in _jax.equations(eqns))
 
 
 def cost_of(eqns: Iterable[JaxprEqn]) -> Cost:
@@ -403,16 +393,7 @@ def eqn_cost(eqn: JaxprEqn) -> Cost:
 
 def any_eqn(program: Program, test: Callable[[JaxprEqn], bool]) -> bool:
     """Whether the test holds for an equation of the program, or of one called inside."""
-
-    def inside(jaxpr: Jaxpr) -> bool:
-        return any(
-            test(eqn)
-            or (eqn.primitive is program_p and any_eqn(eqn.params["program"], test))
-            or any(map(inside, _jax.subjaxprs(eqn)))
-            for eqn in jaxpr.eqns
-        )
-
-    return any(inside(function.jaxpr) for function in program.functions.values())
+    return any(map(test, program.equations(codes_inside)))
 
 
 def sees_batch(program: Program) -> bool:
@@ -422,34 +403,16 @@ def sees_batch(program: Program) -> bool:
 
 def guards_a_loop(program: Program) -> bool:
     """Whether a branch decides if a loop runs: under `jax.vmap` it would run for the others too, and might not end."""
-    return any_eqn(program, lambda eqn: eqn.primitive.name == "cond" and _holds_loop([eqn]))
-
-
-def _holds_loop(eqns: Sequence[JaxprEqn]) -> bool:
-    return holds_while(eqns) or any(
-        (eqn.primitive is program_p and any_eqn(eqn.params["program"], lambda e: holds_while([e])))
-        or any(_holds_loop(inner.eqns) for inner in _jax.subjaxprs(eqn))
-        for eqn in eqns
-    )
+    branches = (e for e in program.equations(codes_inside) if e.primitive.name == "cond")
+    return any(e.primitive.name == "while" for e in _jax.equations(branches, codes_inside))
 
 
 def refuse_collectives(program: Program) -> None:
     """Raise if the program talks to other lanes."""
-    for function in program.functions.values():
-        for eqn in _collectives(function.jaxpr):
+    for eqn in program.equations():
+        talks = any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
+        if talks and not any(True for _ in _jax.subjaxprs(eqn)):
             raise TransformError(
                 f"{eqn.primitive.name} talks to the other lanes, which are at another place of the program:"
                 f" {_jax.user_line(eqn)}. Take the collective out of the program, and apply it to its answers."
             )
-
-
-def _collectives(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    found = []
-    for eqn in jaxpr.eqns:
-        if any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects) and not list(
-            _jax.subjaxprs(eqn)
-        ):
-            found.append(eqn)
-        for inner in _jax.subjaxprs(eqn):
-            found += _collectives(inner)
-    return found

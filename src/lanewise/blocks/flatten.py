@@ -88,9 +88,8 @@ class _Flattener:
         self.link_captures(program, captured)
         entry = program.functions[program.entry]
         called_again = any(
-            eqn.params["name"] == entry.name
-            for f in program.functions.values()
-            for eqn in _calls_in(f.jaxpr)
+            eqn.primitive is call_p and eqn.params["name"] == entry.name
+            for eqn in program.equations()
         )
         frame = self.frame(
             program, entry, [flag or called_again for flag in varying[num_captures:]]
@@ -419,14 +418,6 @@ def operand_avals(program: Program) -> list[Any]:
         *program.capture_avals,
         *(var.aval for var in entry.params),
     ]
-
-
-def _calls_in(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    found = [eqn for eqn in jaxpr.eqns if eqn.primitive is call_p]
-    for eqn in jaxpr.eqns:
-        for inner in _jax.subjaxprs(eqn):
-            found += _calls_in(inner)
-    return found
 
 
 def _keeps_batching_rule(eqn: JaxprEqn) -> bool:

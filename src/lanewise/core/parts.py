@@ -30,7 +30,7 @@ import numpy as np
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.core.errors import OptionError
-from lanewise.core.program import part_p, program_p
+from lanewise.core.program import codes_inside, part_p
 
 _SCOPE = "lanewise.on:"
 
@@ -131,17 +131,12 @@ def scope_of(eqn: _jax.JaxprEqn) -> str | None:
 
 def parts_in(jaxpr: _jax.Jaxpr) -> Iterator[str]:
     """The names of the parts that equations of a jaxpr have, at any depth. Families are named without an index."""
-    for eqn in jaxpr.eqns:
+    for eqn in _jax.equations(jaxpr.eqns, codes_inside):
         scope = scope_of(eqn)
         if scope is not None:
             yield scope
         if eqn.primitive is part_p:
             yield eqn.params["name"]
-        if eqn.primitive is program_p:
-            for function in eqn.params["program"].functions.values():
-                yield from parts_in(function.jaxpr)
-        for inner in _jax.subjaxprs(eqn):
-            yield from parts_in(inner)
 
 
 def _one_of(funs: Sequence[Callable[..., Any]], name: str, index: Any) -> Callable[..., Any]:

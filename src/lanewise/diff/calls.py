@@ -8,7 +8,7 @@ along. Code without calls is run as it is.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax import lax
@@ -34,16 +34,14 @@ WRAPPERS = {
 
 def calls(jaxpr: _jax.Jaxpr, of_values: bool = False) -> list[_jax.JaxprEqn]:
     """Every `call` equation in a jaxpr; with `of_values` those in the tests of loops are left out."""
-    found = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is call_p:
-            found.append(eqn)
-        elif of_values and eqn.primitive.name == "while":
-            found += calls(eqn.params["body_jaxpr"], of_values)
-        else:
-            for inner in _jax.subjaxprs(eqn):
-                found += calls(inner, of_values)
-    return found
+    inside = _without_tests if of_values else _jax.subjaxprs
+    return [eqn for eqn in _jax.equations(jaxpr.eqns, inside) if eqn.primitive is call_p]
+
+
+def _without_tests(eqn: _jax.JaxprEqn) -> Iterable[_jax.Jaxpr]:
+    if eqn.primitive.name == "while":
+        return (_jax.While.of(eqn, eqn.invars).body,)
+    return _jax.subjaxprs(eqn)
 
 
 def rebind(

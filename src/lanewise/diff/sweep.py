@@ -178,9 +178,10 @@ def _rule_of(eqn: _jax.JaxprEqn) -> Rule:
 
 def _has_control(eqn: _jax.JaxprEqn) -> bool:
     """Whether an equation is a construct that has a rule, or code that holds one."""
-    if eqn.primitive.name in WRAPPERS:
-        return any(_has_control(inner) for code in _jax.subjaxprs(eqn) for inner in code.eqns)
-    return eqn.primitive is call_p or eqn.primitive.name in RULES
+    held = _jax.equations(
+        (eqn,), lambda e: _jax.subjaxprs(e) if e.primitive.name in WRAPPERS else ()
+    )
+    return any(each.primitive is call_p or each.primitive.name in RULES for each in held)
 
 
 def _pieces(jaxpr: _jax.Jaxpr) -> list[_Straight | _jax.JaxprEqn]:

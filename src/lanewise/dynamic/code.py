@@ -32,7 +32,7 @@ from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.blocks.equations import inside, is_throw, sees_batch, tests_many, with_one_test
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import LanewiseError
-from lanewise.core.program import Function, Program, call_p, check_p, program_p
+from lanewise.core.program import Function, Program, call_p, check_p, codes_inside, program_p
 from lanewise.dynamic.ending import may_not_end
 
 
@@ -372,13 +372,8 @@ _WRITTEN_OUT = frozenset("jit pjit closed_call core_call remat2 remat checkpoint
 
 def _calls(eqn: JaxprEqn) -> bool:
     """Whether an equation holds something that cannot be part of one equation: a call, or an assertion."""
-    own = eqn.primitive in (call_p, check_p, accumulate_p)
-    if eqn.primitive is program_p and not eqn.params["lanes"]:
-        inner = eqn.params["program"]
-        own = inner.recursive or any(
-            _calls(e) for f in inner.functions.values() for e in f.jaxpr.eqns
-        )
-    return own or any(_calls(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
+    held = _jax.equations((eqn,), lambda e: () if e.params.get("lanes") else codes_inside(e))
+    return any(each.primitive in (call_p, check_p, accumulate_p) for each in held)
 
 
 def _variable(aval: Any) -> Var:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.blocks.equations import Inside, inside
-from lanewise.core.program import call_p, check_p, program_p
+from lanewise.core.program import call_p, check_p, codes_inside, is_part, program_p
 
 _WRITTEN_OUT = frozenset(("jit", "pjit", "closed_call", "core_call"))
 
@@ -107,22 +107,18 @@ def _wrapped(eqn: JaxprEqn) -> Inside | None:
 
 def holds_control(eqn: JaxprEqn) -> bool:
     """Whether an equation makes calls, loops for a time that is not known, or asserts."""
-    if eqn.primitive is program_p:
-        program = eqn.params["program"]
-        codes = [f.jaxpr for f in program.functions.values()]
-        own = not (eqn.params["lanes"] or eqn.params["options"].stats)
-        return own and (program.recursive or any(holds_control(e) for c in codes for e in c.eqns))
-    return (
-        eqn.primitive in (call_p, check_p)
-        or eqn.primitive.name == "while"
-        or any(holds_control(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
+    return any(
+        each.primitive in (call_p, check_p)
+        or each.primitive.name == "while"
+        or (is_part(each) and each.params["program"].recursive)
+        for each in _jax.equations(
+            (eqn,), lambda e: codes_inside(e) if is_part(e) else _jax.subjaxprs(e)
+        )
     )
 
 
 def calls_function(jaxpr: Jaxpr, name: str) -> bool:
     """Whether code calls this function of its program."""
     return any(
-        (eqn.primitive is call_p and eqn.params["name"] == name)
-        or any(calls_function(inner, name) for inner in _jax.subjaxprs(eqn))
-        for eqn in jaxpr.eqns
+        eqn.primitive is call_p and eqn.params["name"] == name for eqn in _jax.equations(jaxpr.eqns)
     )

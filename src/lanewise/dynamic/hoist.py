@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +37,15 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.core.options import Options
-from lanewise.core.program import Function, Program, call_p, check_p, program_p, throw_p
+from lanewise.core.program import (
+    Function,
+    Program,
+    call_p,
+    check_p,
+    codes_inside,
+    program_p,
+    throw_p,
+)
 from lanewise.dynamic.code import NotSliced, variables
 from lanewise.dynamic.control import is_expensive
 from lanewise.dynamic.entry import Body, Op, calls_function, holds_control, written_out
@@ -128,7 +136,7 @@ class _Splitter:
             body.ops.append(op)
             if holds_control(op.eqn):
                 op.early = known and not behind and self.sliceable(op)
-                op.hoisted = op.early and self.holds_products(op.eqn, set())
+                op.hoisted = op.early and self.holds_products(op.eqn)
                 if op.early and not op.hoisted and op.eqn.primitive in (call_p, program_p):
                     self.stays.append(f"{_words(op.eqn)} stays: it is no matrix work")
             else:
@@ -202,12 +210,12 @@ class _Splitter:
         return f"after {_words(eqn)}" if self.asserts(eqn) else ""
 
     def asserts(self, eqn: JaxprEqn) -> bool:
-        if eqn.primitive is call_p:
-            return bool(self.program.sites)
-        if eqn.primitive is program_p:
-            return bool(eqn.params["program"].sites)
-        inner = (e for code in _jax.subjaxprs(eqn) for e in code.eqns)
-        return eqn.primitive is check_p or any(map(self.asserts, inner))
+        return any(
+            each.primitive is check_p
+            or (each.primitive is call_p and bool(self.program.sites))
+            or (each.primitive is program_p and bool(each.params["program"].sites))
+            for each in _jax.equations((eqn,))
+        )
 
     def sliceable(self, op: Op) -> bool:
         """Whether the program that ends with an operation has a slice."""
@@ -223,22 +231,21 @@ class _Splitter:
             return False
         return True
 
-    def holds_products(self, eqn: JaxprEqn, seen: set[str]) -> bool:
+    def holds_products(self, eqn: JaxprEqn) -> bool:
         """Whether an equation does matrix work, in the functions that it calls included."""
-        if eqn.primitive is call_p:
-            name = eqn.params["name"]
-            new = name not in seen
-            seen.add(name)
-            inner = self.program.functions.get(name)
-            return new and inner is not None and self._any_products(inner.jaxpr, seen)
-        if eqn.primitive is program_p and not eqn.params["lanes"]:
-            functions = eqn.params["program"].functions.values()
-            return any(self._any_products(f.jaxpr, seen) for f in functions)
-        found = list(_jax.subjaxprs(eqn))
-        return any(self._any_products(code, seen) for code in found) or is_expensive(eqn)
+        left = dict(self.program.functions)
 
-    def _any_products(self, jaxpr: Jaxpr, seen: set[str]) -> bool:
-        return any(self.holds_products(eqn, seen) for eqn in jaxpr.eqns)
+        def inside(eqn: JaxprEqn) -> Iterable[Jaxpr]:
+            if eqn.primitive is call_p:
+                function = left.pop(eqn.params["name"], None)
+                return () if function is None else (function.jaxpr,)
+            return () if eqn.params.get("lanes") else codes_inside(eqn)
+
+        return any(
+            is_expensive(each)
+            for each in _jax.equations((eqn,), inside)
+            if each.primitive not in (call_p, program_p) or each.params.get("lanes")
+        )
 
     # -- the two programs --------------------------------------------------------------------------
 
@@ -392,8 +399,5 @@ def _why_late(eqn: JaxprEqn, known: bool, behind: str) -> list[str]:
 
 def _made_by(eqn: JaxprEqn) -> list[JaxprEqn]:
     """The calls that an equation is or holds; itself if there are none."""
-    if eqn.primitive in (call_p, program_p):
-        return [eqn]
-    inner = [e for code in _jax.subjaxprs(eqn) for e in code.eqns if holds_control(e)]
-    calls = [c for e in inner for c in _made_by(e) if c.primitive in (call_p, program_p)]
-    return calls or [eqn]
+    calls = [e for e in _jax.equations((eqn,)) if e.primitive in (call_p, program_p)]
+    return [e for e in calls if e is eqn or holds_control(e)] or [eqn]

@@ -239,7 +239,8 @@ def _scan(w: Writer, eqn: JaxprEqn) -> None:
     rooms = [w.room(var.aval.shape, var.aval.dtype) for var in eqn.outvars[num_carry:]]
     turn = w.fresh("i")
     # Loops inside would be written again for each turn.
-    innermost = not any(_holds_loop(inner) for inner in body.eqns)
+    loops = (eqn.primitive.name in ("scan", "while") for eqn in _jax.equations(body.eqns))
+    innermost = not any(loops)
     short = innermost and parts.length * len(body.eqns) <= UNROLLED_EQUATIONS
     if parts.reverse:
         header = f"for (int {turn} = {parts.length - 1}; {turn} >= 0; --{turn})"
@@ -320,9 +321,3 @@ def _bind(w: Writer, var: _jax.Var, value: Value, own: bool) -> None:
         w.give(var, value)  # type: ignore[arg-type]
     else:
         w.define(var, value)
-
-
-def _holds_loop(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in ("scan", "while") or any(
-        _holds_loop(inner) for jaxpr in _jax.subjaxprs(eqn) for inner in jaxpr.eqns
-    )

@@ -1,0 +1,219 @@
+"""One way to walk a jaxpr: its equations at any depth, the parts of control flow by name, its evaluation.
+
+`While`, `Scan` and `Cond` divide what there is for each operand of an equation, be it atoms, values or flags; where
+JAX's versions differ in how they say what is what, is decided here. `evaluate` is the one loop over equations: a rule
+gives the results of each. Code that runs only some equations, or in another order, has an `Environment` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from lanewise._jax.jaxprs import (
+    Atom,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    attached_consts,
+    eval_closed,
+    subjaxprs,
+)
+
+T = TypeVar("T")
+
+
+# -- equations ------------------------------------------------------------------------------------
+
+
+def equations(
+    eqns: Iterable[JaxprEqn], inside: Callable[[JaxprEqn], Iterable[Jaxpr]] = subjaxprs
+) -> Iterator[JaxprEqn]:
+    """Equations, each followed by those it holds, at any depth; `inside` gives the code that an equation holds."""
+    for eqn in eqns:
+        yield eqn
+        for code in inside(eqn):
+            yield from equations(code.eqns, inside)
+
+
+def partition(values: Iterable[T], flags: Iterable[bool]) -> tuple[list[T], list[T]]:
+    """The values with a flag, and those without.
+
+    >>> partition("abc", [True, False, True])
+    (['a', 'c'], ['b'])
+    """
+    first: list[T] = []
+    second: list[T] = []
+    for value, flag in zip(values, flags, strict=True):
+        (first if flag else second).append(value)
+    return first, second
+
+
+def merge(flags: Iterable[bool], first: Iterable[T], second: Iterable[T]) -> list[T]:
+    """The reverse of `partition`.
+
+    >>> merge([True, False, True], "ac", "b")
+    ['a', 'b', 'c']
+    """
+    given, rest = iter(first), iter(second)
+    return [next(given) if flag else next(rest) for flag in flags]
+
+
+def changed(code: Jaxpr, carried: Sequence[Var]) -> list[bool]:
+    """Which values of a loop's state its body may change: all but those that it hands on as they are."""
+    return [out is not var for out, var in zip(code.outvars, carried, strict=False)]
+
+
+# -- control flow by its parts --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class While(Generic[T]):
+    """A `while` equation, with what there is for each of its operands."""
+
+    test: ClosedJaxpr
+    body: ClosedJaxpr
+    test_consts: Sequence[T]
+    consts: Sequence[T]
+    init: Sequence[T]
+
+    @staticmethod
+    def of(eqn: JaxprEqn, operands: Sequence[T]) -> While[T]:
+        params = eqn.params
+        first = params["cond_nconsts"]
+        second = first + params["body_nconsts"]
+        return While(
+            params["cond_jaxpr"],
+            params["body_jaxpr"],
+            operands[:first],
+            operands[first:second],
+            operands[second:],
+        )
+
+    @property
+    def changed(self) -> list[bool]:
+        """Which carried values the body may change."""
+        return changed(self.body, self.body.invars[len(self.consts) :])
+
+    def holds(self, state: Sequence[Any]) -> Any:
+        """The test, where the operands are values."""
+        return eval_closed(self.test, *self.test_consts, *state)[0]
+
+    def after(self, state: Sequence[Any]) -> list[Any]:
+        """The next state, where the operands are values."""
+        return eval_closed(self.body, *self.consts, *state)
+
+
+@dataclass(frozen=True)
+class Scan(Generic[T]):
+    """A `scan` equation, with what there is for each of its operands."""
+
+    body: ClosedJaxpr
+    consts: Sequence[T]
+    init: Sequence[T]
+    xs: Sequence[T]
+    length: int
+    reverse: bool
+
+    @staticmethod
+    def of(eqn: JaxprEqn, operands: Sequence[T]) -> Scan[T]:
+        """Divided by `num_consts` and `num_carry` on 0.10, by the flattened trees `ft_in` since."""
+        params = eqn.params
+        if "num_consts" in params:
+            first, carry = params["num_consts"], params["num_carry"]
+        else:
+            first, carry, _ = (len(list(part.vals)) for part in params["ft_in"].unpack())
+        return Scan(
+            params["jaxpr"],
+            operands[:first],
+            operands[first : first + carry],
+            operands[first + carry :],
+            params["length"],
+            params["reverse"],
+        )
+
+    @property
+    def changed(self) -> list[bool]:
+        """Which carried values the body may change."""
+        first = len(self.consts)
+        return changed(self.body, self.body.invars[first : first + len(self.init)])
+
+    def divided(self, outs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """What there is for each result, of the equation or of its body: for the state, and for what is stacked."""
+        return outs[: len(self.init)], outs[len(self.init) :]
+
+
+@dataclass(frozen=True)
+class Cond(Generic[T]):
+    """A `cond` equation, with what there is for each of its operands."""
+
+    branches: tuple[ClosedJaxpr, ...]
+    index: T
+    operands: Sequence[T]
+
+    @staticmethod
+    def of(eqn: JaxprEqn, operands: Sequence[T]) -> Cond[T]:
+        return Cond(eqn.params["branches"], operands[0], operands[1:])
+
+
+# -- evaluation -----------------------------------------------------------------------------------
+
+
+def number(literal: Literal) -> Any:
+    return literal.val
+
+
+def itself(literal: Literal) -> Any:
+    return literal
+
+
+class Environment(Generic[T]):
+    """What there is for each variable; `literal` gives it for literals: their numbers, unless something else does."""
+
+    def __init__(
+        self,
+        variables: Iterable[Var],
+        values: Iterable[T],
+        literal: Callable[[Literal], T] = number,
+    ) -> None:
+        self.known = dict(zip(variables, values, strict=True))
+        self.literal = literal
+
+    def __getitem__(self, atom: Atom) -> T:
+        return self.literal(atom) if isinstance(atom, Literal) else self.known[atom]
+
+    def read(self, atoms: Iterable[Atom]) -> list[T]:
+        literal, known = self.literal, self.known
+        return [literal(a) if isinstance(a, Literal) else known[a] for a in atoms]
+
+    def bind(self, variables: Iterable[Var], values: Iterable[T]) -> None:
+        self.known.update(zip(variables, values, strict=True))
+
+
+def evaluate(
+    code: Jaxpr,
+    args: Sequence[T],
+    rule: Callable[[JaxprEqn, list[T]], Iterable[T]],
+    *,
+    consts: Sequence[T] | None = None,
+    literal: Callable[[Literal], T] = number,
+) -> list[T]:
+    """What there is for the results of code: `rule` gives it for those of each equation, in order.
+
+    Constants are those that the code holds, unless `consts` are given.
+
+    >>> import jax
+    >>> from lanewise._jax.jaxprs import trace
+    >>> code = trace(lambda x, y: [x * 2.0 + y], [jax.ShapeDtypeStruct((), "float32")] * 2).jaxpr
+    >>> words = lambda eqn, operands: [f"{eqn.primitive.name}({', '.join(map(str, operands))})"]
+    >>> evaluate(code, ["x", "y"], words)
+    ['add(mul(x, 2.0), y)']
+    """
+    held: Sequence[Any] = attached_consts(code) if consts is None else consts
+    env = Environment((*code.constvars, *code.invars), (*held, *args), literal)
+    for eqn in code.eqns:
+        env.bind(eqn.outvars, rule(eqn, env.read(eqn.invars)))
+    return env.read(code.outvars)
