@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -28,6 +28,8 @@ from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import TransformError
 from lanewise.core.program import Program, codes_inside, machine_inside, program_p, throw_p
+
+T = TypeVar("T")
 
 # -- code inside ----------------------------------------------------------------------------------
 
@@ -56,6 +58,11 @@ class Inside:
     jaxpr: Jaxpr
     operands: tuple[Atom, ...]
     consts: tuple[object, ...] = ()
+
+    def divided(self, eqn: JaxprEqn, given: Iterable[T]) -> list[T]:
+        """What there is for each of these operands, given what there is for each of the equation's."""
+        at = {id(atom): value for atom, value in zip(eqn.invars, given, strict=True)}
+        return [at[id(atom)] for atom in self.operands]
 
 
 def inside(eqn: JaxprEqn) -> Inside | None:
@@ -98,26 +105,18 @@ def tests_many(eqn: JaxprEqn) -> bool:
 
 def with_one_test(eqn: JaxprEqn) -> _jax.Traced:
     """The same loop with one test for all elements, those that are done kept as they are."""
-    cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-    cond_run, body_run = _jax.flat_jaxpr(cond), _jax.flat_jaxpr(body)
 
     def run(*operands: Any) -> list[Any]:
-        first = [*_jax.attached_consts(cond), *operands[:cond_n]]
-        second = [*_jax.attached_consts(body), *operands[cond_n : cond_n + body_n]]
-
-        def test(carry: list[Any]) -> Any:
-            return _jax.eval_jaxpr(cond_run, *first, *carry)[0]
+        loop = _jax.While.of(eqn, operands)
 
         def turn(carry: list[Any]) -> list[Any]:
-            goes_on, after = test(carry), _jax.eval_jaxpr(body_run, *second, *carry)
+            goes_on, after = loop.holds(carry), loop.after(carry)
             return [
                 jnp.where(lax.expand_dims(goes_on, range(goes_on.ndim, new.ndim)), new, old)
                 for new, old in zip(after, carry, strict=True)
             ]
 
-        start = list(operands[cond_n + body_n :])
-        return lax.while_loop(lambda carry: test(carry).any(), turn, start)
+        return lax.while_loop(lambda carry: loop.holds(carry).any(), turn, list(loop.init))
 
     return _jax.trace(run, [atom.aval for atom in eqn.invars])
 
