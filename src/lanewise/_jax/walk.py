@@ -189,6 +189,10 @@ class Environment(Generic[T]):
         literal, known = self.literal, self.known
         return [literal(a) if isinstance(a, Literal) else known[a] for a in atoms]
 
+    def copy(self) -> Environment[T]:
+        """The same variables; what is bound in either is not in the other."""
+        return Environment(self.known, self.known.values(), self.literal)
+
     def bind(self, variables: Iterable[Var], values: Iterable[T]) -> None:
         self.known.update(zip(variables, values, strict=True))
 

@@ -100,7 +100,9 @@ def is_throw(eqn: JaxprEqn) -> bool:
 
 def tests_many(eqn: JaxprEqn) -> bool:
     """Whether a `while` has a test for each element of an inner `jax.vmap`: it runs until all are done."""
-    return eqn.primitive.name == "while" and bool(eqn.params["cond_jaxpr"].outvars[0].aval.shape)
+    if eqn.primitive.name != "while":
+        return False
+    return bool(_jax.While.of(eqn, eqn.invars).test.outvars[0].aval.shape)
 
 
 def with_one_test(eqn: JaxprEqn) -> _jax.Traced:

@@ -25,8 +25,8 @@ from lanewise.diff.sweep import Scope, Swept, rule, spread
 def _cond(
     eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
 ) -> Swept:
-    index, *args = operands
-    branches = eqn.params["branches"]
+    parts = _jax.Cond.of(eqn, operands)
+    index, args, branches = parts.index, parts.operands, parts.branches
     threads = scope.adjoints is not None and any(calls(code) for code in branches)
     out_moving = moving_results(eqn, moving)
     if not any(out_moving) and not threads:

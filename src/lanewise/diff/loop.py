@@ -33,33 +33,7 @@ from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
 from lanewise.diff.tape import check_room, unfilled
 
-
-@dataclass(frozen=True)
-class _While:
-    """The parts of a `while` equation, with values."""
-
-    test: _jax.Jaxpr
-    body: _jax.Jaxpr
-    test_consts: list[Any]
-    consts: list[Any]
-    init: list[Any]
-
-    def holds(self, state: Sequence[Any]) -> Any:
-        return _jax.eval_closed(self.test, *self.test_consts, *state)[0]
-
-    def after(self, state: Sequence[Any]) -> list[Any]:
-        return _jax.eval_closed(self.body, *self.consts, *state)
-
-
-def _parts(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> _While:
-    num_test, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    return _While(
-        eqn.params["cond_jaxpr"],
-        eqn.params["body_jaxpr"],
-        list(operands[:num_test]),
-        list(operands[num_test : num_test + num_body]),
-        list(operands[num_test + num_body :]),
-    )
+_While = _jax.While[Any]
 
 
 @rule("while")
@@ -68,33 +42,29 @@ def _while(
 ) -> Swept:
     if tests_many(eqn):
         return _as_one_test(eqn, operands, moving, scope)
-    loop = _parts(eqn, operands)
+    loop, flags = _jax.While.of(eqn, operands), _jax.While.of(eqn, moving)
     carry_moving = moving_carry(eqn, moving)
     threads = scope.adjoints is not None and bool(calls(loop.body))
     if not any(carry_moving) and not threads:
         return Swept(_jax.run_eqn(eqn, operands), carry_moving, lambda cts, start: list(start))
-    num_test, num_consts = len(loop.test_consts), len(loop.consts)
-    consts_moving = tuple(moving[num_test : num_test + num_consts])
     sweep_loop = _save_all if scope.checkpoints.setting == "all" else _keep_states
     if threads:
         sweep_loop = _push_iterations
-    outs, back = sweep_loop(loop, consts_moving, carry_moving, scope)
+    outs, back = sweep_loop(loop, flags.consts, carry_moving, scope)
     avals = [v.aval for v in eqn.outvars]
     const_avals = [_jax.aval_of(x) for x in loop.consts]
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
-        sums = zeros_for(start[num_test : num_test + num_consts], const_avals, consts_moving)
+        before = _jax.While.of(eqn, start)
+        sums = zeros_for(before.consts, const_avals, flags.consts)
         ct_consts, ct_carry = back(sums, zeros_for(cts, avals, carry_moving))
         carried = spread(ct_carry, carry_moving)
-        before = start[num_test + num_consts :]
         # What moves only later in the loop has no adjoint at its start.
         ct_init = [
             plus(so_far, ct) if flag else so_far
-            for ct, so_far, flag in zip(
-                carried, before, moving[num_test + num_consts :], strict=True
-            )
+            for ct, so_far, flag in zip(carried, before.init, flags.init, strict=True)
         ]
-        return [*start[:num_test], *spread(ct_consts, consts_moving), *ct_init]
+        return [*before.test_consts, *spread(ct_consts, flags.consts), *ct_init]
 
     return Swept(outs, carry_moving, pull, threads)
 

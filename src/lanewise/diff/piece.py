@@ -154,23 +154,17 @@ def _run_linear(code: _jax.Jaxpr, args: Sequence[Any]) -> list[Any]:
     """Run the code of a reverse sweep, to which `None` is an adjoint of zero: it is neither added nor multiplied."""
     if all(x is not None for x in args):
         return _jax.eval_jaxpr(code, *args)
-    values: dict[_jax.Var, Any] = dict(zip(code.invars, args, strict=True))
 
-    def value(atom: _jax.Atom) -> Any:
-        return atom.val if isinstance(atom, _jax.Literal) else values[atom]
+    def whole(values: Sequence[Any], atoms: Sequence[_jax.Atom]) -> list[Any]:
+        pairs = zip(values, atoms, strict=True)
+        return [_jax.zeros(a.aval) if x is None else x for x, a in pairs]
 
-    def whole(atom: _jax.Atom) -> Any:
-        found = value(atom)
-        return _jax.zeros(atom.aval) if found is None else found
-
-    for eqn in code.eqns:
-        operands = [value(a) for a in eqn.invars]
+    def rule(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
         name = eqn.primitive.name
         if any(x is None for x in operands) and name in _SUMS:
-            outs = [next((x for x in operands if x is not None), None)]
-        elif any(x is None for x in operands) and name in _PRODUCTS:
-            outs = [None]
-        else:
-            outs = _jax.run_eqn(eqn, [whole(a) for a in eqn.invars])
-        values.update(zip(eqn.outvars, outs, strict=True))
-    return [whole(a) for a in code.outvars]
+            return [next((x for x in operands if x is not None), None)]
+        if any(x is None for x in operands) and name in _PRODUCTS:
+            return [None]
+        return _jax.run_eqn(eqn, whole(operands, eqn.invars))
+
+    return whole(_jax.evaluate(code, args, rule), code.outvars)

@@ -30,16 +30,16 @@ def _scan(
     eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
 ) -> Swept:
     inputs, outputs = moving_in_scan(eqn, moving)
-    body = eqn.params["jaxpr"]
+    parts = _jax.Scan.of(eqn, operands)
+    body = parts.body
     threads = scope.adjoints is not None and bool(calls(body))
     if not any(outputs) and not threads:
         return Swept(_jax.run_eqn(eqn, operands), outputs, lambda cts, start: list(start))
-    parts = _jax.scan_parts(eqn)
     num_fixed = len(_jax.attached_consts(body))
     loop = _Loop(
         _jax.flat_jaxpr(body),
-        num_fixed + parts.num_consts,
-        parts.num_carry,
+        num_fixed + len(parts.consts),
+        len(parts.init),
         parts.length,
         parts.reverse,
         (*[False] * num_fixed, *inputs),

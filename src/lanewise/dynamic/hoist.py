@@ -253,8 +253,7 @@ class _Splitter:
         """The program of what is early, which gives these."""
 
         def run(*operands: Any) -> list[Any]:
-            env: dict[Var, Any] = dict(zip(self.operands, operands, strict=True))
-            found = _run_early(self.body, env, handed)
+            found = _run_early(self.body, _jax.Environment(self.operands, operands), handed)
             return [_jax.convert_to_aval(found[v], v.aval) for v in handed]
 
         # One name for a call that is hoisted: it is what is seen of it in reports.
@@ -264,8 +263,7 @@ class _Splitter:
         """The program without what is hoisted; it is given these."""
 
         def run(*operands: Any) -> list[Any]:
-            env: dict[Var, Any] = dict(zip([*self.operands, *handed], operands, strict=True))
-            return _run_rest(self.body, env)
+            return _run_rest(self.body, _jax.Environment([*self.operands, *handed], operands))
 
         return self.stage(run, handed, self.program.entry)
 
@@ -290,20 +288,19 @@ class _Splitter:
         return Stage(replace(made, functions=_reached(made)), traced.captures)
 
 
-def _run_early(body: Body, env: dict[Var, Any], handed: Sequence[Var]) -> dict[Var, Any]:
+def _run_early(body: Body, env: _jax.Environment[Any], handed: Sequence[Var]) -> dict[Var, Any]:
     """Run what is early; gives those of the variables that are made here or in sides."""
     found: dict[Var, Any] = {}
     for op in body.ops:
         if op.early:
-            outs = _jax.run_eqn(op.eqn, [_value(a, env) for a in op.eqn.invars])
-            env.update(zip(op.eqn.outvars, outs, strict=True))
+            env.bind(op.eqn.outvars, _jax.run_eqn(op.eqn, env.read(op.eqn.invars)))
         elif op.split:
             inner = {v for side in op.sides for o in side.hoisted() for v in o.eqn.outvars}
             wanted = [v for v in handed if v in inner]
 
             def side_of(side: Body, wanted: list[Var] = wanted) -> Callable[[], list[Any]]:
                 def run() -> list[Any]:
-                    made = _run_early(side, dict(env), wanted)
+                    made = _run_early(side, env.copy(), wanted)
                     # A side that does not make a value hands on zeros, which nobody reads.
                     return [
                         _jax.convert_to_aval(made[v], v.aval) if v in made else _jax.zeros(v.aval)
@@ -312,14 +309,14 @@ def _run_early(body: Body, env: dict[Var, Any], handed: Sequence[Var]) -> dict[V
 
                 return run
 
-            index = jnp.asarray(_value(op.eqn.invars[0], env), jnp.int32)
+            index = jnp.asarray(env[op.eqn.invars[0]], jnp.int32)
             with _jax.in_place_of(op.eqn):
                 outs = lax.switch(index, [side_of(side) for side in op.sides])
             found.update(zip(wanted, outs, strict=True))
-    return {**found, **{v: env[v] for v in handed if v in env}}
+    return {**found, **{v: env[v] for v in handed if v in env.known}}
 
 
-def _run_rest(body: Body, env: dict[Var, Any]) -> list[Any]:
+def _run_rest(body: Body, env: _jax.Environment[Any]) -> list[Any]:
     """Run what is not hoisted; `env` has what is."""
     for op in body.ops:
         if op.hoisted:
@@ -328,23 +325,19 @@ def _run_rest(body: Body, env: dict[Var, Any]) -> list[Any]:
 
             def side_of(side: Body, op: Op = op) -> Callable[[], list[Any]]:
                 def run() -> list[Any]:
-                    outs = _run_rest(side, dict(env))
+                    outs = _run_rest(side, env.copy())
                     pairs = zip(outs, op.eqn.outvars, strict=True)
                     return [_jax.convert_to_aval(x, v.aval) for x, v in pairs]
 
                 return run
 
-            index = jnp.asarray(_value(op.eqn.invars[0], env), jnp.int32)
+            index = jnp.asarray(env[op.eqn.invars[0]], jnp.int32)
             with _jax.in_place_of(op.eqn):
                 outs = lax.switch(index, [side_of(side) for side in op.sides])
         else:
-            outs = _jax.run_eqn(op.eqn, [_value(a, env) for a in op.eqn.invars])
-        env.update(zip(op.eqn.outvars, outs, strict=True))
-    return [_value(a, env) for a in body.outs]
-
-
-def _value(atom: Atom, env: dict[Var, Any]) -> Any:
-    return atom.val if isinstance(atom, Literal) else env[atom]
+            outs = _jax.run_eqn(op.eqn, env.read(op.eqn.invars))
+        env.bind(op.eqn.outvars, outs)
+    return env.read(body.outs)
 
 
 def _keep_products(body: Body, needed: set[Var]) -> None:

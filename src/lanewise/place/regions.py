@@ -317,7 +317,7 @@ class _Reader:
 
 def _picks(eqn: JaxprEqn) -> bool:
     """Whether a branch does little but pick: what is not taken need not travel."""
-    return all(is_cheap(e) for code in eqn.params["branches"] for e in code.eqns)
+    return all(is_cheap(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
 
 
 _CONTROL = {"while": _Reader.loop, "scan": _Reader.scan, "cond": _Reader.cond}
