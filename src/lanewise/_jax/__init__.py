@@ -16,7 +16,6 @@ from jax._src.array import ArrayImpl
 from jax.core import ShapedArray, Tracer
 
 from lanewise._jax.fingerprints import fingerprint
-from lanewise._jax.forward import Flags, Forward, Found, reached, settled
 from lanewise._jax.jaxprs import (
     DIGAMMA_AT_ZERO_IS_INFINITE,
     Atom,
@@ -137,6 +136,9 @@ from lanewise._jax.values import (
 from lanewise._jax.walk import (
     Cond,
     Environment,
+    Flags,
+    Forward,
+    Found,
     Scan,
     While,
     equations,
@@ -144,6 +146,9 @@ from lanewise._jax.walk import (
     itself,
     merge,
     partition,
+    reached,
+    restricted,
+    settled,
 )
 
 # To JAX too, the line that made an equation is the user's, not one of ours.

@@ -204,14 +204,7 @@ def _push_forward(
     moving: Moving,
     has_tangent: Sequence[bool],
 ) -> list[Any]:
-    moved = [x for x, flag in zip(primals, moving, strict=True) if flag]
-
-    def of_moved(*values: Any) -> Sequence[Any]:
-        given = iter(values)
-        return primal(
-            *(next(given) if flag else x for x, flag in zip(primals, moving, strict=True))
-        )
-
+    of_moved, moved = _jax.restricted(primal, primals, moving)
     if not moved:
         outs = primal(*primals)
         zeros = [jax.numpy.zeros_like(x) for x in itertools.compress(outs, has_tangent)]
