@@ -141,6 +141,7 @@ from lanewise._jax.walk import (
     Found,
     Scan,
     While,
+    divided,
     equations,
     evaluate,
     itself,

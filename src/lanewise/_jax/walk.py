@@ -12,6 +12,7 @@ say only what they know better.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -65,6 +66,16 @@ def merge(flags: Iterable[bool], first: Iterable[T], second: Iterable[T]) -> lis
     """
     given, rest = iter(first), iter(second)
     return [next(given) if flag else next(rest) for flag in flags]
+
+
+def divided(values: Sequence[T], *sizes: int) -> list[Sequence[T]]:
+    """Values as groups of these sizes, one after the other, and the rest.
+
+    >>> divided("abcde", 2, 1)
+    ['ab', 'c', 'de']
+    """
+    ends = [*itertools.accumulate(sizes, initial=0), len(values)]
+    return [values[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def restricted(

@@ -132,6 +132,10 @@ def plus(ct: Any, more: Any) -> Any:
     return jax.lax.add(ct, more)
 
 
+def plus_each(cts: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    return [plus(*each) for each in zip(cts, more, strict=True)]
+
+
 def zeros_for(cts: Sequence[Any], avals: Sequence[Any], moving: Sequence[bool]) -> list[Any]:
     """The adjoints of what moves, as arrays."""
     return [
@@ -228,7 +232,7 @@ def _straight(
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         own = spread(back(zeros_for(cts, avals, out_moving)), moving)
-        return [plus(*each) for each in zip(start, own, strict=True)]
+        return plus_each(start, own)
 
     return Swept(_jax.merge(out_moving, moved, rest), out_moving, pull)
 
