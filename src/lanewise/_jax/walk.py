@@ -38,7 +38,16 @@ T = TypeVar("T")
 def equations(
     eqns: Iterable[JaxprEqn], inside: Callable[[JaxprEqn], Iterable[Jaxpr]] = subjaxprs
 ) -> Iterator[JaxprEqn]:
-    """Equations, each followed by those it holds, at any depth; `inside` gives the code that an equation holds."""
+    """Equations, each followed by those it holds, at any depth; `inside` gives the code that an equation holds.
+
+    >>> import jax
+    >>> from lanewise._jax.jaxprs import trace
+    >>> def either(x):
+    ...     return [jax.lax.cond(x > 0, jax.lax.sin, jax.lax.cos, x)]
+    >>> code = trace(either, [jax.ShapeDtypeStruct((), "float32")]).jaxpr
+    >>> [eqn.primitive.name for eqn in equations(code.eqns)]
+    ['gt', 'convert_element_type', 'cond', 'cos', 'sin']
+    """
     for eqn in eqns:
         yield eqn
         for code in inside(eqn):
@@ -81,7 +90,12 @@ def divided(values: Sequence[T], *sizes: int) -> list[Sequence[T]]:
 def restricted(
     fun: Callable[..., Any], values: Iterable[Any], flags: Sequence[bool]
 ) -> tuple[Callable[..., Any], list[Any]]:
-    """A function of these values as one of those with a flag, and these."""
+    """A function of these values as one of those with a flag, and these.
+
+    >>> fun, given = restricted("{}{}{}".format, "abc", [True, False, True])
+    >>> given, fun("x", "z")
+    (['a', 'c'], 'xbz')
+    """
     moved, fixed = partition(values, flags)
     return lambda *given: fun(*merge(flags, given, fixed)), moved
 
@@ -96,7 +110,17 @@ def changed(code: Jaxpr, carried: Sequence[Var]) -> list[bool]:
 
 @dataclass(frozen=True)
 class While(Generic[T]):
-    """A `while` equation, with what there is for each of its operands."""
+    """A `while` equation, with what there is for each of its operands.
+
+    >>> import jax
+    >>> from lanewise._jax.jaxprs import trace
+    >>> def below(limit, step, x):
+    ...     return [jax.lax.while_loop(lambda x: x < limit, lambda x: x + step, x)]
+    >>> (eqn,) = trace(below, [jax.ShapeDtypeStruct((), "int32")] * 3).jaxpr.eqns
+    >>> loop = While.of(eqn, ["limit", "step", "x"])
+    >>> loop.test_consts, loop.consts, loop.init, loop.changed
+    (['limit'], ['step'], ['x'], [True])
+    """
 
     test: ClosedJaxpr
     body: ClosedJaxpr
@@ -133,7 +157,18 @@ class While(Generic[T]):
 
 @dataclass(frozen=True)
 class Scan(Generic[T]):
-    """A `scan` equation, with what there is for each of its operands."""
+    """A `scan` equation, with what there is for each of its operands.
+
+    >>> import jax
+    >>> from lanewise._jax.jaxprs import trace
+    >>> def sums(scale, start, xs):
+    ...     return jax.lax.scan(lambda total, x: (total + scale * x, total), start, xs)
+    >>> types = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((), (), (3,))]
+    >>> (eqn,) = trace(sums, types).jaxpr.eqns
+    >>> loop = Scan.of(eqn, ["scale", "start", "xs"])
+    >>> loop.consts, loop.init, loop.xs, loop.length, loop.divided(["total", "sums"])
+    (['scale'], ['start'], ['xs'], 3, (['total'], ['sums']))
+    """
 
     body: ClosedJaxpr
     consts: Sequence[T]
@@ -255,7 +290,16 @@ Found = tuple[Flags, bool]
 
 
 class Forward:
-    """Dependence through data and control flow. Other analyses replace what they know better."""
+    """Dependence through data and control flow. Other analyses replace what they know better.
+
+    >>> import jax
+    >>> from lanewise._jax.jaxprs import trace
+    >>> def doubled(n, x):
+    ...     return jax.lax.while_loop(lambda s: s[0] > 0, lambda s: (s[0] - 1, s[1] * 2), (n, x))
+    >>> code = trace(doubled, [jax.ShapeDtypeStruct((), "int32")] * 2).jaxpr
+    >>> Forward().of(code, [False, True]), Forward().of(code, [True, False])
+    (((False, True), False), ((True, True), True))
+    """
 
     def of(self, code: Jaxpr, flags: Sequence[bool]) -> Found:
         """For the results of code whose inputs (constvars apart) have these flags."""
@@ -321,7 +365,7 @@ def settled(init: Sequence[bool], turn: Callable[[Sequence[bool]], Found]) -> Fo
 
 
 def reached(eqns: Iterable[JaxprEqn], start: Iterable[Var]) -> set[Var]:
-    """These variables, and those that straight code makes from some of them."""
+    """These variables, and those that equations, each taken whole, make from some of them."""
     found = set(start)
     for eqn in eqns:
         if any(a in found for a in eqn.invars if not isinstance(a, Literal)):

@@ -138,7 +138,7 @@ def _keep_states(
         carry = (length, used, places, slots, adjoints, left)
         *_, adjoints, left = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
         adjoints = behind.finish(adjoints, left)
-        return adjoints[: len(sums)], adjoints[len(sums) :]
+        return _jax.divided(adjoints, len(sums))
 
     return final, back
 
@@ -161,9 +161,8 @@ def _reverse_step(
     ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(state_avals, carry_moving)]
 
     def pulled(*values: Any) -> list[Any]:
-        given, rest = values[: len(state_avals)], values[len(state_avals) :]
+        given, sums, cts = _jax.divided(values, len(state_avals), len(sum_avals))
         swept = sweep(body, [*constants, *loop.consts, *given], flags, inner)
-        sums, cts = rest[: len(sum_avals)], rest[len(sum_avals) :]
         start = [*[None] * num_fixed, *spread(sums, consts_moving), *[None] * len(given)]
         found = swept.pull(spread(cts, carry_moving), start)[num_fixed:]
         return zeros_for(found, [*const_avals, *state_avals], [*consts_moving, *carry_moving])
@@ -350,7 +349,7 @@ def _save_all(
         if own.saved:
             check_room(jnp.less(at, records), scope.checkpoints.can_grow)
         outs, left = ahead([*fixed, *state], left)
-        state, saved = outs[: len(state)], outs[len(state) :]
+        state, saved = _jax.divided(outs, len(state))
         return at + 1, [write(t, x, at) for t, x in zip(tape, saved, strict=True)], state, left
 
     def going(carry: Any) -> Any:
@@ -380,7 +379,7 @@ def _save_all(
         carry = (length, adjoints, behind.start([*fixed, *blank, *adjoints]))
         _, adjoints, left = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
         adjoints = behind.finish(adjoints, left)
-        return adjoints[:num_sums], adjoints[num_sums:]
+        return _jax.divided(adjoints, num_sums)
 
     return final, back
 
@@ -418,7 +417,7 @@ def _push_iterations(
         count, tapes, places, state = carry
         state, tapes, saved = own.forward([*fixed, *state], tapes)
         found = adjoints.push(site, [*saved, *places], tapes)
-        return count + 1, found[:num_tapes], found[num_tapes:], state
+        return count + 1, *_jax.divided(found, num_tapes), state
 
     start = (jnp.int32(0), list(scope.tapes), list(map(_jax.zeros, place_avals)), list(loop.init))
     length, tapes, last, final = lax.while_loop(lambda c: loop.holds(c[-1]), forward, start)
@@ -430,9 +429,9 @@ def _push_iterations(
         def reverse_one(carry: Any) -> Any:
             to_go, places, sums, cts = carry
             found = adjoints.record_at(site, record, tapes, places)
-            saved, before = found[: len(own.saved)], found[len(own.saved) :]
+            saved, before = _jax.divided(found, len(own.saved))
             found, _ = own.reverse(fixed, saved, tapes, sums, cts)
-            return to_go - 1, before, found[: len(sums)], found[len(sums) :]
+            return to_go - 1, before, *_jax.divided(found, len(sums))
 
         carry = (length, list(last), list(sums), list(cts))
         *_, ct_consts, ct_carry = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
@@ -445,7 +444,7 @@ def _push_iterations(
             to_go, left, sums, cts = carry
             saved, before = adjoints.pop(site, own.saved, with_tops(tapes, left))
             found, left = own.reverse(fixed, saved, before, sums, cts)
-            return to_go - 1, left, found[: len(sums)], found[len(sums) :]
+            return to_go - 1, left, *_jax.divided(found, len(sums))
 
         carry = (length, tops(tapes), list(sums), list(cts))
         _, left, ct_consts, ct_carry = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)

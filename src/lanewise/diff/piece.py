@@ -59,12 +59,9 @@ class Piece:
     def saved(self) -> tuple[_jax.ShapedArray, ...]:
         return self.cut.saved
 
-    def forward(
-        self, args: Sequence[Any], tapes: Sequence[Any]
-    ) -> tuple[list[Any], list[Any], list[Any]]:
+    def forward(self, args: Sequence[Any], tapes: Sequence[Any]) -> list[Sequence[Any]]:
         outs = _jax.eval_jaxpr(self.cut.forward, *self.constants, *args, *tapes)
-        first, second = self.num_results, self.num_results + self.num_tapes
-        return outs[:first], outs[first:second], outs[second:]
+        return _jax.divided(outs, self.num_results, self.num_tapes)
 
     def reverse(
         self,
@@ -73,10 +70,10 @@ class Piece:
         tapes: Sequence[Any],
         start: Sequence[Any],
         cts: Sequence[Any],
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> list[Sequence[Any]]:
         given = (*self.constants, *free, *saved, *tapes, *start, *cts)
         outs = _run_linear(self.cut.reverse, given)
-        return outs[: self.num_adjoints], outs[self.num_adjoints :]
+        return _jax.divided(outs, self.num_adjoints)
 
     def forward_step(self, carried: Sequence[tuple[int, int]]) -> Step:
         """The forward code as an iteration of a loop: pairs of an argument and the result that it is next time."""
@@ -118,17 +115,16 @@ def piece(
     adjoint_avals = [_jax.tangent_aval(a) for a in itertools.compress(out_avals, out_moving)]
     start_avals = [_jax.tangent_aval(a) for a in itertools.compress(avals, summed)]
     num_args, num_tapes, num_start = len(avals), len(tapes), len(start_avals)
-    num_ahead = 2 * num_tapes
 
     def both(*values: Any) -> list[Any]:
-        args, rest = values[:num_args], values[num_args:]
-        inner = replace(scope, tapes=list(rest[:num_tapes]))
+        args, before, behind, sums, adjoints = _jax.divided(
+            values, num_args, num_tapes, num_tapes, num_start
+        )
+        inner = replace(scope, tapes=list(before))
         swept = sweep(code, args, moving, inner)
         results = [*swept.outs, *inner.tapes]
-        inner.tapes = list(rest[num_tapes:num_ahead])
-        adjoints = rest[num_ahead:]
-        start, cts = spread(adjoints[:num_start], summed), spread(adjoints[num_start:], out_moving)
-        cts = swept.pull(cts, start)
+        inner.tapes = list(behind)
+        cts = swept.pull(spread(adjoints, out_moving), spread(sums, summed))
         return [*results, *zeros_for(cts, avals, moving), *tops(inner.tapes)]
 
     traced = _jax.trace(both, [*avals, *tapes, *tapes, *start_avals, *adjoint_avals])

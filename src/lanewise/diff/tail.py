@@ -31,7 +31,7 @@ def as_loop(program: Program) -> Program | None:
     results = [a.aval for a in entry.jaxpr.outvars]
 
     def run(*values: Any) -> list[Any]:
-        captures, given = values[: program.num_captures], values[program.num_captures :]
+        captures, given = _jax.divided(values, program.num_captures)
         own = [captures[i] for i in entry.captures]
 
         def turn(carry: Any) -> Any:
