@@ -25,7 +25,6 @@ from lanewise._jax.jaxprs import (
     JaxprEqn,
     Literal,
     Primitive,
-    ScanParts,
     Traced,
     Var,
     attached_consts,
@@ -53,7 +52,6 @@ from lanewise._jax.jaxprs import (
     replace_eqns,
     run_eqn,
     runs_now,
-    scan_parts,
     select_n_p,
     stages,
     storage_struct,
@@ -134,6 +132,24 @@ from lanewise._jax.values import (
     wrap_key,
     zero_tangent,
     zeros,
+)
+from lanewise._jax.walk import (
+    Cond,
+    Environment,
+    Flags,
+    Forward,
+    Found,
+    Scan,
+    While,
+    divided,
+    equations,
+    evaluate,
+    itself,
+    merge,
+    partition,
+    reached,
+    restricted,
+    settled,
 )
 
 # To JAX too, the line that made an equation is the user's, not one of ours.

@@ -218,26 +218,6 @@ def user_line(eqn: JaxprEqn) -> str:
     return _source_info_util.summarize(eqn.source_info)
 
 
-@dataclass(frozen=True)
-class ScanParts:
-    """How a `scan` equation divides its operands."""
-
-    num_consts: int
-    num_carry: int
-    length: int
-    reverse: bool
-
-
-def scan_parts(eqn: JaxprEqn) -> ScanParts:
-    """From `num_consts` and `num_carry` on 0.10, from the flattened trees `ft_in` since."""
-    params = eqn.params
-    if "num_consts" in params:
-        consts, carry = params["num_consts"], params["num_carry"]
-    else:
-        consts, carry, _ = (len(list(part.vals)) for part in params["ft_in"].unpack())
-    return ScanParts(consts, carry, params["length"], params["reverse"])
-
-
 def threefry_partitionable(eqn: JaxprEqn) -> bool:
     """Which of JAX's two layouts of random bits was set where an equation was traced."""
     return bool(eqn.ctx.threefry_partitionable)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from jax._src.interpreters import partial_eval as _pe
 
 from lanewise._jax.jaxprs import JaxprEqn, Primitive, Var, new_var
 from lanewise._jax.values import aval_of, has_tangent, unchecked, zero_tangent
+from lanewise._jax.walk import restricted
 
 Effect = _effects.Effect
 
@@ -58,12 +58,8 @@ def linearized(
     run: Callable[..., list[Any]], nonzero: Sequence[bool], primals: Sequence[Any]
 ) -> Any:
     """What such a rule gives for a function of these values, by JAX's own linearization of what it does."""
-
-    def of_moved(*moved: Any) -> list[Any]:
-        given = iter(moved)
-        return run(*(next(given) if flag else x for x, flag in zip(primals, nonzero, strict=True)))
-
-    outs, linear = jax.linearize(of_moved, *itertools.compress(primals, nonzero))
+    of_moved, own = restricted(run, primals, nonzero)
+    outs, linear = jax.linearize(of_moved, *own)
     residuals, tree = jax.tree.flatten(linear)
     flags = [has_tangent(aval_of(x)) for x in outs]
 

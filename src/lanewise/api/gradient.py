@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lanewise import _jax
 from lanewise.core.errors import GradientError, OptionError
 from lanewise.tracing.decorator import ProgramFunction, lift
 
@@ -120,15 +121,13 @@ def check_grads(
             "check_grads needs an argument with derivatives: floats or complex numbers."
         )
 
-    def of_moving(*moved: Any) -> list[Any]:
-        given = iter(moved)
-        values = [next(given) if flag else x for x, flag in zip(leaves, moving, strict=True)]
+    def run(*values: Any) -> list[Any]:
         outs = jax.tree.leaves(program(*jax.tree.unflatten(tree, values)))
         return [x for x in outs if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
 
-    given = tuple(x for x, flag in zip(leaves, moving, strict=True) if flag)
+    of_moving, given = _jax.restricted(run, leaves, moving)
     try:
-        check(of_moving, given, order, tuple(modes), atol, rtol, eps)
+        check(of_moving, tuple(given), order, tuple(modes), atol, rtol, eps)
     except AssertionError as error:
         raise GradientError(f"derivatives of `{program.__name__}` disagree: {error}") from error
 

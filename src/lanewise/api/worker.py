@@ -274,17 +274,11 @@ def _gather(program: Program, found: dict[Program, None]) -> None:
         return
     found[program] = None
     for function in _in_order(program):
-        _gather_in(function.jaxpr, found)
+        for eqn in _jax.equations(function.jaxpr.eqns):
+            if eqn.primitive is program_p:
+                _gather(eqn.params["program"], found)
 
 
 def _in_order(program: Program) -> list[Function]:
     """The functions of a program by their names: which of those that call each other is first, depends on the calls."""
     return sorted(program.functions.values(), key=lambda f: re.sub(r"\.\d+(?=\)*$)", "", f.name))
-
-
-def _gather_in(jaxpr: Any, found: dict[Program, None]) -> None:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is program_p:
-            _gather(eqn.params["program"], found)
-        for inner in _jax.subjaxprs(eqn):
-            _gather_in(inner, found)

@@ -253,30 +253,25 @@ def _array(polynomials: Sequence[Polynomial], shape: tuple[int, ...]) -> Any:
 
 
 def _evaluated(jaxpr: _jax.Jaxpr, given: Sequence[Any], elementwise: bool) -> list[Any]:
-    values = dict(zip(jaxpr.invars, given, strict=True))
     rules = _ELEMENTWISE if elementwise else _ELEMENTWISE | _ACROSS
 
-    def value(atom: Any) -> Any:
-        if not isinstance(atom, _jax.Literal):
-            return values[atom]
-        if np.ndim(atom.val) != 0:
+    def constant(literal: _jax.Literal) -> Any:
+        if np.ndim(literal.val) != 0:
             raise _Otherwise
-        return _array([_polynomial(np.asarray(atom.val).item())], ())
+        return _array([_polynomial(np.asarray(literal.val).item())], ())
 
-    for eqn in jaxpr.eqns:
-        operands = [value(x) for x in eqn.invars]
+    def rule(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
         if eqn.primitive.name in _TRANSPARENT:
             inner = _jax.flat_jaxpr(next(_jax.subjaxprs(eqn)))
             if len(inner.invars) != len(operands):
                 raise _Otherwise
-            results = _evaluated(inner, operands, elementwise)
-        elif eqn.primitive.name in rules:
-            found = rules[eqn.primitive.name](eqn, *operands)
-            results = [_as_objects(x) for x in (found if isinstance(found, list) else [found])]
-        else:
+            return _evaluated(inner, operands, elementwise)
+        if eqn.primitive.name not in rules:
             raise _Otherwise
-        values.update(zip(eqn.outvars, results, strict=True))
-    return [value(x) for x in jaxpr.outvars]
+        found = rules[eqn.primitive.name](eqn, *operands)
+        return [_as_objects(x) for x in (found if isinstance(found, list) else [found])]
+
+    return _jax.evaluate(jaxpr, given, rule, literal=constant)
 
 
 def _as_objects(x: Any) -> Any:

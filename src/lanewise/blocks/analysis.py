@@ -399,7 +399,8 @@ def _outputs(eqn: JaxprEqn, known: Known) -> list[Any | None]:
     if name == "select_n" and values[0] is not None:
         return [values[1 + int(values[0])]]
     if name == "cond" and values[0] is not None:
-        return _run(eqn.params["branches"][int(values[0])], values[1:])
+        branch = _jax.Cond.of(eqn, values)
+        return _run(branch.branches[int(values[0])], branch.operands)
     if name in ("jit", "pjit"):
         return _run(eqn.params["jaxpr"], values)
     if any(v is None for v in values):

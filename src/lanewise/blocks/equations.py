@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -27,7 +27,9 @@ from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import TransformError
-from lanewise.core.program import Program, machine_inside, program_p, throw_p
+from lanewise.core.program import Program, codes_inside, machine_inside, program_p, throw_p
+
+T = TypeVar("T")
 
 # -- code inside ----------------------------------------------------------------------------------
 
@@ -56,6 +58,11 @@ class Inside:
     jaxpr: Jaxpr
     operands: tuple[Atom, ...]
     consts: tuple[object, ...] = ()
+
+    def divided(self, eqn: JaxprEqn, given: Iterable[T]) -> list[T]:
+        """What there is for each of these operands, given what there is for each of the equation's."""
+        at = {id(atom): value for atom, value in zip(eqn.invars, given, strict=True)}
+        return [at[id(atom)] for atom in self.operands]
 
 
 def inside(eqn: JaxprEqn) -> Inside | None:
@@ -93,31 +100,25 @@ def is_throw(eqn: JaxprEqn) -> bool:
 
 def tests_many(eqn: JaxprEqn) -> bool:
     """Whether a `while` has a test for each element of an inner `jax.vmap`: it runs until all are done."""
-    return eqn.primitive.name == "while" and bool(eqn.params["cond_jaxpr"].outvars[0].aval.shape)
+    if eqn.primitive.name != "while":
+        return False
+    return bool(_jax.While.of(eqn, eqn.invars).test.outvars[0].aval.shape)
 
 
 def with_one_test(eqn: JaxprEqn) -> _jax.Traced:
     """The same loop with one test for all elements, those that are done kept as they are."""
-    cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-    cond_run, body_run = _jax.flat_jaxpr(cond), _jax.flat_jaxpr(body)
 
     def run(*operands: Any) -> list[Any]:
-        first = [*_jax.attached_consts(cond), *operands[:cond_n]]
-        second = [*_jax.attached_consts(body), *operands[cond_n : cond_n + body_n]]
-
-        def test(carry: list[Any]) -> Any:
-            return _jax.eval_jaxpr(cond_run, *first, *carry)[0]
+        loop = _jax.While.of(eqn, operands)
 
         def turn(carry: list[Any]) -> list[Any]:
-            goes_on, after = test(carry), _jax.eval_jaxpr(body_run, *second, *carry)
+            goes_on, after = loop.holds(carry), loop.after(carry)
             return [
                 jnp.where(lax.expand_dims(goes_on, range(goes_on.ndim, new.ndim)), new, old)
                 for new, old in zip(after, carry, strict=True)
             ]
 
-        start = list(operands[cond_n + body_n :])
-        return lax.while_loop(lambda carry: test(carry).any(), turn, start)
+        return lax.while_loop(lambda carry: loop.holds(carry).any(), turn, list(loop.init))
 
     return _jax.trace(run, [atom.aval for atom in eqn.invars])
 
@@ -147,14 +148,8 @@ def implementation(eqn: JaxprEqn) -> _jax.Traced | None:
         traced = _traced(eqn)
     except Exception:
         return None
-    return None if _holds(traced.jaxpr, eqn.primitive) else traced
-
-
-def _holds(jaxpr: Jaxpr, primitive: _jax.Primitive) -> bool:
-    return any(
-        eqn.primitive is primitive or any(_holds(inner, primitive) for inner in _jax.subjaxprs(eqn))
-        for eqn in jaxpr.eqns
-    )
+    held = _jax.equations(traced.jaxpr.eqns)
+    return None if any(e.primitive is eqn.primitive for e in held) else traced
 
 
 # -- indexed writes -------------------------------------------------------------------------------
@@ -305,11 +300,7 @@ def bytes_of(atom: object) -> int:
 
 def holds_while(eqns: Iterable[JaxprEqn]) -> bool:
     """Whether a loop of unknown length lies inside: run on values that are not there yet, it might never end."""
-    return any(
-        eqn.primitive.name == "while"
-        or any(holds_while(inner.eqns) for inner in _jax.subjaxprs(eqn))
-        for eqn in eqns
-    )
+    return any(eqn.primitive.name == "while" for eqn in _jax.equations(eqns))
 
 
 def cost_of(eqns: Iterable[JaxprEqn]) -> Cost:
@@ -403,16 +394,7 @@ def eqn_cost(eqn: JaxprEqn) -> Cost:
 
 def any_eqn(program: Program, test: Callable[[JaxprEqn], bool]) -> bool:
     """Whether the test holds for an equation of the program, or of one called inside."""
-
-    def inside(jaxpr: Jaxpr) -> bool:
-        return any(
-            test(eqn)
-            or (eqn.primitive is program_p and any_eqn(eqn.params["program"], test))
-            or any(map(inside, _jax.subjaxprs(eqn)))
-            for eqn in jaxpr.eqns
-        )
-
-    return any(inside(function.jaxpr) for function in program.functions.values())
+    return any(map(test, program.equations(codes_inside)))
 
 
 def sees_batch(program: Program) -> bool:
@@ -422,34 +404,16 @@ def sees_batch(program: Program) -> bool:
 
 def guards_a_loop(program: Program) -> bool:
     """Whether a branch decides if a loop runs: under `jax.vmap` it would run for the others too, and might not end."""
-    return any_eqn(program, lambda eqn: eqn.primitive.name == "cond" and _holds_loop([eqn]))
-
-
-def _holds_loop(eqns: Sequence[JaxprEqn]) -> bool:
-    return holds_while(eqns) or any(
-        (eqn.primitive is program_p and any_eqn(eqn.params["program"], lambda e: holds_while([e])))
-        or any(_holds_loop(inner.eqns) for inner in _jax.subjaxprs(eqn))
-        for eqn in eqns
-    )
+    branches = (e for e in program.equations(codes_inside) if e.primitive.name == "cond")
+    return any(e.primitive.name == "while" for e in _jax.equations(branches, codes_inside))
 
 
 def refuse_collectives(program: Program) -> None:
     """Raise if the program talks to other lanes."""
-    for function in program.functions.values():
-        for eqn in _collectives(function.jaxpr):
+    for eqn in program.equations():
+        talks = any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
+        if talks and not any(True for _ in _jax.subjaxprs(eqn)):
             raise TransformError(
                 f"{eqn.primitive.name} talks to the other lanes, which are at another place of the program:"
                 f" {_jax.user_line(eqn)}. Take the collective out of the program, and apply it to its answers."
             )
-
-
-def _collectives(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    found = []
-    for eqn in jaxpr.eqns:
-        if any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects) and not list(
-            _jax.subjaxprs(eqn)
-        ):
-            found.append(eqn)
-        for inner in _jax.subjaxprs(eqn):
-            found += _collectives(inner)
-    return found

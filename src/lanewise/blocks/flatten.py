@@ -14,6 +14,7 @@ Captured values are variables that nobody stores into again, so recursion never 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.divergence import Divergence, changed_carry, flag_of
+from lanewise.blocks.divergence import Divergence, flag_of
 from lanewise.blocks.equations import UPDATES, inside, is_throw, tests_many, with_one_test
 from lanewise.blocks.form import (
     Block,
@@ -41,8 +42,6 @@ from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import Outcome, TransformError
 from lanewise.core.outcomes import Site
 from lanewise.core.program import Function, Program, call_p, check_p, program_p, site_of
-
-Env = dict[Var, Atom]
 
 
 def flatten(
@@ -88,9 +87,8 @@ class _Flattener:
         self.link_captures(program, captured)
         entry = program.functions[program.entry]
         called_again = any(
-            eqn.params["name"] == entry.name
-            for f in program.functions.values()
-            for eqn in _calls_in(f.jaxpr)
+            eqn.primitive is call_p and eqn.params["name"] == entry.name
+            for eqn in program.equations()
         )
         frame = self.frame(
             program, entry, [flag or called_again for flag in varying[num_captures:]]
@@ -160,9 +158,6 @@ class _Flattener:
         self.varies[var] = varies
         return var
 
-    def atom(self, env: Env, atom: Atom) -> Atom:
-        return atom if isinstance(atom, Literal) else env[atom]
-
     def flags(self, atoms: Sequence[Atom]) -> list[bool]:
         return [flag_of(self.varies, atom) for atom in atoms]
 
@@ -175,15 +170,8 @@ class _Flattener:
 
     def walk(self, jaxpr: Jaxpr, args: Sequence[Atom], consts: Sequence[Any] = ()) -> list[Atom]:
         """Flatten a jaxpr's equations into the current block and those after it; gives its results."""
-        env: Env = {}
-        for var, value in zip(jaxpr.constvars, consts, strict=True):
-            env[var] = self.constant(var, value)
-        env.update(zip(jaxpr.invars, args, strict=True))
-        for eqn in jaxpr.eqns:
-            operands = [self.atom(env, atom) for atom in eqn.invars]
-            outs = self.eqn(eqn, operands)
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [self.atom(env, atom) for atom in jaxpr.outvars]
+        held = [self.constant(v, x) for v, x in zip(jaxpr.constvars, consts, strict=True)]
+        return _jax.evaluate(jaxpr, args, self.eqn, consts=held, literal=_jax.itself)
 
     def eqn(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
         if is_throw(eqn):
@@ -231,15 +219,14 @@ class _Flattener:
         return outs
 
     def cond(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
-        index, *args = operands
-        branches = eqn.params["branches"]
-        labels = [self.label() for _ in branches]
+        parts = _jax.Cond.of(eqn, operands)
+        labels = [self.label() for _ in parts.branches]
         join = self.label()
         results = [self.new_var(var.aval, True) for var in eqn.outvars]
-        self.finish(Branch(index, tuple(labels)))
-        for i, (label, branch) in enumerate(zip(labels, branches, strict=True)):
-            self.start(label, f"case {i}" if len(branches) > 2 else ("else", "then")[i])
-            outs = self.walk(branch, args, _jax.attached_consts(branch))
+        self.finish(Branch(parts.index, tuple(labels)))
+        for i, (label, branch) in enumerate(zip(labels, parts.branches, strict=True)):
+            self.start(label, f"case {i}" if len(labels) > 2 else ("else", "then")[i])
+            outs = self.walk(branch, parts.operands, _jax.attached_consts(branch))
             self.finish(Jump(join), list(zip(results, outs, strict=True)))
         self.start(join, "join")
         return results
@@ -267,50 +254,40 @@ class _Flattener:
                 for var, value in zip(traced.jaxpr.invars, traced.captures, strict=False)
             ]
             return self.walk(traced.jaxpr, [*arrays, *operands])
-        cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-        cond_consts, body_consts = operands[:cond_n], operands[cond_n : cond_n + body_n]
-        init = operands[cond_n + body_n :]
-        changed = changed_carry(body, body_n)
+        parts = _jax.While.of(eqn, operands)
+        test, body, changed = parts.test, parts.body, parts.changed
         places = [
             self.new_var(var.aval, True) if change else atom
-            for var, atom, change in zip(eqn.outvars, init, changed, strict=True)
+            for var, atom, change in zip(eqn.outvars, parts.init, changed, strict=True)
         ]
 
         def run_body() -> Sequence[Atom]:
-            outs = self.walk(body, [*body_consts, *places], _jax.attached_consts(body))
-            return [out for out, change in zip(outs, changed, strict=True) if change]
+            outs = self.walk(body, [*parts.consts, *places], _jax.attached_consts(body))
+            return list(itertools.compress(outs, changed))
 
         self.loop(
-            [(p, a) for p, a, change in zip(places, init, changed, strict=True) if change],  # type: ignore[misc]
-            lambda: self.walk(cond, [*cond_consts, *places], _jax.attached_consts(cond))[0],
+            list(itertools.compress(zip(places, parts.init, strict=True), changed)),  # type: ignore[arg-type]
+            lambda: self.walk(test, [*parts.test_consts, *places], _jax.attached_consts(test))[0],
             run_body,
         )
         return places
 
     def scan(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
-        parts, body = _jax.scan_parts(eqn), eqn.params["jaxpr"]
-        num_consts, num_carry, length, reverse = (
-            parts.num_consts,
-            parts.num_carry,
-            parts.length,
-            parts.reverse,
-        )
-        consts = operands[:num_consts]
-        init, xs = operands[num_consts : num_consts + num_carry], operands[num_consts + num_carry :]
+        parts = _jax.Scan.of(eqn, operands)
+        body, length = parts.body, parts.length
         counter = self.new_var(_jax.shaped((), np.dtype("int32")), True)
         places = [self.new_var(var.aval, True) for var in eqn.outvars]
-        stacked = self.inline(lambda: [_jax.zeros(var.aval) for var in eqn.outvars[num_carry:]], [])
+        state, stacks = parts.divided(places)
+        stacked = self.inline(lambda: [_jax.zeros(var.aval) for var in stacks], [])
 
         def run_body() -> Sequence[Atom]:
             def take(i: Any, *arrays: Any) -> list[Any]:
-                at = length - 1 - i if reverse else i
+                at = length - 1 - i if parts.reverse else i
                 return [at, *(lax.dynamic_index_in_dim(x, at, keepdims=False) for x in arrays)]
 
-            at, *slices = self.inline(take, [counter, *xs])
-            outs = self.walk(
-                body, [*consts, *places[:num_carry], *slices], _jax.attached_consts(body)
-            )
+            at, *slices = self.inline(take, [counter, *parts.xs])
+            outs = self.walk(body, [*parts.consts, *state, *slices], _jax.attached_consts(body))
+            new_state, rows = parts.divided(outs)
 
             def put(i: Any, at: Any, *arrays: Any) -> list[Any]:
                 stacks, values = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
@@ -320,11 +297,11 @@ class _Flattener:
                 ]
                 return [i + 1, *written]
 
-            after = self.inline(put, [counter, at, *places[num_carry:], *outs[num_carry:]])
-            return [after[0], *outs[:num_carry], *after[1:]]
+            after = self.inline(put, [counter, at, *stacks, *rows])
+            return [after[0], *new_state, *after[1:]]
 
         self.loop(
-            [(counter, _int_literal(0)), *zip(places, [*init, *stacked], strict=True)],
+            [(counter, _int_literal(0)), *zip(places, [*parts.init, *stacked], strict=True)],
             lambda: self.inline(lambda i: [i < length], [counter])[0],
             run_body,
         )
@@ -419,14 +396,6 @@ def operand_avals(program: Program) -> list[Any]:
         *program.capture_avals,
         *(var.aval for var in entry.params),
     ]
-
-
-def _calls_in(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    found = [eqn for eqn in jaxpr.eqns if eqn.primitive is call_p]
-    for eqn in jaxpr.eqns:
-        for inner in _jax.subjaxprs(eqn):
-            found += _calls_in(inner)
-    return found
 
 
 def _keeps_batching_rule(eqn: JaxprEqn) -> bool:

@@ -30,7 +30,7 @@ import numpy as np
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.core.errors import OptionError
-from lanewise.core.program import part_p, program_p
+from lanewise.core.program import codes_inside, part_p
 
 _SCOPE = "lanewise.on:"
 
@@ -76,16 +76,15 @@ def placed(
         is_array = [_is_array(x) for x in leaves]
         trees: list[Any] = []
 
-        def flat(*given: Any) -> list[Any]:
-            values = iter(given)
-            whole = [next(values) if flag else x for x, flag in zip(leaves, is_array, strict=True)]
+        def flat(*whole: Any) -> list[Any]:
             args, kwargs = jax.tree.unflatten(tree, whole)
             outs, out_tree = jax.tree.flatten(fun(*args, **kwargs))
             trees.append(out_tree)
             return [jnp.asarray(x) for x in outs]
 
-        operands = [jnp.asarray(x) for x, flag in zip(leaves, is_array, strict=True) if flag]
-        traced = _jax.trace_at(flat, operands)
+        of_arrays, arrays = _jax.restricted(flat, leaves, is_array)
+        operands = list(map(jnp.asarray, arrays))
+        traced = _jax.trace_at(of_arrays, operands)
         first = () if index is None else (_as_index(index, name),)
         outs = part_p.bind(
             *first,
@@ -131,17 +130,12 @@ def scope_of(eqn: _jax.JaxprEqn) -> str | None:
 
 def parts_in(jaxpr: _jax.Jaxpr) -> Iterator[str]:
     """The names of the parts that equations of a jaxpr have, at any depth. Families are named without an index."""
-    for eqn in jaxpr.eqns:
+    for eqn in _jax.equations(jaxpr.eqns, codes_inside):
         scope = scope_of(eqn)
         if scope is not None:
             yield scope
         if eqn.primitive is part_p:
             yield eqn.params["name"]
-        if eqn.primitive is program_p:
-            for function in eqn.params["program"].functions.values():
-                yield from parts_in(function.jaxpr)
-        for inner in _jax.subjaxprs(eqn):
-            yield from parts_in(inner)
 
 
 def _one_of(funs: Sequence[Callable[..., Any]], name: str, index: Any) -> Callable[..., Any]:
@@ -256,13 +250,7 @@ def _jvp_part(
     trees: list[Any] = []
 
     def ahead(*args: Any) -> list[Any]:
-        moved = [x for x, flag in zip(args, active, strict=True) if flag]
-
-        def of_active(*values: Any) -> list[Any]:
-            given = iter(values)
-            whole = [next(given) if flag else x for x, flag in zip(args, active, strict=True)]
-            return _jax.eval_closed(jaxpr, *whole)
-
+        of_active, moved = _jax.restricted(functools.partial(_jax.eval_closed, jaxpr), args, active)
         outs, linear = jax.linearize(of_active, *moved)
         saved, tree = jax.tree.flatten(linear)
         trees.append(tree)
@@ -308,14 +296,8 @@ def _jvp_at_each(
     What the tangents need is then saved by the place that made it, where one code for all has one place for it.
     """
     active = [type(t) is not ad.Zero for t in tangents]
-    moved = [x for x, flag in zip(primals, active, strict=True) if flag]
-
-    def of_active(*values: Any) -> list[Any]:
-        given = iter(values)
-        whole = [next(given) if flag else x for x, flag in zip(primals, active, strict=True)]
-        run = functools.partial(_jax.eval_closed, jaxpr)
-        return _one_of([run] * size, name, index)(*whole)
-
+    run = functools.partial(_jax.eval_closed, jaxpr)
+    of_active, moved = _jax.restricted(_one_of([run] * size, name, index), primals, active)
     answers, found = jax.jvp(
         of_active, moved, [t for t, flag in zip(tangents, active, strict=True) if flag]
     )
@@ -367,9 +349,7 @@ def _transpose_part(
         fixed, adjoints = args[: len(known)], args[len(known) :]
 
         def forward(*values: Any) -> list[Any]:
-            moved, still = iter(values), iter(fixed)
-            whole = [next(moved) if flag else next(still) for flag in linear]
-            outs = _jax.eval_closed(jaxpr, *whole)
+            outs = _jax.eval_closed(jaxpr, *_jax.merge(linear, values, fixed))
             return [x for x, flag in zip(outs, nonzero, strict=True) if flag]
 
         return list(jax.linear_transpose(forward, *types)(list(adjoints)))

@@ -109,6 +109,11 @@ class Program:
         }
         return tuple(found[i] for i in range(self.num_captures))
 
+    def equations(self, inside: Callable[..., Any] = _jax.subjaxprs) -> Iterator[_jax.JaxprEqn]:
+        """Those of all functions, at any depth of what `inside` gives; see `_jax.equations`."""
+        codes = (function.jaxpr for function in self.functions.values())
+        return _jax.equations((eqn for code in codes for eqn in code.eqns), inside)
+
     @functools.cached_property
     def num_operands(self) -> int:
         return self.num_captures + len(self.functions[self.entry].params)
@@ -116,15 +121,22 @@ class Program:
     @functools.cached_property
     def sites(self) -> tuple[Site, ...]:
         """Where a lane can fail an assertion, programs called inside included."""
-        found = dict.fromkeys(
-            site for function in self.functions.values() for site in _sites_in(function.jaxpr)
-        )
+        found: dict[Site, None] = {}
+        for eqn in self.equations():
+            if eqn.primitive is check_p and eqn.params["outcome"] is Outcome.ASSERTION_FAILED:
+                found[site_of(eqn)] = None
+            elif eqn.primitive is program_p:
+                found.update(dict.fromkeys(eqn.params["program"].sites))
         return tuple(found)
 
     @functools.cached_property
     def has_tapes(self) -> bool:
         """Whether a lane can run out of room on a tape, programs called inside included."""
-        return any(map(_has_tapes, (function.jaxpr for function in self.functions.values())))
+        return any(
+            (eqn.primitive is check_p and eqn.params["outcome"] is Outcome.TAPE_FULL)
+            or (eqn.primitive is program_p and eqn.params["program"].has_tapes)
+            for eqn in self.equations()
+        )
 
     @functools.cached_property
     def formats(self) -> bool:
@@ -134,14 +146,16 @@ class Program:
     @functools.cached_property
     def recursive(self) -> bool:
         """Whether any function, of this program or one called inside, calls back into itself."""
-        return any(_recurses(function.jaxpr) for function in self.functions.values())
+        return any(
+            eqn.primitive is call_p
+            or (eqn.primitive is program_p and eqn.params["program"].recursive)
+            for eqn in self.equations()
+        )
 
     @functools.cached_property
     def parts(self) -> tuple[_jax.JaxprEqn, ...]:
         """The calls of other programs inside this one that become part of it: those with no lanes of their own."""
-        return tuple(
-            eqn for function in self.functions.values() for eqn in _parts_in(function.jaxpr)
-        )
+        return tuple(filter(is_part, self.equations()))
 
     def refuse_bounds_of_parts(self, options: Options) -> None:
         """Raise if a program called inside this one has bounds that do not hold there, run with these options.
@@ -243,25 +257,6 @@ def without_part(eqn: _jax.JaxprEqn) -> _jax.JaxprEqn:
     )
 
 
-def _sites_in(jaxpr: _jax.Jaxpr) -> Iterator[Site]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is check_p and eqn.params["outcome"] is Outcome.ASSERTION_FAILED:
-            yield site_of(eqn)
-        elif eqn.primitive is program_p:
-            yield from eqn.params["program"].sites
-        for inner in _jax.subjaxprs(eqn):
-            yield from _sites_in(inner)
-
-
-def _has_tapes(jaxpr: _jax.Jaxpr) -> bool:
-    return any(
-        (eqn.primitive is check_p and eqn.params["outcome"] is Outcome.TAPE_FULL)
-        or (eqn.primitive is program_p and eqn.params["program"].has_tapes)
-        or any(map(_has_tapes, _jax.subjaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
-
-
 def site_of(check: _jax.JaxprEqn) -> Site:
     """The place of a check; its message has holes if it is written when the lane has failed."""
     params = check.params
@@ -276,21 +271,11 @@ def is_part(eqn: _jax.JaxprEqn) -> bool:
     return eqn.primitive is program_p and not (eqn.params["lanes"] or eqn.params["options"].stats)
 
 
-def _parts_in(jaxpr: _jax.Jaxpr) -> Iterator[_jax.JaxprEqn]:
-    for eqn in jaxpr.eqns:
-        if is_part(eqn):
-            yield eqn
-        for inner in _jax.subjaxprs(eqn):
-            yield from _parts_in(inner)
-
-
-def _recurses(jaxpr: _jax.Jaxpr) -> bool:
-    return any(
-        eqn.primitive is call_p
-        or (eqn.primitive is program_p and eqn.params["program"].recursive)
-        or any(_recurses(inner) for inner in _jax.subjaxprs(eqn))
-        for eqn in jaxpr.eqns
-    )
+def codes_inside(eqn: _jax.JaxprEqn) -> Iterator[_jax.Jaxpr]:
+    """The code that an equation holds, that of a program it calls included."""
+    if eqn.primitive is program_p:
+        yield from (function.jaxpr for function in eqn.params["program"].functions.values())
+    yield from _jax.subjaxprs(eqn)
 
 
 # -- check: `assert` inside a program ----------------------------------------------------------------

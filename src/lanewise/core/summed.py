@@ -67,7 +67,7 @@ def sum_over_rows(
     """
     rows = next(x.shape[0] for x, flag in zip(args, varies, strict=True) if flag)
     varying = {v for v, flag in zip(jaxpr.invars, varies, strict=True) if flag}
-    varying |= varying_results(jaxpr.eqns, varying)
+    varying = _jax.reached(jaxpr.eqns, varying)
     sums = [row_sum(jaxpr.eqns, atom, varying) for atom in jaxpr.outvars]
     needed = list(dict.fromkeys(var for each in sums for var in each.needs))
     once = [var for var in needed if var not in varying]
@@ -92,15 +92,6 @@ def sum_over_rows(
         return jnp.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else found[atom]
 
     return [each.total(look, mask) for each in sums]
-
-
-def varying_results(eqns: Sequence[JaxprEqn], varying: set[Var]) -> set[Var]:
-    """The variables that equations make from some that vary."""
-    found = set(varying)
-    for eqn in eqns:
-        if any(a in found for a in eqn.invars if not isinstance(a, Literal)):
-            found.update(eqn.outvars)
-    return found
 
 
 def row_sum(

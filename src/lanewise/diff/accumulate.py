@@ -155,16 +155,17 @@ class _Analysis:
         """For a loop, a branch or a call, the operand that a result is the sum so far of; None if it is no link."""
         name = eqn.primitive.name
         if name == "while":
-            cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-            cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-            tested = Uses(cond).readers.get(cond.invars[cond_n + place], [])
-            own = self.chain(body, body.outvars[place], body.invars[body_n + place], number)
-            return None if tested or own is None else {place: Link(number, cond_n + body_n + place)}
+            loop = _jax.While.of(eqn, range(len(eqn.invars)))
+            test, body = loop.test, loop.body
+            tested = Uses(test).readers.get(test.invars[len(loop.test_consts) + place], [])
+            base = body.invars[len(loop.consts) + place]
+            own = self.chain(body, body.outvars[place], base, number)
+            return None if tested or own is None else {place: Link(number, loop.init[place])}
         if name == "scan":
-            parts, body = _jax.scan_parts(eqn), eqn.params["jaxpr"]
-            if place >= parts.num_carry:
+            loop = _jax.Scan.of(eqn, range(len(eqn.invars)))
+            if place >= len(loop.init):
                 return None
-            at = parts.num_consts + place
+            at, body = loop.init[place], loop.body
             own = self.chain(body, body.outvars[place], body.invars[at], number)
             return None if own is None else {place: Link(number, at)}
         if name == "cond":
@@ -177,11 +178,11 @@ class _Analysis:
 
     def _base_of_branches(self, eqn: JaxprEqn, place: int, number: int) -> int | None:
         """The operand that a result of all branches is the sum so far of."""
-        branches = eqn.params["branches"]
-        for at, operand in enumerate(eqn.invars[1:]):
+        branch = _jax.Cond.of(eqn, eqn.invars)
+        for at, operand in enumerate(branch.operands):
             if _is_like(operand, eqn.outvars[place]) and all(
                 self.chain(code, code.outvars[place], code.invars[at], number) is not None
-                for code in branches
+                for code in branch.branches
             ):
                 return 1 + at
         return None
@@ -254,17 +255,14 @@ def _codes(eqn: JaxprEqn, links: dict[int, Link]) -> Iterator[tuple[Jaxpr, dict[
     """The code that an equation holds, and which results of each go to accumulators, with bases by its inputs."""
     name = eqn.primitive.name
     if name == "while":
-        shift = eqn.params["cond_nconsts"]
-        yield eqn.params["cond_jaxpr"], {}
-        yield eqn.params["body_jaxpr"], _shifted(links, shift)
-    elif name == "scan":
-        yield eqn.params["jaxpr"], links
-    elif name == "cond":
-        for branch in eqn.params["branches"]:
-            yield branch, _shifted(links, 1)
+        loop = _jax.While.of(eqn, eqn.invars)
+        yield loop.test, {}
+        yield loop.body, _shifted(links, len(loop.test_consts))
     else:
+        # A scan's operands are its body's inputs; a branch has its index before them.
+        own = {"scan": links, "cond": _shifted(links, 1)}.get(name, {})
         for code in _jax.subjaxprs(eqn):
-            yield code, {}
+            yield code, own
 
 
 def _shifted(links: dict[int, Link], by: int) -> dict[int, Link]:
@@ -339,8 +337,8 @@ class _Rewriter:
         virtual = self.analysis.virtual(code, own)
         bases = {link.base for link in own.values()}
         inputs = [v for i, v in enumerate(code.invars) if i not in bases]
-        values: dict[Var, Any] = dict(zip(inputs, args, strict=True))
-        values.update(zip(code.constvars, _jax.attached_consts(code), strict=True))
+        held = _jax.attached_consts(code)
+        values = _jax.Environment((*code.constvars, *inputs), (*held, *args))
         uses = Uses(code)
         # What only reads an accumulator in order to add to it.
         skipped: set[int] = set()
@@ -349,33 +347,28 @@ class _Rewriter:
                 write = _adds_to_slice(uses, eqn)
                 skipped.update(id(part) for part in (write.eqns[:-1] if write else ()))
 
-        def value(atom: Atom) -> Any:
-            return atom.val if isinstance(atom, Literal) else values[atom]
-
         def add(atom: Atom, number: int) -> None:
             if (isinstance(atom, Literal) or atom not in virtual) and not is_zeros(atom, uses.made):
-                adding.accumulate(number, value(atom))
+                adding.accumulate(number, values[atom])
 
         for eqn in code.eqns:
             if id(eqn) in skipped:
                 continue
             if any(v in virtual for v in eqn.outvars):
                 kept = [v for v in eqn.outvars if v not in virtual]
-                outs = self._link(eqn, virtual, uses, value, add)
-                values.update(zip(kept, outs, strict=True))
+                values.bind(kept, self._link(eqn, virtual, uses, values, add))
             else:
-                operands = [value(a) for a in eqn.invars]
-                values.update(zip(eqn.outvars, _jax.run_eqn(eqn, operands), strict=True))
+                values.bind(eqn.outvars, _jax.run_eqn(eqn, values.read(eqn.invars)))
         for index, link in own.items():
             add(code.outvars[index], link.number)
-        return [value(a) for i, a in enumerate(code.outvars) if i not in own]
+        return values.read(a for i, a in enumerate(code.outvars) if i not in own)
 
     def _link(
         self,
         eqn: JaxprEqn,
         virtual: dict[Var, int],
         uses: Uses,
-        value: Callable[[Atom], Any],
+        values: _jax.Environment[Any],
         add: Callable[[Atom, int], None],
     ) -> Sequence[Any]:
         """An equation that is a link of chains: its terms are added, its other results given."""
@@ -388,77 +381,72 @@ class _Rewriter:
             number = virtual[eqn.outvars[0]]
             add(eqn.invars[0], number)
             places = adding.Places(eqn.params["dimension_numbers"], eqn.params["mode"])
-            adding.accumulate_places(number, value(eqn.invars[1]), value(eqn.invars[2]), places)
+            at, updates = values.read(eqn.invars[1:3])
+            adding.accumulate_places(number, at, updates, places)
             return []
         if name == "dynamic_update_slice":
             number = virtual[eqn.outvars[0]]
             add(eqn.invars[0], number)
             write = _adds_to_slice(uses, eqn)
             part = eqn.invars[1] if write is None else write.operands[0]
-            adding.accumulate_at(number, value(part), [value(a) for a in eqn.invars[2:]])
+            adding.accumulate_at(number, values[part], values.read(eqn.invars[2:]))
             return []
         if name == "pad":
             starts = [np.int32(low) for low, _, _ in eqn.params["padding_config"]]
-            adding.accumulate_at(virtual[eqn.outvars[0]], value(eqn.invars[0]), starts)
+            adding.accumulate_at(virtual[eqn.outvars[0]], values[eqn.invars[0]], starts)
             return []
         links = self.analysis.links_inside(eqn, virtual)
         for link in links.values():
             if link.base is not None:
                 add(eqn.invars[link.base], link.number)
         bases = {link.base for link in links.values()}
-        operands = [None if i in bases else value(a) for i, a in enumerate(eqn.invars)]
+        operands = [None if i in bases else values[a] for i, a in enumerate(eqn.invars)]
         return _CONSTRUCTS.get(name, _Rewriter._call)(self, eqn, operands, links)
 
     def _while(self, eqn: JaxprEqn, operands: Sequence[Any], links: dict[int, Link]) -> Any:
-        cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-        first, second = operands[:cond_n], operands[cond_n : cond_n + body_n]
-        init = [x for i, x in enumerate(operands[cond_n + body_n :]) if i not in links]
+        loop = _jax.While.of(eqn, operands)
+        cond, own = loop.test, _shifted(links, len(loop.test_consts))
+        init = [x for i, x in enumerate(loop.init) if i not in links]
 
         def test(carry: list[Any]) -> Any:
             left = iter(carry)
             whole = [None if i in links else next(left) for i in range(len(eqn.outvars))]
-            tested = [
-                v for v, x in zip(cond.invars, (*first, *whole), strict=True) if x is not None
-            ]
+            given = [*loop.test_consts, *whole]
+            tested = [v for v, x in zip(cond.invars, given, strict=True) if x is not None]
             code = _jax.new_jaxpr([*cond.constvars, *tested], cond.outvars, cond.eqns)
-            given = [x for x in (*first, *whole) if x is not None]
+            given = [x for x in given if x is not None]
             return _jax.eval_jaxpr(code, *_jax.attached_consts(cond), *given)[0]
 
         def turn(carry: list[Any]) -> list[Any]:
-            return self.run(body, [*second, *carry], _shifted(links, cond_n))
+            return self.run(loop.body, [*loop.consts, *carry], own)
 
         return lax.while_loop(test, turn, init)
 
     def _scan(self, eqn: JaxprEqn, operands: Sequence[Any], links: dict[int, Link]) -> Any:
-        parts, body = _jax.scan_parts(eqn), eqn.params["jaxpr"]
-        end = parts.num_consts + parts.num_carry
-        consts = operands[: parts.num_consts]
-        init = [x for x in operands[parts.num_consts : end] if x is not None]
+        loop = _jax.Scan.of(eqn, operands)
+        init = [x for x in loop.init if x is not None]
 
         def turn(carry: list[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            outs = self.run(body, [*consts, *carry, *xs], links)
+            outs = self.run(loop.body, [*loop.consts, *carry, *xs], links)
             return outs[: len(carry)], outs[len(carry) :]
 
         carry, ys = lax.scan(
             turn,
             init,
-            list(operands[end:]),
-            length=parts.length,
-            reverse=parts.reverse,
+            list(loop.xs),
+            length=loop.length,
+            reverse=loop.reverse,
             unroll=eqn.params["unroll"],
         )
         return [*carry, *ys]
 
     def _cond(self, eqn: JaxprEqn, operands: Sequence[Any], links: dict[int, Link]) -> Any:
-        index, *args = operands
-        given = [x for x in args if x is not None]
-        own = _shifted(links, 1)
+        parts, own = _jax.Cond.of(eqn, operands), _shifted(links, 1)
+        given = [x for x in parts.operands if x is not None]
         branches = [
-            lambda *values, code=code: self.run(code, values, own)
-            for code in eqn.params["branches"]
+            lambda *values, code=code: self.run(code, values, own) for code in parts.branches
         ]
-        return lax.switch(index, branches, *given)
+        return lax.switch(parts.index, branches, *given)
 
     def _call(self, eqn: JaxprEqn, operands: Sequence[Any], links: dict[int, Link]) -> Any:
         left = [a for i, a in enumerate(eqn.params["out_avals"]) if i not in links]

@@ -7,13 +7,12 @@ adjoint of zero; one that it finds not to move has none. Loops are followed unti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from lanewise import _jax
 from lanewise.core.program import call_p
 
-Moving = tuple[bool, ...]
-
+Moving = _jax.Flags
 
 OnCall = Callable[[_jax.JaxprEqn, Sequence[bool]], None]
 """What to do at a call, given which of its operands move: perhaps more than once, with more of them each time."""
@@ -23,67 +22,45 @@ def moving_outputs(
     jaxpr: _jax.Jaxpr, moving: Sequence[bool], on_call: OnCall | None = None
 ) -> Moving:
     """Which results move when these inputs do."""
-    moves: set[_jax.Var] = {v for v, flag in zip(jaxpr.invars, moving, strict=True) if flag}
-    for eqn in jaxpr.eqns:
-        flags = [not isinstance(a, _jax.Literal) and a in moves for a in eqn.invars]
-        for var, flag in zip(eqn.outvars, moving_results(eqn, flags, on_call), strict=True):
-            if flag:
-                moves.add(var)
-    return tuple(not isinstance(a, _jax.Literal) and a in moves for a in jaxpr.outvars)
+    return _Activity(on_call).of(jaxpr, moving)[0]
 
 
 def moving_results(
     eqn: _jax.JaxprEqn, moving: Sequence[bool], on_call: OnCall | None = None
 ) -> Moving:
     """Which results of an equation move."""
-    name = eqn.primitive.name
-    if name == "cond":
-        sides = [moving_outputs(code, moving[1:], on_call) for code in eqn.params["branches"]]
-        found = tuple(map(any, zip(*sides, strict=True)))
-    elif name == "while":
-        found = moving_carry(eqn, moving, on_call)
-    elif name == "scan":
-        found = moving_in_scan(eqn, moving, on_call)[1]
-    else:
-        if on_call is not None and eqn.primitive is call_p:
-            on_call(eqn, moving)
-        found = (any(moving),) * len(eqn.outvars)
-    return tuple(
-        flag and _jax.has_tangent(var.aval) for flag, var in zip(found, eqn.outvars, strict=True)
-    )
+    return _Activity(on_call).eqn(eqn, moving)[0]
 
 
-def moving_carry(
-    eqn: _jax.JaxprEqn, moving: Sequence[bool], on_call: OnCall | None = None
-) -> Moving:
+def moving_carry(eqn: _jax.JaxprEqn, moving: Sequence[bool]) -> Moving:
     """Which of the state of a `while` moves, in any iteration."""
-    first = eqn.params["cond_nconsts"]
-    consts = tuple(moving[first : first + eqn.params["body_nconsts"]])
-    carry = tuple(moving[first + len(consts) :])
-    body = eqn.params["body_jaxpr"]
-    while True:
-        after = moving_outputs(body, (*consts, *carry), on_call)
-        joined = _joined(carry, after)
-        if joined == carry:
-            return carry
-        carry = joined
+    return _Activity().while_(eqn, moving)[0]
 
 
-def moving_in_scan(
-    eqn: _jax.JaxprEqn, moving: Sequence[bool], on_call: OnCall | None = None
-) -> tuple[Moving, Moving]:
+def moving_in_scan(eqn: _jax.JaxprEqn, moving: Sequence[bool]) -> tuple[Moving, Moving]:
     """Which inputs of a `scan`'s body move in any iteration, and which of its results."""
-    parts, body = _jax.scan_parts(eqn), eqn.params["jaxpr"]
-    consts = tuple(moving[: parts.num_consts])
-    carry = tuple(moving[parts.num_consts : parts.num_consts + parts.num_carry])
-    xs = tuple(moving[parts.num_consts + parts.num_carry :])
-    while True:
-        outs = moving_outputs(body, (*consts, *carry, *xs), on_call)
-        joined = _joined(carry, outs[: parts.num_carry])
-        if joined == carry:
-            return (*consts, *carry, *xs), (*carry, *outs[parts.num_carry :])
-        carry = joined
+    loop, found = _jax.Scan.of(eqn, moving), _Activity().scan(eqn, moving)[0]
+    return (*loop.consts, *loop.divided(found)[0], *loop.xs), found
 
 
-def _joined(before: Sequence[bool], after: Sequence[Any]) -> Moving:
-    return tuple(a or b for a, b in zip(before, after, strict=True))
+@dataclass(frozen=True)
+class _Activity(_jax.Forward):
+    on_call: OnCall | None = None
+
+    def eqn(self, eqn: _jax.JaxprEqn, flags: Sequence[bool]) -> _jax.Found:
+        found, control = super().eqn(eqn, flags)
+        pairs = zip(found, eqn.outvars, strict=True)
+        return tuple(flag and _jax.has_tangent(var.aval) for flag, var in pairs), control
+
+    def other(self, eqn: _jax.JaxprEqn, flags: Sequence[bool]) -> _jax.Found:
+        if self.on_call is not None and eqn.primitive is call_p:
+            self.on_call(eqn, flags)
+        return super().other(eqn, flags)
+
+    def cond(self, eqn: _jax.JaxprEqn, flags: Sequence[bool]) -> _jax.Found:
+        # No index has a tangent, nor a test.
+        return super().cond(eqn, (False, *flags[1:]))
+
+    def while_(self, eqn: _jax.JaxprEqn, flags: Sequence[bool]) -> _jax.Found:
+        loop = _jax.While.of(eqn, flags)
+        return _jax.settled(loop.init, lambda carry: self.of(loop.body, [*loop.consts, *carry]))

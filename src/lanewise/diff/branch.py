@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jax import lax
@@ -25,77 +26,93 @@ from lanewise.diff.sweep import Scope, Swept, rule, spread
 def _cond(
     eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
 ) -> Swept:
-    index, *args = operands
-    branches = eqn.params["branches"]
-    threads = scope.adjoints is not None and any(calls(code) for code in branches)
+    branch = _jax.Cond.of(eqn, operands)
+    threads = scope.adjoints is not None and any(map(calls, branch.branches))
     out_moving = moving_results(eqn, moving)
     if not any(out_moving) and not threads:
         return Swept(_jax.run_eqn(eqn, operands), out_moving, lambda cts, start: list(start))
-    inputs = moving[1:]
+    everything = [True] * len(branch.operands)
     again = run_again_in_frame if scope.adjoints is not None else None
     pieces = [
         piece(
             code,
-            inputs,
+            moving[1:],
             out_moving,
             scope,
-            free=[True] * len(args),
-            added_up=[True] * len(args),
+            free=everything,
+            added_up=everything,
             threads=threads,
             again=again,
         )
-        for code in branches
+        for code in branch.branches
     ]
-    places, shared = _shared([p.saved for p in pieces])
-
-    def taken(own: Piece, mine: Sequence[int]) -> Callable[..., list[Any]]:
-        def run(values: Sequence[Any], tapes: Sequence[Any]) -> list[Any]:
-            outs, tapes, saved = own.forward(values, tapes)
-            held = dict(zip(mine, saved, strict=True))
-            return [
-                *outs,
-                *tapes,
-                *(held[i] if i in held else _jax.zeros(a) for i, a in enumerate(shared)),
-            ]
-
-        return run
-
-    sides = [taken(*each) for each in zip(pieces, places, strict=True)]
-    tapes = scope.tapes if threads else []
-    outs = _switch(index, sides, args, tapes)
-    num_outs, num_tapes = len(eqn.outvars), len(tapes)
-    outs, after, saved = (
-        outs[:num_outs],
-        outs[num_outs : num_outs + num_tapes],
-        outs[num_outs + num_tapes :],
-    )
+    sides = _Sides(branch, pieces, *_shared([p.saved for p in pieces]), moving[1:], out_moving)
+    outs, tapes, saved = sides.ahead(scope.tapes if threads else [])
     if threads:
-        scope.tapes = list(after)
+        scope.tapes = list(tapes)
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
-        sums = list(itertools.compress(start[1:], inputs))
-        adjoints = [*sums, *itertools.compress(cts, out_moving)]
+        tapes = scope.tapes if threads else []
+        adjoints, left = sides.back(saved, tapes, cts, start[1:])
+        if threads:
+            scope.tapes = with_tops(tapes, left)
+        return [start[0], *adjoints]
+
+    return Swept(list(outs), out_moving, pull, threads)
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """The branches as pieces: `places` has, for each, where its values are among those that any of them saves."""
+
+    branch: _jax.Cond[Any]
+    pieces: list[Piece]
+    places: list[list[int]]
+    shared: list[_jax.ShapedArray]
+    moving: Sequence[bool]
+    out_moving: Sequence[bool]
+
+    def ahead(self, tapes: Sequence[Any]) -> list[Sequence[Any]]:
+        """Results, tapes and what is saved, of the branch that is taken."""
+
+        def taken(own: Piece, mine: Sequence[int]) -> Callable[..., list[Any]]:
+            def run(values: Sequence[Any], tapes: Sequence[Any]) -> list[Any]:
+                outs, tapes, saved = own.forward(values, tapes)
+                held = dict(zip(mine, saved, strict=True))
+                places = enumerate(self.shared)
+                return [
+                    *outs,
+                    *tapes,
+                    *(held[i] if i in held else _jax.zeros(a) for i, a in places),
+                ]
+
+            return run
+
+        sides = list(map(taken, self.pieces, self.places))
+        outs = _switch(self.branch.index, sides, self.branch.operands, tapes)
+        return _jax.divided(outs, len(self.out_moving), len(tapes))
+
+    def back(
+        self, saved: Sequence[Any], tapes: Sequence[Any], cts: Sequence[Any], start: Sequence[Any]
+    ) -> tuple[list[Any], Sequence[Any]]:
+        """Adjoints of the operands, with the sums so far, and how many entries are left on each tape."""
+        sums = list(itertools.compress(start, self.moving))
+        adjoints = [*sums, *itertools.compress(cts, self.out_moving)]
         known = [ct is not None for ct in adjoints]
         given = list(itertools.compress(adjoints, known))
 
         def back(own: Piece, mine: Sequence[int]) -> Callable[..., list[Any]]:
             def run(values: Any, saved: Any, tapes: Any, given: Any) -> list[Any]:
-                found = spread(given, known)
-                start, cts = found[: len(sums)], found[len(sums) :]
+                start, cts = _jax.divided(spread(given, known), len(sums))
                 adjoints, left = own.reverse(values, [saved[i] for i in mine], tapes, start, cts)
                 return [*adjoints, *left]
 
             return run
 
-        backs = [back(*each) for each in zip(pieces, places, strict=True)]
-        tapes = scope.tapes if threads else []
-        outs = _switch(index, backs, args, saved, tapes, given)
-        num = sum(inputs)
-        if threads:
-            scope.tapes = with_tops(tapes, outs[num:])
-        return [start[0], *spread(outs[:num], inputs)]
-
-    return Swept(outs, out_moving, pull, threads)
+        sides = list(map(back, self.pieces, self.places))
+        outs = _switch(self.branch.index, sides, self.branch.operands, saved, tapes, given)
+        found, left = _jax.divided(outs, sum(self.moving))
+        return spread(found, self.moving), left
 
 
 def _switch(index: Any, sides: Sequence[Callable[..., list[Any]]], *args: Any) -> list[Any]:

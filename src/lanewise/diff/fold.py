@@ -61,24 +61,20 @@ def folded(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
         return jaxpr
 
     def run(*args: Any) -> list[Any]:
-        values: dict[_jax.Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
-
-        def value(atom: _jax.Atom) -> Any:
-            return atom.val if isinstance(atom, _jax.Literal) else values[atom]
-
+        values = _jax.Environment(jaxpr.invars, args)
         for eqn in jaxpr.eqns:
             if eqn.outvars and eqn.outvars[0] in sums:
                 whole, updates = sums[eqn.outvars[0]]
                 if not whole:
                     whole, updates = [updates[0].outvars[0]], updates[1:]
-                total = functools.reduce(lax.add, map(value, whole))
+                total = functools.reduce(lax.add, values.read(whole))
                 for update in updates:
-                    total = _updated(update, total, [value(a) for a in update.invars[1:]])
+                    total = _updated(update, total, values.read(update.invars[1:]))
                 outs = [total]
             else:
-                outs = _jax.run_eqn(eqn, [value(a) for a in eqn.invars])
-            values.update(zip(eqn.outvars, outs, strict=True))
-        return [value(a) for a in jaxpr.outvars]
+                outs = _jax.run_eqn(eqn, values.read(eqn.invars))
+            values.bind(eqn.outvars, outs)
+        return values.read(jaxpr.outvars)
 
     traced = _jax.trace(run, [v.aval for v in jaxpr.invars])
     assert not traced.captures

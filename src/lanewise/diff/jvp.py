@@ -184,11 +184,11 @@ def _derive(
         return rebind(function.jaxpr, args, call, of_values=True)
 
     def run(*values: Any) -> list[Any]:
-        held_values, rest = values[:num_held], values[num_held:]
-        held_tangents, rest = rest[:num_moving_held], rest[num_moving_held:]
-        num_params = len(params)
-        primals = [*held_values, *rest[:num_params]]
-        tangents = [*held_tangents, *rest[num_params:]]
+        held_values, held_tangents, own_values, own_tangents = _jax.divided(
+            values, num_held, num_moving_held, len(params)
+        )
+        primals = [*held_values, *own_values]
+        tangents = [*held_tangents, *own_tangents]
         has_tangent = [_jax.has_tangent(atom.aval) for atom in function.jaxpr.outvars]
         return _push_forward(primal, primals, tangents, moving, has_tangent)
 
@@ -204,14 +204,7 @@ def _push_forward(
     moving: Moving,
     has_tangent: Sequence[bool],
 ) -> list[Any]:
-    moved = [x for x, flag in zip(primals, moving, strict=True) if flag]
-
-    def of_moved(*values: Any) -> Sequence[Any]:
-        given = iter(values)
-        return primal(
-            *(next(given) if flag else x for x, flag in zip(primals, moving, strict=True))
-        )
-
+    of_moved, moved = _jax.restricted(primal, primals, moving)
     if not moved:
         outs = primal(*primals)
         zeros = [jax.numpy.zeros_like(x) for x in itertools.compress(outs, has_tangent)]
@@ -230,7 +223,7 @@ def _jvp_call(
 ) -> tuple[list[Any], list[Any]]:
     del jvp_of
     moving = tuple(type(t) is not ad.Zero for t in tangents)
-    given = [t for t, flag in zip(tangents, moving, strict=True) if flag]
+    given = list(itertools.compress(tangents, moving))
     tangent_avals = [_jax.tangent_aval(a) for a in out_avals if _jax.has_tangent(a)]
     outs = call_p.bind(
         *primals,
@@ -239,12 +232,13 @@ def _jvp_call(
         out_avals=(*out_avals, *tangent_avals),
         jvp_of=(name, moving),
     )
-    answers, moved = outs[: len(out_avals)], iter(outs[len(out_avals) :])
+    answers, given = _jax.divided(outs, len(out_avals))
+    moved = iter(given)
     tangent_outs = [
         next(moved) if _jax.has_tangent(a) else _jax.zero_tangent(x)
         for x, a in zip(answers, out_avals, strict=True)
     ]
-    return answers, tangent_outs
+    return list(answers), tangent_outs
 
 
 ad.primitive_jvps[call_p] = _jvp_call

@@ -33,33 +33,7 @@ from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
 from lanewise.diff.tape import check_room, unfilled
 
-
-@dataclass(frozen=True)
-class _While:
-    """The parts of a `while` equation, with values."""
-
-    test: _jax.Jaxpr
-    body: _jax.Jaxpr
-    test_consts: list[Any]
-    consts: list[Any]
-    init: list[Any]
-
-    def holds(self, state: Sequence[Any]) -> Any:
-        return _jax.eval_closed(self.test, *self.test_consts, *state)[0]
-
-    def after(self, state: Sequence[Any]) -> list[Any]:
-        return _jax.eval_closed(self.body, *self.consts, *state)
-
-
-def _parts(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> _While:
-    num_test, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    return _While(
-        eqn.params["cond_jaxpr"],
-        eqn.params["body_jaxpr"],
-        list(operands[:num_test]),
-        list(operands[num_test : num_test + num_body]),
-        list(operands[num_test + num_body :]),
-    )
+_While = _jax.While[Any]
 
 
 @rule("while")
@@ -68,33 +42,29 @@ def _while(
 ) -> Swept:
     if tests_many(eqn):
         return _as_one_test(eqn, operands, moving, scope)
-    loop = _parts(eqn, operands)
+    loop, flags = _jax.While.of(eqn, operands), _jax.While.of(eqn, moving)
     carry_moving = moving_carry(eqn, moving)
     threads = scope.adjoints is not None and bool(calls(loop.body))
     if not any(carry_moving) and not threads:
         return Swept(_jax.run_eqn(eqn, operands), carry_moving, lambda cts, start: list(start))
-    num_test, num_consts = len(loop.test_consts), len(loop.consts)
-    consts_moving = tuple(moving[num_test : num_test + num_consts])
     sweep_loop = _save_all if scope.checkpoints.setting == "all" else _keep_states
     if threads:
         sweep_loop = _push_iterations
-    outs, back = sweep_loop(loop, consts_moving, carry_moving, scope)
+    outs, back = sweep_loop(loop, flags.consts, carry_moving, scope)
     avals = [v.aval for v in eqn.outvars]
     const_avals = [_jax.aval_of(x) for x in loop.consts]
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
-        sums = zeros_for(start[num_test : num_test + num_consts], const_avals, consts_moving)
+        before = _jax.While.of(eqn, start)
+        sums = zeros_for(before.consts, const_avals, flags.consts)
         ct_consts, ct_carry = back(sums, zeros_for(cts, avals, carry_moving))
         carried = spread(ct_carry, carry_moving)
-        before = start[num_test + num_consts :]
         # What moves only later in the loop has no adjoint at its start.
         ct_init = [
             plus(so_far, ct) if flag else so_far
-            for ct, so_far, flag in zip(
-                carried, before, moving[num_test + num_consts :], strict=True
-            )
+            for ct, so_far, flag in zip(carried, before.init, flags.init, strict=True)
         ]
-        return [*start[:num_test], *spread(ct_consts, consts_moving), *ct_init]
+        return [*before.test_consts, *spread(ct_consts, flags.consts), *ct_init]
 
     return Swept(outs, carry_moving, pull, threads)
 
@@ -168,7 +138,7 @@ def _keep_states(
         carry = (length, used, places, slots, adjoints, left)
         *_, adjoints, left = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
         adjoints = behind.finish(adjoints, left)
-        return adjoints[: len(sums)], adjoints[len(sums) :]
+        return _jax.divided(adjoints, len(sums))
 
     return final, back
 
@@ -191,9 +161,8 @@ def _reverse_step(
     ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(state_avals, carry_moving)]
 
     def pulled(*values: Any) -> list[Any]:
-        given, rest = values[: len(state_avals)], values[len(state_avals) :]
+        given, sums, cts = _jax.divided(values, len(state_avals), len(sum_avals))
         swept = sweep(body, [*constants, *loop.consts, *given], flags, inner)
-        sums, cts = rest[: len(sum_avals)], rest[len(sum_avals) :]
         start = [*[None] * num_fixed, *spread(sums, consts_moving), *[None] * len(given)]
         found = swept.pull(spread(cts, carry_moving), start)[num_fixed:]
         return zeros_for(found, [*const_avals, *state_avals], [*consts_moving, *carry_moving])
@@ -380,7 +349,7 @@ def _save_all(
         if own.saved:
             check_room(jnp.less(at, records), scope.checkpoints.can_grow)
         outs, left = ahead([*fixed, *state], left)
-        state, saved = outs[: len(state)], outs[len(state) :]
+        state, saved = _jax.divided(outs, len(state))
         return at + 1, [write(t, x, at) for t, x in zip(tape, saved, strict=True)], state, left
 
     def going(carry: Any) -> Any:
@@ -410,7 +379,7 @@ def _save_all(
         carry = (length, adjoints, behind.start([*fixed, *blank, *adjoints]))
         _, adjoints, left = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
         adjoints = behind.finish(adjoints, left)
-        return adjoints[:num_sums], adjoints[num_sums:]
+        return _jax.divided(adjoints, num_sums)
 
     return final, back
 
@@ -448,7 +417,7 @@ def _push_iterations(
         count, tapes, places, state = carry
         state, tapes, saved = own.forward([*fixed, *state], tapes)
         found = adjoints.push(site, [*saved, *places], tapes)
-        return count + 1, found[:num_tapes], found[num_tapes:], state
+        return count + 1, *_jax.divided(found, num_tapes), state
 
     start = (jnp.int32(0), list(scope.tapes), list(map(_jax.zeros, place_avals)), list(loop.init))
     length, tapes, last, final = lax.while_loop(lambda c: loop.holds(c[-1]), forward, start)
@@ -460,9 +429,9 @@ def _push_iterations(
         def reverse_one(carry: Any) -> Any:
             to_go, places, sums, cts = carry
             found = adjoints.record_at(site, record, tapes, places)
-            saved, before = found[: len(own.saved)], found[len(own.saved) :]
+            saved, before = _jax.divided(found, len(own.saved))
             found, _ = own.reverse(fixed, saved, tapes, sums, cts)
-            return to_go - 1, before, found[: len(sums)], found[len(sums) :]
+            return to_go - 1, before, *_jax.divided(found, len(sums))
 
         carry = (length, list(last), list(sums), list(cts))
         *_, ct_consts, ct_carry = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
@@ -475,7 +444,7 @@ def _push_iterations(
             to_go, left, sums, cts = carry
             saved, before = adjoints.pop(site, own.saved, with_tops(tapes, left))
             found, left = own.reverse(fixed, saved, before, sums, cts)
-            return to_go - 1, left, found[: len(sums)], found[len(sums) :]
+            return to_go - 1, left, *_jax.divided(found, len(sums))
 
         carry = (length, tops(tapes), list(sums), list(cts))
         _, left, ct_consts, ct_carry = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)

@@ -59,12 +59,9 @@ class Piece:
     def saved(self) -> tuple[_jax.ShapedArray, ...]:
         return self.cut.saved
 
-    def forward(
-        self, args: Sequence[Any], tapes: Sequence[Any]
-    ) -> tuple[list[Any], list[Any], list[Any]]:
+    def forward(self, args: Sequence[Any], tapes: Sequence[Any]) -> list[Sequence[Any]]:
         outs = _jax.eval_jaxpr(self.cut.forward, *self.constants, *args, *tapes)
-        first, second = self.num_results, self.num_results + self.num_tapes
-        return outs[:first], outs[first:second], outs[second:]
+        return _jax.divided(outs, self.num_results, self.num_tapes)
 
     def reverse(
         self,
@@ -73,10 +70,10 @@ class Piece:
         tapes: Sequence[Any],
         start: Sequence[Any],
         cts: Sequence[Any],
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> list[Sequence[Any]]:
         given = (*self.constants, *free, *saved, *tapes, *start, *cts)
         outs = _run_linear(self.cut.reverse, given)
-        return outs[: self.num_adjoints], outs[self.num_adjoints :]
+        return _jax.divided(outs, self.num_adjoints)
 
     def forward_step(self, carried: Sequence[tuple[int, int]]) -> Step:
         """The forward code as an iteration of a loop: pairs of an argument and the result that it is next time."""
@@ -118,17 +115,16 @@ def piece(
     adjoint_avals = [_jax.tangent_aval(a) for a in itertools.compress(out_avals, out_moving)]
     start_avals = [_jax.tangent_aval(a) for a in itertools.compress(avals, summed)]
     num_args, num_tapes, num_start = len(avals), len(tapes), len(start_avals)
-    num_ahead = 2 * num_tapes
 
     def both(*values: Any) -> list[Any]:
-        args, rest = values[:num_args], values[num_args:]
-        inner = replace(scope, tapes=list(rest[:num_tapes]))
+        args, before, behind, sums, adjoints = _jax.divided(
+            values, num_args, num_tapes, num_tapes, num_start
+        )
+        inner = replace(scope, tapes=list(before))
         swept = sweep(code, args, moving, inner)
         results = [*swept.outs, *inner.tapes]
-        inner.tapes = list(rest[num_tapes:num_ahead])
-        adjoints = rest[num_ahead:]
-        start, cts = spread(adjoints[:num_start], summed), spread(adjoints[num_start:], out_moving)
-        cts = swept.pull(cts, start)
+        inner.tapes = list(behind)
+        cts = swept.pull(spread(adjoints, out_moving), spread(sums, summed))
         return [*results, *zeros_for(cts, avals, moving), *tops(inner.tapes)]
 
     traced = _jax.trace(both, [*avals, *tapes, *tapes, *start_avals, *adjoint_avals])
@@ -154,23 +150,17 @@ def _run_linear(code: _jax.Jaxpr, args: Sequence[Any]) -> list[Any]:
     """Run the code of a reverse sweep, to which `None` is an adjoint of zero: it is neither added nor multiplied."""
     if all(x is not None for x in args):
         return _jax.eval_jaxpr(code, *args)
-    values: dict[_jax.Var, Any] = dict(zip(code.invars, args, strict=True))
 
-    def value(atom: _jax.Atom) -> Any:
-        return atom.val if isinstance(atom, _jax.Literal) else values[atom]
+    def whole(values: Sequence[Any], atoms: Sequence[_jax.Atom]) -> list[Any]:
+        pairs = zip(values, atoms, strict=True)
+        return [_jax.zeros(a.aval) if x is None else x for x, a in pairs]
 
-    def whole(atom: _jax.Atom) -> Any:
-        found = value(atom)
-        return _jax.zeros(atom.aval) if found is None else found
-
-    for eqn in code.eqns:
-        operands = [value(a) for a in eqn.invars]
+    def rule(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
         name = eqn.primitive.name
         if any(x is None for x in operands) and name in _SUMS:
-            outs = [next((x for x in operands if x is not None), None)]
-        elif any(x is None for x in operands) and name in _PRODUCTS:
-            outs = [None]
-        else:
-            outs = _jax.run_eqn(eqn, [whole(a) for a in eqn.invars])
-        values.update(zip(eqn.outvars, outs, strict=True))
-    return [whole(a) for a in code.outvars]
+            return [next((x for x in operands if x is not None), None)]
+        if any(x is None for x in operands) and name in _PRODUCTS:
+            return [None]
+        return _jax.run_eqn(eqn, whole(operands, eqn.invars))
+
+    return whole(_jax.evaluate(code, args, rule), code.outvars)

@@ -254,19 +254,18 @@ def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
     places = adjoints.place_avals
 
     def forward(*values: Any) -> list[Any]:
-        args, tapes = values[: len(avals)], values[len(avals) :]
+        args, tapes = _jax.divided(values, len(avals))
         outs, tapes, saved = own.forward([*constants, *args], tapes)
         return [*outs, *adjoints.push(scope.site, saved, tapes)]
 
     def reverse(*values: Any) -> list[Any]:
-        free, rest = values[:num_free], values[num_free:]
-        tapes, rest = list(rest[: len(stacks)]), rest[len(stacks) :]
+        free, tapes, at, start, cts = _jax.divided(
+            values, num_free, len(stacks), len(places), len(sums)
+        )
         if adjoints.numbered:
-            saved = adjoints.record_at(scope.site, own.saved, tapes, rest[: len(places)])
-            rest = rest[len(places) :]
+            saved = adjoints.record_at(scope.site, own.saved, tapes, at)
         else:
             saved, tapes = adjoints.pop(scope.site, own.saved, tapes)
-        start, cts = rest[: len(sums)], rest[len(sums) :]
         found, left = own.reverse([*constants, *free], saved, tapes, start, cts)
         left = [] if adjoints.numbered else left
         return [*itertools.compress(found, others), *left, *itertools.compress(found, summed)]
@@ -314,7 +313,8 @@ def _call(
         out_avals=(*eqn.params["out_avals"], *stacks, *adjoints.place_avals),
         jvp_of=None,
     )
-    scope.tapes, places = list(outs[len(avals) :][: len(stacks)]), outs[len(avals) + len(stacks) :]
+    results, tapes, places = _jax.divided(outs, len(avals), len(stacks))
+    scope.tapes = list(tapes)
     operand_avals = [_jax.aval_of(x) for x in operands]
     summed = adjoints.summed(key)
     sums, rest = adjoints.adjoint_avals(key)
@@ -333,13 +333,13 @@ def _call(
             out_avals=(*rest, *left, *sums),
             jvp_of=None,
         )
+        ct_apart, entries, totals = _jax.divided(found, len(rest), len(left))
         if left:
-            scope.tapes = with_tops(scope.tapes, found[len(rest) : len(rest) + len(left)])
-        whole = spread(found[len(rest) + len(left) :], summed)
-        own = spread(found[: len(rest)], apart)
+            scope.tapes = with_tops(scope.tapes, entries)
+        whole, own = spread(totals, summed), spread(ct_apart, apart)
         return [
             total if flag else plus(so_far, ct)
             for total, so_far, ct, flag in zip(whole, start, own, summed, strict=True)
         ]
 
-    return Swept(outs[: len(avals)], out_moving, pull, threads=True)
+    return Swept(list(results), out_moving, pull, threads=True)

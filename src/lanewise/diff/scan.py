@@ -22,7 +22,7 @@ from lanewise.diff.calls import calls
 from lanewise.diff.piece import Piece, piece
 from lanewise.diff.records import tops, with_tops
 from lanewise.diff.split import run_again_from_host, run_again_in_frame
-from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
+from lanewise.diff.sweep import Scope, Swept, plus_each, rule, spread, zeros_for
 
 
 @rule("scan")
@@ -30,16 +30,16 @@ def _scan(
     eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
 ) -> Swept:
     inputs, outputs = moving_in_scan(eqn, moving)
-    body = eqn.params["jaxpr"]
+    parts = _jax.Scan.of(eqn, operands)
+    body = parts.body
     threads = scope.adjoints is not None and bool(calls(body))
     if not any(outputs) and not threads:
         return Swept(_jax.run_eqn(eqn, operands), outputs, lambda cts, start: list(start))
-    parts = _jax.scan_parts(eqn)
     num_fixed = len(_jax.attached_consts(body))
     loop = _Loop(
         _jax.flat_jaxpr(body),
-        num_fixed + parts.num_consts,
-        parts.num_carry,
+        num_fixed + len(parts.consts),
+        len(parts.init),
         parts.length,
         parts.reverse,
         (*[False] * num_fixed, *inputs),
@@ -74,8 +74,12 @@ class _Loop:
 
     def divided(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Constants, state and what is mapped over."""
-        first, second = self.num_consts, self.num_consts + self.num_carry
-        return list(values[:first]), list(values[first:second]), list(values[second:])
+        consts, state, xs = _jax.divided(values, self.num_consts, self.num_carry)
+        return list(consts), list(state), list(xs)
+
+    def results(self, values: Sequence[Any]) -> list[Sequence[Any]]:
+        """State and what is stacked."""
+        return _jax.divided(values, self.num_carry)
 
     def tape_bytes(self) -> int:
         """About how much is saved if all states are."""
@@ -87,35 +91,20 @@ class _Loop:
 def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
     """All at once."""
     consts, init, xs = loop.divided(operands)
-    sides = [True] * loop.num_consts, [False] * loop.num_carry, [True] * len(xs)
-    consts_moving, carry_moving, xs_moving = loop.divided(loop.moving)
-    ys_moving = loop.out_moving[loop.num_carry :]
     # What a loop inside another saves does not outlive an iteration of that.
     away = scope.checkpoints.offload and not scope.inside
-    again = run_again_in_frame if loop.threads else run_again_from_host if away else None
-    own = piece(
-        loop.body,
-        loop.moving,
-        loop.out_moving,
-        scope if loop.threads else scope.again(),
-        free=[*sides[0], *sides[1], *sides[2]],
-        added_up=[*sides[0], *sides[1], *[False] * len(xs)],
-        threads=loop.threads,
-        again=again,
-    )
-
-    num_results, num_tapes = len(loop.out_moving), own.num_tapes
+    own = _piece(loop, scope, away)
     ahead = own.forward_step([(loop.num_consts + j, j) for j in range(loop.num_carry)])
     saving = _Saving.of(own, loop)
 
     def step(carry: Any, slices: Sequence[Any]) -> Any:
         state, tapes, left, late = carry
         outs, left = ahead([*consts, *state, *slices, *tapes], left)
-        results, rest = outs[:num_results], outs[num_results:]
-        saved = [rest[num_tapes + i] for i in saving.own]
+        results, tapes, rest = _jax.divided(outs, len(loop.out_moving), own.num_tapes)
+        saved = [rest[i] for i in saving.own]
         saved, late = _to_host(late, saved) if away else (saved, late)
-        carry = (results[: loop.num_carry], rest[:num_tapes], left, late)
-        return carry, (results[loop.num_carry :], saved)
+        state, ys = loop.results(results)
+        return (state, tapes, left, late), (ys, saved)
 
     tapes = list(scope.tapes) if loop.threads else []
     left = ahead.start([*consts, *init])
@@ -126,57 +115,102 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
     final = ahead.finish(final, left)
     if loop.threads:
         scope.tapes = list(tapes)
-    out_avals = [_jax.aval_of(x) for x in (*final, *ys)]
-    in_avals = [_jax.aval_of(x) for x in operands]
+    ran = _Ran(loop, own, saving, scope, operands, final, ys, saved, late, away)
+    return Swept([*final, *ys], loop.out_moving, ran.pull)
 
-    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+
+def _piece(loop: _Loop, scope: Scope, away: bool) -> Piece:
+    """The sweeps of an iteration; `away`: what is saved lies in the host's memory."""
+    again = run_again_in_frame if loop.threads else run_again_from_host if away else None
+    num_xs = len(loop.moving) - loop.num_consts - loop.num_carry
+    return piece(
+        loop.body,
+        loop.moving,
+        loop.out_moving,
+        scope if loop.threads else scope.again(),
+        free=[*[True] * loop.num_consts, *[False] * loop.num_carry, *[True] * num_xs],
+        added_up=[*[True] * loop.num_consts, *[False] * (loop.num_carry + num_xs)],
+        threads=loop.threads,
+        again=again,
+    )
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A loop after its forward sweep, with what the reverse needs."""
+
+    loop: _Loop
+    own: Piece
+    saving: _Saving
+    scope: Scope
+    operands: Sequence[Any]
+    final: Sequence[Any]
+    ys: Sequence[Any]
+    saved: Sequence[Any]
+    # The last row, which is never sent to the host's memory; `away`: whether the others are there.
+    late: Sequence[Any]
+    away: bool
+
+    def pull(self, cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+        loop = self.loop
+        consts_moving, carry_moving, xs_moving = loop.divided(loop.moving)
         start_consts, start_init, start_xs = loop.divided(start)
-        const_avals, _, _ = loop.divided(in_avals)
-        sums = zeros_for(start_consts, const_avals, consts_moving)
-        ct_carry = zeros_for(cts[: loop.num_carry], out_avals[: loop.num_carry], carry_moving)
-        ct_ys = zeros_for(cts[loop.num_carry :], out_avals[loop.num_carry :], ys_moving)
+        consts, _, _ = loop.divided(self.operands)
+        ct_final, ct_ys = loop.results(cts)
+        sums, ct_init, ct_xs = self.backwards(
+            zeros_for(start_consts, _avals(consts), consts_moving),
+            zeros_for(ct_final, _avals(self.final), carry_moving),
+            zeros_for(ct_ys, _avals(self.ys), loop.results(loop.out_moving)[1]),
+        )
+        return [
+            *spread(sums, consts_moving),
+            *plus_each(start_init, spread(ct_init, carry_moving)),
+            *plus_each(start_xs, spread(ct_xs, xs_moving)),
+        ]
 
-        num_sums, num_ct = len(sums), len(ct_carry)
-        num_moving = num_sums + num_ct + sum(xs_moving)
+    def backwards(
+        self, sums: Sequence[Any], ct_final: Sequence[Any], ct_ys: Sequence[Any]
+    ) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        """The loop the other way round; gives adjoints of the constants, of the first state, of what is mapped over."""
+        loop, own, saving, scope = self.loop, self.own, self.saving, self.scope
+        consts, _, xs = loop.divided(self.operands)
+        num_sums, num_ct = len(sums), len(ct_final)
+        num_xs = sum(loop.divided(loop.moving)[2])
         # After constants, what is mapped over, what is saved and the tapes, sums and then adjoints of the state.
         at = len(consts) + len(xs) + len(own.saved) + own.num_tapes
         behind = own.reverse_step([(at + j, j) for j in range(num_sums + num_ct)])
+        tapes = list(scope.tapes) if loop.threads else []
 
         def back(carry: Any, slices: Any) -> Any:
             sums, ct_carry, entries, left, after, early = carry
             given, stored, results, ct_slices = slices
-            stored, early = _from_host(early, stored) if away else (stored, early)
+            stored, early = _from_host(early, stored) if self.away else (stored, early)
             saved = saving.joined(stored, results, after)
             before = with_tops(tapes, entries)
             args = [*consts, *given, *saved, *before, *sums, *ct_carry, *ct_slices]
             found, left = behind(args, left)
-            first, second = found[:num_sums], found[num_sums : num_sums + num_ct]
-            carry = (first, second, found[num_moving:], left, saving.before(saved), early)
-            return carry, found[num_sums + num_ct : num_moving]
+            sums, ct_carry, ct_given, entries = _jax.divided(found, num_sums, num_ct, num_xs)
+            return (sums, ct_carry, entries, left, saving.before(saved), early), ct_given
 
-        tapes = list(scope.tapes) if loop.threads else []
         blank: list[Any] = [None] * (at - len(consts))
-        left = behind.start([*consts, *blank, *sums, *ct_carry])
-        after = [final[j] for j in saving.carried.values()]
-        results = [ys[i] for i in saving.results.values()]
+        left = behind.start([*consts, *blank, *sums, *ct_final])
+        after = [self.final[j] for j in saving.carried.values()]
+        results = [self.ys[i] for i in saving.results.values()]
         (sums, ct_init, entries, left, *_), ct_xs = lax.scan(
             back,
-            (sums, ct_carry, tops(tapes), left, after, late),
-            (xs, saved, results, ct_ys),
+            (sums, ct_final, tops(tapes), left, after, self.late),
+            (xs, self.saved, results, ct_ys),
             length=loop.length,
             reverse=not loop.reverse,
         )
-        written = behind.finish([*sums, *ct_init], left)
-        sums, ct_init = written[:num_sums], written[num_sums:]
+        sums, ct_init = _jax.divided(behind.finish([*sums, *ct_init], left), num_sums)
         if loop.threads:
             scope.tapes = with_tops(tapes, entries)
-        return [
-            *spread(sums, consts_moving),
-            *(plus(*each) for each in zip(start_init, spread(ct_init, carry_moving), strict=True)),
-            *(plus(*each) for each in zip(start_xs, spread(ct_xs, xs_moving), strict=True)),
-        ]
+        return sums, ct_init, ct_xs
 
-    return Swept([*final, *ys], loop.out_moving, pull)
+
+def _avals(values: Sequence[Any]) -> list[Any]:
+    return list(map(_jax.aval_of, values))
 
 
 # What lies in the host's memory is copied an iteration late, and fetched an iteration early: then no copy waits for
@@ -249,78 +283,97 @@ class _Saving:
         return [saved[i] for i in self.earlier]
 
 
+@dataclass(frozen=True)
+class _Cut:
+    """Where the rows of a loop are cut: strips one after the other, and the rows over at its end."""
+
+    number: int
+    strip: int
+    strips: slice
+    over: slice
+    reverse: bool
+
+    @staticmethod
+    def of(loop: _Loop, strip: int) -> _Cut:
+        number, over = divmod(loop.length, strip)
+        at = over if loop.reverse else number * strip
+        sides = slice(0, at), slice(at, None)
+        strips, rest = sides[::-1] if loop.reverse else sides
+        return _Cut(number, strip, strips, rest, loop.reverse)
+
+    def in_strips(self, x: Any) -> Any:
+        return x[self.strips].reshape(self.number, self.strip, *x.shape[1:])
+
+    def in_rows(self, x: Any) -> Any:
+        return x.reshape(self.number * self.strip, *x.shape[2:])
+
+    def joined(self, rows: Any, end: Any) -> Any:
+        """All rows, if there are some at the end."""
+        if end is None:
+            return rows
+        return jnp.concatenate([end, rows] if self.reverse else [rows, end])
+
+
 def _in_strips(loop: _Loop, operands: Sequence[Any], strip: int, scope: Scope) -> Swept:
     """Strip after strip, then what is left over."""
     consts, init, xs = loop.divided(operands)
-    number, over = divmod(loop.length, strip)
+    cut, over = _Cut.of(loop, strip), loop.length % strip
     # A strip of the first setting saves all; a number of states counts for the strips as well.
     setting = scope.checkpoints.setting
     within = (
         scope.checkpoints if isinstance(setting, int) else replace(scope.checkpoints, setting="all")
     )
     scope = replace(scope, checkpoints=within)
-    first = slice(over, None) if loop.reverse else slice(0, number * strip)
-    last = slice(0, over) if loop.reverse else slice(number * strip, None)
+    given = [*consts, *init, *map(cut.in_strips, xs)]
+    outer, held = _over_strips(loop, cut, given)
+    main = _whole(outer, [*held, *given], scope)
+    state, stacked = loop.results(main.outs)
+    stacked = list(map(cut.in_rows, stacked))
+    ends = [x[cut.over] for x in xs]
+    rest = _whole(replace(loop, length=over), [*consts, *state, *ends], scope) if over else None
+    final, tails = (state, [None] * len(stacked)) if rest is None else loop.results(rest.outs)
+    nothing: list[Any] = [None] * (len(init) + len(xs))
+
+    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+        sums, start_init, start_xs = loop.divided(start)
+        ct_state, ct_ys = loop.results(cts)
+        ct_ends: list[Any] = [None] * len(xs)
+        if rest is not None:
+            ct_tails = [None if ct is None else ct[cut.over] for ct in ct_ys]
+            sums, ct_state, ct_ends = loop.divided(
+                rest.pull([*ct_state, *ct_tails], [*sums, *nothing])
+            )
+        ct_cut = [None if ct is None else cut.in_strips(ct) for ct in ct_ys]
+        found = main.pull([*ct_state, *ct_cut], [*[None] * len(held), *sums, *nothing])
+        sums, ct_init, ct_cut = loop.divided(found[len(held) :])
+        pairs = zip(ct_cut, ct_ends, strict=True)
+        ct_xs = [None if ct is None else cut.joined(cut.in_rows(ct), end) for ct, end in pairs]
+        return [*sums, *plus_each(start_init, ct_init), *plus_each(start_xs, ct_xs)]
+
+    ys = [cut.joined(y, tail) for y, tail in zip(stacked, tails, strict=True)]
+    return Swept([*final, *ys], loop.out_moving, pull)
+
+
+def _over_strips(loop: _Loop, cut: _Cut, operands: Sequence[Any]) -> tuple[_Loop, tuple[Any, ...]]:
+    """The loop over strips of these operands, and the constants that its body takes first."""
 
     def one_strip(*values: Any) -> list[Any]:
         consts, state, slices = loop.divided(values)
 
         def step(state: Any, slices: Any) -> Any:
-            outs = _jax.eval_jaxpr(loop.body, *consts, *state, *slices)
-            return outs[: loop.num_carry], outs[loop.num_carry :]
+            return tuple(loop.results(_jax.eval_jaxpr(loop.body, *consts, *state, *slices)))
 
-        final, ys = lax.scan(step, state, slices, length=strip, reverse=loop.reverse)
+        final, ys = lax.scan(step, state, slices, length=cut.strip, reverse=loop.reverse)
         return [*final, *ys]
 
-    cut = [x[first].reshape(number, strip, *x.shape[1:]) for x in xs]
-    avals = [_jax.aval_of(x) for x in (*consts, *init, *(x[0] for x in cut))]
-    traced = _jax.trace(one_strip, avals)
+    consts, init, xs = loop.divided(operands)
+    traced = _jax.trace(one_strip, _avals([*consts, *init, *(x[0] for x in xs)]))
     held = len(traced.captures)
     outer = replace(
         loop,
         body=traced.jaxpr,
         num_consts=held + loop.num_consts,
-        length=number,
+        length=cut.number,
         moving=(*[False] * held, *loop.moving),
     )
-    main = _whole(outer, [*traced.captures, *consts, *init, *cut], scope)
-    state, stacked = main.outs[: loop.num_carry], main.outs[loop.num_carry :]
-    stacked = [y.reshape(number * strip, *y.shape[2:]) for y in stacked]
-    ends = [x[last] for x in xs]
-    rest = _whole(replace(loop, length=over), [*consts, *state, *ends], scope) if over else None
-    final, ys = state, stacked
-    if rest is not None:
-        final, tails = rest.outs[: loop.num_carry], rest.outs[loop.num_carry :]
-        ys = [
-            jnp.concatenate([tail, y] if loop.reverse else [y, tail])
-            for y, tail in zip(stacked, tails, strict=True)
-        ]
-
-    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
-        sums, start_init, start_xs = loop.divided(start)
-        ct_state, ct_ys = cts[: loop.num_carry], cts[loop.num_carry :]
-        ct_ends: list[Any] = [None] * len(xs)
-        if rest is not None:
-            ct_tails = [None if ct is None else ct[last] for ct in ct_ys]
-            found = rest.pull([*ct_state, *ct_tails], [*sums, *[None] * (len(init) + len(xs))])
-            sums, ct_state, ct_ends = loop.divided(found)
-        ct_cut = [
-            None if ct is None else ct[first].reshape(number, strip, *ct.shape[1:]) for ct in ct_ys
-        ]
-        so_far = [*[None] * held, *sums, *[None] * (len(init) + len(xs))]
-        found = main.pull([*ct_state, *ct_cut], so_far)[held:]
-        sums, ct_init, ct_cut = loop.divided(found)
-        ct_xs = []
-        for ct, end in zip(ct_cut, ct_ends, strict=True):
-            if ct is not None:
-                ct = ct.reshape(number * strip, *ct.shape[2:])
-                if end is not None:
-                    ct = jnp.concatenate([end, ct] if loop.reverse else [ct, end])
-            ct_xs.append(ct)
-        return [
-            *sums,
-            *(plus(*each) for each in zip(start_init, ct_init, strict=True)),
-            *(plus(*each) for each in zip(start_xs, ct_xs, strict=True)),
-        ]
-
-    return Swept([*final, *ys], loop.out_moving, pull)
+    return outer, traced.captures

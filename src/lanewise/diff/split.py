@@ -92,7 +92,7 @@ def split(
         (forward_eqns if ahead else reverse_eqns).append(eqn)
         if ahead:
             known_vars.update(eqn.outvars)
-    results, adjoints = jaxpr.outvars[:num_results], jaxpr.outvars[num_results:]
+    results, adjoints = _jax.divided(jaxpr.outvars, num_results)
     needed = [
         a
         for a in (*(a for eqn in reverse_eqns for a in eqn.invars), *adjoints)

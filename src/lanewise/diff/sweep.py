@@ -82,22 +82,19 @@ def rule(name: str) -> Callable[[Rule], Rule]:
 
 def sweep(jaxpr: _jax.Jaxpr, args: Sequence[Any], moving: Sequence[bool], scope: Scope) -> Swept:
     """Run the forward sweep of code."""
-    values: dict[_jax.Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
-    values.update(zip(jaxpr.constvars, _jax.attached_consts(jaxpr), strict=True))
+    inputs = (*jaxpr.constvars, *jaxpr.invars)
+    values = _jax.Environment(inputs, (*_jax.attached_consts(jaxpr), *args))
     moves = {v for v, flag in zip(jaxpr.invars, moving, strict=True) if flag}
     pulls: list[tuple[Sequence[_jax.Atom], Sequence[_jax.Var], Swept]] = []
-
-    def value(atom: _jax.Atom) -> Any:
-        return atom.val if isinstance(atom, _jax.Literal) else values[atom]
 
     for piece in _pieces(jaxpr):
         if isinstance(piece, _jax.JaxprEqn):
             ins, outs = piece.invars, piece.outvars
-            swept = _rule_of(piece)(piece, [value(a) for a in ins], _flags(ins, moves), scope)
+            swept = _rule_of(piece)(piece, values.read(ins), _flags(ins, moves), scope)
         else:
             ins, outs = piece.ins, piece.outs
-            swept = _straight(piece, [value(a) for a in ins], _flags(ins, moves), scope)
-        values.update(zip(outs, swept.outs, strict=True))
+            swept = _straight(piece, values.read(ins), _flags(ins, moves), scope)
+        values.bind(outs, swept.outs)
         moves.update(v for v, flag in zip(outs, swept.moving, strict=True) if flag)
         if any(swept.moving) or swept.threads:
             pulls.append((ins, outs, swept))
@@ -125,7 +122,7 @@ def sweep(jaxpr: _jax.Jaxpr, args: Sequence[Any], moving: Sequence[bool], scope:
                     add(atom, ct)
         return [adjoints.get(v) for v in jaxpr.invars]
 
-    return Swept([value(a) for a in jaxpr.outvars], _flags(jaxpr.outvars, moves), pull)
+    return Swept(values.read(jaxpr.outvars), _flags(jaxpr.outvars, moves), pull)
 
 
 def plus(ct: Any, more: Any) -> Any:
@@ -133,6 +130,10 @@ def plus(ct: Any, more: Any) -> Any:
     if ct is None or more is None:
         return more if ct is None else ct
     return jax.lax.add(ct, more)
+
+
+def plus_each(cts: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    return [plus(*each) for each in zip(cts, more, strict=True)]
 
 
 def zeros_for(cts: Sequence[Any], avals: Sequence[Any], moving: Sequence[bool]) -> list[Any]:
@@ -178,9 +179,10 @@ def _rule_of(eqn: _jax.JaxprEqn) -> Rule:
 
 def _has_control(eqn: _jax.JaxprEqn) -> bool:
     """Whether an equation is a construct that has a rule, or code that holds one."""
-    if eqn.primitive.name in WRAPPERS:
-        return any(_has_control(inner) for code in _jax.subjaxprs(eqn) for inner in code.eqns)
-    return eqn.primitive is call_p or eqn.primitive.name in RULES
+    held = _jax.equations(
+        (eqn,), lambda e: _jax.subjaxprs(e) if e.primitive.name in WRAPPERS else ()
+    )
+    return any(each.primitive is call_p or each.primitive.name in RULES for each in held)
 
 
 def _pieces(jaxpr: _jax.Jaxpr) -> list[_Straight | _jax.JaxprEqn]:
@@ -218,13 +220,10 @@ def _straight(
     out_moving = _flags(piece.outs, moves)
 
     def run(*given: Any) -> tuple[list[Any], list[Any]]:
-        values = dict(zip(piece.ins, operands, strict=True))
-        values.update(zip(itertools.compress(piece.ins, moving), given, strict=True))
-        _run(piece.eqns, values, scope)
-        moved = [values[v] for v in piece.outs if v in moves]
-        return moved, [values[v] for v in piece.outs if v not in moves]
+        code = _jax.new_jaxpr(piece.ins, piece.outs, piece.eqns)
+        return _jax.partition(_run(code, _jax.merge(moving, given, fixed), scope), out_moving)
 
-    given = [x for x, flag in zip(operands, moving, strict=True) if flag]
+    given, fixed = _jax.partition(operands, moving)
     if not any(out_moving):
         _, rest = run(*given)
         return Swept(rest, out_moving, lambda cts, start: list(start))
@@ -233,30 +232,20 @@ def _straight(
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         own = spread(back(zeros_for(cts, avals, out_moving)), moving)
-        return [plus(*each) for each in zip(start, own, strict=True)]
+        return plus_each(start, own)
 
-    values = iter(moved), iter(rest)
-    outs = [next(values[0] if flag else values[1]) for flag in out_moving]
-    return Swept(outs, out_moving, pull)
+    return Swept(_jax.merge(out_moving, moved, rest), out_moving, pull)
 
 
-def _run(eqns: Sequence[_jax.JaxprEqn], values: dict[_jax.Var, Any], scope: Scope) -> None:
-    """Run equations, and those held by others in place, so that each is seen when the trace is cut."""
+def _run(code: _jax.Jaxpr, args: Sequence[Any], scope: Scope) -> list[Any]:
+    """Run code, and what its equations hold in their place, so that each is seen when the trace is cut."""
 
-    def value(atom: _jax.Atom) -> Any:
-        return atom.val if isinstance(atom, _jax.Literal) else values[atom]
-
-    for eqn in eqns:
-        args = [value(a) for a in eqn.invars]
+    def rule(eqn: _jax.JaxprEqn, args: list[Any]) -> list[Any]:
         if eqn.primitive.name in WRAPPERS:
-            code = eqn.params[WRAPPERS[eqn.primitive.name]]
-            inner = dict(zip(code.invars, args, strict=True))
-            inner.update(zip(code.constvars, _jax.attached_consts(code), strict=True))
-            _run(code.eqns, inner, scope)
-            outs = [a.val if isinstance(a, _jax.Literal) else inner[a] for a in code.outvars]
-        else:
-            outs = _jax.run_eqn(_as_set(eqn, scope), args)
-        values.update(zip(eqn.outvars, outs, strict=True))
+            return _run(eqn.params[WRAPPERS[eqn.primitive.name]], args, scope)
+        return _jax.run_eqn(_as_set(eqn, scope), args)
+
+    return _jax.evaluate(code, args, rule)
 
 
 def _as_set(eqn: _jax.JaxprEqn, scope: Scope) -> _jax.JaxprEqn:

@@ -31,7 +31,7 @@ def as_loop(program: Program) -> Program | None:
     results = [a.aval for a in entry.jaxpr.outvars]
 
     def run(*values: Any) -> list[Any]:
-        captures, given = values[: program.num_captures], values[program.num_captures :]
+        captures, given = _jax.divided(values, program.num_captures)
         own = [captures[i] for i in entry.captures]
 
         def turn(carry: Any) -> Any:
@@ -53,33 +53,30 @@ def as_loop(program: Program) -> Program | None:
     return Program({name: Function(name, traced.jaxpr, captured)}, name, program.num_captures)
 
 
+def _calls(eqn: _jax.JaxprEqn) -> bool:
+    return eqn.primitive is call_p or any(calls(code) for code in _jax.subjaxprs(eqn))
+
+
 def _turn(
     jaxpr: _jax.Jaxpr, args: Sequence[Any], params: Sequence[Any], results: Sequence[Any]
 ) -> tuple[Any, list[Any], list[Any]]:
     """One call: whether another follows, its arguments if so, and the results if not."""
-    values: dict[_jax.Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
-    values.update(zip(jaxpr.constvars, _jax.attached_consts(jaxpr), strict=True))
-
-    def value(atom: _jax.Atom) -> Any:
-        return atom.val if isinstance(atom, _jax.Literal) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        operands = [value(a) for a in eqn.invars]
-        if eqn.primitive is not call_p and not any(calls(c) for c in _jax.subjaxprs(eqn)):
-            values.update(zip(eqn.outvars, _jax.run_eqn(eqn, operands), strict=True))
-            continue
-        if eqn is not jaxpr.eqns[-1] or list(jaxpr.outvars) != list(eqn.outvars):
-            raise _NotInTail
-        if eqn.primitive is call_p:
-            following = [_jax.convert_to_aval(x, a) for x, a in zip(operands, params, strict=True)]
-            return jnp.bool_(True), following, [_jax.zeros(a) for a in results]
-        if eqn.primitive.name != "cond":
-            raise _NotInTail
-        index, *given = operands
-        sides = [
-            lambda *given, code=code: _turn(code, given, params, results)
-            for code in eqn.params["branches"]
-        ]
-        return lax.switch(index, sides, *given)
-    outs = [_jax.convert_to_aval(value(a), b) for a, b in zip(jaxpr.outvars, results, strict=True)]
-    return jnp.bool_(False), [_jax.zeros(a) for a in params], outs
+    if not calls(jaxpr):
+        found = zip(_jax.evaluate(jaxpr, args, _jax.run_eqn), results, strict=True)
+        outs = [_jax.convert_to_aval(x, a) for x, a in found]
+        return jnp.bool_(False), [_jax.zeros(a) for a in params], outs
+    *before, last = jaxpr.eqns
+    if any(_calls(eqn) for eqn in before) or list(jaxpr.outvars) != list(last.outvars):
+        raise _NotInTail
+    head = _jax.new_jaxpr([*jaxpr.constvars, *jaxpr.invars], last.invars, before)
+    operands = _jax.eval_jaxpr(head, *_jax.attached_consts(jaxpr), *args)
+    if last.primitive is call_p:
+        following = [_jax.convert_to_aval(x, a) for x, a in zip(operands, params, strict=True)]
+        return jnp.bool_(True), following, [_jax.zeros(a) for a in results]
+    if last.primitive.name != "cond":
+        raise _NotInTail
+    branch = _jax.Cond.of(last, operands)
+    sides = [
+        lambda *given, code=code: _turn(code, given, params, results) for code in branch.branches
+    ]
+    return lax.switch(branch.index, sides, *branch.operands)

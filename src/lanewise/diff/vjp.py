@@ -154,9 +154,7 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
         )
 
     def reverse(*values: Any) -> Sequence[Any]:
-        arrays, rest = values[: len(fixed)], values[len(fixed) :]
-        num_saved = len(stacks) + len(places)
-        tapes, cts = rest[:num_saved], rest[num_saved:]
+        arrays, tapes, cts = _jax.divided(values, len(fixed), len(stacks) + len(places))
         zeros = [_jax.zeros(a) for a in sums]
         left = [] if places else tops(stacks)
         found = call_p.bind(
@@ -168,7 +166,7 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
             out_avals=(*others, *left, *sums),
             jvp_of=None,
         )
-        own, whole = iter(found[: len(others)]), iter(found[len(others) + len(left) :])
+        own, _, whole = map(iter, _jax.divided(found, len(others), len(left)))
         held = {i: next(whole) for i in adjoints.held(program.entry)}
         ct_captures = [
             held[i] if i in held else _jax.zeros(_jax.tangent_aval(aval))
@@ -179,27 +177,11 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
         ct_params = [next(whole if summed else own) if moved else None for summed, moved in flags]
         return [*ct_captures, *itertools.compress(ct_params, moving[len(captures) :])]
 
-    def table(name: str, fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> WithConstants:
-        """A program of a function and all that it calls; it takes every capture, read or not."""
-        traced = _jax.trace(lambda *values: fun(*values[len(captures) :]), [*captures, *avals])
-        unmoved = [
-            Derived(f.name, _jax.Traced(f.jaxpr, ()), f.captures)
-            for f in program.functions.values()
-        ]
-        first = Derived(name, traced, tuple(range(len(captures))))
-        found = _reachable({d.name: d for d in (*unmoved, *derived, first)}, name)
-        constants = tuple(x for d in found for x in d.traced.captures)
-        functions, at = {}, 0
-        for d in found:
-            held = range(at, at + len(d.traced.captures))
-            at = held.stop
-            own = (*held, *(len(constants) + i for i in d.captures))
-            functions[d.name] = Function(d.name, d.traced.jaxpr, own, d.threads)
-        return WithConstants(Program(functions, name, len(constants) + len(captures)), constants)
-
     return Reverse(
-        table(f"forward({program.entry})", forward, params),
-        table(
+        _table(program, derived, f"forward({program.entry})", forward, params),
+        _table(
+            program,
+            derived,
             f"reverse({program.entry})",
             reverse,
             [*(params[i] for i in fixed), *stacks, *places, *ct_avals],
@@ -207,6 +189,31 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
         (*range(len(captures)), *(len(captures) + i for i in fixed)),
         out_moving,
     )
+
+
+def _table(
+    program: Program,
+    derived: Sequence[Derived],
+    name: str,
+    fun: Callable[..., Sequence[Any]],
+    avals: Sequence[Any],
+) -> WithConstants:
+    """A program of a function and all that it calls; it takes every capture, read or not."""
+    captures = program.capture_avals
+    traced = _jax.trace(lambda *values: fun(*values[len(captures) :]), [*captures, *avals])
+    unmoved = [
+        Derived(f.name, _jax.Traced(f.jaxpr, ()), f.captures) for f in program.functions.values()
+    ]
+    first = Derived(name, traced, tuple(range(len(captures))))
+    found = _reachable({d.name: d for d in (*unmoved, *derived, first)}, name)
+    constants = tuple(x for d in found for x in d.traced.captures)
+    functions, at = {}, 0
+    for d in found:
+        held = range(at, at + len(d.traced.captures))
+        at = held.stop
+        own = (*held, *(len(constants) + i for i in d.captures))
+        functions[d.name] = Function(d.name, d.traced.jaxpr, own, d.threads)
+    return WithConstants(Program(functions, name, len(constants) + len(captures)), constants)
 
 
 def _reachable(functions: dict[str, Derived], entry: str) -> list[Derived]:

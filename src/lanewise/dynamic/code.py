@@ -32,7 +32,7 @@ from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.blocks.equations import inside, is_throw, sees_batch, tests_many, with_one_test
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import LanewiseError
-from lanewise.core.program import Function, Program, call_p, check_p, program_p
+from lanewise.core.program import Function, Program, call_p, check_p, codes_inside, program_p
 from lanewise.dynamic.ending import may_not_end
 
 
@@ -209,19 +209,15 @@ class _Builder:
         return made, outs
 
     def walk(self, jaxpr: Jaxpr, args: Sequence[Atom], consts: Sequence[Any] = ()) -> list[Atom]:
-        env: dict[Var, Atom] = {}
-        for var, value in zip(jaxpr.constvars, consts, strict=True):
-            env[var] = Literal(_jax.stored(value, var.aval), _jax.stored_aval(var.aval))
-        env.update(zip(jaxpr.invars, args, strict=True))
+        held = [
+            Literal(_jax.stored(value, var.aval), _jax.stored_aval(var.aval))
+            for var, value in zip(jaxpr.constvars, consts, strict=True)
+        ]
 
-        def atom(a: Atom) -> Atom:
-            return a if isinstance(a, Literal) else env[a]
+        def rule(eqn: JaxprEqn, operands: list[Atom]) -> Sequence[Atom]:
+            return self.eqn(eqn.replace(invars=operands), [a.aval for a in eqn.invars])
 
-        for eqn in jaxpr.eqns:
-            renamed = eqn.replace(invars=[atom(a) for a in eqn.invars])
-            outs = self.eqn(renamed, [a.aval for a in eqn.invars])
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [atom(a) for a in jaxpr.outvars]
+        return _jax.evaluate(jaxpr, args, rule, consts=held, literal=_jax.itself)
 
     def eqn(self, eqn: JaxprEqn, types: Sequence[Any]) -> Sequence[Atom]:
         """Write an equation whose operands are renamed, and had these types; gives its results."""
@@ -285,26 +281,24 @@ class _Builder:
         return outs
 
     def cond(self, eqn: JaxprEqn, types: Sequence[Any]) -> Sequence[Atom]:
-        index, *args = eqn.invars
+        parts = _jax.Cond.of(eqn, eqn.invars)
         whole = None if _calls(eqn) else _renamed(eqn, types)
         outs = whole.outs if whole else tuple(_variable(v.aval) for v in eqn.outvars)
         codes = []
-        for branch in eqn.params["branches"]:
+        for branch in parts.branches:
             ops, given = self.apart(
-                lambda b=branch: self.walk(b, args, _jax.attached_consts(b))  # type: ignore[misc]
+                lambda b=branch: self.walk(b, parts.operands, _jax.attached_consts(b))  # type: ignore[misc]
             )
             codes.append(Code((), ops, tuple(given)))
-        self.ops.append(Branch(index, tuple(codes), outs, whole, _jax.user_line(eqn)))
+        self.ops.append(Branch(parts.index, tuple(codes), outs, whole, _jax.user_line(eqn)))
         return outs
 
     def while_(self, eqn: JaxprEqn, types: Sequence[Any]) -> Sequence[Atom]:
-        cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        held = [eqn.invars[:cond_n], eqn.invars[cond_n : cond_n + body_n]]
+        loop = _jax.While.of(eqn, eqn.invars)
         whole = None if _calls(eqn) else _renamed(eqn, types)
         outs = whole.outs if whole else tuple(_variable(v.aval) for v in eqn.outvars)
         codes = []
-        for name, own in zip(("cond_jaxpr", "body_jaxpr"), held, strict=True):
-            code = eqn.params[name]
+        for code, own in ((loop.test, loop.test_consts), (loop.body, loop.consts)):
             carried = [_variable(v.aval) for v in eqn.outvars]
             ops, given = self.apart(
                 lambda c=code, own=own, carried=carried: self.walk(  # type: ignore[misc]
@@ -312,18 +306,15 @@ class _Builder:
                 )
             )
             codes.append(Code(tuple(carried), ops, tuple(given)))
-        init = tuple(eqn.invars[cond_n + body_n :])
         test, body = codes
-        self.ops.append(Loop(test, body, init, outs, whole, _jax.user_line(eqn)))
+        self.ops.append(Loop(test, body, tuple(loop.init), outs, whole, _jax.user_line(eqn)))
         return outs
 
     def scan(self, eqn: JaxprEqn, types: Sequence[Any]) -> Sequence[Atom]:
         """A scan that makes calls, or holds a loop of unknown length, as a loop that counts."""
         del types
-        parts, code = _jax.scan_parts(eqn), eqn.params["jaxpr"]
-        first, second = parts.num_consts, parts.num_consts + parts.num_carry
-        consts, init, xs = eqn.invars[:first], eqn.invars[first:second], eqn.invars[second:]
-        made = [_jax.stored_aval(v.aval) for v in eqn.outvars[len(init) :]]
+        parts = _jax.Scan.of(eqn, eqn.invars)
+        made = [_jax.stored_aval(v.aval) for v in parts.divided(eqn.outvars)[1]]
         stacks = self.inline(lambda: [_jax.zeros(aval) for aval in made], [])
         line = _jax.user_line(eqn)
         counter = _jax.shaped((), np.dtype(np.int32))
@@ -338,11 +329,14 @@ class _Builder:
                 pairs = zip(arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :], strict=True)
                 return [i + 1, *(lax.dynamic_update_index_in_dim(s, v, at, 0) for s, v in pairs)]
 
-            state, stacked = carried[: len(init)], carried[len(init) :]
-            at, *own = self.inline(take, [i, *xs])
-            outs = self.walk(code, [*consts, *state, *own], _jax.attached_consts(code))
-            after = self.inline(put, [i, at, *stacked, *outs[len(init) :]])
-            return [after[0], *outs[: len(init)], *after[1:]]
+            state, stacked = parts.divided(carried)
+            at, *own = self.inline(take, [i, *parts.xs])
+            consts = _jax.attached_consts(parts.body)
+            state, rows = parts.divided(
+                self.walk(parts.body, [*parts.consts, *state, *own], consts)
+            )
+            after = self.inline(put, [i, at, *stacked, *rows])
+            return [after[0], *state, *after[1:]]
 
         def test(i: Atom, *carried: Atom) -> list[Atom]:
             return self.inline(lambda i: [i < parts.length], [i])
@@ -353,7 +347,7 @@ class _Builder:
             ops, given = self.apart(lambda w=write, ins=ins: w(*ins))  # type: ignore[misc]
             codes.append(Code(tuple(ins), ops, tuple(given)))
         outs = tuple(_variable(aval) for aval in avals)
-        self.ops.append(Loop(codes[0], codes[1], (_int(0), *init, *stacks), outs, None, line))
+        self.ops.append(Loop(codes[0], codes[1], (_int(0), *parts.init, *stacks), outs, None, line))
         return outs[1:]
 
     def inline(self, fun: Callable[..., Sequence[Any]], operands: Sequence[Atom]) -> list[Atom]:
@@ -372,13 +366,8 @@ _WRITTEN_OUT = frozenset("jit pjit closed_call core_call remat2 remat checkpoint
 
 def _calls(eqn: JaxprEqn) -> bool:
     """Whether an equation holds something that cannot be part of one equation: a call, or an assertion."""
-    own = eqn.primitive in (call_p, check_p, accumulate_p)
-    if eqn.primitive is program_p and not eqn.params["lanes"]:
-        inner = eqn.params["program"]
-        own = inner.recursive or any(
-            _calls(e) for f in inner.functions.values() for e in f.jaxpr.eqns
-        )
-    return own or any(_calls(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
+    held = _jax.equations((eqn,), lambda e: () if e.params.get("lanes") else codes_inside(e))
+    return any(each.primitive in (call_p, check_p, accumulate_p) for each in held)
 
 
 def _variable(aval: Any) -> Var:

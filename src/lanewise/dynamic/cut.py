@@ -199,7 +199,7 @@ def _linear_parts(
 ) -> tuple[set[Any], list[Any], list[Any]]:
     """What depends on adjoints; the cuts; and the values that do not, of which the linear equations are made."""
     makers = {v: eqn for eqn in joint.jaxpr.eqns for v in eqn.outvars}
-    linear = _reached(joint.jaxpr.eqns, joint.adjoints)
+    linear = _jax.reached(joint.jaxpr.eqns, joint.adjoints)
     cuts: dict[Any, None] = {}
     primal: dict[Any, None] = {}
     seen: set[tuple[Any, bool]] = set()
@@ -285,15 +285,6 @@ def _vars(atoms: Iterable[Any]) -> list[Any]:
     return [a for a in atoms if isinstance(a, _jax.Var)]
 
 
-def _reached(eqns: Sequence[_jax.JaxprEqn], start: Iterable[Any]) -> set[Any]:
-    """All that depends on these."""
-    found = set(start)
-    for eqn in eqns:
-        if any(a in found for a in _vars(eqn.invars)):
-            found.update(eqn.outvars)
-    return found
-
-
 def _taken(eqns: Sequence[_jax.JaxprEqn], inputs: Sequence[Any], outs: Sequence[Any]) -> _jax.Jaxpr:
     """The equations that make `outs` of these inputs."""
     have, need = set(inputs), set(_vars(outs))
@@ -317,21 +308,13 @@ def _inlined(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
 
 
 def _evaluate(jaxpr: _jax.Jaxpr, args: Sequence[Any]) -> list[Any]:
-    values: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
-
-    def read(a: Any) -> Any:
-        return a.val if isinstance(a, _jax.Literal) else values[a]
-
-    for eqn in jaxpr.eqns:
-        given = [read(a) for a in eqn.invars]
+    def rule(eqn: _jax.JaxprEqn, given: list[Any]) -> list[Any]:
         inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
         if eqn.primitive.name in _CALLS and inner is not None:
-            consts = _jax.attached_consts(inner)
-            outs = _evaluate(_jax.flat_jaxpr(inner), [*consts, *given])
-        else:
-            outs = _jax.run_eqn(eqn, given)
-        values.update(zip(eqn.outvars, outs, strict=True))
-    return [read(a) for a in jaxpr.outvars]
+            return _evaluate(inner, given)
+        return _jax.run_eqn(eqn, given)
+
+    return _jax.evaluate(jaxpr, args, rule)
 
 
 # By equation: its primitive's name, and the number of an earlier one that it repeats.

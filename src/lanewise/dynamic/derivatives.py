@@ -155,12 +155,8 @@ def _pushed_through(
     tangents: Sequence[Any],
 ) -> tuple[list[Any], list[Any]]:
     """`jax.jvp` of a function of values of which some move."""
-
-    def of_moved(*moved: Any) -> list[Any]:
-        given = iter(moved)
-        return run(*(next(given) if flag else x for x, flag in zip(values, moves, strict=True)))
-
-    return jax.jvp(of_moved, tuple(itertools.compress(values, moves)), tuple(tangents))
+    of_moved, own = _jax.restricted(run, values, moves)
+    return jax.jvp(of_moved, own, list(tangents))
 
 
 def _linearize_rows(

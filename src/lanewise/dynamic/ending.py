@@ -19,20 +19,17 @@ from typing import Any
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Literal
 from lanewise.core.options import Options
-from lanewise.core.program import Function, Program, program_p
+from lanewise.core.program import Function, Program, codes_inside, program_p
 
 _OPTIONS = Options()
 
 
 def may_not_end(eqn: JaxprEqn) -> bool:
     """Whether an equation holds a loop of unknown length, or a recursion."""
-    if eqn.primitive is program_p:
-        program = eqn.params["program"]
-        return program.recursive or any(
-            may_not_end(e) for f in program.functions.values() for e in f.jaxpr.eqns
-        )
-    return eqn.primitive.name == "while" or any(
-        may_not_end(e) for code in _jax.subjaxprs(eqn) for e in code.eqns
+    return any(
+        each.primitive.name == "while"
+        or (each.primitive is program_p and each.params["program"].recursive)
+        for each in _jax.equations((eqn,), codes_inside)
     )
 
 

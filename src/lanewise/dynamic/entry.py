@@ -13,9 +13,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal
 from lanewise.blocks.equations import Inside, inside
-from lanewise.core.program import call_p, check_p, program_p
+from lanewise.core.program import call_p, check_p, codes_inside, is_part, program_p
 
 _WRITTEN_OUT = frozenset(("jit", "pjit", "closed_call", "core_call"))
 
@@ -58,16 +58,10 @@ class Body:
 
 def written_out(jaxpr: Jaxpr, args: Sequence[Atom], consts: Sequence[Any]) -> Body:
     """A function's code with what is wrapped written out, branches by their sides, and every variable renamed."""
-    env: dict[Var, Atom] = dict(zip(jaxpr.invars, args, strict=True))
-    for var, value in zip(jaxpr.constvars, consts, strict=True):
-        env[var] = Literal(value, var.aval)
-
-    def atom(a: Atom) -> Atom:
-        return a if isinstance(a, Literal) else env[a]
-
+    held = [Literal(x, var.aval) for var, x in zip(jaxpr.constvars, consts, strict=True)]
     body = Body()
-    for eqn in jaxpr.eqns:
-        operands = [atom(a) for a in eqn.invars]
+
+    def rule(eqn: JaxprEqn, operands: list[Atom]) -> Sequence[Atom]:
         new = eqn.replace(invars=operands, outvars=[_jax.new_var(v.aval) for v in eqn.outvars])
         found = _wrapped(new) if holds_control(eqn) else None
         if found is not None:
@@ -75,18 +69,17 @@ def written_out(jaxpr: Jaxpr, args: Sequence[Atom], consts: Sequence[Any]) -> Bo
             body.ops += inner.ops
             # Had a program that is called inside failed, we would not be here.
             ended = [Literal(jnp.int32(n), v.aval) for n, v in zip((0, -1), eqn.outvars[-2:])]
-            outs = [*inner.outs, *ended[: len(eqn.outvars) - len(inner.outs)]]
-            env.update(zip(eqn.outvars, outs, strict=True))
-            continue
+            return [*inner.outs, *ended[: len(eqn.outvars) - len(inner.outs)]]
         op = Op(new)
         if eqn.primitive.name == "cond" and holds_control(eqn):
+            parts = _jax.Cond.of(eqn, operands)
             op.sides = tuple(
-                written_out(b, operands[1:], _jax.attached_consts(b))
-                for b in eqn.params["branches"]
+                written_out(b, parts.operands, _jax.attached_consts(b)) for b in parts.branches
             )
         body.ops.append(op)
-        env.update(zip(eqn.outvars, new.outvars, strict=True))
-    body.outs = [atom(a) for a in jaxpr.outvars]
+        return new.outvars
+
+    body.outs = _jax.evaluate(jaxpr, args, rule, consts=held, literal=_jax.itself)
     return body
 
 
@@ -107,22 +100,18 @@ def _wrapped(eqn: JaxprEqn) -> Inside | None:
 
 def holds_control(eqn: JaxprEqn) -> bool:
     """Whether an equation makes calls, loops for a time that is not known, or asserts."""
-    if eqn.primitive is program_p:
-        program = eqn.params["program"]
-        codes = [f.jaxpr for f in program.functions.values()]
-        own = not (eqn.params["lanes"] or eqn.params["options"].stats)
-        return own and (program.recursive or any(holds_control(e) for c in codes for e in c.eqns))
-    return (
-        eqn.primitive in (call_p, check_p)
-        or eqn.primitive.name == "while"
-        or any(holds_control(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
+    return any(
+        each.primitive in (call_p, check_p)
+        or each.primitive.name == "while"
+        or (is_part(each) and each.params["program"].recursive)
+        for each in _jax.equations(
+            (eqn,), lambda e: codes_inside(e) if is_part(e) else _jax.subjaxprs(e)
+        )
     )
 
 
 def calls_function(jaxpr: Jaxpr, name: str) -> bool:
     """Whether code calls this function of its program."""
     return any(
-        (eqn.primitive is call_p and eqn.params["name"] == name)
-        or any(calls_function(inner, name) for inner in _jax.subjaxprs(eqn))
-        for eqn in jaxpr.eqns
+        eqn.primitive is call_p and eqn.params["name"] == name for eqn in _jax.equations(jaxpr.eqns)
     )

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +37,15 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.core.options import Options
-from lanewise.core.program import Function, Program, call_p, check_p, program_p, throw_p
+from lanewise.core.program import (
+    Function,
+    Program,
+    call_p,
+    check_p,
+    codes_inside,
+    program_p,
+    throw_p,
+)
 from lanewise.dynamic.code import NotSliced, variables
 from lanewise.dynamic.control import is_expensive
 from lanewise.dynamic.entry import Body, Op, calls_function, holds_control, written_out
@@ -128,7 +136,7 @@ class _Splitter:
             body.ops.append(op)
             if holds_control(op.eqn):
                 op.early = known and not behind and self.sliceable(op)
-                op.hoisted = op.early and self.holds_products(op.eqn, set())
+                op.hoisted = op.early and self.holds_products(op.eqn)
                 if op.early and not op.hoisted and op.eqn.primitive in (call_p, program_p):
                     self.stays.append(f"{_words(op.eqn)} stays: it is no matrix work")
             else:
@@ -202,12 +210,12 @@ class _Splitter:
         return f"after {_words(eqn)}" if self.asserts(eqn) else ""
 
     def asserts(self, eqn: JaxprEqn) -> bool:
-        if eqn.primitive is call_p:
-            return bool(self.program.sites)
-        if eqn.primitive is program_p:
-            return bool(eqn.params["program"].sites)
-        inner = (e for code in _jax.subjaxprs(eqn) for e in code.eqns)
-        return eqn.primitive is check_p or any(map(self.asserts, inner))
+        return any(
+            each.primitive is check_p
+            or (each.primitive is call_p and bool(self.program.sites))
+            or (each.primitive is program_p and bool(each.params["program"].sites))
+            for each in _jax.equations((eqn,))
+        )
 
     def sliceable(self, op: Op) -> bool:
         """Whether the program that ends with an operation has a slice."""
@@ -223,22 +231,21 @@ class _Splitter:
             return False
         return True
 
-    def holds_products(self, eqn: JaxprEqn, seen: set[str]) -> bool:
+    def holds_products(self, eqn: JaxprEqn) -> bool:
         """Whether an equation does matrix work, in the functions that it calls included."""
-        if eqn.primitive is call_p:
-            name = eqn.params["name"]
-            new = name not in seen
-            seen.add(name)
-            inner = self.program.functions.get(name)
-            return new and inner is not None and self._any_products(inner.jaxpr, seen)
-        if eqn.primitive is program_p and not eqn.params["lanes"]:
-            functions = eqn.params["program"].functions.values()
-            return any(self._any_products(f.jaxpr, seen) for f in functions)
-        found = list(_jax.subjaxprs(eqn))
-        return any(self._any_products(code, seen) for code in found) or is_expensive(eqn)
+        left = dict(self.program.functions)
 
-    def _any_products(self, jaxpr: Jaxpr, seen: set[str]) -> bool:
-        return any(self.holds_products(eqn, seen) for eqn in jaxpr.eqns)
+        def inside(eqn: JaxprEqn) -> Iterable[Jaxpr]:
+            if eqn.primitive is call_p:
+                function = left.pop(eqn.params["name"], None)
+                return () if function is None else (function.jaxpr,)
+            return () if eqn.params.get("lanes") else codes_inside(eqn)
+
+        return any(
+            is_expensive(each)
+            for each in _jax.equations((eqn,), inside)
+            if each.primitive not in (call_p, program_p) or each.params.get("lanes")
+        )
 
     # -- the two programs --------------------------------------------------------------------------
 
@@ -246,8 +253,7 @@ class _Splitter:
         """The program of what is early, which gives these."""
 
         def run(*operands: Any) -> list[Any]:
-            env: dict[Var, Any] = dict(zip(self.operands, operands, strict=True))
-            found = _run_early(self.body, env, handed)
+            found = _run_early(self.body, _jax.Environment(self.operands, operands), handed)
             return [_jax.convert_to_aval(found[v], v.aval) for v in handed]
 
         # One name for a call that is hoisted: it is what is seen of it in reports.
@@ -257,8 +263,7 @@ class _Splitter:
         """The program without what is hoisted; it is given these."""
 
         def run(*operands: Any) -> list[Any]:
-            env: dict[Var, Any] = dict(zip([*self.operands, *handed], operands, strict=True))
-            return _run_rest(self.body, env)
+            return _run_rest(self.body, _jax.Environment([*self.operands, *handed], operands))
 
         return self.stage(run, handed, self.program.entry)
 
@@ -283,20 +288,19 @@ class _Splitter:
         return Stage(replace(made, functions=_reached(made)), traced.captures)
 
 
-def _run_early(body: Body, env: dict[Var, Any], handed: Sequence[Var]) -> dict[Var, Any]:
+def _run_early(body: Body, env: _jax.Environment[Any], handed: Sequence[Var]) -> dict[Var, Any]:
     """Run what is early; gives those of the variables that are made here or in sides."""
     found: dict[Var, Any] = {}
     for op in body.ops:
         if op.early:
-            outs = _jax.run_eqn(op.eqn, [_value(a, env) for a in op.eqn.invars])
-            env.update(zip(op.eqn.outvars, outs, strict=True))
+            env.bind(op.eqn.outvars, _jax.run_eqn(op.eqn, env.read(op.eqn.invars)))
         elif op.split:
             inner = {v for side in op.sides for o in side.hoisted() for v in o.eqn.outvars}
             wanted = [v for v in handed if v in inner]
 
             def side_of(side: Body, wanted: list[Var] = wanted) -> Callable[[], list[Any]]:
                 def run() -> list[Any]:
-                    made = _run_early(side, dict(env), wanted)
+                    made = _run_early(side, env.copy(), wanted)
                     # A side that does not make a value hands on zeros, which nobody reads.
                     return [
                         _jax.convert_to_aval(made[v], v.aval) if v in made else _jax.zeros(v.aval)
@@ -305,14 +309,14 @@ def _run_early(body: Body, env: dict[Var, Any], handed: Sequence[Var]) -> dict[V
 
                 return run
 
-            index = jnp.asarray(_value(op.eqn.invars[0], env), jnp.int32)
+            index = jnp.asarray(env[op.eqn.invars[0]], jnp.int32)
             with _jax.in_place_of(op.eqn):
                 outs = lax.switch(index, [side_of(side) for side in op.sides])
             found.update(zip(wanted, outs, strict=True))
-    return {**found, **{v: env[v] for v in handed if v in env}}
+    return {**found, **{v: env[v] for v in handed if v in env.known}}
 
 
-def _run_rest(body: Body, env: dict[Var, Any]) -> list[Any]:
+def _run_rest(body: Body, env: _jax.Environment[Any]) -> list[Any]:
     """Run what is not hoisted; `env` has what is."""
     for op in body.ops:
         if op.hoisted:
@@ -321,23 +325,19 @@ def _run_rest(body: Body, env: dict[Var, Any]) -> list[Any]:
 
             def side_of(side: Body, op: Op = op) -> Callable[[], list[Any]]:
                 def run() -> list[Any]:
-                    outs = _run_rest(side, dict(env))
+                    outs = _run_rest(side, env.copy())
                     pairs = zip(outs, op.eqn.outvars, strict=True)
                     return [_jax.convert_to_aval(x, v.aval) for x, v in pairs]
 
                 return run
 
-            index = jnp.asarray(_value(op.eqn.invars[0], env), jnp.int32)
+            index = jnp.asarray(env[op.eqn.invars[0]], jnp.int32)
             with _jax.in_place_of(op.eqn):
                 outs = lax.switch(index, [side_of(side) for side in op.sides])
         else:
-            outs = _jax.run_eqn(op.eqn, [_value(a, env) for a in op.eqn.invars])
-        env.update(zip(op.eqn.outvars, outs, strict=True))
-    return [_value(a, env) for a in body.outs]
-
-
-def _value(atom: Atom, env: dict[Var, Any]) -> Any:
-    return atom.val if isinstance(atom, Literal) else env[atom]
+            outs = _jax.run_eqn(op.eqn, env.read(op.eqn.invars))
+        env.bind(op.eqn.outvars, outs)
+    return env.read(body.outs)
 
 
 def _keep_products(body: Body, needed: set[Var]) -> None:
@@ -392,8 +392,5 @@ def _why_late(eqn: JaxprEqn, known: bool, behind: str) -> list[str]:
 
 def _made_by(eqn: JaxprEqn) -> list[JaxprEqn]:
     """The calls that an equation is or holds; itself if there are none."""
-    if eqn.primitive in (call_p, program_p):
-        return [eqn]
-    inner = [e for code in _jax.subjaxprs(eqn) for e in code.eqns if holds_control(e)]
-    calls = [c for e in inner for c in _made_by(e) if c.primitive in (call_p, program_p)]
-    return calls or [eqn]
+    calls = [e for e in _jax.equations((eqn,)) if e.primitive in (call_p, program_p)]
+    return [e for e in calls if e is eqn or holds_control(e)] or [eqn]

@@ -66,11 +66,8 @@ def gathers_first(
 
 
 def _is_fused(eqn: JaxprEqn) -> bool:
-    name = eqn.primitive.name
-    inner = list(_jax.subjaxprs(eqn))
-    if inner:
-        return all(_is_fused(each) for code in inner for each in code.eqns)
-    return name in CHEAP and not name.startswith("reduce")
+    held = [each.primitive.name for each in _jax.equations((eqn,)) if not [*_jax.subjaxprs(each)]]
+    return all(name in CHEAP and not name.startswith("reduce") for name in held)
 
 
 def before_all_else(tables: Any, rows: Callable[[Any], Sequence[Any]]) -> list[Any]:

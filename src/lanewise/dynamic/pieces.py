@@ -17,7 +17,7 @@ Products of one operand with several shared ones (the gates of a cell, written o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -277,21 +277,16 @@ def joined(code: _jax.Jaxpr, shared: int) -> _jax.Jaxpr:
     in_order = sorted(code.eqns, key=lambda e: not same.issuperset(variables(e.invars)))
 
     def run(*values: Any) -> list[Any]:
-        env: dict[Any, Any] = dict(zip(code.invars, values, strict=True))
-
-        def read(atom: Atom) -> Any:
-            return atom.val if isinstance(atom, Literal) else env[atom]
-
+        env = _jax.Environment(code.invars, values)
         for eqn in in_order:
             if eqn in others:
                 continue
             if eqn in leaders:
-                env.update(_one_product(leaders[eqn], read, same))
+                found = _one_product(leaders[eqn], env, same)
+                env.bind(found, found.values())
             else:
-                env.update(
-                    zip(eqn.outvars, _jax.run_eqn(eqn, [read(a) for a in eqn.invars]), strict=True)
-                )
-        return [read(a) for a in code.outvars]
+                env.bind(eqn.outvars, _jax.run_eqn(eqn, env.read(eqn.invars)))
+        return env.read(code.outvars)
 
     traced = _jax.trace(run, [v.aval for v in code.invars])
     return code if traced.captures else traced.jaxpr
@@ -323,15 +318,15 @@ def _product_key(eqn: JaxprEqn, same: set[Any]) -> Any:
 
 
 def _one_product(
-    eqns: Sequence[JaxprEqn], read: Callable[[Atom], Any], same: set[Any]
+    eqns: Sequence[JaxprEqn], env: _jax.Environment[Any], same: set[Any]
 ) -> dict[Any, Any]:
     matrix = _matrix_side(eqns[0], same)
     assert matrix is not None
     contracted = eqns[0].params["dimension_numbers"][0][matrix][0]
     free = 1 - contracted
-    whole = jnp.concatenate([read(eqn.invars[matrix]) for eqn in eqns], axis=free)
+    whole = jnp.concatenate([env[eqn.invars[matrix]] for eqn in eqns], axis=free)
     operands = [whole, whole]
-    operands[1 - matrix] = read(eqns[0].invars[1 - matrix])
+    operands[1 - matrix] = env[eqns[0].invars[1 - matrix]]
     (out,) = _jax.run_eqn(eqns[0], operands)
     found, start = {}, 0
     for eqn in eqns:

@@ -231,10 +231,7 @@ def _is_worth_a_loop(items: Any, body: Callable[[Any], None], variables: Variabl
 
 def _holds_large_product(jaxpr: Jaxpr) -> bool:
     """Whether a matrix product or a convolution of some size is in the code, also inside loops and branches."""
-    return any(
-        _multiplications(eqn) >= LARGE or any(map(_holds_large_product, _jax.subjaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
+    return any(_multiplications(eqn) >= LARGE for eqn in _jax.equations(jaxpr.eqns))
 
 
 def _multiplications(eqn: JaxprEqn) -> int:

@@ -11,6 +11,7 @@ It is done where a program runs, and not where it is traced, so that derivatives
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,17 +110,8 @@ batching.fancy_primitive_batchers[draw_p] = _one_lane_after_the_other
 
 def _jvp_draw(primals: Sequence[Any], tangents: Sequence[Any], *, draw: Draw) -> Any:
     moves = [type(t) is not _jax.ad.Zero for t in tangents]
-
-    def of_moved(*moved: Any) -> list[Any]:
-        given = iter(moved)
-        values = [next(given) if flag else x for x, flag in zip(primals, moves, strict=True)]
-        return _drawn(*values, draw=draw)
-
-    own, pushed = (
-        tuple(x for x, flag in zip(each, moves, strict=True) if flag)
-        for each in (primals, tangents)
-    )
-    return jax.jvp(of_moved, own, pushed)
+    run, own = _jax.restricted(functools.partial(_drawn, draw=draw), primals, moves)
+    return jax.jvp(run, own, list(itertools.compress(tangents, moves)))
 
 
 _jax.ad.primitive_jvps[draw_p] = _jvp_draw

@@ -269,20 +269,12 @@ class Advance:
         ]
 
         def one_lane(here: Any, row: Any, *values: Any) -> list[Any]:
-            env = dict(zip(inputs, values, strict=True))
-
-            def look(atom: Any) -> Any:
-                return (
-                    jnp.asarray(atom.val, atom.aval.dtype)
-                    if isinstance(atom, Literal)
-                    else env[atom]
-                )
-
+            env = _jax.Environment(inputs, values, literal=_as_array)
             for eqn in eqns:
                 # Closed over, and so the same for all lanes.
                 common = shared.get(id(eqn), {})
                 args = [
-                    common[atom] if isinstance(atom, Var) and atom in common else look(atom)
+                    common[atom] if isinstance(atom, Var) and atom in common else env[atom]
                     for atom in eqn.invars
                 ]
                 if id(eqn) in masked:
@@ -291,8 +283,8 @@ class Advance:
                     outs = [_slice_of_row(eqn, args, row)]
                 else:
                     outs = _jax.run_eqn(eqn, args)
-                env.update(zip(eqn.outvars, outs, strict=True))
-            return [look(atom) for atom in outputs]
+                env.bind(eqn.outvars, outs)
+            return env.read(outputs)
 
         out_axes = [None if flag else 0 for flag in once]
         by_row = {id(var) for var in self.by_row}
@@ -416,6 +408,10 @@ def sliced_alone(block: Block, var: Var) -> bool:
         for eqn in block.eqns
         if any(atom is var for atom in eqn.invars)
     )
+
+
+def _as_array(literal: Literal) -> Any:
+    return jnp.asarray(literal.val, literal.aval.dtype)
 
 
 def _slice_of_row(eqn: Any, args: Sequence[Any], row: Any) -> Any:

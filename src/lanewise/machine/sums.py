@@ -14,6 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.form import Block, reads
 from lanewise.blocks.link import Linked
@@ -24,7 +25,6 @@ from lanewise.core.summed import (
     add_rows_at,
     add_rows_in_slices,
     row_sum,
-    varying_results,
 )
 from lanewise.machine.together import same_value
 
@@ -50,8 +50,7 @@ class BlockSums:
         eqns = tuple(eqn for eqn in block.eqns if eqn.primitive is accumulate_p)
         if not eqns:
             return BlockSums((), (), (), frozenset(), {})
-        varying = {var for var in reads(block) if not is_uniform(var)}
-        varying = varying_results(block.eqns, varying)
+        varying = _jax.reached(block.eqns, (v for v in reads(block) if not is_uniform(v)))
         agreed = {var: x for indices in shared.values() for var, x in indices.items()}
         common: dict[Var, Any] = {}
         for atom in (a for eqn in eqns for a in eqn.invars):

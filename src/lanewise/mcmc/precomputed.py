@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.core import Tracer
 
 from lanewise import _jax
-from lanewise._jax import Jaxpr, JaxprEqn, Literal, Var
+from lanewise._jax import Jaxpr, JaxprEqn, Var
 
 EXPENSIVE = frozenset(
     {
@@ -40,19 +40,14 @@ def precomputed(density: Callable[[Any], Any]) -> Callable[[Any], Any]:
         traced: Any = jax.make_jaxpr(density)(position)
         code = _jax.flat_jaxpr(traced)
         consts = _jax.attached_consts(traced)
-        values: dict[Var, Any] = dict(zip(code.invars, (*consts, position), strict=True))
         known = {var for var, const in zip(code.invars, consts) if not isinstance(const, Tracer)}
-        early = _early(code, known)
+        early = {id(code.eqns[at]) for at in _early(code, known)}
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, Literal) else values[atom]
+        def rule(eqn: JaxprEqn, arguments: list[Any]) -> list[Any]:
+            with jax.ensure_compile_time_eval() if id(eqn) in early else contextlib.nullcontext():
+                return _jax.run_eqn(eqn, arguments)
 
-        for at, eqn in enumerate(code.eqns):
-            arguments = [read(atom) for atom in eqn.invars]
-            with jax.ensure_compile_time_eval() if at in early else contextlib.nullcontext():
-                found = _jax.run_eqn(eqn, arguments)
-            values.update(zip(eqn.outvars, found))
-        (value,) = map(read, code.outvars)
+        (value,) = _jax.evaluate(code, (*consts, position), rule)
         return value
 
     return run
@@ -67,7 +62,7 @@ def _early(code: Jaxpr, known: set[Var]) -> set[int]:
         if eqn.effects or not all(atom in known or atom in makes for atom in inputs):
             continue
         makes.update(dict.fromkeys(eqn.outvars, at))
-        if any(inner.primitive.name in EXPENSIVE for inner in _inside(eqn)):
+        if any(inner.primitive.name in EXPENSIVE for inner in _jax.equations((eqn,))):
             expensive.append(at)
     found: set[int] = set()
     while expensive:
@@ -77,11 +72,3 @@ def _early(code: Jaxpr, known: set[Var]) -> set[int]:
             needs = (atom for atom in code.eqns[at].invars if isinstance(atom, Var))
             expensive += [makes[atom] for atom in needs if atom in makes]
     return found
-
-
-def _inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
-    """An equation and those of its bodies, at any depth."""
-    yield eqn
-    for jaxpr in _jax.subjaxprs(eqn):
-        for inner in jaxpr.eqns:
-            yield from _inside(inner)

@@ -16,6 +16,5 @@ _CHEAP = frozenset(
 
 def is_cheap(eqn: JaxprEqn) -> bool:
     """Whether computing an equation at several places costs less than sending what it gives."""
-    if eqn.primitive.name in CALL_LIKE:
-        return all(is_cheap(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
-    return eqn.primitive.name in _CHEAP
+    names = (each.primitive.name for each in _jax.equations((eqn,)))
+    return all(name in CALL_LIKE or name in _CHEAP for name in names)

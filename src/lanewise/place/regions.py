@@ -143,22 +143,15 @@ class _Reader:
 
     def code(self, jaxpr: Jaxpr, given: Sequence[Atom], place: int | None) -> list[Atom]:
         """Add a jaxpr's nodes, on these values; its results."""
-        values: dict[Var, Atom] = {}
-        for var, const in zip(jaxpr.constvars, _jax.attached_consts(jaxpr), strict=True):
-            held = _jax.new_var(var.aval)
-            values[var], self.constants[held] = held, const
-        values.update(zip(jaxpr.invars, given, strict=True))
+        held = [_jax.new_var(var.aval) for var in jaxpr.constvars]
+        self.constants.update(zip(held, _jax.attached_consts(jaxpr), strict=True))
 
-        def value(atom: Atom) -> Atom:
-            return atom if isinstance(atom, Literal) else values[atom]
-
-        for eqn in jaxpr.eqns:
-            ins = [value(a) for a in eqn.invars]
+        def rule(eqn: JaxprEqn, ins: list[Atom]) -> Sequence[Atom]:
             scope = scope_of(eqn)
             own = place if scope is None else self.placement.place_of(scope)
-            outs = self.equation(eqn, ins, own)
-            values.update(zip(eqn.outvars, outs, strict=True))
-        return [value(a) for a in jaxpr.outvars]
+            return self.equation(eqn, ins, own)
+
+        return _jax.evaluate(jaxpr, given, rule, consts=held, literal=_jax.itself)
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -187,9 +180,7 @@ class _Reader:
                 f"{eqn.primitive.name} ({_jax.user_line(eqn)}) holds parts of several places, and cannot be divided"
                 " between them. Put it inside one part."
             )
-        at = {id(a): i for i, a in enumerate(eqn.invars)}
-        given = [a if isinstance(a, Literal) else ins[at[id(a)]] for a in code.operands]
-        return self.code(code.jaxpr, given, place)
+        return self.code(code.jaxpr, code.divided(eqn, ins), place)
 
     def op(self, eqn: JaxprEqn, ins: Sequence[Atom], place: int | None) -> list[Atom]:
         outs = [_jax.new_var(v.aval) for v in eqn.outvars]
@@ -264,9 +255,7 @@ class _Reader:
         else:
             code = inside(eqn)
             assert code is not None
-            at = {id(a): i for i, a in enumerate(eqn.invars)}
-            given = [a if isinstance(a, Literal) else ins[at[id(a)]] for a in code.operands]
-            answers = self.code(code.jaxpr, given, place)
+            answers = self.code(code.jaxpr, code.divided(eqn, ins), place)
         if not program.gives_outcomes(options):
             return answers
         # A lane that fails ends the whole run (`Check`): the others are done.
@@ -281,37 +270,30 @@ class _Reader:
     def loop(self, eqn: JaxprEqn, ins: list[Atom], place: int | None) -> Sequence[Atom]:
         if tests_many(eqn):
             return self.code(with_one_test(eqn).jaxpr, ins, place)
-        params = eqn.params
-        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        test_consts, body_consts, init = ins[:first], ins[first:second], ins[second:]
+        loop = _jax.While.of(eqn, ins)
 
         def entered(jaxpr: Jaxpr, consts: Sequence[Atom]) -> Region:
             state = [_jax.new_var(v.aval) for v in jaxpr.invars[len(consts) :]]
             return self.closed(jaxpr, [*consts, *state], state, place)
 
-        test = entered(params["cond_jaxpr"], test_consts)
-        body = entered(params["body_jaxpr"], body_consts)
+        test, body = entered(loop.test, loop.test_consts), entered(loop.body, loop.consts)
         outs = [_jax.new_var(v.aval) for v in eqn.outvars]
-        self.nodes.append(While(test, body, tuple(init), tuple(outs), _jax.user_line(eqn)))
+        self.nodes.append(While(test, body, tuple(loop.init), tuple(outs), _jax.user_line(eqn)))
         return list(outs)
 
     def scan(self, eqn: JaxprEqn, ins: list[Atom], place: int | None) -> Sequence[Atom]:
-        parts, jaxpr = _jax.scan_parts(eqn), eqn.params["jaxpr"]
-        consts, rest = ins[: parts.num_consts], ins[parts.num_consts :]
-        init, xs = rest[: parts.num_carry], rest[parts.num_carry :]
-        entered = [_jax.new_var(v.aval) for v in jaxpr.invars[parts.num_consts :]]
-        body = self.closed(jaxpr, [*consts, *entered], entered, place)
-        outs = tuple(_jax.new_var(v.aval) for v in eqn.outvars)
-        line = _jax.user_line(eqn)
-        self.nodes.append(
-            Scan(body, tuple(init), tuple(xs), outs, parts.length, parts.reverse, line)
-        )
+        loop = _jax.Scan.of(eqn, ins)
+        entered = [_jax.new_var(v.aval) for v in loop.body.invars[len(loop.consts) :]]
+        body = self.closed(loop.body, [*loop.consts, *entered], entered, place)
+        outs, line = tuple(_jax.new_var(v.aval) for v in eqn.outvars), _jax.user_line(eqn)
+        init, xs = tuple(loop.init), tuple(loop.xs)
+        self.nodes.append(Scan(body, init, xs, outs, loop.length, loop.reverse, line))
         return list(outs)
 
     def cond(self, eqn: JaxprEqn, ins: list[Atom], place: int | None) -> Sequence[Atom]:
-        index, operands = ins[0], ins[1:]
-        sides = [self.closed(code, operands, (), place) for code in eqn.params["branches"]]
-        return self.branch(index, sides, eqn)
+        parts = _jax.Cond.of(eqn, ins)
+        sides = [self.closed(code, parts.operands, (), place) for code in parts.branches]
+        return self.branch(parts.index, sides, eqn)
 
     def branch(self, index: Atom, sides: Sequence[Region], eqn: JaxprEqn) -> list[Atom]:
         outs = [_jax.new_var(v.aval) for v in eqn.outvars]
@@ -335,7 +317,7 @@ class _Reader:
 
 def _picks(eqn: JaxprEqn) -> bool:
     """Whether a branch does little but pick: what is not taken need not travel."""
-    return all(is_cheap(e) for code in eqn.params["branches"] for e in code.eqns)
+    return all(is_cheap(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
 
 
 _CONTROL = {"while": _Reader.loop, "scan": _Reader.scan, "cond": _Reader.cond}

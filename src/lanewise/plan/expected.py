@@ -232,28 +232,20 @@ def work_of(eqns: Iterable[JaxprEqn], is_uniform: Callable[[Var], bool]) -> Work
 
 def _work_of_scan(eqn: JaxprEqn, flags: Sequence[bool]) -> Work:
     """The work of a scan some of whose operands are the same for all lanes: a layer's weights are read once."""
-    body, parts = eqn.params["jaxpr"], _jax.scan_parts(eqn)
-    first, end = parts.num_consts, parts.num_consts + parts.num_carry
-    flags = list(flags)
-    while True:
-        uniform = {var for var, flag in zip(body.invars, flags, strict=True) if flag}
-        _mark(body.eqns, uniform)
-        carry = [
-            flag and (isinstance(out, Literal) or out in uniform)
-            for flag, out in zip(flags[first:end], body.outvars, strict=False)
-        ]
-        if carry == flags[first:end]:
-            break
-        flags[first:end] = carry
-    once = work_of(body.eqns, uniform.__contains__)
-    return (once + Work(passes=1)) * parts.length
+    given = [not flag for flag in flags]
+    loop = _jax.Scan.of(eqn, given)
+    carry = _Varying().scan(eqn, given)[0][: len(loop.init)]
+    inputs = zip(loop.body.invars, (*loop.consts, *carry, *loop.xs), strict=True)
+    varying = {var for var, flag in inputs if flag}
+    once = work_of(loop.body.eqns, lambda var: var not in varying)
+    return (once + Work(passes=1)) * loop.length
 
 
-def _mark(eqns: Iterable[JaxprEqn], uniform: set[Var]) -> None:
-    """Add what equations make of values that are the same for all lanes, and of nothing else."""
-    for eqn in eqns:
-        if all(isinstance(a, Literal) or a in uniform for a in eqn.invars) and not eqn.effects:
-            uniform.update(eqn.outvars)
+class _Varying(_jax.Forward):
+    """What differs between lanes; each equation by its operands alone."""
+
+    def eqn(self, eqn: JaxprEqn, flags: Sequence[bool]) -> _jax.Found:
+        return (any(flags) or bool(eqn.effects),) * len(eqn.outvars), False
 
 
 def _all(eqns: Iterable[JaxprEqn]) -> Work:

@@ -80,7 +80,7 @@ def _transposed(value: Any, order: list[int]) -> Any:
 def folded(job: Job) -> Folded | None:
     """The job with the axes inside that belong there; None if there are none."""
     program, lanes, mapped, options = job.program, job.lanes, job.mapped, job.options
-    if job.platform != "cpu" or len(lanes) < 2 or job.examples == 0 or job.room is not None:
+    if job.platform != "cpu" or job.examples == 0 or job.room is not None:
         return None
     free = options.schedule == "auto" and options.lanes is None and not options.stats
     if not (free and job.can_be_plain and not sees_batch(program)):

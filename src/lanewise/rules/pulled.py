@@ -35,13 +35,12 @@ def pulled(
 def _run(*values: Any, program: Program, moving: tuple[bool, ...], **params: Any) -> list[Any]:
     primals, cts = values[: len(moving)], values[len(moving) :]
 
-    def of_moved(*moved: Any) -> list[Any]:
-        turn = iter(moved)
-        given = [next(turn) if flag else x for x, flag in zip(primals, moving, strict=True)]
+    def run(*given: Any) -> list[Any]:
         outs = zip(program_p.bind(*given, program=program, **params), program.out_avals)
         return [x for x, aval in outs if _jax.has_tangent(aval)]
 
-    _, pull = jax.vjp(of_moved, *itertools.compress(primals, moving))
+    of_moved, moved = _jax.restricted(run, primals, moving)
+    _, pull = jax.vjp(of_moved, *moved)
     return list(pull(list(cts)))
 
 
@@ -59,15 +58,9 @@ def _batched(values: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     moves = [type(t) is not ad.Zero for t in tangents]
-
-    def of_moved(*moved: Any) -> list[Any]:
-        turn = iter(moved)
-        pairs = zip(primals, moves, strict=True)
-        return _run(*(next(turn) if flag else x for x, flag in pairs), **params)
-
-    own, given = itertools.compress(primals, moves), itertools.compress(tangents, moves)
+    of_moved, own = _jax.restricted(functools.partial(_run, **params), primals, moves)
     with _explained(params["program"]):
-        return jax.jvp(of_moved, tuple(own), tuple(given))
+        return jax.jvp(of_moved, own, list(itertools.compress(tangents, moves)))
 
 
 def _linearize(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:

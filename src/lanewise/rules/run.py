@@ -25,7 +25,7 @@ from lanewise.grow.rerun import RerunLarger
 from lanewise.job.job import Job, job_for, of_rows
 from lanewise.job.plan import HostRun, Plan, apart, of_no_lanes
 from lanewise.plan.choose import as_watched, given_up, inside_jit, or_given_up, plan
-from lanewise.plan.folded import folded
+from lanewise.plan.folded import Folded, folded
 
 
 def execute(*operands: Any, platform: str | None = None, **params: Any) -> list[Any]:
@@ -40,12 +40,17 @@ def execute(*operands: Any, platform: str | None = None, **params: Any) -> list[
 def _traced(job: Job, operands: Sequence[Any]) -> list[Any]:
     if job.examples == 0:
         return of_no_lanes(job)
-    fold = folded(job)
+    fold = _fold(job)
     if fold is not None:
         return fold.answers(_traced(fold.inner, fold.operands(operands)))
     chosen = inside_jit(plan(job))
     compiling.watch(job.program.name, chosen.words, job.options.progress)
     return carrier_for(chosen).run(chosen, operands)
+
+
+def _fold(job: Job) -> Folded | None:
+    """The job with some of its axes of lanes inside; of one axis none goes."""
+    return folded(job) if len(job.lanes) > 1 else None
 
 
 def _machine_inside(eqn: JaxprEqn) -> Jaxpr:
@@ -79,7 +84,7 @@ class OnHost:
         if self._plan is None or given_up(job.program):
             if job.options.watched:
                 self._plan = as_watched(on_host(job.unwatched()).plan(operands), job)
-            elif (fold := folded(job)) is not None:
+            elif (fold := _fold(job)) is not None:
                 self._plan = on_host(fold.inner).plan(fold.operands(operands))
             else:
                 self._plan = plan(job, operands)
@@ -98,7 +103,7 @@ class OnHost:
         job = self.job
         if job.examples == 0:
             return lambda operands: of_no_lanes(job)
-        fold = folded(job)
+        fold = _fold(job)
         if fold is not None:
             inner = on_host(fold.inner)
             return lambda operands: fold.answers(inner(fold.operands(operands)))

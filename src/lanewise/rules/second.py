@@ -239,14 +239,8 @@ _jax.on_linearize(adjoints_p, _linearize_adjoints)
 # Of a third order on, the map is differentiated as the function that it is.
 def _jvp_second(primals: Sequence[Any], tangents: Sequence[Any], *, groups: Groups) -> Any:
     moves = [type(t) is not ad.Zero for t in tangents]
-
-    def of_moved(*moved: Any) -> list[Any]:
-        given = iter(moved)
-        pairs = zip(primals, moves, strict=True)
-        return _second(*(next(given) if flag else x for x, flag in pairs), groups=groups)
-
-    own, given = itertools.compress(primals, moves), itertools.compress(tangents, moves)
-    return jax.jvp(of_moved, tuple(own), tuple(given))
+    of_moved, own = _jax.restricted(functools.partial(_second, groups=groups), primals, moves)
+    return jax.jvp(of_moved, own, list(itertools.compress(tangents, moves)))
 
 
 def _linearize_second(nonzero: Sequence[bool], *primals: Any, groups: Groups) -> Any:

@@ -182,23 +182,11 @@ def _batch_tangents(
 batching.fancy_primitive_batchers[tangents_p] = _batch_tangents
 
 
-def _of_moved(primals: Sequence[Any], moves: Sequence[bool], params: dict[str, Any]) -> Any:
-    """The map as a function of those of its operands that move."""
-
-    def of_moved(*moved: Any) -> list[Any]:
-        given = iter(moved)
-        values = [next(given) if flag else x for x, flag in zip(primals, moves, strict=True)]
-        return _tangents(*values, **params)
-
-    return of_moved
-
-
 def _jvp_tangents(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     moves = [type(t) is not ad.Zero for t in tangents]
     return jax.jvp(
-        _of_moved(primals, moves, params),
-        tuple(itertools.compress(primals, moves)),
-        tuple(itertools.compress(tangents, moves)),
+        *_jax.restricted(functools.partial(_tangents, **params), primals, moves),
+        list(itertools.compress(tangents, moves)),
     )
 
 

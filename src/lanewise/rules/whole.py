@@ -44,11 +44,6 @@ def whole_batch(
         )
 
     traced = _jax.trace(run, avals)
-    if traced.captures or _diverges(traced.jaxpr):
+    if traced.captures or any(map(tests_many, _jax.equations(traced.jaxpr.eqns))):
         return None
     return Program({program.entry: Function(program.entry, traced.jaxpr)}, program.entry)
-
-
-def _diverges(jaxpr: _jax.Jaxpr) -> bool:
-    """Whether a loop goes on while any of its lanes does."""
-    return any(tests_many(eqn) or any(map(_diverges, _jax.subjaxprs(eqn))) for eqn in jaxpr.eqns)

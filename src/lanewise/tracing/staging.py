@@ -449,11 +449,9 @@ def _note_call(depth: int) -> None:
 
 
 def _calls(jaxpr: _jax.Jaxpr, name: str) -> Iterator[_jax.JaxprEqn]:
-    for eqn in jaxpr.eqns:
+    for eqn in _jax.equations(jaxpr.eqns):
         if eqn.primitive is call_p and eqn.params["name"] == name:
             yield eqn
-        for inner in _jax.subjaxprs(eqn):
-            yield from _calls(inner, name)
 
 
 def _assemble(members: Sequence[Entry]) -> tuple[Program, tuple[Any, ...]]:

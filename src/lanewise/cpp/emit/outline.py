@@ -321,10 +321,9 @@ def _edited(eqn: JaxprEqn) -> list[Var]:
     if name in UPDATES:
         found: Sequence[Atom] = eqn.invars[:1]
     elif name == "while":
-        found = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
+        found = _jax.While.of(eqn, eqn.invars).init
     elif name == "scan":
-        parts = _jax.scan_parts(eqn)
-        found = eqn.invars[parts.num_consts : parts.num_consts + parts.num_carry]
+        found = _jax.Scan.of(eqn, eqn.invars).init
     else:
         inner = [
             dict(zip(code.invars, eqn.invars, strict=False)).get(var)

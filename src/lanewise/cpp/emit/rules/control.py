@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from lanewise import _jax
 from lanewise._jax import Atom, DropVar, Jaxpr, JaxprEqn
-from lanewise.blocks.divergence import changed_carry
 from lanewise.blocks.equations import inside, tests_many, with_one_test
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.dtypes import Layout
@@ -172,10 +171,10 @@ def _apart(w: Writer, scope: Scope) -> Iterator[tuple[list[str], Layout]]:
 
 @rule("cond")
 def _cond(w: Writer, eqn: JaxprEqn) -> None:
-    index, *operands = eqn.invars
-    branches = eqn.params["branches"]
+    parts = _jax.Cond.of(eqn, eqn.invars)
+    branches, operands = parts.branches, parts.operands
     rooms = [w.room(var.aval.shape, var.aval.dtype) for var in eqn.outvars]
-    which = w.value(index).at(())
+    which = w.value(parts.index).at(())
 
     def branch(number: int) -> None:
         code = branches[number]
@@ -207,20 +206,18 @@ def _while(w: Writer, eqn: JaxprEqn) -> None:
     if tests_many(eqn):
         w.inline_traced(with_one_test(eqn), eqn)
         return
-    cond_n, body_n = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    test, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-    operands = eqn.invars
-    cond_consts = [w.value(atom) for atom in operands[:cond_n]]
-    body_consts = [w.value(atom) for atom in operands[cond_n : cond_n + body_n]]
-    changed = changed_carry(body, body_n)
-    carry = _carried(w, operands[cond_n + body_n :], changed)
+    loop = _jax.While.of(eqn, eqn.invars)
+    test_consts = [w.value(atom) for atom in loop.test_consts]
+    consts = [w.value(atom) for atom in loop.consts]
+    changed = loop.changed
+    carry = _carried(w, loop.init, changed)
     with w.block("for (;;)"):
-        (going,) = w.run(test, [*cond_consts, *carry])
+        (going,) = w.run(loop.test, [*test_consts, *carry])
         w.line(f"if (!{going.at(())}) break;")
         outs = w.run(
-            body,
-            [*body_consts, *carry],
-            [*(False for _ in body_consts), *changed],
+            loop.body,
+            [*consts, *carry],
+            [*(False for _ in consts), *changed],
             [None if not change else place for place, change in zip(carry, changed, strict=True)],
         )
         _store_carry(w, carry, outs, changed)
@@ -230,16 +227,17 @@ def _while(w: Writer, eqn: JaxprEqn) -> None:
 
 @rule("scan")
 def _scan(w: Writer, eqn: JaxprEqn) -> None:
-    parts, body = _jax.scan_parts(eqn), eqn.params["jaxpr"]
-    num_consts, num_carry = parts.num_consts, parts.num_carry
-    consts = [w.value(atom) for atom in eqn.invars[:num_consts]]
-    changed = changed_carry_of_scan(body, num_consts, num_carry)
-    carry = _carried(w, eqn.invars[num_consts : num_consts + num_carry], changed)
-    arrays = [w.value(atom) for atom in eqn.invars[num_consts + num_carry :]]
-    rooms = [w.room(var.aval.shape, var.aval.dtype) for var in eqn.outvars[num_carry:]]
+    parts = _jax.Scan.of(eqn, eqn.invars)
+    body, changed = parts.body, parts.changed
+    consts = [w.value(atom) for atom in parts.consts]
+    carry = _carried(w, parts.init, changed)
+    arrays = [w.value(atom) for atom in parts.xs]
+    final, stacked = parts.divided(eqn.outvars)
+    rooms = [w.room(var.aval.shape, var.aval.dtype) for var in stacked]
     turn = w.fresh("i")
     # Loops inside would be written again for each turn.
-    innermost = not any(_holds_loop(inner) for inner in body.eqns)
+    loops = (eqn.primitive.name in ("scan", "while") for eqn in _jax.equations(body.eqns))
+    innermost = not any(loops)
     short = innermost and parts.length * len(body.eqns) <= UNROLLED_EQUATIONS
     if parts.reverse:
         header = f"for (int {turn} = {parts.length - 1}; {turn} >= 0; --{turn})"
@@ -256,22 +254,13 @@ def _scan(w: Writer, eqn: JaxprEqn) -> None:
                 *(None for _ in rooms),
             ],
         )
-        rows = [
-            (_row(room, turn), out)
-            for room, out in zip(rooms, outs[num_carry:], strict=True)
-            if room.size
-        ]
-        _store_carry(w, carry, outs[:num_carry], changed, rows)
-    for var, value, change in zip(eqn.outvars, carry, changed, strict=False):
+        state, ys = parts.divided(outs)
+        rows = [(_row(room, turn), out) for room, out in zip(rooms, ys, strict=True) if room.size]
+        _store_carry(w, carry, state, changed, rows)
+    for var, value, change in zip(final, carry, changed, strict=True):
         _bind(w, var, value, change)
-    for var, room in zip(eqn.outvars[num_carry:], rooms, strict=True):
+    for var, room in zip(stacked, rooms, strict=True):
         w.give(var, room)
-
-
-def changed_carry_of_scan(body: Jaxpr, num_consts: int, num_carry: int) -> list[bool]:
-    """Which carried values a scan's body may change."""
-    carried = body.invars[num_consts : num_consts + num_carry]
-    return [out is not var for out, var in zip(body.outvars, carried, strict=False)]
 
 
 def _carried(w: Writer, atoms: Sequence[Atom], changed: Sequence[bool]) -> list[Value]:
@@ -320,9 +309,3 @@ def _bind(w: Writer, var: _jax.Var, value: Value, own: bool) -> None:
         w.give(var, value)  # type: ignore[arg-type]
     else:
         w.define(var, value)
-
-
-def _holds_loop(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in ("scan", "while") or any(
-        _holds_loop(inner) for jaxpr in _jax.subjaxprs(eqn) for inner in jaxpr.eqns
-    )
