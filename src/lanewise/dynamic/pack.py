@@ -173,7 +173,8 @@ def packed(table: Table, wanted: Wanted, found: Survey, lay: Layout) -> Packed:
     gradient = found.own is not None
     if gradient:
         _reverse(out, table, found, lay, at)
-    pack_tails(out, lay, found.need, at.split, at.begin, gradient=gradient)
+    for sections in (lay.forward, lay.reverse) if gradient else (lay.forward,):
+        _pack_tail(out, sections, found.need, at.split, at.begin)
     return Packed(out, at.position)
 
 
@@ -207,15 +208,6 @@ def _positions(
     return (
         np.where(read >= 0, at.position[np.maximum(read, 0)], given) if len(at.position) else given
     )
-
-
-def pack_tails(
-    out: np.ndarray, lay: Layout, need: Demand, split: int, begin: np.ndarray, *, gradient: bool
-) -> None:
-    """Of both directions."""
-    if split < len(need.counts) or ("counts",) in lay.forward.parts:
-        for sections in (lay.forward, lay.reverse) if gradient else (lay.forward,):
-            _pack_tail(out, sections, need, split, begin)
 
 
 def _pack_tail(

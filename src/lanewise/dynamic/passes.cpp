@@ -30,40 +30,94 @@ struct lw_value {
   int32 level, uses;
 };
 
-// Levels of calls, if they are not known, how many calls there are at each and what the rows of operands are. Gives the
-// number of levels; those beyond `room` are not counted.
-template <bool known, bool gradient>
-static int64 lw_walk(const lw_pieces* p, const lw_table* t, int32* __restrict level, lw_value* __restrict values,
-                     int64 room, int64* __restrict counts, int32* __restrict fed) {
-  const int32 *piece = t->piece, *read = t->operands;
-  lw_value *const first = values + t->all_carried, *made = first;
-  int64 height = 0;
-  for (int64 i = 0; i < t->all_carried; ++i) values[i] = {-1, 0};
-  for (int64 c = 0; c < t->calls;) {
-    const int32 q = piece[c], arity = p->arity[q], results = p->results[q];
-    const int32* types = p->operand_type + p->operand_at[q];
-    int32* flags = fed + p->operand_at[q];
-    // Many calls follow one of their piece.
-    for (; c < t->calls && piece[c] == q; ++c, read += arity, made += results) {
-      int32 own = known ? level[c] : 0;
+// What is known of a table before and after its levels are.
+struct lw_levels_of {
+  const lw_pieces* p;
+  const lw_table* t;
+  int32* level;
+  lw_value* values;
+  int64 room;
+  int64* counts;
+  int32* fed;
+  int32 again;  // not 0 where a value has more than one user
+};
+
+// Whether all operands of a call are results of calls: most calls read nothing else, or payload alone.
+template <int32 few> static inline bool lw_reads_results(const int32* read) {
+  int32 all = few ? 0 : -1;
+  for (int32 k = 0; k < few; ++k) all |= read[k];
+  return all >= 0;
+}
+
+// The next call may read this, and waits for it: one store of a register, as vectors take twice as long to arrive.
+static inline void lw_make(lw_value& value, int32 level) {
+  *(volatile int32*)&value.level = level;
+  *(volatile int32*)&value.uses = 0;
+}
+
+// Writes only what is new, as what is written has to arrive before it can be read again.
+static inline void lw_mark(int32& flags, int32 flag) {
+  if (!(flags & flag)) flags |= flag;
+}
+
+// A run of calls of piece q, from call c on: their levels, if they are not known, and what the rows of operands are.
+// Pieces of few operands have code of their own (`few`: how many; 0: any number). Gives the highest level. There is room
+// for two results more than there are.
+template <bool known, bool gradient, int32 few>
+static int32 lw_run(lw_levels_of& w, int32 q, int64 c, int64 end, const int32* read, lw_value* made) {
+  const int32 arity = few ? few : w.p->arity[q], results = w.p->results[q], room = (int32)w.room;
+  const int32 *types = w.p->operand_type + w.p->operand_at[q], *payload = w.t->payload;
+  const int64 pieces = w.p->pieces;
+  int32 *flags = w.fed + w.p->operand_at[q], *__restrict level = w.level, height = -1, leaves = 0, again = 0, fast = 0;
+  lw_value *const first = w.values + w.t->all_carried;
+  int64* __restrict counts = w.counts + q;
+  for (; c < end; ++c, read += arity, made += results) {
+    int32 own = known ? level[c] : 0;
+    const auto reads = [&](lw_value& from) {
+      if (!known) own = from.level + 1 > own ? from.level + 1 : own;
+      if (gradient) again |= from.uses++;
+    };
+    if (lw_reads_results<few>(read)) {
+      fast = 2;
+      for (int32 k = 0; k < few; ++k) reads(first[read[k]]);
+    } else {
       for (int32 k = 0; k < arity; ++k) {
-        const int32 carried = ~read[k] - t->payload[types[k]];
-        if (read[k] < 0 && carried < 0) {
-          flags[k] |= 1;
-          continue;
-        }
-        flags[k] |= 2;
-        lw_value* from = read[k] >= 0 ? first + read[k] : values + t->carried_from[types[k]] + carried;
-        if (!known) own = from->level + 1 > own ? from->level + 1 : own;
-        if (gradient) ++from->uses;
+        const int32 carried = ~read[k] - payload[types[k]];
+        const bool plain = read[k] < 0 && carried < 0;
+        lw_mark(flags[k], plain ? 1 : 2);
+        if (!plain) reads(read[k] >= 0 ? first[read[k]] : w.values[w.t->carried_from[types[k]] + carried]);
       }
-      if (!known) level[c] = own;
-      for (int32 j = 0; j < results; ++j) made[j] = {own, 0};
-      height = own >= height ? own + 1 : height;
-      if (own < room) ++counts[own * p->pieces + q];
     }
+    if (!known) level[c] = own;
+    lw_make(made[0], own), lw_make(made[1], own);
+    for (int32 j = 2; j < results; ++j) lw_make(made[j], own);
+    height = own > height ? own : height;
+    // Of the lowest level, whose calls follow one another, there is one sum in a register.
+    if (own == 0) ++leaves;
+    else if (own < room) ++counts[own * pieces];
   }
+  counts[0] += leaves;
+  w.again |= again;
+  for (int32 k = 0; k < few; ++k) flags[k] |= fast;
   return height;
+}
+
+// All calls, run by run. Gives the number of levels; those beyond `room` are not counted.
+template <bool known, bool gradient> static int64 lw_walk(lw_levels_of& w) {
+  const int32 *piece = w.t->piece, *read = w.t->operands;
+  lw_value* made = w.values + w.t->all_carried;
+  int32 highest = -1;
+  for (lw_value* v = w.values; v < made; ++v) *v = {-1, 0};
+  for (int64 c = 0, end; c < w.t->calls; c = end) {
+    const int32 q = piece[c], arity = w.p->arity[q];
+    for (end = c + 1; end < w.t->calls && piece[end] == q;) ++end;
+    const auto run = arity == 1 ? lw_run<known, gradient, 1> : arity == 2 ? lw_run<known, gradient, 2>
+                   : arity == 4 ? lw_run<known, gradient, 4> : lw_run<known, gradient, 0>;
+    const int32 height = run(w, q, c, end, read, made);
+    highest = height > highest ? height : highest;
+    read += arity * (end - c), made += w.p->results[q] * (end - c);
+  }
+  return highest + 1;
 }
 
 // What a table asks of an envelope. `counts` are of calls, by level and piece, and then of users beyond the first one
@@ -73,12 +127,14 @@ extern "C" int64 lw_survey(const lw_pieces* p, const lw_table* t, int32* level, 
                            lw_value* values, int64 room, int64* counts, int32* fed, int64* carried_extra) {
   const auto walk = known ? (gradient ? lw_walk<true, true> : lw_walk<true, false>)
                           : (gradient ? lw_walk<false, true> : lw_walk<false, false>);
-  const int64 height = walk(p, t, level, values, room, counts, fed);
+  lw_levels_of of{p, t, level, values, room, counts, fed, 0};
+  const int64 height = walk(of);
   if (!gradient || height > room) return height;
   lw_value* made = values + t->all_carried;
   const int32* wanted = t->wanted;
-  for (int64 type = 0; type < p->types; ++type)
-    for (int32 i = 0; i < t->num_wanted[type]; ++i, ++wanted) made[*wanted].uses += p->differentiable[type];
+  for (int64 type = 0; type < p->types; wanted += t->num_wanted[type++])
+    for (int32 i = 0; p->differentiable[type] && i < t->num_wanted[type]; ++i) of.again |= made[wanted[i]].uses++;
+  if (!of.again) return height;
   for (int64 type = 0; type < p->types; ++type) {
     const lw_value* rows = values + t->carried_from[type];
     for (int32 i = 0; p->differentiable[type] && i < t->carried[type]; ++i)
@@ -106,6 +162,10 @@ struct lw_layout {
   int64 indices, forward, size, first_begin, first_end;
   int64 carried_extra_from, carried_extra_to, carried_extra;
   int64 tail_extra_from, tail_extra_to, tail_extra, extra_start, extra_starts;
+  // The tail in both directions: how many levels there are, where they begin, in how many tiles of each width; and how
+  // many rows each level has, if that is asked, with those of the tail from `tail_counts` on.
+  const int32 *levels_at, *start_at, *tiles_at, *widths;
+  int64 num_widths, counts_at, tail_counts;
 };
 
 // A user of a row that is not its last: where the adjoint lies, and the one before of the same row.
@@ -113,49 +173,90 @@ struct lw_user {
   int32 source, before;
 };
 
-// Memory of one run.
+// Memory of one run: the row at which the calls of each piece begin at each level, and that of the next one; where values
+// lie; the last user in `users` of each row of arenas (0: none).
 struct lw_scratch {
-  int32 *next, *position, *latest;  // rows by level and piece; of values; the last user by row of arenas (0: none)
+  int64* begin;
+  int32 *next, *position, *latest;
   lw_user* users;
 };
 
-// The index of each operand, and the last user of each row; other users go into lists.
-template <bool gradient, bool more>
-static void lw_place(const lw_pieces* p, const lw_table* t, const lw_layout* l, const int32* level,
-                     const lw_scratch* s, int32* __restrict out) {
-  const int32 *piece = t->piece, *read = t->operands;
-  int32 *__restrict next = s->next, *__restrict position = s->position, *made = position;
-  lw_user* user = s->users;
-  const auto uses = [&](int32 slot, int32 source) {
+// Writes the tables of calls, one run after the other.
+struct lw_placing {
+  const lw_pieces* p;
+  const lw_table* t;
+  const lw_layout* l;
+  const int32* level;
+  const lw_scratch* s;
+  lw_user* user;  // the last one
+  int32* out;
+
+  // `source` is a user of a row, and the last one so far.
+  template <bool more> inline void use(int32 slot, int32 source) {
     if (more && out[slot]) {
       int32& latest = s->latest[slot - l->first_begin];
       *++user = {out[slot], latest};
       latest = (int32)(user - s->users);
     }
     out[slot] = source;
-  };
-  for (int64 c = 0; c < t->calls;) {
-    const int32 q = piece[c], arity = p->arity[q], results = p->results[q];
-    const int32 *types = p->operand_type + p->operand_at[q], *base = l->result_base + p->result_at[q];
-    const int32 *index_at = l->index_at + p->operand_at[q], *adjoint_at = l->adjoint_at + p->operand_at[q];
-    for (; c < t->calls && piece[c] == q; ++c, read += arity, made += results) {
-      const int32 row = next[level[c] * p->pieces + q]++;
-      for (int32 j = 0; j < results; ++j) made[j] = row + base[j];
-      for (int32 k = 0; k < arity; ++k) {
-        const int32 type = types[k], given = ~read[k];
-        const bool plain = read[k] < 0 && given < t->payload[type];
-        const int32 at = read[k] >= 0 ? position[read[k]] : plain ? given : given + l->joined[type] - t->payload[type];
-        out[index_at[k] + row] = at;
-        if (gradient && !plain && adjoint_at[k] >= 0) uses(l->first_at[type] + at, adjoint_at[k] + row);
+  }
+};
+
+// A run of calls of piece q, as in `lw_run`: the index of each operand, and the last user of each row.
+template <bool gradient, bool more, int32 few>
+static void lw_place_run(lw_placing& w, int32 q, int64 c, int64 end, const int32* read, int32* __restrict made) {
+  const int32 arity = few ? few : w.p->arity[q], results = w.p->results[q];
+  const int32 *types = w.p->operand_type + w.p->operand_at[q], *base = w.l->result_base + w.p->result_at[q];
+  const int32 *adjoint_at = w.l->adjoint_at + w.p->operand_at[q], *index_at = w.l->index_at + w.p->operand_at[q];
+  const int32 *level = w.level, *position = w.s->position, *payload = w.t->payload, *joined = w.l->joined;
+  const int64 pieces = w.p->pieces;
+  const int32 base0 = base[0], base1 = base[1];
+  int32 *__restrict next = w.s->next + q, *const out = w.out, leaf = next[0];
+  int32 firsts[few ? few : 1], indices[few ? few : 1], adjoints[few ? few : 1];
+  for (int32 k = 0; k < few; ++k)
+    firsts[k] = w.l->first_at[types[k]], indices[k] = index_at[k], adjoints[k] = adjoint_at[k];
+  for (; c < end; ++c, read += arity, made += results) {
+    const int32 row = level[c] ? next[level[c] * pieces]++ : leaf++;
+    made[0] = row + base0, made[1] = row + base1;
+    for (int32 j = 2; j < results; ++j) made[j] = row + base[j];
+    if (lw_reads_results<few>(read)) {
+      for (int32 k = 0; k < few; ++k) {
+        const int32 at = position[read[k]];
+        out[indices[k] + row] = at;
+        if (gradient && adjoints[k] >= 0) w.template use<more>(firsts[k] + at, adjoints[k] + row);
       }
+      continue;
+    }
+    for (int32 k = 0; k < arity; ++k) {
+      const int32 type = types[k], given = ~read[k];
+      const bool plain = read[k] < 0 && given < payload[type];
+      const int32 at = read[k] >= 0 ? position[read[k]] : plain ? given : given + joined[type] - payload[type];
+      out[index_at[k] + row] = at;
+      if (gradient && !plain && adjoint_at[k] >= 0) w.template use<more>(w.l->first_at[type] + at, adjoint_at[k] + row);
     }
   }
-  const int32* wanted = t->wanted;
-  for (int64 type = 0; type < p->types; ++type) {
-    for (int32 i = 0; i < t->num_wanted[type]; ++i) {
+  next[0] = leaf;
+}
+
+// All calls, and what is wanted; users of a row beside the last one go into lists.
+template <bool gradient, bool more> static void lw_place(lw_placing w) {
+  const int32 *piece = w.t->piece, *read = w.t->operands, *position = w.s->position, *wanted = w.t->wanted;
+  int32* made = w.s->position;
+  for (int64 c = 0, end; c < w.t->calls; c = end) {
+    const int32 q = piece[c], arity = w.p->arity[q];
+    for (end = c + 1; end < w.t->calls && piece[end] == q;) ++end;
+    const auto run = arity == 1   ? lw_place_run<gradient, more, 1>
+                     : arity == 2 ? lw_place_run<gradient, more, 2>
+                     : arity == 4 ? lw_place_run<gradient, more, 4>
+                                  : lw_place_run<gradient, more, 0>;
+    run(w, q, c, end, read, made);
+    read += arity * (end - c), made += w.p->results[q] * (end - c);
+  }
+  for (int64 type = 0; type < w.p->types; ++type) {
+    for (int32 i = 0; i < w.t->num_wanted[type]; ++i) {
       const int32 at = position[*wanted++];
-      out[l->wanted_at[type] + i] = at;
-      if (gradient && l->first_at[type] >= 0) uses(l->first_at[type] + at, i + 1);
+      w.out[w.l->wanted_at[type] + i] = at;
+      if (gradient && w.l->first_at[type] >= 0) w.template use<more>(w.l->first_at[type] + at, i + 1);
     }
   }
 }
@@ -184,6 +285,31 @@ static void lw_pad(const lw_pieces* p, const lw_layout* l, const int64* counts, 
       });
       for (there = there < 0 ? 0 : there; done < l->rows[q]; ++done) section[done] = there;
     }
+  }
+}
+
+// The levels of the tail.
+static void lw_pack_tail(const lw_pieces* p, const lw_layout* l, const int64* counts, const int64* begin, int64 height,
+                         int64 split, int64 direction, int32* out) {
+  out[l->levels_at[direction]] = (int32)(height - split);
+  int32 *start = out + l->start_at[direction], *tiles = out + l->tiles_at[direction];
+  for (int64 at = split * p->pieces; at < height * p->pieces; ++at) {
+    *start++ = (int32)begin[at];
+    int64 left = counts[at];
+    for (int64 i = 0; i < l->num_widths; ++i) {
+      const int64 width = l->widths[i], last = i + 1 == l->num_widths, whole = (left + (last ? width - 1 : 0)) / width;
+      *tiles++ = (int32)whole;
+      left -= whole * width;
+    }
+  }
+}
+
+// How many rows there are at each level.
+static void lw_pack_counts(const lw_pieces* p, const lw_layout* l, const int64* counts, int64 height, int64 split,
+                           int32* out) {
+  for (int64 at = 0; at < height * p->pieces; ++at) {
+    const int64 tail = at - split * p->pieces;
+    out[tail < 0 ? l->counts_at + at : l->tail_counts + tail] = (int32)counts[at];
   }
 }
 
@@ -242,11 +368,12 @@ static void lw_pack_extras(const lw_pieces* p, const lw_table* t, const lw_layou
 }
 
 // The tables of the forward direction, and with `gradient` those of the reverse one. Levels from `split` on are in the
-// tail. `begin` gets the row at which the calls of each piece begin at each level.
+// tail.
 extern "C" void lw_packed(const lw_pieces* p, const lw_table* t, const lw_layout* l, const int32* level,
                           const int64* counts, const int64* extra, int64 extras, int64 height, int64 split,
-                          int64 gradient, const lw_scratch* s, int64* begin, int32* out) {
+                          int64 gradient, const lw_scratch* s, int32* out) {
   const int64 size = gradient ? l->size : l->forward;
+  int64* begin = s->begin;
   memset(out + l->indices, 0, sizeof(int32) * (size - l->indices));
   for (int64 q = 0; q < p->pieces; ++q) {
     int64 tail = l->offset[l->head * p->pieces + q];
@@ -257,8 +384,12 @@ extern "C" void lw_packed(const lw_pieces* p, const lw_table* t, const lw_layout
     }
   }
   if (extras) memset(s->latest, 0, sizeof(int32) * (l->first_end - l->first_begin));
-  (gradient ? (extras ? lw_place<true, true> : lw_place<true, false>) : lw_place<false, false>)(p, t, l, level, s, out);
+  const auto place = gradient ? (extras ? lw_place<true, true> : lw_place<true, false>) : lw_place<false, false>;
+  place({p, t, l, level, s, s->users, out});
   lw_pad(p, l, counts, begin, height, out);
+  for (int64 direction = 0; direction <= (gradient ? 1 : 0) && split < height; ++direction)
+    lw_pack_tail(p, l, counts, begin, height, split, direction, out);
+  if (l->counts_at >= 0) lw_pack_counts(p, l, counts, height, split, out);
   if (!gradient) return;
   for (int64 q = 0; q < p->pieces; ++q) {
     int32* there = out + l->there_at[q];

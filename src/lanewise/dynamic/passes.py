@@ -23,9 +23,9 @@ import numpy as np
 
 from lanewise.core.errors import CompilerError, OptionError
 from lanewise.cpp.toolchain import host
-from lanewise.dynamic.envelope import Demand, Envelope
+from lanewise.dynamic.envelope import TILES, Demand, Envelope
 from lanewise.dynamic.layout import TABLE, Layout, layout
-from lanewise.dynamic.pack import Packed, Survey, Wanted, pack_tails
+from lanewise.dynamic.pack import Packed, Survey, Wanted
 from lanewise.dynamic.table import Piece, Table, Type
 
 _TEXT = Path(__file__).with_name("passes.cpp")
@@ -138,6 +138,8 @@ class _Own(NamedTuple):
     gradient: bool
 
 
+# Passes write two results of each call, however many it has; those of the next one follow.
+_SPARE = 2
 # Counts that there is room for at first: of most tables.
 _COUNTS = 2048
 
@@ -165,7 +167,7 @@ def survey(table: Table, level: np.ndarray | None, wanted: Wanted, gradient: boo
     )
     known = level is not None
     own = ints(level) if level is not None else np.empty(calls, np.int32)
-    (values, _) = _scratch.take(2 * (calls * pieces.most_results + all_carried))
+    (values, _) = _scratch.take(2 * (calls * pieces.most_results + all_carried + _SPARE))
     num = len(table.pieces)
     room = max(_COUNTS // max(num, 1), 16)
     while True:
@@ -204,10 +206,11 @@ def _layout(envelope: Envelope) -> Struct:
     head = [(n, p) for n in range(len(envelope.head)) for p in range(len(envelope.pieces))]
     extra = [[reverse["extra", n, p, name].start for n, p in head] for name in ("from", "to")]
     firsts = [reverse["first", t] for t, flag in enumerate(moving) if flag]
+    counts = forward.parts.get(("counts",))
     return Struct(
         index_at=ints([forward["index", p, k].start for p, k in operands]),
         adjoint_at=ints([-1 if (b := lay.operand[p][k]) is None else b for p, k in operands]),
-        result_base=ints([base for bases in lay.result for base in bases]),
+        result_base=ints([base for bases in lay.result for base in bases] + [0] * _SPARE),
         rows=ints(lay.rows),
         there_at=ints([reverse["there", p].start for p in range(len(envelope.pieces))]),
         first_at=ints([reverse["first", t].start if flag else -1 for t, flag in enumerate(moving)]),
@@ -234,6 +237,13 @@ def _layout(envelope: Envelope) -> Struct:
         tail_extra=envelope.tail_extra,
         extra_start=reverse["extra start",].start,
         extra_starts=reverse["extra start",].stop - reverse["extra start",].start,
+        levels_at=ints([way["levels",].start for way in (forward, reverse)]),
+        start_at=ints([way["start",].start for way in (forward, reverse)]),
+        tiles_at=ints([way["tiles",].start for way in (forward, reverse)]),
+        widths=ints(TILES),
+        num_widths=len(TILES),
+        counts_at=-1 if counts is None else counts.start,
+        tail_counts=0 if counts is None else counts.start + len(head),
     )
 
 
@@ -242,18 +252,17 @@ def packed(table: Table, wanted: Wanted, found: Survey, lay: Layout) -> Packed:
     pieces, own, need = _pieces(table.pieces), found.own, found.need
     static, split = _layout(lay.envelope), lay.envelope.split(need)
     out = np.empty(lay.size(own.gradient), TABLE)
-    begin = np.empty_like(need.counts)
     extras = int(need.extra.sum()) + need.carried_extra if own.gradient else 0
-    position = np.empty(table.num_values, np.int32) if wanted is None else None
-    sizes = need.counts.size, len(table) * pieces.most_results
+    position = np.empty(table.num_values + _SPARE, np.int32) if wanted is None else None
+    pairs = need.counts.size
+    sizes = 2 * pairs, pairs, len(table) * pieces.most_results + _SPARE
     arenas = static.fields["first_end"] - static.fields["first_begin"] if extras else 0
     *places, _ = _scratch.take(*sizes, arenas, 2 * (extras + 1))
     if position is not None:
-        places[1] = _at(position)
+        places[2] = _at(position)
     call(
         *("lw_packed", pieces.struct, own.struct, static, found.level, need.counts, need.extra),
         *(extras, len(need.counts), split, int(own.gradient)),
-        *(np.array(places, np.int64), begin, out),
+        *(np.array(places, np.int64), out),
     )
-    pack_tails(out, lay, need, split, begin, gradient=own.gradient)
-    return Packed(out, position)
+    return Packed(out, None if position is None else position[:-_SPARE])
