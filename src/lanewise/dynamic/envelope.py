@@ -22,6 +22,7 @@ import dataclasses
 import functools
 import math
 import operator
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -285,9 +286,15 @@ class Store:
         self.unrolled = unrolled
         self.envelopes: dict[tuple[object, ...], list[Envelope]] = {}
         self.made = 0
+        # Tables may be prepared by several threads (`lw.ahead`).
+        self._lock = threading.Lock()
 
     def envelope(self, table: Table, demand: Demand, profile: Profile = CPU) -> Envelope:
         """The smallest envelope that the table fits, or one that is made or grown for it."""
+        with self._lock:
+            return self._envelope(table, demand, profile)
+
+    def _envelope(self, table: Table, demand: Demand, profile: Profile) -> Envelope:
         whole = demand.wanted is None
         known = self.envelopes.setdefault((table.pieces, table.shared, whole), [])
         serving = [e for e in known if not e.wasteful(demand)]
