@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,9 @@ from lanewise.errors import OptionError
 def test_order_and_how_far_ahead(threads: int) -> None:
     begun: list[int] = []
     taken = 0
-    for n, made in enumerate(lw.ahead(lambda n: begun.append(n) or -n, range(9), depth=2, threads=threads)):
+    for n, made in enumerate(
+        lw.ahead(lambda n: begun.append(n) or -n, range(9), depth=2, threads=threads)
+    ):
         taken += 1
         assert made == -n
         assert max(begun) <= n + 2
@@ -68,14 +71,16 @@ def test_tables_prepared_ahead() -> None:
     batches = [forest([random_tree(rng, n) for n in (3, 1, 5)]) for _ in range(6)]
     store = Store()
 
-    def ready(batch: object) -> object:
+    def ready(batch: Any) -> Any:
         table, roots = batch
         return prepare(table, wanted(table, roots), store=store)
 
     @jax.jit
-    def slope(shared: object, prepared: object) -> object:
+    def slope(shared: Any, prepared: Any) -> Any:
         return jax.grad(lambda s: jnp.sum(prepared(s).of(ROW)[:3] ** 2))(shared)
 
     expected = [slope(weights(), ready(batch)) for batch in batches]
     found = [slope(weights(), p) for p in lw.ahead(ready, batches, depth=3, threads=3)]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected
+    )

@@ -65,9 +65,7 @@ def _forward(
     return compute.answers(lay, tables, ran.arenas)
 
 
-def rows_of(
-    envelope: Envelope, tables: Any, payload: Any, carried: Any, shared: Any
-) -> list[Any]:
+def rows_of(envelope: Envelope, tables: Any, payload: Any, carried: Any, shared: Any) -> list[Any]:
     """The wanted rows by type; the tables are those of both directions."""
     leaves, tree = jax.tree.flatten((tables, payload, tuple(carried), tuple(shared)))
     return rows_p.bind(*leaves, envelope=envelope, tree=tree)
@@ -129,9 +127,7 @@ def _reversed(
     seeds = tuple(next(given) if t.differentiable else None for t in envelope.types)
     moving = linear.moves.of_pieces(envelope)
     lay = layout(envelope)
-    found, of_shared = backwards.reverse(
-        lay, tables, payload, shared, ran, moving, seeds, in_place
-    )
+    found, of_shared = backwards.reverse(lay, tables, payload, shared, ran, moving, seeds, in_place)
     by_leaf = [*[None] * (len(leaves) - len(carried) - len(shared)), *found, *of_shared]
     return [
         jnp.zeros_like(x) if adjoint is None else adjoint

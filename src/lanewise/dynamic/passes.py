@@ -45,7 +45,8 @@ def ints(values: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, np.int32).reshape(-1)
 
 
-_address, _first_byte = ctypes.addressof, ctypes.c_char.from_buffer
+_address: Any = ctypes.addressof
+_first_byte: Any = ctypes.c_char.from_buffer
 
 
 def _at(array: np.ndarray) -> int:
@@ -224,7 +225,9 @@ def _layout(envelope: Envelope) -> Struct:
         extra_to=ints(extra[1]),
         extra_capacity=ints([c for level in envelope.extra for c in level]),
         head=len(envelope.head),
-        indices=sum(forward["index", p, k].stop - forward["index", p, k].start for p, k in operands),
+        indices=sum(
+            forward["index", p, k].stop - forward["index", p, k].start for p, k in operands
+        ),
         forward=forward.size,
         size=reverse.size,
         first_begin=firsts[0].start if firsts else reverse.size,
@@ -256,7 +259,7 @@ def packed(table: Table, wanted: Wanted, found: Survey, lay: Layout) -> Packed:
     position = np.empty(table.num_values + _SPARE, np.int32) if wanted is None else None
     pairs = need.counts.size
     sizes = 2 * pairs, pairs, len(table) * pieces.most_results + _SPARE
-    arenas = static.fields["first_end"] - static.fields["first_begin"] if extras else 0
+    arenas = sum(lay.arena) if extras else 0
     *places, _ = _scratch.take(*sizes, arenas, 2 * (extras + 1))
     if position is not None:
         places[2] = _at(position)
