@@ -3,8 +3,8 @@
 Ours is run as a table that is built from the forest's arrays, as a recursive program, by levels and inside `jit` (each
 lane by itself, which is for narrow networks), and recorded lazily from Python objects. Every step has fresh trees, and
 what is done on the host for them (levels, index tables, the slice, recording) counts for all; on a GPU there is a row
-too for tables that threads of the host make meanwhile (`lw.ahead`), and one for tables made before. On a CPU all run on one
-core and CPU time is what is compared, so that other work on the machine counts less. On a GPU each takes several
+too for tables that threads of the host make meanwhile (`lw.ahead`), and one for tables made before. On a CPU all run on
+one core and CPU time is what is compared, so that other work on the machine counts less. On a GPU each takes several
 minibatches in a row before the host waits, as in training, and wall time is compared. The limit is the matrix products
 of the same number of rows, without dependences between them.
 
