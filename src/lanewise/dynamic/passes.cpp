@@ -30,8 +30,8 @@ struct lw_value {
   int32 level, uses;
 };
 
-// What is known of a table before and after its levels are.
-struct lw_levels_of {
+// What the pass over levels reads and writes.
+struct lw_levelling {
   const lw_pieces* p;
   const lw_table* t;
   int32* level;
@@ -64,7 +64,7 @@ static inline void lw_mark(int32& flags, int32 flag) {
 // Pieces of few operands have code of their own (`few`: how many; 0: any number). Gives the highest level. There is room
 // for two results more than there are.
 template <bool known, bool gradient, int32 few>
-static int32 lw_run(lw_levels_of& w, int32 q, int64 c, int64 end, const int32* read, lw_value* made) {
+static int32 lw_run(lw_levelling& w, int32 q, int64 c, int64 end, const int32* read, lw_value* made) {
   const int32 arity = few ? few : w.p->arity[q], results = w.p->results[q], room = (int32)w.room;
   const int32 *types = w.p->operand_type + w.p->operand_at[q], *payload = w.t->payload;
   const int64 pieces = w.p->pieces;
@@ -103,7 +103,7 @@ static int32 lw_run(lw_levels_of& w, int32 q, int64 c, int64 end, const int32* r
 }
 
 // All calls, run by run. Gives the number of levels; those beyond `room` are not counted.
-template <bool known, bool gradient> static int64 lw_walk(lw_levels_of& w) {
+template <bool known, bool gradient> static int64 lw_walk(lw_levelling& w) {
   const int32 *piece = w.t->piece, *read = w.t->operands;
   lw_value* made = w.values + w.t->all_carried;
   int32 highest = -1;
@@ -124,10 +124,10 @@ template <bool known, bool gradient> static int64 lw_walk(lw_levels_of& w) {
 // of what those make; `carried_extra` of users beyond the first one of carried rows. Gives the number of levels; where
 // that is more than `room`, no users are counted.
 extern "C" int64 lw_survey(const lw_pieces* p, const lw_table* t, int32* level, int64 known, int64 gradient,
-                           lw_value* values, int64 room, int64* counts, int32* fed, int64* carried_extra) {
+                           lw_value* values, int64 room, int64* counts, int32* fed, int32* carried_extra) {
   const auto walk = known ? (gradient ? lw_walk<true, true> : lw_walk<true, false>)
                           : (gradient ? lw_walk<false, true> : lw_walk<false, false>);
-  lw_levels_of of{p, t, level, values, room, counts, fed, 0};
+  lw_levelling of{p, t, level, values, room, counts, fed, 0};
   const int64 height = walk(of);
   if (!gradient || height > room) return height;
   lw_value* made = values + t->all_carried;
@@ -263,8 +263,8 @@ template <bool gradient, bool more> static void lw_place(lw_placing w) {
 
 // Calls `visit(begin, end, level)` for the rows of a piece at each level.
 template <class Visit>
-static inline void lw_levels(const lw_pieces* p, const lw_layout* l, const int64* counts, const int64* begin,
-                             int64 height, int64 q, Visit visit) {
+static inline void lw_levels(const lw_pieces* p, const int64* counts, const int64* begin, int64 height, int64 q,
+                             Visit visit) {
   for (int64 level = 0; level < height; ++level) {
     const int64 at = level * p->pieces + q;
     visit((int32)begin[at], (int32)(begin[at] + counts[at]), level);
@@ -277,7 +277,7 @@ static void lw_pad(const lw_pieces* p, const lw_layout* l, const int64* counts, 
   for (int64 q = 0; q < p->pieces; ++q) {
     for (int32 k = p->operand_at[q]; k < p->operand_at[q] + p->arity[q]; ++k) {
       int32 *section = out + l->index_at[k], done = 0, there = -1;
-      lw_levels(p, l, counts, begin, height, q, [&](int32 from, int32 to, int64) {
+      lw_levels(p, counts, begin, height, q, [&](int32 from, int32 to, int64) {
         if (from == to) return;
         if (there < 0) there = section[from];
         for (; done < from; ++done) section[done] = there;
@@ -393,7 +393,7 @@ extern "C" void lw_packed(const lw_pieces* p, const lw_table* t, const lw_layout
   if (!gradient) return;
   for (int64 q = 0; q < p->pieces; ++q) {
     int32* there = out + l->there_at[q];
-    lw_levels(p, l, counts, begin, height, q, [&](int32 from, int32 to, int64) {
+    lw_levels(p, counts, begin, height, q, [&](int32 from, int32 to, int64) {
       for (; from < to; ++from) there[from] = 1;
     });
   }

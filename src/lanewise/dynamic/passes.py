@@ -173,7 +173,7 @@ def survey(table: Table, level: np.ndarray | None, wanted: Wanted, gradient: boo
     room = max(_COUNTS // max(num, 1), 16)
     while True:
         counts = np.zeros((2, room, num), np.int64)
-        fed = np.zeros(pieces.operands[-1] + 2, np.int32)
+        fed = np.zeros(pieces.operands[-1] + 1, np.int32)
         carried_extra = fed[pieces.operands[-1] :]
         given = struct, own, int(known), int(gradient), values, room, counts, fed, carried_extra
         height = call("lw_survey", pieces.struct, *given)
@@ -188,7 +188,7 @@ def survey(table: Table, level: np.ndarray | None, wanted: Wanted, gradient: boo
         tuple(carried),
         None if wanted is None else tuple(sizes),
         counts[1, :height],
-        flags[-2],
+        flags[-1],
     )
     return Survey(own, need, _Own(struct, counts, gradient))
 
