@@ -89,8 +89,10 @@ static int32 lw_run(lw_levelling& w, int32 q, int64 c, int64 end, const int32* r
       }
     }
     if (!known) level[c] = own;
-    lw_make(made[0], own), lw_make(made[1], own);
-    for (int32 j = 2; j < results; ++j) lw_make(made[j], own);
+    if (!known || gradient) {
+      lw_make(made[0], own), lw_make(made[1], own);
+      for (int32 j = 2; j < results; ++j) lw_make(made[j], own);
+    }
     height = own > height ? own : height;
     // Of the lowest level, whose calls follow one another, there is one sum in a register.
     if (own == 0) ++leaves;
@@ -422,32 +424,45 @@ struct lw_payload {
   const int64* column_at;
 };
 
-// Piece, level and operands of all calls. `begin[i]` and `apart[i]` say where rows lie that lanes have as operand i;
-// `first_value` and `made` (by piece, zeros at first) are scratch memory.
-extern "C" void lw_recorded(const lw_kinds* k, const lw_payload* l, int64 lanes, int64 room, int64 width, const int32* top,
-                            const int32* tape, const int32* begin, const int32* apart, int32* first_value, int32* made,
-                            int32* piece, int32* level, int32* operands, int32* columns) {
-  int32 start = 0, value = 0;
+// Piece, level and operands of all calls: those that read no rows come first, so that calls of a piece follow one
+// another. `counts` has how many there are by piece; `begin[i]` and `apart[i]` say where rows lie that lanes have as
+// operand i. `first_value` gets the first value of each record; `made` (by piece, zeros at first) is scratch memory.
+extern "C" void lw_recorded(const lw_kinds* k, const lw_payload* l, int64 kinds, const int32* counts, int64 lanes,
+                            int64 room, int64 width, const int32* top, const int32* tape, const int32* begin,
+                            const int32* apart, int32* first_value, int32* made, int32* piece, int32* level,
+                            int32* operands, int32* columns) {
+  // Of calls that read rows, and of those that do not.
+  int32 call[2] = {0, 0}, value[2] = {0, 0};
+  int32* next[2] = {operands, operands};
+  for (int64 p = 0; p < kinds; ++p) {
+    if (k->rows[p]) continue;
+    call[0] += counts[p], value[0] += counts[p] * k->results[p], next[0] += (int64)counts[p] * k->arity[p];
+  }
+  // A row is the number of a call times the most results that one has, plus that of a result: most often a power of two.
+  const unsigned most = (unsigned)k->most_results, shift = __builtin_ctz(most), even = (most & (most - 1)) == 0;
+  int32 start = 0;
   for (int64 lane = 0; lane < lanes; ++lane) {
     const int32* record = tape + lane * room * width;
     const int32 end = start + top[lane];
     for (int32 c = start; c < end; ++c, record += width) {
-      const int32 p = record[0], rows = k->rows[p], words = k->words[p];
+      const int32 p = record[0], rows = k->rows[p], words = k->words[p], source = rows == 0, own = call[source]++;
       const int32* given = record + k->head;
-      piece[c] = p, level[c] = record[1], first_value[c] = value;
+      int32* out = next[source];
+      piece[own] = p, level[own] = record[1], first_value[c] = value[source];
       for (int32 i = 0; i < rows; ++i) {
         const int32 read = given[i];
         if (read >= 0) {
-          *operands++ = first_value[start + read / k->most_results] + (int32)(read % k->most_results);
+          const unsigned made_by = even ? (unsigned)read >> shift : (unsigned)read / most;
+          *out++ = first_value[start + made_by] + (int32)((unsigned)read - made_by * most);
         } else {
-          *operands++ = ~(begin[-1 - read] + apart[-1 - read] * (int32)lane);
+          *out++ = ~(begin[-1 - read] + apart[-1 - read] * (int32)lane);
         }
       }
       const int32 number = made[p]++;
-      for (int32 i = 0; i < k->arity[p] - rows; ++i)
-        *operands++ = ~(l->first_payload[l->payload_at[p] + i] + number);
+      for (int32 i = 0; i < k->arity[p] - rows; ++i) *out++ = ~(l->first_payload[l->payload_at[p] + i] + number);
       memcpy(columns + l->column_at[p] + (int64)number * words, given + rows, sizeof(int32) * words);
-      value += k->results[p];
+      value[source] += k->results[p];
+      next[source] = out;
     }
     start = end;
   }
