@@ -460,7 +460,9 @@ extern "C" void lw_recorded(const lw_kinds* k, const lw_payload* l, int64 kinds,
       }
       const int32 number = made[p]++;
       for (int32 i = 0; i < k->arity[p] - rows; ++i) *out++ = ~(l->first_payload[l->payload_at[p] + i] + number);
-      memcpy(columns + l->column_at[p] + (int64)number * words, given + rows, sizeof(int32) * words);
+      int32* column = columns + l->column_at[p] + (int64)number * words;
+      if (words == 1) *column = given[rows];
+      else if (words) memcpy(column, given + rows, sizeof(int32) * words);
       value[source] += k->results[p];
       next[source] = out;
     }
