@@ -288,7 +288,7 @@ def test_payload_among_the_tables() -> None:
     for own, leaves in ((names[:3], 1), (names, 4)):
         node = piece(together, rows=[rows[name][0] for name in own])
         payload = {types[name]: rows[name] for name in own}
-        table = Table((node,), ((),), [0, 0], [~1] * len(own) + [~0] * len(own), payload)
+        table = made((node,), ((),), [0, 0], [~1] * len(own) + [~0] * len(own), payload)
         want = [np.arange(2) if t == types["f4"] else np.zeros(0, int) for t in table.types]
         ready = prepare(check(table), want, gradient=False, store=Store())
         assert len(jax.tree.leaves(ready)) == leaves
