@@ -2,8 +2,9 @@
 
 Ours is run as a table that is built from the forest's arrays, as a recursive program, by levels and inside `jit` (each
 lane by itself, which is for narrow networks), and recorded lazily from Python objects. Every step has fresh trees, and
-what is done on the host for them (levels, index tables, the slice, recording) counts for all. On a CPU all run on one
-core and CPU time is what is compared, so that other work on the machine counts less. On a GPU each takes several
+what is done on the host for them (levels, index tables, the slice, recording) counts for all; on a GPU there is a row
+too for tables that threads of the host make meanwhile (`lw.ahead`), and one for tables made before. On a CPU all run on
+one core and CPU time is what is compared, so that other work on the machine counts less. On a GPU each takes several
 minibatches in a row before the host waits, as in training, and wall time is compared. The limit is the matrix products
 of the same number of rows, without dependences between them.
 
@@ -14,6 +15,7 @@ The contenders are in the package of the same name, which `import dynamic` finds
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import sys
@@ -33,7 +35,7 @@ import lanewise as lw
 from _harness import Claim, finished, report, use_device, usual_arguments
 from dynamic import program
 from dynamic import tree_lstm as ours
-from dynamic.forest import forest, weights
+from dynamic.forest import Forest, forest, weights
 from lanewise.dynamic.lazy import recording
 from lanewise.dynamic.record import Recorder
 from lanewise.dynamic.run import STORE
@@ -42,6 +44,8 @@ MINIBATCHES = 4
 # Steps before the host waits, on a GPU.
 IN_A_ROW = 8
 READY, READY_PEER = "table, made before", "PyTorch by level, tables made before"
+# The same tables made on threads while the device works, and how many steps before.
+AHEAD, STEPS_AHEAD, THREADS = "table, made ahead", 4, 3
 # Fresh minibatches.
 EPOCH = 12
 # (width, trees) -> ours over PyTorch by level: forward, training. Others have no target of their own.
@@ -180,6 +184,9 @@ def contenders(
         # An op a node has a target on the CPU alone.
         del forward["lazy"], training["lazy"]
         # What the device takes, where a loader has made the tables beside: of both.
+        made = [made_ahead(batches, width, gradient) for gradient in (False, True)]
+        forward[AHEAD] = lambda i: ours.roots_by_table(params, batches[i], made[False](i))
+        training[AHEAD] = lambda i: ours.train_by_table(params, batches[i], made[True](i))
         device = theirs["words"].device
         torch_tables = [peer.tables(batch, device) for batch in batches]
         forward |= {
@@ -199,13 +206,24 @@ def contenders(
     # Made twice: the first may be for an envelope that a later minibatch makes grow.
     tables: dict[bool, Any] = {}
     for gradient in (False, True, False, True) if gpu else ():
-        made = [ours.prepared(batch, width, gradient) for batch in batches]
-        tables[gradient] = jax.device_put(made)
+        ready = [ours.prepared(batch, width, gradient) for batch in batches]
+        tables[gradient] = jax.device_put(ready)
     by_node: dict[str, Contender] = {
         "forward": lambda i: peer.by_node_forward(theirs, objects[i]),
         "training": lambda i: peer.by_node_training(theirs, objects[i]),
     }
     return forward, training, by_node
+
+
+def made_ahead(batches: Sequence[Forest], width: int, gradient: bool) -> Contender:
+    """Gives the prepared table of a minibatch on the device, where minibatches are asked for in turn."""
+
+    def make(i: int) -> tuple[int, Any]:
+        return i, jax.device_put(ours.prepared(batches[i], width, gradient))
+
+    turns = itertools.cycle(range(len(batches)))
+    stream = lw.ahead(make, turns, depth=STEPS_AHEAD, threads=THREADS)
+    return lambda i: next(ready for j, ready in stream if j == i)
 
 
 def named(width: int, trees: int) -> str:
@@ -246,6 +264,7 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
             ("table", "PyTorch by level", targets.get((width, trees))),
             ("program", "PyTorch by level", targets.get((width, trees))),
             (READY, READY_PEER, targets.get((width, trees)) if gpu else None),
+            (AHEAD, "PyTorch by level", targets.get((width, trees)) if gpu else None),
             # Where products are large, levels are the better way.
             ("in jit", "PyTorch by level", targets.get((width, trees)) if narrow else None),
             ("in jit", "PyTorch by node", by_node_target if narrow else None),

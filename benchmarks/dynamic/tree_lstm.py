@@ -12,6 +12,7 @@ import numpy as np
 
 import lanewise as lw
 from dynamic.forest import Forest
+from lanewise.core.profile import profile_of
 from lanewise.dynamic.run import Prepared, prepare
 from lanewise.dynamic.table import Piece, Table, Type, piece
 
@@ -90,9 +91,9 @@ def _train() -> Any:
     return jax.jit(train, static_argnums=2, compiler_options=_options())
 
 
-def _options() -> dict[str, bool] | None:
-    """As the documentation advises for a GPU: the products of levels are thin, and compile sooner without Triton."""
-    return {"xla_gpu_enable_triton_gemm": False} if jax.default_backend() == "gpu" else None
+def _options() -> dict[str, bool | int]:
+    """As the documentation advises."""
+    return dict(profile_of(jax.default_backend()).level_options)
 
 
 def roots_by_table(params: dict[str, Any], forest: Forest, ready: Prepared | None = None) -> Any:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lanewise.dynamic.lazy import lazy, op
     from lanewise.dynamic.memory import keep_pages
     from lanewise.dynamic.total import lazy_sum
+    from lanewise.feed.ahead import ahead
     from lanewise.place.held import Held
 
 del _rules
@@ -51,6 +52,7 @@ __all__ = [
     "ProgramFunction",
     "Reference",
     "Stats",
+    "ahead",
     "arrays",
     "check_grads",
     "errors",
@@ -82,6 +84,7 @@ __all__ = [
 
 _LATER = {
     "Held": "lanewise.place.held",
+    "ahead": "lanewise.feed.ahead",
     "arrays": "lanewise.arrays",
     "keep_pages": "lanewise.dynamic.memory",
     "lazy": "lanewise.dynamic.lazy",

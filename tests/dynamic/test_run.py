@@ -275,6 +275,27 @@ def test_forwards_and_forwards_over_backwards() -> None:
             )
 
 
+def test_payload_among_the_tables() -> None:
+    """Numbers as large as an index go to the device in one array with the tables; others are arrays of their own."""
+    names = ("f4", "i4", "u4", "f2", "?", "i1")
+    rows = {name: np.array([[0, 1, 1], [3, 1, 0]], name) for name in names}
+    rows["f4"][1, 0], rows["u4"][0, 2] = -0.25, 4_000_000_000
+    types = {name: Type((3,), np.dtype(name)) for name in names}
+
+    def together(*parts: Any) -> Any:
+        return sum(x.astype(np.float32) for x in parts)
+
+    for own, leaves in ((names[:3], 1), (names, 4)):
+        node = piece(together, rows=[rows[name][0] for name in own])
+        payload = {types[name]: rows[name] for name in own}
+        table = made((node,), ((),), [0, 0], [~1] * len(own) + [~0] * len(own), payload)
+        want = [np.arange(2) if t == types["f4"] else np.zeros(0, int) for t in table.types]
+        ready = prepare(check(table), want, gradient=False, store=Store())
+        assert len(jax.tree.leaves(ready)) == leaves
+        expected = together(*(rows[name][::-1] for name in own))
+        np.testing.assert_array_equal(ready([]).of(types["f4"])[:2], expected)
+
+
 def test_a_step_is_compiled_once_for_prepared_tables() -> None:
     """A prepared table is an argument of `jit`: its index tables are data."""
     store = Store()

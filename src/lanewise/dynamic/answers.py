@@ -113,7 +113,6 @@ def _reverse(
     at: _Places,
     moves: Moves,
     tables: Any,
-    back: Any,
     payload: Any,
     shared: Any,
     ran: Ran,
@@ -122,9 +121,7 @@ def _reverse(
     lay = layout(at.envelope)
     moving = moves.of_pieces(at.envelope)
     seeds = at.seeds(adjoints)
-    carried, of_shared = backwards.reverse(
-        lay, tables, back, payload, shared, Ran(*ran), moving, seeds
-    )
+    carried, of_shared = backwards.reverse(lay, tables, payload, shared, Ran(*ran), moving, seeds)
     return of_shared, at.of_given(carried)
 
 
@@ -180,7 +177,6 @@ class Values:
                 self._places,
                 self._moves(moving),
                 self.ready.tables,
-                self.ready.back,
                 self.ready.payload,
                 shared,
                 saved,

@@ -27,7 +27,7 @@ from lanewise import _jax
 from lanewise.dynamic import cut
 from lanewise.dynamic.envelope import MADE, TILES
 from lanewise.dynamic.inplace import before_all_else, gathers_first
-from lanewise.dynamic.layout import Layout, Sections
+from lanewise.dynamic.layout import Layout, Sections, in_tables
 
 # Which rows (by piece) and shared operands (by piece) have adjoints.
 Moving = tuple[tuple[tuple[bool, ...], tuple[bool, ...]], ...]
@@ -62,11 +62,23 @@ def kept(arenas: Sequence[Any]) -> list[Any]:
     return list(lax.optimization_barrier(tuple(arenas)))
 
 
+def payload_of(lay: Layout, tables: Any, payload: Sequence[Any]) -> list[Any]:
+    """The payload of each type; `payload` has what is not in the tables, None where there is none."""
+    found = []
+    for t, (type_, own) in enumerate(zip(lay.envelope.types, payload, strict=True)):
+        shape = lay.envelope.payload[t], *type_.shape
+        if in_tables(type_):
+            words = tables[lay.forward["payload", t]].reshape(shape)
+            own = lax.bitcast_convert_type(words, type_.dtype)
+        found.append(jnp.zeros(shape, type_.dtype) if own is None else own)
+    return found
+
+
 class Source:
     """Where a piece's operand rows are read from."""
 
     def __init__(self, lay: Layout, tables: Any, payload: Sequence[Any]) -> None:
-        self.lay, self.tables, self.payload = lay, tables, payload
+        self.lay, self.tables, self.payload = lay, tables, payload_of(lay, tables, payload)
 
     def operand(
         self, arenas: Sequence[Any], p: int, k: int, start: Any, size: int, count: Any = None
@@ -138,7 +150,7 @@ def forward(
             arenas[t] = written(arenas[t], outs[j], lay.result[p][j] + start)
         return kept(arenas), list(outs[len(piece.results) :])
 
-    arenas = initial(lay, payload, carried)
+    arenas = initial(lay, source.payload, carried)
     head: list[list[list[Any]]] = []
     for level, capacities in enumerate(envelope.head):
         saved: list[list[Any]] = [[] for _ in envelope.pieces]

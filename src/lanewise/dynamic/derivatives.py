@@ -65,11 +65,9 @@ def _forward(
     return compute.answers(lay, tables, ran.arenas)
 
 
-def rows_of(
-    envelope: Envelope, tables: Any, back: Any, payload: Any, carried: Any, shared: Any
-) -> list[Any]:
-    """The wanted rows by type; `back` are the tables of the reverse direction."""
-    leaves, tree = jax.tree.flatten((tables, back, payload, tuple(carried), tuple(shared)))
+def rows_of(envelope: Envelope, tables: Any, payload: Any, carried: Any, shared: Any) -> list[Any]:
+    """The wanted rows by type; the tables are those of both directions."""
+    leaves, tree = jax.tree.flatten((tables, payload, tuple(carried), tuple(shared)))
     return rows_p.bind(*leaves, envelope=envelope, tree=tree)
 
 
@@ -89,7 +87,7 @@ reversed_p = _jax.Primitive("table_reversed")
 
 
 def _rows(*leaves: Any, envelope: Envelope, tree: Any, in_place: bool = True) -> list[Any]:
-    tables, _, payload, carried, shared = jax.tree.unflatten(tree, leaves)
+    tables, payload, carried, shared = jax.tree.unflatten(tree, leaves)
     return list(_forward(envelope, tables, payload, carried, shared, in_place=in_place))
 
 
@@ -97,7 +95,7 @@ def _saving(
     *leaves: Any, envelope: Envelope, tree: Any, moves: Moves, in_place: bool = True
 ) -> list[Any]:
     """The wanted rows, then what the reverse reads."""
-    tables, _, payload, carried, shared = jax.tree.unflatten(tree, leaves)
+    tables, payload, carried, shared = jax.tree.unflatten(tree, leaves)
     lay, moving = layout(envelope), moves.of_pieces(envelope)
     ran = compute.forward(lay, tables, payload, carried, shared, moving, in_place=in_place)
     return [*compute.answers(lay, tables, ran.arenas), *jax.tree.leaves(ran)]
@@ -124,14 +122,12 @@ def _reversed(
     """The reverse of the table: leaves, what is saved, adjoints of rows -> adjoints of the leaves that move."""
     first, second = tree.num_leaves, tree.num_leaves + linear.saved.num_leaves
     leaves, given = values[:first], iter(values[second:])
-    tables, back, payload, carried, shared = jax.tree.unflatten(tree, leaves)
+    tables, payload, carried, shared = jax.tree.unflatten(tree, leaves)
     ran = Ran(*jax.tree.unflatten(linear.saved, values[first:second]))
     seeds = tuple(next(given) if t.differentiable else None for t in envelope.types)
     moving = linear.moves.of_pieces(envelope)
     lay = layout(envelope)
-    found, of_shared = backwards.reverse(
-        lay, tables, back, payload, shared, ran, moving, seeds, in_place
-    )
+    found, of_shared = backwards.reverse(lay, tables, payload, shared, ran, moving, seeds, in_place)
     by_leaf = [*[None] * (len(leaves) - len(carried) - len(shared)), *found, *of_shared]
     return [
         jnp.zeros_like(x) if adjoint is None else adjoint

@@ -21,6 +21,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -109,47 +111,58 @@ class Envelope:
         return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self)))
 
     @functools.cached_property
-    def _capacities(self) -> np.ndarray:
-        """Of head and extra, side by side."""
-        shape = len(self.head), 2 * len(self.pieces)
-        rows = [a + b for a, b in zip(self.head, self.extra, strict=True)]
-        return np.array(rows, np.int64).reshape(shape)
+    def _head(self) -> np.ndarray:
+        return self._of_levels(self.head)
 
-    @property
+    @functools.cached_property
+    def _extra(self) -> np.ndarray:
+        return self._of_levels(self.extra)
+
+    def _of_levels(self, capacities: tuple[tuple[int, ...], ...]) -> np.ndarray:
+        return np.array(capacities, np.int64).reshape(len(self.head), len(self.pieces))
+
+    @functools.cached_property
     def rows(self) -> int:
         return sum(map(sum, self.head)) + sum(self.tail)
 
     def split(self, demand: Demand) -> int:
         """The first level of a table that the tail runs."""
         height = min(len(self.head), len(demand.counts))
-        need = np.concatenate([demand.counts[:height], demand.extra[:height]], 1)
-        fits = (need <= self._capacities[:height]).all(1)
-        return height if fits.all() else int(fits.argmin())
+        beyond = demand.counts[:height] > self._head[:height]
+        beyond |= demand.extra[:height] > self._extra[:height]
+        return int(beyond.any(1).argmax()) if np.count_nonzero(beyond) else height
 
     def fits(self, demand: Demand) -> bool:
-        at = self.split(demand)
-        rest = demand.counts[at:]
         return (
-            len(rest) <= self.tail_levels
-            and _within(rest.sum(0) + LEAST * rest.any(0), self.tail)
-            and _within(demand.payload, self.payload)
-            and _within(demand.carried, self.carried)
+            demand.carried_extra <= self.carried_extra
             and (demand.wanted is None) == (self.wanted is None)
             and _within(demand.wanted or (), self.wanted or ())
+            and _within(demand.payload, self.payload)
+            and _within(demand.carried, self.carried)
+            and (demand.fed == self.fed or all(map(_among, demand.fed, self.fed)))
+            and self._fits_tail(demand, self.split(demand))
+        )
+
+    def _fits_tail(self, demand: Demand, at: int) -> bool:
+        """Whether the levels from this one on do."""
+        rest = demand.counts[at:]
+        return not len(rest) or (
+            len(rest) <= self.tail_levels
+            and _within((rest.sum(0) + LEAST * rest.any(0)).tolist(), self.tail)
             and int(demand.extra[at:].sum()) <= self.tail_extra
-            and demand.carried_extra <= self.carried_extra
-            and all(
-                a | b == b for x, y in zip(demand.fed, self.fed, strict=True) for a, b in zip(x, y)
-            )
         )
 
     def wasteful(self, demand: Demand) -> bool:
         """Whether a table would leave most of it empty."""
-        return self.rows > max(SMALL, WASTE * int(demand.counts.sum()))
+        return self.rows > SMALL and self.rows > WASTE * int(demand.counts.sum())
 
 
-def _within(need: Sequence[int] | np.ndarray, have: Sequence[int]) -> bool:
-    return all(a <= b for a, b in zip(need, have, strict=True))
+def _within(need: Sequence[int], have: Sequence[int]) -> bool:
+    return all(map(operator.le, need, have))
+
+
+def _among(flags: Sequence[int], known: Sequence[int]) -> bool:
+    return all(a | b == b for a, b in zip(flags, known, strict=True))
 
 
 def _buckets(need: Sequence[int] | np.ndarray, have: Sequence[int]) -> tuple[int, ...]:
@@ -273,9 +286,15 @@ class Store:
         self.unrolled = unrolled
         self.envelopes: dict[tuple[object, ...], list[Envelope]] = {}
         self.made = 0
+        # Tables may be prepared by several threads (`lw.ahead`).
+        self._lock = threading.Lock()
 
     def envelope(self, table: Table, demand: Demand, profile: Profile = CPU) -> Envelope:
         """The smallest envelope that the table fits, or one that is made or grown for it."""
+        with self._lock:
+            return self._envelope(table, demand, profile)
+
+    def _envelope(self, table: Table, demand: Demand, profile: Profile) -> Envelope:
         whole = demand.wanted is None
         known = self.envelopes.setdefault((table.pieces, table.shared, whole), [])
         serving = [e for e in known if not e.wasteful(demand)]

@@ -13,15 +13,18 @@ Adjoints of operands lie in arenas of their own, which are written by users in t
     one row of zeros | adjoints of wanted rows | a region for each operand of each piece
 
 The adjoint of a result is the sum of its users' rows there. Most have one user: `first` is its position, or that of
-the zeros. The other users are *extra*: pairs of a position and the row it is added to, ordered by row.
+the zeros, by row of the arena. The other users are *extra*: pairs of a position and the row it is added to, ordered by
+row.
 
-All tables of one direction go to the device as one array of integers. A section of it is found by its name, at an
-offset that depends on the envelope alone.
+All tables, and payload of numbers of their size, go to the device as one array of integers: each array costs a
+transfer, and time in each call of compiled code. A section of it is found by its name, at an offset that depends on the
+envelope alone. Those of the reverse direction come last, and are there only where there is a gradient.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +34,9 @@ from lanewise.dynamic.table import Type
 
 Name = tuple[object, ...]
 
+# Of all tables.
+TABLE = np.dtype(np.int32)
+
 
 @dataclass
 class Sections:
@@ -39,9 +45,16 @@ class Sections:
     parts: dict[Name, slice] = field(default_factory=dict)
     size: int = 0
 
-    def add(self, name: Name, size: int) -> None:
-        self.parts[name] = slice(self.size, self.size + size)
+    def add(self, name: Name, size: int) -> int:
+        """A section after all others; gives where it begins."""
+        begin = self.size
+        self.parts[name] = slice(begin, begin + size)
         self.size += size
+        return begin
+
+    def within(self, name: Name, begin: int, size: int) -> None:
+        """Rows of a section that have a name of their own."""
+        self.parts[name] = slice(begin, begin + size)
 
     def __getitem__(self, name: Name) -> slice:
         return self.parts[name]
@@ -63,7 +76,11 @@ class Layout:
     operand: tuple[tuple[int | None, ...], ...]  # where the region of an operand's adjoint begins
     adjoints: tuple[int, ...]  # rows of the arena of adjoints of each type
     forward: Sections
-    reverse: Sections
+    reverse: Sections  # which begins where the other one ends
+
+    def size(self, gradient: bool) -> int:
+        """How many integers there are."""
+        return self.reverse.size if gradient else self.forward.size
 
     def active(self, p: int, k: int) -> bool:
         """Whether operand k of piece p has an adjoint."""
@@ -106,32 +123,18 @@ def layout(envelope: Envelope) -> Layout:
             adjoints[t] += rows[p] if active else 0
         operand.append(tuple(bases))
 
-    forward, reverse = Sections(), Sections()
-    for p, piece in enumerate(pieces):
-        for k in range(len(piece.rows)):
-            forward.add(("index", p, k), rows[p])
-        for j, type_ in enumerate(piece.results):
-            if type_.differentiable:
-                reverse.add(("first", p, j), rows[p])
-    for level, capacities in enumerate(envelope.extra):
-        for p, capacity in enumerate(capacities):
-            reverse.add(("extra", level, p, "from"), capacity)
-            reverse.add(("extra", level, p, "to"), capacity)
-    for t in range(len(types)):
-        forward.add(("wanted", t), wanted[t])
-        reverse.add(("carried", t), envelope.carried[t])
-    for name in ("from", "to"):
-        reverse.add(("carried extra", name), envelope.carried_extra)
-        reverse.add(("tail extra", name), envelope.tail_extra)
-    for sections in (forward, reverse):
-        sections.add(("levels",), 1)
-        sections.add(("start",), envelope.tail_levels * len(pieces))
-        sections.add(("tiles",), envelope.tail_levels * len(pieces) * len(TILES))
-    if any(piece.loops for piece in pieces):
-        forward.add(("counts",), (len(envelope.head) + envelope.tail_levels) * len(pieces))
-    reverse.add(("extra start",), envelope.tail_levels * len(pieces) + 1)
-    for p in range(len(pieces)):
-        reverse.add(("there", p), rows[p])
+    forward = _forward(envelope, rows, wanted)
+    reverse = Sections(size=forward.size)
+    for t, (type_, size) in enumerate(zip(types, arena, strict=True)):
+        if type_.differentiable:
+            begin = reverse.add(("first", t), size)
+            carried = begin + (envelope.payload[t] if both[t] else 0)
+            reverse.within(("carried", t), carried, envelope.carried[t])
+            for p, piece in enumerate(pieces):
+                for j, base in enumerate(result[p]):
+                    if piece.results[j] == type_:
+                        reverse.within(("first", p, j), begin + base, rows[p])
+    _reverse(reverse, envelope, rows)
     return Layout(
         envelope,
         offset,
@@ -144,3 +147,46 @@ def layout(envelope: Envelope) -> Layout:
         forward,
         reverse,
     )
+
+
+def in_tables(type_: Type) -> bool:
+    """Whether payload of this type goes with the index tables."""
+    return np.dtype(type_.dtype).itemsize == TABLE.itemsize and type_.dtype.kind in "iuf"
+
+
+def _forward(envelope: Envelope, rows: tuple[int, ...], wanted: tuple[int, ...]) -> Sections:
+    found = Sections()
+    for p, piece in enumerate(envelope.pieces):
+        for k in range(len(piece.rows)):
+            found.add(("index", p, k), rows[p])
+    for t, type_ in enumerate(envelope.types):
+        found.add(("wanted", t), wanted[t])
+        if in_tables(type_):
+            found.add(("payload", t), envelope.payload[t] * math.prod(type_.shape))
+    _tail(found, envelope)
+    if any(piece.loops for piece in envelope.pieces):
+        levels = len(envelope.head) + envelope.tail_levels
+        found.add(("counts",), levels * len(envelope.pieces))
+    return found
+
+
+def _reverse(found: Sections, envelope: Envelope, rows: tuple[int, ...]) -> None:
+    """All but the first users."""
+    for level, capacities in enumerate(envelope.extra):
+        for p, capacity in enumerate(capacities):
+            found.add(("extra", level, p, "from"), capacity)
+            found.add(("extra", level, p, "to"), capacity)
+    for name in ("from", "to"):
+        found.add(("carried extra", name), envelope.carried_extra)
+        found.add(("tail extra", name), envelope.tail_extra)
+    _tail(found, envelope)
+    found.add(("extra start",), envelope.tail_levels * len(envelope.pieces) + 1)
+    for p in range(len(envelope.pieces)):
+        found.add(("there", p), rows[p])
+
+
+def _tail(found: Sections, envelope: Envelope) -> None:
+    pairs = envelope.tail_levels * len(envelope.pieces)
+    found.add(("levels",), 1)
+    found.add(("start",), pairs)
+    found.add(("tiles",), pairs * len(TILES))

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lanewise.dynamic.envelope import MADE, PAYLOAD, TILES, Demand
-from lanewise.dynamic.layout import Layout, Sections
+from lanewise.dynamic.layout import TABLE, Layout, Sections
 from lanewise.dynamic.order import counts, depth
 from lanewise.dynamic.table import Table, Type
 
@@ -24,66 +24,67 @@ Wanted = Sequence[np.ndarray] | None
 
 @dataclass(frozen=True)
 class Survey:
-    """What a table asks for. `extra`: what the edges read that are not the last to read it, in order.
-
-    `numbered` is for `packed`.
-    """
+    """What a table asks for. `own` is for `packed` of the same form."""
 
     level: np.ndarray
     need: Demand
-    extra: np.ndarray
-    numbered: Any
+    own: Any
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Index tables of both directions (the reverse one if it was asked for), and where each value lies."""
+    """Index tables of the forward direction, and of the reverse one if it was asked for, in one array; and where each
+    value lies."""
 
-    forward: np.ndarray
-    reverse: np.ndarray | None
-    position: np.ndarray
+    tables: np.ndarray
+    position: np.ndarray | None
 
 
 @dataclass(frozen=True)
 class Uses:
     """Who reads each value whose adjoint counts.
 
-    `target[e]` is what edge e reads: a value, or after all values a carried row. Edges are in blocks: those of
-    operand k of piece p (and of which of its calls, None for all), then those of wanted values. `last[v]` is the
-    last edge that reads v, or -1; `extra` are all others.
+    Edges are numbered: the operands of all calls as the table has them, then wanted values. `target[e]` is what edge e
+    reads: a value, or after all values a carried row; -1 where no adjoint flows. `last[v]` is the last edge that reads
+    v, or -1; `extra` are all others.
     """
 
     target: np.ndarray
-    blocks: tuple[tuple[int, int, np.ndarray | None], ...]
     last: np.ndarray
     extra: np.ndarray
 
 
+class _Operands(NamedTuple):
+    """Of the operands of all calls: the call, and the number among those of all pieces."""
+
+    call: np.ndarray
+    number: np.ndarray
+
+
+def _operands(table: Table) -> _Operands:
+    first = table.first_operand
+    call = np.repeat(np.arange(len(table), dtype=np.int32), table.arity[table.piece])
+    within = np.arange(len(table.operands)) - first[call]
+    return _Operands(call, _starts(table.arity.tolist())[table.piece[call]] + within)
+
+
 def uses(table: Table, types: Sequence[Type], wanted: Wanted) -> Uses:
-    targets, blocks = [], []
+    number = [types.index(t) for p in table.pieces for t in p.rows]
+    of_type = np.array(number, np.int64)[_operands(table).number]
+    flows = np.array([t.differentiable for t in types], bool)
+    payload = np.array([len(table.payload.get(t, ())) for t in types], np.int64)
     carried_from = table.num_values + _starts([table.carried.get(t, 0) for t in types])
-    for p, (piece, calls) in enumerate(zip(table.pieces, table.calls_of, strict=True)):
-        for k, type_ in enumerate(piece.rows):
-            read = calls.operands[:, k]
-            if not type_.differentiable or not len(read):
-                continue
-            chosen = None
-            if read.min() < 0:
-                carried = ~read - len(table.payload.get(type_, ()))
-                chosen = np.flatnonzero((read >= 0) | (carried >= 0))
-                moved = carried_from[types.index(type_)] + carried
-                read = np.where(read >= 0, read, moved)[chosen]
-            if len(read):
-                targets.append(read)
-                blocks.append((p, k, chosen))
+    read = table.operands
+    carried = ~read - payload[of_type]
+    target = np.where(read >= 0, read, carried_from[of_type] + carried)
+    targets = [np.where(flows[of_type] & ((read >= 0) | (carried >= 0)), target, -1)]
     for type_, values in zip(types, wanted or (), strict=False):
-        if type_.differentiable:
-            targets.append(np.asarray(values, np.int64))
-    target = np.concatenate(targets) if targets else np.zeros(0, np.int64)
-    number = np.arange(len(target), dtype=np.int32)
-    last = np.full(int(carried_from[-1]), -1, np.int32)
-    last[target] = number
-    return Uses(target, tuple(blocks), last, np.flatnonzero(last[target] != number))
+        targets.append(np.asarray(values) if type_.differentiable else np.full(len(values), -1))
+    target = np.concatenate(targets)
+    edges = np.flatnonzero(target >= 0)
+    last = np.full(int(carried_from[-1]), -1, np.int64)
+    last[target[edges]] = edges
+    return Uses(target, last, edges[last[target[edges]] != edges])
 
 
 def _starts(sizes: Sequence[int]) -> np.ndarray:
@@ -94,9 +95,7 @@ def survey(table: Table, level: np.ndarray | None, wanted: Wanted, gradient: boo
     """What the table asks of an envelope; levels are by depth where none are given."""
     level = depth(table) if level is None else level
     used = uses(table, table.types, wanted) if gradient else None
-    need = _demand(table, level, wanted, used)
-    extra = np.zeros(0, np.int32) if used is None else used.target[used.extra]
-    return Survey(level, need, extra, used)
+    return Survey(level, _demand(table, level, wanted, used), used)
 
 
 def _demand(table: Table, level: np.ndarray, wanted: Wanted, used: Uses | None) -> Demand:
@@ -143,19 +142,14 @@ class Places:
     position: np.ndarray
 
 
-def begins(need: Demand, lay: Layout) -> tuple[int, np.ndarray]:
-    """The first level of the tail, and the first row of each piece at each level."""
-    split = lay.envelope.split(need)
-    begin = np.empty_like(need.counts)
-    begin[:split] = lay.offset[:split]
-    rest = need.counts[split:]
-    begin[split:] = lay.offset[-1] + np.cumsum(rest, 0) - rest
-    return split, begin
-
-
 def _places(table: Table, found: Survey, lay: Layout) -> Places:
     count, level = found.need.counts, found.level
-    split, begin = begins(found.need, lay)
+    # The first level of the tail, and the first row of each piece at each level.
+    split = lay.envelope.split(found.need)
+    begin = np.empty_like(count)
+    begin[:split] = lay.offset[:split]
+    rest = count[split:]
+    begin[split:] = lay.offset[-1] + np.cumsum(rest, 0) - rest
     key = level * len(table.pieces) + table.piece
     small = count.size < 1 << 16
     order = np.argsort(key.astype(np.uint16) if small else key, kind="stable")
@@ -174,14 +168,18 @@ def _places(table: Table, found: Survey, lay: Layout) -> Places:
 def packed(table: Table, wanted: Wanted, found: Survey, lay: Layout) -> Packed:
     """The index tables of both directions."""
     at = _places(table, found, lay)
-    forward = _forward(table, wanted, found.need, lay, at)
-    reverse = None if found.numbered is None else _reverse(table, found, lay, at)
-    return Packed(forward, reverse, at.position)
+    out = np.zeros(lay.size(found.own is not None), TABLE)
+    _forward(out, table, wanted, lay, at)
+    gradient = found.own is not None
+    if gradient:
+        _reverse(out, table, found, lay, at)
+    for sections in (lay.forward, lay.reverse) if gradient else (lay.forward,):
+        _pack_tail(out, sections, found.need, at.split, at.begin)
+    return Packed(out, at.position)
 
 
-def _forward(table: Table, wanted: Wanted, need: Demand, lay: Layout, at: Places) -> np.ndarray:
+def _forward(out: np.ndarray, table: Table, wanted: Wanted, lay: Layout, at: Places) -> None:
     envelope, sections = lay.envelope, lay.forward
-    out = np.zeros(sections.size, np.int32)
     for p, (piece, calls) in enumerate(zip(table.pieces, table.calls_of, strict=True)):
         if not len(calls.number):
             continue
@@ -189,13 +187,11 @@ def _forward(table: Table, wanted: Wanted, need: Demand, lay: Layout, at: Places
         for k, type_ in enumerate(piece.rows):
             section = out[sections["index", p, k]]
             positions = _positions(table, calls.operands[:, k], type_, envelope.fed[p][k], lay, at)
-            # Rows beyond are copies of one that is there: after the levels, all they read has been computed.
-            section[:] = positions[0]
+            # Rows beyond are copies of the first one: after the levels, all it reads has been computed.
+            section[:] = positions[rows.argmin()]
             section[rows] = positions
     for t, values in enumerate(wanted or ()):
         out[sections["wanted", t]][: len(values)] = at.position[values]
-    pack_tail(out, sections, need, at.split, at.begin)
-    return out
 
 
 def _positions(
@@ -214,7 +210,7 @@ def _positions(
     )
 
 
-def pack_tail(
+def _pack_tail(
     out: np.ndarray, sections: Sections, need: Demand, split: int, begin: np.ndarray
 ) -> None:
     """Where the levels of the tail begin, and in which tiles they run; how many rows levels have, if that is asked."""
@@ -236,10 +232,9 @@ def pack_tail(
     out[sections["tiles",]][: tiles.size] = tiles.reshape(-1)
 
 
-def _reverse(table: Table, found: Survey, lay: Layout, at: Places) -> np.ndarray:
-    sections, need, used = lay.reverse, found.need, found.numbered
-    out = np.zeros(sections.size, np.int32)
-    source = _adjoint_positions(table, used, need, lay, at)
+def _reverse(out: np.ndarray, table: Table, found: Survey, lay: Layout, at: Places) -> None:
+    sections, need, used = lay.reverse, found.need, found.own
+    source = _adjoint_positions(table, need, lay, at)
     at_first = np.where(used.last >= 0, source[used.last], 0) if len(source) else used.last * 0
     for p, (piece, calls) in enumerate(zip(table.pieces, table.calls_of, strict=True)):
         rows = at.row[calls.number]
@@ -249,28 +244,20 @@ def _reverse(table: Table, found: Survey, lay: Layout, at: Places) -> np.ndarray
         out[sections["there", p]][rows] = 1
     carried_from = table.num_values + _starts(need.carried)
     for t, number in enumerate(need.carried):
-        given = at_first[carried_from[t] : carried_from[t] + number]
-        out[sections["carried", t]][:number] = given
+        if lay.envelope.types[t].differentiable:
+            given = at_first[carried_from[t] : carried_from[t] + number]
+            out[sections["carried", t]][:number] = given
     if len(used.extra):
-        pack_extra(out, table, found, source[used.extra], lay, at)
-    pack_tail(out, sections, need, at.split, at.begin)
-    return out
+        extra = used.extra
+        _pack_extra(out, table, found, used.target[extra], source[extra], lay, at)
 
 
-def _adjoint_positions(
-    table: Table, used: Uses, need: Demand, lay: Layout, at: Places
-) -> np.ndarray:
-    """Where each edge's adjoint is written."""
-    parts = []
-    for p, k, chosen in used.blocks:
-        number = table.calls_of[p].number
-        base = lay.operand[p][k]
-        assert base is not None
-        parts.append(at.row[number if chosen is None else number[chosen]] + base)
-    for type_, size in zip(lay.envelope.types, need.wanted or (), strict=False):
-        if type_.differentiable:
-            parts.append(np.arange(1, size + 1))
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+def _adjoint_positions(table: Table, need: Demand, lay: Layout, at: Places) -> np.ndarray:
+    """Where each edge's adjoint is written, if it has one."""
+    call, number = _operands(table)
+    base = np.array([b or 0 for bases in lay.operand for b in bases], np.int64)
+    wanted = [np.arange(1, size + 1) for size in need.wanted or ()]
+    return np.concatenate([at.row[call] + base[number], *wanted])
 
 
 def arena_starts(sizes: Sequence[int]) -> list[int]:
@@ -278,20 +265,22 @@ def arena_starts(sizes: Sequence[int]) -> list[int]:
     return _starts(sizes).tolist()
 
 
-def pack_extra(
+def _pack_extra(
     out: np.ndarray,
     table: Table,
     found: Survey,
+    target: np.ndarray,
     source: np.ndarray,
     lay: Layout,
     at: Places,
 ) -> None:
-    """Pairs of where an adjoint is read and what it is added to."""
+    """Pairs of where an adjoint is read and what it is added to, in the order of the latter."""
     envelope, sections, need = lay.envelope, lay.reverse, found.need
-    num, target = len(table.pieces), found.extra
+    num = len(table.pieces)
     made = target < table.num_values
     begins = [table.num_values + n for n in arena_starts(need.carried)]
-    carried, from_ = target[~made], source[~made]
+    by_row = np.argsort(target[~made], kind="stable")
+    carried, from_ = target[~made][by_row], source[~made][by_row]
     t = np.searchsorted(begins, carried, side="right") - 1
     rows = carried - np.array(begins)[t] + np.array(arena_starts(envelope.carried))[t]
     _write(out, sections["carried extra", "from"], sections["carried extra", "to"], from_, rows)

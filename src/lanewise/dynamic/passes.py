@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,17 +23,9 @@ import numpy as np
 
 from lanewise.core.errors import CompilerError, OptionError
 from lanewise.cpp.toolchain import host
-from lanewise.dynamic.envelope import Demand, Envelope
-from lanewise.dynamic.layout import Layout, layout
-from lanewise.dynamic.pack import (
-    Packed,
-    Places,
-    Survey,
-    Wanted,
-    begins,
-    pack_extra,
-    pack_tail,
-)
+from lanewise.dynamic.envelope import TILES, Demand, Envelope
+from lanewise.dynamic.layout import TABLE, Layout, layout
+from lanewise.dynamic.pack import Packed, Survey, Wanted
 from lanewise.dynamic.table import Piece, Table, Type
 
 _TEXT = Path(__file__).with_name("passes.cpp")
@@ -51,8 +45,16 @@ def ints(values: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, np.int32).reshape(-1)
 
 
+_address: Any = ctypes.addressof
+_first_byte: Any = ctypes.c_char.from_buffer
+
+
 def _at(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
+    """Where an array lies. NumPy's own ways to say it take two microseconds, as long as a pass over a small table."""
+    try:
+        return _address(_first_byte(array))
+    except (TypeError, ValueError):  # it may not be written to, or is empty
+        return array.__array_interface__["data"][0]
 
 
 class Struct:
@@ -81,11 +83,29 @@ def call(name: str, *arguments: Struct | np.ndarray | int | None) -> int:
     return _function(name, len(given))(*given)
 
 
+class _Scratch(threading.local):
+    """Memory that passes write and read again, for each thread its own: it stays in the processor's caches."""
+
+    def __init__(self) -> None:
+        self.words = np.empty(0, np.int32)
+
+    def take(self, *sizes: int) -> list[int]:
+        """Addresses of parts of these many integers, each from an even one on."""
+        starts = list(itertools.accumulate((size + size % 2 for size in sizes), initial=0))
+        if starts[-1] > len(self.words):
+            self.words = np.empty(starts[-1] + starts[-1] // 4 + 2, np.int32)
+        base = _at(self.words)
+        return [base + self.words.itemsize * start for start in starts]
+
+
+_scratch = _Scratch()
+
+
 class _Pieces(NamedTuple):
     struct: Struct
     types: tuple[Type, ...]
-    operands: int
-    results: np.ndarray
+    operands: tuple[int, ...]  # where those of each piece begin, and where the last ones end
+    most_results: int
 
 
 @functools.lru_cache(maxsize=256)
@@ -98,79 +118,84 @@ def _pieces(pieces: tuple[Piece, ...]) -> _Pieces:
         operand_at=_starts(arity),
         result_at=_starts(results),
         operand_type=ints([types.index(t) for p in pieces for t in p.rows]),
+        result_type=ints([types.index(t) for p in pieces for t in p.results]),
         differentiable=ints([t.differentiable for t in types]),
         pieces=len(pieces),
         types=len(types),
     )
-    return _Pieces(struct, types, sum(arity), ints(results))
+    operands = tuple(itertools.accumulate(arity, initial=0))
+    return _Pieces(struct, types, operands, max(results, default=0))
 
 
 def _starts(sizes: Sequence[int]) -> np.ndarray:
     return ints(np.cumsum([0, *sizes])[:-1])
 
 
-class _Numbered(NamedTuple):
-    """A table as the passes take it, and, for a gradient, the edge that reads each value last."""
+class _Own(NamedTuple):
+    """A table as the passes take it; its calls and extra users by level and piece, with room for more levels."""
 
     struct: Struct
-    last: np.ndarray | None
+    counts: np.ndarray
+    gradient: bool
+
+
+# Passes write two results of each call, however many it has; those of the next one follow.
+_SPARE = 2
+# Counts that there is room for at first: of most tables.
+_COUNTS = 2048
 
 
 def survey(table: Table, level: np.ndarray | None, wanted: Wanted, gradient: bool) -> Survey:
     """What the table asks of an envelope; levels are by depth where none are given."""
-    pieces = _pieces(table.pieces)
-    calls, num = len(table), len(table.pieces)
-    first_operand, first_value, by_piece = (np.empty(calls + 1, np.int32) for _ in range(3))
-    piece_start = np.empty(num + 1, np.int32)
-    known = level is not None
-    own = ints(level) if level is not None else np.empty(calls, np.int32)
-    values = int(pieces.results.take(table.piece).sum()) if calls else 0
-    of_value = np.empty(0 if known else 1 + values, np.int32)
-    numbered = (first_operand, first_value, own, int(known), of_value, by_piece, piece_start)
-    height = call("lw_numbered", pieces.struct, calls, table.piece, table.operands, *numbered)
-
-    payload = [len(table.payload.get(t, ())) for t in pieces.types]
-    carried = [int(table.carried.get(t, 0)) for t in pieces.types]
-    carried_from = np.cumsum([values, *carried])
+    pieces, calls = _pieces(table.pieces), len(table.piece)
+    types = pieces.types
+    payload = [len(table.payload.get(t, ())) for t in types]
+    carried = [int(table.carried.get(t, 0)) for t in types] if table.carried else [0] * len(types)
     wants = [ints(v) for v in wanted or ()]
+    sizes = [len(v) for v in wants] or [0] * len(types)
+    *before, all_carried = itertools.accumulate(carried, initial=0)
+    of_types = np.array([payload, carried, sizes, before], np.int32)
     struct = Struct(
         piece=table.piece,
         operands=table.operands,
-        level=own,
-        first_operand=first_operand,
-        first_value=first_value,
+        wanted=_joined(wants),
+        payload=of_types[0],
+        carried=of_types[1],
+        num_wanted=of_types[2],
+        carried_from=of_types[3],
         calls=calls,
-        values=values,
-        by_piece=by_piece,
-        piece_start=piece_start,
-        payload=ints(payload),
-        carried=ints(carried),
-        carried_from=ints(carried_from[:-1]),
-        wanted=np.concatenate(wants) if wants else ints(()),
-        num_wanted=ints([len(v) for v in wants] or [0] * len(pieces.types)),
+        all_carried=all_carried,
     )
-    counts = np.zeros((height, num), np.int64)
-    fed = np.empty(pieces.operands, np.int32)
-    last = np.full(int(carried_from[-1]), -1, np.int32) if gradient else None
-    extra = np.empty(call("lw_survey", pieces.struct, struct, counts, fed, last), np.int32)
-    of_calls, carried_extra = np.zeros_like(counts), 0
-    if len(extra):
-        call("lw_extra", pieces.struct, struct, last, extra)
-        made = extra[extra < values]
-        maker = table.caller[made]
-        np.add.at(of_calls, (own[maker], table.piece[maker]), 1)
-        carried_extra = len(extra) - len(made)
-    turn = iter(fed.tolist())
+    known = level is not None
+    own = ints(level) if level is not None else np.empty(calls, np.int32)
+    (values, _) = _scratch.take(2 * (calls * pieces.most_results + all_carried + _SPARE))
+    num = len(table.pieces)
+    room = max(_COUNTS // max(num, 1), 16)
+    while True:
+        counts = np.zeros((2, room, num), np.int64)
+        fed = np.zeros(pieces.operands[-1] + 1, np.int32)
+        carried_extra = fed[pieces.operands[-1] :]
+        given = struct, own, int(known), int(gradient), values, room, counts, fed, carried_extra
+        height = call("lw_survey", pieces.struct, *given)
+        if height <= room:
+            break
+        known, room = True, height
+    flags = fed.tolist()
     need = Demand(
-        counts,
-        tuple(tuple(next(turn) for _ in piece.rows) for piece in table.pieces),
+        counts[0, :height],
+        tuple(tuple(flags[a:b]) for a, b in itertools.pairwise(pieces.operands)),
         tuple(payload),
         tuple(carried),
-        None if wanted is None else tuple(map(len, wants)),
-        of_calls,
-        carried_extra,
+        None if wanted is None else tuple(sizes),
+        counts[1, :height],
+        flags[-1],
     )
-    return Survey(own, need, extra, _Numbered(struct, last))
+    return Survey(own, need, _Own(struct, counts, gradient))
+
+
+def _joined(wants: Sequence[np.ndarray]) -> np.ndarray:
+    some = [v for v in wants if len(v)]
+    return some[0] if len(some) == 1 else np.concatenate(some) if some else np.zeros(1, np.int32)
 
 
 @functools.lru_cache(maxsize=256)
@@ -178,48 +203,69 @@ def _layout(envelope: Envelope) -> Struct:
     """Where things lie. A result without an adjoint has no place for one, and neither has such an operand."""
     lay, types = layout(envelope), envelope.types
     operands = [(p, k) for p, piece in enumerate(envelope.pieces) for k in range(len(piece.rows))]
-    results = [
-        (p, j, t) for p, piece in enumerate(envelope.pieces) for j, t in enumerate(piece.results)
-    ]
+    forward, reverse, moving = lay.forward, lay.reverse, [t.differentiable for t in types]
+    head = [(n, p) for n in range(len(envelope.head)) for p in range(len(envelope.pieces))]
+    extra = [[reverse["extra", n, p, name].start for n, p in head] for name in ("from", "to")]
+    firsts = [reverse["first", t] for t, flag in enumerate(moving) if flag]
+    counts = forward.parts.get(("counts",))
     return Struct(
-        index_at=ints([lay.forward["index", p, k].start for p, k in operands]),
-        fed=ints([envelope.fed[p][k] for p, k in operands]),
-        adjoint_at=ints([lay.operand[p][k] or 0 for p, k in operands]),
-        result_base=ints([lay.result[p][j] for p, j, _ in results]),
-        first_at=ints(
-            [lay.reverse["first", p, j].start if t.differentiable else -1 for p, j, t in results]
-        ),
+        index_at=ints([forward["index", p, k].start for p, k in operands]),
+        adjoint_at=ints([-1 if (b := lay.operand[p][k]) is None else b for p, k in operands]),
+        result_base=ints([base for bases in lay.result for base in bases] + [0] * _SPARE),
         rows=ints(lay.rows),
-        there_at=ints([lay.reverse["there", p].start for p in range(len(envelope.pieces))]),
+        there_at=ints([reverse["there", p].start for p in range(len(envelope.pieces))]),
+        first_at=ints([reverse["first", t].start if flag else -1 for t, flag in enumerate(moving)]),
         joined=ints([n if flag else 0 for n, flag in zip(envelope.payload, lay.joined)]),
-        wanted_at=ints([lay.forward["wanted", t].start for t in range(len(types))]),
-        carried_at=ints([lay.reverse["carried", t].start for t in range(len(types))]),
+        wanted_at=ints([forward["wanted", t].start for t in range(len(types))]),
+        arena_from=_starts(lay.arena),
+        carried_from=_starts(envelope.carried),
+        capacity=ints([c for level in envelope.head for c in level]),
+        offset=ints(lay.offset),
+        extra_from=ints(extra[0]),
+        extra_to=ints(extra[1]),
+        extra_capacity=ints([c for level in envelope.extra for c in level]),
+        head=len(envelope.head),
+        indices=sum(
+            forward["index", p, k].stop - forward["index", p, k].start for p, k in operands
+        ),
+        forward=forward.size,
+        size=reverse.size,
+        first_begin=firsts[0].start if firsts else reverse.size,
+        first_end=firsts[-1].stop if firsts else reverse.size,
+        carried_extra_from=reverse["carried extra", "from"].start,
+        carried_extra_to=reverse["carried extra", "to"].start,
+        carried_extra=envelope.carried_extra,
+        tail_extra_from=reverse["tail extra", "from"].start,
+        tail_extra_to=reverse["tail extra", "to"].start,
+        tail_extra=envelope.tail_extra,
+        extra_start=reverse["extra start",].start,
+        extra_starts=reverse["extra start",].stop - reverse["extra start",].start,
+        levels_at=ints([way["levels",].start for way in (forward, reverse)]),
+        start_at=ints([way["start",].start for way in (forward, reverse)]),
+        tiles_at=ints([way["tiles",].start for way in (forward, reverse)]),
+        widths=ints(TILES),
+        num_widths=len(TILES),
+        counts_at=-1 if counts is None else counts.start,
+        tail_counts=0 if counts is None else counts.start + len(head),
     )
 
 
-def packed(table: Table, found: Survey, lay: Layout) -> Packed:
+def packed(table: Table, wanted: Wanted, found: Survey, lay: Layout) -> Packed:
     """The index tables of both directions."""
-    pieces, numbered, need = _pieces(table.pieces), found.numbered, found.need
-    split, begin = begins(need, lay)
-    row = np.empty(len(table), np.int32)
-    position = np.empty(int(numbered.struct.fields["values"]), np.int32)
-    forward = np.zeros(lay.forward.size, np.int32)
-    static = _layout(lay.envelope)
+    pieces, own, need = _pieces(table.pieces), found.own, found.need
+    static, split = _layout(lay.envelope), lay.envelope.split(need)
+    out = np.empty(lay.size(own.gradient), TABLE)
+    extras = int(need.extra.sum()) + need.carried_extra if own.gradient else 0
+    position = np.empty(table.num_values + _SPARE, np.int32) if wanted is None else None
+    pairs = need.counts.size
+    sizes = 2 * pairs, pairs, len(table) * pieces.most_results + _SPARE
+    arenas = sum(lay.arena) if extras else 0
+    *places, _ = _scratch.take(*sizes, arenas, 2 * (extras + 1))
+    if position is not None:
+        places[2] = _at(position)
     call(
-        *("lw_forward", pieces.struct, numbered.struct, static),
-        *(ints(begin), row, position, forward),
+        *("lw_packed", pieces.struct, own.struct, static, found.level, need.counts, need.extra),
+        *(extras, len(need.counts), split, int(own.gradient)),
+        *(np.array(places, np.int64), out),
     )
-    pack_tail(forward, lay.forward, need, split, begin)
-    if numbered.last is None:
-        return Packed(forward, None, position)
-    reverse = np.zeros(lay.reverse.size, np.int32)
-    source = np.empty(len(found.extra), np.int32)
-    at = np.empty(len(table.operands) + sum(need.wanted or ()), np.int32)
-    call(
-        *("lw_reverse", pieces.struct, numbered.struct, static),
-        *(row, numbered.last, len(source), at, source, reverse),
-    )
-    if len(source):
-        pack_extra(reverse, table, found, source, lay, Places(split, begin, row, position))
-    pack_tail(reverse, lay.reverse, need, split, begin)
-    return Packed(forward, reverse, position)
+    return Packed(out, None if position is None else position[:-_SPARE])

@@ -1,9 +1,9 @@
 """What the slice recorded, as a table.
 
-The records of all lanes, one after the other, are the calls of a table, and their rows hold all that it says; what is
-left is to number things. Values are numbered through all lanes. Payload of one type is one array, to which each operand
-of each piece that reads such contributes a column. What lanes were given as operands are carried rows, so gradients go
-through.
+The records of all lanes are the calls of a table, those that read no rows before all others, so that calls of one piece
+follow one another; and their rows hold all that it says. What is left is to number things. Values are numbered through
+all lanes. Payload of one type is one array, to which each operand of each piece that reads such contributes a column.
+What lanes were given as operands are carried rows, so gradients go through.
 
 Compiled code goes through the records (`passes.py`); where there is no compiler, a few NumPy expressions for each piece
 and operand do (`_in_numpy`).
@@ -71,7 +71,7 @@ class _Records:
 
 @dataclass(frozen=True)
 class _Numbered:
-    """The calls, the number of the first value of each, and the words that those of each piece read."""
+    """The calls, the number of the first value of each record, and the words that those of each piece read."""
 
     piece: np.ndarray
     level: np.ndarray
@@ -201,7 +201,7 @@ def _compiled(
     )
     passes.call(
         *("lw_recorded", _struct(kinds, records.sliced.results), payload),
-        *(records.lanes, room, width, records.top, records.tape),
+        *(len(kinds), passes.ints(counts), records.lanes, room, width, records.top, records.tape),
         *(carried.begin, carried.apart, first, np.zeros(len(kinds) + 1, np.int32)),
         *(piece, level, operands, columns),
     )
@@ -220,14 +220,17 @@ def _in_numpy(
     records: _Records, counts: np.ndarray, places: Sequence[Sequence[int]], carried: _Carried
 ) -> _Numbered:
     kinds, rows = records.sliced.kinds, _rows_of(records)
-    piece = np.ascontiguousarray(rows[:, 0])
-    lane = np.repeat(np.arange(records.lanes, dtype=np.int32), records.top)
+    source = np.array([not kind.rows for kind in kinds] or [False], bool).take(rows[:, 0])
+    order = np.concatenate([np.flatnonzero(source), np.flatnonzero(~source)])
+    piece = np.ascontiguousarray(rows[order, 0])
+    lane = np.repeat(np.arange(records.lanes, dtype=np.int32), records.top)[order]
     each = np.array([len(k.piece.results) for k in kinds] or [1], np.int32).take(piece)
-    first = (np.cumsum(each) - each).astype(np.int32)
+    first = np.empty(len(order), np.int32)
+    first[order] = np.cumsum(each) - each
     calls, words = [], []
     for p, kind in enumerate(kinds):
         number, taken = np.flatnonzero(piece == p), len(kind.rows)
-        matrix, of = rows.take(number, 0), lane.take(number)
+        matrix, of = rows.take(order[number], 0), lane.take(number)
         read = matrix[:, HEAD : HEAD + taken]
         operands = np.empty((int(counts[p]), len(kind.piece.rows)), np.int32)
         operands[:, :taken] = _values(records, first, read, records.start.take(of)[:, None])
@@ -236,10 +239,11 @@ def _in_numpy(
         operands[own] = ~(carried.begin[which] + carried.apart[which] * of[own[0]])
         for k, begin in enumerate(places[p], taken):
             operands[:, k] = ~np.arange(begin, begin + len(of), dtype=np.int32)
-        calls.append(Calls(number, first.take(number), operands))
+        calls.append(Calls(number, first.take(order[number]), operands))
         words.append(matrix[:, HEAD + taken :])
     operands = flat_operands(records.sliced.pieces, piece, calls)
-    return _Numbered(piece, np.ascontiguousarray(rows[:, 1]), operands, first, words)
+    level = np.ascontiguousarray(rows[order, 1])
+    return _Numbered(piece, level, operands, first, words)
 
 
 def _rows_of(records: _Records) -> np.ndarray:

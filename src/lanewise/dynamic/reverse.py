@@ -46,7 +46,6 @@ class _Reverse:
     def __init__(
         self,
         lay: Layout,
-        forward: Any,
         tables: Any,
         payload: Sequence[Any],
         shared: Sequence[Any],
@@ -58,7 +57,7 @@ class _Reverse:
         self.in_place = in_place
         self.lay, self.envelope, self.tables = lay, lay.envelope, tables
         self.shared, self.ran, self.moving, self.seeds = shared, ran, moving, seeds
-        self.source = Source(lay, forward, payload)
+        self.source = Source(lay, tables, payload)
         self.given = [self.whole(p) if size else [] for p, size in enumerate(lay.rows)]
 
     def codes(self, p: int, size: int) -> cut.Codes:
@@ -378,7 +377,6 @@ def _kept(value: Any, there: Any, axis: int) -> Any:
 
 def reverse(
     lay: Layout,
-    forward: Any,
     tables: Any,
     payload: Sequence[Any],
     shared: Sequence[Any],
@@ -388,4 +386,4 @@ def reverse(
     in_place: bool = True,
 ) -> tuple[list[Any], list[Any]]:
     """Adjoints of carried rows by type, and of shared arrays; None where there is none."""
-    return _Reverse(lay, forward, tables, payload, shared, ran, moving, seeds, in_place).run()
+    return _Reverse(lay, tables, payload, shared, ran, moving, seeds, in_place).run()

@@ -46,13 +46,17 @@ class Answer:
         return self.rows[self.types.index(type_)]
 
 
-def _padded(rows: Any, size: int, type_: Type) -> Any:
-    """Rows of payload in an array of this many."""
-    given = np.asarray(rows, type_.dtype) if len(rows) else np.zeros((0, *type_.shape), type_.dtype)
-    if given.shape[1:] != type_.shape:
+def _filled(rows: Any, size: int, type_: Type, words: np.ndarray | None) -> Any:
+    """Rows of payload at the beginning of `words`, or where they do not go there in an array of this many."""
+    given = np.asarray(rows, type_.dtype)
+    if len(given) and given.shape[1:] != type_.shape:
         raise TableError(f"payload of type {type_} has rows of shape {given.shape[1:]}.")
+    if words is not None:
+        if len(given):
+            words[: given.size].view(type_.dtype)[:] = given.reshape(-1)
+        return None
     if len(given) == size:
-        return given
+        return given if size else None
     whole = np.zeros((size, *type_.shape), type_.dtype)
     whole[: len(given)] = given
     return whole
@@ -63,13 +67,14 @@ class Prepared:
     """A table that is ready to run: what it is compiled for, and its index tables and payload.
 
     A table is prepared with the tables of the reverse direction only where it is asked for; else it has no gradient.
+    Payload of numbers as large as an index is among the tables, so that most often they are one array: each array of
+    the host costs a call of compiled code a transfer.
     """
 
     envelope: Envelope
+    gradient: bool
     tables: Any
-    back: Any
     payload: tuple[Any, ...]
-    wanted: tuple[Any, ...] | None  # how many rows of each type are
 
     def __call__(self, shared: Sequence[Any], carried: Mapping[Type, Any] | None = None) -> Answer:
         """Run it. The rows of each type are as many as the envelope has room for; the first `wanted` ones count."""
@@ -78,15 +83,13 @@ class Prepared:
             carried_rows(given.get(t), size, t)
             for t, size in zip(envelope.types, envelope.carried, strict=True)
         )
-        if self.back is None:
-            out: Any = forward(envelope, self.tables, self.payload, rows, tuple(shared))
-        else:
-            out = rows_of(envelope, self.tables, self.back, self.payload, rows, shared)
+        own: Any = rows_of if self.gradient else forward
+        out = own(envelope, self.tables, self.payload, rows, tuple(shared))
         return Answer(envelope.types, tuple(out))
 
 
 jax.tree_util.register_dataclass(
-    Prepared, data_fields=["tables", "back", "payload", "wanted"], meta_fields=["envelope"]
+    Prepared, data_fields=["tables", "payload"], meta_fields=["envelope", "gradient"]
 )
 
 
@@ -121,19 +124,25 @@ def prepare(
 
 def _prepare(
     table: Table, wanted: pack.Wanted, order: str, gradient: bool, store: Store
-) -> tuple[Prepared, np.ndarray]:
+) -> tuple[Prepared, np.ndarray | None]:
     """The table ready to run, and where each value lies."""
     compiled = passes.library() is not None
     level = levels(table, order) if order != "depth" or table.level is not None else None
     found = (passes if compiled else pack).survey(table, level, wanted, gradient)
     envelope = store.envelope(table, found.need, profile_of(_jax.default_platform()))
     lay = layout(envelope)
-    made = passes.packed(table, found, lay) if compiled else pack.packed(table, wanted, found, lay)
+    made = (passes if compiled else pack).packed(table, wanted, found, lay)
+    parts, words = lay.forward.parts, made.tables
     payload = tuple(
-        _padded(table.payload.get(t, ()), size, t)
-        for t, size in zip(table.types, envelope.payload, strict=True)
+        _filled(table.payload.get(type_, ()), size, type_, words[at] if at else None)
+        for type_, size, at in zip(
+            table.types,
+            envelope.payload,
+            (parts.get(("payload", t)) for t in range(len(table.types))),
+            strict=True,
+        )
     )
-    ready = Prepared(envelope, made.forward, made.reverse, payload, found.need.wanted)
+    ready = Prepared(envelope, gradient, made.tables, payload)
     return ready, made.position
 
 

@@ -150,7 +150,8 @@ class Table:
 
     def __post_init__(self) -> None:
         for name in ("piece", "operands"):
-            given = np.asarray(getattr(self, name), np.int32).reshape(-1)
+            # Compiled passes take them by address.
+            given = np.ascontiguousarray(getattr(self, name), np.int32).reshape(-1)
             object.__setattr__(self, name, given)
 
     def __len__(self) -> int:
