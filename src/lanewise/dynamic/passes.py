@@ -14,12 +14,12 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lanewise.core.errors import CompilerError, OptionError
+from lanewise.core.sources import source
 from lanewise.cpp.toolchain import host
 from lanewise.dynamic.envelope import Demand, Envelope
 from lanewise.dynamic.layout import Layout, layout
@@ -34,14 +34,12 @@ from lanewise.dynamic.pack import (
 )
 from lanewise.dynamic.table import Piece, Table, Type
 
-_TEXT = Path(__file__).with_name("passes.cpp")
-
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled passes; None where nothing here compiles them."""
     try:
-        return host.load(_TEXT.read_text())
+        return host.load(source("dynamic/passes.cpp"))
     except (CompilerError, OptionError, OSError):
         return None
 
