@@ -16,7 +16,7 @@ programs that it has started as well.
 A large kernel is compiled twice: soon, to begin with, and well, beside the run. A C++ compiler takes seconds to do its
 best on a large kernel, and a third of that for code that is about as fast. So the run begins with the latter (the quick
 tier), while a compiler process that gives way to others makes the optimized library. When that is there it takes over
-(`lanewise_take_over` of `foreign.py`): threads that are at work go on with it at the next example that they take. Both
+(`lanewise_take_over` of `entry.h`): threads that are at work go on with it at the next example that they take. Both
 compute the same bits. Both are kept on disk, and a later process that finds the optimized one begins with it. Nobody
 waits for the compiler that runs beside: it is killed when the process ends, and a forked child has none. Where it
 fails, the quick tier stays. With `LANEWISE_COMPILE=optimized` in the environment every kernel is compiled once, at its
