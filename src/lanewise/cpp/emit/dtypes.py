@@ -1,6 +1,6 @@
 """C++ types and literals for the dtypes of jaxprs, and memory for arrays of them.
 
-The kernel's text names types as NumPy does (`int32`, `float32`, `bfloat16`, ...); the prelude defines them. A typed
+The kernel's text names types as NumPy does (`int32`, `float32`, `bfloat16`, ...); `cpp/runtime` defines them. A typed
 random key is one element: a struct `key2` of two `uint32`, so that everything that moves elements moves keys. `float16`
 and `bfloat16` are two bytes in memory, computed with as `float32` and rounded after every operation.
 """

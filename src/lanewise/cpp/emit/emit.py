@@ -27,7 +27,7 @@ from lanewise.blocks.equations import implementation, inside
 from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
 from lanewise.blocks.link import Linked, ReturnPoint
 from lanewise.core.options import Options
-from lanewise.cpp.emit import dtypes, prelude
+from lanewise.cpp.emit import dtypes, runtime
 from lanewise.cpp.emit.bodies import Bodies
 from lanewise.cpp.emit.emitted import (
     Emitted,
@@ -39,7 +39,7 @@ from lanewise.cpp.emit.emitted import (
     size_obstacle,
 )
 from lanewise.cpp.emit.outline import outlined
-from lanewise.cpp.emit.rules.table import RULES, Unsupported, needed
+from lanewise.cpp.emit.rules.table import RULES, Unsupported
 from lanewise.cpp.emit.structure import (
     DISPATCH,
     HALT,
@@ -350,13 +350,13 @@ class Emitter:
         functions = "\n\n".join(self.writer.texts)
         body = f"{tables}\n{functions}\n{kernel}"
         common = meeting_at(operands) if self.meets and "lw_by_matrix" in body else {}
-        helpers = needed(body)
+        helpers = runtime.needed(body)
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
         fixed += "\n#define LW_COMMON" if common else ""
         first = len(operands) + len(sums) + len(outputs)
         outer = {first + number for number in self.writer.outer_sums}
         entry = host_entry(arguments, dict(enumerate(sums, first)), outer, common)
-        parts = [prelude.HEADER, fixed, helpers, tables, functions, kernel, entry]
+        parts = [runtime.beginning(), fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -38,7 +38,7 @@ class Emitted:
     `sums`, `outputs`, `sums` (in the place of the zeros), then `int code[examples]`, `int site[examples]`, `long
     long steps[examples]`, `int deepest[examples]`, `unsigned long long next[1]` (zero at the start), `char
     scratch[scratch_bytes(capacity) * lanes]`, `long long examples`, `int capacity`. A host's threads call
-    `lanewise_work(lw_run*)` instead, and share an `lw_run` (see `prelude.py`)."""
+    `lanewise_work(lw_run*)` instead, and share an `lw_run` (`cpp/runtime/threads.h`)."""
 
     text: str
     operands: tuple[Operand, ...]
