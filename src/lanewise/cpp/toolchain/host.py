@@ -49,9 +49,9 @@ import numpy as np
 
 from lanewise.core import events
 from lanewise.core.errors import CompilerError, InternalError, LanewiseError, OptionError
+from lanewise.cpp.emit import runtime
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.meeting import MOST_LANES
-from lanewise.cpp.emit import runtime
 from lanewise.cpp.toolchain import cache
 
 FOR_THIS_CPU = "-march=native"

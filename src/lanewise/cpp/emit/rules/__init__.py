@@ -1,17 +1,13 @@
-"""The tables that rules fill: what each JAX primitive becomes in a kernel, and the C++ functions that kernels call.
+"""The table that rules fill: what each JAX primitive becomes in a kernel.
 
 A rule writes the code of one equation: it reads operands with `writer.value(atom)`, and binds every outvar, with
 `define` (to a value that needs no code), `compute` (an expression for each element, fused into its reader where that is
-read once) or `store` and `put` (element by element). A rule that meets what it cannot write raises `Unsupported`.
-
-`HELPERS` maps the name of a function or type to its text, in CUDA C++ that is host C++17 as well; the emitter adds
-those that a kernel names, and those they name, so that a rule just writes the name. Every function's name starts with
-`lw_`.
+read once) or `store` and `put` (element by element). A rule that meets what it cannot write raises `Unsupported`. The
+C++ functions that it names are in `cpp/runtime` (`runtime.py`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +17,6 @@ from lanewise._jax import JaxprEqn
 Rule = Callable[[Any, JaxprEqn], None]
 
 RULES: dict[str, Rule] = {}
-HELPERS: dict[str, str] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -41,24 +36,3 @@ class Unsupported(Exception):
     def __init__(self, why: str, operation: str = "", line: str = "") -> None:
         super().__init__(f"{operation}: {why} ({line})" if operation else why)
         self.why, self.operation, self.line = why, operation, line
-
-
-def helpers(texts: dict[str, str]) -> None:
-    """Add functions to the table. A text may hold several overloads of its name."""
-    HELPERS.update({name: text.strip() for name, text in texts.items()})
-
-
-def needed(text: str) -> str:
-    """The helpers that a text names, and those they name, each after what it names itself."""
-    found: dict[str, str] = {}
-    seen: set[str] = set()
-
-    def visit(body: str) -> None:
-        for name in re.findall(r"\w+", body):
-            if name in HELPERS and name not in seen:
-                seen.add(name)
-                visit(HELPERS[name])
-                found[name] = HELPERS[name]
-
-    visit(text)
-    return "\n".join(found.values())
