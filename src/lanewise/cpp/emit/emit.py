@@ -34,8 +34,8 @@ from lanewise.cpp.emit.emitted import (
     Obstacle,
     Operand,
     host_entry,
-    meeting_at,
     operand_of,
+    shared_ranges,
     size_obstacle,
 )
 from lanewise.cpp.emit.outline import outlined
@@ -349,13 +349,13 @@ class Emitter:
         tables = "\n".join(self.writer.tables)
         functions = "\n\n".join(self.writer.texts)
         body = f"{tables}\n{functions}\n{kernel}"
-        common = meeting_at(operands) if self.meets and "lw_by_matrix" in body else {}
-        helpers = runtime.needed(body)
+        common = shared_ranges(operands) if self.meets and "lw_by_matrix" in body else ""
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
-        fixed += "\n#define LW_COMMON" if common else ""
+        fixed += f"\n#define LW_COMMON {common}" if common else ""
         first = len(operands) + len(sums) + len(outputs)
         outer = {first + number for number in self.writer.outer_sums}
-        entry = host_entry(arguments, dict(enumerate(sums, first)), outer, common)
+        entry = host_entry(arguments, dict(enumerate(sums, first)), outer, bool(common))
+        helpers = runtime.needed(body + entry)
         parts = [runtime.beginning(), fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"
 

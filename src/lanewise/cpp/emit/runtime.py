@@ -30,13 +30,19 @@ def beginning() -> str:
 
 
 @functools.cache
+def parts(header: str) -> dict[str, str]:
+    """What a header consists of, by the names."""
+    top, *rest = _TITLE.split(source(f"cpp/runtime/{header}.h"))
+    numbers = {match[1]: match[0] for match in _NUMBER.finditer(top)}
+    return numbers | dict(zip(rest[::2], map(str.strip, rest[1::2]), strict=True))
+
+
+@functools.cache
 def helpers() -> dict[str, str]:
     """All helpers, by their names."""
     found: dict[str, str] = {}
     for header in HEADERS:
-        top, *parts = _TITLE.split(source(f"cpp/runtime/{header}.h"))
-        found |= {match[1]: match[0] for match in _NUMBER.finditer(top)}
-        found |= zip(parts[::2], map(str.strip, parts[1::2]), strict=True)
+        found |= parts(header)
     # What JAX answers depends on its version.
     pole = "-lw_infinity<T>()" if _jax.DIGAMMA_AT_ZERO_IS_INFINITE else "lw_nan<T>()"
     return found | {"LW_DIGAMMA_AT_ZERO": f"#define LW_DIGAMMA_AT_ZERO {pole}"}
