@@ -101,11 +101,6 @@ LW_FUNCTION complex64 lw_complex_log1p(complex64 z) {
   return complex64(0.5f * log1pf(z.re * (2.0f + z.re) + z.im * z.im), angle);
 }
 
-// -- lw_complex_sqrt --
-LW_FUNCTION complex64 lw_complex_sqrt(complex64 z) {
-  return lw_complex_root(z.re < 0.0f ? complex64(z.re, lw_complex_unsigned_zero(z.im)) : z);
-}
-
 // -- lw_complex_root --
 // The square root with C99's branch cut, on which zeros have signs: what the inverse functions are made of.
 LW_FUNCTION complex64 lw_complex_root(complex64 z) {
@@ -119,11 +114,13 @@ LW_FUNCTION complex64 lw_complex_root(complex64 z) {
   return complex64(back * (0.5f * fabsf(im) / larger), copysignf(back * larger, im));
 }
 
+// -- lw_complex_sqrt --
+LW_FUNCTION complex64 lw_complex_sqrt(complex64 z) {
+  return lw_complex_root(z.re < 0.0f ? complex64(z.re, lw_complex_unsigned_zero(z.im)) : z);
+}
+
 // -- lw_complex_rsqrt --
 LW_FUNCTION complex64 lw_complex_rsqrt(complex64 z) { return complex64(1.0f, 0.0f) / lw_complex_root(z); }
-
-// -- lw_complex_cbrt --
-LW_FUNCTION complex64 lw_complex_cbrt(complex64 z) { return lw_complex_pow(z, complex64(0.333333333333333f, 0.0f)); }
 
 // -- lw_complex_pow --
 LW_FUNCTION complex64 lw_complex_pow(complex64 base, complex64 power) {
@@ -131,6 +128,9 @@ LW_FUNCTION complex64 lw_complex_pow(complex64 base, complex64 power) {
   if (base == complex64(0.0f, 0.0f) && power.im == 0.0f && power.re > 0.0f) return complex64(0.0f, 0.0f);
   return lw_complex_exp(power * lw_complex_log(base));
 }
+
+// -- lw_complex_cbrt --
+LW_FUNCTION complex64 lw_complex_cbrt(complex64 z) { return lw_complex_pow(z, complex64(0.333333333333333f, 0.0f)); }
 
 // -- lw_complex_grown --
 // exp(|x|) / 2 times a number, where the exponential alone might overflow.
@@ -185,11 +185,6 @@ LW_FUNCTION complex64 lw_complex_tan(complex64 z) {
   return complex64(turned.im, -turned.re);
 }
 
-// -- lw_complex_asinh --
-LW_FUNCTION complex64 lw_complex_asinh(complex64 z) {
-  return lw_complex_signed_asinh(complex64(lw_complex_unsigned_zero(z.re), z.im));
-}
-
 // -- lw_complex_signed_asinh --
 // Kahan's forms: the two square roots never cancel.
 LW_FUNCTION complex64 lw_complex_signed_asinh(complex64 z) {
@@ -201,6 +196,11 @@ LW_FUNCTION complex64 lw_complex_signed_asinh(complex64 z) {
   float32 real = up.re * down.im - up.im * down.re;
   float32 size = up.re * down.re - up.im * down.im;
   return complex64(asinhf(real), atan2f(z.im, size));
+}
+
+// -- lw_complex_asinh --
+LW_FUNCTION complex64 lw_complex_asinh(complex64 z) {
+  return lw_complex_signed_asinh(complex64(lw_complex_unsigned_zero(z.re), z.im));
 }
 
 // -- lw_complex_asin --
