@@ -14,7 +14,7 @@ import lanewise
 import needs
 from cpp.checking import kernel_of
 from lanewise.core.sources import composed, source
-from lanewise.cpp.emit import runtime
+from lanewise.cpp.emit import rules
 from lanewise.cpp.toolchain import host
 
 ROOT = Path(lanewise.__file__).parent
@@ -65,7 +65,7 @@ def test_what_a_gpu_gets_compiles(tmp_path: Path) -> None:
 
 def test_no_header_is_forgotten() -> None:
     beginning = re.findall(r'"(\w+)\.h"', source("cpp/runtime/kernel.h"))
-    known = {"kernel", "work", *beginning, *runtime.HEADERS}
+    known = {"kernel", "work", *beginning, *rules.HEADERS}
     assert {path.stem for path in RUNTIME} == known
 
 
@@ -75,11 +75,11 @@ def test_a_file_is_composed_of_those_it_includes_each_once() -> None:
     assert '#include "' not in text and "#pragma once" not in text
     within = composed("cpp/toolchain/feeding.h", known=["cpp/runtime/kernel.h"])
     assert "struct lw_feed {" not in within
-    assert text.replace(runtime.beginning(), "") == within
+    assert text.replace(rules.beginning(), "") == within
 
 
 def test_a_kernel_gets_the_helpers_that_it_names_and_no_other() -> None:
-    found = runtime.needed("lw_clamp(a, b, c)")
+    found = rules.needed("lw_clamp(a, b, c)")
     assert [
         name for name in ("lw_max", "lw_min", "lw_bits", "lw_sign") if f" {name}(" in found
     ] == [*("lw_max", "lw_min", "lw_bits")]

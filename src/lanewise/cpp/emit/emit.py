@@ -27,7 +27,7 @@ from lanewise.blocks.equations import implementation, inside
 from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
 from lanewise.blocks.link import Linked, ReturnPoint
 from lanewise.core.options import Options
-from lanewise.cpp.emit import dtypes, runtime
+from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.bodies import Bodies
 from lanewise.cpp.emit.emitted import (
     Emitted,
@@ -39,6 +39,7 @@ from lanewise.cpp.emit.emitted import (
     size_obstacle,
 )
 from lanewise.cpp.emit.outline import outlined
+from lanewise.cpp.emit.rules import beginning, needed
 from lanewise.cpp.emit.rules.table import RULES, Unsupported
 from lanewise.cpp.emit.structure import (
     DISPATCH,
@@ -69,7 +70,7 @@ def emit(
 class Emitter:
     """Writes a kernel around the bodies of its blocks. If it `calls`, what stands at several places is a function.
 
-    If it `meets`, lanes of a host's thread meet at products with matrices that they share (`meeting.py`).
+    If it `meets`, lanes of a host's thread meet at products with matrices that they share (`cpp/runtime/meeting.h`).
     """
 
     calls = True
@@ -355,8 +356,8 @@ class Emitter:
         first = len(operands) + len(sums) + len(outputs)
         outer = {first + number for number in self.writer.outer_sums}
         entry = host_entry(arguments, dict(enumerate(sums, first)), outer, bool(common))
-        helpers = runtime.needed(body + entry)
-        parts = [runtime.beginning(), fixed, helpers, tables, functions, kernel, entry]
+        helpers = needed(body + entry)
+        parts = [beginning(), fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 

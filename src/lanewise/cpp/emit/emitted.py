@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import platform
+import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +15,12 @@ import numpy as np
 
 from lanewise.core.errors import InternalError
 from lanewise.core.profile import CPU, Profile
-from lanewise.cpp.emit import dtypes, runtime
-from lanewise.cpp.emit.meeting import LARGE_BYTES, available
+from lanewise.cpp.emit import dtypes
+from lanewise.cpp.emit.rules import number, parts
+
+# The most lanes of a thread that meet, and how large the arrays are that they meet at (`cpp/runtime/meeting.h`).
+MOST_LANES = number("LW_MOST_LANES")
+LARGE_BYTES = number("LW_LARGE_BYTES")
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,9 @@ class Emitted:
 
     @property
     def meets(self) -> bool:
-        """Whether lanes of a thread meet at products (`meeting.py`)."""
-        return available() and "#define LW_COMMON" in self.text
+        """Whether lanes of a thread meet at products (`cpp/runtime/meeting.h`)."""
+        stacks = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+        return stacks and "#define LW_COMMON" in self.text
 
     def stopped_by_flag(self, ticks: int) -> Emitted:
         """The same kernel, which ends when its global `lw_stop` is set; it looks at that every `ticks` of its clock."""
@@ -133,7 +140,7 @@ def host_entry(
     """What a thread of the host calls (`cpp/runtime/work.h`), with what depends on the program.
 
     `sums` of its own are by the number of their argument. Behind those of `outer` lie rows of what is to be added to
-    them. If it `meets`, the thread has several lanes (`meeting.py`).
+    them. If it `meets`, the thread has several lanes (`cpp/runtime/meeting.h`).
     """
     *buffers, _, _ = arguments
     rows = {i: f"{sums[i].kind}, {', '.join(map(str, sums[i].shape))}" for i in outer}
@@ -155,10 +162,10 @@ def host_entry(
         for buffer, source in zip(buffers, sources, strict=True)
     )
     run_lanes = _RUN_LANES.format(given)
-    work = runtime.parts("work")
+    work = parts("work")
     added = [f"#define LW_SUMS_BYTES {total}", work["lw_add_up"], _add_sums(sums, rows, starts)]
-    parts = [*(added if sums else ()), run_lanes, *([work["meeting"]] if meets else ())]
-    return "\n".join(["#ifndef __CUDACC__", *parts, work["alone"], "#endif"])
+    text = [*(added if sums else ()), run_lanes, *([work["meeting"]] if meets else ())]
+    return "\n".join(["#ifndef __CUDACC__", *text, work["alone"], "#endif"])
 
 
 def _add_sums(sums: dict[int, Operand], rows: dict[int, str], starts: dict[int, str]) -> str:

@@ -3,7 +3,7 @@
 #include "kernel.h"
 #include "functions.h"
 
-// What JAX has at the pole at zero depends on its version, and is the emitter's to say (`runtime.py`).
+// What JAX has at the pole at zero depends on its version, and is the emitter's to say (`emit/rules`).
 #ifndef LW_DIGAMMA_AT_ZERO
 #define LW_DIGAMMA_AT_ZERO lw_nan<T>()
 #endif

@@ -49,9 +49,8 @@ import numpy as np
 
 from lanewise.core import events
 from lanewise.core.errors import CompilerError, InternalError, LanewiseError, OptionError
-from lanewise.cpp.emit import runtime
-from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.emit.meeting import MOST_LANES
+from lanewise.cpp.emit.emitted import MOST_LANES, Emitted
+from lanewise.cpp.emit.rules import beginning
 from lanewise.cpp.toolchain import cache
 
 FOR_THIS_CPU = "-march=native"
@@ -90,7 +89,7 @@ QUICK = (
     "-fira-region=one",
 )
 # The least that shows a compiler to work: the headers that every kernel includes.
-PROBE = f'{runtime.beginning()}\nextern "C" int lanewise_probe() {{ return 1; }}\n'
+PROBE = f'{beginning()}\nextern "C" int lanewise_probe() {{ return 1; }}\n'
 # From this many characters on, text included that all kernels have, the best takes a second or more.
 LARGE = 67_000
 # Compilers that run beside, at one time.
