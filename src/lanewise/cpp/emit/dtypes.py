@@ -1,4 +1,4 @@
-"""C++ types and literals for the dtypes of jaxprs, and memory for arrays of them.
+"""C++ types and literals for the dtypes of jaxprs, memory for arrays of them, and the threads that work on them.
 
 The kernel's text names types as NumPy does (`int32`, `float32`, `bfloat16`, ...); `cpp/runtime` defines them. A typed
 random key is one element: a struct `key2` of two `uint32`, so that everything that moves elements moves keys. `float16`
@@ -8,7 +8,7 @@ and `bfloat16` are two bytes in memory, computed with as `float32` and rounded a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -124,6 +124,55 @@ def _float(number: Any) -> str:
         else ("0x7f800000u", "0xff800000u")
     )
     return f"lw_float{64 if wide else 32}({bits[int(number < 0)]})"
+
+
+# -- threads of a lane: who works on its arrays -----------------------------------------------------------
+
+# Arrays of at least this many elements are the work of all threads that run a lane together.
+LONG = 32
+
+
+class OneThread:
+    """A thread runs a lane by itself, on a host and on a GPU."""
+
+    number = 1
+    # Its arrays are its own: rules may point into them, and have forms that take vectors of their elements.
+    own_arrays = True
+    # A loop over examples: which is the first, and which comes next.
+    examples = ("LW_FIRST(next)", "LW_NEXT(next)")
+    # A loop over a long array: where a thread begins, and its steps.
+    part = ("0", "1")
+
+    def shares(self, size: int) -> bool:
+        """Whether an array of so many elements is the work of all threads."""
+        return False
+
+    def joined(self, sums: Sequence[str]) -> list[str]:
+        """The lines that make whole sums, each of which is a thread's `part`."""
+        return []
+
+
+class Warp(OneThread):
+    """The threads of a warp run a lane together; on a host it is one thread all the same.
+
+    All of them go the same way. Scalars are computed by each; long arrays lie in memory that they share, and each does
+    a part of the work on them.
+    """
+
+    number = 32
+    own_arrays = False
+    # A block of threads has the lane of its number alone.
+    examples = (
+        "LW_PLATFORM(blockIdx.x, LW_FIRST(next))",
+        "LW_PLATFORM(examples, LW_NEXT(next))",
+    )
+    part = ("LW_PART", "LW_PARTS")
+
+    def shares(self, size: int) -> bool:
+        return size >= LONG
+
+    def joined(self, sums: Sequence[str]) -> list[str]:
+        return [f"{total} = lw_sum_of_parts({total});" for total in sums]
 
 
 # -- memory of a lane: where its arrays lie ---------------------------------------------------------------

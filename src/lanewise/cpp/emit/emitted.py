@@ -52,8 +52,8 @@ class Emitted:
     constants: tuple[np.ndarray, ...]
     fixed_bytes: int
     frame_bytes: int
-    # Whether a GPU runs a lane by the threads of a warp, together.
-    together: bool = False
+    # How many threads of a GPU run a lane.
+    threads: int = 1
     sums: tuple[Operand, ...] = ()
 
     name = "lanewise_kernel"

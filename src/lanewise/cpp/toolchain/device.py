@@ -38,8 +38,6 @@ from lanewise.cpp.toolchain import cache, host
 
 # Lanes of a block share nothing; small blocks let a multiprocessor take the next one early.
 LANES_PER_BLOCK = 128
-# The threads that run a lane together.
-WARP = 32
 # How many blocks a multiprocessor holds, however small they are.
 BLOCKS_PER_PROCESSOR = 32
 # The most memory that lanes in flight may have for their stacks and arrays; beyond it fewer are in flight.
@@ -206,8 +204,8 @@ def run(
     if lane_bytes:
         in_flight = min(in_flight, max(MOST_SCRATCH_BYTES // lane_bytes, 1))
     threads = LANES_PER_BLOCK
-    if emitted.together:
-        threads, in_flight = WARP, WARP * examples
+    if emitted.threads > 1:
+        threads, in_flight = emitted.threads, emitted.threads * examples
     elif spread:
         threads = min(threads, -(-in_flight // (kernel.processors * BLOCKS_PER_PROCESSOR)))
     blocks = -(-in_flight // threads)

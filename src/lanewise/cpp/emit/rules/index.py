@@ -57,7 +57,7 @@ def dynamic_slice(w: Writer, eqn: JaxprEqn) -> None:
     sizes = eqn.params["slice_sizes"]
     corner = corner_of(w, starts, value.shape, sizes)
     part = window(value, corner, sizes) if eqn.outvars[0].aval.size > 1 else None
-    if part is not None and not w.together:
+    if part is not None and w.threads.own_arrays:
         w.define(eqn.outvars[0], part)
         return
 

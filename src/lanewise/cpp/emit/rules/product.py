@@ -198,7 +198,7 @@ def dot_general(w: Writer, eqn: JaxprEqn) -> None:
     fuses = dtypes.ctype(product.wide) in ("float32", "float64") and left.size and right.size
     fuses = fuses and product.wide == out.aval.dtype
     if fuses and product.sums:
-        if w.together or product.turned is None:
+        if not w.threads.own_arrays or product.turned is None:
             _sums(w, product, room)
             return
         # A thread of a GPU has neither vectors nor its arrays in one piece.
@@ -208,7 +208,7 @@ def dot_general(w: Writer, eqn: JaxprEqn) -> None:
         with w.block():
             write_rows(w, *product.turned, room, turned=True)
         w.line("#endif")
-    elif fuses and product.spreads and not w.together:
+    elif fuses and product.spreads and w.threads.own_arrays:
         if product.tall:
             w.line("#ifdef __CUDACC__")
             _spread(w, product, room)
@@ -272,15 +272,14 @@ def _sums_at(w: Writer, product: _Product, room: Place, places: list[tuple[Index
         # Of a lane that several threads run, each adds its part.
         w.line("#ifdef __CUDACC__")
         k = w.fresh("k")
-        first, step = ("LW_PART", "LW_PARTS") if w.together else ("0", "1")
+        first, step = w.threads.part
         w.line("LW_UNROLL_FOUR")
         with w.block(f"for (int {k} = {first}; {k} < {size}; {k} += {step})"):
             for n, outer in enumerate(places):
                 total = f"{totals}[{n}]"
                 w.line(f"{total} = {product.fused(total, outer, (*inner, k))};")
-        if w.together:
-            for n in range(count):
-                w.line(f"{totals}[{n}] = lw_sum_of_parts({totals}[{n}]);")
+        for line in w.threads.joined([f"{totals}[{n}]" for n in range(count)]):
+            w.line(line)
         w.line("#else")
         pairs = [product.factors(outer, (*inner, 0)) for outer in places]
         for name, elements in (("a", [a for a, _ in pairs]), ("b", [b for _, b in pairs])):

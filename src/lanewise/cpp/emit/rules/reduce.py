@@ -111,7 +111,7 @@ def reduce_with(w: Writer, eqn: JaxprEqn) -> None:
             w.put(room, outer, converted(total.at(()), wide, dtype))
 
     long = axes == [len(value.shape) - 1] and value.shape[-1] >= PARTS and value.size
-    if kind not in ("max", "min", "sum") or not long or w.together or wide != dtype:
+    if kind not in ("max", "min", "sum") or not long or not w.threads.own_arrays or wide != dtype:
         one_by_one()
         return
     # A thread of a GPU has no vectors.

@@ -56,7 +56,12 @@ def _added_as_rows(w: Writer, atom: Atom, number: int) -> bool:
     """Add an outer product by its two vectors; False where it is none, or better added as it is."""
     whole = w.sums[number]
     kind = dtypes.ctype(whole.dtype)
-    if w.together or len(whole.shape) != 2 or whole.size < _LEAST_OUTER or "float" not in kind:
+    if (
+        not w.threads.own_arrays
+        or len(whole.shape) != 2
+        or whole.size < _LEAST_OUTER
+        or "float" not in kind
+    ):
         return False
     found = outer(atom, w.scope.made_by)
     # A product that is stored may have outlived its vectors.
