@@ -3,8 +3,7 @@
 #include "kernel.h"
 #include "numbers.h"
 
-// -- lw_exp_parts --
-// exp(x) = 2^k exp(r), |r| <= log(2) / 2. Adding `shift` leaves k in the lowest bits.
+// -- lw_exp_parts -- exp(x) = 2^k exp(r), |r| <= log(2) / 2. Adding `shift` leaves k in the lowest bits.
 struct lw_exponential {
   float64 scale, less;  // 2^k and exp(r) - 1
 };
@@ -17,7 +16,6 @@ LW_FUNCTION lw_exponential lw_exp_parts(float64 x) {
   const float64 high = lw_multiply_add(r2, lw_multiply_add(r, 1.0 / 5040, 1.0 / 720), middle);
   return {scale, lw_multiply_add(r4, lw_multiply_add(r4, 1.0 / 40320, high), low)};
 }
-
 // -- lw_exp_wide --
 LW_FUNCTION float64 lw_exp_wide(float64 x) {
   const lw_exponential e = lw_exp_parts(x);
@@ -25,7 +23,6 @@ LW_FUNCTION float64 lw_exp_wide(float64 x) {
 }
 // Where the exponential is more than zero and less than infinity in float32, and a little beyond.
 LW_FUNCTION float64 lw_exp_range(float64 x) { return x < -104.0 ? -104.0 : x > 89.0 ? 89.0 : x; }
-
 // -- lw_log_wide --
 // log(x) = k log(2) + log(m), sqrt(1/2) <= m < sqrt(2), by the series of log((1 + f) / (1 - f)). x is finite, above 0.
 LW_FUNCTION float64 lw_log_wide(float64 x) {
@@ -41,7 +38,6 @@ LW_FUNCTION float64 lw_log_wide(float64 x) {
 LW_FUNCTION float64 lw_log_edge(float64 a, float64 edge) {
   return a == edge ? -lw_infinity<float64>() : a > edge ? a : lw_nan<float64>();
 }
-
 // -- lw_exp --
 #ifdef __CUDACC__
 LW_FUNCTION float32 lw_exp(float32 a) { return expf(a); }
@@ -49,7 +45,6 @@ LW_FUNCTION float32 lw_exp(float32 a) { return expf(a); }
 LW_FUNCTION float32 lw_exp(float32 a) { return float32(lw_exp_wide(lw_exp_range(a))); }
 #endif
 LW_FUNCTION float64 lw_exp(float64 a) { return exp(a); }
-
 // -- lw_exp2 --
 #ifdef __CUDACC__
 LW_FUNCTION float32 lw_exp2(float32 a) { return exp2f(a); }
@@ -57,7 +52,6 @@ LW_FUNCTION float32 lw_exp2(float32 a) { return exp2f(a); }
 LW_FUNCTION float32 lw_exp2(float32 a) { return float32(lw_exp_wide(lw_exp_range(a * 0.6931471805599453))); }
 #endif
 LW_FUNCTION float64 lw_exp2(float64 a) { return exp2(a); }
-
 // -- lw_expm1 --
 #ifdef __CUDACC__
 LW_FUNCTION float32 lw_expm1(float32 a) { return expm1f(a); }
@@ -69,7 +63,6 @@ LW_FUNCTION float32 lw_expm1(float32 a) {
 }
 #endif
 LW_FUNCTION float64 lw_expm1(float64 a) { return expm1(a); }
-
 // -- lw_tanh --
 #ifdef __CUDACC__
 LW_FUNCTION float32 lw_tanh(float32 a) { return tanhf(a); }
@@ -83,7 +76,6 @@ LW_FUNCTION float32 lw_tanh(float32 a) {
 }
 #endif
 LW_FUNCTION float64 lw_tanh(float64 a) { return tanh(a); }
-
 // -- lw_log --
 #ifdef __CUDACC__
 LW_FUNCTION float32 lw_log(float32 a) { return logf(a); }
@@ -99,7 +91,6 @@ LW_FUNCTION float64 lw_log(float64 a) {
 #endif
   return log(a);
 }
-
 // -- lw_log2 --
 #ifdef __CUDACC__
 LW_FUNCTION float32 lw_log2(float32 a) { return log2f(a); }
@@ -110,7 +101,6 @@ LW_FUNCTION float32 lw_log2(float32 a) {
 }
 #endif
 LW_FUNCTION float64 lw_log2(float64 a) { return log2(a); }
-
 // -- lw_log1p --
 #ifdef __CUDACC__
 LW_FUNCTION float32 lw_log1p(float32 a) { return log1pf(a); }
@@ -122,7 +112,6 @@ LW_FUNCTION float32 lw_log1p(float32 a) {
 }
 #endif
 LW_FUNCTION float64 lw_log1p(float64 a) { return log1p(a); }
-
 // -- lw_widened --
 // A number as float64, also where numbers below the normal range are taken for zero, as XLA has a host's cores do.
 LW_FUNCTION float64 lw_widened(float32 a) {
@@ -130,7 +119,6 @@ LW_FUNCTION float64 lw_widened(float32 a) {
   const float64 small = float64(int32(bits & 0x7fffffu)) * 1.401298464324817e-45;
   return bits & 0x7f800000u ? float64(a) : bits >> 31 ? -small : small;
 }
-
 // -- lw_cbrt --
 // What the C library makes of numbers below the normal range where they are taken for zero may be anything.
 #ifdef __CUDACC__
@@ -146,7 +134,6 @@ LW_FUNCTION float64 lw_cbrt(float64 a) {
   return copysign(cbrt(float64(int64(bits & 0xfffffffffffffull))) * lw_float64(0x2990000000000000ull), a);
 }
 #endif
-
 // -- lw_pow --
 #ifdef __CUDACC__
 LW_FUNCTION float32 lw_pow(float32 a, float32 b) { return powf(a, b); }
@@ -166,7 +153,6 @@ LW_FUNCTION float32 lw_pow(float32 a, float32 b) {
 }
 #endif
 LW_FUNCTION float64 lw_pow(float64 a, float64 b) { return pow(a, b); }
-
 // -- lw_logistic --
 #ifdef __CUDACC__
 LW_FUNCTION float32 lw_logistic(float32 a) { return 1.0f / (1.0f + expf(-a)); }
@@ -177,9 +163,7 @@ LW_FUNCTION float32 lw_logistic(float32 a) {
 }
 #endif
 LW_FUNCTION float64 lw_logistic(float64 a) { return 1.0 / (1.0 + exp(-a)); }
-
-// -- lw_log_add --
-// log(exp(a) + exp(b)) without overflow.
+// -- lw_log_add -- log(exp(a) + exp(b)) without overflow.
 template <class T> LW_FUNCTION T lw_log_add(T a, T b) {
   T gap = a - b, larger = a > b ? a : b;
   return gap != gap ? a + b : larger + log1p(exp(gap > 0 ? -gap : gap));

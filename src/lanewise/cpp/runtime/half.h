@@ -17,7 +17,6 @@ LW_FUNCTION float32 lw_half_to_float(uint16 bits) {
   return sign ? -small : small;
 #endif
 }
-
 // -- lw_float_to_half --
 LW_FUNCTION uint16 lw_float_to_half(float32 value) {
 #ifdef __CUDA_ARCH__
@@ -33,14 +32,12 @@ LW_FUNCTION uint16 lw_float_to_half(float32 value) {
   return (uint16)(sign | ((rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13));
 #endif
 }
-
 // -- lw_float_to_bfloat --
 LW_FUNCTION uint16 lw_float_to_bfloat(float32 value) {
   uint32 bits = lw_bits<uint32>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16)((bits >> 16 & 0x8000u) | 0x7fc0u);
   return (uint16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
-
 // -- lw_round_to_odd --
 // A double on its way to 16 bits: a float that still tells which side of every tie it lay on, so that the second
 // rounding is the only one that counts.
@@ -51,7 +48,6 @@ LW_FUNCTION float32 lw_round_to_odd(float64 value) {
   bool larger = (near < 0 ? -(float64)near : (float64)near) > (value < 0 ? -value : value);
   return lw_bits<float32>(larger ? bits - 1u : bits + 1u);
 }
-
 // -- float16 --
 struct float16 {
   uint16 bits;
@@ -60,7 +56,6 @@ struct float16 {
   template <class T> LW_MEMBER explicit float16(T value) : bits(lw_float_to_half((float32)value)) {}
   LW_MEMBER operator float32() const { return lw_half_to_float(bits); }
 };
-
 // -- bfloat16 --
 struct bfloat16 {
   uint16 bits;

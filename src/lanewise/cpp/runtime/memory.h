@@ -16,24 +16,18 @@ template <class T> struct lw_strided {
   LW_MEMBER T& operator[](long long index) const { return first[index]; }
 #endif
 };
-
-// -- lw_apart --
-// An array whose elements lie apart.
+// -- lw_apart -- An array whose elements lie apart.
 template <class T> struct lw_apart {
   T* first;
   long long stride;
   LW_MEMBER lw_apart(char* memory, long long lane, long long lanes) : first((T*)memory + lane), stride(lanes) {}
   LW_MEMBER T& operator[](long long index) const { return first[index * stride]; }
 };
-
-// -- lw_clip --
-// An index of any integer type, clipped to 0 .. most.
+// -- lw_clip -- An index of any integer type, clipped to 0 .. most.
 template <class T> LW_FUNCTION int32 lw_clip(T index, int32 most) {
   return index > T(0) ? ((uint64)index < (uint64)most ? (int32)index : most) : 0;
 }
-
-// -- lw_inside --
-// Whether an index of any integer type lies in 0 .. most.
+// -- lw_inside -- Whether an index of any integer type lies in 0 .. most.
 template <class T> LW_FUNCTION bool lw_inside(T index, int32 most) {
   return index >= T(0) && (uint64)index <= (uint64)(int64)most && most >= 0;
 }

@@ -35,7 +35,6 @@ static inline __attribute__((always_inline)) void lw_terms(const T* const* left,
   // clang-format on
 }
 #endif
-
 // -- lw_terms_of --
 #ifndef __CUDACC__
 template <int terms, class T>
@@ -47,7 +46,6 @@ static inline __attribute__((always_inline)) void lw_terms_of(int rows, const T*
   else lw_terms<1, terms>(left, answer, right, stride, count);
 }
 #endif
-
 // -- lw_rows_by_terms --
 #ifndef __CUDACC__
 template <class T>
@@ -69,7 +67,6 @@ static void lw_rows_by_terms(const T* const* left, T* const* answer, int rows, c
   }
 }
 #endif
-
 // -- lw_rows_tile --
 #ifndef __CUDACC__
 // A tile of answers: `rows` by `beside` vectors from column `at` on.
@@ -96,7 +93,6 @@ LW_INLINE void lw_rows_tile(const T* const* left, T* const* answer, const T* rig
   }
 }
 #endif
-
 // -- lw_rows --
 #ifndef __CUDACC__
 // Rows in groups of up to six, which are as equal as can be.
@@ -139,7 +135,6 @@ LW_CALLED lw_rows(const void* const* rows_of, void* const* answers, int rows, co
   }
 }
 #endif
-
 // -- lw_turned_tile --
 #ifndef __CUDACC__
 // A tile of answers, `rows` by as many columns as make a vector in all, of which `count` are wanted.
@@ -176,7 +171,6 @@ LW_INLINE void lw_turned_tile(const T* const* left, T* const* answer, const T* r
   }
 }
 #endif
-
 // -- lw_turned_rows --
 #ifndef __CUDACC__
 template <int rows, class T>
@@ -204,7 +198,6 @@ LW_CALLED lw_turned_rows(const void* const* rows_of, void* const* answers, int r
   }
 }
 #endif
-
 // -- lw_by_matrix --
 #ifndef __CUDACC__
 // A lane's rows by a matrix, or by its transpose (`turned`): at once, or when others want it as well.

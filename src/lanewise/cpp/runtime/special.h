@@ -62,9 +62,7 @@ LW_FUNCTION float64 lw_erf_inv(float64 x) {
   }
   return copysign(y, x);
 }
-
-// -- lw_lgamma --
-// XLA on a host takes what is below the normal range for zero, which is a pole.
+// -- lw_lgamma -- XLA on a host takes what is below the normal range for zero, which is a pole.
 #ifdef __CUDACC__
 LW_FUNCTION float32 lw_lgamma(float32 x) { return lgammaf(x); }
 LW_FUNCTION float64 lw_lgamma(float64 x) { return lgamma(x); }
@@ -74,7 +72,6 @@ LW_FUNCTION float64 lw_lgamma(float64 x) {
   return fabs(x) < 2.2250738585072014e-308 ? lw_infinity<float64>() : lgamma(x);
 }
 #endif
-
 // -- lw_digamma --
 // Reflection on the left, recurrence up to where the asymptotic series holds. Poles are NaN, but perhaps that at zero.
 template <class T> LW_SLOW_FUNCTION T lw_digamma(T x) {
@@ -101,7 +98,6 @@ template <class T> LW_SLOW_FUNCTION T lw_digamma(T x) {
   series = T(1.0 / 12) + y * series;
   return result + (log(x) - T(0.5) / x - y * series);
 }
-
 // -- lw_zeta --
 // Hurwitz's zeta function by Euler and Maclaurin: ten terms one by one, then their tail as an integral and corrections,
 // as XLA has it. Nothing else is done far on the left, where the answer is that of the formula, and no more.
@@ -132,16 +128,13 @@ template <class T> LW_SLOW_FUNCTION T lw_zeta(T x, T q) {
   }
   return sum + power * at / (x - T(1)) + power * (T(0.5) + x / at * (T(1) / under[11] + series));
 }
-
-// -- lw_polygamma --
-// Derivatives of digamma: (-1)^(n+1) n! zeta(n + 1, x).
+// -- lw_polygamma -- Derivatives of digamma: (-1)^(n+1) n! zeta(n + 1, x).
 template <class T> LW_SLOW_FUNCTION T lw_polygamma(T n, T x) {
   if (!(n >= T(0)) || n != floor(n)) return lw_nan<T>();
   if (n == T(0)) return lw_digamma<T>(x);
   T size = exp(lgamma(n + T(1))) * lw_zeta<T>(n + T(1), x);
   return n - T(2) * floor(n / T(2)) == T(0) ? -size : size;
 }
-
 // -- lw_bessel_i --
 // exp(-|x|) I_n(|x|) for n = 0 or 1: a power series of positive terms, or the asymptotic one where that has converged.
 template <class T> LW_SLOW_FUNCTION T lw_bessel_i(int32 n, T size) {
@@ -164,9 +157,7 @@ template <class T> LW_SLOW_FUNCTION T lw_bessel_i(int32 n, T size) {
   }
   return sum / (T(2.50662827463100050242) * sqrt(size));
 }
-
 // -- lw_bessel_i0e --
 template <class T> LW_FUNCTION T lw_bessel_i0e(T x) { return lw_bessel_i<T>(0, fabs(x)); }
-
 // -- lw_bessel_i1e --
 template <class T> LW_FUNCTION T lw_bessel_i1e(T x) { return copysign(lw_bessel_i<T>(1, fabs(x)), x); }

@@ -13,13 +13,11 @@ template <> struct lw_sum<float32> {
   typedef float64 type;
 };
 #endif
-
 // -- lw_add_to_sum --
 // Add to a sum that all lanes add to. A thread of a host has one of its own, which joins the others' in the end.
 template <class S, class T> LW_FUNCTION void lw_add_to_sum(S& sum, T more) {
   LW_PLATFORM(atomicAdd(&sum, more), sum += more);
 }
-
 // -- lw_add_products --
 #ifndef __CUDACC__
 // Add `count` outer products to a part of a sum, `LW_TALL` rows by `beside` vectors, which registers hold.
@@ -63,7 +61,6 @@ LW_CALLED lw_add_products(S* sum, const T* a, const T* b, int count, int m, int 
   }
 }
 #endif
-
 // -- lw_outer_rows --
 #ifndef __CUDACC__
 // Pairs of vectors whose outer products are to be added to a sum, behind which they lie.
@@ -79,9 +76,7 @@ template <class T, int m, int n, class S> static void lw_flush_outer(S* sum) {
   rows->count = 0;
 }
 #endif
-
-// -- lw_add_outer --
-// Add the outer product of two vectors to a sum that all lanes add to.
+// -- lw_add_outer -- Add the outer product of two vectors to a sum that all lanes add to.
 template <class T, int m, int n, class S, class A, class B> LW_FUNCTION void lw_add_outer(S* sum, A a, B b) {
 #ifdef __CUDACC__
   for (int i = 0; i < m; ++i) {

@@ -18,7 +18,6 @@ template <class V> static inline V lw_read(const void* from) {
   return read;
 }
 #endif
-
 // -- lw_vectors --
 #ifndef __CUDACC__
 #if defined(__AVX512F__)
@@ -42,7 +41,6 @@ template <class T> struct lw_vectors {
   typedef T type __attribute__((vector_size(LW_WIDE)));
 };
 #endif
-
 // -- lw_fused --
 #ifndef __CUDACC__
 // a * b + c. What is written as a loop over elements is an instruction.
@@ -58,7 +56,6 @@ template <class T, class V> LW_INLINE V lw_fused(V a, V b, V c) {
   return c;
 }
 #endif
-
 // -- lw_totals --
 #ifndef __CUDACC__
 template <int... i> struct lw_places {};
@@ -94,7 +91,6 @@ template <class T, int count, class V> LW_INLINE V lw_totals(const V* vectors) {
                                       typename lw_count<wide>::type());
 }
 #endif
-
 // -- lw_dots --
 // Sums of products of `size` elements, several at a time: each in parts that vectors hold, which are then summed in
 // pairs.
@@ -125,7 +121,6 @@ template <int count, int size, class T> LW_FUNCTION void lw_dots(const T* const*
   }
 }
 #endif
-
 // -- lw_sum_of_parts --
 #ifdef __CUDACC__
 template <class T> LW_FUNCTION T lw_sum_of_parts(T part) {

@@ -13,7 +13,6 @@ static void lw_add_sums(lw_run* run, char* own);
 template <class T, class S> static void lw_add_up(T* sum, const S* own, long long size) {
   for (long long i = 0; i < size; ++i) sum[i] += (T)own[i];
 }
-
 // -- meeting --
 #ifdef LW_MEETS
 // Several lanes, which meet at products with the arrays of `LW_COMMON` (`meeting.h`).
@@ -58,7 +57,6 @@ extern "C" void lanewise_work(lw_run* run) {
 #endif
 }
 #endif
-
 // -- alone --
 #ifndef LW_MEETS
 extern "C" void lanewise_work(lw_run* run) {

@@ -6,7 +6,7 @@ read once) or `store` and `put` (element by element). A rule that meets what it 
 
 The rest is in the headers of `cpp/runtime`, one for each concept. Every kernel begins with `kernel.h`. Of the others it
 gets what it needs, for a C++ compiler takes long over the whole: they consist of *helpers*, each known by the name in
-the line above it (`// -- lw_add --`; overloads of a name are one helper), and of numbers that are defined at the top.
+the line above it (`// -- lw_sign --`; overloads of a name are one helper), and of numbers that are defined at the top.
 The emitter adds the helpers that a kernel names, and those they name, so that a rule just writes the name. What else is
 at the top is for who reads a header by itself: editors, and the test that compiles each. Every function's name starts
 with `lw_`.
@@ -55,7 +55,7 @@ HEADERS = (
     *("bits", "numbers", "half", "memory", "functions", "special", "complex", "random", "order"),
     *("vectors", "meeting", "products", "sums"),
 )
-_TITLE = re.compile(r"^// -- (\w+) --$", re.MULTILINE)
+_TITLE = re.compile(r"^// -- (\w+) --.*$", re.MULTILINE)
 _NUMBER = re.compile(r"^#define (\w+) .+$", re.MULTILINE)
 
 
