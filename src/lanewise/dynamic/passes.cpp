@@ -242,10 +242,9 @@ struct lw_payload {
 
 // Piece, level and operands of all calls. `begin[i]` and `apart[i]` say where rows lie that lanes have as operand i;
 // `first_value` and `made` (by piece, zeros at first) are scratch memory.
-extern "C" void lw_recorded(const lw_kinds* k, const lw_payload* l, int64 lanes, int64 room, int64 width,
-                            const int32* top, const int32* tape, const int32* begin, const int32* apart,
-                            int32* first_value, int32* made, int32* piece, int32* level, int32* operands,
-                            int32* columns) {
+extern "C" void lw_recorded(const lw_kinds* k, const lw_payload* l, int64 lanes, int64 room, int64 width, const int32* top,
+                            const int32* tape, const int32* begin, const int32* apart, int32* first_value, int32* made,
+                            int32* piece, int32* level, int32* operands, int32* columns) {
   int32 start = 0, value = 0;
   for (int64 lane = 0; lane < lanes; ++lane) {
     const int32* record = tape + lane * room * width;
@@ -263,7 +262,8 @@ extern "C" void lw_recorded(const lw_kinds* k, const lw_payload* l, int64 lanes,
         }
       }
       const int32 number = made[p]++;
-      for (int32 i = 0; i < k->arity[p] - rows; ++i) *operands++ = ~(l->first_payload[l->payload_at[p] + i] + number);
+      for (int32 i = 0; i < k->arity[p] - rows; ++i)
+        *operands++ = ~(l->first_payload[l->payload_at[p] + i] + number);
       memcpy(columns + l->column_at[p] + (int64)number * words, given + rows, sizeof(int32) * words);
       value += k->results[p];
     }
