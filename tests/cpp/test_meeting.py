@@ -15,7 +15,8 @@ import pytest
 import lanewise as lw
 import needs
 from cpp.checking import kernel_of, run_batch
-from lanewise.cpp.emit.emitted import LARGE_BYTES, MOST_LANES, Emitted
+from lanewise.cpp.emit.emitted import Emitted
+from lanewise.cpp.emit.meeting import LARGE_BYTES, MOST_LANES
 from lanewise.cpp.toolchain import host
 
 pytestmark = needs.compiler

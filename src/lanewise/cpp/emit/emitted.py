@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import platform
-import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +14,8 @@ import numpy as np
 from lanewise.core.errors import InternalError
 from lanewise.core.profile import CPU, Profile
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.rules import number, parts
-
-# The most lanes of a thread that meet, and how large the arrays are that they meet at (`cpp/runtime/meeting.h`).
-MOST_LANES = number("LW_MOST_LANES")
-LARGE_BYTES = number("LW_LARGE_BYTES")
+from lanewise.cpp.emit.meeting import LARGE_BYTES, available
+from lanewise.cpp.emit.rules import parts
 
 
 @dataclass(frozen=True)
@@ -61,8 +56,7 @@ class Emitted:
     @property
     def meets(self) -> bool:
         """Whether lanes of a thread meet at products (`cpp/runtime/meeting.h`)."""
-        stacks = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
-        return stacks and "#define LW_COMMON" in self.text
+        return available() and "#define LW_COMMON" in self.text
 
     def stopped_by_flag(self, ticks: int) -> Emitted:
         """The same kernel, which ends when its global `lw_stop` is set; it looks at that every `ticks` of its clock."""

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from lanewise.core.errors import LanewiseError
-from lanewise.cpp.emit.emitted import MOST_LANES, Emitted
+from lanewise.cpp.emit.emitted import Emitted
+from lanewise.cpp.emit.meeting import MOST_LANES
 from lanewise.cpp.toolchain.foreign import cores, heard_signals, library_of
 
 # How long a thread that was called out may take.

@@ -39,7 +39,8 @@ import numpy as np
 from lanewise.core.errors import CompilerError, LanewiseError, OptionError
 from lanewise.core.events import Site, Whole
 from lanewise.core.sources import composed, source
-from lanewise.cpp.emit.emitted import MOST_LANES, Emitted
+from lanewise.cpp.emit.emitted import Emitted
+from lanewise.cpp.emit.meeting import MOST_LANES
 from lanewise.cpp.toolchain import host
 
 # The error of a call that was cut short.

@@ -49,7 +49,8 @@ import numpy as np
 
 from lanewise.core import events
 from lanewise.core.errors import CompilerError, InternalError, LanewiseError, OptionError
-from lanewise.cpp.emit.emitted import MOST_LANES, Emitted
+from lanewise.cpp.emit.emitted import Emitted
+from lanewise.cpp.emit.meeting import MOST_LANES
 from lanewise.cpp.emit.rules import beginning
 from lanewise.cpp.toolchain import cache
 
