@@ -232,7 +232,7 @@ def test_a_gpu_runs_a_lane_by_many_threads_only_where_twice_is_as_good_as_once()
         linked = link(blocks_of(staged.program, varying, Options()), varying)
         assert meeting_blocks(linked)
         found = kernel_between(linked, None, False)
-        assert not isinstance(found, str) and found.together is together
+        assert not isinstance(found, str) and (found.threads > 1) is together
 
 
 def test_code_at_several_places_between_meetings_is_one_function() -> None:
@@ -253,7 +253,7 @@ def test_code_at_several_places_between_meetings_is_one_function() -> None:
     assert not isinstance(emitted, str)
     text = emitted.text[emitted.text.index("\nLW_CALLED") :]
     # Each thread of a warp does its part of the function's long arrays.
-    assert emitted.together and "LW_MEET" in text[: text.index("LW_KERNEL")]
+    assert emitted.threads > 1 and "LW_MEET" in text[: text.index("LW_KERNEL")]
     # The kernel has no copy of its own.
     assert text.count("lw_log1p(") == 1
     assert_alike(

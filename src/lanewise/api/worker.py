@@ -240,7 +240,7 @@ def versions() -> str:
     """What answers depend on beside the program. Lanewise by its sources: the version of a checkout says little."""
     own = hashlib.sha256()
     for path in sorted(Path(__file__).parent.parent.rglob("*")):
-        if path.suffix in (".py", ".h"):
+        if path.suffix in (".py", ".h", ".cpp"):
             own.update(path.read_bytes())
     return f"Lanewise (sources {own.hexdigest()[:8]}) with JAX {jax.__version__}"
 

@@ -4,7 +4,7 @@ Three paths lead there.
 
 * `C++`: the kernel's text (`cpp/`) compiled by the host's C++ compiler and called by XLA inside `jit`. Loop
   variables live in machine registers, and the examples are spread over all cores. Where lanes multiply by a large
-  matrix that they share, a core has several under way, which meet there (`cpp/emit/meeting.py`).
+  matrix that they share, a core has several under way, which meet there (`cpp/runtime/meeting.h`).
 * `C++, 16 lanes in step`: the same for a program that is one loop of scalar arithmetic, which a core runs for several
   lanes at once with its vector instructions (`cpp/variants/tiles.py`).
 * `XLA`: XLA:CPU's own code (`by_xla.py`), where a kernel cannot be made.

@@ -16,26 +16,24 @@ import functools
 import itertools
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lanewise.core.errors import CompilerError, OptionError
+from lanewise.core.sources import source
 from lanewise.cpp.toolchain import host
 from lanewise.dynamic.envelope import TILES, Demand, Envelope
 from lanewise.dynamic.layout import TABLE, Layout, layout
 from lanewise.dynamic.pack import Packed, Survey, Wanted
 from lanewise.dynamic.table import Piece, Table, Type
 
-_TEXT = Path(__file__).with_name("passes.cpp")
-
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled passes; None where nothing here compiles them."""
     try:
-        return host.load(_TEXT.read_text())
+        return host.load(source("dynamic/passes.cpp"))
     except (CompilerError, OptionError, OSError):
         return None
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 
 from lanewise.core.events import Site
+from lanewise.core.sources import source
 from lanewise.watch.charts import count, percent, seconds
 from lanewise.watch.markup import escaped, facts_list, heads, table, whole_table
 from lanewise.watch.recording import Recording, Run, covered
@@ -24,7 +24,6 @@ MOST_COMPILATIONS_SHOWN = 12
 
 def page(recording: Recording, title: str, sampling: Sequence[str], error: str | None) -> str:
     """The whole page; `sampling` holds sections that are ready, `error` what ended the recording early."""
-    here = Path(__file__).parent
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recording.opened_at))
     sites = _by_site(recording.runs)
     device = jax.devices()[0]
@@ -37,7 +36,7 @@ def page(recording: Recording, title: str, sampling: Sequence[str], error: str |
 <meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,">
 <title>{escaped(title)}</title>
-<style>{(here / "page.css").read_text(encoding="utf-8")}</style>
+<style>{source("watch/page.css")}</style>
 </head>
 <body data-axis="ticks">
 <header class="page"><div>
@@ -51,7 +50,7 @@ def page(recording: Recording, title: str, sampling: Sequence[str], error: str |
 {_machine(recording, sites, folded=bool(sampling))}
 </main>
 <div id="told" hidden></div>
-<script>{(here / "page.js").read_text(encoding="utf-8")}</script>
+<script>{source("watch/page.js")}</script>
 </body>
 </html>
 """

@@ -1,6 +1,6 @@
-"""C++ types and literals for the dtypes of jaxprs, and memory for arrays of them.
+"""C++ types and literals for the dtypes of jaxprs, memory for arrays of them, and the threads that work on them.
 
-The kernel's text names types as NumPy does (`int32`, `float32`, `bfloat16`, ...); the prelude defines them. A typed
+The kernel's text names types as NumPy does (`int32`, `float32`, `bfloat16`, ...); `cpp/runtime` defines them. A typed
 random key is one element: a struct `key2` of two `uint32`, so that everything that moves elements moves keys. `float16`
 and `bfloat16` are two bytes in memory, computed with as `float32` and rounded after every operation.
 """
@@ -8,7 +8,7 @@ and `bfloat16` are two bytes in memory, computed with as `float32` and rounded a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
-from lanewise.cpp.emit.rules import helpers
 
 # Names of dtypes a kernel can hold, and the bytes an element takes.
 SIZES = {
@@ -127,71 +126,53 @@ def _float(number: Any) -> str:
     return f"lw_float{64 if wide else 32}({bits[int(number < 0)]})"
 
 
-def _struct(name: str, narrow: str, wide: str) -> str:
-    """A 16-bit float that computes in `float32`: the function that narrows to it, and its bits as a `float32`."""
-    return f"""
-struct {name} {{
-  uint16 bits;
-  {name}() = default;
-  LW_MEMBER explicit {name}(float64 value) : bits({narrow}(lw_round_to_odd(value))) {{}}
-  template <class T> LW_MEMBER explicit {name}(T value) : bits({narrow}((float32)value)) {{}}
-  LW_MEMBER operator float32() const {{ return {wide}; }}
-}};"""
+# -- threads of a lane: who works on its arrays -----------------------------------------------------------
+
+# Arrays of at least this many elements are the work of all threads that run a lane together.
+LONG = 32
 
 
-helpers(
-    {
-        "lw_half_to_float": r"""
-LW_FUNCTION float32 lw_half_to_float(uint16 bits) {
-#ifdef __CUDA_ARCH__
-  float32 value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-  return value;
-#else
-  uint32 sign = (uint32)(bits & 0x8000u) << 16, rest = bits & 0x7fffu;
-  if (rest >= 0x7c00u) return lw_bits<float32>(sign | 0x7f800000u | ((rest & 0x3ffu) << 13));
-  if (rest >= 0x0400u) return lw_bits<float32>(sign | ((rest << 13) + 0x38000000u));
-  float32 small = (float32)rest * 5.9604644775390625e-8f;  // a multiple of 2^-24
-  return sign ? -small : small;
-#endif
-}""",
-        "lw_float_to_half": r"""
-LW_FUNCTION uint16 lw_float_to_half(float32 value) {
-#ifdef __CUDA_ARCH__
-  uint16 half;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
-  return half;
-#else
-  uint32 bits = lw_bits<uint32>(value), sign = (bits >> 16) & 0x8000u, rest = bits & 0x7fffffffu;
-  if (rest > 0x7f800000u) return (uint16)(sign | 0x7e00u);
-  if (rest >= 0x477ff000u) return (uint16)(sign | 0x7c00u);  // 65520 and more
-  if (rest < 0x38800000u)  // adding 0.5 rounds to a multiple of 2^-24 and leaves it in the low bits
-    return (uint16)(sign | (lw_bits<uint32>(lw_bits<float32>(rest) + 0.5f) - 0x3f000000u));
-  return (uint16)(sign | ((rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13));
-#endif
-}""",
-        "lw_float_to_bfloat": r"""
-LW_FUNCTION uint16 lw_float_to_bfloat(float32 value) {
-  uint32 bits = lw_bits<uint32>(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16)((bits >> 16 & 0x8000u) | 0x7fc0u);
-  return (uint16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}""",
-        "lw_round_to_odd": r"""
-// A double on its way to 16 bits: a float that still tells which side of every tie it lay on, so that the second
-// rounding is the only one that counts.
-LW_FUNCTION float32 lw_round_to_odd(float64 value) {
-  float32 near = (float32)value;
-  uint32 bits = lw_bits<uint32>(near);
-  if (near != near || (float64)near == value || (bits & 1u)) return near;
-  bool larger = (near < 0 ? -(float64)near : (float64)near) > (value < 0 ? -value : value);
-  return lw_bits<float32>(larger ? bits - 1u : bits + 1u);
-}""",
-        "float16": _struct("float16", "lw_float_to_half", "lw_half_to_float(bits)"),
-        "bfloat16": _struct(
-            "bfloat16", "lw_float_to_bfloat", "lw_bits<float32>((uint32)bits << 16)"
-        ),
-    }
-)
+class OneThread:
+    """A thread runs a lane by itself, on a host and on a GPU."""
+
+    number = 1
+    # Its arrays are its own: rules may point into them, and have forms that take vectors of their elements.
+    own_arrays = True
+    # A loop over examples: which is the first, and which comes next.
+    examples = ("LW_FIRST(next)", "LW_NEXT(next)")
+    # A loop over a long array: where a thread begins, and its steps.
+    part = ("0", "1")
+
+    def shares(self, size: int) -> bool:
+        """Whether an array of so many elements is the work of all threads."""
+        return False
+
+    def joined(self, sums: Sequence[str]) -> list[str]:
+        """The lines that make whole sums, each of which is a thread's `part`."""
+        return []
+
+
+class Warp(OneThread):
+    """The threads of a warp run a lane together; on a host it is one thread all the same.
+
+    All of them go the same way. Scalars are computed by each; long arrays lie in memory that they share, and each does
+    a part of the work on them.
+    """
+
+    number = 32
+    own_arrays = False
+    # A block of threads has the lane of its number alone.
+    examples = (
+        "LW_PLATFORM(blockIdx.x, LW_FIRST(next))",
+        "LW_PLATFORM(examples, LW_NEXT(next))",
+    )
+    part = ("LW_PART", "LW_PARTS")
+
+    def shares(self, size: int) -> bool:
+        return size >= LONG
+
+    def joined(self, sums: Sequence[str]) -> list[str]:
+        return [f"{total} = lw_sum_of_parts({total});" for total in sums]
 
 
 # -- memory of a lane: where its arrays lie ---------------------------------------------------------------

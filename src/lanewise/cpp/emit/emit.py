@@ -27,19 +27,20 @@ from lanewise.blocks.equations import implementation, inside
 from lanewise.blocks.form import Block, Branch, Call, Jump, Return, TailCall
 from lanewise.blocks.link import Linked, ReturnPoint
 from lanewise.core.options import Options
-from lanewise.cpp.emit import dtypes, prelude
+from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.bodies import Bodies
 from lanewise.cpp.emit.emitted import (
     Emitted,
     Obstacle,
     Operand,
     host_entry,
-    meeting_at,
     operand_of,
+    shared_ranges,
     size_obstacle,
 )
 from lanewise.cpp.emit.outline import outlined
-from lanewise.cpp.emit.rules.table import RULES, Unsupported, needed
+from lanewise.cpp.emit.rules import beginning, needed
+from lanewise.cpp.emit.rules.table import RULES, Unsupported
 from lanewise.cpp.emit.structure import (
     DISPATCH,
     HALT,
@@ -69,7 +70,7 @@ def emit(
 class Emitter:
     """Writes a kernel around the bodies of its blocks. If it `calls`, what stands at several places is a function.
 
-    If it `meets`, lanes of a host's thread meet at products with matrices that they share (`meeting.py`).
+    If it `meets`, lanes of a host's thread meet at products with matrices that they share (`cpp/runtime/meeting.h`).
     """
 
     calls = True
@@ -349,14 +350,14 @@ class Emitter:
         tables = "\n".join(self.writer.tables)
         functions = "\n\n".join(self.writer.texts)
         body = f"{tables}\n{functions}\n{kernel}"
-        common = meeting_at(operands) if self.meets and "lw_by_matrix" in body else {}
-        helpers = needed(body)
+        common = shared_ranges(operands) if self.meets and "lw_by_matrix" in body else ""
         fixed = f"#define LW_FIXED_BYTES {self.writer.layout.most}ll"
-        fixed += "\n#define LW_COMMON" if common else ""
+        fixed += f"\n#define LW_COMMON {common}" if common else ""
         first = len(operands) + len(sums) + len(outputs)
         outer = {first + number for number in self.writer.outer_sums}
-        entry = host_entry(arguments, dict(enumerate(sums, first)), outer, common)
-        parts = [prelude.HEADER, fixed, helpers, tables, functions, kernel, entry]
+        entry = host_entry(arguments, dict(enumerate(sums, first)), outer, bool(common))
+        helpers = needed(body + entry)
+        parts = [beginning(), fixed, helpers, tables, functions, kernel, entry]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 

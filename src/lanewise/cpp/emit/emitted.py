@@ -14,7 +14,8 @@ import numpy as np
 from lanewise.core.errors import InternalError
 from lanewise.core.profile import CPU, Profile
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.meeting import LARGE_BYTES, available, meeting_work
+from lanewise.cpp.emit.meeting import LARGE_BYTES, available
+from lanewise.cpp.emit.rules import parts
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Emitted:
     `sums`, `outputs`, `sums` (in the place of the zeros), then `int code[examples]`, `int site[examples]`, `long
     long steps[examples]`, `int deepest[examples]`, `unsigned long long next[1]` (zero at the start), `char
     scratch[scratch_bytes(capacity) * lanes]`, `long long examples`, `int capacity`. A host's threads call
-    `lanewise_work(lw_run*)` instead, and share an `lw_run` (see `prelude.py`)."""
+    `lanewise_work(lw_run*)` instead, and share an `lw_run` (`cpp/runtime/threads.h`)."""
 
     text: str
     operands: tuple[Operand, ...]
@@ -46,15 +47,15 @@ class Emitted:
     constants: tuple[np.ndarray, ...]
     fixed_bytes: int
     frame_bytes: int
-    # Whether a GPU runs a lane by the threads of a warp, together.
-    together: bool = False
+    # How many threads of a GPU run a lane.
+    threads: int = 1
     sums: tuple[Operand, ...] = ()
 
     name = "lanewise_kernel"
 
     @property
     def meets(self) -> bool:
-        """Whether lanes of a thread meet at products (`meeting.py`)."""
+        """Whether lanes of a thread meet at products (`cpp/runtime/meeting.h`)."""
         return available() and "#define LW_COMMON" in self.text
 
     def stopped_by_flag(self, ticks: int) -> Emitted:
@@ -116,27 +117,24 @@ def size_obstacle(emitted: Emitted, profile: Profile = CPU) -> Obstacle | None:
     return Obstacle("the state of a lane", "", why)
 
 
-def meeting_at(operands: Sequence[Operand]) -> dict[int, int]:
-    """The bytes of the large operands that lanes share, by the number of their argument."""
+def shared_ranges(operands: Sequence[Operand]) -> str:
+    """Where the large operands that lanes share begin and end, as `LW_COMMON` has it; empty if there is none."""
     sizes = [math.prod(o.shape) * o.dtype.itemsize for o in operands]
-    return {
-        place: size
-        for place, (operand, size) in enumerate(zip(operands, sizes, strict=True))
+    starts = [f"(const char*)run->arguments[{place}]" for place in range(len(operands))]
+    return ", ".join(
+        f"{{{start}, {start} + {size}ll}}"
+        for start, size, operand in zip(starts, sizes, operands, strict=True)
         if size >= LARGE_BYTES and not operand.varies
-    }
+    )
 
 
 def host_entry(
-    arguments: Sequence[str],
-    sums: dict[int, Operand],
-    outer: Set[int],
-    common: dict[int, int],
+    arguments: Sequence[str], sums: dict[int, Operand], outer: Set[int], meets: bool
 ) -> str:
-    """What a thread of the host calls: it has scratch memory of its own, and takes examples from all that are left.
+    """What a thread of the host calls (`cpp/runtime/work.h`), with what depends on the program.
 
-    It has `sums` of its own, too (by the number of their argument), which it adds to those of all in the end. Behind
-    those of `outer` lie rows of what is to be added to them. If there are large arrays that lanes share (`common`:
-    their bytes), it has several lanes, which meet (`meeting.py`).
+    `sums` of its own are by the number of their argument. Behind those of `outer` lie rows of what is to be added to
+    them. If it `meets`, the thread has several lanes (`cpp/runtime/meeting.h`).
     """
     *buffers, _, _ = arguments
     rows = {i: f"{sums[i].kind}, {', '.join(map(str, sums[i].shape))}" for i in outer}
@@ -157,50 +155,36 @@ def host_entry(
         f"({buffer.rsplit('*', 1)[0].strip()}*)({source})"
         for buffer, source in zip(buffers, sources, strict=True)
     )
-    flushing = "\n".join(
+    run_lanes = _RUN_LANES.format(given)
+    work = parts("work")
+    added = [f"#define LW_SUMS_BYTES {total}", work["lw_add_up"], _add_sums(sums, rows, starts)]
+    text = [*(added if sums else ()), run_lanes, *([work["meeting"]] if meets else ())]
+    return "\n".join(["#ifndef __CUDACC__", *text, work["alone"], "#endif"])
+
+
+def _add_sums(sums: dict[int, Operand], rows: dict[int, str], starts: dict[int, str]) -> str:
+    flushing = [
         f"  lw_flush_outer<{rows[i]}>((lw_sum<{sums[i].kind}>::type*)(own + {starts[i]}));"
-        for i in sorted(outer)
-    )
-    adding = "\n".join(
+        for i in sorted(rows)
+    ]
+    adding = [
         f"  lw_add_up(({o.kind}*)run->arguments[{at}], (lw_sum<{o.kind}>::type*)(own + {starts[at]}),"
         f" {math.prod(o.shape)}ll);"
         for at, o in sums.items()
-    )
-    add_sums = _ADD_SUMS.replace("FLUSHING", flushing).replace("ADDING", adding) if sums else ""
-    # A thread that has no sums has no memory for them.
-    memory = f"(char*)calloc({total} + 1, 1)" if sums else "own.scratch"
-    meeting, end = (meeting_work(common, total), "\n#endif") if common else ("", "")
-    return f"""
-#ifndef __CUDACC__
-{add_sums}static void lw_run_lanes(void* data) {{
+    ]
+    return _ADD_SUMS.format("\n".join(flushing), "\n".join(adding))
+
+
+_RUN_LANES = """static void lw_run_lanes(void* data) {{
   lw_thread* thread = (lw_thread*)data;
   lw_run* run = thread->run;
   lw_share share = {{run, 0, 0, 1, 0, 0, LW_IDLE}};
-  lanewise_kernel({given}, &share, thread->scratch, run->examples, run->capacity);
-}}{meeting}
-extern "C" void lanewise_work(lw_run* run) {{
-  lw_thread own = {{run, (char*)malloc(run->lane_bytes + 1), nullptr}};
-  own.sums = {memory};
-  if (own.scratch && own.sums) {{
-    if (run->stoppable) run->stoppable(lw_run_lanes, &own, run->begun);
-    else lw_run_lanes(&own);
-    {"lw_add_sums(run, own.sums);" if sums else ""}
-  }}
-  free(own.scratch);
-  {"free(own.sums);" if sums else ""}
-}}{end}
-#endif""".strip()
-
-
+  lanewise_kernel({}, &share, thread->scratch, run->examples, run->capacity);
+}}"""
 # The run has the lock, not this library: while better code takes over, threads of two libraries add.
-_ADD_SUMS = """#include <sched.h>
-template <class T, class S> static void lw_add_up(T* sum, const S* own, long long size) {
-  for (long long i = 0; i < size; ++i) sum[i] += (T)own[i];
-}
-static void lw_add_sums(lw_run* run, char* own) {
-FLUSHING
+_ADD_SUMS = """static void lw_add_sums(lw_run* run, char* own) {{
+{}
   while (__atomic_exchange_n(&run->adding, 1, __ATOMIC_ACQUIRE)) sched_yield();
-ADDING
+{}
   __atomic_store_n(&run->adding, 0, __ATOMIC_RELEASE);
-}
-"""
+}}"""

@@ -302,8 +302,6 @@ MAPS = frozenset(
     reduce_and reduce_or reduce_xor argmax argmin
     """.split()
 )
-# Arrays of at least this many elements are the work of all threads that run a lane together.
-LONG = 32
 # Primitives that only rename indices, each element of the operand appearing at most once in the result.
 RENAMES = frozenset("reshape squeeze expand_dims transpose rev slice concatenate pad".split())
 

@@ -22,10 +22,9 @@ from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, 
 from lanewise.blocks.analysis import evaluate, value_of
 from lanewise.blocks.equations import implementation
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.dtypes import Layout
+from lanewise.cpp.emit.dtypes import Layout, OneThread
 from lanewise.cpp.emit.rules import RULES, Unsupported
 from lanewise.cpp.emit.values import (
-    LONG,
     Index,
     Mapped,
     Place,
@@ -68,8 +67,7 @@ class Writer:
         self.constants: list[np.ndarray] = []
         self.tables: list[str] = []
         self.sums, self.outer_sums = list[Stored](), set[int]()
-        # Whether the threads of a warp run one lane together. Long arrays are then shared by them.
-        self.together = False
+        self.threads = OneThread()
         self.shared_bytes = 0
         # Functions (see `rules/control.py`) by what they are made of, and their texts.
         self.functions: dict[Any, Any] = {}
@@ -282,7 +280,7 @@ class Writer:
             self.scope.uses.start(eqn)
             self.scope.current = eqn
             if not self._folds(eqn):
-                self._write_together(eqn) if self.together else self._write(eqn)
+                self._write_in_turn(eqn)
             self.scope.made_by.update((var, eqn) for var in eqn.outvars)
 
     def known(self, atom: Atom) -> Any | None:
@@ -300,13 +298,14 @@ class Writer:
             self.define(var, self.constant(known[var], var.aval.dtype))
         return True
 
-    def _write_together(self, eqn: JaxprEqn) -> None:
-        """An equation of a lane that several threads run: none is ahead of what another has yet to read or write."""
-        long = any(math.prod(atom.aval.shape) >= LONG for atom in (*eqn.invars, *eqn.outvars))
-        if long:
+    def _write_in_turn(self, eqn: JaxprEqn) -> None:
+        """Write an equation, so that no thread is ahead of what another of its lane has yet to read or write."""
+        sizes = (math.prod(atom.aval.shape) for atom in (*eqn.invars, *eqn.outvars))
+        shared = any(map(self.threads.shares, sizes))
+        if shared:
             self.line("LW_MEET")
         self._write(eqn)
-        if long:
+        if shared:
             self.line("LW_MEET")
 
     def _write(self, eqn: JaxprEqn) -> None:
@@ -341,7 +340,7 @@ class Writer:
             self.line(f"{kind} {name};")
             return Scalar((), dtype, name, place=True)
         size = math.prod(shape)
-        if self.together and size >= LONG:
+        if self.threads.shares(size):
             self.shared_bytes += size * dtypes.SIZES[kind]
             self.line(f"LW_SHARED {kind} {name}[{size}];")
             return Stored(tuple(shape), dtype, name)
@@ -374,7 +373,7 @@ class Writer:
         """Write all elements of a value of the same shape."""
         if room == value or value.unwritten:
             return
-        if self.together and room.size >= LONG:
+        if self.threads.shares(room.size):
             self.copy_all([(room, value)])
         elif value.linear:
             with self.loops((room.size,) if room.shape else ()) as index:
@@ -390,7 +389,7 @@ class Writer:
         long: dict[int, list[tuple[Place, Value]]] = {}
         for room, value in pairs:
             written = room != value and not value.unwritten
-            if self.together and room.size >= LONG and written:
+            if written and self.threads.shares(room.size):
                 long.setdefault(room.size, []).append((room, value))
             else:
                 self.copy(room, value)
@@ -398,7 +397,8 @@ class Writer:
             # In one loop: a thread waits for memory once, not once for each.
             self.line("LW_MEET")
             index = self.fresh("i")
-            with self.block(f"for (int {index} = LW_PART; {index} < {size}; {index} += LW_PARTS)"):
+            first, step = self.threads.part
+            with self.block(f"for (int {index} = {first}; {index} < {size}; {index} += {step})"):
                 read = [self.let(value.flat(index), value.dtype).text for _, value in alike]
                 for (room, _), text in zip(alike, read, strict=True):
                     self.put_flat(room, index, text)

@@ -2,7 +2,7 @@
 
 XLA hands us the device buffers that it has for operands and results, and the stream it runs them on; a kernel launched
 there is one more operation of the computation. A call of Python on XLA's thread is a cost beside kernels that run for a
-tenth of a millisecond. So where the host has a C++ compiler, a small library is made of the text below, once for all
+tenth of a millisecond. So where the host has a C++ compiler, a small library is made of `launcher.cpp`, once for all
 kernels, and XLA's foreign-function interface calls it with the buffers and the stream it has: it clears the counter and
 launches. Where there is none, Python does it (`buffer_callback`), which takes longer. The grid is as large as the
 device can hold at once and no larger: threads take the next example when they have ended one. What a kernel needs
@@ -32,14 +32,12 @@ from lanewise import _jax
 from lanewise.core import events
 from lanewise.core.errors import InternalError, LanewiseError, OptionError
 from lanewise.core.events import Site, Whole
+from lanewise.core.sources import composed
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.toolchain import cache, host
-from lanewise.cpp.toolchain.ffi import CALLS
 
 # Lanes of a block share nothing; small blocks let a multiprocessor take the next one early.
 LANES_PER_BLOCK = 128
-# The threads that run a lane together.
-WARP = 32
 # How many blocks a multiprocessor holds, however small they are.
 BLOCKS_PER_PROCESSOR = 32
 # The most memory that lanes in flight may have for their stacks and arrays; beyond it fewer are in flight.
@@ -50,76 +48,6 @@ LISTENING_TICKS = 100_000_000
 COMPILE_OPTIONS = ("--std=c++17", "--fmad=false", "-default-device", "-lineinfo")
 
 TARGET = "lanewise_launch"
-
-_LAUNCHER = r"""
-struct lw_kernel {
-  long long key;
-  void *function, *context;
-};
-static lw_kernel* lw_kernels;
-static long lw_count;
-static pthread_mutex_t lw_guard = PTHREAD_MUTEX_INITIALIZER;
-
-static int (*lw_set_context)(void*);
-static int (*lw_clear)(void*, unsigned, size_t, void*);
-static int (*lw_start)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
-                       void**);
-
-extern "C" void lanewise_driver(void* set_context, void* clear, void* start) {
-  lw_set_context = (int (*)(void*))set_context;
-  lw_clear = (int (*)(void*, unsigned, size_t, void*))clear;
-  lw_start = (int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
-                      void**))start;
-}
-
-extern "C" int lanewise_keep(long long key, void* function, void* context) {
-  pthread_mutex_lock(&lw_guard);
-  lw_kernel* more = (lw_kernel*)realloc(lw_kernels, (lw_count + 1) * sizeof(lw_kernel));
-  if (more) {
-    lw_kernels = more;
-    lw_kernels[lw_count].key = key;
-    lw_kernels[lw_count].function = function;
-    lw_kernels[lw_count++].context = context;
-  }
-  pthread_mutex_unlock(&lw_guard);
-  return more != nullptr;
-}
-
-// The latest that was kept under this key.
-static lw_kernel lw_find(long long key) {
-  lw_kernel found = {0, nullptr, nullptr};
-  pthread_mutex_lock(&lw_guard);
-  for (long i = lw_count - 1; i >= 0 && !found.function; --i)
-    if (lw_kernels[i].key == key) found = lw_kernels[i];
-  pthread_mutex_unlock(&lw_guard);
-  return found;
-}
-
-extern "C" XLA_FFI_Error* lanewise_launch(XLA_FFI_CallFrame* frame) {
-  if (lw_asks_version(frame)) return nullptr;
-  const lw_kernel kernel = lw_find(lw_attribute(frame, "key"));
-  if (!kernel.function)
-    return lw_failed(frame, XLA_FFI_Error_Code_INTERNAL, "lanewise: the kernel was not loaded by this process");
-  XLA_FFI_Stream_Get_Args where = {XLA_FFI_Stream_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, nullptr};
-  if (XLA_FFI_Error* error = frame->api->XLA_FFI_Stream_Get(&where)) return error;
-
-  const int given = frame->args.size, made = frame->rets.size;
-  void* buffers[given + made];
-  void* arguments[given + made + 2];
-  for (int i = 0; i < given; ++i) buffers[i] = ((XLA_FFI_Buffer*)frame->args.args[i])->data;
-  for (int i = 0; i < made; ++i) buffers[given + i] = ((XLA_FFI_Buffer*)frame->rets.rets[i])->data;
-  for (int i = 0; i < given + made; ++i) arguments[i] = &buffers[i];
-  long long examples = lw_attribute(frame, "examples");
-  int capacity = lw_attribute(frame, "capacity");
-  arguments[given + made] = &examples;
-  arguments[given + made + 1] = &capacity;
-  if (lw_set_context(kernel.context) || lw_clear(buffers[given + made - 2], 0, 2, where.stream) ||
-      lw_start(kernel.function, lw_attribute(frame, "blocks"), 1, 1, lw_attribute(frame, "threads"), 1, 1, 0,
-               where.stream, arguments, nullptr))
-    return lw_failed(frame, XLA_FFI_Error_Code_INTERNAL, "lanewise: CUDA does not launch the kernel");
-  return nullptr;
-}
-"""
 
 
 def available() -> bool:
@@ -228,7 +156,9 @@ def _compiled(text: str, options: Sequence[str]) -> bytes:
 def launcher() -> ctypes.CDLL | None:
     """The launcher, known to XLA; None where there is no compiler to make it."""
     try:
-        made = host.load(CALLS + _LAUNCHER, (*host.FLAGS, f"-I{jax.ffi.include_dir()}"))
+        made = host.load(
+            composed("cpp/toolchain/launcher.cpp"), (*host.FLAGS, f"-I{jax.ffi.include_dir()}")
+        )
         driver = ctypes.CDLL("libcuda.so.1")
     except (LanewiseError, OSError):
         return None
@@ -274,8 +204,8 @@ def run(
     if lane_bytes:
         in_flight = min(in_flight, max(MOST_SCRATCH_BYTES // lane_bytes, 1))
     threads = LANES_PER_BLOCK
-    if emitted.together:
-        threads, in_flight = WARP, WARP * examples
+    if emitted.threads > 1:
+        threads, in_flight = emitted.threads, emitted.threads * examples
     elif spread:
         threads = min(threads, -(-in_flight // (kernel.processors * BLOCKS_PER_PROCESSOR)))
     blocks = -(-in_flight // threads)

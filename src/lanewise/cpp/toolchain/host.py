@@ -16,7 +16,7 @@ programs that it has started as well.
 A large kernel is compiled twice: soon, to begin with, and well, beside the run. A C++ compiler takes seconds to do its
 best on a large kernel, and a third of that for code that is about as fast. So the run begins with the latter (the quick
 tier), while a compiler process that gives way to others makes the optimized library. When that is there it takes over
-(`lanewise_take_over` of `foreign.py`): threads that are at work go on with it at the next example that they take. Both
+(`lanewise_take_over` of `entry.h`): threads that are at work go on with it at the next example that they take. Both
 compute the same bits. Both are kept on disk, and a later process that finds the optimized one begins with it. Nobody
 waits for the compiler that runs beside: it is killed when the process ends, and a forked child has none. Where it
 fails, the quick tier stays. With `LANEWISE_COMPILE=optimized` in the environment every kernel is compiled once, at its
@@ -51,7 +51,7 @@ from lanewise.core import events
 from lanewise.core.errors import CompilerError, InternalError, LanewiseError, OptionError
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.meeting import MOST_LANES
-from lanewise.cpp.emit.prelude import HEADER
+from lanewise.cpp.emit.rules import beginning
 from lanewise.cpp.toolchain import cache
 
 FOR_THIS_CPU = "-march=native"
@@ -90,9 +90,9 @@ QUICK = (
     "-fira-region=one",
 )
 # The least that shows a compiler to work: the headers that every kernel includes.
-PROBE = f'{HEADER}\nextern "C" int lanewise_probe() {{ return 1; }}\n'
+PROBE = f'{beginning()}\nextern "C" int lanewise_probe() {{ return 1; }}\n'
 # From this many characters on, text included that all kernels have, the best takes a second or more.
-LARGE = 66_000
+LARGE = 66_900
 # Compilers that run beside, at one time.
 MOST_BESIDE = max(1, (os.cpu_count() or 1) // 2)
 

@@ -29,11 +29,12 @@ from lanewise.blocks.form import Block, Branch, Call, Jump, TailCall, successors
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.cpp.emit.bodies import Bodies
+from lanewise.cpp.emit.dtypes import Warp
 from lanewise.cpp.emit.emit import Emitter
 from lanewise.cpp.emit.emitted import Emitted, Operand, operand_of
 from lanewise.cpp.emit.rules import Unsupported
 from lanewise.cpp.emit.structure import HALT, Node
-from lanewise.cpp.emit.values import LONG, Part, Place, Scalar, Stored
+from lanewise.cpp.emit.values import Part, Place, Scalar, Stored
 
 # The most memory that the threads of a lane may share for temporaries.
 MOST_SHARED_BYTES = 40_000
@@ -55,14 +56,15 @@ def emit_between(
     """Write the kernel of all blocks but the expensive ones; raises `Unsupported` where it cannot."""
     _refuse(linked, expensive)
     bodies = _OnState(linked, expensive, max_steps, counting)
-    bodies.writer.together = _work_together(linked, expensive)
+    if _all_may_be_done_twice(linked, expensive):
+        bodies.writer.threads = Warp()
     found = _Between(bodies).kernel()
     if bodies.writer.shared_bytes > MOST_SHARED_BYTES:
         found = _Between(_OnState(linked, expensive, max_steps, counting)).kernel()
     return found
 
 
-def _work_together(linked: Linked, expensive: Sequence[int]) -> bool:
+def _all_may_be_done_twice(linked: Linked, expensive: Sequence[int]) -> bool:
     """Whether a GPU's threads can run a lane together: whatever is done to long arrays, each may do it all."""
     cheap = [
         item
@@ -75,7 +77,7 @@ def _work_together(linked: Linked, expensive: Sequence[int]) -> bool:
 def _may_be_done_twice(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name in DONE_TWICE:
         return True
-    if all(math.prod(atom.aval.shape) < LONG for atom in (*eqn.invars, *eqn.outvars)):
+    if not any(Warp().shares(math.prod(a.aval.shape)) for a in (*eqn.invars, *eqn.outvars)):
         return True
     called = inside(eqn)
     return called is not None and all(_may_be_done_twice(e) for e in called.jaxpr.eqns)
@@ -240,9 +242,7 @@ class _Between(Emitter):
         w.depth = 1
         w.line("const long long lane = LW_LANE, lanes = LW_LANES;")
         w.line("LW_LISTEN")
-        # A block of threads that run a lane together has that lane alone.
-        first = "LW_PLATFORM(blockIdx.x, LW_FIRST(next))" if w.together else "LW_FIRST(next)"
-        after = "LW_PLATFORM(examples, LW_NEXT(next))" if w.together else "LW_NEXT(next)"
+        first, after = w.threads.examples
         header = f"for (long long example = {first}; example < examples; example = {after})"
         waits = "".join(f" || pc == {expensive}" for expensive in sorted(self.bodies.expensive))
         with w.block(header):
@@ -266,5 +266,11 @@ class _Between(Emitter):
         text = self.text([*given, *constants], self.bodies.arrays, len(constants))
         outputs = tuple(self.bodies.arrays)
         return Emitted(
-            text, (*given, *constants), outputs, tuple(w.constants), w.layout.most, 0, w.together
+            text,
+            (*given, *constants),
+            outputs,
+            tuple(w.constants),
+            w.layout.most,
+            0,
+            w.threads.number,
         )

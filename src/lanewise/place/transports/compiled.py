@@ -1,6 +1,7 @@
 """The compiled core of `local` and `tcp`: sends and receives as calls that XLA makes into C++.
 
-The text is C++ in the files beside this one (`_FILES`), compiled at first use and kept as the kernels of `native` are.
+The text is C++ in the files beside this one (`handlers.cpp` includes the others), compiled at first use and kept as
+the kernels of `native` are.
 
 **On the fast path nothing changes hands.** A handler writes to the socket or the queue itself, and reads from it
 itself: a value of a few bytes costs one system call on each side. With `tcp` a credit rides on the next message that
@@ -51,7 +52,6 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -59,19 +59,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise.core.errors import CompilerError, OptionError
+from lanewise.core.sources import composed
 from lanewise.cpp.toolchain import host
-from lanewise.cpp.toolchain.ffi import CALLS
 from lanewise.place.transports.interface import Fault, Kind, Peer
 
-_FILES = (
-    "core.h",
-    "local.h",
-    "frames.h",
-    "shared.h",
-    "tcp.h",
-    "life.h",
-    "handlers.cpp",
-)
 _TARGETS = ("lanewise_send", "lanewise_receive", "lanewise_require")
 # How faults are numbered, in C++ and in frames. The last two come of this place's own code.
 KINDS: tuple[Kind, ...] = ("died", "hangs", "failed", "interrupted", "failed", "internal")
@@ -93,8 +84,7 @@ class _Fault(ctypes.Structure):
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The library, known to XLA; None where nothing here compiles it."""
-    here = Path(__file__).parent
-    text = CALLS + "".join((here / name).read_text() for name in _FILES)
+    text = composed("place/transports/handlers.cpp")
     try:
         made = host.load(text, (*host.FLAGS, f"-I{jax.ffi.include_dir()}"))
     except (CompilerError, OptionError, OSError):

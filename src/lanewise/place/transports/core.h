@@ -1,6 +1,8 @@
 // What every session has: a number that travels in tokens, the fault that ended it, and threads of its own.
 //
 // `compiled.py` says what the parts are for. Compiled without C++'s own headers, as all C++ here is.
+#pragma once
+#include "../../cpp/toolchain/calls.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -198,8 +200,7 @@ static int lw_fail(lw_session* s, int kind, int place, long long number, const c
 
 static int lw_mismatch(lw_session* s, int peer, const lw_call* call, long long number, long long bytes) {
   char text[256];
-  snprintf(text, sizeof text,
-           "value %lld of %lld bytes was expected of place %d, and value %lld of %lld bytes came",
+  snprintf(text, sizeof text, "value %lld of %lld bytes was expected of place %d, and value %lld of %lld bytes came",
            call->number, call->bytes, peer, number, bytes);
   return lw_fail(s, LW_WRONG, s->me, call->number, text);
 }

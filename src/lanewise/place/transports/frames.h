@@ -3,6 +3,8 @@
 // Handlers read and write the sockets of values themselves (`tcp.h`); what is large goes through memory that both
 // processes have (`shared.h`). A thread of the session does what no handler is there for: heartbeats, what a full socket
 // did not take, and credits that nobody has returned for a while (`life.h`).
+#pragma once
+#include "core.h"
 
 #ifndef MSG_NOSIGNAL
 #define MSG_NOSIGNAL 0
@@ -42,7 +44,7 @@ struct lw_peer {
   lw_looks looks;
   lw_memory ours, theirs;  // for what goes there, and for what comes
   unsigned long long sent, arrived;
-  int came;  // a file that came, until its frame is read; or -1
+  int came;           // a file that came, until its frame is read; or -1
   bool near, shares;  // whether a Unix socket leads there, and whether the other side reads shared memory
   // What is written, by handlers and by the thread.
   pthread_mutex_t writing;

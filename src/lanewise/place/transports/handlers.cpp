@@ -1,4 +1,6 @@
 // What XLA calls, and what Python does: the handlers of `send`, `receive` and `require`, and the life of a session.
+#include "local.h"
+#include "life.h"
 
 static int lw_do(lw_session* s, const lw_call* call, bool wait) {
   if (lw_is_faulty(s)) return LW_FAILED;
@@ -103,7 +105,8 @@ static XLA_FFI_Error* lw_on_gpu(XLA_FFI_CallFrame* frame, int kind) {
   void* context = nullptr;
   int status = cuda->context_of(where.stream, &context) || cuda->set_context(context) ||
                cuda->to_host(&token, token_in, sizeof token, where.stream);
-  if (!status && kind != LW_RECEIVE && call.bytes) status = cuda->to_host(call.value, on_device, call.bytes, where.stream);
+  if (!status && kind != LW_RECEIVE && call.bytes)
+    status = cuda->to_host(call.value, on_device, call.bytes, where.stream);
   status = status || cuda->wait(where.stream);
   lw_session* s = status ? nullptr : lw_enter(token);
   const bool done = s && lw_do(s, &call, true) == LW_DONE;

@@ -1,4 +1,6 @@
 // The thread of a session between processes, and how the session begins and ends.
+#pragma once
+#include "tcp.h"
 
 // -- the thread of a session ---------------------------------------------------------------------------
 

@@ -1,4 +1,6 @@
 // Places of one process: a bounded queue for each edge, and a lock for each queue.
+#pragma once
+#include "core.h"
 
 struct lw_slot {
   long long number, bytes, room;

@@ -8,6 +8,8 @@
 // which say when it is free. A process that is killed leaves nothing: the memory ends with the last one that has it.
 //
 // Who reads such memory says so in each frame; callbacks of Python do not, and get their values by the socket.
+#pragma once
+#include "frames.h"
 
 #ifdef __linux__
 #include <sys/mman.h>

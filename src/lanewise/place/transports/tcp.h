@@ -1,4 +1,6 @@
 // Between processes: what a handler writes and reads.
+#pragma once
+#include "shared.h"
 
 // -- writing -------------------------------------------------------------------------------------------
 

@@ -21,25 +21,10 @@ from lanewise import _jax
 from lanewise._jax import JaxprEqn
 from lanewise.core.accumulate import Places
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.rules import Unsupported, helpers, rule
+from lanewise.cpp.emit.rules import Unsupported, rule
 from lanewise.cpp.emit.rules.shape import rename
 from lanewise.cpp.emit.values import Index, Scalar, Value, plus, view, window
 from lanewise.cpp.emit.writer import Writer
-
-helpers(
-    {
-        "lw_clip": r"""
-// An index of any integer type, clipped to 0 .. most.
-template <class T> LW_FUNCTION int32 lw_clip(T index, int32 most) {
-  return index > T(0) ? ((uint64)index < (uint64)most ? (int32)index : most) : 0;
-}""",
-        "lw_inside": r"""
-// Whether an index of any integer type lies in 0 .. most.
-template <class T> LW_FUNCTION bool lw_inside(T index, int32 most) {
-  return index >= T(0) && (uint64)index <= (uint64)(int64)most && most >= 0;
-}""",
-    }
-)
 
 _INT32 = np.dtype("int32")
 _BOOL = np.dtype(bool)
@@ -72,7 +57,7 @@ def dynamic_slice(w: Writer, eqn: JaxprEqn) -> None:
     sizes = eqn.params["slice_sizes"]
     corner = corner_of(w, starts, value.shape, sizes)
     part = window(value, corner, sizes) if eqn.outvars[0].aval.size > 1 else None
-    if part is not None and not w.together:
+    if part is not None and w.threads.own_arrays:
         w.define(eqn.outvars[0], part)
         return
 

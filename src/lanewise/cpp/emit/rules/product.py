@@ -24,7 +24,7 @@ from typing import Any
 
 from lanewise._jax import JaxprEqn
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.rules import helpers, rule
+from lanewise.cpp.emit.rules import rule
 from lanewise.cpp.emit.rules.reduce import accumulator, combine
 from lanewise.cpp.emit.rules.rows import in_one_piece, write_rows
 from lanewise.cpp.emit.values import Index, Place, Value, plus, view
@@ -34,65 +34,6 @@ from lanewise.cpp.emit.writer import Writer
 LONG = 16
 # How many sums go on at once, and how many terms are spread at once.
 AT_ONCE = 4
-
-helpers(
-    {
-        "lw_read": r"""
-#ifndef __CUDACC__
-template <class V> static inline V lw_read(const void* from) {
-  V read;
-  memcpy(&read, from, sizeof(V));
-  return read;
-}
-#endif""",
-        "lw_dots": r"""
-// Sums of products of `size` elements, several at a time: each in parts that vectors hold, which are then summed in
-// pairs.
-#ifndef __CUDACC__
-template <int count, int size, class T> LW_FUNCTION void lw_dots(const T* const* a, const T* const* b, T* totals) {
-  typedef T v16 __attribute__((vector_size(16 * sizeof(T))));
-  typedef T v8 __attribute__((vector_size(8 * sizeof(T))));
-  typedef T v4 __attribute__((vector_size(4 * sizeof(T))));
-  v16 sixteens[count];
-  LW_UNROLL
-  for (int n = 0; n < count; ++n) sixteens[n] = v16{};
-  for (int k = 0; k + 16 <= size; k += 16) {
-    LW_UNROLL
-    for (int n = 0; n < count; ++n) sixteens[n] += lw_read<v16>(a[n] + k) * lw_read<v16>(b[n] + k);
-  }
-  LW_UNROLL
-  for (int n = 0; n < count; ++n) {
-    int k = size - size % 16;
-    const T* parts = (const T*)&sixteens[n];
-    v8 eight = lw_read<v8>(parts) + lw_read<v8>(parts + 8);
-    if (size % 16 >= 8) eight += lw_read<v8>(a[n] + k) * lw_read<v8>(b[n] + k), k += 8;
-    parts = (const T*)&eight;
-    v4 four = lw_read<v4>(parts) + lw_read<v4>(parts + 4);
-    if (size % 8 >= 4) four += lw_read<v4>(a[n] + k) * lw_read<v4>(b[n] + k), k += 4;
-    T total = (four[0] + four[1]) + (four[2] + four[3]);
-    for (; k < size; ++k) total = lw_multiply_add(a[n][k], b[n][k], total);
-    totals[n] += total;
-  }
-}
-#endif""",
-        "lw_sum_of_parts": r"""
-#ifdef __CUDACC__
-template <class T> LW_FUNCTION T lw_sum_of_parts(T part) {
-  for (int apart = 16; apart; apart /= 2) part += __shfl_xor_sync(0xffffffffu, part, apart);
-  return part;
-}
-#endif""",
-        "lw_multiply_add": r"""
-// One rounding where the machine has an instruction for it; its libraries use it for products too.
-#if defined(__CUDACC__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-LW_FUNCTION float32 lw_multiply_add(float32 a, float32 b, float32 c) { return fmaf(a, b, c); }
-LW_FUNCTION float64 lw_multiply_add(float64 a, float64 b, float64 c) { return fma(a, b, c); }
-#else
-LW_FUNCTION float32 lw_multiply_add(float32 a, float32 b, float32 c) { return a * b + c; }
-LW_FUNCTION float64 lw_multiply_add(float64 a, float64 b, float64 c) { return a * b + c; }
-#endif""",
-    }
-)
 
 
 def cast(element: str, dtype: Any, to: Any) -> str:
@@ -257,7 +198,7 @@ def dot_general(w: Writer, eqn: JaxprEqn) -> None:
     fuses = dtypes.ctype(product.wide) in ("float32", "float64") and left.size and right.size
     fuses = fuses and product.wide == out.aval.dtype
     if fuses and product.sums:
-        if w.together or product.turned is None:
+        if not w.threads.own_arrays or product.turned is None:
             _sums(w, product, room)
             return
         # A thread of a GPU has neither vectors nor its arrays in one piece.
@@ -267,7 +208,7 @@ def dot_general(w: Writer, eqn: JaxprEqn) -> None:
         with w.block():
             write_rows(w, *product.turned, room, turned=True)
         w.line("#endif")
-    elif fuses and product.spreads and not w.together:
+    elif fuses and product.spreads and w.threads.own_arrays:
         if product.tall:
             w.line("#ifdef __CUDACC__")
             _spread(w, product, room)
@@ -331,15 +272,14 @@ def _sums_at(w: Writer, product: _Product, room: Place, places: list[tuple[Index
         # Of a lane that several threads run, each adds its part.
         w.line("#ifdef __CUDACC__")
         k = w.fresh("k")
-        first, step = ("LW_PART", "LW_PARTS") if w.together else ("0", "1")
+        first, step = w.threads.part
         w.line("LW_UNROLL_FOUR")
         with w.block(f"for (int {k} = {first}; {k} < {size}; {k} += {step})"):
             for n, outer in enumerate(places):
                 total = f"{totals}[{n}]"
                 w.line(f"{total} = {product.fused(total, outer, (*inner, k))};")
-        if w.together:
-            for n in range(count):
-                w.line(f"{totals}[{n}] = lw_sum_of_parts({totals}[{n}]);")
+        for line in w.threads.joined([f"{totals}[{n}]" for n in range(count)]):
+            w.line(line)
         w.line("#else")
         pairs = [product.factors(outer, (*inner, 0)) for outer in places]
         for name, elements in (("a", [a for a, _ in pairs]), ("b", [b for _, b in pairs])):

@@ -16,7 +16,7 @@ import numpy as np
 
 from lanewise._jax import JaxprEqn
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.rules import helpers, rule
+from lanewise.cpp.emit.rules import rule
 from lanewise.cpp.emit.rules.shape import number
 from lanewise.cpp.emit.values import (
     Index,
@@ -31,27 +31,6 @@ from lanewise.cpp.emit.values import (
     view,
 )
 from lanewise.cpp.emit.writer import Writer
-
-helpers(
-    {
-        "lw_log_add": r"""
-// log(exp(a) + exp(b)) without overflow.
-template <class T> LW_FUNCTION T lw_log_add(T a, T b) {
-  T gap = a - b, larger = a > b ? a : b;
-  return gap != gap ? a + b : larger + log1p(exp(gap > 0 ? -gap : gap));
-}""",
-        "lw_wins": r"""
-// Whether a candidate takes the place of the best so far: it is larger, or the first NaN.
-template <class T> LW_FUNCTION bool lw_wins(T candidate, T best) {
-  return candidate > best || (candidate != candidate && best == best);
-}""",
-        "lw_loses": r"""
-// As `lw_wins`, for the smallest.
-template <class T> LW_FUNCTION bool lw_loses(T candidate, T best) {
-  return candidate < best || (candidate != candidate && best == best);
-}""",
-    }
-)
 
 Combine = Callable[[str, str], str]
 # The parts of a long reduction: the elements of a host's vector.
@@ -132,7 +111,7 @@ def reduce_with(w: Writer, eqn: JaxprEqn) -> None:
             w.put(room, outer, converted(total.at(()), wide, dtype))
 
     long = axes == [len(value.shape) - 1] and value.shape[-1] >= PARTS and value.size
-    if kind not in ("max", "min", "sum") or not long or w.together or wide != dtype:
+    if kind not in ("max", "min", "sum") or not long or not w.threads.own_arrays or wide != dtype:
         one_by_one()
         return
     # A thread of a GPU has no vectors.

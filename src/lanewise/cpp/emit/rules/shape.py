@@ -169,7 +169,7 @@ def slice_(w: Writer, eqn: JaxprEqn) -> None:
     strides = eqn.params["strides"] or (1,) * len(starts)
     shape = eqn.outvars[0].aval.shape
     whole = window(value, starts, shape) if shape and set(strides) == {1} else None
-    if whole is not None and not w.together:
+    if whole is not None and w.threads.own_arrays:
         w.define(eqn.outvars[0], whole)
         return
 

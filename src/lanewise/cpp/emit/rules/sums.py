@@ -18,8 +18,7 @@ import numpy as np
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.core.summed import spread_from
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.rules import Unsupported, helpers, rule
-from lanewise.cpp.emit.rules import vectors as vectors
+from lanewise.cpp.emit.rules import Unsupported, rule
 from lanewise.cpp.emit.rules.index import at_windows, corner_of
 from lanewise.cpp.emit.values import Index, Stored, plus
 from lanewise.cpp.emit.writer import Writer
@@ -28,97 +27,6 @@ from lanewise.cpp.emit.writer import Writer
 _ADDED_KINDS = ("float32", "float64", "int32", "uint32")
 # Outer products of fewer elements are added one by one.
 _LEAST_OUTER = 512
-
-helpers(
-    {
-        "lw_sum": r"""
-// The type of a sum that all lanes add to. Of a long sum of float32 much would be lost: a host holds it in float64.
-template <class T> struct lw_sum { typedef T type; };
-#ifndef __CUDACC__
-template <> struct lw_sum<float32> { typedef float64 type; };
-#endif""",
-        "lw_add_to_sum": r"""
-// Add to a sum that all lanes add to. A thread of a host has one of its own, which joins the others' in the end.
-template <class S, class T> LW_FUNCTION void lw_add_to_sum(S& sum, T more) {
-  LW_PLATFORM(atomicAdd(&sum, more), sum += more);
-}""",
-        "lw_add_products": r"""
-#ifndef __CUDACC__
-// Add `count` outer products to a part of a sum, `LW_TALL` rows by `beside` vectors, which registers hold.
-template <int beside, class T, class S>
-LW_INLINE void lw_add_products_at(S* sum, const T* a, const T* b, int count, int m, int n, int stride, int high,
-                                  int wide) {
-  typedef typename lw_vectors<T>::type V;
-  const int size = lw_vectors<T>::wide;
-  V totals[LW_TALL * beside] = {};
-  for (int row = 0; row < count; ++row) {
-    V read[beside];
-    LW_UNROLL
-    for (int c = 0; c < beside; ++c) read[c] = lw_read<V>(b + row * wide + c * size);
-    LW_UNROLL
-    for (int k = 0; k < LW_TALL; ++k) {
-      const V factor = a[row * high + k] - V{};
-      LW_UNROLL
-      for (int c = 0; c < beside; ++c)
-        totals[k * beside + c] = lw_fused<T>(factor, read[c], totals[k * beside + c]);
-    }
-  }
-  T all[LW_TALL][beside * size];
-  memcpy(all, totals, sizeof(all));
-  const int here = m < LW_TALL ? m : LW_TALL, there = n < beside * size ? n : beside * size;
-  for (int k = 0; k < here; ++k) {
-    S* to = sum + (long long)k * stride;
-    if (there == beside * size)
-      for (int l = 0; l < beside * size; ++l) to[l] += (S)all[k][l];
-    else
-      for (int l = 0; l < there; ++l) to[l] += (S)all[k][l];
-  }
-}
-template <class T, class S>
-LW_CALLED lw_add_products(S* sum, const T* a, const T* b, int count, int m, int n, int high, int wide) {
-  const int size = lw_vectors<T>::wide;
-  for (int j = 0; j < n; j += 2 * size) {
-    for (int i = 0; i < m; i += LW_TALL) {
-      S* const to = sum + (long long)i * n + j;
-      if (n - j > size) lw_add_products_at<2>(to, a + i, b + j, count, m - i, n - j, n, high, wide);
-      else lw_add_products_at<1>(to, a + i, b + j, count, m - i, n - j, n, high, wide);
-    }
-  }
-}
-#endif""",
-        "lw_outer_rows": r"""
-#ifndef __CUDACC__
-// Pairs of vectors whose outer products are to be added to a sum, behind which they lie.
-template <class T, int m, int n> struct lw_outer_rows {
-  static const int most = 32, high = (m + 7) / 8 * 8, wide = (n + 31) / 32 * 32;
-  long long count;
-  T a[most][high], b[most][wide];
-};
-template <class T, int m, int n, class S> static void lw_flush_outer(S* sum) {
-  typedef lw_outer_rows<T, m, n> rows_type;
-  rows_type* rows = (rows_type*)(sum + (long long)m * n);
-  lw_add_products(sum, rows->a[0], rows->b[0], (int)rows->count, m, n, rows_type::high, rows_type::wide);
-  rows->count = 0;
-}
-#endif""",
-        "lw_add_outer": r"""
-// Add the outer product of two vectors to a sum that all lanes add to.
-template <class T, int m, int n, class S, class A, class B> LW_FUNCTION void lw_add_outer(S* sum, A a, B b) {
-#ifdef __CUDACC__
-  for (int i = 0; i < m; ++i) {
-    for (int j = 0; j < n; ++j) lw_add_to_sum(sum[(long long)i * n + j], T(a(i) * b(j)));
-  }
-#else
-  lw_outer_rows<T, m, n>* rows = (lw_outer_rows<T, m, n>*)(sum + (long long)m * n);
-  const long long row = rows->count;
-  for (int i = 0; i < m; ++i) rows->a[row][i] = a(i);
-  for (int j = 0; j < n; ++j) rows->b[row][j] = b(j);
-  rows->count = row + 1;
-  if (rows->count == rows->most) lw_flush_outer<T, m, n>(sum);
-#endif
-}""",
-    }
-)
 
 
 @rule("accumulate")
@@ -148,7 +56,12 @@ def _added_as_rows(w: Writer, atom: Atom, number: int) -> bool:
     """Add an outer product by its two vectors; False where it is none, or better added as it is."""
     whole = w.sums[number]
     kind = dtypes.ctype(whole.dtype)
-    if w.together or len(whole.shape) != 2 or whole.size < _LEAST_OUTER or "float" not in kind:
+    if (
+        not w.threads.own_arrays
+        or len(whole.shape) != 2
+        or whole.size < _LEAST_OUTER
+        or "float" not in kind
+    ):
         return False
     found = outer(atom, w.scope.made_by)
     # A product that is stored may have outlived its vectors.

@@ -1,6 +1,6 @@
-"""All rules: importing this fills the tables. `sums` brings the rules of indexing along."""
+"""All rules: importing this fills the table. `sums` brings the rules of indexing along."""
 
-from lanewise.cpp.emit.rules import RULES, Unsupported, needed  # noqa: F401
+from lanewise.cpp.emit.rules import RULES, Unsupported  # noqa: F401
 from lanewise.cpp.emit.rules import complex as complex
 from lanewise.cpp.emit.rules import control as control
 from lanewise.cpp.emit.rules import defined as defined

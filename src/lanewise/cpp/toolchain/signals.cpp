@@ -1,11 +1,8 @@
-"""What calls threads out of kernels that run: the text of a small library of its own (see `foreign.py`)."""
+// What calls threads out of kernels that run (`foreign.py`): a small library of its own.
 
-from __future__ import annotations
+// How many threads at a time can be called out of their kernels; others run on to the end.
+#define LW_MOST_THREADS 1024
 
-# How many threads at a time can be called out of their kernels; others run on to the end.
-MOST_THREADS = 1024
-
-TEXT = r"""
 // A lane that meets others has a stack of its own, which a checked jump would take for a broken one.
 #undef _FORTIFY_SOURCE
 #include <pthread.h>
@@ -103,4 +100,3 @@ extern "C" void lanewise_unlisten() {
   sigaction(SIGINT, &lw_before, nullptr);
   sigaction(SIGURG, &lw_before_urgent, nullptr);
 }
-""".replace("LW_MOST_THREADS", str(MOST_THREADS))

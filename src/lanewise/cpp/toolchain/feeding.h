@@ -1,8 +1,7 @@
-"""The text behind `feeding.py`, which every kernel's library has: it follows the entry in `foreign.py`."""
+// What `feeding.py` calls: a run that examples come to while it goes on.
+#pragma once
+#include "entry.h"
 
-from __future__ import annotations
-
-TEXT = r"""
 extern "C" {
 lw_run* lanewise_feed_open(void** arguments, long long slots, long long lane_bytes, int threads, int lanes) {
   lw_run* run = (lw_run*)calloc(1, sizeof(lw_run));
@@ -109,4 +108,3 @@ void lanewise_feed_serve(lw_run* run) {
   } while (work != __atomic_load_n(&lw_worker, __ATOMIC_ACQUIRE));
 }
 }
-"""

@@ -1,12 +1,10 @@
-"""What every call that XLA makes into our C++ begins with (`foreign.py` on the CPU, `device.py` on a GPU)."""
-
-from __future__ import annotations
-
-CALLS = r"""
+// What every call that XLA makes into our C++ begins with: on the CPU (`entry.h`), on a GPU (`launcher.cpp`), and between
+// places (`place/transports`).
+#pragma once
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include "xla/ffi/api/c_api.h"
+#include <xla/ffi/api/c_api.h>
 
 static long long lw_attribute(XLA_FFI_CallFrame* frame, const char* name) {
   for (int i = 0; i < frame->attrs.size; ++i) {
@@ -30,4 +28,3 @@ static XLA_FFI_Error* lw_failed(XLA_FFI_CallFrame* frame, XLA_FFI_Error_Code cod
   XLA_FFI_Error_Create_Args about = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, why, code};
   return frame->api->XLA_FFI_Error_Create(&about);
 }
-"""
