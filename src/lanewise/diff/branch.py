@@ -2,6 +2,11 @@
 
 Each branch is a piece of its own. What the reverse of a branch needs and does not compute again is saved by the forward
 sweep; branches share places for it, as only one of them is taken. Cheap branches save nothing.
+
+Where branches make calls of a recursion, each pushes a record of its own instead, as a call does (`recursion.py`): a
+leaf of a tree then writes and reads nothing of what a node needs, and no block after the branches hands it on. Where
+records have numbers (`Checkpoints.numbered`) branches share places there too: the number of one more record in each
+frame would cost more.
 """
 
 from __future__ import annotations
@@ -46,6 +51,8 @@ def _cond(
         )
         for code in branches
     ]
+    if threads and not scope.adjoints.numbered:
+        return _with_records(index, pieces, args, moving, out_moving, scope)
     places, shared = _shared([p.saved for p in pieces])
 
     def taken(own: Piece, mine: Sequence[int]) -> Callable[..., list[Any]]:
@@ -96,6 +103,55 @@ def _cond(
         return [start[0], *spread(outs[:num], inputs)]
 
     return Swept(outs, out_moving, pull, threads)
+
+
+def _with_records(
+    index: Any,
+    pieces: Sequence[Piece],
+    args: Sequence[Any],
+    moving: Sequence[bool],
+    out_moving: Sequence[bool],
+    scope: Scope,
+) -> Swept:
+    """Branches that make calls: each pushes and pops its own record."""
+    adjoints = scope.adjoints
+    number, inputs = next(scope.loops), moving[1:]
+    sites = [f"{scope.site} branch {number}.{i}" for i in range(len(pieces))]
+
+    def taken(own: Piece, site: str) -> Callable[..., list[Any]]:
+        def run(values: Sequence[Any], tapes: Sequence[Any]) -> list[Any]:
+            outs, tapes, saved = own.forward(values, tapes)
+            return [*outs, *adjoints.push(site, saved, tapes)]
+
+        return run
+
+    sides = [taken(*each) for each in zip(pieces, sites, strict=True)]
+    found = _switch(index, sides, args, scope.tapes)
+    outs, scope.tapes = found[: len(out_moving)], list(found[len(out_moving) :])
+
+    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+        sums = list(itertools.compress(start[1:], inputs))
+        given = [*sums, *itertools.compress(cts, out_moving)]
+        known = [ct is not None for ct in given]
+
+        def back(own: Piece, site: str) -> Callable[..., list[Any]]:
+            def run(values: Any, tapes: Any, given: Any) -> list[Any]:
+                found = spread(given, known)
+                saved, tapes = adjoints.pop(site, own.saved, tapes)
+                pulled, left = own.reverse(
+                    values, saved, tapes, found[: len(sums)], found[len(sums) :]
+                )
+                return [*pulled, *left]
+
+            return run
+
+        backs = [back(*each) for each in zip(pieces, sites, strict=True)]
+        tapes = scope.tapes
+        found = _switch(index, backs, args, tapes, list(itertools.compress(given, known)))
+        scope.tapes = with_tops(tapes, found[sum(inputs) :])
+        return [start[0], *spread(found[: sum(inputs)], inputs)]
+
+    return Swept(outs, out_moving, pull, threads=True)
 
 
 def _switch(index: Any, sides: Sequence[Callable[..., list[Any]]], *args: Any) -> list[Any]:
