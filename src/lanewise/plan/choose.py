@@ -58,14 +58,12 @@ from lanewise.plan.expected import (
     worth_compiling,
 )
 from lanewise.plan.measure import take_sample
+from lanewise.plan.met import FEWEST_LANES_THAT_MEET
 
 Answer = TypeVar("Answer")
 
 # Fewer lanes than this are not run by levels unless that is asked for: an envelope takes seconds to compile.
 FEWEST_LANES_BY_LEVELS = 16
-
-# The lanes of a core meet at products; with fewer than this in all, each core has too few.
-FEWEST_LANES_THAT_MEET = 64
 
 # Shared arrays of this many bytes in all stay near a core, in its caches: tables that are looked up in are among them.
 # (Up to here lanes that meet on native were faster than a machine's, by programs that no benchmark has: a walk that
