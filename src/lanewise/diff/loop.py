@@ -23,10 +23,12 @@ from jax import lax
 from lanewise import _jax
 from lanewise.blocks.equations import tests_many, with_one_test
 from lanewise.diff.activity import moving_carry
+from lanewise.diff.after import reading_after
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import FARTHEST, next_kept, read, write, write_if
 from lanewise.diff.delay import delayed
 from lanewise.diff.fold import folded
+from lanewise.diff.known import Known
 from lanewise.diff.piece import Step, piece
 from lanewise.diff.records import tops, with_tops
 from lanewise.diff.split import run_again_in_frame
@@ -121,9 +123,10 @@ def _keep_states(
 ) -> Any:
     body = _jax.without_effects(_jax.flat_jaxpr(loop.body))
     constants = _jax.attached_consts(loop.body)
-    behind, reads = _reverse_step(loop, body, constants, consts_moving, carry_moving, scope)
-    known = _Known.of(body, len(constants) + len(loop.consts), loop.init)
-    kept = _Kept(loop, known, tuple(known.needed(reads, len(loop.init))))
+    known = Known.of(body, len(constants) + len(loop.consts), loop.init)
+    moving = (consts_moving, carry_moving)
+    behind, reads, read_after = _reverse_step(loop, body, constants, *moving, known, scope)
+    kept = _Kept(loop, known, tuple(known.needed(reads, len(loop.init))), read_after)
     number = scope.checkpoints.slots(sum(map(_bytes, kept.avals)))
     length, shift, order, slots, final = _kept_ahead(kept, number, scope.checkpoints.filled)
 
@@ -137,7 +140,7 @@ def _keep_states(
         places = jnp.arange(number, dtype=jnp.int32) << shift
 
         def reverse_one(carry: Any) -> Any:
-            to_go, used, places, slots, adjoints, left = carry
+            to_go, used, places, slots, after, adjoints, left = carry
             wanted = to_go - 1
             used = used - (read(places, used - 1) > wanted).astype(jnp.int32)
             at, slot = read(places, used - 1), read(order, used - 1)
@@ -160,12 +163,14 @@ def _keep_states(
             at, used, places, slots, selected = lax.while_loop(
                 short_of, further, (at, used, places, slots, selected)
             )
-            adjoints, left = behind([*kept.whole(selected, wanted), *adjoints], left)
-            return wanted, used, places, slots, adjoints, left
+            given = [*kept.whole(selected, wanted), *after, *adjoints]
+            adjoints, left = behind(given, left)
+            return wanted, used, places, slots, kept.read_after(selected), adjoints, left
 
         adjoints = [*sums, *cts]
-        left = behind.start([*loop.init, *adjoints])
-        carry = (length, used, places, slots, adjoints, left)
+        after = kept.read_after(kept.select(final))
+        left = behind.start([*loop.init, *after, *adjoints])
+        carry = (length, used, places, slots, after, adjoints, left)
         *_, adjoints, left = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
         adjoints = behind.finish(adjoints, left)
         return adjoints[: len(sums)], adjoints[len(sums) :]
@@ -179,9 +184,13 @@ def _reverse_step(
     constants: Sequence[Any],
     consts_moving: Sequence[bool],
     carry_moving: Sequence[bool],
+    known: Known,
     scope: Scope,
-) -> tuple[Step, Sequence[bool]]:
-    """An iteration backwards, from the state before it, sums and adjoints; and which of that state it reads."""
+) -> tuple[Step, Sequence[bool], tuple[int, ...]]:
+    """An iteration backwards, from the state before it, parts of that after it, sums and adjoints.
+
+    Also which parts of a state it reads, and those that it reads after the iteration (`after.py`).
+    """
     num_fixed = len(constants)
     flags = [*[False] * num_fixed, *consts_moving, *carry_moving]
     inner = scope.again()
@@ -196,23 +205,39 @@ def _reverse_step(
         sums, cts = rest[: len(sum_avals)], rest[len(sum_avals) :]
         start = [*[None] * num_fixed, *spread(sums, consts_moving), *[None] * len(given)]
         found = swept.pull(spread(cts, carry_moving), start)[num_fixed:]
-        return zeros_for(found, [*const_avals, *state_avals], [*consts_moving, *carry_moving])
+        moving = [*consts_moving, *carry_moving]
+        return [*zeros_for(found, [*const_avals, *state_avals], moving), *swept.outs]
 
     traced = _jax.trace(pulled, [*state_avals, *sum_avals, *ct_avals])
-    step_back = folded(_jax.without_unused(traced.jaxpr))
-    reads = _jax.used_inputs(step_back)[len(traced.captures) :][: len(state_avals)]
-    at_sums = len(traced.captures) + len(state_avals)
+    own = slice(len(traced.captures), len(traced.captures) + len(state_avals))
+    if not state_avals:
+        step_back, after = folded(_jax.without_unused(traced.jaxpr)), ()
+    else:
+        needed = known.needed(_reads(traced.jaxpr, len(state_avals))[own], len(state_avals))
+        kept = [i in needed for i in range(len(state_avals))]
+        code, after = reading_after(traced.jaxpr, traced.jaxpr.invars[own], kept)
+        step_back = folded(code)
+    reads = list(_jax.used_inputs(step_back)[own])
+    for i in after:
+        reads[i] = True
+    at_sums = own.stop + len(after)
     carried = [(at_sums + j, j) for j in range(len(sum_avals) + len(ct_avals))]
-    return Step(traced.captures, delayed(step_back, carried)), reads
+    return Step(traced.captures, delayed(step_back, carried)), reads, after
+
+
+def _reads(code: _jax.Jaxpr, number: int) -> Sequence[bool]:
+    """Which inputs code reads for its results but the last ones."""
+    return _jax.used_inputs(_jax.new_jaxpr(code.invars, code.outvars[:-number], code.eqns))
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """Which parts of a loop's state are kept; the others are known."""
+    """Which parts of a loop's state are kept; the others are known. `after`: those that the iteration before reads."""
 
     loop: _While
-    known: _Known
+    known: Known
     which: tuple[int, ...]
+    after: tuple[int, ...] = ()
 
     @property
     def avals(self) -> list[_jax.ShapedArray]:
@@ -220,6 +245,9 @@ class _Kept:
 
     def select(self, state: Sequence[Any]) -> list[Any]:
         return [state[i] for i in self.which]
+
+    def read_after(self, selected: Sequence[Any]) -> list[Any]:
+        return [selected[self.which.index(i)] for i in self.after]
 
     def whole(self, selected: Sequence[Any], at: Any) -> list[Any]:
         """A state again; what no reverse step reads is as at the start."""
@@ -292,58 +320,6 @@ def _thinned(order: Any) -> Any:
     return lax.concatenate(every_second, 0)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What is known of a loop's state without saving it: what never changes, and counters."""
-
-    depends: tuple[frozenset[int], ...]
-    steps: dict[int, int]
-
-    @staticmethod
-    def of(body: _jax.Jaxpr, num_fixed: int, init: Sequence[Any]) -> _Known:
-        own = body.invars[num_fixed:]
-        made = {v: eqn for eqn in body.eqns for v in eqn.outvars}
-        steps: dict[int, int] = {}
-        for i, (var, out) in enumerate(zip(own, body.outvars, strict=True)):
-            if out is var:
-                steps[i] = 0
-            eqn = None if isinstance(out, _jax.Literal) else made.get(out)
-            whole = jnp.issubdtype(var.aval.dtype, jnp.integer) and not var.aval.shape
-            if eqn is not None and whole and eqn.primitive.name == "add":
-                for a, b in (eqn.invars, eqn.invars[::-1]):
-                    if a is var and isinstance(b, _jax.Literal):
-                        steps[i] = int(np.asarray(b.val))
-        depends = tuple(
-            frozenset(
-                i for i, used in enumerate(_jax.used_inputs(_only(body, at))[num_fixed:]) if used
-            )
-            for at in range(len(init))
-        )
-        return _Known(depends, steps)
-
-    def needed(self, read: Sequence[bool], number: int) -> list[int]:
-        """The state to keep, given what is read: that, and what it depends on from one iteration to the next."""
-        found = {i for i in range(number) if read[i]}
-        while True:
-            more = found.union(*(self.depends[i] for i in found if i not in self.steps))
-            if more == found:
-                return sorted(found - self.steps.keys())
-            found = more
-
-    def state(self, init: Sequence[Any], at: Any) -> list[Any]:
-        """The state before iteration `at`, as far as it is known."""
-        found = list(init)
-        for i, step in self.steps.items():
-            if step:
-                aval = _jax.aval_of(init[i])
-                found[i] = _jax.convert_to_aval(init[i] + at.astype(aval.dtype) * step, aval)
-        return found
-
-
-def _only(jaxpr: _jax.Jaxpr, at: int) -> _jax.Jaxpr:
-    return _jax.new_jaxpr(jaxpr.invars, [jaxpr.outvars[at]], jaxpr.eqns)
-
-
 def _bytes(aval: Any) -> int:
     return int(np.prod(aval.shape)) * getattr(aval.dtype, "itemsize", 8)
 
@@ -359,7 +335,7 @@ def _save_all(
     num_fixed = len(constants) + len(loop.consts)
     flags = [*[False] * len(constants), *consts_moving, *carry_moving]
     fixed = [*constants, *loop.consts]
-    known = _Known.of(body, num_fixed, loop.init)
+    known = Known.of(body, num_fixed, loop.init)
     counters = sorted(known.steps)
     own = piece(
         body,

@@ -34,9 +34,7 @@ def met(linked: Linked, lanes: int) -> list[Cost]:
     given = {*program.inputs, *(var for var, _ in program.constants)}
     shared = {var for var in given if var in linked.storage.uniform}
     return [
-        sum((_met(eqn, shared) for eqn in item.eqns), Cost())
-        if isinstance(item, Block)
-        else Cost()
+        sum((_met(eqn, shared) for eqn in item.eqns), Cost()) if isinstance(item, Block) else Cost()
         for item in linked.order
     ]
 

@@ -7,7 +7,7 @@ in a form that a host's vector units take, each chosen by what lies together in 
   since one sum alone waits for each of its additions, and each in as many parts as a vector has elements. If one is a
   whole matrix, see `rows.py`.
 * *rows*: a matrix lies in memory row by row (`vectors @ matrix`): see `rows.py`.
-* *tall*: both lie along their answers (`x.T @ g`), in whole tiles: outer products added many at a time. Where the answer
+* *tall*: both lie along their answers (`x.T @ g`), in whole tiles: outer products added many at a time. If the answer
   is only added to a sum of all lanes, they are added to that.
 * *spread*: along the answer's last axis an operand lies together, in another way. Each term is added to all of the
   answer, a few terms at a time, so that the answer is read and written less often.
