@@ -11,7 +11,6 @@ out; what never changes is read where it is; a counter is known from the number 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +22,11 @@ from jax import lax
 from lanewise import _jax
 from lanewise.blocks.equations import tests_many, with_one_test
 from lanewise.diff.activity import moving_carry
-from lanewise.diff.after import reading_after
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import FARTHEST, next_kept, read, write, write_if
-from lanewise.diff.delay import delayed
-from lanewise.diff.fold import folded
+from lanewise.diff.iteration import reverse_step
 from lanewise.diff.known import Known
-from lanewise.diff.piece import Step, piece
+from lanewise.diff.piece import piece
 from lanewise.diff.records import tops, with_tops
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
@@ -124,8 +121,8 @@ def _keep_states(
     body = _jax.without_effects(_jax.flat_jaxpr(loop.body))
     constants = _jax.attached_consts(loop.body)
     known = Known.of(body, len(constants) + len(loop.consts), loop.init)
-    moving = (consts_moving, carry_moving)
-    behind, reads, read_after = _reverse_step(loop, body, constants, *moving, known, scope)
+    operands, moving = (constants, loop.consts, loop.init), (consts_moving, carry_moving)
+    behind, reads, read_after = reverse_step(body, operands, moving, known, scope)
     kept = _Kept(loop, known, tuple(known.needed(reads, len(loop.init))), read_after)
     number = scope.checkpoints.slots(sum(map(_bytes, kept.avals)))
     length, shift, order, slots, final = _kept_ahead(kept, number, scope.checkpoints.filled)
@@ -176,58 +173,6 @@ def _keep_states(
         return adjoints[: len(sums)], adjoints[len(sums) :]
 
     return final, back
-
-
-def _reverse_step(
-    loop: _While,
-    body: _jax.Jaxpr,
-    constants: Sequence[Any],
-    consts_moving: Sequence[bool],
-    carry_moving: Sequence[bool],
-    known: Known,
-    scope: Scope,
-) -> tuple[Step, Sequence[bool], tuple[int, ...]]:
-    """An iteration backwards, from the state before it, parts of that after it, sums and adjoints.
-
-    Also which parts of a state it reads, and those that it reads after the iteration (`after.py`).
-    """
-    num_fixed = len(constants)
-    flags = [*[False] * num_fixed, *consts_moving, *carry_moving]
-    inner = scope.again()
-    const_avals = [_jax.aval_of(x) for x in loop.consts]
-    state_avals = [_jax.strong(_jax.aval_of(x)) for x in loop.init]
-    sum_avals = [_jax.tangent_aval(a) for a in itertools.compress(const_avals, consts_moving)]
-    ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(state_avals, carry_moving)]
-
-    def pulled(*values: Any) -> list[Any]:
-        given, rest = values[: len(state_avals)], values[len(state_avals) :]
-        swept = sweep(body, [*constants, *loop.consts, *given], flags, inner)
-        sums, cts = rest[: len(sum_avals)], rest[len(sum_avals) :]
-        start = [*[None] * num_fixed, *spread(sums, consts_moving), *[None] * len(given)]
-        found = swept.pull(spread(cts, carry_moving), start)[num_fixed:]
-        moving = [*consts_moving, *carry_moving]
-        return [*zeros_for(found, [*const_avals, *state_avals], moving), *swept.outs]
-
-    traced = _jax.trace(pulled, [*state_avals, *sum_avals, *ct_avals])
-    own = slice(len(traced.captures), len(traced.captures) + len(state_avals))
-    if not state_avals:
-        step_back, after = folded(_jax.without_unused(traced.jaxpr)), ()
-    else:
-        needed = known.needed(_reads(traced.jaxpr, len(state_avals))[own], len(state_avals))
-        kept = [i in needed for i in range(len(state_avals))]
-        code, after = reading_after(traced.jaxpr, traced.jaxpr.invars[own], kept)
-        step_back = folded(code)
-    reads = list(_jax.used_inputs(step_back)[own])
-    for i in after:
-        reads[i] = True
-    at_sums = own.stop + len(after)
-    carried = [(at_sums + j, j) for j in range(len(sum_avals) + len(ct_avals))]
-    return Step(traced.captures, delayed(step_back, carried)), reads, after
-
-
-def _reads(code: _jax.Jaxpr, number: int) -> Sequence[bool]:
-    """Which inputs code reads for its results but the last ones."""
-    return _jax.used_inputs(_jax.new_jaxpr(code.invars, code.outvars[:-number], code.eqns))
 
 
 @dataclass(frozen=True)

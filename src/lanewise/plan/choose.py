@@ -45,7 +45,7 @@ from lanewise.core.errors import CompilerError, OptionError
 from lanewise.core.program import Program
 from lanewise.job.job import Job, linked_for
 from lanewise.job.plan import Plan
-from lanewise.machine.worth import expensive_blocks, meeting_blocks
+from lanewise.machine.worth import FEWEST_LANES_THAT_MEET, expensive_blocks, meeting_blocks
 from lanewise.plan.expected import (
     CLEARLY,
     Work,
@@ -58,7 +58,6 @@ from lanewise.plan.expected import (
     worth_compiling,
 )
 from lanewise.plan.measure import take_sample
-from lanewise.plan.met import FEWEST_LANES_THAT_MEET
 
 Answer = TypeVar("Answer")
 

@@ -16,9 +16,8 @@ from lanewise.blocks.equations import Cost, bytes_of, eqn_cost, size_of
 from lanewise.blocks.form import Block
 from lanewise.blocks.link import Linked
 from lanewise.core.accumulate import accumulate_p
+from lanewise.machine.worth import FEWEST_LANES_THAT_MEET
 
-# The lanes of a core meet at products; with fewer than this in all, each core has too few.
-FEWEST_LANES_THAT_MEET = 64
 # Outer products of fewer numbers are added one by one.
 LEAST_OUTER = 512
 
