@@ -30,12 +30,12 @@ def reading_after(
     found, nexts = code.outvars[:-number], code.outvars[-number:]
     plain = _jax.without_unused(_jax.new_jaxpr(code.invars, found, code.eqns))
     made = {var for eqn in plain.eqns for var in eqn.outvars}
-    usable = [
-        i
+    usable = {
+        var: i
         for i, (var, flag) in enumerate(zip(nexts, kept, strict=True))
         if flag and not isinstance(var, _jax.Literal) and var in made
-    ]
-    inputs = {nexts[i]: _jax.new_var(nexts[i].aval) for i in usable}
+    }
+    inputs = {var: _jax.new_var(var.aval) for var in usable}
     replaced = _replaced(plain, inputs)
     read = _jax.used_inputs(replaced)[len(code.invars) :]
     chosen = list(itertools.compress(inputs, read))
@@ -46,8 +46,7 @@ def reading_after(
     at = code.invars.index(state[-1]) + 1
     own = len(code.invars)
     invars = [*replaced.invars[:at], *replaced.invars[own:], *replaced.invars[at:own]]
-    which = {var: i for i, var in zip(usable, inputs, strict=True)}
-    return _jax.new_jaxpr(invars, replaced.outvars, replaced.eqns), tuple(which[v] for v in chosen)
+    return _jax.new_jaxpr(invars, replaced.outvars, replaced.eqns), tuple(usable[v] for v in chosen)
 
 
 def _replaced(code: _jax.Jaxpr, inputs: dict[_jax.Var, _jax.Var]) -> _jax.Jaxpr:

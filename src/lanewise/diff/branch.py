@@ -18,7 +18,7 @@ from typing import Any
 from jax import lax
 
 from lanewise import _jax
-from lanewise.diff.activity import moving_results
+from lanewise.diff.activity import Moving, moving_results
 from lanewise.diff.calls import calls
 from lanewise.diff.piece import Piece, piece
 from lanewise.diff.records import with_tops
@@ -51,7 +51,7 @@ def _cond(
         )
         for code in branches
     ]
-    if threads and not scope.adjoints.numbered:
+    if scope.adjoints is not None and threads and not scope.adjoints.numbered:
         return _with_records(index, pieces, args, moving, out_moving, scope)
     places, shared = _shared([p.saved for p in pieces])
 
@@ -110,7 +110,7 @@ def _with_records(
     pieces: Sequence[Piece],
     args: Sequence[Any],
     moving: Sequence[bool],
-    out_moving: Sequence[bool],
+    out_moving: Moving,
     scope: Scope,
 ) -> Swept:
     """Branches that make calls: each pushes and pops its own record."""

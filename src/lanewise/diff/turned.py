@@ -16,18 +16,24 @@ from lanewise.diff.delay import Uses
 
 def product_turned(atom: Atom, uses: Uses) -> JaxprEqn | None:
     """The product that a matrix is the transpose of, if nothing else wants either."""
-    eqn = None if isinstance(atom, Literal) else uses.made.get(atom)
+    eqn = _only_for_one(atom, uses)
     if eqn is None or eqn.primitive.name != "transpose" or eqn.params["permutation"] != (1, 0):
         return None
-    inner = eqn.invars[0]
-    made = None if isinstance(inner, Literal) else uses.made.get(inner)
-    if made is None or made.primitive.name != "dot_general" or len(uses.readers[inner]) != 1:
+    made = _only_for_one(eqn.invars[0], uses)
+    if made is None or made.primitive.name != "dot_general":
         return None
     (first, second), batch = made.params["dimension_numbers"]
     one_each = all(
         len(a.aval.shape) == len(axes) + 1 for a, axes in zip(made.invars, (first, second))
     )
-    return made if one_each and not any(batch) and len(uses.readers[atom]) == 1 else None
+    return made if one_each and not any(batch) else None
+
+
+def _only_for_one(atom: Atom, uses: Uses) -> JaxprEqn | None:
+    """What makes a value that one reader wants."""
+    if isinstance(atom, Literal) or len(uses.readers[atom]) != 1:
+        return None
+    return uses.made.get(atom)
 
 
 def as_turned(eqn: JaxprEqn, value: Callable[[Atom], Any]) -> Any:
