@@ -47,6 +47,7 @@ from lanewise.job.job import Job, linked_for
 from lanewise.job.plan import Plan
 from lanewise.machine.worth import FEWEST_LANES_THAT_MEET, expensive_blocks, meeting_blocks
 from lanewise.plan.expected import (
+    AS_GOOD,
     CLEARLY,
     Work,
     better_alone,
@@ -343,6 +344,8 @@ def _measured(job: Job, operands: Sequence[Any]) -> Plan:
     mine = "native" if suggested.carrier == "native" else suggested.schedule
     weighed = ", ".join(f"{name} {cost:,.0f}" for name, cost in costs.items())
     why = f"{found}; so a lane costs this many operations: {weighed}"
+    if mine == "native" and costs.get("plain", math.inf) <= AS_GOOD * costs["native"]:
+        return _offered(job, "ticks", "plain", why)
     costs[mine] = costs.get(mine, math.inf) * CLEARLY
     for name in sorted(costs, key=lambda name: costs[name]):
         if name == mine:

@@ -56,6 +56,8 @@ SWEEP_OPERATIONS = 300_000
 TILE_OCCUPANCY = 0.8
 # Another way than the one the code suggests must promise to be this much better.
 CLEARLY = 0.8
+# JAX's own batching need be no better than lanes by themselves: it takes no C++ compiler.
+AS_GOOD = 1.02
 # Arrays of a lane's own that are larger are worth vector instructions and all cores, which XLA has for a lone call.
 MOST_ELEMENTS_ALONE = 1024
 # Where nothing diverges, lanes by themselves must save this many operations of a lane in all (a quarter of a
