@@ -55,9 +55,6 @@ MODELS: dict[str, tuple[dict[str, Any], bool]] = {
 # Forms other than programs by `auto`, by model and width: options of `lw.vmap`, or plain Python under `lw.lazy_map`.
 LAZILY = "lazily"
 FORMS: dict[tuple[str, int], Any] = {
-    ("mv_rnn", 32): {"carrier": "native"},
-    ("mv_rnn", 64): {"carrier": "native"},
-    ("nested_rnn", 256): {"schedule": "levels"},
     ("dag", 256): LAZILY,
 }
 # The widest that are inside `jit`, and the records that a lane's tape has room for there.

@@ -225,3 +225,25 @@ def test_a_meeting_is_shared_by_the_lanes_there_are() -> None:
     assert way(lanes=64, width=40) == "native"
     assert way(lanes=8192, width=40) == "meet"
     assert way(lanes=8192, width=4) == "native"
+
+
+@needs.compiler
+def test_lanes_that_meet_in_loops_in_loops_run_by_themselves() -> None:
+    """A machine would sweep them; their products are as large where those of a core meet, but for few lanes."""
+
+    def read(x: jax.Array, weights: jax.Array, turns: jax.Array) -> jax.Array:
+        def part(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, done = carry
+            return network(x, weights, turns - done), done + 1
+
+        return lax.while_loop(lambda carry: carry[1] < turns, part, (x, jnp.int32(0)))[0]
+
+    width = 512
+    weights, turns = jnp.eye(width), jnp.arange(64) % 7
+
+    def planned(lanes: int) -> Any:
+        rows = jnp.ones((lanes, width))
+        return lw.inspect(lw.lift(read), rows, weights, turns[:lanes], in_axes=AXES).plan
+
+    assert planned(64).carrier == "native" and "meet at products" in planned(64).why
+    assert planned(32).schedule == "sweep"

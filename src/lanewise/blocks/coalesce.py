@@ -13,7 +13,7 @@ leaves it where it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -157,32 +157,58 @@ def within_functions(program: BlockProgram, varying_inputs: Iterable[bool]) -> B
 
 def _results_in_parameters(program: BlockProgram, uniform: frozenset[Var]) -> dict[Var, Var]:
     """Results of functions that may have the place of one of their parameters, with that parameter."""
-    copies = {
-        frozenset((dst, before_updates(block.eqns, src)))
-        for _, block in program.all_blocks()
-        for dst, src in block.assigns
-        if isinstance(src, Var)
-    }
+    made_of: dict[Var, set[Var]] = {}
+    for _, block in program.all_blocks():
+        for dst, src in block.assigns:
+            before = before_updates(block.eqns, src)
+            if before is not None:
+                made_of.setdefault(dst, set()).add(before)
     # One that has such a place already keeps it: it is read there as a parameter, too.
     taken = {var for function in program.functions.values() for var in function.params}
+    results_of = [function.results for function in program.functions.values()]
     place: dict[Var, Var] = {}
     for name, function in program.functions.items():
         if not is_called(program, name):
             continue
         alive = live_out(program, function)
         conflicts = _conflicts(program, function, alive, set(function.results) - uniform)
+        own = {var for b in function.blocks for var in writes_in_order(b)}
+        own -= {*program.inputs, *taken, *uniform, *(v for f in results_of for v in f)}
         for result in (var for var in function.results if var not in taken):
             for param in function.params:
-                same_type = (result.aval.shape, result.aval.dtype) == (
-                    param.aval.shape,
-                    param.aval.dtype,
-                )
                 free = param not in place.values() and not {result, param} & uniform
-                apart = param not in conflicts.get(result, set())
-                if same_type and free and apart and frozenset((result, param)) in copies:
-                    place[result] = param
+                between = _between(result, param, made_of, own - place.keys())
+                if free and between is not None and _apart([result, param, *between], conflicts):
+                    place.update(dict.fromkeys([result, *between], param))
                     break
     return place
+
+
+def _between(
+    result: Var, param: Var, made_of: dict[Var, set[Var]], own: set[Var]
+) -> list[Var] | None:
+    """The variables that a parameter goes through, written at some places, to become a result; None if it does not.
+
+    A tape that branches push to goes through one where they join.
+    """
+    kind = (param.aval.shape, param.aval.dtype)
+    if (result.aval.shape, result.aval.dtype) != kind:
+        return None
+    found: dict[Var, None] = {}
+    todo = [result]
+    while todo:
+        for var in made_of.get(todo.pop(), ()):
+            if var in own and var not in found and (var.aval.shape, var.aval.dtype) == kind:
+                found[var] = None
+                todo.append(var)
+    ends = [made_of.get(var, set()) for var in (result, *found)]
+    reaches = any(param in each for each in ends) or result in made_of.get(param, ())
+    return list(found) if reaches else None
+
+
+def _apart(variables: Sequence[Var], conflicts: dict[Var, set[Var]]) -> bool:
+    """Whether none of them is in another's way."""
+    return not any(conflicts.get(var, set()) & {*variables} for var in variables)
 
 
 def _coalesced(

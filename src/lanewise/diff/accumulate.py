@@ -43,6 +43,7 @@ from lanewise.core.program import (
 )
 from lanewise.diff.delay import Uses, Write
 from lanewise.diff.fold import is_zeros
+from lanewise.diff.turned import as_turned, product_turned
 
 _SUMS = ("add", "add_any")
 _ADDS_AT = ("scatter-add", "scatter_add")
@@ -349,7 +350,9 @@ class _Rewriter:
 
         def add(atom: Atom, number: int) -> None:
             if (isinstance(atom, Literal) or atom not in virtual) and not is_zeros(atom, uses.made):
-                adding.accumulate(number, values[atom])
+                product = product_turned(atom, uses)
+                term = values[atom] if product is None else as_turned(product, values.__getitem__)
+                adding.accumulate(number, term)
 
         for eqn in code.eqns:
             if id(eqn) in skipped:

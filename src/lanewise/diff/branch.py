@@ -2,6 +2,11 @@
 
 Each branch is a piece of its own. What the reverse of a branch needs and does not compute again is saved by the forward
 sweep; branches share places for it, as only one of them is taken. Cheap branches save nothing.
+
+Where branches make calls of a recursion, each pushes a record of its own instead, as a call does (`recursion.py`): a
+leaf of a tree then writes and reads nothing of what a node needs, and no block after the branches hands it on. Where
+records have numbers (`Checkpoints.numbered`) branches share places there too: the number of one more record in each
+frame would cost more.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from typing import Any
 from jax import lax
 
 from lanewise import _jax
-from lanewise.diff.activity import moving_results
+from lanewise.diff.activity import Moving, moving_results
 from lanewise.diff.calls import calls
 from lanewise.diff.piece import Piece, piece
 from lanewise.diff.records import with_tops
@@ -46,6 +51,8 @@ def _cond(
         )
         for code in branch.branches
     ]
+    if scope.adjoints is not None and threads and not scope.adjoints.numbered:
+        return _with_records(branch, pieces, moving[1:], out_moving, scope)
     sides = _Sides(branch, pieces, *_shared([p.saved for p in pieces]), moving[1:], out_moving)
     outs, tapes, saved = sides.ahead(scope.tapes if threads else [])
     if threads:
@@ -113,6 +120,57 @@ class _Sides:
         outs = _switch(self.branch.index, sides, self.branch.operands, saved, tapes, given)
         found, left = _jax.divided(outs, sum(self.moving))
         return spread(found, self.moving), left
+
+
+def _with_records(
+    branch: _jax.Cond[Any],
+    pieces: Sequence[Piece],
+    moving: Sequence[bool],
+    out_moving: Moving,
+    scope: Scope,
+) -> Swept:
+    """Branches that make calls: each pushes and pops its own record."""
+    adjoints = scope.adjoints
+    number = next(scope.loops)
+    sites = [f"{scope.site} branch {number}.{i}" for i in range(len(pieces))]
+
+    def taken(own: Piece, site: str) -> Callable[..., list[Any]]:
+        def run(values: Sequence[Any], tapes: Sequence[Any]) -> list[Any]:
+            outs, tapes, saved = own.forward(values, tapes)
+            return [*outs, *adjoints.push(site, saved, tapes)]
+
+        return run
+
+    sides = list(map(taken, pieces, sites))
+    outs, tapes = _jax.divided(
+        _switch(branch.index, sides, branch.operands, scope.tapes), len(out_moving)
+    )
+    scope.tapes = list(tapes)
+
+    def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
+        sums = list(itertools.compress(start[1:], moving))
+        adjoint = [*sums, *itertools.compress(cts, out_moving)]
+        known = [ct is not None for ct in adjoint]
+        given = list(itertools.compress(adjoint, known))
+
+        def back(own: Piece, site: str) -> Callable[..., list[Any]]:
+            def run(values: Any, tapes: Any, given: Any) -> list[Any]:
+                start, cts = _jax.divided(spread(given, known), len(sums))
+                saved, tapes = adjoints.pop(site, own.saved, tapes)
+                pulled, left = own.reverse(values, saved, tapes, start, cts)
+                return [*pulled, *left]
+
+            return run
+
+        backs = list(map(back, pieces, sites))
+        tapes = scope.tapes
+        found, left = _jax.divided(
+            _switch(branch.index, backs, branch.operands, tapes, given), sum(moving)
+        )
+        scope.tapes = with_tops(tapes, left)
+        return [start[0], *spread(found, moving)]
+
+    return Swept(list(outs), out_moving, pull, threads=True)
 
 
 def _switch(index: Any, sides: Sequence[Callable[..., list[Any]]], *args: Any) -> list[Any]:

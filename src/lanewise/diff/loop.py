@@ -11,7 +11,6 @@ out; what never changes is read where it is; a counter is known from the number 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +24,9 @@ from lanewise.blocks.equations import tests_many, with_one_test
 from lanewise.diff.activity import moving_carry
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import FARTHEST, next_kept, read, write, write_if
-from lanewise.diff.delay import delayed
-from lanewise.diff.fold import folded
-from lanewise.diff.piece import Step, piece
+from lanewise.diff.iteration import reverse_step
+from lanewise.diff.known import Known
+from lanewise.diff.piece import piece
 from lanewise.diff.records import tops, with_tops
 from lanewise.diff.split import run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
@@ -91,9 +90,10 @@ def _keep_states(
 ) -> Any:
     body = _jax.without_effects(_jax.flat_jaxpr(loop.body))
     constants = _jax.attached_consts(loop.body)
-    behind, reads = _reverse_step(loop, body, constants, consts_moving, carry_moving, scope)
-    known = _Known.of(body, len(constants) + len(loop.consts), loop.init)
-    kept = _Kept(loop, known, tuple(known.needed(reads, len(loop.init))))
+    known = Known.of(body, len(constants) + len(loop.consts), loop.init)
+    operands, moving = (constants, loop.consts, loop.init), (consts_moving, carry_moving)
+    behind, reads, read_after = reverse_step(body, operands, moving, known, scope)
+    kept = _Kept(loop, known, tuple(known.needed(reads, len(loop.init))), read_after)
     number = scope.checkpoints.slots(sum(map(_bytes, kept.avals)))
     length, shift, order, slots, final = _kept_ahead(kept, number, scope.checkpoints.filled)
 
@@ -107,7 +107,7 @@ def _keep_states(
         places = jnp.arange(number, dtype=jnp.int32) << shift
 
         def reverse_one(carry: Any) -> Any:
-            to_go, used, places, slots, adjoints, left = carry
+            to_go, used, places, slots, after, adjoints, left = carry
             wanted = to_go - 1
             used = used - (read(places, used - 1) > wanted).astype(jnp.int32)
             at, slot = read(places, used - 1), read(order, used - 1)
@@ -130,12 +130,14 @@ def _keep_states(
             at, used, places, slots, selected = lax.while_loop(
                 short_of, further, (at, used, places, slots, selected)
             )
-            adjoints, left = behind([*kept.whole(selected, wanted), *adjoints], left)
-            return wanted, used, places, slots, adjoints, left
+            given = [*kept.whole(selected, wanted), *after, *adjoints]
+            adjoints, left = behind(given, left)
+            return wanted, used, places, slots, kept.read_after(selected), adjoints, left
 
         adjoints = [*sums, *cts]
-        left = behind.start([*loop.init, *adjoints])
-        carry = (length, used, places, slots, adjoints, left)
+        after = kept.read_after(kept.select(final))
+        left = behind.start([*loop.init, *after, *adjoints])
+        carry = (length, used, places, slots, after, adjoints, left)
         *_, adjoints, left = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
         adjoints = behind.finish(adjoints, left)
         return _jax.divided(adjoints, len(sums))
@@ -143,45 +145,14 @@ def _keep_states(
     return final, back
 
 
-def _reverse_step(
-    loop: _While,
-    body: _jax.Jaxpr,
-    constants: Sequence[Any],
-    consts_moving: Sequence[bool],
-    carry_moving: Sequence[bool],
-    scope: Scope,
-) -> tuple[Step, Sequence[bool]]:
-    """An iteration backwards, from the state before it, sums and adjoints; and which of that state it reads."""
-    num_fixed = len(constants)
-    flags = [*[False] * num_fixed, *consts_moving, *carry_moving]
-    inner = scope.again()
-    const_avals = [_jax.aval_of(x) for x in loop.consts]
-    state_avals = [_jax.strong(_jax.aval_of(x)) for x in loop.init]
-    sum_avals = [_jax.tangent_aval(a) for a in itertools.compress(const_avals, consts_moving)]
-    ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(state_avals, carry_moving)]
-
-    def pulled(*values: Any) -> list[Any]:
-        given, sums, cts = _jax.divided(values, len(state_avals), len(sum_avals))
-        swept = sweep(body, [*constants, *loop.consts, *given], flags, inner)
-        start = [*[None] * num_fixed, *spread(sums, consts_moving), *[None] * len(given)]
-        found = swept.pull(spread(cts, carry_moving), start)[num_fixed:]
-        return zeros_for(found, [*const_avals, *state_avals], [*consts_moving, *carry_moving])
-
-    traced = _jax.trace(pulled, [*state_avals, *sum_avals, *ct_avals])
-    step_back = folded(_jax.without_unused(traced.jaxpr))
-    reads = _jax.used_inputs(step_back)[len(traced.captures) :][: len(state_avals)]
-    at_sums = len(traced.captures) + len(state_avals)
-    carried = [(at_sums + j, j) for j in range(len(sum_avals) + len(ct_avals))]
-    return Step(traced.captures, delayed(step_back, carried)), reads
-
-
 @dataclass(frozen=True)
 class _Kept:
-    """Which parts of a loop's state are kept; the others are known."""
+    """Which parts of a loop's state are kept; the others are known. `after`: those that the iteration before reads."""
 
     loop: _While
-    known: _Known
+    known: Known
     which: tuple[int, ...]
+    after: tuple[int, ...] = ()
 
     @property
     def avals(self) -> list[_jax.ShapedArray]:
@@ -189,6 +160,9 @@ class _Kept:
 
     def select(self, state: Sequence[Any]) -> list[Any]:
         return [state[i] for i in self.which]
+
+    def read_after(self, selected: Sequence[Any]) -> list[Any]:
+        return [selected[self.which.index(i)] for i in self.after]
 
     def whole(self, selected: Sequence[Any], at: Any) -> list[Any]:
         """A state again; what no reverse step reads is as at the start."""
@@ -261,58 +235,6 @@ def _thinned(order: Any) -> Any:
     return lax.concatenate(every_second, 0)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What is known of a loop's state without saving it: what never changes, and counters."""
-
-    depends: tuple[frozenset[int], ...]
-    steps: dict[int, int]
-
-    @staticmethod
-    def of(body: _jax.Jaxpr, num_fixed: int, init: Sequence[Any]) -> _Known:
-        own = body.invars[num_fixed:]
-        made = {v: eqn for eqn in body.eqns for v in eqn.outvars}
-        steps: dict[int, int] = {}
-        for i, (var, out) in enumerate(zip(own, body.outvars, strict=True)):
-            if out is var:
-                steps[i] = 0
-            eqn = None if isinstance(out, _jax.Literal) else made.get(out)
-            whole = jnp.issubdtype(var.aval.dtype, jnp.integer) and not var.aval.shape
-            if eqn is not None and whole and eqn.primitive.name == "add":
-                for a, b in (eqn.invars, eqn.invars[::-1]):
-                    if a is var and isinstance(b, _jax.Literal):
-                        steps[i] = int(np.asarray(b.val))
-        depends = tuple(
-            frozenset(
-                i for i, used in enumerate(_jax.used_inputs(_only(body, at))[num_fixed:]) if used
-            )
-            for at in range(len(init))
-        )
-        return _Known(depends, steps)
-
-    def needed(self, read: Sequence[bool], number: int) -> list[int]:
-        """The state to keep, given what is read: that, and what it depends on from one iteration to the next."""
-        found = {i for i in range(number) if read[i]}
-        while True:
-            more = found.union(*(self.depends[i] for i in found if i not in self.steps))
-            if more == found:
-                return sorted(found - self.steps.keys())
-            found = more
-
-    def state(self, init: Sequence[Any], at: Any) -> list[Any]:
-        """The state before iteration `at`, as far as it is known."""
-        found = list(init)
-        for i, step in self.steps.items():
-            if step:
-                aval = _jax.aval_of(init[i])
-                found[i] = _jax.convert_to_aval(init[i] + at.astype(aval.dtype) * step, aval)
-        return found
-
-
-def _only(jaxpr: _jax.Jaxpr, at: int) -> _jax.Jaxpr:
-    return _jax.new_jaxpr(jaxpr.invars, [jaxpr.outvars[at]], jaxpr.eqns)
-
-
 def _bytes(aval: Any) -> int:
     return int(np.prod(aval.shape)) * getattr(aval.dtype, "itemsize", 8)
 
@@ -328,7 +250,7 @@ def _save_all(
     num_fixed = len(constants) + len(loop.consts)
     flags = [*[False] * len(constants), *consts_moving, *carry_moving]
     fixed = [*constants, *loop.consts]
-    known = _Known.of(body, num_fixed, loop.init)
+    known = Known.of(body, num_fixed, loop.init)
     counters = sorted(known.steps)
     own = piece(
         body,

@@ -15,6 +15,8 @@ from lanewise.blocks.form import Block, successors
 from lanewise.blocks.link import Linked
 from lanewise.core.accumulate import accumulate_p
 
+# The lanes of a core meet at products; with fewer than this in all, each core has too few.
+FEWEST_LANES_THAT_MEET = 64
 # A block is worth meeting at if a lane's products in it take this many operations.
 MEETING_PRODUCTS = 10_000
 

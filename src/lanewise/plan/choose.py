@@ -45,8 +45,9 @@ from lanewise.core.errors import CompilerError, OptionError
 from lanewise.core.program import Program
 from lanewise.job.job import Job, linked_for
 from lanewise.job.plan import Plan
-from lanewise.machine.worth import expensive_blocks, meeting_blocks
+from lanewise.machine.worth import FEWEST_LANES_THAT_MEET, expensive_blocks, meeting_blocks
 from lanewise.plan.expected import (
+    AS_GOOD,
     CLEARLY,
     Work,
     better_alone,
@@ -63,9 +64,6 @@ Answer = TypeVar("Answer")
 
 # Fewer lanes than this are not run by levels unless that is asked for: an envelope takes seconds to compile.
 FEWEST_LANES_BY_LEVELS = 16
-
-# The lanes of a core meet at products; with fewer than this in all, each core has too few.
-FEWEST_LANES_THAT_MEET = 64
 
 # Shared arrays of this many bytes in all stay near a core, in its caches: tables that are looked up in are among them.
 # (Up to here lanes that meet on native were faster than a machine's, by programs that no benchmark has: a walk that
@@ -346,6 +344,8 @@ def _measured(job: Job, operands: Sequence[Any]) -> Plan:
     mine = "native" if suggested.carrier == "native" else suggested.schedule
     weighed = ", ".join(f"{name} {cost:,.0f}" for name, cost in costs.items())
     why = f"{found}; so a lane costs this many operations: {weighed}"
+    if mine == "native" and costs.get("plain", math.inf) <= AS_GOOD * costs["native"]:
+        return _offered(job, "ticks", "plain", why)
     costs[mine] = costs.get(mine, math.inf) * CLEARLY
     for name in sorted(costs, key=lambda name: costs[name]):
         if name == mine:

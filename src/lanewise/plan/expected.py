@@ -35,6 +35,7 @@ from lanewise.job.job import Job
 from lanewise.machine.compact import move_operations, tile_width
 from lanewise.machine.worth import expensive_blocks, meeting_blocks
 from lanewise.plan.measure import Sample
+from lanewise.plan.met import met
 
 # What any other work of a lane costs more in a tick: all lanes wait for the slowest, and pay for branches not taken.
 TICKED_OPERATION = 6.0
@@ -47,12 +48,16 @@ MEETING_OPERATIONS = 200_000
 # What it costs a lane by itself to add a number to a sum of all lanes. (Tree-LSTMs of width 128 train in 110 ms alone,
 # in 123 where lanes meet; of width 32 in 5 and 9, of 256 in 420 and 340.)
 SUMMED_OPERATION = 0.5
+# The same for a number of an outer product, which is added with those of many others.
+ROW_OPERATION = 0.05
 # What a tick of a sweep costs beside its blocks, in lane operations.
 SWEEP_OPERATIONS = 300_000
 # How full the tiles are that a sweep packs the lanes at an expensive block into.
 TILE_OCCUPANCY = 0.8
 # Another way than the one the code suggests must promise to be this much better.
 CLEARLY = 0.8
+# JAX's own batching need be no better than lanes by themselves: it takes no C++ compiler.
+AS_GOOD = 1.02
 # Arrays of a lane's own that are larger are worth vector instructions and all cores, which XLA has for a lone call.
 MOST_ELEMENTS_ALONE = 1024
 # Where nothing diverges, lanes by themselves must save this many operations of a lane in all (a quarter of a
@@ -79,9 +84,13 @@ def expected(job: Job, linked: Linked, found: Sample) -> dict[str, float]:
         cost.operations - cost.products * (1 - profile.product_together) + cost.shared / lanes
         for cost in costs
     ]
+    spared = profile.product_alone - profile.product_together
     alone = [
-        cost.operations - cost.products * (1 - profile.product_alone) + cost.shared
-        for cost in costs
+        cost.operations
+        - cost.products * (1 - profile.product_alone)
+        - own.products * spared
+        + cost.shared
+        for cost, own in zip(costs, met(linked, lanes), strict=True)
     ]
     expensive = expensive_blocks(linked, lanes)
     ticks = most.max()
@@ -128,12 +137,17 @@ def largest_of_a_lane(linked: Linked) -> int:
 def better_alone(linked: Linked, lanes: int, meets: bool = False) -> str | None:
     """Why lanes by themselves are better than a machine, by the code alone; None if they are not.
 
-    `meets`: in that machine lanes run by themselves between products.
+    `meets`: in that machine lanes run by themselves between products. Loops in loops are swept by a machine, and so are
+    branches; there, lanes by themselves that meet at products do not make larger ones.
     """
     total = sum(linked.costs, Cost())
     profile, others = linked.profile, total.operations - total.products
     alone = others + total.products * profile.product_alone + total.shared
     alone += SUMMED_OPERATION * total.sums
+    if not (linked.has_calls or linked.one_loop):
+        own = sum(met(linked, lanes), Cost())
+        alone -= own.products * (profile.product_alone - profile.product_together)
+        alone -= own.sums * (SUMMED_OPERATION - ROW_OPERATION)
     beside = MET_OPERATION if meets else TICKED_OPERATION
     together = others * beside + total.products * profile.product_together
     if meets:

@@ -76,6 +76,8 @@ class Bodies:
         self.stacks: dict[Var, str] = {}
         self.read_by_frames = shared_by_frames(linked.program, linked.storage)
         self.frame_bytes = 0
+        # Variables that have scratch memory of their own, by its name: two of one size may exchange theirs.
+        self.movable: dict[str, Var] = {}
 
     # -- declarations ----------------------------------------------------------------------------------
 
@@ -138,10 +140,14 @@ class Bodies:
     def _own_room(self, var: Var) -> Scalar | Stored:
         """What a lane holds of a variable: where that is an answer, on a host the answer's own memory."""
         shape, dtype = tuple(var.aval.shape), var.aval.dtype
-        if var not in self.in_outputs:
+        w, size, kind = self.writer, math.prod(shape), dtypes.ctype(dtype)
+        if not w.threads.own_arrays or not w.layout.strides(kind, size):
             return self.room(shape, dtype)
-        w, name, size = self.writer, self.writer.fresh("v"), math.prod(shape)
-        w.line(w.layout.declare(dtypes.ctype(dtype), name, size).removeprefix("const "))
+        name = w.fresh("v")
+        w.line(w.layout.declare(kind, name, size).removeprefix("const "))
+        if var not in self.in_outputs:
+            self.movable[name] = var
+            return Stored(shape, dtype, name, strided=True)
         answer = f"{self.in_outputs[var]} + example * {size}ll"
         self.loads.append((f"{name}.first", f"LW_PLATFORM({name}.first, {answer})"))
         return Stored(shape, dtype, name, strided=True)
@@ -265,20 +271,62 @@ class Bodies:
         w.scopes.pop()
         stored = {name for place, _ in pairs for name in place.roots}
         values = [w.copied(value) if value.roots & stored else value for value in values]
-        w.assign(pairs)
-        return self._leave(block, values)
+        pushed = self._pushed_at_once(block, kept)
+        slots = [self._slot(v) if v in pushed else self.places[v] for v in kept]
+        free = {v for v in self.places if v not in alive and v not in kept} - self.read_by_frames
+        self._assign([(to, x) for to, (_, x) in zip(slots, pairs, strict=True)], values, free)
+        return self._leave(block, values, pushed, free)
 
-    def _leave(self, block: Block, values: Sequence[Value]) -> str:
+    def _pushed_at_once(self, block: Block, kept: Sequence[Var]) -> frozenset[Var]:
+        """Arrays that the block writes for after its call alone: they are written where the call would push them."""
+        if not isinstance(block.terminator, Call):
+            return frozenset()
+        moves = self.linked.storage.calls[block.label]
+        both = {*moves.push} & {*moves.pop} & {*kept}
+        return frozenset(var for var in both if var.aval.shape)
+
+    def _assign(
+        self, pairs: Sequence[tuple[Place, Value]], values: Sequence[Value], free: set[Var]
+    ) -> None:
+        """Store values, of which some are those of `free` variables, whose memory nothing else wants.
+
+        A large array is not copied then: on a host it and the one that was there exchange their memory. `values` are
+        read afterwards.
+        """
+        w = self.writer
+        read = [name for value in (*values, *(v for _, v in pairs)) for name in value.roots]
+        moved = [
+            isinstance(place, Stored)
+            and isinstance(value, Stored)
+            and place.name in self.movable
+            and self.movable.get(value.name) in free
+            and read.count(value.name) == 1
+            and dtypes.ctype(place.dtype) == dtypes.ctype(value.dtype)
+            for place, value in pairs
+        ]
+        w.assign([pair for pair, flag in zip(pairs, moved, strict=True) if not flag])
+        for (place, value), flag in zip(pairs, moved, strict=True):
+            if flag:
+                assert isinstance(place, Stored) and isinstance(value, Stored)
+                w.line("#ifdef __CUDACC__")
+                w.copy(place, value)
+                w.line("#else")
+                w.line(f"{place.name}.exchange({value.name});")
+                w.line("#endif")
+
+    def _leave(
+        self, block: Block, values: Sequence[Value], pushed: frozenset[Var], free: set[Var]
+    ) -> str:
         w = self.writer
         match block.terminator:
             case Branch():
                 index = block.terminator.index
                 return str(int(index.val)) if isinstance(index, Literal) else values[0].at(())
             case Call(arguments=arguments):
-                self._push(block)
-                self._pass(arguments, values)
+                self._push(block, pushed)
+                self._pass(arguments, values, free)
             case TailCall(arguments=arguments):
-                self._pass(arguments, values)
+                self._pass(arguments, values, free)
             case Return() if self.linked.has_calls:
                 w.line("if (depth == 0) goto finished;")
                 w.line("depth -= 1;")
@@ -290,14 +338,18 @@ class Bodies:
                 pass
         return ""
 
-    def _pass(self, arguments: Sequence[tuple[Var, Atom]], values: Sequence[Value]) -> None:
-        self.writer.assign(
-            [
-                (self.places[var], value)
-                for (var, _), value in zip(arguments, values, strict=True)
-                if self.keeps(var)
-            ]
-        )
+    def _pass(
+        self,
+        arguments: Sequence[tuple[Var, Atom]],
+        values: Sequence[Value],
+        free: set[Var],
+    ) -> None:
+        pairs = [
+            (self.places[var], value)
+            for (var, _), value in zip(arguments, values, strict=True)
+            if self.keeps(var)
+        ]
+        self._assign(pairs, (), free.difference(var for var, _ in arguments))
 
     def keeps(self, var: Var) -> bool:
         """Whether a variable is written where blocks write it."""
@@ -312,9 +364,9 @@ class Bodies:
             return Scalar((), dtype, f"{name}[depth]", place=True)
         return Part(shape, dtype, name, f"depth * {math.prod(shape)}ll")
 
-    def _push(self, block: Block) -> None:
+    def _push(self, block: Block, pushed: frozenset[Var]) -> None:
         w = self.writer
-        saved = self.linked.storage.calls[block.label].push
+        saved = [v for v in self.linked.storage.calls[block.label].push if v not in pushed]
         w.copy_all([(self._slot(var), self.places[var]) for var in saved])
         w.line(f"returns[depth] = {self.linked.return_pc[block.label]};")
         w.line("depth += 1;")

@@ -322,6 +322,10 @@ class Uses:
         """How many readers come after the equation being written."""
         return self._counts.get(var, 0)
 
+    def only_reader(self, var: Var) -> JaxprEqn | None:
+        """The equation that reads a variable, if nothing else does."""
+        return self._reader[var] if self._counts.get(var) == 1 else None
+
     def fuses(self, var: Var) -> bool:
         """Whether each element is evaluated at most once if it is computed where it is read."""
         if self._counts.get(var) != 1:
@@ -358,7 +362,8 @@ class Scope:
     """The values of one piece of code while it is written.
 
     `owned`: variables whose memory this code may write over once nothing wants it any more. `destinations`: where a
-    variable's value goes in the end, so that it may be computed there. `current`: the equation being written, with
+    variable's value goes in the end, so that it may be computed there. `added`: those that a host has added to a sum of
+    all lanes where they were made. `current`: the equation being written, with
     those `ahead` of it, the last one first; `made_by` tells which of those before it made a variable. `known`: the
     numbers among the scalars, which need no code.
     """
@@ -367,6 +372,7 @@ class Scope:
     values: dict[Var, Value] = field(default_factory=dict)
     owned: set[Var] = field(default_factory=set)
     destinations: dict[Var, Stored] = field(default_factory=dict)
+    added: set[Var] = field(default_factory=set)
     current: JaxprEqn | None = None
     known: Known = field(default_factory=dict)
     ahead: list[JaxprEqn] = field(default_factory=list)

@@ -13,6 +13,8 @@ template <class T> struct lw_strided {
   LW_MEMBER T& operator[](long long index) const { return first[index * stride]; }
 #else
   LW_MEMBER lw_strided(char* memory, long long, long long) : first((T*)memory) {}
+  // Have the elements of an array that is as large, and that one these.
+  LW_MEMBER void exchange(lw_strided& other) { T* const own = first; first = other.first; other.first = own; }
   LW_MEMBER T& operator[](long long index) const { return first[index]; }
 #endif
 };

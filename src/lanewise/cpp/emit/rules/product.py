@@ -7,7 +7,8 @@ in a form that a host's vector units take, each chosen by what lies together in 
   since one sum alone waits for each of its additions, and each in as many parts as a vector has elements. If one is a
   whole matrix, see `rows.py`.
 * *rows*: a matrix lies in memory row by row (`vectors @ matrix`): see `rows.py`.
-* *tall*: both lie along their answers (`x.T @ g`), in whole tiles: outer products added many at a time.
+* *tall*: both lie along their answers (`x.T @ g`), in whole tiles: outer products added many at a time. If the answer
+  is only added to a sum of all lanes, they are added to that.
 * *spread*: along the answer's last axis an operand lies together, in another way. Each term is added to all of the
   answer, a few terms at a time, so that the answer is read and written less often.
 
@@ -22,12 +23,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lanewise._jax import JaxprEqn
+from lanewise._jax import DropVar, JaxprEqn, Var
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.rules import rule
 from lanewise.cpp.emit.rules.reduce import accumulator, combine
 from lanewise.cpp.emit.rules.rows import in_one_piece, write_rows
-from lanewise.cpp.emit.values import Index, Place, Value, plus, view
+from lanewise.cpp.emit.values import Index, Place, Stored, Value, plus, view
 from lanewise.cpp.emit.writer import Writer
 
 # From this many elements on vector code is worth its beginning and its end.
@@ -214,7 +215,7 @@ def dot_general(w: Writer, eqn: JaxprEqn) -> None:
             _spread(w, product, room)
             w.line("#else")
             with w.block():
-                _tall(w, product, room)
+                _tall(w, product, room, _sum_of(w, out))
             w.line("#endif")
             return
         if not product.rows:
@@ -291,17 +292,34 @@ def _sums_at(w: Writer, product: _Product, room: Place, places: list[tuple[Index
         w.put(room, outer, f"{totals}[{n}]")
 
 
-def _tall(w: Writer, product: _Product, room: Place) -> None:
+def _sum_of(w: Writer, out: Var) -> Stored | None:
+    """The sum of all lanes that a product is added to, if that is all it is for; it is marked as added."""
+    reader = None if isinstance(out, DropVar) else w.scope.uses.only_reader(out)
+    if reader is None or reader.primitive.name != "accumulate" or len(reader.invars) != 1:
+        return None
+    whole = w.sums[reader.params["number"]]
+    if (whole.shape, whole.dtype) != (tuple(out.aval.shape), out.aval.dtype):
+        return None
+    w.scope.added.add(out)
+    return whole
+
+
+def _tall(w: Writer, product: _Product, room: Place, whole: Stored | None) -> None:
     """A sum of outer products, which tiles of the answer are added to (`rules/sums.py`); for a host alone."""
     left, right = (
         side.value if in_one_piece(side.value) else w.named(side.value)
         for side in (product.left, product.right)
     )
     (terms, high), wide = left.shape, right.shape[1]
-    kind, answer = dtypes.ctype(room.dtype), f"&{room.flat(0)}"
-    w.line(f"memset({answer}, 0, {room.size} * sizeof({kind}));")
+    kind = answer_kind = dtypes.ctype(room.dtype)
+    answer = f"&{(whole or room).flat(0)}"
+    if whole is None:
+        w.line(f"memset({answer}, 0, {room.size} * sizeof({kind}));")
+    else:
+        answer_kind = f"lw_sum<{kind}>::type"
     given = f"{answer}, &{left.flat(0)}, &{right.flat(0)}"
-    w.line(f"lw_add_products<{kind}, {kind}>({given}, {terms}, {high}, {wide}, {high}, {wide});")
+    sizes = f"{terms}, {high}, {wide}, {high}, {wide}"
+    w.line(f"lw_add_products<{kind}, {answer_kind}>({given}, {sizes});")
 
 
 def _spread(w: Writer, product: _Product, room: Place) -> None:

@@ -47,9 +47,15 @@ def accumulate(w: Writer, eqn: JaxprEqn) -> None:
     if not starts and _added_as_rows(w, eqn.invars[0], number):
         return
     corner = corner_of(w, starts, whole.shape, part.shape) if starts else [0] * len(whole.shape)
+    # A host may have added it where it was made (`rules/product.py`).
+    added = eqn.invars[0] in w.scope.added
+    if added:
+        w.line("#ifdef __CUDACC__")
     with w.loops(part.shape) as at:
         if part.size:
             add([plus(first, i) for first, i in zip(corner, at)], part.at(at))
+    if added:
+        w.line("#endif")
 
 
 def _added_as_rows(w: Writer, atom: Atom, number: int) -> bool:
