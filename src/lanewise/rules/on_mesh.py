@@ -15,6 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from lanewise.core.options import Options
 from lanewise.core.outcomes import NUM_STATS
 from lanewise.core.program import Program, program_p
 from lanewise.job.job import Mapped, answer_axes, job_for, linked_for
+from lanewise.place.after_loops import sums_after_loops
 from lanewise.place.lanes import Layout, options_on_device, stats_of_all
 from lanewise.plan.choose import plan
 from lanewise.rules.explain import explainable
@@ -108,6 +110,9 @@ def lower_on_mesh(
     params = {"summed": ()} | params
     job = job_for(**params, platform=platform).as_it_runs()
     if job.examples == 0 or _left_to_xla(job):
+        if program.whole:
+            params["program"] = _with_sums_after_loops(program)
+            params["options"] = params["options"].updated(schedule="plain", carrier="auto")
         return _jax.lower_unsplit(
             ctx, functools.partial(execute, platform=platform), *operands, **params
         )
@@ -128,11 +133,24 @@ def lower_on_mesh(
     return _jax.lower_split(ctx, operands, *layout.rule(), choose)
 
 
+@functools.lru_cache(maxsize=512)
+def _with_sums_after_loops(program: Program) -> Program:
+    """A batch as a program of one lane, as XLA splits it with the fewest messages."""
+    functions = {
+        name: replace(function, jaxpr=sums_after_loops(function.jaxpr, program.whole))
+        for name, function in program.functions.items()
+    }
+    return replace(program, functions=functions)
+
+
 def _left_to_xla(job: Any) -> bool:
     """Whether XLA splits the job well by itself: JAX's own batching of what has no loop that waits for lanes.
 
-    What only the host can run is left to it too: it is refused where it is traced.
+    What only the host can run is left to it too: it is refused where it is traced. A batch that is a program of one
+    lane has no lane axes that could be split otherwise.
     """
+    if job.program.whole and job.can_be_plain:
+        return True
     chosen = plan(job)
     if chosen.schedule in ("local", "levels"):
         return True

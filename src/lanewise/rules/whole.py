@@ -46,7 +46,8 @@ def whole_batch(
     traced = _jax.trace(run, avals)
     if traced.captures or _diverges(traced.jaxpr):
         return None
-    return Program({program.entry: Function(program.entry, traced.jaxpr)}, program.entry)
+    functions = {program.entry: Function(program.entry, traced.jaxpr)}
+    return Program(functions, program.entry, whole=lanes)
 
 
 def _diverges(jaxpr: _jax.Jaxpr) -> bool:
