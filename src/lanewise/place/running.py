@@ -42,7 +42,7 @@ _PATIENCE_SECONDS = 600.0
 
 @dataclass
 class Ready:
-    """The compiled code of one place, and the device that it runs on."""
+    """The code of one place, compiled when it first runs, and the device that it runs on."""
 
     program: PlaceProgram
     device: Any
@@ -52,7 +52,8 @@ class Ready:
         """Run it: results by their numbers."""
         given = jax.device_put([token, *self._read(leaves)], self.device)
         if self._compiled is None:
-            self._compiled = jax.jit(self.program.code()).lower(*given).compile()
+            # Not by `lower` and `compile`: that takes no arrays of types below a byte (JAX 0.11).
+            self._compiled = jax.jit(self.program.code())
         _, *outs = jax.block_until_ready(self._compiled(*given))
         return dict(zip(self.program.results, outs, strict=True))
 
