@@ -40,7 +40,7 @@ _LINEAR = (
 ).split()
 
 # Of the values of a body: the rows of one that varies, the value itself of one that is the same in each iteration.
-Values = dict[Var, Any]
+Values = dict[Atom, Any]
 # From a sum of other things, the sum.
 Add = Callable[[Any, Values], Any]
 
@@ -117,7 +117,8 @@ def _scan(eqn: JaxprEqn, operands: Sequence[Any], lanes: tuple[int, ...]) -> lis
         reverse=parts.reverse,
         unroll=eqn.params["unroll"],
     )
-    values = dict(zip(body.invars, consts, strict=False))
+    values: Values = {}
+    values.update(zip(body.invars, consts, strict=False))
     values.update(zip((sums.given_rows[k] for k in left), found, strict=False))
     values.update(zip(chosen.wanted, found[len(left) :], strict=True))
     values.update(zip(body.invars[sums.first_row :], xs, strict=True))
