@@ -49,6 +49,19 @@ def recurrent(xs, w):
 
 
 @lw.program
+def layered(xs, ws):
+    def step(h, x):
+        return jax.lax.scan(lambda h, w: (jnp.tanh(w @ h + w[0]), None), h + x, ws)[0], None
+
+    return jax.lax.scan(step, jnp.zeros(6), xs)[0]
+
+
+@lw.program
+def repeated(x, w, times):
+    return jax.lax.fori_loop(0, times, lambda i, h: jnp.tanh(w @ h), x)
+
+
+@lw.program
 def walk(key, scale):
     steps, x = 0, 0.0
     while (x < 1.5) & (steps < 30):
@@ -65,6 +78,7 @@ RANDOM = np.random.default_rng(0)
 DEPTHS = np.arange(16, dtype=np.int32) % 5
 VECTORS = RANDOM.normal(size=(16, 6)).astype(np.float32)
 WEIGHTS = (RANDOM.normal(size=(6, 6)) / 4).astype(np.float32)
+LAYERS = np.stack([WEIGHTS, WEIGHTS.T])
 SERIES = RANDOM.normal(size=(16, 3, 6)).astype(np.float32)
 
 _COLLECTIVE = re.compile(
@@ -157,6 +171,16 @@ def of_kind(kind: AxisType) -> None:
     with jax.set_mesh(mesh):
         split = (put(SERIES, mesh, "i"), put(WEIGHTS, mesh))
         report(f"straight gradient {kind.name}", series, expected, *split)
+        deep = squares(lw.vmap(layered, in_axes=(0, None)))
+        report(f"layers {kind.name}", deep, deep(SERIES, LAYERS), split[0], put(LAYERS, mesh))
+    if kind == AxisType.Auto:
+        # Where no mesh is set, nobody knows that arrays are split until XLA does.
+        report("straight gradient alone", series, expected, *split, eager=False)
+        split = (split[0], put(LAYERS, mesh))
+        report("layers alone", deep, deep(SERIES, LAYERS), *split, eager=False)
+        times = squares(lambda x, w: lw.vmap(repeated, in_axes=(0, None, None))(x, w, 3))
+        given = (put(VECTORS, mesh, "i"), put(WEIGHTS, mesh))
+        report("times alone", times, times(VECTORS, WEIGHTS), *given, eager=False)
     keys = jax.random.split(jax.random.key(0), 16)
 
     def walks(keys: Any, scale: Any) -> Any:

@@ -118,6 +118,12 @@ def two_layers(x: Any, weights: Any) -> Any:
     return layer(layer(x, weights["w"], weights["v"]), weights["w"], weights["v"])
 
 
+def _same_bits(got: Any, want: Any) -> str:
+    pairs = zip(got, want, strict=True)
+    same = all(a.dtype == b.dtype and bool((a == jax.device_get(b)).all()) for a, b in pairs)
+    return "right" if same else f"{got} instead of {want}"
+
+
 def of_calls(folder: str) -> Iterator[tuple[str, str]]:
     first, second = jax.devices()[:2]
     places = {"encoder": first, "decoder": second}
@@ -132,6 +138,20 @@ def of_calls(folder: str) -> Iterator[tuple[str, str]]:
     )
     where = ", ".join(f"{name} at {x.device}" for name, x in sorted(slope.items()))
     yield "gradient around", differs(slope, plain, 1e-5) or f"right, {where}"
+
+    def swapped(value: Any) -> Any:
+        def turn(_: Any, pair: Any) -> Any:
+            first = lw.placed(lambda x: x[::-1], "encoder")(pair[1])
+            return first, lw.placed(lambda x: x[::-1], "decoder")(pair[0])
+
+        return jax.lax.fori_loop(0, 3, turn, (value, value[::-1]))
+
+    bits = jnp.arange(6).reshape(3, 2) % 2
+    for dtype in (bool, jnp.int4, jnp.int8, jnp.bfloat16, jnp.complex64):
+        given = bits.astype(dtype)
+        yield f"swapped {given.dtype}", _same_bits(lw.run(swapped, places)(given), swapped(given))
+    nothing = jnp.zeros((0, 2))
+    yield "swapped nothing", _same_bits(lw.run(swapped, places)(nothing), swapped(nothing))
 
     batch = jnp.stack([X * k for k in range(6)])
     mapped = jax.vmap(layers, (0, None, None, None))

@@ -36,6 +36,11 @@ def test_weight_gradients_are_summed_once(cases: dict[str, str]) -> None:
     for case in (f"straight gradient {kind} jit" for kind in KINDS):
         assert cases[case].startswith("right"), (case, cases[case])
         assert cases[case].endswith("['all-reduce f32'] []"), (case, cases[case])
+    for case in ("straight gradient alone jit", "layers alone jit"):
+        assert cases[case].startswith("right P('i'"), (case, cases[case])
+        assert cases[case].endswith("['all-reduce f32'] []"), (case, cases[case])
+    # How often it goes round is known when it runs; lanes stay where they are.
+    assert cases["times alone jit"].startswith("right P('i'"), cases["times alone jit"]
 
 
 def test_lanes_that_cannot_fail_need_no_message_between_devices(cases: dict[str, str]) -> None:

@@ -55,6 +55,8 @@ def test_calls(tmp_path: Path) -> None:
     assert cases.pop("result").startswith("right at ")
     slope = cases.pop("gradient around")
     assert re.fullmatch(r"right, v at (.*1), w at (.*0)", slope), slope
+    swapped = [cases.pop(name) for name in list(cases) if name.startswith("swapped ")]
+    assert swapped == ["right"] * 6
     assert cases == {
         "groups": "right",
         "saved rows": "right, right",

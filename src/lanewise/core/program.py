@@ -78,13 +78,15 @@ class Function:
 class Program:
     """Functions and an entry. Operands are `num_captures` captured values, then the entry's parameters.
 
-    `sums`: the types of the accumulators that its code adds to (`accumulate.py`); all lanes share them.
+    `sums`: the types of the accumulators that its code adds to (`accumulate.py`); all lanes share them. `whole`: it is
+    a batch of these lanes as a program of one lane (`rules/whole.py`), or derived from one.
     """
 
     functions: dict[str, Function]
     entry: str
     num_captures: int = 0
     sums: tuple[_jax.ShapedArray, ...] = ()
+    whole: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:

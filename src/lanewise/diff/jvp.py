@@ -70,7 +70,8 @@ def jvp_program(program: Program, moving: Moving) -> Program:
             if eqn.params["name"] not in program.functions
         ]
     _add_unmoved(program, functions)
-    found = Program(functions, first, program.num_captures + sum(captured))
+    count = program.num_captures + sum(captured)
+    found = Program(functions, first, count, whole=program.whole)
     _derivatives[found] = (original, moving)
     return found
 

@@ -114,20 +114,24 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
         *behind.invars[free:],
     ]
     return Reverse(
-        _program(f"forward({program.entry})", ahead, constants),
+        _program(f"forward({program.entry})", ahead, constants, program.whole),
         _program(
             f"reverse({program.entry})",
             _jax.new_jaxpr(taken, behind.outvars, behind.eqns),
             (*(np.float32(0) for _ in told), *constants),
+            program.whole,
         ),
         reads,
         out_moving,
     )
 
 
-def _program(name: str, code: _jax.Jaxpr, constants: tuple[Any, ...]) -> WithConstants:
+def _program(
+    name: str, code: _jax.Jaxpr, constants: tuple[Any, ...], whole: tuple[int, ...]
+) -> WithConstants:
     held = tuple(range(len(constants)))
-    return WithConstants(Program({name: Function(name, code, held)}, name, len(held)), constants)
+    functions = {name: Function(name, code, held)}
+    return WithConstants(Program(functions, name, len(held), whole=whole), constants)
 
 
 def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Reverse:

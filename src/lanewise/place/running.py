@@ -42,7 +42,7 @@ _PATIENCE_SECONDS = 600.0
 
 @dataclass
 class Ready:
-    """The compiled code of one place, and the device that it runs on."""
+    """The code of one place, compiled when it first runs, and the device that it runs on."""
 
     program: PlaceProgram
     device: Any
@@ -52,7 +52,8 @@ class Ready:
         """Run it: results by their numbers."""
         given = jax.device_put([token, *self._read(leaves)], self.device)
         if self._compiled is None:
-            self._compiled = jax.jit(self.program.code()).lower(*given).compile()
+            # Not by `lower` and `compile`: that takes no arrays of types below a byte (JAX 0.11).
+            self._compiled = jax.jit(self.program.code())
         _, *outs = jax.block_until_ready(self._compiled(*given))
         return dict(zip(self.program.results, outs, strict=True))
 
@@ -139,12 +140,13 @@ class Running:
     def _sessions(self) -> Iterator[list[Session]]:
         """An open session for each place of this process."""
         if self.launched is not None:
+            # First the others, who wait for this one: then a thread of XLA's, for which runs wait for one another.
+            if self.session is None:
+                self.session = self.transport.open(self._opening(self.launched.rank))
+                _opened.append(weakref.ref(self))
             held = Held(1, _PATIENCE_SECONDS)
             held.join(self.launched.rank)
             try:
-                if self.session is None:
-                    self.session = self.transport.open(self._opening(self.launched.rank))
-                    _opened.append(weakref.ref(self))
                 yield [self.session]
             finally:
                 held.leave(self.launched.rank)

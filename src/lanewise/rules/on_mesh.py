@@ -3,10 +3,8 @@
 Three ways lead to a mesh. `jit` of what is split by automatic axes: XLA alone knows how, and asks. Explicit axes: types
 say how results are split, and the code is the same. Outside `jit` split arrays are run as inside it, so stacks and
 tapes do not grow there. In a `shard_map` over all axes of its mesh, a program is on one device and nothing is left to
-do; over some of the axes, the devices along the others run the same.
-
-What nothing diverges in, XLA splits by itself: it has no loop that waits for lanes, and there products may be split
-along what lanes share.
+do; over some of the axes, the devices along the others run the same. What nothing diverges in, XLA splits by itself
+(`left_to_xla.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from lanewise.core.errors import OptionError
 from lanewise.core.options import Options
 from lanewise.core.outcomes import NUM_STATS
 from lanewise.core.program import Program, program_p
-from lanewise.job.job import Mapped, answer_axes, job_for, linked_for
+from lanewise.job.job import Mapped, answer_axes, job_for
 from lanewise.place.lanes import Layout, options_on_device, stats_of_all
-from lanewise.plan.choose import plan
 from lanewise.rules.explain import explainable
+from lanewise.rules.left_to_xla import as_xla_splits_it, left_to_xla
 from lanewise.rules.run import execute
 from lanewise.rules.sums import axes_with_sums
 
@@ -107,10 +105,9 @@ def lower_on_mesh(
     program = params["program"]
     params = {"summed": ()} | params
     job = job_for(**params, platform=platform).as_it_runs()
-    if job.examples == 0 or _left_to_xla(job):
-        return _jax.lower_unsplit(
-            ctx, functools.partial(execute, platform=platform), *operands, **params
-        )
+    if job.examples == 0 or left_to_xla(job):
+        run = functools.partial(execute, platform=platform)
+        return _jax.lower_unsplit(ctx, run, *operands, **as_xla_splits_it(params))
     if _jax.lowers_for_export(ctx):
         raise OptionError(
             f"jax.export cannot serialize `{program.name}` for several devices: XLA asks Python how to split it. Export"
@@ -126,17 +123,6 @@ def lower_on_mesh(
         return _one_device(layout, mesh, split, platform, params), *layout.specs(split)
 
     return _jax.lower_split(ctx, operands, *layout.rule(), choose)
-
-
-def _left_to_xla(job: Any) -> bool:
-    """Whether XLA splits the job well by itself: JAX's own batching of what has no loop that waits for lanes.
-
-    What only the host can run is left to it too: it is refused where it is traced.
-    """
-    chosen = plan(job)
-    if chosen.schedule in ("local", "levels"):
-        return True
-    return chosen.plain and (not job.lanes or linked_for(job).straight)
 
 
 def _one_device(

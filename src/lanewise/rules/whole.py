@@ -46,4 +46,5 @@ def whole_batch(
     traced = _jax.trace(run, avals)
     if traced.captures or any(map(tests_many, _jax.equations(traced.jaxpr.eqns))):
         return None
-    return Program({program.entry: Function(program.entry, traced.jaxpr)}, program.entry)
+    functions = {program.entry: Function(program.entry, traced.jaxpr)}
+    return Program(functions, program.entry, whole=lanes)
