@@ -26,9 +26,9 @@ from typing import Any
 import jax
 
 from lanewise import _jax
+from lanewise.core.primitives.facts import code_of, is_wrapper
 from lanewise.core.program import call_p, program_p
 from lanewise.diff.activity import moving_results
-from lanewise.diff.calls import WRAPPERS
 from lanewise.diff.checkpoint import RECORDS_INSIDE_JIT, Checkpoints
 
 Pull = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
@@ -171,14 +171,14 @@ class _Straight:
 
 
 def _rule_of(eqn: _jax.JaxprEqn) -> Rule:
-    if eqn.primitive.name in WRAPPERS:
+    if is_wrapper(eqn):
         return _wrapped
     return RULES["call" if eqn.primitive is call_p else eqn.primitive.name]
 
 
 def _has_control(eqn: _jax.JaxprEqn) -> bool:
     """Whether an equation is a construct that has a rule, or code that holds one."""
-    if eqn.primitive.name in WRAPPERS:
+    if is_wrapper(eqn):
         return any(_has_control(inner) for code in _jax.subjaxprs(eqn) for inner in code.eqns)
     return eqn.primitive is call_p or eqn.primitive.name in RULES
 
@@ -248,8 +248,8 @@ def _run(eqns: Sequence[_jax.JaxprEqn], values: dict[_jax.Var, Any], scope: Scop
 
     for eqn in eqns:
         args = [value(a) for a in eqn.invars]
-        if eqn.primitive.name in WRAPPERS:
-            code = eqn.params[WRAPPERS[eqn.primitive.name]]
+        if is_wrapper(eqn):
+            code = code_of(eqn)
             inner = dict(zip(code.invars, args, strict=True))
             inner.update(zip(code.constvars, _jax.attached_consts(code), strict=True))
             _run(code.eqns, inner, scope)
@@ -275,4 +275,4 @@ def _wrapped(
     eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
 ) -> Swept:
     """Code that is only held together: swept as if it stood here."""
-    return sweep(eqn.params[WRAPPERS[eqn.primitive.name]], operands, moving, scope)
+    return sweep(code_of(eqn), operands, moving, scope)

@@ -27,7 +27,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import JaxprEqn, Var
-from lanewise.dynamic.cut import CHEAP
+from lanewise.core.primitives.facts import Effort, effort_of
 from lanewise.dynamic.table import Type
 
 
@@ -66,11 +66,10 @@ def gathers_first(
 
 
 def _is_fused(eqn: JaxprEqn) -> bool:
-    name = eqn.primitive.name
     inner = list(_jax.subjaxprs(eqn))
     if inner:
         return all(_is_fused(each) for code in inner for each in code.eqns)
-    return name in CHEAP and not name.startswith("reduce")
+    return effort_of(eqn) <= Effort.FUNCTION
 
 
 def before_all_else(tables: Any, rows: Callable[[Any], Sequence[Any]]) -> list[Any]:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lanewise._jax import JaxprEqn
+from lanewise.core.primitives.facts import too_large_alone
 
 # A function of the writer (`writer.py`, which reads this table) and the equation.
 Rule = Callable[[Any, JaxprEqn], None]
@@ -43,9 +44,41 @@ class Unsupported(Exception):
         self.why, self.operation, self.line = why, operation, line
 
 
+def rule_for(eqn: JaxprEqn) -> Rule | None:
+    """The rule of an equation's primitive, if it has one; raises where the plain algorithm is not for its size."""
+    too_large = too_large_alone(eqn)
+    if too_large is not None:
+        raise Unsupported(too_large)
+    return RULES.get(eqn.primitive.name)
+
+
 def helpers(texts: dict[str, str]) -> None:
     """Add functions to the table. A text may hold several overloads of its name."""
     HELPERS.update({name: text.strip() for name, text in texts.items()})
+
+
+def overloads(name: str, host: str, *, arguments: int = 1, double_host: str = "") -> str:
+    """A function for both precisions, whose `float32` version on the host has this body.
+
+    `double_host`: what the `float64` version on the host does first.
+    """
+    letters = "ab"[:arguments]
+    given = ", ".join(letters)
+    single, double = (
+        ", ".join(f"{kind} {letter}" for letter in letters) for kind in ("float32", "float64")
+    )
+    first = f"#ifndef __CUDACC__\n{double_host.strip()}\n#endif\n" if double_host else ""
+    return f"""
+#ifdef __CUDACC__
+LW_FUNCTION float32 lw_{name}({single}) {{ return {name}f({given}); }}
+#else
+LW_FUNCTION float32 lw_{name}({single}) {{
+{host.strip()}
+}}
+#endif
+LW_FUNCTION float64 lw_{name}({double}) {{
+{first}  return {name}({given});
+}}"""
 
 
 def needed(text: str) -> str:

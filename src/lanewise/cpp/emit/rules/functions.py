@@ -19,38 +19,12 @@ from __future__ import annotations
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Var
 from lanewise.cpp.emit import dtypes
-from lanewise.cpp.emit.rules import Unsupported, helpers, rule
+from lanewise.cpp.emit.rules import Unsupported, helpers, overloads, rule
 from lanewise.cpp.emit.rules.elementwise import c_function, dtype_of, each, wide_type, widened
 from lanewise.cpp.emit.values import Scalar
 from lanewise.cpp.emit.writer import Writer
 
 _DIGAMMA_AT_ZERO = "-lw_infinity<T>()" if _jax.DIGAMMA_AT_ZERO_IS_INFINITE else "lw_nan<T>()"
-# The primitives whose `float32` versions are such code.
-VECTOR_FUNCTIONS = frozenset("exp exp2 expm1 log log1p log2 logistic pow tanh".split())
-
-
-def _overloads(name: str, host: str, *, arguments: int = 1, double_host: str = "") -> str:
-    """A function for both precisions, whose `float32` version on the host has this body.
-
-    `double_host`: what the `float64` version on the host does first.
-    """
-    letters = "ab"[:arguments]
-    given = ", ".join(letters)
-    single, double = (
-        ", ".join(f"{kind} {letter}" for letter in letters) for kind in ("float32", "float64")
-    )
-    first = f"#ifndef __CUDACC__\n{double_host.strip()}\n#endif\n" if double_host else ""
-    return f"""
-#ifdef __CUDACC__
-LW_FUNCTION float32 lw_{name}({single}) {{ return {name}f({given}); }}
-#else
-LW_FUNCTION float32 lw_{name}({single}) {{
-{host.strip()}
-}}
-#endif
-LW_FUNCTION float64 lw_{name}({double}) {{
-{first}  return {name}({given});
-}}"""
 
 
 helpers(
@@ -91,18 +65,18 @@ LW_FUNCTION float64 lw_log_wide(float64 x) {
 LW_FUNCTION float64 lw_log_edge(float64 a, float64 edge) {
   return a == edge ? -lw_infinity<float64>() : a > edge ? a : lw_nan<float64>();
 }""",
-        "lw_exp": _overloads("exp", "  return float32(lw_exp_wide(lw_exp_range(a)));"),
-        "lw_exp2": _overloads(
+        "lw_exp": overloads("exp", "  return float32(lw_exp_wide(lw_exp_range(a)));"),
+        "lw_exp2": overloads(
             "exp2", "  return float32(lw_exp_wide(lw_exp_range(a * 0.6931471805599453)));"
         ),
-        "lw_expm1": _overloads(
+        "lw_expm1": overloads(
             "expm1",
             r"""
   const float64 x = lw_exp_range(a);
   const float64 near = x * (1.0 + x * (0.5 + x * (1.0 / 6 + x * (1.0 / 24 + x * (1.0 / 120)))));
   return float32(fabs(x) < 0.01 ? near : lw_exp_wide(x) - 1.0);""",
         ),
-        "lw_tanh": _overloads(
+        "lw_tanh": overloads(
             "tanh",
             r"""
   // (exp(2x) - 1) / (exp(2x) + 1), of which the first loses nothing near zero, but a sign.
@@ -111,7 +85,7 @@ LW_FUNCTION float64 lw_log_edge(float64 a, float64 edge) {
   const float64 less = lw_multiply_add(e.less, e.scale, e.scale - 1.0);
   return copysign(float32(less / (less + 2.0)), a);""",
         ),
-        "lw_log": _overloads(
+        "lw_log": overloads(
             "log",
             r"""
   const float64 x = a;
@@ -119,13 +93,13 @@ LW_FUNCTION float64 lw_log_edge(float64 a, float64 edge) {
             # XLA on a host takes what is below the normal range for zero.
             double_host="  if (fabs(a) < 2.2250738585072014e-308) return -lw_infinity<float64>();",
         ),
-        "lw_log2": _overloads(
+        "lw_log2": overloads(
             "log2",
             r"""
   const float64 x = a, within = lw_log_wide(x) * 1.4426950408889634;
   return float32(x > 0.0 && x < lw_infinity<float64>() ? within : lw_log_edge(x, 0.0));""",
         ),
-        "lw_log1p": _overloads(
+        "lw_log1p": overloads(
             "log1p",
             r"""
   const float64 x = a, near = x * (1.0 - x * (0.5 - x * (1.0 / 3 - x * 0.25)));
@@ -154,7 +128,7 @@ LW_FUNCTION float64 lw_cbrt(float64 a) {
   return copysign(cbrt(float64(int64(bits & 0xfffffffffffffull))) * lw_float64(0x2990000000000000ull), a);
 }
 #endif""",
-        "lw_pow": _overloads(
+        "lw_pow": overloads(
             "pow",
             r"""
   const float64 infinity = lw_infinity<float64>(), size = fabs(lw_widened(a)), power = lw_widened(b);
