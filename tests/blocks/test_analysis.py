@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 import lanewise as lw
 from lanewise.blocks.analysis import reachable_functions
-from lanewise.blocks.equations import cost_of, eqn_cost, holds_while
+from lanewise.blocks.equations import holds_while
 from lanewise.blocks.form import Call, TailCall
 from lanewise.blocks.link import ReturnPoint
+from lanewise.core.primitives.facts import cost_of, eqn_cost
 from programs.small import fib
 from seeing import all_blocks, calls, linked_of
 

@@ -12,7 +12,7 @@ import pytest
 
 import lanewise as lw
 from lanewise import _jax
-from lanewise.blocks.equations import eqn_cost
+from lanewise.core.primitives.facts import eqn_cost
 from lanewise.dynamic.levels import by_levels
 from lanewise.dynamic.pieces import MOVED_BYTE, Kind
 from lanewise.errors import OptionError

@@ -30,10 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
+from lanewise.core.primitives.facts import is_wrapper
 
 _MOST = 12
 # Calls that are read through. Not those with derivatives of their own: these count.
-_TRANSPARENT = frozenset(("jit", "pjit", "closed_call", "core_call"))
 _ROUNDING = 1e-9
 
 # A constant, and which number of each operand it multiplies, if any.
@@ -261,7 +261,7 @@ def _evaluated(jaxpr: _jax.Jaxpr, given: Sequence[Any], elementwise: bool) -> li
         return _array([_polynomial(np.asarray(literal.val).item())], ())
 
     def rule(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
-        if eqn.primitive.name in _TRANSPARENT:
+        if is_wrapper(eqn):
             inner = _jax.flat_jaxpr(next(_jax.subjaxprs(eqn)))
             if len(inner.invars) != len(operands):
                 raise _Otherwise

@@ -28,10 +28,9 @@ from lanewise import _jax
 from lanewise.arrays.bilinear import Bilinear, bilinear_of
 from lanewise.arrays.operands import Elements, shape_text
 from lanewise.core.errors import OperatorError
+from lanewise.core.primitives.facts import is_forward_call
 
 Leaves = list[Any]
-# Calls that an expression is read through; what they hold is all they do.
-_TRANSPARENT = frozenset(("jit", "pjit", "closed_call", "core_call", "custom_jvp_call"))
 # An operator with a longer expression is none of the known ones.
 _LONGEST = 64
 
@@ -304,7 +303,7 @@ def _read(jaxpr: _jax.Jaxpr, names: list[Any], budget: list[int]) -> list[Callab
         return (eqn.primitive.name, params, *map(atom, eqn.invars))
 
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _TRANSPARENT:
+        if is_forward_call(eqn):
             inner = next(_jax.subjaxprs(eqn))
             if len(inner.invars) + len(inner.constvars) != len(eqn.invars):
                 raise _TooLong

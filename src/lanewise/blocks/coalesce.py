@@ -28,7 +28,7 @@ from lanewise.blocks.analysis import (
     uniform_variables,
     writes_in_order,
 )
-from lanewise.blocks.equations import before_updates, bytes_of
+from lanewise.blocks.equations import before_updates
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -45,6 +45,7 @@ from lanewise.blocks.form import (
     substitute,
     substitute_terminator,
 )
+from lanewise.core.primitives.facts import bytes_of
 
 
 def coalesce(program: BlockProgram, varying_inputs: Iterable[bool]) -> BlockProgram:

@@ -22,16 +22,9 @@ from dataclasses import dataclass, field
 
 from lanewise import _jax
 from lanewise._jax import Flags, Found, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import (
-    Cost,
-    bytes_of,
-    cost_of,
-    holds_while,
-    inside,
-    is_throw,
-    looks_at_batch,
-)
+from lanewise.blocks.equations import holds_while, inside, is_throw
 from lanewise.core.accumulate import accumulate_p
+from lanewise.core.primitives.facts import Cost, bytes_of, cost_of, looks_at_batch
 from lanewise.core.program import Program, call_p, check_p, program_p
 
 # A branch is cheap if all its sides together cost a lane no more than this.

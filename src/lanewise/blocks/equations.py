@@ -1,12 +1,9 @@
-"""Equations: the code that lies inside one, what it costs, how it writes by index, and what a program holds of them.
+"""Equations: the code that lies inside one, how it writes by index, and what a program holds of them.
 
 Inside. Third-party code wraps its control flow in `jit`, `remat`, `custom_jvp` and friends; flattening and the analyses
 look through all of them with one table. Some primitives look at the whole batch under `jax.vmap` (Equinox's
 `unvmap_any` and the like): a lane's answer must not depend on its neighbours, so they are given their one-lane
 meaning, which is their own implementation on one lane.
-
-Cost. Operations and bytes are counted for choosing between ways to run a block, so they need the right order of
-magnitude only. A loop of unknown length counts as `ASSUMED_TRIPS` iterations.
 
 Indexed writes. A block that writes one element of a per-lane array must not rewrite the whole array to keep the lanes
 that are not at the block as they were: the write itself is masked. A lane that is not at the block gets an index out of
@@ -15,7 +12,6 @@ range, and the scatter drops it. `masked_update` does that for the indexed write
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,30 +21,13 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import TransformError
+from lanewise.core.primitives.facts import code_of, is_call, is_update, looks_at_batch
 from lanewise.core.program import Program, codes_inside, machine_inside, program_p, throw_p
 
 T = TypeVar("T")
 
 # -- code inside ----------------------------------------------------------------------------------
-
-# Primitive name -> the parameter that holds the code it runs on all its operands.
-CALL_LIKE = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "remat": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-}
-
-# Primitives whose batching rule looks at, or refuses, the batch; on one lane they are plain code.
-_ONE_LANE = ("unvmap_any", "unvmap_all", "unvmap_max", "nonbatchable", "select_if_vmap", "noinline")
 
 
 @dataclass(frozen=True)
@@ -67,9 +46,8 @@ class Inside:
 
 def inside(eqn: JaxprEqn) -> Inside | None:
     """The code a call-like equation runs; None for every other equation."""
-    name = eqn.primitive.name
-    if name in CALL_LIKE:
-        jaxpr = eqn.params[CALL_LIKE[name]]
+    if is_call(eqn):
+        jaxpr = code_of(eqn)
         return Inside(jaxpr, tuple(eqn.invars), _jax.attached_consts(jaxpr))
     if eqn.primitive is program_p:
         program = eqn.params["program"]
@@ -83,14 +61,9 @@ def inside(eqn: JaxprEqn) -> Inside | None:
             )
             return Inside(function.jaxpr, tuple(operands))
         return None
-    if name == "custom_linear_solve":
+    if eqn.primitive.name == "custom_linear_solve":
         return _linear_solve(eqn)
     return Inside(_traced(eqn).jaxpr, tuple(eqn.invars)) if looks_at_batch(eqn) else None
-
-
-def looks_at_batch(eqn: JaxprEqn) -> bool:
-    """Whether the equation's batching rule mixes lanes, or refuses them."""
-    return eqn.primitive.name in _ONE_LANE
 
 
 def is_throw(eqn: JaxprEqn) -> bool:
@@ -154,11 +127,6 @@ def implementation(eqn: JaxprEqn) -> _jax.Traced | None:
 
 # -- indexed writes -------------------------------------------------------------------------------
 
-UPDATES = frozenset(
-    "dynamic_update_slice scatter scatter-add scatter_add scatter_sub scatter-sub scatter_mul scatter-mul"
-    " scatter_min scatter-min scatter_max scatter-max".split()
-)
-
 
 def update_chain(eqns: Sequence[JaxprEqn], start: Any, atom: Any) -> list[JaxprEqn]:
     """The equations by which `atom` is `start` written at some places, last one first; empty if it is not."""
@@ -166,7 +134,7 @@ def update_chain(eqns: Sequence[JaxprEqn], start: Any, atom: Any) -> list[JaxprE
     chain: list[JaxprEqn] = []
     while atom is not start:
         eqn = None if isinstance(atom, Literal) else made_by.get(atom)
-        if eqn is None or eqn.primitive.name not in UPDATES or _jax.is_extended(atom.aval.dtype):
+        if eqn is None or not is_update(eqn) or _jax.is_extended(atom.aval.dtype):
             return []
         chain.append(eqn)
         atom = eqn.invars[0]
@@ -178,7 +146,7 @@ def before_updates(eqns: Sequence[JaxprEqn], atom: Atom) -> Var | None:
     made_by = {out: eqn for eqn in eqns for out in eqn.outvars}
     while isinstance(atom, Var):
         eqn = made_by.get(atom)
-        if eqn is None or eqn.primitive.name not in UPDATES:
+        if eqn is None or not is_update(eqn):
             return atom
         atom = eqn.invars[0]
     return None
@@ -234,162 +202,12 @@ def _clipped(operand: Any, indices: Any, update: Any, numbers: Any) -> Any:
     return jnp.clip(indices, 0, jnp.asarray(limits, indices.dtype))
 
 
-# -- cost -----------------------------------------------------------------------------------------
-
-ASSUMED_TRIPS = 16
-
-# A lane's own index makes a gather or scatter of what would be a slice.
-INDEXED_OPERATIONS = 40.0
-
-CALLBACK_OPERATIONS = 1e7
-
-FREE = frozenset(
-    "reshape squeeze expand_dims broadcast_in_dim slice copy copy_p stop_gradient optimization_barrier"
-    " bitcast_convert_type pvary unfilled".split()
-)
-TRANSCENDENTAL = frozenset(
-    "exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh logistic pow"
-    " sqrt rsqrt cbrt erf erfc erf_inv lgamma digamma igamma igammac bessel_i0e bessel_i1e polygamma zeta".split()
-)
-_DIVISIONS = frozenset("div rem integer_pow".split())
-_CUBIC = frozenset(
-    "cholesky triangular_solve eigh eig svd qr lu geqrf householder_product schur".split()
-)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Scalar operations and bytes written, for one lane.
-
-    `products` are those of the operations that belong to matrix products; `shared` are operations beside them whose
-    operands are the same for all lanes, so that all lanes together may do them once; `sums` are additions to what lanes
-    share, which a product makes for all lanes together.
-    """
-
-    operations: float = 0.0
-    bytes: float = 0.0
-    products: float = 0.0
-    shared: float = 0.0
-    sums: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.operations + other.operations,
-            self.bytes + other.bytes,
-            self.products + other.products,
-            self.shared + other.shared,
-            self.sums + other.sums,
-        )
-
-    def __mul__(self, times: float) -> Cost:
-        own = (self.operations, self.bytes, self.products, self.shared, self.sums)
-        return Cost(*(times * each for each in own))
-
-    def __str__(self) -> str:
-        return f"{self.operations:,.0f} ops, {self.bytes:,.0f} bytes"
-
-
-def size_of(atom: object) -> int:
-    return math.prod(atom.aval.shape)  # type: ignore[attr-defined]
-
-
-def bytes_of(atom: object) -> int:
-    dtype = atom.aval.dtype  # type: ignore[attr-defined]
-    return size_of(atom) * getattr(dtype, "itemsize", 8)
+# -- what a program holds -------------------------------------------------------------------------
 
 
 def holds_while(eqns: Iterable[JaxprEqn]) -> bool:
     """Whether a loop of unknown length lies inside: run on values that are not there yet, it might never end."""
     return any(eqn.primitive.name == "while" for eqn in _jax.equations(eqns))
-
-
-def cost_of(eqns: Iterable[JaxprEqn]) -> Cost:
-    """The cost of running equations once."""
-    total = Cost()
-    for eqn in eqns:
-        total = total + eqn_cost(eqn)
-    return total
-
-
-def cost_with_shared(eqns: Iterable[JaxprEqn], is_uniform: Callable[[Var], bool]) -> Cost:
-    """The cost of a block's equations when these variables are the same for all lanes at its start.
-
-    A read of a shared array at the lane's own place costs the lane its index: lanes that agree read together.
-    """
-    total = Cost()
-    defined: dict[Var, bool] = {}
-
-    def same(atom: Atom) -> bool:
-        if isinstance(atom, Literal):
-            return True
-        return defined[atom] if atom in defined else is_uniform(atom)
-
-    for eqn in eqns:
-        cost = eqn_cost(eqn)
-        everywhere = all(map(same, eqn.invars)) and not eqn.effects
-        if everywhere:
-            total = total + Cost(shared=cost.operations)
-        elif eqn.primitive.name in ("gather", "dynamic_slice") and same(eqn.invars[0]):
-            total = total + Cost(INDEXED_OPERATIONS / 2, cost.bytes)
-        else:
-            total = total + cost
-        defined.update((var, everywhere) for var in eqn.outvars)
-    return total
-
-
-def eqn_cost(eqn: JaxprEqn) -> Cost:
-    """The cost of one equation, what it holds included."""
-    name = eqn.primitive.name
-    written = sum(map(bytes_of, eqn.outvars))
-    out_size = sum(map(size_of, eqn.outvars))
-    if name in FREE:
-        return Cost(0.0, 0.0)
-    if name == "cond":
-        branches = [cost_of(branch.eqns) for branch in eqn.params["branches"]]
-        return max(branches, key=lambda c: c.operations) + Cost(out_size, written)
-    if name == "while":
-        once = cost_of(eqn.params["body_jaxpr"].eqns) + cost_of(eqn.params["cond_jaxpr"].eqns)
-        return once * ASSUMED_TRIPS
-    if name == "scan":
-        return cost_of(eqn.params["jaxpr"].eqns) * max(eqn.params["length"], 1)
-    if name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
-        operations = 2.0 * out_size * depth
-        return Cost(operations, written, operations)
-    if name == "conv_general_dilated":
-        operations = 2.0 * out_size * size_of(eqn.invars[1]) / max(eqn.outvars[0].aval.shape[-1], 1)
-        return Cost(operations, written, operations)
-    if name in _CUBIC:
-        shape = eqn.invars[0].aval.shape
-        return Cost(float(size_of(eqn.invars[0]) * shape[-1]), written)
-    if name in ("sort", "top_k"):
-        in_size = sum(map(size_of, eqn.invars))
-        return Cost(4.0 * in_size * max(math.log2(max(in_size, 2)), 1.0), written)
-    if name in ("threefry2x32", "random_bits", "random_split", "random_fold_in", "random_seed"):
-        return Cost(100.0 * max(out_size, 1), written)
-    if name.startswith("scatter") or name == "dynamic_update_slice":
-        update = eqn.invars[1 if name == "dynamic_update_slice" else 2]
-        return Cost(INDEXED_OPERATIONS + 4.0 * size_of(update), 0.0)
-    if name in ("gather", "dynamic_slice"):
-        return Cost(INDEXED_OPERATIONS / 2 + 2.0 * out_size, written)
-    if eqn.primitive is accumulate_p:
-        added = size_of(eqn.invars[1 if eqn.params["places"] else 0])
-        at_index = INDEXED_OPERATIONS if len(eqn.invars) > 1 else 0.0
-        return Cost(at_index, sums=float(added))
-    if "callback" in name:
-        # It must run only where a lane is: expensive enough never to be run for nobody.
-        return Cost(CALLBACK_OPERATIONS, written)
-    inner = list(_jax.subjaxprs(eqn))
-    if inner and name not in ("reduce", "reduce_window", "reduce_precision"):
-        return max((cost_of(j.eqns) for j in inner), key=lambda c: c.operations)
-    if name.startswith(("reduce", "arg", "cum")):
-        return Cost(float(sum(map(size_of, eqn.invars))), written)
-    weight = 10.0 if name in TRANSCENDENTAL else 4.0 if name in _DIVISIONS else 1.0
-    return Cost(weight * out_size, written)
-
-
-# -- what a program holds -------------------------------------------------------------------------
 
 
 def any_eqn(program: Program, test: Callable[[JaxprEqn], bool]) -> bool:

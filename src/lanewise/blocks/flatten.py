@@ -25,7 +25,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.blocks.divergence import Divergence, flag_of
-from lanewise.blocks.equations import UPDATES, inside, is_throw, tests_many, with_one_test
+from lanewise.blocks.equations import inside, is_throw, tests_many, with_one_test
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -41,6 +41,7 @@ from lanewise.blocks.form import (
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import Outcome, TransformError
 from lanewise.core.outcomes import Site
+from lanewise.core.primitives.facts import is_forward_call, is_update
 from lanewise.core.program import Function, Program, call_p, check_p, program_p, site_of
 
 
@@ -404,9 +405,9 @@ def _keeps_batching_rule(eqn: JaxprEqn) -> bool:
     A `jit` or `custom_jvp` is, unless it hides a write by index, as JAX's own functions for that do: see
     `masked_update`.
     """
-    if eqn.primitive.name not in ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call"):
+    if not is_forward_call(eqn):
         return False
-    return not any(e.primitive.name in UPDATES for code in _jax.subjaxprs(eqn) for e in code.eqns)
+    return not any(is_update(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
 
 
 def _lane_params(eqn: JaxprEqn) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from dataclasses import replace
 
 from lanewise import _jax
 from lanewise._jax import Atom, Literal, Var
-from lanewise.blocks.equations import cost_of
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -32,6 +31,7 @@ from lanewise.blocks.form import (
     Return,
     joined,
 )
+from lanewise.core.primitives.facts import cost_of
 
 # What the copy of a callee's test, and that of a way to its return, may cost a lane.
 TEST_OPERATIONS = 16

@@ -20,7 +20,6 @@ from lanewise.blocks.analysis import (
     writes,
 )
 from lanewise.blocks.coalesce import coalesce, within_functions
-from lanewise.blocks.equations import Cost, cost_with_shared
 from lanewise.blocks.form import (
     Block,
     BlockProgram,
@@ -37,6 +36,7 @@ from lanewise.blocks.form import (
     is_called,
     successors,
 )
+from lanewise.core.primitives.facts import Cost, cost_with_shared
 from lanewise.core.profile import CPU, Profile
 
 

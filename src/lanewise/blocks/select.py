@@ -12,15 +12,7 @@ from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.analysis import live_out, writes
 from lanewise.blocks.divergence import CHEAP_BYTES, CHEAP_OPERATIONS
-from lanewise.blocks.equations import (
-    Cost,
-    before_updates,
-    bytes_of,
-    cost_of,
-    holds_while,
-    masked_update,
-    update_chain,
-)
+from lanewise.blocks.equations import before_updates, holds_while, masked_update, update_chain
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -35,6 +27,7 @@ from lanewise.blocks.form import (
     predecessors,
     substitute,
 )
+from lanewise.core.primitives.facts import Cost, bytes_of, cost_of
 
 
 @each_function

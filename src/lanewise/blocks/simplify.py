@@ -28,7 +28,6 @@ from lanewise.blocks.analysis import (
     live_out,
     reachable_functions,
 )
-from lanewise.blocks.equations import cost_of
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -53,6 +52,7 @@ from lanewise.blocks.form import (
     verify_if_asked,
 )
 from lanewise.blocks.select import fold_short_circuits, select_cheap_branches
+from lanewise.core.primitives.facts import cost_of
 
 # Code copied to the end of another block (a loop's test, say) may cost a lane no more than this.
 COPY_OPERATIONS = 256

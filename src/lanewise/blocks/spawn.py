@@ -32,7 +32,6 @@ from dataclasses import dataclass, replace
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.analysis import live_out
-from lanewise.blocks.equations import bytes_of, cost_of
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -54,6 +53,7 @@ from lanewise.blocks.form import (
 )
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import Outcome
+from lanewise.core.primitives.facts import bytes_of, cost_of
 from lanewise.core.push import push_p
 
 Variables = frozenset[Var]

@@ -9,7 +9,6 @@ import numpy as np
 
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.analysis import Storage
-from lanewise.blocks.equations import cost_of
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -26,6 +25,7 @@ from lanewise.blocks.form import (
     TailCall,
 )
 from lanewise.core.errors import Outcome
+from lanewise.core.primitives.facts import cost_of
 
 
 class _Names:

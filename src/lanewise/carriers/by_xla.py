@@ -7,7 +7,7 @@ code has no matrix products, large sums, sorts, factorizations or scatters of ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,25 +16,14 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import JaxprEqn, stored
-from lanewise.blocks.equations import size_of
 from lanewise.blocks.link import Linked
 from lanewise.core.events import Site, Whole
 from lanewise.core.one_function import as_one_function
+from lanewise.core.primitives.facts import runs_in_one_function
 from lanewise.job.plan import Plan, Ran
 from lanewise.machine.held import totals_of
 from lanewise.machine.state import initial_state
 from lanewise.machine.ticking import answers, run_ticks, statistics
-
-# XLA:CPU hands float reductions over more elements than this to a library, which its one-function code cannot call.
-MOST_REDUCED = 1024
-# What XLA:CPU's one-function code has no instructions for. (`linear_solve` is Lineax's, and holds a factorization.)
-_NOT_IN_ONE_FUNCTION = frozenset(
-    "cholesky lu lu_pivots_to_permutation geqrf geqp3 qr householder_product eigh eig svd schur triangular_solve"
-    " tridiagonal tridiagonal_solve hessenberg fft sort top_k approx_top_k rng_uniform ragged_dot ragged_dot_general"
-    " conv_general_dilated pure_callback io_callback debug_callback debug_print ffi_call custom_call"
-    " call_hi_primitive linear_solve".split()
-)
-_ARRAY_REDUCTIONS = ("reduce", "arg", "cum")
 
 
 def run_by_xla(plan: Plan, operands: Sequence[Any], capacity: int, watched: Site | None) -> Ran:
@@ -109,38 +98,8 @@ def _all_eqns(linked: Linked) -> Iterable[JaxprEqn]:
 def _unavailable(eqns: Iterable[JaxprEqn], around: str = "") -> Iterator[str]:
     """The operations, and their lines, that XLA:CPU's one-function code cannot have."""
     for eqn in eqns:
-        name, line = eqn.primitive.name, _jax.user_line(eqn) or around
-        if (
-            name in _NOT_IN_ONE_FUNCTION
-            or (name in _TESTS and _TESTS[name](eqn))
-            or (name.startswith("scatter") and _num_updates(eqn) > 1)
-            or (name.startswith(_ARRAY_REDUCTIONS) and _most_elements(eqn) > MOST_REDUCED)
-        ):
-            yield f"{name} ({line})"
+        line = _jax.user_line(eqn) or around
+        if not runs_in_one_function(eqn):
+            yield f"{eqn.primitive.name} ({line})"
         for inner in _jax.subjaxprs(eqn):
             yield from _unavailable(inner.eqns, line)
-
-
-def _most_elements(eqn: JaxprEqn) -> int:
-    return max(map(size_of, eqn.invars))
-
-
-def _is_matrix_product(eqn: JaxprEqn) -> bool:
-    """Whether both sides of a product have rows of their own: XLA calls a library for it."""
-    (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
-    free = [
-        eqn.invars[0].aval.ndim - len(left) - len(left_batch),
-        eqn.invars[1].aval.ndim - len(right) - len(right_batch),
-    ]
-    return all(free) or _most_elements(eqn) > MOST_REDUCED**2 // 16
-
-
-def _num_updates(eqn: JaxprEqn) -> int:
-    *places, _ = eqn.invars[1].aval.shape or (1,)
-    count = 1
-    for size in places:
-        count *= size
-    return count
-
-
-_TESTS: dict[str, Callable[[JaxprEqn], bool]] = {"dot_general": _is_matrix_product}

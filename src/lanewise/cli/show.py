@@ -15,7 +15,6 @@ from rich.text import Text
 from lanewise._jax import Var
 from lanewise.api.inspect import inspect
 from lanewise.api.inspection import Inspection
-from lanewise.blocks.equations import bytes_of, cost_of
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -35,6 +34,7 @@ from lanewise.cli.arrows import gutters
 from lanewise.cli.complaints import Complaint, Misuse
 from lanewise.cli.load import arguments_of, axes_of, function_named, line_of
 from lanewise.core.errors import LanewiseError, OptionError
+from lanewise.core.primitives.facts import bytes_of, cost_of
 from lanewise.tracing.decorator import ProgramFunction, lift
 
 MOST_TYPES = 5

@@ -25,13 +25,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.core.accumulate import held_as
-
-# Linear in their first operand, which is the only one that can vary.
-_LINEAR = frozenset(
-    "neg reshape transpose squeeze expand_dims broadcast_in_dim rev slice reduce_sum copy copy_p".split()
-)
-_SUMS = ("add", "add_any")
-ADDS_AT = ("scatter-add", "scatter_add")
+from lanewise.core.primitives.facts import adds_at, facts_of, is_sum
 
 # A product that sums over this many rows takes XLA:CPU a quarter less time if its first factor is transposed before.
 _MANY_ROWS = 64
@@ -121,10 +115,10 @@ def row_sum(
         if eqn is None:
             return _added_up(atom)
         places = [i for i, a in enumerate(eqn.invars) if varies(a)]
-        if name in _SUMS or name == "sub":
+        if is_sum(eqn) or name == "sub":
             terms = [_of_shape(plan(a), a, eqn.outvars[0].aval.shape) for a in eqn.invars]
             return _joined(terms, eqn)
-        if places == [0] and (name in _LINEAR or name == "div" or _pads_zeros(eqn)):
+        if places == [0] and (facts_of(eqn).linear or name == "div" or _pads_zeros(eqn)):
             return _through(eqn, 0, plan(eqn.invars[0]))
         if name in ("mul", "dot_general") and len(places) == 1:
             return _through(eqn, places[0], plan(eqn.invars[places[0]]))
@@ -132,7 +126,7 @@ def row_sum(
             return _product(eqn, transposes)
         if name == "mul":
             return _outer(eqn, made) or _added_up(atom)
-        if name in ADDS_AT and not varies(eqn.invars[0]):
+        if adds_at(eqn) and not varies(eqn.invars[0]):
             return _written(eqn, plan)
         return _added_up(atom)
 

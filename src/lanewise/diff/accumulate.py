@@ -32,6 +32,7 @@ from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.core import accumulate as adding
 from lanewise.core.errors import InternalError
+from lanewise.core.primitives.facts import adds_at, is_sum
 from lanewise.core.program import (
     Function,
     Program,
@@ -44,9 +45,6 @@ from lanewise.core.program import (
 from lanewise.diff.delay import Uses, Write
 from lanewise.diff.fold import is_zeros
 from lanewise.diff.turned import as_turned, product_turned
-
-_SUMS = ("add", "add_any")
-_ADDS_AT = ("scatter-add", "scatter_add")
 
 
 @functools.lru_cache(maxsize=512)
@@ -130,9 +128,9 @@ class _Analysis:
         if eqn is None:
             return None
         name, place = eqn.primitive.name, eqn.outvars.index(var)
-        if name in _SUMS:
+        if is_sum(eqn):
             atoms: Sequence[Atom] = eqn.invars
-        elif name in _ADDS_AT:
+        elif adds_at(eqn):
             atoms = eqn.invars[:1]
         elif name == "pad":
             return [] if _pads_zeros(eqn) else None
@@ -376,11 +374,11 @@ class _Rewriter:
     ) -> Sequence[Any]:
         """An equation that is a link of chains: its terms are added, its other results given."""
         name = eqn.primitive.name
-        if name in _SUMS:
+        if is_sum(eqn):
             for atom in eqn.invars:
                 add(atom, virtual[eqn.outvars[0]])
             return []
-        if name in _ADDS_AT:
+        if adds_at(eqn):
             number = virtual[eqn.outvars[0]]
             add(eqn.invars[0], number)
             places = adding.Places(eqn.params["dimension_numbers"], eqn.params["mode"])

@@ -15,21 +15,11 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise.core.errors import TransformError
+from lanewise.core.primitives.facts import code_of, is_wrapper
 from lanewise.core.program import call_p
 
 OnCall = Callable[[_jax.JaxprEqn, Sequence[Any]], Sequence[Any]]
 """What to do at a call, given its equation and the values of its operands."""
-
-# Primitive name -> the parameter that holds the code it runs on all its operands.
-WRAPPERS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "remat": "jaxpr",
-    "checkpoint": "jaxpr",
-}
 
 
 def calls(jaxpr: _jax.Jaxpr, of_values: bool = False) -> list[_jax.JaxprEqn]:
@@ -62,8 +52,8 @@ def rebind(
             return on_call(eqn, operands)
         if not any(calls(code, of_values) for code in _jax.subjaxprs(eqn)):
             return _jax.run_eqn(eqn, operands)
-        if name in WRAPPERS:
-            return inner(eqn.params[WRAPPERS[name]], *operands)
+        if is_wrapper(eqn):
+            return inner(code_of(eqn), *operands)
         if name in _CONTROL:
             return _CONTROL[name](eqn, operands, inner, of_values)
         raise TransformError(

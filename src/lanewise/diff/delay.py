@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
+from lanewise.core.primitives.facts import adds_at
 from lanewise.diff.common import shared
 
 # Arrays of so few elements are copied as fast as they are written.
@@ -208,7 +209,7 @@ class Uses:
 
     def write(self, eqn: _jax.JaxprEqn) -> Write | None:
         name = eqn.primitive.name
-        if name in ("scatter", "scatter-add", "scatter_add"):
+        if name == "scatter" or adds_at(eqn):
             clips = eqn.params["mode"] == lax.GatherScatterMode.CLIP
             return None if clips or len(eqn.invars) != 3 or not _has_outside(eqn) else Write(eqn)
         if name != "dynamic_update_slice":

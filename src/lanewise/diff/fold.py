@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
-
-_SUMS = ("add", "add_any")
-_SCATTERS = ("scatter-add", "scatter_add", "dynamic_update_slice")
+from lanewise.core.primitives.facts import adds_at, is_sum
 
 
 def folded(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
@@ -27,18 +25,20 @@ def folded(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
     reads = Counter(a for eqn in jaxpr.eqns for a in eqn.invars if not isinstance(a, _jax.Literal))
     reads.update(a for a in jaxpr.outvars if not isinstance(a, _jax.Literal))
 
-    def only_read_here(atom: _jax.Atom, names: Sequence[str]) -> _jax.JaxprEqn | None:
+    def only_read_here(
+        atom: _jax.Atom, test: Callable[[_jax.JaxprEqn], bool]
+    ) -> _jax.JaxprEqn | None:
         if isinstance(atom, _jax.Literal) or reads[atom] != 1:
             return None
         eqn = made.get(atom)
-        return eqn if eqn and eqn.primitive.name in names else None
+        return eqn if eqn and test(eqn) else None
 
     def terms(eqn: _jax.JaxprEqn) -> list[_jax.Atom]:
         """What a sum of sums adds."""
         found = []
         for atom in eqn.invars:
             part = (
-                only_read_here(atom, _SUMS)
+                only_read_here(atom, is_sum)
                 if atom.aval.shape == eqn.outvars[0].aval.shape
                 else None
             )
@@ -47,10 +47,10 @@ def folded(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
 
     sums: dict[_jax.Var, tuple[list[_jax.Atom], list[_jax.JaxprEqn]]] = {}
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _SUMS and eqn.outvars[0].aval.shape:
+        if is_sum(eqn) and eqn.outvars[0].aval.shape:
             whole, updates = [], []
             for atom in terms(eqn):
-                update = only_read_here(atom, _SCATTERS)
+                update = only_read_here(atom, _adds_part)
                 if update and is_zeros(update.invars[0], made):
                     updates.append(update)
                 else:
@@ -79,6 +79,11 @@ def folded(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
     traced = _jax.trace(run, [v.aval for v in jaxpr.invars])
     assert not traced.captures
     return traced.jaxpr
+
+
+def _adds_part(eqn: _jax.JaxprEqn) -> bool:
+    """Whether an update of zeros adds a part to them."""
+    return adds_at(eqn) or eqn.primitive.name == "dynamic_update_slice"
 
 
 def _updated(eqn: _jax.JaxprEqn, total: Any, rest: list[Any]) -> Any:

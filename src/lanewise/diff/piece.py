@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lanewise import _jax
+from lanewise.core.primitives.facts import facts_of, is_sum
 from lanewise.diff.delay import Delayed, delayed
 from lanewise.diff.fold import folded
 from lanewise.diff.records import tops
@@ -142,10 +143,6 @@ def piece(
     return Piece(traced.captures, cut, len(out_avals), sum(moving), num_tapes)
 
 
-_SUMS = ("add", "add_any")
-_PRODUCTS = ("mul", "neg", "convert_element_type", "reshape", "broadcast_in_dim", "squeeze")
-
-
 def _run_linear(code: _jax.Jaxpr, args: Sequence[Any]) -> list[Any]:
     """Run the code of a reverse sweep, to which `None` is an adjoint of zero: it is neither added nor multiplied."""
     if all(x is not None for x in args):
@@ -157,9 +154,11 @@ def _run_linear(code: _jax.Jaxpr, args: Sequence[Any]) -> list[Any]:
 
     def rule(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
         name = eqn.primitive.name
-        if any(x is None for x in operands) and name in _SUMS:
+        if any(x is None for x in operands) and is_sum(eqn):
             return [next((x for x in operands if x is not None), None)]
-        if any(x is None for x in operands) and name in _PRODUCTS:
+        if any(x is None for x in operands) and (
+            facts_of(eqn).linear or name in ("mul", "convert_element_type")
+        ):
             return [None]
         return _jax.run_eqn(eqn, whole(operands, eqn.invars))
 

@@ -18,26 +18,13 @@ from typing import Any
 import numpy as np
 
 from lanewise import _jax
+from lanewise.core.primitives.facts import Effort, effort_of, facts_of, is_control
 from lanewise.diff.calls import calls
 
-# Values of little computation: to compute them twice costs less than to write and read them.
-CHEAP = frozenset(
-    """add add_any sub mul neg abs sign eq ne lt le gt ge and or xor not select_n max min clamp broadcast_in_dim
-    reshape squeeze expand_dims transpose convert_element_type slice rev iota copy copy_p real imag conj complex
-    stop_gradient is_finite shift_left shift_right_logical shift_right_arithmetic integer_pow square floor ceil round
-    dynamic_slice concatenate pad full_like empty unfilled pvary pcast bitcast_convert_type one_minus_square""".split()
-)
-# So is a product that sums few terms: a wide array times a small matrix.
+# A product that sums few terms is cheap to compute twice: a wide array times a small matrix.
 FEW_TERMS = 32
-# Of one element each, but more of it: computed twice only where to save is to send to the host's memory.
-FUNCTIONS = frozenset(
-    """gather div rem pow sqrt rsqrt cbrt exp exp2 expm1 log log1p logistic sin cos tan sinh cosh tanh asin acos
-    atan atan2 asinh acosh atanh erf erfc erf_inv""".split()
-)
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _ENDLESS = 2**30
 _MOST_BYTES = 2**26
-CONTROL = ("while", "scan", "cond")
 
 
 @dataclass(frozen=True)
@@ -54,21 +41,24 @@ class Split:
 
 
 def run_again(eqn: _jax.JaxprEqn) -> bool:
-    """Whether an equation outside all loops may be run again in the reverse sweep."""
+    """Whether an equation outside all loops may be run again in the reverse sweep.
+
+    What takes little computation is: to compute it twice costs less than to write and read it.
+    """
     if eqn.primitive.name == "dot_general":
         (summed, _), _ = eqn.params["dimension_numbers"]
         return math.prod(eqn.invars[0].aval.shape[i] for i in summed) <= FEW_TERMS
-    return eqn.primitive.name in CHEAP
+    return effort_of(eqn) <= Effort.ARITHMETIC
 
 
 def run_again_inside(eqn: _jax.JaxprEqn) -> bool:
     """The same inside a loop: a loop inside it is run again, so that its tape does not outlive the iteration."""
-    return run_again(eqn) or eqn.primitive.name in CONTROL
+    return run_again(eqn) or is_control(eqn)
 
 
 def run_again_from_host(eqn: _jax.JaxprEqn) -> bool:
     """The same where what is saved lies in the host's memory: all that is computed element by element."""
-    return run_again(eqn) or eqn.primitive.name in FUNCTIONS
+    return run_again(eqn) or effort_of(eqn) <= Effort.FUNCTION
 
 
 def run_again_in_frame(eqn: _jax.JaxprEqn) -> bool:
@@ -126,7 +116,7 @@ def _decides(eqn: _jax.JaxprEqn, rounded: set[_jax.Var]) -> bool:
     A branch must go back the way it came. And JAX's derivative of a maximum looks for the entry that equals it.
     """
     name = eqn.primitive.name
-    if name not in _COMPARISONS or (eqn.outvars[0].aval.shape and name not in ("eq", "ne")):
+    if not facts_of(eqn).compares or (eqn.outvars[0].aval.shape and name not in ("eq", "ne")):
         return False
     return any(not isinstance(a, _jax.Literal) and a in rounded for a in eqn.invars)
 

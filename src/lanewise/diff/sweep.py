@@ -26,9 +26,9 @@ from typing import Any
 import jax
 
 from lanewise import _jax
+from lanewise.core.primitives.facts import code_of, is_wrapper
 from lanewise.core.program import call_p, program_p
 from lanewise.diff.activity import moving_results
-from lanewise.diff.calls import WRAPPERS
 from lanewise.diff.checkpoint import RECORDS_INSIDE_JIT, Checkpoints
 
 Pull = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
@@ -172,16 +172,14 @@ class _Straight:
 
 
 def _rule_of(eqn: _jax.JaxprEqn) -> Rule:
-    if eqn.primitive.name in WRAPPERS:
+    if is_wrapper(eqn):
         return _wrapped
     return RULES["call" if eqn.primitive is call_p else eqn.primitive.name]
 
 
 def _has_control(eqn: _jax.JaxprEqn) -> bool:
     """Whether an equation is a construct that has a rule, or code that holds one."""
-    held = _jax.equations(
-        (eqn,), lambda e: _jax.subjaxprs(e) if e.primitive.name in WRAPPERS else ()
-    )
+    held = _jax.equations((eqn,), lambda e: _jax.subjaxprs(e) if is_wrapper(e) else ())
     return any(each.primitive is call_p or each.primitive.name in RULES for each in held)
 
 
@@ -241,8 +239,8 @@ def _run(code: _jax.Jaxpr, args: Sequence[Any], scope: Scope) -> list[Any]:
     """Run code, and what its equations hold in their place, so that each is seen when the trace is cut."""
 
     def rule(eqn: _jax.JaxprEqn, args: list[Any]) -> list[Any]:
-        if eqn.primitive.name in WRAPPERS:
-            return _run(eqn.params[WRAPPERS[eqn.primitive.name]], args, scope)
+        if is_wrapper(eqn):
+            return _run(code_of(eqn), args, scope)
         return _jax.run_eqn(_as_set(eqn, scope), args)
 
     return _jax.evaluate(code, args, rule)
@@ -264,4 +262,4 @@ def _wrapped(
     eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
 ) -> Swept:
     """Code that is only held together: swept as if it stood here."""
-    return sweep(eqn.params[WRAPPERS[eqn.primitive.name]], operands, moving, scope)
+    return sweep(code_of(eqn), operands, moving, scope)

@@ -32,6 +32,7 @@ from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.blocks.equations import inside, is_throw, sees_batch, tests_many, with_one_test
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.errors import LanewiseError
+from lanewise.core.primitives.facts import is_control, is_wrapper
 from lanewise.core.program import Function, Program, call_p, check_p, codes_inside, program_p
 from lanewise.dynamic.ending import may_not_end
 
@@ -234,13 +235,13 @@ class _Builder:
         if tests_many(eqn):
             one = with_one_test(eqn.replace(invars=[_jax.new_var(aval) for aval in types]))
             return self.walk(one.jaxpr, [*map(_literal, one.captures), *operands])
-        if name in ("cond", "while", "scan"):
+        if is_control(eqn):
             if name != "scan" or _calls(eqn) or may_not_end(eqn):
                 return _STRUCTURED[name](self, eqn, types)
             return self.plain(eqn, types)
         if eqn.primitive is program_p:
             return self.program(eqn, types)
-        written_out = name in _WRITTEN_OUT or (
+        written_out = is_wrapper(eqn) or (
             _calls(eqn) and not name.startswith("custom_linear_solve")
         )
         found = inside(eqn) if written_out else None
@@ -361,7 +362,6 @@ _STRUCTURED: dict[str, Callable[[_Builder, JaxprEqn, Sequence[Any]], Sequence[At
     "while": _Builder.while_,
     "scan": _Builder.scan,
 }
-_WRITTEN_OUT = frozenset("jit pjit closed_call core_call remat2 remat checkpoint".split())
 
 
 def _calls(eqn: JaxprEqn) -> bool:

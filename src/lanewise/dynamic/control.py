@@ -30,7 +30,7 @@ from typing import Any
 
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import eqn_cost
+from lanewise.core.primitives.facts import eqn_cost, is_safe
 from lanewise.core.program import Program
 from lanewise.dynamic.code import (
     Branch,
@@ -52,12 +52,6 @@ from lanewise.dynamic.ending import may_not_end
 EXPENSIVE = 128.0
 # The same for any operations.
 EXPENSIVE_AT_ALL = 20_000.0
-
-# What is cheap and finite wherever its operands are: a branch of these alone is a select.
-_SAFE = frozenset(
-    """abs add and broadcast_in_dim clamp concatenate convert_element_type copy dynamic_slice eq expand_dims ge gt iota
-    le lt max min mul ne neg not or reshape select_n slice squeeze stop_gradient sub xor""".split()
-)
 
 
 @dataclass(frozen=True)
@@ -218,9 +212,9 @@ def _refuse(what: str, line: str, reason: JaxprEqn | None) -> None:
 
 
 def _selects(op: Branch) -> bool:
-    """Whether a branch is as cheap as to choose between what its sides give."""
+    """Whether a branch is as cheap as a choice between what its sides give, which is finite if their operands are."""
     inner = [each for code in op.branches for each in code.ops]
-    return all(isinstance(each, Plain) and each.eqn.primitive.name in _SAFE for each in inner)
+    return all(isinstance(each, Plain) and is_safe(each.eqn) for each in inner)
 
 
 # -- same ------------------------------------------------------------------------------------------------

@@ -32,21 +32,13 @@ from typing import Any
 import jax
 
 from lanewise import _jax
+from lanewise.core.primitives.facts import Effort, code_of, effort_of, is_wrapper
 from lanewise.dynamic.table import Piece
 
-# Arithmetic and shapes: run again wherever what they give is needed.
-_TRIVIAL = frozenset(
-    """abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy copy_p eq expand_dims ge gt
-    iota is_finite le lt max min mul ne neg not or pad real imag reshape rev select_n sign slice split
-    square squeeze stop_gradient sub transpose xor""".split()
-)
+# Run again wherever what they give is needed: arithmetic and shapes.
+_TRIVIAL = Effort.ARITHMETIC
 # Run again for all rows at once, rather than saved; what any other equation gives is saved.
-CHEAP = _TRIVIAL | frozenset(
-    """atan2 bitcast_convert_type ceil cos cosh div dynamic_slice erf exp exp2 expm1 floor gather integer_pow log log1p
-    logistic nextafter population_count pow reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum rem
-    round rsqrt shift_left shift_right_arithmetic shift_right_logical sin sinh sqrt tan tanh""".split()
-)
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint")
+_CHEAP = Effort.SUM
 # Two numbers of rows that no other axis is likely to have.
 _PROBES = (10_007, 10_009)
 
@@ -228,7 +220,7 @@ def _chosen(joint: _Joint, axis: dict[Any, int | None]) -> tuple[list[Any], list
     _, cuts, primal = _linear_parts(joint, axis)
     have = {*joint.shared, *joint.rows, *_vars(joint.results)}
 
-    def back(start: list[Any], through: frozenset[str]) -> list[Any]:
+    def back(start: list[Any], through: Effort) -> list[Any]:
         """What stops a walk back from some values through equations that may run again."""
         found: dict[Any, None] = {}
         seen: set[Any] = set()
@@ -239,13 +231,13 @@ def _chosen(joint: _Joint, axis: dict[Any, int | None]) -> tuple[list[Any], list
                 continue
             seen.add(v)
             # What shared operands alone make is the same for all levels.
-            if axis[v] is None or makers[v].primitive.name in through:
+            if axis[v] is None or effort_of(makers[v]) <= through:
                 todo += _vars(makers[v].invars)
             else:
                 found[v] = None
         return list(found)
 
-    saved = back(primal, CHEAP)
+    saved = back(primal, _CHEAP)
     have.update(saved)
     prepared = back(primal, _TRIVIAL)
     place = {v: i for i, v in enumerate([*joint.adjoints, *_made(joint.jaxpr.eqns)])}
@@ -302,17 +294,14 @@ def _inlined(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
     def code(*args: Any) -> list[Any]:
         return _evaluate(jaxpr, args)
 
-    if not any(e.primitive.name in _CALLS for e in jaxpr.eqns):
+    if not any(is_wrapper(e) for e in jaxpr.eqns):
         return jaxpr
     return _inlined(_jax.trace(code, [v.aval for v in jaxpr.invars]).jaxpr)
 
 
 def _evaluate(jaxpr: _jax.Jaxpr, args: Sequence[Any]) -> list[Any]:
     def rule(eqn: _jax.JaxprEqn, given: list[Any]) -> list[Any]:
-        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-        if eqn.primitive.name in _CALLS and inner is not None:
-            return _evaluate(inner, given)
-        return _jax.run_eqn(eqn, given)
+        return _evaluate(code_of(eqn), given) if is_wrapper(eqn) else _jax.run_eqn(eqn, given)
 
     return _jax.evaluate(jaxpr, args, rule)
 

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal
 from lanewise.blocks.equations import Inside, inside
+from lanewise.core.primitives.facts import is_wrapper
 from lanewise.core.program import call_p, check_p, codes_inside, is_part, program_p
-
-_WRITTEN_OUT = frozenset(("jit", "pjit", "closed_call", "core_call"))
 
 
 @dataclass(eq=False)
@@ -85,7 +84,7 @@ def written_out(jaxpr: Jaxpr, args: Sequence[Atom], consts: Sequence[Any]) -> Bo
 
 def _wrapped(eqn: JaxprEqn) -> Inside | None:
     """The code that is written out in place of an equation: what JAX wraps, programs that do not call themselves."""
-    if eqn.primitive.name in _WRITTEN_OUT:
+    if is_wrapper(eqn):
         return inside(eqn)
     if eqn.primitive is not program_p or eqn.params["lanes"] or eqn.params["options"].stats:
         return None

@@ -27,7 +27,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import JaxprEqn, Var
-from lanewise.dynamic.cut import CHEAP
+from lanewise.core.primitives.facts import Effort, effort_of
 from lanewise.dynamic.table import Type
 
 
@@ -66,8 +66,8 @@ def gathers_first(
 
 
 def _is_fused(eqn: JaxprEqn) -> bool:
-    held = [each.primitive.name for each in _jax.equations((eqn,)) if not [*_jax.subjaxprs(each)]]
-    return all(name in CHEAP and not name.startswith("reduce") for name in held)
+    held = [each for each in _jax.equations((eqn,)) if not [*_jax.subjaxprs(each)]]
+    return all(effort_of(each) <= Effort.FUNCTION for each in held)
 
 
 def before_all_else(tables: Any, rows: Callable[[Any], Sequence[Any]]) -> list[Any]:

@@ -27,7 +27,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import bytes_of, eqn_cost, size_of
+from lanewise.core.primitives.facts import bytes_of, eqn_cost, size_of
 from lanewise.dynamic.code import Op, Plain, Table, codes_in, ops_in, reads, variables
 from lanewise.dynamic.control import VARIES, Control, is_expensive
 from lanewise.dynamic.ending import with_programs

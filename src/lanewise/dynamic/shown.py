@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lanewise._jax import JaxprEqn
-from lanewise.blocks.equations import cost_of
+from lanewise.core.primitives.facts import cost_of
 from lanewise.dynamic.levels import ByLevels
 from lanewise.dynamic.pieces import Kind
 

@@ -11,7 +11,6 @@ but which elements are read, such as a branch, a shape, a static power or a plai
 from __future__ import annotations
 
 import builtins
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.core.errors import LoopTypeError
 from lanewise.core.objects import Items
+from lanewise.core.primitives.facts import eqn_cost, is_product
 from lanewise.frontend import values
 from lanewise.frontend.branch import progress, trace_side
 from lanewise.frontend.loop import Stageable, try_once
@@ -231,21 +231,10 @@ def _is_worth_a_loop(items: Any, body: Callable[[Any], None], variables: Variabl
 
 def _holds_large_product(jaxpr: Jaxpr) -> bool:
     """Whether a matrix product or a convolution of some size is in the code, also inside loops and branches."""
-    return any(_multiplications(eqn) >= LARGE for eqn in _jax.equations(jaxpr.eqns))
-
-
-def _multiplications(eqn: JaxprEqn) -> int:
-    match eqn.primitive.name:
-        case "dot_general":
-            (contracted, _), _ = eqn.params["dimension_numbers"]
-            depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
-        case "conv_general_dilated":
-            features = eqn.params["dimension_numbers"].rhs_spec[0]
-            kernel = eqn.invars[1].aval
-            depth = kernel.size // max(kernel.shape[features], 1)
-        case _:
-            return 0
-    return depth * eqn.outvars[0].aval.size
+    return any(
+        is_product(eqn) and eqn_cost(eqn).products >= 2 * LARGE
+        for eqn in _jax.equations(jaxpr.eqns)
+    )
 
 
 def _same_code(one: Jaxpr, other: Jaxpr) -> bool:

@@ -23,6 +23,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import JaxprEqn, batching, mlir
 from lanewise.core.options import Options
+from lanewise.core.primitives.facts import facts_of
 from lanewise.core.program import (
     Program,
     program_p,
@@ -30,9 +31,6 @@ from lanewise.core.program import (
     with_options_inside,
     without_part,
 )
-
-# What draws from a key that is its first operand.
-_DRAWS = frozenset(("random_bits", "random_split", "random_fold_in", "random_gamma"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +70,7 @@ def _draws(eqn: JaxprEqn) -> bool:
     """Whether an equation draws from a key that must be drawn from by itself."""
     if eqn.primitive.name == "rng_bit_generator":
         return True
-    if eqn.primitive.name not in _DRAWS or not _jax.is_key(eqn.invars[0].aval):
+    if not facts_of(eqn).draws or not _jax.is_key(eqn.invars[0].aval):
         return False
     return _jax.key_implementation(eqn.invars[0].aval.dtype) != "threefry2x32"
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
 from lanewise.blocks.form import Block
+from lanewise.core.primitives.facts import is_lookup
 
 # Reading fewer elements than this for each lane costs less than waiting.
 SHARED_ELEMENTS = 1024
@@ -32,8 +33,6 @@ BUCKETS = 64
 
 # An index of more numbers than this is not a place but a selection.
 MOST_NUMBERS = 4
-
-_LOOKUPS = frozenset(("dynamic_slice", "gather"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +59,7 @@ def lookups(block: Block, is_uniform: Callable[[Var], bool]) -> tuple[Lookup, ..
         own = [atom for atom in eqn.invars[1:] if isinstance(atom, Var) and not same(atom)]
         late = any(atom in after_lookup for atom in eqn.invars if isinstance(atom, Var))
         if (
-            eqn.primitive.name in _LOOKUPS
+            is_lookup(eqn)
             and same(eqn.invars[0])
             and own
             and not late

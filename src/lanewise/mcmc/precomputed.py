@@ -23,13 +23,7 @@ from jax.core import Tracer
 
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Var
-
-EXPENSIVE = frozenset(
-    {
-        *("cholesky", "lu", "qr", "geqrf", "householder_product", "triangular_solve"),
-        *("eigh", "eig", "svd", "schur", "tridiagonal_solve", "dot_general", "fft", "sort"),
-    }
-)
+from lanewise.core.primitives.facts import is_matrix_work
 
 
 def precomputed(density: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -62,7 +56,7 @@ def _early(code: Jaxpr, known: set[Var]) -> set[int]:
         if eqn.effects or not all(atom in known or atom in makes for atom in inputs):
             continue
         makes.update(dict.fromkeys(eqn.outvars, at))
-        if any(inner.primitive.name in EXPENSIVE for inner in _jax.equations((eqn,))):
+        if any(map(is_matrix_work, _jax.equations((eqn,)))):
             expensive.append(at)
     found: set[int] = set()
     while expensive:

@@ -25,8 +25,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lanewise._jax import Atom, Literal, Var
-from lanewise.blocks.equations import bytes_of
 from lanewise.core.errors import InternalError
+from lanewise.core.primitives.facts import bytes_of
 from lanewise.place.owners import Owners, Places
 from lanewise.place.packing import MOST_BYTES
 from lanewise.place.regions import Branch, Check, Code, Node, Op, Region, Scan, While

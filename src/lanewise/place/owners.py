@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import jax.numpy as jnp
 
 from lanewise._jax import Atom, Literal, Var
-from lanewise.blocks.equations import bytes_of
+from lanewise.core.primitives.facts import bytes_of
 from lanewise.place.cheap import is_cheap
 from lanewise.place.regions import Branch, Check, Code, Node, Op, Region, Scan, While
 

@@ -32,13 +32,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from lanewise import _jax
-from lanewise.blocks.equations import (
-    any_eqn,
-    eqn_cost,
-    guards_a_loop,
-    refuse_collectives,
-    sees_batch,
-)
+from lanewise.blocks.equations import any_eqn, guards_a_loop, refuse_collectives, sees_batch
 from lanewise.blocks.link import Linked
 from lanewise.carriers.table import ALONE, carrier_of
 from lanewise.core.errors import CompilerError, OptionError
@@ -54,6 +48,7 @@ from lanewise.plan.expected import (
     computes_much,
     expected,
     may_depend_on_divergence,
+    multiplies,
     work_of_blocks,
     work_of_entry,
     worth_compiling,
@@ -164,7 +159,7 @@ def _by_levels_if_better(job: Job, failed: str | None) -> Plan:
 def _in_parts_if_better(job: Job) -> Plan | None:
     """Some calls by levels, where that is what they would be run by alone, though the whole is not."""
     least = job.profile.level_products / MOST_PRODUCTS_OF_A_PIECE
-    if not any_eqn(job.program, lambda eqn: eqn_cost(eqn).products >= least):
+    if not multiplies(job.program, least):
         return None
     carrier: Any = carrier_of("ticks", "levels")
     why = "calls around matrix products whose control does not wait for them come first"
@@ -187,9 +182,14 @@ def _by_code(job: Job) -> Plan:
 def _planned(job: Job, failed: str | None) -> Plan:
     refuse_collectives(job.program)
     if failed is not None and job.options.carrier == "auto":
-        found = _decided(job.with_options(carrier="ticks"), may_meet=False)
-        return replace(found, job=job, why=f"{found.why}; not each lane by itself: {failed}")
+        return _by_ticks(job, failed, may_meet=False)
     return _decided(job, may_meet=failed is None)
+
+
+def _by_ticks(job: Job, refused: str, *, may_meet: bool) -> Plan:
+    """The plan where each lane by itself would be better, but cannot be."""
+    found = _decided(job.with_options(carrier="ticks"), may_meet=may_meet)
+    return replace(found, job=job, why=f"{found.why}; not each lane by itself: {refused}")
 
 
 def _offered(job: Job, carrier: str, schedule: str, why: str) -> Plan:
@@ -226,6 +226,8 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
     if options.carrier == "auto" and not (meets and platform == "gpu"):
         better = _alone_if_better if job.lanes else _recursion_alone_if_better
         found = better(job, linked, meets)
+        if isinstance(found, str):
+            return _by_ticks(job, found, may_meet=may_meet)
         if found is not None:
             return found
     if around_products and options.carrier == "auto":
@@ -271,7 +273,7 @@ def _met_on_native(job: Job) -> Plan | None:
         return None
     why = "a recursion around matrix products with matrices that lanes share, at which those of a core meet"
     found = _alone(job, why)
-    if found is None or found.emitted is None or not found.emitted.meets:
+    if not isinstance(found, Plan) or found.emitted is None or not found.emitted.meets:
         return None
     shared = sum(
         math.prod(o.shape) * o.dtype.itemsize for o in found.emitted.operands if not o.varies
@@ -317,8 +319,7 @@ def forks(job: Job) -> bool:
         return False
     # To plan it takes its blocks, which most gradients have no use for.
     least = job.profile.fork_products / MOST_PRODUCTS_OF_A_PIECE
-    large = any_eqn(job.program, lambda eqn: eqn_cost(eqn).products >= least)
-    return large and _by_code(job).schedule == "fork"
+    return multiplies(job.program, least) and _by_code(job).schedule == "fork"
 
 
 def _measured(job: Job, operands: Sequence[Any]) -> Plan:
@@ -353,26 +354,23 @@ def _measured(job: Job, operands: Sequence[Any]) -> Plan:
         if name != "native":
             return _offered(job, "ticks", name, why)
         offer = _alone(job, why)
-        if offer is not None:
+        if isinstance(offer, Plan):
             return offer
     return suggested
 
 
-def _alone(job: Job, why: str) -> Plan | None:
-    """Each lane by itself, if there is a carrier for that here which takes the job."""
+def _alone(job: Job, why: str) -> Plan | str | None:
+    """Each lane by itself, if there is a carrier for that here; or why that refuses the job."""
     name = job.profile.alone
-    if name is None:
-        return None
-    found = carrier_of(name, "auto").offer(job, "auto", why)
-    return None if isinstance(found, str) else found
+    return None if name is None else carrier_of(name, "auto").offer(job, "auto", why)
 
 
-def _alone_if_better(job: Job, linked: Linked, meets: bool) -> Plan | None:
+def _alone_if_better(job: Job, linked: Linked, meets: bool) -> Plan | str | None:
     why = better_alone(linked, job.examples, meets)
     return None if why is None else _alone(job, why)
 
 
-def _recursion_alone_if_better(job: Job, linked: Linked, meets: bool) -> Plan | None:
+def _recursion_alone_if_better(job: Job, linked: Linked, meets: bool) -> Plan | str | None:
     """A lone call that XLA's own loops cannot run, as machine code with a stack, where its arrays are small.
 
     A machine of one lane pays for a tick at every block, and XLA takes many times as long as a C++ compiler for it.
@@ -381,7 +379,7 @@ def _recursion_alone_if_better(job: Job, linked: Linked, meets: bool) -> Plan | 
         return None
     found = _alone_if_better(job, linked, meets)
     # Without a C++ compiler the code is XLA's either way.
-    return None if found is None or found.path == "XLA" else found
+    return None if isinstance(found, Plan) and found.path == "XLA" else found
 
 
 def _straight_if_better(job: Job, linked: Linked) -> Plan | None:
@@ -406,7 +404,7 @@ def _native_if_worth(job: Job, work: Work) -> Plan | None:
     why = worth_compiling(work, job.examples)
     found = None if why is None else _alone(job, why)
     # By XLA, a lane by itself is no better than XLA's own batching.
-    return None if found is None or found.path == "XLA" else found
+    return found if isinstance(found, Plan) and found.path != "XLA" else None
 
 
 def given_up(program: Program) -> str | None:

@@ -17,18 +17,23 @@ from dataclasses import dataclass
 
 from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import (
-    ASSUMED_TRIPS,
-    FREE,
-    TRANSCENDENTAL,
-    Cost,
-    eqn_cost,
-    guards_a_loop,
-    sees_batch,
-    size_of,
-)
+from lanewise.blocks.equations import any_eqn, guards_a_loop, sees_batch
 from lanewise.blocks.form import Block
 from lanewise.blocks.link import Linked
+from lanewise.core.primitives.facts import (
+    ASSUMED_TRIPS,
+    FUNCTION,
+    Cost,
+    eqn_cost,
+    holds_code,
+    is_free,
+    is_function,
+    is_reduction,
+    is_root,
+    is_update,
+    passes,
+    size_of,
+)
 from lanewise.core.profile import CPU
 from lanewise.core.program import Program, call_p, program_p
 from lanewise.job.job import Job
@@ -113,12 +118,14 @@ def expected(job: Job, linked: Linked, found: Sample) -> dict[str, float]:
 
 def computes_much(eqn: JaxprEqn) -> bool:
     """Whether an equation makes a large array, other than by looping or by reading and writing parts of one."""
-    name = eqn.primitive.name
-    if eqn.primitive is call_p or name in FREE or list(_jax.subjaxprs(eqn)):
-        return False
-    if name.startswith(("scatter", "dynamic_update")):
+    if eqn.primitive is call_p or is_free(eqn) or is_update(eqn) or list(_jax.subjaxprs(eqn)):
         return False
     return any(size_of(var) > MOST_ELEMENTS_ALONE for var in eqn.outvars)
+
+
+def multiplies(program: Program, least: float) -> bool:
+    """Whether an equation of the program has products of at least so many operations."""
+    return any_eqn(program, lambda eqn: eqn_cost(eqn).products >= least)
 
 
 def largest_of_a_lane(linked: Linked) -> int:
@@ -275,7 +282,7 @@ def _work(eqn: JaxprEqn) -> Work:
             if isinstance(eqn.invars[0], Literal)
             else _STRIDED + _STRIDED_NUMBER * size
         )
-    if name in FREE:
+    if is_free(eqn):
         return Work()
     if name == "cond":
         sides = [_all(branch.eqns) for branch in eqn.params["branches"]]
@@ -298,27 +305,15 @@ def _work(eqn: JaxprEqn) -> Work:
             rest + share * cost.products for share in (CPU.product_alone, CPU.product_together)
         )
         return Work(alone, together + _MOVED * size, 1)
-    inner = list(_jax.subjaxprs(eqn))
-    if inner and not name.startswith("reduce"):
-        return max((_all(jaxpr.eqns) for jaxpr in inner), key=lambda work: work.alone)
-    given = sum(size_of(atom) for atom in eqn.invars)
-    if name.startswith(("reduce_", "arg", "cum")):
-        return Work(_ADDED_ALONE * given, _ADDED_TOGETHER * given, 1)
-    if name in _ROOTS:
+    if holds_code(eqn):
+        return max((_all(jaxpr.eqns) for jaxpr in _jax.subjaxprs(eqn)), key=lambda work: work.alone)
+    if is_reduction(eqn):
+        return Work(_ADDED_ALONE * cost.operations, _ADDED_TOGETHER * cost.operations, 1)
+    if is_root(eqn):
         return Work(_ROOT * size, _ROOT * _FUSED * size)
-    if name in TRANSCENDENTAL:
-        return Work(_FUNCTION_ALONE * size, _FUNCTION_TOGETHER * size)
-    if _is_elementwise(eqn):
-        return Work(cost.operations, _FUSED * cost.operations)
-    return Work(cost.operations, cost.operations + _MOVED * size, 1)
-
-
-def _is_elementwise(eqn: JaxprEqn) -> bool:
-    """Whether each number of the result comes of the numbers at its own place."""
-    shapes = {atom.aval.shape for atom in (*eqn.invars, *eqn.outvars)}
-    return len(shapes - {()}) <= 1 and eqn.primitive.name not in _ACROSS
-
-
-_ROOTS = frozenset(("sqrt", "rsqrt"))
-# These have operands and results of one shape too.
-_ACROSS = frozenset("concatenate gather sort transpose rev dynamic_slice pad roll cumsum".split())
+    if is_function(eqn):
+        functions = cost.operations / FUNCTION
+        return Work(_FUNCTION_ALONE * functions, _FUNCTION_TOGETHER * functions)
+    if passes(eqn):
+        return Work(cost.operations, cost.operations + _MOVED * size, 1)
+    return Work(cost.operations, _FUSED * cost.operations)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lanewise.blocks.analysis import Storage
-from lanewise.blocks.equations import cost_of
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -32,6 +31,7 @@ from lanewise.blocks.form import (
     callees,
     successors,
 )
+from lanewise.core.primitives.facts import cost_of
 from lanewise.watch.svg import (
     CODE_FONT,
     FONT,

@@ -403,6 +403,6 @@ def _in_equations(eqns: Iterable[JaxprEqn], around: str = "") -> Iterator[Obstac
         called = inside(eqn)
         if called is not None:
             yield from _in_equations(called.jaxpr.eqns, line)
-        elif name in ("while", "cond", "scan"):
+        else:
             for inner in _jax.subjaxprs(eqn):
                 yield from _in_equations(inner.eqns, line)

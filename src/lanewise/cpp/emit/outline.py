@@ -24,9 +24,19 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
-from lanewise.blocks.equations import CALL_LIKE, FREE, TRANSCENDENTAL, UPDATES, size_of, tests_many
+from lanewise.blocks.equations import tests_many
 from lanewise.blocks.form import Block, terminator_atoms
 from lanewise.blocks.link import Linked
+from lanewise.core.primitives.facts import (
+    code_of,
+    facts_of,
+    is_call,
+    is_free,
+    is_function,
+    is_random,
+    is_update,
+    size_of,
+)
 from lanewise.cpp.emit.late import products_late
 from lanewise.cpp.emit.repeats import repeats
 
@@ -318,7 +328,7 @@ def _holds_code(eqn: JaxprEqn) -> bool:
 def _edited(eqn: JaxprEqn) -> list[Var]:
     """The long arrays that an equation writes into, where they lie, if nobody else wants them."""
     name = eqn.primitive.name
-    if name in UPDATES:
+    if is_update(eqn):
         found: Sequence[Atom] = eqn.invars[:1]
     elif name == "while":
         found = _jax.While.of(eqn, eqn.invars).init
@@ -338,26 +348,8 @@ def _edited(eqn: JaxprEqn) -> list[Var]:
 
 # -- likeness ------------------------------------------------------------------------------------------
 
-# Parameters that hold code which is written where the equation is.
-_CODE = {name: (param,) for name, param in CALL_LIKE.items()} | {
-    "scan": ("jaxpr",),
-    "while": ("cond_jaxpr", "body_jaxpr"),
-    "cond": ("branches",),
-}
-# What the text of an equation weighs, in loops of elementwise code; those of primitives by how their names begin.
+# What the text of an equation weighs, in loops of elementwise code, where its row does not say.
 _SCALAR, _FUNCTION_OF_SCALAR, _CONTROL = 0.1, 0.5, 2.0
-_WEIGHTS = {
-    name: weight
-    for weight, names in {
-        2.0: "dynamic_slice dynamic_update_slice concatenate pad reduce_ arg cum",
-        3.0: "gather",
-        4.0: "dot_general scatter",
-        12.0: "sort top_k conv_general_dilated cholesky triangular_solve",
-        20.0: "lu householder_product",
-        30.0: "eigh svd qr",
-    }.items()
-    for name in names.split()
-}
 
 
 def held_code(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
@@ -365,7 +357,7 @@ def held_code(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
     if tests_many(eqn):
         return ()
     found: list[Jaxpr] = []
-    for name in _CODE.get(eqn.primitive.name, ()):
+    for name in facts_of(eqn).code:
         value = eqn.params[name]
         found += value if isinstance(value, tuple | list) else [value]
     return tuple(found)
@@ -375,7 +367,7 @@ def with_code(eqn: JaxprEqn, code: Iterable[Jaxpr]) -> JaxprEqn:
     """The equation with other code in these places."""
     left = iter(code)
     params = dict(eqn.params)
-    for name in _CODE[eqn.primitive.name]:
+    for name in facts_of(eqn).code:
         value = params[name]
         several = isinstance(value, tuple | list)
         params[name] = type(value)(next(left) for _ in value) if several else next(left)
@@ -418,30 +410,29 @@ class Likeness:
         return sum(map(self.weight, eqns))
 
     def _weigh(self, eqn: JaxprEqn) -> float:
-        name = eqn.primitive.name
-        if name in _CODE:
-            around = 0.0 if name in CALL_LIKE else _CONTROL
+        facts = facts_of(eqn)
+        if facts.code:
+            around = 0.0 if is_call(eqn) else _CONTROL
             return around + sum(self.weights(code.eqns) for code in held_code(eqn))
-        if name in FREE or name == "iota":
+        if is_free(eqn):
             return 0.0
         largest = max((size_of(atom) for atom in (*eqn.invars, *eqn.outvars)), default=1)
-        if largest <= 1 and name not in _WEIGHTS:
-            return _FUNCTION_OF_SCALAR if name in TRANSCENDENTAL else _SCALAR
+        if largest <= 1 and facts.text is None:
+            return _FUNCTION_OF_SCALAR if is_function(eqn) else _SCALAR
         # Short arrays are scalars in a row.
         share = min(1.0, _SCALAR * largest)
-        kind = next((known for known in _WEIGHTS if name.startswith(known)), "")
-        return share * _WEIGHTS.get(kind, 1.0)
+        return share * (1.0 if facts.text is None else facts.text)
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _key(self, eqn: JaxprEqn) -> Hashable:
         name = eqn.primitive.name
-        if name in CALL_LIKE:
-            params: Hashable = self.code(eqn.params[CALL_LIKE[name]])
+        if is_call(eqn):
+            params: Hashable = self.code(code_of(eqn))
         else:
             params = tuple((key, self._param(eqn.params[key])) for key in sorted(eqn.params))
-        layout = _jax.threefry_partitionable(eqn) if name.startswith(("random", "three")) else None
+        layout = _jax.threefry_partitionable(eqn) if is_random(eqn) else None
         return (
             name,
             params,

@@ -30,6 +30,7 @@ from typing import Any
 
 from lanewise._jax import Atom, JaxprEqn, Var
 from lanewise.blocks.analysis import Known
+from lanewise.core.primitives.facts import facts_of
 
 Index = int | str
 Roots = frozenset[str]
@@ -291,20 +292,6 @@ def joined_roots(values: Sequence[Value]) -> Roots:
 
 # -- readers -------------------------------------------------------------------------------------------
 
-# Primitives whose rule evaluates every element of its operands at most once, where the result is evaluated or stored.
-MAPS = frozenset(
-    """
-    abs add and asin acos atan atan2 asinh acosh atanh cbrt ceil clamp clz complex conj convert_element_type copy copy_p
-    cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p
-    logistic lt max min mul ne neg nextafter not or population_count pow real reduce_precision rem round rsqrt
-    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-    xor bitcast_convert_type add_any optimization_barrier pvary reduce_sum reduce_prod reduce_max reduce_min
-    reduce_and reduce_or reduce_xor argmax argmin
-    """.split()
-)
-# Primitives that only rename indices, each element of the operand appearing at most once in the result.
-RENAMES = frozenset("reshape squeeze expand_dims transpose rev slice concatenate pad".split())
-
 
 class Uses:
     """How often each variable is still read; `start` is called before each equation is written."""
@@ -334,11 +321,10 @@ class Uses:
         if reader is None or not reader.outvars:
             return True
         name, size = reader.primitive.name, reader.outvars[0].aval.size
-        if name in RENAMES or (name == "broadcast_in_dim" and var.aval.size == size):
+        if facts_of(reader).renames or (name == "broadcast_in_dim" and var.aval.size == size):
             return self.fuses(reader.outvars[0])
         # An axis of one element that is spread over a longer one would be evaluated again and again.
-        spread = name not in ("concatenate", "pad") and var.aval.size < size
-        return name in MAPS and not spread
+        return facts_of(reader).fuses and var.aval.size >= size
 
 
 def uses_of(eqns: Sequence[JaxprEqn], outputs: Iterable[Atom]) -> Uses:

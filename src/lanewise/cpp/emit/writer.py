@@ -23,7 +23,7 @@ from lanewise.blocks.analysis import evaluate, value_of
 from lanewise.blocks.equations import implementation
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.dtypes import Layout, OneThread
-from lanewise.cpp.emit.rules import RULES, Unsupported
+from lanewise.cpp.emit.rules import Unsupported, rule_for
 from lanewise.cpp.emit.values import (
     Index,
     Mapped,
@@ -309,10 +309,9 @@ class Writer:
             self.line("LW_MEET")
 
     def _write(self, eqn: JaxprEqn) -> None:
-        name = eqn.primitive.name
         try:
-            if name in RULES:
-                RULES[name](self, eqn)
+            if (rule := rule_for(eqn)) is not None:
+                rule(self, eqn)
             elif (traced := implementation(eqn)) is not None:
                 self.inline_traced(traced, eqn)
             else:
@@ -320,7 +319,7 @@ class Writer:
         except Unsupported as refusal:
             if refusal.operation:
                 raise
-            raise Unsupported(refusal.why, name, _jax.user_line(eqn)) from None
+            raise Unsupported(refusal.why, eqn.primitive.name, _jax.user_line(eqn)) from None
 
     def dies(self, atom: Atom) -> bool:
         """Whether the equation being written is the last reader of a variable, and its memory may be written over."""

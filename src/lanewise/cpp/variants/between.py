@@ -28,6 +28,7 @@ from lanewise.blocks.equations import holds_while, inside
 from lanewise.blocks.form import Block, Branch, Call, Jump, TailCall, successors
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
+from lanewise.core.primitives.facts import facts_of
 from lanewise.cpp.emit.bodies import Bodies
 from lanewise.cpp.emit.dtypes import Warp
 from lanewise.cpp.emit.emit import Emitter
@@ -38,16 +39,6 @@ from lanewise.cpp.emit.values import Part, Place, Scalar, Stored
 
 # The most memory that the threads of a lane may share for temporaries.
 MOST_SHARED_BYTES = 40_000
-# What threads that run a lane together may each do to a long array: it writes without reading what it writes over.
-DONE_TWICE = frozenset(
-    "add add_any sub mul div rem neg abs sign max min clamp square integer_pow pow sqrt rsqrt cbrt exp exp2 expm1 log"
-    " log1p logistic tanh sinh cosh sin cos tan asin acos atan atan2 erf erfc erf_inv lgamma digamma floor ceil round"
-    " is_finite nextafter and or not xor eq ne lt le gt ge select_n shift_left shift_right_logical"
-    " shift_right_arithmetic population_count clz convert_element_type bitcast_convert_type copy copy_p stop_gradient"
-    " broadcast_in_dim reshape squeeze expand_dims slice transpose rev concatenate pad iota unfilled dynamic_slice"
-    " dynamic_update_slice scatter dot_general reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or"
-    " random_bits random_split random_fold_in random_wrap random_unwrap random_seed threefry2x32".split()
-)
 
 
 def emit_between(
@@ -75,7 +66,7 @@ def _all_may_be_done_twice(linked: Linked, expensive: Sequence[int]) -> bool:
 
 
 def _may_be_done_twice(eqn: JaxprEqn) -> bool:
-    if eqn.primitive.name in DONE_TWICE:
+    if facts_of(eqn).repeatable:
         return True
     if not any(Warp().shares(math.prod(a.aval.shape)) for a in (*eqn.invars, *eqn.outvars)):
         return True

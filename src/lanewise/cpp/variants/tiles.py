@@ -24,24 +24,16 @@ from lanewise.blocks.analysis import Known, evaluate, value_of
 from lanewise.blocks.equations import inside
 from lanewise.blocks.form import Block, Branch, successors
 from lanewise.blocks.link import Linked
+from lanewise.core.primitives.facts import Vector, facts_of
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.bodies import Bodies
 from lanewise.cpp.emit.emit import Emitter
 from lanewise.cpp.emit.emitted import Emitted
-from lanewise.cpp.emit.rules.functions import VECTOR_FUNCTIONS
 from lanewise.cpp.emit.structure import HALT, Node
 from lanewise.cpp.emit.values import Scalar
 
 # The lanes of a tile: one to four vectors of 32-bit numbers.
 TILE = 16
-# What a compiler has vector instructions for.
-_VECTOR_OPERATIONS = frozenset(
-    "add add_any sub mul neg abs sign max min clamp square integer_pow sqrt rsqrt floor ceil round is_finite"
-    " and or not xor eq ne lt le gt ge select_n shift_left shift_right_logical shift_right_arithmetic"
-    " convert_element_type bitcast_convert_type copy stop_gradient"
-    " random_bits random_fold_in".split()
-)
-_DIVISIONS = ("div", "rem")
 _VECTOR_TYPES = ("bool", "int32", "uint32", "float32", "int64", "uint64", "float64", "key2")
 
 
@@ -104,21 +96,28 @@ def _vectorizes(eqns: Iterable[JaxprEqn], known: Known) -> bool:
 def _has_instruction(eqn: JaxprEqn, known: Known) -> bool:
     if not all(map(_fits, (*eqn.invars, *eqn.outvars))):
         return False
-    name = eqn.primitive.name
-    if name in _DIVISIONS and dtypes.is_float(eqn.outvars[0].aval.dtype):
-        return name == "div"
-    if name in _DIVISIONS:
-        # By a constant it is a product and a shift.
-        return value_of(known, eqn.invars[1]) not in (None, 0, -1)
-    if name in VECTOR_FUNCTIONS:
-        return all(atom.aval.dtype == "float32" for atom in eqn.invars)
     called = inside(eqn)
     if called is None:
-        return name in _VECTOR_OPERATIONS
+        return _has_vector_form(eqn, known)
     given = zip(called.jaxpr.invars, called.operands, strict=True)
     values = {var: value_of(known, atom) for var, atom in given}
     found = {var: value for var, value in values.items() if value is not None}
     return not called.consts and _vectorizes(called.jaxpr.eqns, found)
+
+
+def _has_vector_form(eqn: JaxprEqn, known: Known) -> bool:
+    match facts_of(eqn).vector:
+        case Vector.FLOAT32:
+            return all(atom.aval.dtype == "float32" for atom in eqn.invars)
+        case Vector.QUOTIENT if dtypes.is_float(eqn.outvars[0].aval.dtype):
+            return True
+        case Vector.REMAINDER if dtypes.is_float(eqn.outvars[0].aval.dtype):
+            return False
+        case Vector.QUOTIENT | Vector.REMAINDER:
+            # By a constant it is a product and a shift.
+            return value_of(known, eqn.invars[1]) not in (None, 0, -1)
+        case found:
+            return found is Vector.ALL
 
 
 class _TileBodies(Bodies):

@@ -21,6 +21,7 @@ from typing import Any
 
 from lanewise import _jax
 from lanewise._jax import JaxprEqn
+from lanewise.core.primitives.facts import too_large_alone
 from lanewise.core.sources import composed, source
 
 # A function of the writer (`writer.py`, which reads this table) and the equation.
@@ -82,6 +83,14 @@ def helpers() -> dict[str, str]:
     # What JAX answers depends on its version.
     pole = "-lw_infinity<T>()" if _jax.DIGAMMA_AT_ZERO_IS_INFINITE else "lw_nan<T>()"
     return found | {"LW_DIGAMMA_AT_ZERO": f"#define LW_DIGAMMA_AT_ZERO {pole}"}
+
+
+def rule_for(eqn: JaxprEqn) -> Rule | None:
+    """The rule of an equation's primitive, if it has one; raises where the plain algorithm is not for its size."""
+    too_large = too_large_alone(eqn)
+    if too_large is not None:
+        raise Unsupported(too_large)
+    return RULES.get(eqn.primitive.name)
 
 
 def needed(text: str) -> str:

@@ -23,10 +23,6 @@ from lanewise.cpp.emit.rules.elementwise import c_function, dtype_of, each, wide
 from lanewise.cpp.emit.values import Scalar
 from lanewise.cpp.emit.writer import Writer
 
-# The primitives whose `float32` versions are such code.
-VECTOR_FUNCTIONS = frozenset("exp exp2 expm1 log log1p log2 logistic pow tanh".split())
-
-
 # Primitives that C++ and CUDA name alike; the single-precision name has an `f` behind it.
 _LIBRARY = """acos acosh asin asinh atan atan2 atanh ceil cos cosh erf erfc floor nextafter sin sinh sqrt tan""".split()
 # Primitives with a helper of their own, overloaded for both precisions.
