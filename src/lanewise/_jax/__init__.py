@@ -43,6 +43,7 @@ from lanewise._jax.jaxprs import (
     in_place_of,
     is_batched,
     is_linearized,
+    is_there,
     jit_disabled,
     looks_for_nan,
     new_eqn,
@@ -66,6 +67,7 @@ from lanewise._jax.jaxprs import (
     used_inputs,
     user_line,
     with_eqns,
+    without_derivative,
     without_effects,
     without_unused,
 )
