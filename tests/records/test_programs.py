@@ -416,7 +416,7 @@ def test_forests_inside_arguments() -> None:
     axes = ({"tree": 0, "shift": None}, [forest.axes])
     found = lw.vmap(shifted, in_axes=axes)({"tree": forest, "shift": 5}, [forest.roots])
     assert found.tolist() == (2 * expected + 5).tolist()
-    with pytest.raises(OptionError, match="a record Tree is one example: give `lanewise.pack"):
+    with pytest.raises(OptionError, match="a record Tree is one example: give `lanewise"):
         lw.vmap(depth)(batch[0])
     with pytest.raises(OptionError, match="a list of records is packed first"):
         lw.vmap(depth)([None, batch[0]])
