@@ -458,6 +458,7 @@ def test_inside_jit_values_cannot_decide() -> None:
             "argument 0 of op 'score' is a value of another lazy block",
         ),
         (lambda h, _: jnp.asarray(h), r"given to a JAX function inside its lazy block.*@lw.op"),
+        (lambda h, _: jnp.tanh(h), r"given to a JAX function inside its lazy block.*@lw.op"),
         (lambda h, _: lw.op(lambda x: None)(h), "op '<lambda>' has no result"),
         (lambda h, _: score(2**40) + h, "does not fit into int32"),
         (lambda h, _: score(jax.random.key(0)), "argument 0 of op 'score' is a typed PRNG key"),
@@ -474,6 +475,8 @@ def test_mistakes_are_named(call: Any, message: str) -> None:
 def test_more_mistakes() -> None:
     with pytest.raises(OptionError, match="lazy_map takes a function of one instance"):
         lw.lazy_map(3, [1])  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="takes the instances as a list; got int: 3"):
+        lw.lazy_map(score, 3)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="no instances"):
         lw.lazy_map(score, [])
     with pytest.raises(LazyError, match="instance 1 of lazy_map gave another structure"):

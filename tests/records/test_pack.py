@@ -238,6 +238,16 @@ WRONG: dict[str, tuple[Any, str]] = {
         r"trees\[1\]\.children\[0\]\.vector is float64\[2\], and trees\[0\]\.vector is float64\[1\]",
     ),
     "no list": ([plant(0.0, ONES, "", None)], r"trees\[0\]\.children is None; .* a list"),
+    "a dictionary for a list": (
+        [plant(0.0, ONES, "", {})],
+        r"trees\[0\]\.children is {} \(dict\); its annotation asks for a list",
+    ),
+    "one record": (
+        tree(1),
+        r"takes a list of records, and got one Tree: give `pack\(\[record\]\)`",
+    ),
+    "None alone": (None, r"takes a list of records, and got None \(NoneType\)"),
+    "a forest": (lw.pack([tree(1)]), "got what is packed already"),
     "None in a list": ([plant(0.0, ONES, "", [None])], r"trees\[0\]\.children\[0\] is None, and"),
     "no record": ([tree(1), 5], r"trees\[1\] is of class int; `pack` takes records"),
     "nothing": ([], "Give `of=` or `like=`"),
@@ -258,6 +268,36 @@ def test_words_without_a_code() -> None:
     assert lw.pack([Plant(0.0, ONES, "c", [])], codes={"word": len})[0].word == 1
     with pytest.raises(OptionError, match="has no field of strings with that name"):
         lw.pack([Tree(1)], codes={"label": {}})
+    with pytest.raises(RecordError, match=r"for which `codes` has 'x', which is no int32"):
+        lw.pack([Plant(0.0, ONES, "c", [])], codes={"word": {"c": "x"}})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"codes": ["word"]}, r"codes=\['word'\] is a list; it takes the codes of each field"),
+        ({"codes": {"word": ["a"]}}, r"codes={'word': \['a'\]}: .* and this is a list"),
+        ({"of": "Tree"}, "of='Tree' is no class"),
+        ({"of": Tree(1)}, r"of=Tree\(label=1.* is no class"),
+        ({"like": [Tree(1)]}, "is a list; it takes a forest that `pack` gave before"),
+    ],
+)
+def test_options_that_are_wrong(options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        lw.pack([Plant(0.0, ONES, "c", [])], **options)
+
+
+def test_lists_of_every_kind() -> None:
+    @lw.record
+    class Bag:
+        words: list[int]
+
+    bags: list[Any] = [[1, 2], (3,), np.arange(2), range(1), jnp.arange(3)]
+    forest = lw.pack([Bag(each) for each in bags])
+    assert [np.asarray(forest[i].words).tolist() for i in range(5)] == [list(b) for b in bags]
+    for wrong in ({1: 2}, {1}, b"ab", np.ones((1, 2))):
+        with pytest.raises(RecordError, match=r"trees\[1\].words is .* asks for a list"):
+            lw.pack([Bag([1]), Bag(wrong)])  # type: ignore[arg-type]
 
 
 def test_like_another_forest() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
-from lanewise.errors import RecordError
+from lanewise.errors import OptionError, RecordError
 
 CARRIERS = ("ticks", "native")
 every_carrier = pytest.mark.parametrize("carrier", CARRIERS)
@@ -398,6 +398,28 @@ def test_jax_vmap() -> None:
     assert by_row.tolist() == by_axes.tolist() == jitted.tolist() == expected
     with pytest.raises(ValueError, match="vmap"):
         jax.vmap(depth)(forest.roots)
+
+
+def test_forests_inside_arguments() -> None:
+    """A minibatch is often a dictionary: trees beside their labels."""
+    batch = trees(3, 9, 4)
+    forest, shift = lw.pack(batch), jnp.arange(3)
+
+    @lw.program
+    def shifted(given, others):
+        return depth(given["tree"]) + given["shift"] + depth(others[0])
+
+    expected = np.array([plain_depth(tree) for tree in batch])
+    both = {"tree": forest, "shift": shift}
+    found = lw.vmap(shifted)(both, [forest])
+    assert found.tolist() == (2 * expected + np.arange(3)).tolist()
+    axes = ({"tree": 0, "shift": None}, [forest.axes])
+    found = lw.vmap(shifted, in_axes=axes)({"tree": forest, "shift": 5}, [forest.roots])
+    assert found.tolist() == (2 * expected + 5).tolist()
+    with pytest.raises(OptionError, match="a record Tree is one example: give `lanewise"):
+        lw.vmap(depth)(batch[0])
+    with pytest.raises(OptionError, match="a list of records is packed first"):
+        lw.vmap(depth)([None, batch[0]])
 
 
 def test_refilled_lanes() -> None:

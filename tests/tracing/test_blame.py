@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import lanewise as lw
+from lanewise.errors import RecordError
 
 
 @lw.program
@@ -54,6 +55,22 @@ def outer(x: Any) -> Any:
     return product(x) + 1.0
 
 
+@lw.record
+class Node:
+    numbers: list[int]
+    next: Node | None = None
+
+
+@lw.program
+def followed(node: Any) -> Any:
+    return node.after.numbers[0]  # here: followed
+
+
+@lw.program
+def added(node: Any) -> Any:
+    return sum(node.numbers)  # here: added
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "place", "says"),
     [
@@ -70,6 +87,9 @@ def outer(x: Any) -> Any:
         ),
         (lambda: compared(jnp.ones(())), ValueError, "compared", "matmul"),
         (lambda: lw.vmap(lifted)(jnp.ones((2, 3))), TypeError, "<lambda>", "reshape"),
+        (lambda: followed(Node([1])), AttributeError, "followed", "Node has no field 'after'; it"),
+        (lambda: followed(3), AttributeError, "followed", "an array int32[] has no attribute 'aft"),
+        (lambda: added(Node([1])), RecordError, "added", "the length of this list is known at run"),
     ],
 )
 def test_the_line_comes_first(call: Any, kind: type[Exception], place: str, says: str) -> None:

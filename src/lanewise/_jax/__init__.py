@@ -42,6 +42,7 @@ from lanewise._jax.jaxprs import (
     in_place_of,
     is_batched,
     is_linearized,
+    is_there,
     jit_disabled,
     looks_for_nan,
     new_eqn,
@@ -64,6 +65,7 @@ from lanewise._jax.jaxprs import (
     used_inputs,
     user_line,
     with_eqns,
+    without_derivative,
     without_effects,
     without_unused,
 )

@@ -297,11 +297,22 @@ def is_batched(value: Any) -> bool:
 
 def has_value(value: Any) -> bool:
     """Whether a value is there, if only with a derivative to be taken."""
-    while isinstance(value, Tracer):
-        if isinstance(value, _batching.BatchTracer) or not hasattr(value, "primal"):
-            return False
+    return not isinstance(without_derivative(value), Tracer)
+
+
+def without_derivative(value: Any) -> Any:
+    """A value whose derivative is to be taken, as the value alone."""
+    while isinstance(value, Tracer) and not isinstance(value, _batching.BatchTracer):
+        if not hasattr(value, "primal"):
+            break
         value = value.primal
-    return True
+    return value
+
+
+def is_there(value: Any) -> bool:
+    """Whether a value is there, or a batch of such, if only with a derivative to be taken."""
+    value = without_derivative(value)
+    return is_there(value.val) if isinstance(value, _batching.BatchTracer) else has_value(value)
 
 
 def has_derivative(value: Any) -> bool:

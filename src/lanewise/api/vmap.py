@@ -12,7 +12,7 @@ import numpy as np
 from lanewise._jax import ArrayImpl
 from lanewise.api.over_mesh import over_mesh
 from lanewise.core.errors import OptionError
-from lanewise.core.objects import is_held, is_taken, over_lanes
+from lanewise.core.objects import holds, is_taken, over_lanes
 from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import hashable
 
@@ -96,14 +96,19 @@ def vmap(
         for arg in args:  # seldom more than arrays, so looked at one by one
             if isinstance(arg, ArrayImpl):
                 continue
-            if is_held(arg):
+            if holds(arg):
                 args, found = over_lanes(args, in_axes)
                 batched_by = {**axes, "in_axes": found}
                 chosen = program.replays(jax.vmap(program, **batched_by), hashable(batched_by))
                 break
-            if isinstance(arg, list | tuple) and arg and is_taken(arg[0]):
+            if isinstance(arg, list | tuple) and any(map(is_taken, arg)):
                 raise OptionError(
                     "a list of records is packed first: give `lanewise.pack(records)`."
+                )
+            if is_taken(arg):
+                raise OptionError(
+                    f"a record {type(arg).__name__} is one example: give `lanewise.pack(records)` for a batch, and"
+                    " `lanewise.pack([record])[0]`, with None in in_axes, for one that all lanes share."
                 )
         try:
             return chosen(args, kwargs)

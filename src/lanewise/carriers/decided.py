@@ -99,10 +99,10 @@ def _keys(program: Program) -> tuple[frozenset[int], frozenset[int]]:
 
 
 def decided(job: Job, operands: Sequence[Any], *, gradient: bool) -> Decision:
-    """Run the slice; of the operands only those that decide are looked at."""
+    """Run the slice; of the operands only those that decide are looked at, and control has no derivative."""
     by = own(job)
     flags = [i in by.reads for i in range(len(operands))]
-    read = [x if flag else None for x, flag in zip(operands, flags, strict=True)]
+    read = [_jax.without_derivative(x) if f else None for x, f in zip(operands, flags, strict=True)]
     mapped = tuple(
         axes if flag else (False,) * len(job.lanes)
         for axes, flag in zip(job.mapped, flags, strict=True)

@@ -10,7 +10,7 @@ either, and it was asked for, loops on values are run inside levels (`dynamic/en
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lanewise import _jax
@@ -123,9 +123,16 @@ def _described(parts: InTwo) -> str:
     return "\n".join([first, why, *parts.split.stays, shown(own(parts.first))])
 
 
-def can_decide(job: Job, operands: Sequence[Any]) -> bool:
-    """Whether the operands that decide control are known."""
+def can_decide(
+    job: Job, operands: Sequence[Any], known: Callable[[Any], bool] = _jax.has_value
+) -> bool:
+    """Whether the operands that decide control are known, if only with derivatives to be taken."""
     parts = in_parts(job)
     if parts is not None:
-        return can_decide(parts.first, parts.split.first.given(operands))
-    return all(not isinstance(operands[i], _jax.Tracer) for i in own(job).reads)
+        return can_decide(parts.first, parts.split.first.given(operands), known)
+    return all(known(operands[i]) for i in own(job).reads)
+
+
+def can_decide_with_batch(job: Job, operands: Sequence[Any]) -> bool:
+    """Whether they are known to the whole of a batch, which takes derivatives of each of its examples."""
+    return can_decide(job, operands, _jax.is_there)

@@ -108,16 +108,40 @@ def taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...
     return tuple(map(take, args)), {name: take(arg) for name, arg in kwargs.items()}
 
 
+def holds(arg: Any) -> bool:
+    """Whether an argument is held, or a dictionary, list or tuple with such inside."""
+    if isinstance(arg, dict):
+        return any(map(holds, arg.values()))
+    if isinstance(arg, list | tuple):
+        return any(map(holds, arg))
+    return is_held(arg)
+
+
 def over_lanes(args: tuple[Any, ...], in_axes: Any) -> tuple[tuple[Any, ...], Any]:
     """Arguments and axes for `jax.vmap`, with lanes along the parts of held arguments: what they share is shared."""
-    if not any(map(is_held, args)):
+    if not any(map(holds, args)):
         return args, in_axes
     each = in_axes if isinstance(in_axes, tuple | list) else (in_axes,) * len(args)
-    pairs = [
-        arg._lw_lanes(axis) if is_held(arg) and isinstance(axis, int) else (arg, axis)
-        for arg, axis in zip(args, each, strict=True)
-    ]
-    return tuple(arg for arg, _ in pairs), tuple(axis for _, axis in pairs)
+    pairs = [_over_lanes(arg, axes) for arg, axes in zip(args, each, strict=True)]
+    return tuple(arg for arg, _ in pairs), tuple(axes for _, axes in pairs)
+
+
+def _over_lanes(arg: Any, axes: Any) -> tuple[Any, Any]:
+    """The same for one argument; `axes` is a prefix of its tree, in which a held value may stand for its own axes."""
+    if not holds(arg):
+        return arg, axes
+    whole, prefix = jax.tree.flatten(axes, is_leaf=lambda x: x is None or is_held(x))
+    parts, found = [], []
+    for axis, part in zip(whole, prefix.flatten_up_to(arg), strict=True):
+        leaves, tree = jax.tree.flatten(part, is_leaf=is_held)
+        pairs = [
+            leaf._lw_lanes(axis) if is_held(leaf) and isinstance(axis, int) else (leaf, axis)
+            for leaf in leaves
+        ]
+        parts.append(tree.unflatten(leaf for leaf, _ in pairs))
+        # Axes stay a prefix where nothing is held: an empty part has none.
+        found.append(tree.unflatten(own for _, own in pairs) if holds(part) else axis)
+    return prefix.unflatten(parts), prefix.unflatten(found)
 
 
 def is_taken(arg: Any) -> bool:

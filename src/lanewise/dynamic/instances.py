@@ -46,9 +46,16 @@ def lazy_map(fun: Callable[[Any], Any], instances: Iterable[Any], *, order: str 
         raise OptionError(
             f"lazy_map takes a function of one instance, then the instances; got {type(fun).__name__}: {fun!r}"
         )
-    given = list(instances)
+    try:
+        given = list(instances)
+    except TypeError:
+        raise OptionError(
+            f"lazy_map takes the instances as a list; got {type(instances).__name__}: {instances!r:.60}"
+        ) from None
     if not given:
-        raise OptionError("lazy_map was given no instances, so what it gives has no type.")
+        raise OptionError(
+            "lazy_map was given no instances, so what it gives has no type. Leave empty minibatches out."
+        )
     recorder = Recorder(order)
     greenlet = greenlets()
     with recording(recorder):

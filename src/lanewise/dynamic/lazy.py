@@ -127,13 +127,15 @@ class Lazy:
         del copy
         return np.asarray(self._concrete(), dtype)
 
-    def __jax_array__(self) -> Any:
+    @property
+    def __jax_array__(self) -> Callable[[], Any]:
+        # A property: JAX asks whether there is one, and most of its functions then refuse in words of their own.
         if _state.recorder is self._recorder:
             raise LazyError(
                 f"{self!r} was given to a JAX function inside its lazy block, which would run it for one instance."
                 " Put that code in a function with `@lw.op`, or take `.value`."
             )
-        return self.value
+        return lambda: self.value
 
     def __repr__(self) -> str:
         return f"Lazy({TYPES[self._kind]})"

@@ -28,8 +28,11 @@ from lanewise.dynamic.run import Answer, run
 from lanewise.dynamic.table import Piece, Table, Type
 
 
-class LazyError(LanewiseError, TypeError):
-    """A lazy value, or a call of an op, that cannot be what was asked."""
+class LazyError(LanewiseError, RuntimeError):
+    """A lazy value, or a call of an op, that cannot be what was asked.
+
+    No `TypeError`: JAX catches those of arguments and says that they are no arrays.
+    """
 
 
 # Types are numbered, as hashing one takes as long as recording a call.

@@ -107,7 +107,8 @@ def levels_plan(job: Job, operands: Sequence[Any]) -> Plan | None:
     if job.options.schedule == "levels":
         found = _by_code(job)
         carrier: Any = carrier_of("ticks", "levels")
-        return found if carrier.can_decide(job, operands) else carrier.run(found, operands)
+        later = carrier.can_decide_with_batch(job, operands)
+        return found if later else carrier.run(found, operands)
     if _jax.stages() or not _may_be_by_levels(job):
         return None
     found = _by_levels_if_better(job, given_up(job.program))

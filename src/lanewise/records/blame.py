@@ -9,7 +9,7 @@ import numpy as np
 
 from lanewise.core.errors import RecordError
 from lanewise.records.schema import Field, Schema, is_record
-from lanewise.records.values import Wrong, taker
+from lanewise.records.values import Wrong, listed, taker
 
 
 def blame(
@@ -116,7 +116,9 @@ def _values(
             return RecordError(f"{place} has no value.")
         value = getattr(record, field.name)
         if field.what == "many":
-            if type(value) not in (list, tuple):
+            try:
+                listed(value)
+            except Wrong:
                 return RecordError(f"{place} is {_told(value)}; its annotation asks for a list.")
             assert field.item is not None
             parts = [(field.item, x, _Place(f"[{i}]", place)) for i, x in enumerate(value)]
@@ -142,7 +144,9 @@ def _value(
         taker(field, codes)([value])
     except Wrong:
         if field.what == "text":
-            return RecordError(f"{place} is {_told(value)}, for which `codes` has no number.")
+            return RecordError(
+                f"{place} is {_told(value)}, for which `codes` {_of_code(codes, value)}."
+            )
         wanted = "a number or an array" if field.dtype is None else f"one {field.dtype.name}"
         return RecordError(f"{place} is {_told(value)}, which does not fit {wanted}.")
     if field.dtype is None:
@@ -155,6 +159,13 @@ def _value(
                 " dtype."
             )
     return None
+
+
+def _of_code(codes: Any, value: Any) -> str:
+    try:
+        return f"has {codes(value) if callable(codes) else codes[value]!r}, which is no int32"
+    except (KeyError, TypeError):
+        return "has no number"
 
 
 def _type(shape: tuple[int, ...], dtype: Any) -> str:

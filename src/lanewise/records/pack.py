@@ -70,8 +70,11 @@ def pack(
     >>> forest[1].right.left.label.item()
     5
     """
-    roots = list(records)
-    codes = {} if codes is None else codes
+    roots, codes = _listed(records), _checked(codes)
+    if like is not None and not isinstance(like, Forest):
+        raise OptionError(
+            f"like={like!r:.60} is a {type(like).__name__}; it takes a forest that `pack` gave before."
+        )
     schema, kind = _schema(roots, codes, like, of)
     try:
         walked = walk(roots, schema, kind, codes)
@@ -85,6 +88,38 @@ def pack(
         return _packed(walked, roots, like, codes)
 
 
+def _listed(records: Any) -> list[Any]:
+    if is_record(type(records)):
+        raise RecordError(
+            f"`pack` takes a list of records, and got one {type(records).__name__}: give `pack([record])`."
+        )
+    if isinstance(records, Forest | Reference):
+        raise RecordError("`pack` takes a list of records, and got what is packed already.")
+    try:
+        return list(records)
+    except TypeError:
+        raise RecordError(
+            f"`pack` takes a list of records, and got {records!r:.60} ({type(records).__name__})."
+        ) from None
+
+
+def _checked(codes: Any) -> Mapping[str, Any]:
+    if codes is None:
+        return {}
+    if not isinstance(codes, Mapping):
+        raise OptionError(
+            f"codes={codes!r:.60} is a {type(codes).__name__}; it takes the codes of each field by its name, as in"
+            ' `codes={"word": {"a": 0, "b": 1}}`.'
+        )
+    for name, each in codes.items():
+        if not (isinstance(each, Mapping) or callable(each)):
+            raise OptionError(
+                f"codes={{{name!r}: {each!r:.60}}}: the codes of a field are a dictionary or a function from a str to"
+                f" its number, and this is a {type(each).__name__}."
+            )
+    return codes
+
+
 def _reference_to(record: Any) -> Reference:
     return pack([record]).roots[0]
 
@@ -95,8 +130,13 @@ on_record(lambda cls: take_as(cls, _reference_to))
 def _schema(
     roots: Sequence[Any], codes: Mapping[str, Any], like: Forest | None, of: Any
 ) -> tuple[Schema, int]:
-    classes = set(map(type, roots)) | set(typing.get_args(of) or ([of] if of else []))
-    classes -= {type(None)}
+    given = typing.get_args(of) or ([] if of is None else [of])
+    for each in given:
+        if not isinstance(each, type):
+            raise OptionError(
+                f"of={each!r:.60} is no class; give the classes that records may have, as in `of=Leaf | Node`."
+            )
+    classes = {*map(type, roots), *given} - {type(None)}
     for cls in classes:
         if not is_record(cls):
             place = next((i for i, each in enumerate(roots) if type(each) is cls), None)

@@ -330,7 +330,10 @@ class Many(Items):
 
     def _slice(self, part: slice) -> Many:
         if part.step not in (None, 1):
-            raise RecordError("lists of records are sliced without a step.")
+            raise RecordError(
+                f"a list of a record is sliced without a step, and this one is {part.step}. Use `reversed(...)`, or"
+                " a `for` over `range(start, stop, step)` and an index."
+            )
 
         def bound(x: Any, otherwise: Any) -> Any:
             if x is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,21 @@ from lanewise.records.schema import Field
 
 class Wrong(Exception):
     """Something is not as annotations say; `blame.py` finds out what and where."""
+
+
+def listed(value: Any) -> Any:
+    """A list of items; raises `Wrong` for text, and for what has keys or no order.
+
+    >>> listed((1, 2)), listed(range(3))
+    ((1, 2), range(0, 3))
+    """
+    if isinstance(value, np.ndarray | jax.Array):
+        fits = value.ndim == 1
+    else:
+        fits = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+    if not fits:
+        raise Wrong
+    return value
 
 
 # The Python numbers that fit a dtype, by its kind.

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from lanewise.records.schema import Field, Schema
-from lanewise.records.values import Taken, Wrong, taker
+from lanewise.records.values import Taken, Wrong, listed, taker
 
 _ROOTS = 64  # whose trees are visited together
 _LONG = 4096  # lists of this many records become arrays
@@ -149,7 +149,12 @@ def _compiled(schema: Schema, root: int, shared: bool) -> Callable[..., Any]:
     key = (schema, root, shared)
     if key not in _loops:
         classes = {f"C{i}": cls for i, cls in enumerate(schema.kind_of)}
-        names: dict[str, Any] = {**classes, "Wrong": Wrong}
+        names: dict[str, Any] = {
+            **classes,
+            "Wrong": Wrong,
+            "length": list.__len__,
+            "listed": listed,
+        }
         exec(_source(schema, root, shared), names)
         _loops[key] = names["visit"]
     return _loops[key]
@@ -218,7 +223,12 @@ def _of_field(schema: Schema, field: Field, column: int, shared: bool) -> list[s
         return [f"y = x.{field.name}", *lines]
     if field.item is None:
         return [f"f{column}.append(x.{field.name})"]
-    begin = [f"ys = x.{field.name}", "m = len(ys)", f"s{column}.append(m)"]
+    begin = [
+        f"ys = x.{field.name}",
+        "try: m = length(ys)",
+        "except TypeError: m = len(listed(ys))",
+        f"s{column}.append(m)",
+    ]
     if field.item.what != "one":
         return [*begin, f"f{column}.extend(ys)"]
     k = schema.target(field.item)

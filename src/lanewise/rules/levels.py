@@ -23,6 +23,7 @@ from lanewise.core.errors import TransformError
 from lanewise.core.program import Program, program_p, throw_p
 from lanewise.job.job import Job, Mapped
 from lanewise.rules.explain import explainable
+from lanewise.rules.pulled import pulled
 from lanewise.rules.second import adjoints
 from lanewise.rules.sums import summed_over
 from lanewise.rules.tangents import tangents_p
@@ -47,11 +48,7 @@ class TableGradient:
         wanted: Sequence[bool],
     ) -> list[Any]:
         """Adjoints of the operands that move, `None` for those not wanted; those of answers have all lane axes."""
-        if tangents_mapped != tuple(itertools.compress(self.job.mapped, self.moving)):
-            raise TransformError(
-                f"the linear map of `{self.job.program.name}`, which was run by levels, is batched and then"
-                ' transposed. Use schedule="sweep".'
-            )
+        _check_not_batched(self.job, self.moving, tangents_mapped)
         found = iter(adjoints(self, primals, saved, cts, wanted))
         return [next(found) if want else None for want in wanted]
 
@@ -92,32 +89,112 @@ class TableGradient:
         return outs
 
 
+@dataclass(frozen=True, eq=False)
+class LaterGradient:
+    """The same for a program in a batch that `jax.vmap` takes of derivatives: its control is known with the batch.
+
+    The answers are those of a run of their own, and what a reverse reads is computed again (`pulled.py`).
+    """
+
+    job: Job
+    moving: tuple[bool, ...]
+    out_moving: tuple[bool, ...]
+
+    def transposed(
+        self,
+        cts: Sequence[Any],
+        primals: Sequence[Any],
+        saved: Sequence[Any],
+        tangents_mapped: Mapped,
+        wanted: Sequence[bool],
+    ) -> list[Any]:
+        """Adjoints of the operands that move, `None` for those not wanted; those of answers have all lane axes."""
+        _check_not_batched(self.job, self.moving, tangents_mapped)
+        found = iter(adjoints(self, primals, saved, cts, wanted))
+        return [next(found) if want else None for want in wanted]
+
+    def reverse(
+        self,
+        primals: Sequence[Any],
+        saved: Sequence[Any],
+        cts: Sequence[Any],
+        wanted: Sequence[bool],
+    ) -> list[Any]:
+        """The run again, and its reverse."""
+        del saved
+        job = self.job
+        numbers = itertools.compress(range(len(primals)), self.moving)
+        kept = frozenset(itertools.compress(numbers, wanted))
+        moving = [i in kept for i in range(len(primals))]
+        params = {"program": job.program, "lanes": job.lanes, "mapped": job.mapped}
+        return pulled(primals, cts, moving, whole=len(job.lanes), options=job.options, **params)
+
+
+def _check_not_batched(job: Job, moving: Sequence[bool], tangents_mapped: Mapped) -> None:
+    if tangents_mapped != tuple(itertools.compress(job.mapped, moving)):
+        raise TransformError(
+            f"the linear map of `{job.program.name}`, which was run by levels, is batched and then"
+            ' transposed. Use schedule="sweep".'
+        )
+
+
 def linearized_by_levels(
     nonzero: Sequence[bool], primals: Sequence[Any], program: Program, job: Job
 ) -> Any:
     """JAX's rule: answers, which of their tangents are not zero, residuals, and the linear map of those."""
-    moving = tuple(
-        flag and _jax.has_tangent(_jax.aval_of(x)) for flag, x in zip(nonzero, primals, strict=True)
-    )
+    moving = _moving(nonzero, primals)
     with jax.ensure_compile_time_eval():
         decision = decided(job, primals, gradient=True)
     again = any(map(_jax.has_derivative, primals))
     # Of what is saved no derivative is needed (`second.py`); those of the answers are the program's.
     outs, kept = decision.saving(jax.lax.stop_gradient(list(primals)) if again else primals, moving)
     if again:
-        params = {"program": program, "lanes": job.lanes, "mapped": job.mapped}
-        outs = program_p.bind(*primals, **params, options=job.options)
-    num = len(program.out_avals)
+        outs = _bound(primals, job)
     saved, tree = jax.tree.flatten(kept)
+    gradient = TableGradient(job, decision, moving, _out_moving(program), tree)
+    return _linear(nonzero, primals, outs, saved, gradient)
+
+
+def linearized_later(
+    nonzero: Sequence[bool], primals: Sequence[Any], program: Program, job: Job
+) -> Any:
+    """The same where what decides control is in a batch."""
+    gradient = LaterGradient(job, _moving(nonzero, primals), _out_moving(program))
+    return _linear(nonzero, primals, _bound(primals, job), [], gradient)
+
+
+def _moving(nonzero: Sequence[bool], primals: Sequence[Any]) -> tuple[bool, ...]:
+    return tuple(
+        flag and _jax.has_tangent(_jax.aval_of(x)) for flag, x in zip(nonzero, primals, strict=True)
+    )
+
+
+def _out_moving(program: Program) -> tuple[bool, ...]:
+    return tuple(map(_jax.has_tangent, program.out_avals))
+
+
+def _bound(primals: Sequence[Any], job: Job) -> list[Any]:
+    params = {"program": job.program, "lanes": job.lanes, "mapped": job.mapped}
+    return program_p.bind(*primals, **params, options=job.options)
+
+
+def _linear(
+    nonzero: Sequence[bool],
+    primals: Sequence[Any],
+    outs: Sequence[Any],
+    saved: Sequence[Any],
+    gradient: TableGradient | LaterGradient,
+) -> Any:
+    """What JAX's rule gives, of answers and what is saved."""
+    job, program = gradient.job, gradient.job.program
+    num = len(program.out_avals)
     if program.gives_outcomes(job.options):
         explainable(outs[num], program, primals, job.mapped)
         if job.options.throw:
             # Who wants the gradient alone never reads the answers, and a check of them alone would be dropped.
             checked = throw_p.bind(*outs, sites=program.sites, name=program.name)
             outs = [*checked, *outs[num:]]
-    out_moving = tuple(_jax.has_tangent(aval) for aval in program.out_avals)
-    gradient = TableGradient(job, decision, moving, out_moving, tree)
-    lanes = job.lanes
+    lanes, moving = job.lanes, gradient.moving
     given: dict[str, Any] = {
         "program": program,
         "gradient": gradient,
@@ -128,7 +205,7 @@ def linearized_by_levels(
         "tangents_mapped": tuple(itertools.compress(job.mapped, moving)),
         "options": job.options,
     }
-    flags = [*out_moving, *[False] * (len(outs) - num)]
+    flags = [*gradient.out_moving, *[False] * (len(outs) - num)]
 
     def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
         own = [ad.instantiate_zeros(t) for t, flag in zip(tangents, moving, strict=True) if flag]

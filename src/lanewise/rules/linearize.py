@@ -131,13 +131,14 @@ def _by_levels(
     if levels_plan(job, primals) is None:
         return None
     # Imported where it is used: it brings the tables along.
-    from lanewise.carriers.levels import in_parts
-    from lanewise.rules.levels import linearized_by_levels
+    from lanewise.carriers.levels import can_decide, in_parts
+    from lanewise.rules.levels import linearized_by_levels, linearized_later
 
     parts = in_parts(job)
     if parts is not None:
         return _jax.linearized(parts, nonzero, primals)
-    return linearized_by_levels(nonzero, primals, program, job)
+    linearize = linearized_by_levels if can_decide(job, primals) else linearized_later
+    return linearize(nonzero, primals, program, job)
 
 
 def _own_outcomes(codes: Sequence[Any], forward: Program, program: Program) -> tuple[Any, Any]:

@@ -14,34 +14,57 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.core.errors import OptionError, TransformError
+from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p
+from lanewise.job.job import Mapped, answer_axes, with_axes
 
 pulled_p = _jax.Primitive("pulled")
 pulled_p.multiple_results = True
 
 
 def pulled(
-    primals: Sequence[Any], cts: Sequence[Any], moving: Sequence[bool], **params: Any
+    primals: Sequence[Any],
+    cts: Sequence[Any],
+    moving: Sequence[bool],
+    whole: int = 0,
+    **params: Any,
 ) -> list[Any]:
-    """Adjoints of the operands that move, of those of all answers with tangents; `params` are those of `program_p`."""
-    return pulled_p.bind(*primals, *cts, moving=tuple(moving), **params)
+    """Adjoints of the operands that move, of those of all answers with tangents; `params` are those of `program_p`.
+
+    Adjoints of answers have the first `whole` lane axes, and of the others those that the answers have.
+    """
+    return pulled_p.bind(*primals, *cts, moving=tuple(moving), whole=whole, **params)
 
 
 @pulled_p.def_impl
-def _run(*values: Any, program: Program, moving: tuple[bool, ...], **params: Any) -> list[Any]:
+def _run(*values: Any, moving: tuple[bool, ...], whole: int, **params: Any) -> list[Any]:
     primals, cts = values[: len(moving)], values[len(moving) :]
+    axes = _answer_axes(**params)
 
     def run(*given: Any) -> list[Any]:
-        outs = zip(program_p.bind(*given, program=program, **params), program.out_avals)
-        return [x for x, aval in outs if _jax.has_tangent(aval)]
+        outs = zip(program_p.bind(*given, **params), axes, params["program"].out_avals)
+        return [
+            with_axes(x, has, _with_whole(has, whole), params["lanes"])
+            for x, has, aval in outs
+            if _jax.has_tangent(aval)
+        ]
 
     of_moved, moved = _jax.restricted(run, primals, moving)
     _, pull = jax.vjp(of_moved, *moved)
     return list(pull(list(cts)))
+
+
+def _answer_axes(program: Program, lanes: Any, mapped: Mapped, options: Options) -> Any:
+    return answer_axes(program, mapped, options, lanes)
+
+
+def _with_whole(has: tuple[bool, ...], whole: int) -> tuple[bool, ...]:
+    return (*(True,) * whole, *has[whole:])
 
 
 @pulled_p.def_abstract_eval
@@ -51,8 +74,21 @@ def _(*avals: Any, moving: tuple[bool, ...], **params: Any) -> list[Any]:
     return [_jax.shaped(aval.shape, aval.dtype) for aval in moved]
 
 
-def _batched(values: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
-    outs = jax.vmap(functools.partial(_run, **params), tuple(dims))(*values)
+def _batched(
+    axis_data: Any, values: Sequence[Any], dims: Sequence[Any], **params: Any
+) -> tuple[list[Any], list[int]]:
+    """One more lane axis. An operand that moves has an adjoint for each lane of it, so it is taken to differ."""
+    size, moving, num = axis_data.size, params["moving"], len(params["moving"])
+    first = [jnp.moveaxis(x, d, 0) if d else x for x, d in zip(values, dims, strict=True)]
+    has = [d is not None for d in dims]
+    wanted = [*(a or b for a, b in zip(has, moving, strict=False)), *[True] * (len(has) - num)]
+    first = [
+        jnp.broadcast_to(x, (size, *x.shape)) if want and not there else x
+        for x, there, want in zip(first, has, wanted, strict=True)
+    ]
+    mapped = tuple((a, *axes) for a, axes in zip(wanted, params["mapped"], strict=False))
+    changed = {"lanes": (size, *params["lanes"]), "mapped": mapped, "whole": params["whole"] + 1}
+    outs = pulled_p.bind(*first, **{**params, **changed})
     return outs, [0] * len(outs)
 
 
@@ -80,7 +116,7 @@ def _explained(program: Program) -> Iterator[None]:
         ) from error
 
 
-batching.primitive_batchers[pulled_p] = _batched
+batching.fancy_primitive_batchers[pulled_p] = _batched
 ad.primitive_jvps[pulled_p] = _jvp
 _jax.on_linearize(pulled_p, _linearize)
 mlir.register_lowering(

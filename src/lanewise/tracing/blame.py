@@ -13,9 +13,11 @@ import sysconfig
 import traceback
 from types import FrameType
 
-from lanewise.core.errors import LanewiseError, Location, ResultUnknown
+from lanewise import _jax
+from lanewise.core.errors import LanewiseError, Location, RecordError, ResultUnknown
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(_OURS)) + os.sep
 _LIBRARIES = tuple(
     {
         os.path.abspath(path) + os.sep
@@ -32,9 +34,11 @@ _RAISE = dis.opmap["RAISE_VARARGS"]
 def name_the_line(error: Exception) -> None:
     """Put the place in the user's source in front of an error's message, once.
 
-    What the user's own code raises is left as it is, and so are our errors, which name their place themselves.
+    What the user's own code raises is left as it is, and so are our errors, which name their place themselves: all but
+    those of references, which are values of the user's code.
     """
-    if isinstance(error, LanewiseError | ResultUnknown) or hasattr(error, "lanewise_location"):
+    ours = isinstance(error, LanewiseError | ResultUnknown) and not isinstance(error, RecordError)
+    if ours or hasattr(error, "lanewise_location"):
         return
     frames = list(traceback.walk_tb(error.__traceback__))
     users = [(frame, line) for frame, line in frames if _is_users(frame)]
@@ -52,9 +56,18 @@ def name_the_line(error: Exception) -> None:
     location = Location(frame.f_code.co_filename, line, _name([frame for frame, _ in users]))
     error.lanewise_location = location  # type: ignore[attr-defined]
     if error.args and isinstance(error.args[0], str) and str(error) == error.args[0]:
-        error.args = (f"{location}: {error.args[0]}", *error.args[1:])
+        error.args = (f"{location}: {_said(error)}", *error.args[1:])
     else:
         error.add_note(f"Lanewise: at {location}")
+
+
+def _said(error: Exception) -> str:
+    """What an error says; of an array that is traced JAX names its own class."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, _jax.Tracer):
+        aval = _jax.aval_of(error.obj)
+        shape = ",".join(map(str, aval.shape))
+        return f"an array {aval.dtype}[{shape}] has no attribute {error.name!r}"
+    return error.args[0]
 
 
 def _name(frames: list[FrameType]) -> str:
@@ -66,4 +79,4 @@ def _name(frames: list[FrameType]) -> str:
 
 def _is_users(frame: FrameType) -> bool:
     filename = frame.f_code.co_filename
-    return not filename.startswith((_OURS, *_LIBRARIES, "<frozen"))
+    return not filename.startswith((_PACKAGE, *_LIBRARIES, "<frozen"))
