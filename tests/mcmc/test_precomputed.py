@@ -43,3 +43,21 @@ def test_what_is_traced_or_cheap_stays() -> None:
         np.linalg.cholesky(COVARIANCE).sum() + 36,
         rtol=1e-5,
     )
+
+
+def test_functions_of_data_and_their_sums_are_taken_when_the_density_is_traced() -> None:
+    counts = np.arange(50.0, dtype=np.float32)
+
+    def poisson(x: Any) -> Any:
+        return (counts * x - jnp.exp(x)).sum() - jax.scipy.special.gammaln(counts + 1.0).sum()
+
+    text = str(jax.make_jaxpr(precomputed(poisson))(0.3))
+    assert "lgamma" not in text and "exp" in text
+    # The sum of the factorials is one number; that of what the position is in stays.
+    assert text.count("reduce_sum") == 1
+    np.testing.assert_allclose(precomputed(poisson)(0.3), poisson(0.3), rtol=1e-6)
+
+
+def test_a_density_of_constants_alone_is_one_number() -> None:
+    value = precomputed(lambda x: jnp.log(jnp.arange(1.0, 20.0)).sum())
+    np.testing.assert_allclose(jax.jit(value)(0.0), np.log(np.arange(1.0, 20.0)).sum(), rtol=1e-6)

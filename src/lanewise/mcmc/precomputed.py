@@ -1,9 +1,11 @@
 """What a density computes from constants alone, computed once.
 
-A model may factorize a matrix of its data, or invert one, each time it is asked for the density. XLA takes such code
-out of its loops; a kernel would run it at every step of every chain. So the density is traced, and what feeds expensive
-operations on constants alone runs when it is traced. Cheap operations on constants stay where they are: their results
-may be larger than what they are made of.
+A model may factorize a matrix of its data, or take the logarithms of its counts' factorials, each time it is asked for
+the density. XLA takes such code out of its loops; a kernel would run it at every step of every chain. So the density is
+traced, and what feeds expensive operations (factors and products of matrices, functions such as `exp` and `lgamma`) on
+constants alone runs when it is traced, all of it in one function that is compiled for it. Sums of what was computed so
+belong to it. Other cheap operations on constants stay where they are: their results may be larger than what they are
+made of.
 
 >>> import jax, jax.numpy as jnp
 >>> density = lambda x: -((jnp.linalg.cholesky(4.0 * jnp.eye(2)) @ x) ** 2).sum()
@@ -13,9 +15,8 @@ False
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from jax.core import Tracer
 
 from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn, Literal, Var
+from lanewise.blocks.equations import TRANSCENDENTAL
 
 EXPENSIVE = frozenset(
     {
@@ -30,6 +32,10 @@ EXPENSIVE = frozenset(
         *("eigh", "eig", "svd", "schur", "tridiagonal_solve", "dot_general", "fft", "sort"),
     }
 )
+# Functions of fewer numbers than this are left to the C++ compiler: a function compiled for them takes longer.
+LEAST_NUMBERS = 8
+# They make less of what is expensive.
+SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
 
 
 def precomputed(density: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -43,32 +49,57 @@ def precomputed(density: Callable[[Any], Any]) -> Callable[[Any], Any]:
         values: dict[Var, Any] = dict(zip(code.invars, (*consts, position), strict=True))
         known = {var for var, const in zip(code.invars, consts) if not isinstance(const, Tracer)}
         early = _early(code, known)
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, Literal) else values[atom]
-
+        values |= _evaluated(code, early, {var: values[var] for var in known})
         for at, eqn in enumerate(code.eqns):
-            arguments = [read(atom) for atom in eqn.invars]
-            with jax.ensure_compile_time_eval() if at in early else contextlib.nullcontext():
-                found = _jax.run_eqn(eqn, arguments)
-            values.update(zip(eqn.outvars, found))
-        (value,) = map(read, code.outvars)
+            if at not in early:
+                found = _jax.run_eqn(eqn, _read(eqn.invars, values))
+                values.update(zip(eqn.outvars, found))
+        (value,) = _read(code.outvars, values)
         return value
 
     return run
 
 
+def _evaluated(code: Jaxpr, early: set[int], known: Mapping[Var, Any]) -> dict[Var, Any]:
+    """What some equations give that others, or who asked for the density, read."""
+    if not early:
+        return {}
+    made = {var for at in early for var in code.eqns[at].outvars}
+    late = [eqn for at, eqn in enumerate(code.eqns) if at not in early]
+    read = [atom for eqn in late for atom in eqn.invars] + [*code.outvars]
+    wanted = list(dict.fromkeys(atom for atom in read if isinstance(atom, Var) and atom in made))
+
+    def evaluate(consts: Mapping[Var, Any]) -> list[Any]:
+        values = dict(consts)
+        for at in sorted(early):
+            eqn = code.eqns[at]
+            values.update(zip(eqn.outvars, _jax.run_eqn(eqn, _read(eqn.invars, values))))
+        return _read(wanted, values)
+
+    with jax.ensure_compile_time_eval():
+        names = list(known)
+        found = jax.jit(lambda *consts: evaluate(dict(zip(names, consts))))(*known.values())
+    return dict(zip(wanted, found))
+
+
+def _read(atoms: Sequence[Any], values: Mapping[Var, Any]) -> list[Any]:
+    return [atom.val if isinstance(atom, Literal) else values[atom] for atom in atoms]
+
+
 def _early(code: Jaxpr, known: set[Var]) -> set[int]:
-    """Which equations to evaluate at once: those that are known and expensive, and those they need."""
+    """Which equations to evaluate at once: those that are known and expensive, those they need, and sums of them."""
     makes: dict[Var, int] = {}
     expensive: list[int] = []
+    heavy: set[Var] = set()
     for at, eqn in enumerate(code.eqns):
         inputs = [atom for atom in eqn.invars if isinstance(atom, Var)]
         if eqn.effects or not all(atom in known or atom in makes for atom in inputs):
             continue
         makes.update(dict.fromkeys(eqn.outvars, at))
-        if any(inner.primitive.name in EXPENSIVE for inner in _inside(eqn)):
+        sums = eqn.primitive.name in SUMS and not heavy.isdisjoint(inputs)
+        if sums or any(map(_is_expensive, _inside(eqn))):
             expensive.append(at)
+            heavy.update(eqn.outvars)
     found: set[int] = set()
     while expensive:
         at = expensive.pop()
@@ -77,6 +108,12 @@ def _early(code: Jaxpr, known: set[Var]) -> set[int]:
             needs = (atom for atom in code.eqns[at].invars if isinstance(atom, Var))
             expensive += [makes[atom] for atom in needs if atom in makes]
     return found
+
+
+def _is_expensive(eqn: JaxprEqn) -> bool:
+    numbers = max((var.aval.size for var in eqn.outvars), default=0)
+    name = eqn.primitive.name
+    return name in EXPENSIVE or (name in TRANSCENDENTAL and numbers >= LEAST_NUMBERS)
 
 
 def _inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
