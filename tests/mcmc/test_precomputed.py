@@ -61,3 +61,19 @@ def test_functions_of_data_and_their_sums_are_taken_when_the_density_is_traced()
 def test_a_density_of_constants_alone_is_one_number() -> None:
     value = precomputed(lambda x: jnp.log(jnp.arange(1.0, 20.0)).sum())
     np.testing.assert_allclose(jax.jit(value)(0.0), np.log(np.arange(1.0, 20.0)).sum(), rtol=1e-6)
+
+
+def test_a_narrow_matrix_of_data_is_kept_by_columns() -> None:
+    rows = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    x = jnp.array([0.4, -1.2, 0.3])
+    for density in (lambda x: ((rows @ x) ** 2).sum(), lambda x: ((x @ rows.T) ** 2).sum()):
+        text = str(jax.make_jaxpr(precomputed(density))(x))
+        assert "f32[40,3]" not in text and "f32[3,40]" in text
+        for found, wanted in zip(
+            jax.value_and_grad(precomputed(density))(x), jax.value_and_grad(density)(x)
+        ):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    # A square one is not narrow, and lies as it did.
+    assert "f32[40,40]" in str(
+        jax.make_jaxpr(precomputed(lambda x: (rows @ rows.T @ x).sum()))(jnp.ones(40))
+    )

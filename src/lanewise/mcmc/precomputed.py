@@ -7,6 +7,9 @@ constants alone runs when it is traced, all of it in one function that is compil
 belong to it. Other cheap operations on constants stay where they are: their results may be larger than what they are
 made of.
 
+A table of data with many rows and few columns, which a regression multiplies with its weights, is kept by columns:
+both that product and its gradient's then go along them.
+
 >>> import jax, jax.numpy as jnp
 >>> density = lambda x: -((jnp.linalg.cholesky(4.0 * jnp.eye(2)) @ x) ** 2).sum()
 >>> "cholesky" in str(jax.make_jaxpr(precomputed(density))(jnp.ones(2)))
@@ -20,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
 from lanewise import _jax
@@ -34,6 +38,8 @@ EXPENSIVE = frozenset(
 )
 # Functions of fewer numbers than this are left to the C++ compiler: a function compiled for them takes longer.
 LEAST_NUMBERS = 8
+# A matrix of fewer columns is kept by columns: a column is long enough for vector code, and a row is not.
+NARROW = 16
 # They make less of what is expensive.
 SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
 
@@ -52,7 +58,7 @@ def precomputed(density: Callable[[Any], Any]) -> Callable[[Any], Any]:
         values |= _evaluated(code, early, {var: values[var] for var in known})
         for at, eqn in enumerate(code.eqns):
             if at not in early:
-                found = _jax.run_eqn(eqn, _read(eqn.invars, values))
+                found = _run(eqn, _read(eqn.invars, values))
                 values.update(zip(eqn.outvars, found))
         (value,) = _read(code.outvars, values)
         return value
@@ -80,6 +86,24 @@ def _evaluated(code: Jaxpr, early: set[int], known: Mapping[Var, Any]) -> dict[V
         names = list(known)
         found = jax.jit(lambda *consts: evaluate(dict(zip(names, consts))))(*known.values())
     return dict(zip(wanted, found))
+
+
+def _run(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+    """An equation that has the position in it; a narrow matrix of data that multiplies a vector is turned first."""
+    if eqn.primitive.name != "dot_general" or any(eqn.params["dimension_numbers"][1]):
+        return _jax.run_eqn(eqn, operands)
+    summed, batched = eqn.params["dimension_numbers"]
+    for side, other in ((0, 1), (1, 0)):
+        matrix = operands[side]
+        known = np.ndim(matrix) == 2 and not isinstance(matrix, Tracer)
+        if known and summed[side] == (1,) and np.ndim(operands[other]) == 1:
+            rows, columns = matrix.shape
+            if columns < NARROW <= rows:
+                operands[side] = np.ascontiguousarray(np.asarray(matrix).T)
+                sums = tuple((0,) if at == side else axes for at, axes in enumerate(summed))
+                eqn = eqn.replace(params={**eqn.params, "dimension_numbers": (sums, batched)})
+                break
+    return _jax.run_eqn(eqn, operands)
 
 
 def _read(atoms: Sequence[Any], values: Mapping[Var, Any]) -> list[Any]:
