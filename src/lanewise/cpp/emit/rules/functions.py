@@ -20,8 +20,16 @@ from lanewise import _jax
 from lanewise._jax import Atom, JaxprEqn, Var
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.rules import Unsupported, helpers, rule
-from lanewise.cpp.emit.rules.elementwise import c_function, dtype_of, each, wide_type, widened
-from lanewise.cpp.emit.values import Scalar
+from lanewise.cpp.emit.rules.elementwise import (
+    Form,
+    c_function,
+    dtype_of,
+    each,
+    wide_type,
+    widened,
+)
+from lanewise.cpp.emit.rules.reduce import PARTS
+from lanewise.cpp.emit.values import Scalar, Value
 from lanewise.cpp.emit.writer import Writer
 
 _DIGAMMA_AT_ZERO = "-lw_infinity<T>()" if _jax.DIGAMMA_AT_ZERO_IS_INFINITE else "lw_nan<T>()"
@@ -394,8 +402,35 @@ def _helper(w: Writer, eqn: JaxprEqn) -> None:
     name, dtype = eqn.primitive.name, dtype_of(eqn)
     if dtypes.is_complex(dtype):
         each(w, eqn, c_function(dtype, name))
+        return
+    form = widened(dtype, lambda *elements: f"lw_{name}({', '.join(elements)})")
+    value = w.value(eqn.invars[0])
+    if name in VECTOR_FUNCTIONS and not w.together and _is_narrow_table(value):
+        _down_columns(w, eqn.outvars[0], form, value)
     else:
-        each(w, eqn, widened(dtype, lambda *elements: f"lw_{name}({', '.join(elements)})"))
+        w.map(eqn.outvars[0], form, value)
+
+
+def _is_narrow_table(value: Value) -> bool:
+    """Whether elements are found by their row and column, and rows are shorter than a vector: they would be no vector
+    code. (Others are gone through by their position.)"""
+    if len(value.shape) < 2 or value.linear:
+        return False
+    *_, rows, columns = value.shape
+    return columns < PARTS <= rows
+
+
+def _down_columns(w: Writer, var: Var, form: Form, value: Value) -> None:
+    """A function of a narrow table, one column after the other."""
+    room = w.room(value.shape, value.dtype)
+    *outer, rows, columns = value.shape
+    with w.loops((*outer, columns)) as (*ahead, column):
+        i = w.fresh("i")
+        w.line("LW_IN_STEP")
+        with w.block(f"for (int {i} = 0; {i} < {rows}; ++{i})"):
+            at = (*ahead, i, column)
+            w.put(room, at, form(value.at(at)))
+    w.define(var, room)
 
 
 @rule("round")
