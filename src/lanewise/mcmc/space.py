@@ -69,7 +69,7 @@ def rewhitened(old: np.ndarray, new: np.ndarray, positions: np.ndarray) -> np.nd
 def with_gradient(density: Density) -> Callable[[Array], tuple[Array, Array]]:
     """The density and its gradient as one function, traced once: the same code wherever it is called.
 
-    What neither needs is left out of the functions that it calls, too: derivatives by arguments that are constants, say.
+    What neither needs is left out of the functions that it calls, too: derivatives by constants, say.
     """
     both = jax.value_and_grad(precomputed(density))
 
