@@ -28,6 +28,7 @@ def data(values: np.ndarray, **stats: np.ndarray) -> Any:
     rng = np.random.default_rng(1)
     fine = {
         "diverging": np.zeros(shape, bool),
+        "step_size": np.full(shape, 0.5),
         "n_steps": np.full(shape, 7),
         "energy": rng.normal(size=shape),
     }
