@@ -16,11 +16,12 @@ from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.rules import Unsupported, rule
 from lanewise.cpp.emit.rules.product import cast, product_and_sum
 from lanewise.cpp.emit.rules.reduce import accumulator
-from lanewise.cpp.emit.rules.substitution import LEAST_ROW, Solve
 from lanewise.cpp.emit.values import Index, Place, Value, minus, plus, quotient, times
 from lanewise.cpp.emit.writer import Writer
 
 _INT32 = np.dtype("int32")
+# Matrices of fewer rows are gone through one by one: a vector would be mostly empty.
+LEAST_ROW = 8
 
 
 @contextmanager
@@ -220,6 +221,9 @@ def triangular_solve(w: Writer, eqn: JaxprEqn) -> None:
                 if not p["unit_diagonal"]:
                     found = f"{found} / {coefficient(batch, row, row)}"
                 w.put(room, unknown(batch, row, column), found)
+
+    # Most kernels have none.
+    from lanewise.cpp.emit.rules.substitution import Solve
 
     solve = Solve(matrix, right, room, downward, transposed, p["left_side"], p["unit_diagonal"])
     if size < LEAST_ROW or dtypes.is_complex(matrix.dtype):

@@ -18,8 +18,6 @@ from lanewise.cpp.emit.rules.reduce import PARTS
 from lanewise.cpp.emit.values import Index, Place, Value
 from lanewise.cpp.emit.writer import Writer
 
-# Matrices of fewer rows are gone through one by one: a vector would be mostly empty.
-LEAST_ROW = 8
 # So many right sides are solved side by side.
 LEAST_BESIDE = 4
 
