@@ -404,11 +404,11 @@ def _helper(w: Writer, eqn: JaxprEqn) -> None:
         each(w, eqn, c_function(dtype, name))
         return
     form = widened(dtype, lambda *elements: f"lw_{name}({', '.join(elements)})")
-    value = w.value(eqn.invars[0])
-    if name in VECTOR_FUNCTIONS and not w.together and _is_narrow_table(value):
-        _down_columns(w, eqn.outvars[0], form, value)
+    values = [w.value(atom) for atom in eqn.invars]
+    if name in VECTOR_FUNCTIONS and not w.together and _is_narrow_table(values[0]):
+        _down_columns(w, eqn.outvars[0], form, *values)
     else:
-        w.map(eqn.outvars[0], form, value)
+        w.map(eqn.outvars[0], form, *values)
 
 
 def _is_narrow_table(value: Value) -> bool:
