@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -150,6 +151,45 @@ def test_factorizations_and_solves() -> None:
                 label = f"triangular {kind} {left} {lower} {transposed} {unit}"
                 cases.append(Case(label, triangular, (a, right), 4096, True))
         check(cases)
+
+
+def test_factors_and_solves_by_rows() -> None:
+    """Of matrices whose rows are vectors, of which the last one is short; one right side, and several."""
+    cases = []
+    with jax.enable_x64(True):
+        for kind, size in (("float32", 8), ("float32", 41), ("float64", 19)):
+            a = _plain(kind, 2, size, size) / size + 3 * np.eye(size, dtype=kind)
+            positive = a @ np.swapaxes(a, -1, -2)
+            name = f"{kind} of {size}"
+            cases += [
+                Case(f"cholesky {name}", jnp.linalg.cholesky, (positive,), 256, True),
+                Case(f"not positive {name}", jnp.linalg.cholesky, (positive - 9,), 256, True),
+                # A factor that takes the place of its matrix.
+                Case(f"twice {name}", _cholesky_again, (positive,), 4096, True),
+            ]
+            flags = itertools.product((1, 5), *((False, True),) * 4)
+            for sides, left, lower, transposed, unit in flags:
+                b = _plain(kind, 2, size, sides)
+                right = b if left else np.swapaxes(b, -1, -2)
+                solve = functools.partial(
+                    lax.linalg.triangular_solve,
+                    left_side=left,
+                    lower=lower,
+                    transpose_a=transposed,
+                    unit_diagonal=unit,
+                )
+                scaled = a / 3 if unit else a
+                label = f"triangular {name} {sides} {left} {lower} {transposed} {unit}"
+                cases.append(Case(label, solve, (scaled, right), 4096, True))
+        check(cases)
+
+
+def _cholesky_again(matrix: Any) -> Any:
+    def again(_: Any, matrix: Any) -> Any:
+        factor = jnp.linalg.cholesky(matrix)
+        return factor @ jnp.swapaxes(factor, -1, -2) + jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
+
+    return lax.fori_loop(0, 2, again, matrix)
 
 
 def test_orthogonal_tridiagonal_and_fourier() -> None:

@@ -69,6 +69,30 @@ def test_extremes_of_long_rows() -> None:
         check(cases)
 
 
+def test_sums_and_extremes_by_rows_and_in_parts() -> None:
+    """Along the first axis, the middle one, several: beside few other results and beside many."""
+    cases = []
+    shapes = ((37, 3), (3, 37), (19, 20), (4, 9, 17), (2, 18, 3), (5, 6, 7))
+    for dtype in ("float32", "float64", "int32"):
+        for shape in shapes:
+            ranges = [(a, b) for a in range(len(shape)) for b in range(a, len(shape))]
+            for axes in (tuple(range(a, b + 1)) for a, b in ranges):
+
+                def extremes(x: Any, axes: Any = axes) -> Any:
+                    return lax.reduce_max(x, axes), lax.reduce_min(x, axes)
+
+                def totals(x: Any, axes: Any = axes) -> Any:
+                    beside = x[:1] * 2  # An operand that is not as long as the sum.
+                    return lax.reduce_sum(x, axes), lax.reduce_sum(x * beside, axes)
+
+                plain = numbers(dtype, *shape, special=False)
+                label = f"{dtype} {shape} {axes}"
+                cases.append(Case(f"extremes {label}", extremes, (numbers(dtype, *shape),), 0))
+                cases.append(Case(f"totals {label}", totals, (plain,), 64, True))
+    with jax.enable_x64(True):
+        check(cases)
+
+
 @pytest.mark.parametrize(
     "dtypes", [FLOATS, ("int8", "int32", "uint16", "uint64")], ids=["floats", "ints"]
 )

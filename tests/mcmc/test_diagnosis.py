@@ -28,6 +28,7 @@ def data(values: np.ndarray, **stats: np.ndarray) -> Any:
     rng = np.random.default_rng(1)
     fine = {
         "diverging": np.zeros(shape, bool),
+        "step_size": np.full(shape, 0.5),
         "n_steps": np.full(shape, 7),
         "energy": rng.normal(size=shape),
     }
@@ -138,3 +139,12 @@ def test_one_bad_chain_is_not_pooled() -> None:
 def test_chains_that_have_yet_to_meet_are_all_heard() -> None:
     means = np.array([[-9.0], [-3.0], [2.0], [8.0]])
     assert agreeing(Moments(np.full(4, 10.0), means, np.full((4, 1), 10.0))).all()  # type: ignore[arg-type]
+
+
+def test_an_improper_posterior_is_said_to_be_one() -> None:
+    run = {"chains": 4, "draws": 50, "warmup": 50, "progress": False}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        mcmc.sample(lambda x: 0.0 * jnp.sum(x), 0, init=lambda key: jnp.zeros(2), **run)
+    assert all(w.category is mcmc.SamplingWarning for w in found)
+    assert any("the posterior may be improper" in str(w.message) for w in found)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import needs
+from lanewise import mcmc
 from lanewise.core.errors import OptionError
 from lanewise.mcmc.inference import data_of, groups_of, sampled, with_groups
 from lanewise.mcmc.models import Model
@@ -118,3 +121,43 @@ def test_names_that_do_not_fit_cost_no_draws(fields: dict[str, Any], says: str) 
 def test_other_things_than_data_are_refused() -> None:
     with pytest.raises(OptionError, match=r"data must be what mcmc.sample gives.*; got int"):
         groups_of(3)
+
+
+@pytest.mark.parametrize("name", ["chain", "draw"])
+def test_names_of_arviz_axes_are_refused_before_a_run(name: str) -> None:
+    with pytest.raises(OptionError, match=f"named '{name}'"):
+        mcmc.sample(
+            lambda p: -jnp.sum(p[name] ** 2),
+            0,
+            chains=2,
+            draws=2,
+            warmup=2,
+            init=lambda key: {name: jnp.zeros(2)},
+        )
+
+
+def test_a_model_that_shows_nothing_is_refused() -> None:
+    model = mcmc.Model(lambda x: -(x**2), lambda key: jnp.zeros(()), shown=lambda x: {})
+    with pytest.raises(OptionError, match="nothing would be kept"):
+        mcmc.sample(model, 0, chains=2, draws=2, warmup=2)
+
+
+@pytest.mark.parametrize("other", ["x", "y"])
+def test_an_axis_with_the_name_of_a_variable_costs_no_draws(other: str) -> None:
+    model = mcmc.Model(
+        lambda p: -jnp.sum(p["x"] ** 2) - p["y"] ** 2,
+        lambda key: {"x": jax.random.normal(key, (3,)), "y": jnp.zeros(())},
+        dims={"x": [other]},
+        coords={other: ["a", "b", "c"]},
+    )
+    with pytest.warns(UserWarning, match=f"'{other}' is the name of axis 0 of x and of a variable"):
+        data = mcmc.sample(model, 0, chains=2, draws=4, warmup=20, progress=False)
+    assert data.posterior["x"].dims == ("chain", "draw", "x_dim_0")
+
+
+def test_a_position_given_to_numpy_is_said_to_be() -> None:
+    def density(x: Any) -> Any:
+        return -np.exp(x).sum()
+
+    with pytest.raises(OptionError, match=r"`density` gives its position to NumPy; use jax.numpy"):
+        mcmc.sample(density, 0, chains=2, draws=2, warmup=2, init=lambda key: jnp.zeros(2))

@@ -19,7 +19,8 @@ import lanewise as lw
 from lanewise import mcmc
 from lanewise.core.errors import OptionError
 from lanewise.mcmc import NUTS
-from lanewise.mcmc.chain import Kept, carried, chain_of, task
+from lanewise.mcmc.chain import carried, chain_of, task
+from lanewise.mcmc.drawn import Kept
 from lanewise.mcmc.nuts import begun, joined, turns
 from lanewise.mcmc.space import Place, Point, place_at
 

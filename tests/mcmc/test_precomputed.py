@@ -43,3 +43,37 @@ def test_what_is_traced_or_cheap_stays() -> None:
         np.linalg.cholesky(COVARIANCE).sum() + 36,
         rtol=1e-5,
     )
+
+
+def test_functions_of_data_and_their_sums_are_taken_when_the_density_is_traced() -> None:
+    counts = np.arange(50.0, dtype=np.float32)
+
+    def poisson(x: Any) -> Any:
+        return (counts * x - jnp.exp(x)).sum() - jax.scipy.special.gammaln(counts + 1.0).sum()
+
+    text = str(jax.make_jaxpr(precomputed(poisson))(0.3))
+    assert "lgamma" not in text and "exp" in text
+    # The sum of the factorials is one number; that of what the position is in stays.
+    assert text.count("reduce_sum") == 1
+    np.testing.assert_allclose(precomputed(poisson)(0.3), poisson(0.3), rtol=1e-6)
+
+
+def test_a_density_of_constants_alone_is_one_number() -> None:
+    value = precomputed(lambda x: jnp.log(jnp.arange(1.0, 20.0)).sum())
+    np.testing.assert_allclose(jax.jit(value)(0.0), np.log(np.arange(1.0, 20.0)).sum(), rtol=1e-6)
+
+
+def test_a_narrow_matrix_of_data_is_kept_by_columns() -> None:
+    rows = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    x = jnp.array([0.4, -1.2, 0.3])
+    for density in (lambda x: ((rows @ x) ** 2).sum(), lambda x: ((x @ rows.T) ** 2).sum()):
+        text = str(jax.make_jaxpr(precomputed(density))(x))
+        assert "f32[40,3]" not in text and "f32[3,40]" in text
+        for found, wanted in zip(
+            jax.value_and_grad(precomputed(density))(x), jax.value_and_grad(density)(x)
+        ):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    # A square one is not narrow, and lies as it did.
+    assert "f32[40,40]" in str(
+        jax.make_jaxpr(precomputed(lambda x: (rows @ rows.T @ x).sum()))(jnp.ones(40))
+    )

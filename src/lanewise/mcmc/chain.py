@@ -28,7 +28,8 @@ from lanewise.mcmc.adapt import (
     step_after,
     step_from,
 )
-from lanewise.mcmc.samplers import Info, Sampler
+from lanewise.mcmc.drawn import kept_row, room, with_draw
+from lanewise.mcmc.samplers import Sampler
 from lanewise.mcmc.space import (
     KEPT,
     Density,
@@ -72,15 +73,6 @@ class Task(NamedTuple):
     tunes: Bool[Array, ""]
     begins: Bool[Array, ""]
     thin: Int[Array, ""]
-
-
-class Kept(NamedTuple):
-    """Draws along the first axis, the step size of each and what is reported of it."""
-
-    positions: Float[Array, "draws d"]
-    logdensity: Float[Array, " draws"]
-    step: Float[Array, " draws"]
-    info: Info
 
 
 def task(
@@ -150,19 +142,6 @@ def chain_of(
     @program
     def chain(key, carried, draws, space, task):
         place, step, adapting, moments = carried
-        dtype = place.position.dtype
-        kept = Kept(
-            positions=jnp.zeros((capacity, place.position.size), dtype),
-            logdensity=jnp.zeros(capacity, dtype),
-            step=jnp.zeros(capacity, dtype),
-            info=Info(
-                acceptance=jnp.zeros(capacity, dtype),
-                energy=jnp.zeros(capacity, dtype),
-                tree_depth=jnp.zeros(capacity, jnp.int32),
-                leapfrogs=jnp.zeros(capacity, jnp.int32),
-                diverging=jnp.zeros(capacity, bool),
-            ),
-        )
         number, tunes, thin = task.number, task.tunes, jnp.maximum(task.thin, 1)
         if task.fresh | task.begins:
             begin_key = random.fold_in(key, -1 - number)
@@ -174,6 +153,7 @@ def chain_of(
                 moments = no_moments(place.position, dense)
         last = number + draws
         before = (number - task.origin) // thin
+        kept = room(capacity, place.position.size, place.position.dtype)
         while number < last:
             tried = jnp.where(tunes, jnp.exp(adapting.log_step), step)
             draw_key = random.fold_in(key, number)
@@ -183,15 +163,8 @@ def chain_of(
                 adapting = step_after(adapting, latest.acceptance, target_accept)
                 moments = moments_with(moments, position)
             number += 1
-            made = number - task.origin
-            keeps = (task.thin > 0) & (made % thin == 0)
-            # What is written beyond the end is dropped.
-            row = jnp.where(keeps, made // thin - 1 - before, capacity)
-            positions = kept.positions.at[row].set(position)
-            logdensity = kept.logdensity.at[row].set(place.logdensity)
-            steps = kept.step.at[row].set(tried)
-            info = Info(*(h.at[row].set(value) for h, value in zip(kept.info, latest)))
-            kept = Kept(positions, logdensity, steps, info)
+            row = kept_row(task, number - task.origin, thin, before, capacity)
+            kept = with_draw(kept, row, position, place.logdensity, tried, latest)
         return Carried(place, step, adapting, moments), kept
 
     return chain

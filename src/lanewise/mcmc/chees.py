@@ -40,7 +40,7 @@ from jaxtyping import Array, Bool, Float
 
 from lanewise.core.errors import OptionError
 from lanewise.mcmc.adapt import StepSize, step_after, step_from
-from lanewise.mcmc.chain import Kept
+from lanewise.mcmc.drawn import kept_row, room, with_draw
 from lanewise.mcmc.loop import Loop, Plan, State
 from lanewise.mcmc.samplers import DIVERGED, Info, must_be_count, must_be_share
 from lanewise.mcmc.space import (
@@ -174,21 +174,10 @@ def chain_of(density: Density, capacity: int) -> ProgramFunction:
     @program
     def chain(key, carried, draws, space, task):
         place, last = carried
-        dtype, size = place.position.dtype, place.position.size
-        kept = Kept(
-            positions=jnp.zeros((capacity, size), dtype),
-            logdensity=jnp.zeros(capacity, dtype),
-            step=jnp.zeros(capacity, dtype),
-            info=Info(
-                acceptance=jnp.zeros(capacity, dtype),
-                energy=jnp.zeros(capacity, dtype),
-                tree_depth=jnp.zeros(capacity, jnp.int32),
-                leapfrogs=jnp.zeros(capacity, jnp.int32),
-                diverging=jnp.zeros(capacity, bool),
-            ),
-        )
+        dtype = place.position.dtype
         thin = jnp.maximum(task.thin, 1)
         before = (task.number - task.origin) // thin
+        kept = room(capacity, place.position.size, dtype)
         made = jnp.int32(0)
         while made < draws:
             number = task.number + made
@@ -201,16 +190,10 @@ def chain_of(density: Density, capacity: int) -> ProgramFunction:
                 *(jnp.where(accepts, new, old) for new, old in zip(last.end.place, place))
             )
             made += 1
-            drawn = number + 1 - task.origin
-            keeps = (task.thin > 0) & (drawn % thin == 0)
-            # What is written beyond the end is dropped.
-            row = jnp.where(keeps, drawn // thin - 1 - before, capacity)
-            reported = last.acceptance, energy(last.start), jnp.int32(0), taken, last.diverging
-            positions = kept.positions.at[row].set(unwhitened(space, place.position))
-            logdensity = kept.logdensity.at[row].set(place.logdensity)
-            step = kept.step.at[row].set(task.step)
-            info = Info(*(h.at[row].set(value) for h, value in zip(kept.info, reported)))
-            kept = Kept(positions, logdensity, step, info)
+            row = kept_row(task, number + 1 - task.origin, thin, before, capacity)
+            info = Info(last.acceptance, energy(last.start), jnp.int32(0), taken, last.diverging)
+            position = unwhitened(space, place.position)
+            kept = with_draw(kept, row, position, place.logdensity, task.step, info)
         return Carried(place, last), kept
 
     return chain

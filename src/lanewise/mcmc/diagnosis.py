@@ -36,6 +36,8 @@ MANY_CHAINS = 32
 # Nested R-hat counts if chance explains it in fewer than this share of runs.
 LEAST_CHANCE = 1e-3
 LEAST_E_BFMI, DRAWS_FOR_E_BFMI = 0.3, 50
+# A larger step, in coordinates that have been scaled, finds no end of the posterior. Stan takes the same.
+GREATEST_STEP = 1e7
 # Smaller shares of the draws are not worth a warning.
 LEAST_SHARE_DIVERGENT, LEAST_SHARE_AT_LIMIT = 1e-4, 1e-3
 # So many variables are looked at closely, and so many numbers of all together.
@@ -75,6 +77,7 @@ def findings(data: Any, course: Course) -> tuple[Finding, ...]:
     """What is wrong with a run's ArviZ data, the worst first."""
     found = [*_chains_lost(course)]
     stats = group(data, "sample_stats")
+    found += _improper(np.asarray(stats["step_size"])[~course.failed])
     used = course.moved & ~course.failed
     if not used.any():
         return tuple(found)
@@ -126,6 +129,17 @@ def _chains_lost(course: Course) -> Iterator[Finding]:
             "stuck",
             f"{_chains(stuck)} never moved.",
             f"See init= and the density at {at}.",
+        )
+
+
+def _improper(steps: np.ndarray) -> Iterator[Finding]:
+    chains = int((~(steps < GREATEST_STEP)).any(axis=1).sum())
+    if chains:
+        yield Finding(
+            "improper",
+            f"The step size of {chains:,} {'chain' if chains == 1 else 'chains'} grew beyond {GREATEST_STEP:.0e}: the"
+            " posterior may be improper.",
+            "Give every parameter a proper prior, and see that the density depends on each.",
         )
 
 

@@ -14,7 +14,7 @@ import datetime
 import importlib.metadata
 import importlib.util
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -112,7 +112,7 @@ def dataset(
         given = model.dims.get(name, ())
         # The log likelihood of a vector is one number.
         given = given if group != "log_likelihood" else given[: len(array.shape) - len(leading)]
-        axes[name] = axes_of(name, tuple(array.shape), leading, given, places, sizes)
+        axes[name] = axes_of(name, tuple(array.shape), leading, given, places, sizes, variables)
     return xarray.Dataset(
         {name: _variable(axes[name], array) for name, array in variables.items()},
         coords={dim: places.get(dim, np.arange(size)) for dim, size in sizes.items()},
@@ -127,8 +127,11 @@ def axes_of(
     given: Sequence[str | None],
     coords: Arrays,
     sizes: dict[str, int],
+    variables: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Names of an array's axes, as given or by ArviZ's rule; `sizes` are those of all axes so far, and it grows.
+
+    An axis has no name that one of the `variables` has.
 
     >>> axes_of("x", (4, 10, 3, 2), ("chain", "draw"), [None, "row"], {"row": "ab"}, {})
     ('chain', 'draw', 'x_dim_0', 'row')
@@ -140,6 +143,9 @@ def axes_of(
     names = list(leading)
     for at, size in enumerate(rest):
         wanted = given[at] if at < len(given) else None
+        if wanted is not None and wanted in variables:
+            _warn(f"{wanted!r} is the name of axis {at} of {name} and of a variable")
+            wanted = None
         if wanted is not None:
             known = len(coords[wanted]) if wanted in coords else sizes.get(wanted, size)
             if known != size or wanted in names:
@@ -227,11 +233,13 @@ def named(positions: Any) -> dict[str, np.ndarray]:
     >>> sorted(named({"group": {"mean": np.zeros(2)}, "scale": np.ones(2)}))
     ['group.mean', 'scale']
     """
+    return dict(zip(names_of(positions), map(np.asarray, jax.tree.leaves(positions)), strict=True))
+
+
+def names_of(positions: Any) -> list[str]:
+    """The names that `named` gives, of arrays or of what stands for them."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(positions)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator=".") or "x": np.asarray(leaf)
-        for path, leaf in leaves
-    }
+    return [jax.tree_util.keystr(path, simple=True, separator=".") or "x" for path, _ in leaves]
 
 
 def _no_density(position: Any) -> Any:

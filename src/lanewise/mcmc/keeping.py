@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lanewise.mcmc.chain import Kept
+from lanewise.mcmc.drawn import Kept
 from lanewise.mcmc.kept import GROUPS, Keeper, Memory, stats
 from lanewise.mcmc.saved import Saved
 from lanewise.mcmc.settings import Settings

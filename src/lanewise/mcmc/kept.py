@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lanewise.mcmc.chain import Kept
+from lanewise.mcmc.drawn import Kept
 
 # Groups as ArviZ names them, for the draws and for those of the warm-up.
 GROUPS = {

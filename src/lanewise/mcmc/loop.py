@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from lanewise.core.errors import OptionError
-from lanewise.mcmc.chain import Kept
+from lanewise.mcmc.drawn import Kept
 from lanewise.mcmc.interrupts import held
 from lanewise.mcmc.keeping import Keeping
 from lanewise.mcmc.pace import Pace

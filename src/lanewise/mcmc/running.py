@@ -55,9 +55,9 @@ def result(model: Model, run: Loop, state: State, attributes: dict[str, Any]) ->
     groups = run.keeping.groups(number)
     rows = run.keeping.rows(number)
     if run.interrupted:
-        what = f"{rows[False]} of {run.draws} draws"
+        what = f"{rows[False]:,} of {run.draws:,} draws"
         if not rows[False]:
-            what = f"{rows[True]} draws of the warm-up and no others"
+            what = f"{rows[True]:,} draws of the warm-up and no others"
         warn(f"The run was interrupted: it has {what} of each chain.")
     data = sampled(model, groups, attributes | run.attributes(state))
     if rows[False]:

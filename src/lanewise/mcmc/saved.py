@@ -21,6 +21,8 @@ import numpy as np
 from lanewise.core.errors import OptionError
 from lanewise.core.files import whole_file
 
+# Of what describes a run, that which no reader knows by its value.
+FOLLOWS = ("starts", "logdensity at the first start")
 _RUN, _STATE = "run.json", "state.npz"
 # The state is saved once a second or so, but saving takes a small share of the time.
 SECONDS, SHARE = 1.0, 0.02
@@ -91,7 +93,12 @@ def opened(
     before = json.loads(described.read_text())
     differing = [name for name in run if before.get(name) != run[name]]
     if differing:
-        changes = "; ".join(f"{n} was {before.get(n)!r} and is {run[n]!r}" for n in differing)
+        # What follows from the arguments is said only where they are the same.
+        given = [name for name in differing if name not in FOLLOWS]
+        changes = "; ".join(
+            [f"{n} was {before.get(n)!r} and is {run[n]!r}" for n in given]
+            or [f"the {n} is another" for n in differing]
+        )
         raise OptionError(
             f"resume={str(directory)!r} holds another run: {changes}. Give another directory, or the arguments of"
             " that run."

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
+from lanewise.core.errors import OptionError
 from lanewise.mcmc.again import hashable, known_once
-from lanewise.mcmc.inference import named
+from lanewise.mcmc.inference import SAMPLE_DIMS, named, names_of
 from lanewise.mcmc.space import KEPT
 from lanewise.mcmc.start import Layout
 
@@ -29,10 +30,13 @@ class Shown:
         self.layout = layout
         self.rows = max(1, min(MOST_ROWS, MOST_NUMBERS // max(layout.size, 1)))
         self.block = None
+        kept = layout.structs
         if shown is not None:
             flat = _Flat(hashable(shown), layout)
             like = jax.ShapeDtypeStruct((layout.size,), layout.dtype)
+            kept = jax.eval_shape(flat, like)
             self.block = of_block(known_once(flat, flat, like))
+        _must_have_names(names_of(kept))
 
     def __call__(self, vectors: np.ndarray) -> dict[str, np.ndarray]:
         """Quantities by name, with the axes of chains and draws in front."""
@@ -50,6 +54,17 @@ class Shown:
         if len(parts) > 1:
             whole = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
         return named(jax.tree.map(lambda x: x.reshape(chains, draws, *x.shape[1:]), whole))
+
+
+def _must_have_names(names: Collection[str]) -> None:
+    """Raise for names that ArviZ's data cannot have: better before a run than after."""
+    if not names:
+        raise OptionError("Model.shown gives no quantity: nothing would be kept.")
+    for axis in SAMPLE_DIMS:
+        if axis in names:
+            raise OptionError(
+                f"a quantity is named {axis!r}, as an axis of ArviZ's data is: give it another name."
+            )
 
 
 @dataclass(frozen=True)

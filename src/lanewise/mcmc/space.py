@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ import jax.scipy.linalg
 import numpy as np
 from jaxtyping import Array, Float
 
+from lanewise import _jax
 from lanewise.mcmc.precomputed import precomputed
 
 # The log density at a position, which is a vector.
@@ -66,8 +67,19 @@ def rewhitened(old: np.ndarray, new: np.ndarray, positions: np.ndarray) -> np.nd
 
 @functools.lru_cache(KEPT)
 def with_gradient(density: Density) -> Callable[[Array], tuple[Array, Array]]:
-    """The density and its gradient as one function, traced once: the same code wherever it is called."""
-    return jax.jit(jax.value_and_grad(precomputed(density)))
+    """The density and its gradient as one function, traced once: the same code wherever it is called.
+
+    What neither needs is left out of the functions that it calls, too: derivatives by constants, say.
+    """
+    both = jax.value_and_grad(precomputed(density))
+
+    def run(position: Array) -> tuple[Array, Array]:
+        traced: Any = jax.make_jaxpr(both)(position)
+        code = _jax.without_unused(_jax.flat_jaxpr(traced))
+        value, gradient = _jax.eval_jaxpr(code, *_jax.attached_consts(traced), position)
+        return value, gradient
+
+    return jax.jit(run)
 
 
 def place_at(density: Density, space: Space, position: Float[Array, " d"]) -> Place:

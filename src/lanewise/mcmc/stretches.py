@@ -16,7 +16,7 @@ import numpy as np
 from lanewise.api.vmap import vmap
 from lanewise.core.errors import LaneError, Outcome
 from lanewise.core.outcomes import Outcomes
-from lanewise.mcmc.chain import Kept
+from lanewise.mcmc.drawn import Kept
 from lanewise.mcmc.spread import Spread
 from lanewise.tracing.decorator import ProgramFunction
 

@@ -50,8 +50,9 @@ from lanewise.mcmc.adapt import (
     step_from,
     windows,
 )
-from lanewise.mcmc.chain import Kept, task
+from lanewise.mcmc.chain import task
 from lanewise.mcmc.diagnosis import Finding
+from lanewise.mcmc.drawn import kept_row, no_info, room, with_draw
 from lanewise.mcmc.loop import Loop, Plan, State
 from lanewise.mcmc.samplers import DIVERGED, Info, must_be_count, must_be_share
 from lanewise.mcmc.space import KEPT, Density, Place, with_gradient
@@ -196,20 +197,8 @@ def chain_of(sampler: Tempering, density: Density, capacity: int) -> ProgramFunc
     @program
     def chain(key, carried, draws, space, task):
         place, step, adapting, moments, rejected, tried, from_reference, trips = carried
-        dtype, size = place.position.dtype, space.center.size
+        dtype = place.position.dtype
         replicas = space.betas.size
-        kept = Kept(
-            positions=jnp.zeros((capacity, size), dtype),
-            logdensity=jnp.zeros(capacity, dtype),
-            step=jnp.zeros(capacity, dtype),
-            info=Info(
-                acceptance=jnp.zeros(capacity, dtype),
-                energy=jnp.zeros(capacity, dtype),
-                tree_depth=jnp.zeros(capacity, jnp.int32),
-                leapfrogs=jnp.zeros(capacity, jnp.int32),
-                diverging=jnp.zeros(capacity, bool),
-            ),
-        )
         if task.begins:
             adapting = step_from(step)
             moments = no_moments(space.center, False)
@@ -217,12 +206,13 @@ def chain_of(sampler: Tempering, density: Density, capacity: int) -> ProgramFunc
         number, thin = task.number, jnp.maximum(task.thin, 1)
         last = number + draws
         before = (number - task.origin) // thin
+        kept = room(capacity, space.center.size, dtype)
         while number < last:
             size_of_steps = jnp.where(task.tunes, jnp.exp(adapting.log_step), step)
             move_key, swap_key = random.split(random.fold_in(key, number))
             acceptances = jnp.zeros(replicas, dtype)
             leapfrogs, replica = jnp.int32(0), jnp.int32(0)
-            latest = Info(*(history[0] for history in kept.info))
+            latest = no_info(dtype)
             while replica < replicas:
                 own = Place(*(leaf[replica] for leaf in place))
                 moved, latest = explored(
@@ -254,16 +244,10 @@ def chain_of(sampler: Tempering, density: Density, capacity: int) -> ProgramFunc
                 adapting = step_after(adapting, wanted, target_accept)
                 moments = moments_with(moments, position)
             number += 1
-            made = number - task.origin
-            keeps = (task.thin > 0) & (made % thin == 0)
-            # What is written beyond the end is dropped.
-            row = jnp.where(keeps, made // thin - 1 - before, capacity)
-            positions = kept.positions.at[row].set(position)
-            logdensity = kept.logdensity.at[row].set(place.logdensity[-1])
-            of_steps = kept.step.at[row].set(size_of_steps[-1])
+            row = kept_row(task, number - task.origin, thin, before, capacity)
             latest = latest._replace(leapfrogs=leapfrogs)
-            info = Info(*(h.at[row].set(value) for h, value in zip(kept.info, latest)))
-            kept = Kept(positions, logdensity, of_steps, info)
+            value = place.logdensity[-1]
+            kept = with_draw(kept, row, position, value, size_of_steps[-1], latest)
         found = Carried(place, step, adapting, moments, rejected, tried, from_reference, trips)
         return found, kept
 

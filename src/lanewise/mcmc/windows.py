@@ -28,7 +28,10 @@ def ended(
     moments = jax.tree.map(np.asarray, carried.moments)
     if shares:
         heard = np.flatnonzero(well)
-        heard = heard[agreeing(jax.tree.map(lambda leaf: leaf[heard], moments))]
+        with np.errstate(all="ignore"):  # chains that are far beyond all numbers agree with none
+            heard = heard[agreeing(jax.tree.map(lambda leaf: leaf[heard], moments))]
+        if not heard.size:
+            return carried._replace(step=step), space, False  # type: ignore[arg-type]
         shared = np.median(step[heard])
         step = np.where(step < MUCH_SMALLER * shared, step, shared)
     place = carried.place
@@ -36,7 +39,10 @@ def ended(
         return carried._replace(step=step), space, False  # type: ignore[arg-type]
     if not alone:
         listened = jax.tree.map(lambda leaf: leaf[heard], moments)
-        new = np.asarray(scale_from(pooled(listened), np))
+        with np.errstate(all="ignore"):
+            new = np.asarray(scale_from(pooled(listened), np))
+        if not np.isfinite(new).all():
+            return carried._replace(step=step), space, False  # type: ignore[arg-type]
         moved = rewhitened(np.asarray(space), new, np.asarray(place.position))
     else:
         new, moved = _each(np.asarray(space), moments, place, well)

@@ -30,6 +30,8 @@ def traceable(density: Function, like: Any) -> Function:
     """
     try:
         jax.eval_shape(density, like)
+    except jax.errors.TracerArrayConversionError as error:
+        raise OptionError(_by_numpy(density, error)) from error
     except (jax.errors.ConcretizationTypeError, RecursionError) as error:
         if isinstance(density, ProgramFunction):
             raise OptionError(_helper(density, error)) from error
@@ -50,15 +52,23 @@ def _as_program(density: Function, like: Any) -> Function:
     try:
         made = _program(density)
         jax.eval_shape(made, like)
+    except jax.errors.TracerArrayConversionError as error:
+        raise OptionError(_by_numpy(density, error)) from error
     except (jax.errors.ConcretizationTypeError, RecursionError, LanewiseError) as error:
         raise OptionError(_helper(density, error)) from error
     return made
+
+
+def _by_numpy(density: Any, error: BaseException) -> str:
+    name, why = getattr(density, "__name__", repr(density)), str(error).partition("\n")[0]
+    return f"logdensity `{name}` gives its position to NumPy; use jax.numpy in its place: {why}"
 
 
 def _helper(density: Any, error: BaseException) -> str:
     name = getattr(density, "__name__", repr(density))
     why = str(error).partition("\n")[0]
     return (
-        f"logdensity `{name}` has an `if`, a `while` or recursion that depends on the position. Put @lanewise.program"
-        f" on it, and on each function that it calls with one: {why}"
+        f"logdensity `{name}` has an `if`, a `while` or recursion that depends on the position, or gives it to a"
+        " function of Python's (`math.exp`, `float`), for which jax.numpy has one. Put @lanewise.program on it, and on"
+        f" each function that it calls with such control flow: {why}"
     )

@@ -17,10 +17,19 @@ compute the same. At poles and outside their domains they answer as XLA's do.
 from __future__ import annotations
 
 from lanewise._jax import Atom, JaxprEqn, Var
+from lanewise.core.primitives.facts import Vector, facts_of
 from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.rules import Unsupported, rule
-from lanewise.cpp.emit.rules.elementwise import c_function, dtype_of, each, wide_type, widened
-from lanewise.cpp.emit.values import Scalar
+from lanewise.cpp.emit.rules.elementwise import (
+    Form,
+    c_function,
+    dtype_of,
+    each,
+    wide_type,
+    widened,
+)
+from lanewise.cpp.emit.rules.reduce import PARTS
+from lanewise.cpp.emit.values import Scalar, Value
 from lanewise.cpp.emit.writer import Writer
 
 # Primitives that C++ and CUDA name alike; the single-precision name has an `f` behind it.
@@ -74,8 +83,36 @@ def _helper(w: Writer, eqn: JaxprEqn) -> None:
     name, dtype = eqn.primitive.name, dtype_of(eqn)
     if dtypes.is_complex(dtype):
         each(w, eqn, c_function(dtype, name))
+        return
+    form = widened(dtype, lambda *elements: f"lw_{name}({', '.join(elements)})")
+    values = [w.value(atom) for atom in eqn.invars]
+    vectors = w.threads.own_arrays and facts_of(eqn).vector is Vector.FLOAT32
+    if vectors and _is_narrow_table(values[0]):
+        _down_columns(w, eqn.outvars[0], form, *values)
     else:
-        each(w, eqn, widened(dtype, lambda *elements: f"lw_{name}({', '.join(elements)})"))
+        w.map(eqn.outvars[0], form, *values)
+
+
+def _is_narrow_table(value: Value) -> bool:
+    """Whether elements are found by their row and column, and rows are shorter than a vector: they would be no vector
+    code. (Others are gone through by their position.)"""
+    if len(value.shape) < 2 or value.linear:
+        return False
+    *_, rows, columns = value.shape
+    return columns < PARTS <= rows
+
+
+def _down_columns(w: Writer, var: Var, form: Form, value: Value) -> None:
+    """A function of a narrow table, one column after the other."""
+    room = w.room(value.shape, value.dtype)
+    *outer, rows, columns = value.shape
+    with w.loops((*outer, columns)) as (*ahead, column):
+        i = w.fresh("i")
+        w.line("LW_IN_STEP")
+        with w.block(f"for (int {i} = 0; {i} < {rows}; ++{i})"):
+            at = (*ahead, i, column)
+            w.put(room, at, form(value.at(at)))
+    w.define(var, room)
 
 
 @rule("round")

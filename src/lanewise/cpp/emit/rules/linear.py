@@ -16,10 +16,12 @@ from lanewise.cpp.emit import dtypes
 from lanewise.cpp.emit.rules import Unsupported, rule
 from lanewise.cpp.emit.rules.product import cast, product_and_sum
 from lanewise.cpp.emit.rules.reduce import accumulator
-from lanewise.cpp.emit.values import Index, minus, plus, quotient, times
+from lanewise.cpp.emit.values import Index, Place, Value, minus, plus, quotient, times
 from lanewise.cpp.emit.writer import Writer
 
 _INT32 = np.dtype("int32")
+# Matrices of fewer rows are gone through one by one: a vector would be mostly empty.
+LEAST_ROW = 8
 
 
 @contextmanager
@@ -102,27 +104,76 @@ def cholesky(w: Writer, eqn: JaxprEqn) -> None:
     value, (out,) = w.value(eqn.invars[0]), eqn.outvars
     kind, size = _real(value.dtype), value.shape[-1]
     room = w.store(out)
-    bad = dtypes.literal(np.nan, value.dtype)
+
+    def one_by_one() -> None:
+        with batches(w, room.shape) as batch:
+            fine, i, j, k = (w.fresh(name) for name in ("fine", "row", "column", "k"))
+            w.line(f"bool {fine} = true;")
+            with w.block(f"for (int {i} = 0; {i} < {size}; ++{i})"):
+                with w.block(f"for (int {j} = 0; {j} <= {i}; ++{j})"):
+                    total = w.fresh("total")
+                    w.line(f"{kind} {total} = {value.at((*batch, i, j))};")
+                    with w.block(f"for (int {k} = 0; {k} < {j}; ++{k})"):
+                        product = f"{room.at((*batch, i, k))} * {room.at((*batch, j, k))}"
+                        w.line(f"{total} = {total} - {product};")
+                    with w.block(f"if ({i} == {j})"):
+                        w.line(f"{fine} = {fine} && {total} > 0;")
+                        w.put(room, (*batch, i, j), f"sqrt({total})")
+                    with w.block("else"):
+                        w.put(room, (*batch, i, j), f"{total} / {room.at((*batch, j, j))}")
+                with w.block(f"for (int {j} = {i} + 1; {j} < {size}; ++{j})"):
+                    w.put(room, (*batch, i, j), dtypes.literal(0, value.dtype))
+            _spoilt(w, fine, room, batch)
+
+    if size < LEAST_ROW:
+        one_by_one()
+        return
+    w.line("#ifdef __CUDACC__")
+    one_by_one()
+    w.line("#else")
     with batches(w, room.shape) as batch:
-        fine, i, j, k = (w.fresh(name) for name in ("fine", "row", "column", "k"))
-        w.line(f"bool {fine} = true;")
-        with w.block(f"for (int {i} = 0; {i} < {size}; ++{i})"):
-            with w.block(f"for (int {j} = 0; {j} <= {i}; ++{j})"):
-                total = w.fresh("total")
-                w.line(f"{kind} {total} = {value.at((*batch, i, j))};")
-                with w.block(f"for (int {k} = 0; {k} < {j}; ++{k})"):
-                    w.line(
-                        f"{total} = {total} - {room.at((*batch, i, k))} * {room.at((*batch, j, k))};"
-                    )
-                with w.block(f"if ({i} == {j})"):
-                    w.line(f"{fine} = {fine} && {total} > 0;")
-                    w.put(room, (*batch, i, j), f"sqrt({total})")
-                with w.block("else"):
-                    w.put(room, (*batch, i, j), f"{total} / {room.at((*batch, j, j))}")
-            with w.block(f"for (int {j} = {i} + 1; {j} < {size}; ++{j})"):
-                w.put(room, (*batch, i, j), dtypes.literal(0, value.dtype))
-        with w.block(f"if (!{fine})"), w.loops((size, size)) as (row, column):
-            w.put(room, (*batch, row, column), bad)
+        _cholesky_by_rows(w, value, room, batch)
+    w.line("#endif")
+
+
+def _cholesky_by_rows(w: Writer, value: Value, room: Place, batch: Sequence[Index]) -> None:
+    """The factor's transpose, a row at a time, in the upper triangle; then it is turned.
+
+    Elements lie side by side there, so that a row is a vector. Each has the bits that it has one by one.
+    """
+    size = value.shape[-1]
+    fine, i, j, k = (w.fresh(name) for name in ("fine", "row", "column", "k"))
+    w.line(f"bool {fine} = true;")
+
+    def at(row: Index, column: Index) -> str:
+        return room.at((*batch, row, column))
+
+    with w.block(f"for (int {i} = 0; {i} < {size}; ++{i})"):
+        with w.block(f"for (int {j} = {i}; {j} < {size}; ++{j})"):
+            w.line(f"{at(i, j)} = {value.at((*batch, j, i))};")
+        with w.block(f"for (int {k} = 0; {k} < {i}; ++{k})"):
+            factor = w.let(at(k, i), value.dtype).text
+            w.line("LW_IN_STEP")
+            with w.block(f"for (int {j} = {i}; {j} < {size}; ++{j})"):
+                w.line(f"{at(i, j)} = {at(i, j)} - {factor} * {at(k, j)};")
+        w.line(f"{fine} = {fine} && {at(i, i)} > 0;")
+        root = w.let(f"sqrt({at(i, i)})", value.dtype).text
+        w.line(f"{at(i, i)} = {root};")
+        w.line("LW_IN_STEP")
+        with w.block(f"for (int {j} = {i} + 1; {j} < {size}; ++{j})"):
+            w.line(f"{at(i, j)} = {at(i, j)} / {root};")
+    with w.block(f"for (int {i} = 0; {i} < {size}; ++{i})"):
+        with w.block(f"for (int {j} = {i} + 1; {j} < {size}; ++{j})"):
+            w.line(f"{at(j, i)} = {at(i, j)};")
+            w.line(f"{at(i, j)} = {dtypes.literal(0, value.dtype)};")
+    _spoilt(w, fine, room, batch)
+
+
+def _spoilt(w: Writer, fine: str, room: Place, batch: Sequence[Index]) -> None:
+    """All NaN unless the matrix was positive definite."""
+    size = room.shape[-1]
+    with w.block(f"if (!{fine})"), w.loops((size, size)) as (row, column):
+        w.put(room, (*batch, row, column), dtypes.literal(np.nan, room.dtype))
 
 
 @rule("triangular_solve")
@@ -150,20 +201,40 @@ def triangular_solve(w: Writer, eqn: JaxprEqn) -> None:
         return (*batch, row, column) if p["left_side"] else (*batch, column, row)
 
     columns = right.shape[-1] if p["left_side"] else right.shape[-2]
-    with batches(w, room.shape) as batch, w.loops((columns,)) as (column,):
-        step, k = w.fresh("step"), w.fresh("k")
-        with w.block(f"for (int {step} = 0; {step} < {size}; ++{step})"):
-            row = step if downward else w.let(f"{size - 1} - {step}", _INT32, "row").text
-            total = w.room((), matrix.dtype, "total")
-            w.put(total, (), right.at(unknown(batch, row, column)))
-            span = f"int {k} = 0; {k} < {row}" if downward else f"int {k} = {row} + 1; {k} < {size}"
-            with w.block(f"for ({span}; ++{k})"):
-                known = room.at(unknown(batch, k, column))
-                w.put(total, (), f"{total.at(())} - {coefficient(batch, row, k)} * {known}")
-            found = total.at(())
-            if not p["unit_diagonal"]:
-                found = f"{found} / {coefficient(batch, row, row)}"
-            w.put(room, unknown(batch, row, column), found)
+
+    def one_by_one() -> None:
+        with batches(w, room.shape) as batch, w.loops((columns,)) as (column,):
+            step, k = w.fresh("step"), w.fresh("k")
+            with w.block(f"for (int {step} = 0; {step} < {size}; ++{step})"):
+                row = step if downward else w.let(f"{size - 1} - {step}", _INT32, "row").text
+                total = w.room((), matrix.dtype, "total")
+                w.put(total, (), right.at(unknown(batch, row, column)))
+                span = (
+                    f"int {k} = 0; {k} < {row}"
+                    if downward
+                    else f"int {k} = {row} + 1; {k} < {size}"
+                )
+                with w.block(f"for ({span}; ++{k})"):
+                    known = room.at(unknown(batch, k, column))
+                    w.put(total, (), f"{total.at(())} - {coefficient(batch, row, k)} * {known}")
+                found = total.at(())
+                if not p["unit_diagonal"]:
+                    found = f"{found} / {coefficient(batch, row, row)}"
+                w.put(room, unknown(batch, row, column), found)
+
+    # Most kernels have none.
+    from lanewise.cpp.emit.rules.substitution import Solve
+
+    solve = Solve(matrix, right, room, downward, transposed, p["left_side"], p["unit_diagonal"])
+    if size < LEAST_ROW or dtypes.is_complex(matrix.dtype):
+        one_by_one()
+        return
+    w.line("#ifdef __CUDACC__")
+    one_by_one()
+    w.line("#else")
+    with batches(w, room.shape) as batch:
+        solve.write(w, batch)
+    w.line("#endif")
 
 
 @rule("lu")

@@ -1,12 +1,14 @@
 """Rules of reductions: plain ones, `argmax` and `argmin`, running ones (`cumsum` and its like), and those of windows
 (pooling, its gradients, and running reductions that JAX writes as windows).
 
-Every reduction is a loop with an accumulator; a host has several of those for a long sum, maximum or minimum. Sums and
+Every reduction is a loop with an accumulator; a host has several of those for a long sum, maximum or minimum, or a row
+of them where results lie side by side. Sums and
 products of 16-bit floats accumulate in `float32`, as XLA has them; integers wrap; a NaN wins every maximum and minimum.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -110,41 +112,94 @@ def reduce_with(w: Writer, eqn: JaxprEqn) -> None:
                     w.put(total, (), join(total.at(()), converted(element, dtype, wide)))
             w.put(room, outer, converted(total.at(()), wide, dtype))
 
-    long = axes == [len(value.shape) - 1] and value.shape[-1] >= PARTS and value.size
-    if kind not in ("max", "min", "sum") or not long or not w.threads.own_arrays or wide != dtype:
+    reach = _reach(value, axes)
+    if (
+        kind not in ("max", "min", "sum")
+        or reach is None
+        or not w.threads.own_arrays
+        or wide != dtype
+    ):
         one_by_one()
         return
     # A thread of a GPU has no vectors.
     w.line("#ifdef __CUDACC__")
     one_by_one()
     w.line("#else")
-    _in_parts(w, kind, value, room)
+    if reach == "rows":
+        _by_rows(w, kind, value, room, axes)
+    else:
+        _in_parts(w, kind, value, room, axes)
     w.line("#endif")
 
 
-def _in_parts(w: Writer, kind: str, value: Value, room: Place) -> None:
-    """A sum, the largest or the smallest along the last axis: of as many parts as a vector holds, then of two each.
+def _reach(value: Value, axes: Sequence[int]) -> str | None:
+    """How a host reduces along axes with vectors: "parts" or "rows", or None.
+
+    What lies beside a reduced element and goes into another result is as long as the axes after the reduced ones.
+    """
+    if not value.size or not axes or axes != list(range(axes[0], axes[-1] + 1)):
+        return None
+    reduced = math.prod(value.shape[axis] for axis in axes)
+    beside = math.prod(value.shape[axes[-1] + 1 :])
+    if beside >= PARTS and reduced > 1:
+        return "rows"
+    if reduced < PARTS or not (len(axes) == 1 or (beside == 1 and value.linear)):
+        return None
+    return "parts"
+
+
+def _by_rows(w: Writer, kind: str, value: Value, room: Place, axes: Sequence[int]) -> None:
+    """A row of results at a time: each element is joined to its own, in the order of `one_by_one`."""
+    join, first = combine(kind, value.dtype), axes[0]
+    beside = value.shape[axes[-1] + 1 :]
+    start = dtypes.literal(identity(kind, value.dtype), value.dtype)
+    with w.loops(value.shape[:first]) as ahead:
+        with w.loops(beside) as after:
+            w.put(room, (*ahead, *after), start)
+        with w.loops([value.shape[axis] for axis in axes]) as along, _in_step(w, beside) as after:
+            to = (*ahead, *after)
+            w.put(room, to, join(room.at(to), value.at((*ahead, *along, *after))))
+
+
+@contextmanager
+def _in_step(w: Writer, shape: Sequence[int]) -> Iterator[tuple[Index, ...]]:
+    """Loops of which the last one's turns do not know of each other."""
+    *most, last = shape
+    i = w.fresh("i")
+    with w.loops(most) as outer:
+        w.line("LW_IN_STEP")
+        with w.block(f"for (int {i} = 0; {i} < {last}; ++{i})"):
+            yield (*outer, i)
+
+
+def _in_parts(w: Writer, kind: str, value: Value, room: Place, axes: Sequence[int]) -> None:
+    """A sum, the largest or the smallest along axes: of as many parts as a vector holds, then of two each.
 
     One number after the other, each would wait for the one before. A sum has no order of its own in XLA.
     """
-    join, size = combine(kind, value.dtype), value.shape[-1]
+    join, size = combine(kind, value.dtype), math.prod(value.shape[axis] for axis in axes)
     with w.loops(room.shape) as outer, w.block():
+
+        def element(index: Index) -> str:
+            if len(axes) == 1:
+                return value.at(spread(value.shape, axes, outer, [index]))
+            ahead = ravel(room.shape, outer) if outer else 0
+            return value.flat(plus(times(ahead, size), index))
+
         parts, i, k = w.fresh("parts"), w.fresh("i"), w.fresh("k")
         w.line(f"{dtypes.ctype(value.dtype)} {parts}[{PARTS}];")
         w.line("LW_IN_STEP")
         with w.block(f"for (int {i} = 0; {i} < {PARTS}; ++{i})"):
-            w.line(f"{parts}[{i}] = {value.at((*outer, i))};")
+            w.line(f"{parts}[{i}] = {element(i)};")
         whole = size - size % PARTS
         if whole > PARTS:
             with w.block(f"for (int {k} = {PARTS}; {k} < {whole}; {k} += {PARTS})"):
                 w.line("LW_IN_STEP")
                 with w.block(f"for (int {i} = 0; {i} < {PARTS}; ++{i})"):
-                    element = value.at((*outer, plus(k, i)))
-                    w.line(f"{parts}[{i}] = {join(f'{parts}[{i}]', element)};")
+                    w.line(f"{parts}[{i}] = {join(f'{parts}[{i}]', element(plus(k, i)))};")
         if whole < size:
             with w.block(f"for (int {i} = 0; {i} < {size - whole}; ++{i})"):
-                element = value.at((*outer, plus(i, whole)))
-                w.line(f"{parts}[{i}] = {join(f'{parts}[{i}]', element)};")
+                w.line(f"{parts}[{i}] = {join(f'{parts}[{i}]', element(plus(i, whole)))};")
         half = PARTS // 2
         while half:
             w.line("LW_IN_STEP")
