@@ -146,6 +146,7 @@ OTHER_LISTS = {
     "cpp/emit/rules": "rules: how they are written",
     "diff/common.py": "what the arithmetic of JAX's indices is made of",
     "dynamic/lazy.py": "Python's operators",
+    "place/after_loops.py": "linear in one operand at a time, which products and others are",
     "records/optional.py": "Python's operators",
 }
 

@@ -27,17 +27,13 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import bytes_of
+from lanewise.core.primitives.facts import adds_at, bytes_of, facts_of, is_sum
 
 # More than this is not kept to spare a loop its messages: as much as gradients save before they save less.
 MOST_BYTES = 2**30
 
-_ADDS = ("add", "add_any")
-_SCATTERS = ("scatter-add", "scatter_add")
-_LINEAR = (
-    "transpose reshape convert_element_type neg broadcast_in_dim squeeze expand_dims slice split unstack rev pad"
-    " reduce_sum mul dot_general"
-).split()
+# Linear in one operand while the others stay the same, beside what is so in its first.
+_LINEAR_IN_ONE = ("convert_element_type", "dot_general", "mul", "pad", "split", "unstack")
 
 # Of the values of a body: the rows of one that varies, the value itself of one that is the same in each iteration.
 Values = dict[Atom, Any]
@@ -213,7 +209,7 @@ class _Sums:
                 needs |= term[0]
                 later.append(term[1])
                 instead[eqn] = at
-            elif eqn.primitive.name in _ADDS:
+            elif is_sum(eqn):
                 whole = False
             else:
                 return None
@@ -257,9 +253,9 @@ class _Sums:
 
     def _added(self, eqn: JaxprEqn, to: Atom) -> tuple[frozenset[Var], Add] | None:
         """What an equation adds to a value, as what is added to the value's sum later."""
-        if eqn.primitive.name in _SCATTERS and eqn.invars[0] is to:
+        if adds_at(eqn) and eqn.invars[0] is to:
             return self._scattered(eqn)
-        if eqn.primitive.name not in _ADDS:
+        if not is_sum(eqn):
             return None
         (other,) = [a for a in eqn.invars if a is not to]
         term = self._later(other, False)
@@ -301,7 +297,7 @@ class _Sums:
         if eqn is None:
             return None
         name = eqn.primitive.name
-        if name in _ADDS:
+        if is_sum(eqn):
             one, other = (self._later(a, each) for a in eqn.invars)
             if one is None or other is None:
                 return None
@@ -309,7 +305,8 @@ class _Sums:
                 one.needs | other.needs,
                 lambda values: lax.add(one.make(values), other.make(values)),
             )
-        found = self._linear(eqn, eqn.outvars.index(atom), each) if name in _LINEAR else None
+        linear = facts_of(eqn).linear or name in _LINEAR_IN_ONE
+        found = self._linear(eqn, eqn.outvars.index(atom), each) if linear else None
         if found is None and name == "dot_general":
             return self._product(eqn, each)
         if found is None and name == "reduce_sum":

@@ -12,10 +12,10 @@ import math
 from collections.abc import Collection, Sequence
 
 from lanewise._jax import JaxprEqn, Literal, Var
-from lanewise.blocks.equations import Cost, bytes_of, eqn_cost, size_of
 from lanewise.blocks.form import Block
 from lanewise.blocks.link import Linked
 from lanewise.core.accumulate import accumulate_p
+from lanewise.core.primitives.facts import Cost, bytes_of, eqn_cost, size_of
 from lanewise.machine.worth import FEWEST_LANES_THAT_MEET
 
 # Outer products of fewer numbers are added one by one.
