@@ -125,7 +125,7 @@ def test_what_was_drawn_comes_back(whole: Any, after: int, monkeypatch: pytest.M
         with pytest.raises(KeyboardInterrupt):
             go(None)
         return
-    with pytest.warns(mcmc.SamplingWarning, match=rf"has \d+ of {DRAWS} draws of each chain"):
+    with pytest.warns(mcmc.SamplingWarning, match=rf"has [\d,]+ of {DRAWS} draws of each chain"):
         data = go(None)
     count = data.posterior.sizes["draw"]
     assert 0 < count < DRAWS
