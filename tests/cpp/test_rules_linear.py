@@ -167,8 +167,9 @@ def test_factors_and_solves_by_rows() -> None:
                 # A factor that takes the place of its matrix.
                 Case(f"twice {name}", _cholesky_again, (positive,), 4096, True),
             ]
-            forms = itertools.product((1, 5), itertools.product((False, True), repeat=4))
-            for sides, (left, lower, transposed, unit) in forms:
+            flags = itertools.product((False, True), repeat=5)
+            for several, left, lower, transposed, unit in flags:
+                sides = 5 if several else 1
                 b = _plain(kind, 2, size, sides)
                 right = b if left else np.swapaxes(b, -1, -2)
                 solve = functools.partial(

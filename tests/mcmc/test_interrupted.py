@@ -102,7 +102,7 @@ def test_a_run_struck_at_random_goes_on(whole: Any, tmp_path: Path) -> None:
         assert "begins" in said
         if number == signal.SIGINT and "nothing drawn" not in said:
             count = int(said.partition("drawn ")[2].split()[0])
-            assert count == DRAWS or f"interrupted: it has {count} of {DRAWS} draws" in said, said
+            assert count == DRAWS or f"interrupted: it has {count:,} of {DRAWS:,} draws" in said, said
             assert_equal(whole, go(directory, count), count)
         assert_equal(whole, go(directory), DRAWS)
 
@@ -125,7 +125,7 @@ def test_what_was_drawn_comes_back(whole: Any, after: int, monkeypatch: pytest.M
         with pytest.raises(KeyboardInterrupt):
             go(None)
         return
-    with pytest.warns(mcmc.SamplingWarning, match=rf"has \d+ of {DRAWS} draws of each chain"):
+    with pytest.warns(mcmc.SamplingWarning, match=rf"has [\d,]+ of {DRAWS:,} draws of each chain"):
         data = go(None)
     count = data.posterior.sizes["draw"]
     assert 0 < count < DRAWS

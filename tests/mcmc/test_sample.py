@@ -439,7 +439,7 @@ def test_more_draws_go_on_from_those_that_are_there(whole: Any, tmp_path: Path) 
         ({"chains": 5}, "chains was 6 and is 5"),
         ({"warmup": 30}, "warmup was 40 and is 30"),
         ({"sampler": mcmc.HMC()}, r"sampler was 'NUTS\(.*' and is 'HMC\("),
-        ({"init": lambda key: {"group": {"mean": 0.5}, "scale": jnp.ones((2,))}}, "starts was"),
+        ({"init": lambda key: {"group": {"mean": 0.5}, "scale": jnp.ones((2,))}}, "other starts"),
     ],
     ids=["key", "chains", "warmup", "sampler", "starts"],
 )

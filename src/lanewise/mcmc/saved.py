@@ -97,7 +97,7 @@ def opened(
         given = [name for name in differing if name not in FOLLOWS]
         changes = "; ".join(
             [f"{n} was {before.get(n)!r} and is {run[n]!r}" for n in given]
-            or [f"the {n} is another" for n in differing]
+            or [f"other {n}" for n in differing]
         )
         raise OptionError(
             f"resume={str(directory)!r} holds another run: {changes}. Give another directory, or the arguments of"
