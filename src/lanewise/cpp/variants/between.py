@@ -23,19 +23,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lanewise._jax import JaxprEqn, Var
-from lanewise.blocks.equations import holds_while, inside
+from lanewise._jax import Var
+from lanewise.blocks.equations import holds_while
 from lanewise.blocks.form import Block, Branch, Call, Jump, TailCall, successors
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.core.primitives.facts import facts_of
 from lanewise.cpp.emit.bodies import Bodies
-from lanewise.cpp.emit.dtypes import Warp
 from lanewise.cpp.emit.emit import Emitter
 from lanewise.cpp.emit.emitted import Emitted, Operand, operand_of
 from lanewise.cpp.emit.rules import Unsupported
 from lanewise.cpp.emit.structure import HALT, Node
 from lanewise.cpp.emit.values import Part, Place, Scalar, Stored
+from lanewise.cpp.variants.together import threads_for
 
 # The most memory that the threads of a lane may share for temporaries.
 MOST_SHARED_BYTES = 40_000
@@ -47,31 +46,11 @@ def emit_between(
     """Write the kernel of all blocks but the expensive ones; raises `Unsupported` where it cannot."""
     _refuse(linked, expensive)
     bodies = _OnState(linked, expensive, max_steps, counting)
-    if _all_may_be_done_twice(linked, expensive):
-        bodies.writer.threads = Warp()
+    bodies.writer.threads = threads_for(linked, expensive)
     found = _Between(bodies).kernel()
     if bodies.writer.shared_bytes > MOST_SHARED_BYTES:
         found = _Between(_OnState(linked, expensive, max_steps, counting)).kernel()
     return found
-
-
-def _all_may_be_done_twice(linked: Linked, expensive: Sequence[int]) -> bool:
-    """Whether a GPU's threads can run a lane together: whatever is done to long arrays, each may do it all."""
-    cheap = [
-        item
-        for pc, item in enumerate(linked.order)
-        if isinstance(item, Block) and pc not in expensive
-    ]
-    return all(_may_be_done_twice(eqn) for block in cheap for eqn in block.eqns)
-
-
-def _may_be_done_twice(eqn: JaxprEqn) -> bool:
-    if facts_of(eqn).repeatable:
-        return True
-    if not any(Warp().shares(math.prod(a.aval.shape)) for a in (*eqn.invars, *eqn.outvars)):
-        return True
-    called = inside(eqn)
-    return called is not None and all(_may_be_done_twice(e) for e in called.jaxpr.eqns)
 
 
 def _refuse(linked: Linked, expensive: Sequence[int]) -> None:
