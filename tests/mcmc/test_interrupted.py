@@ -102,7 +102,9 @@ def test_a_run_struck_at_random_goes_on(whole: Any, tmp_path: Path) -> None:
         assert "begins" in said
         if number == signal.SIGINT and "nothing drawn" not in said:
             count = int(said.partition("drawn ")[2].split()[0])
-            assert count == DRAWS or f"interrupted: it has {count:,} of {DRAWS:,} draws" in said, said
+            assert count == DRAWS or f"interrupted: it has {count:,} of {DRAWS:,} draws" in said, (
+                said
+            )
             assert_equal(whole, go(directory, count), count)
         assert_equal(whole, go(directory), DRAWS)
 
