@@ -41,7 +41,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class _Places:
-    """What compiled code is compiled for, beside shapes: where answers lie, and what operands are rows."""
+    """What compiled code is compiled for, beside shapes: where answers are stored, and which operands are rows."""
 
     envelope: Envelope
     begins: tuple[tuple[int, int], ...]  # of answers: the number of the type, and the first row

@@ -203,7 +203,7 @@ class _Builder:
         self.functions[name] = Code((*held, *params), ops, tuple(outs))
 
     def apart(self, write: Callable[[], Sequence[Atom]]) -> tuple[tuple[Op, ...], Sequence[Atom]]:
-        """Operations written by themselves."""
+        """Operations written separately."""
         before, self.ops = self.ops, []
         outs = write()
         made, self.ops = tuple(self.ops), before

@@ -1,8 +1,8 @@
-"""Code of levels, compiled by itself.
+"""Code of levels, compiled separately.
 
 XLA measures each new product before it compiles it. For a GPU it has two ways to make one, cuBLAS and kernels by
 Triton. Compiling the latter takes most of an envelope's compilation, for products that are thin and no faster by them.
-So where code of levels is compiled by itself, outside of `jax.jit`, it is compiled with the options of the platform's
+So where code of levels is compiled separately, outside of `jax.jit`, it is compiled with the options of the platform's
 profile. Inside `jax.jit` the options are those of the function around.
 """
 
@@ -19,7 +19,7 @@ from lanewise.core.profile import profile_of
 
 
 def compiled(fun: Callable[..., Any], **static: Any) -> Callable[..., Any]:
-    """`jax.jit`, with the profile's options where a call is compiled by itself; `static` as `jax.jit` takes them.
+    """`jax.jit`, with the profile's options where a call is compiled separately; `static` as `jax.jit` takes them.
 
     >>> import jax.numpy as jnp
     >>> double = compiled(lambda x: x + x)

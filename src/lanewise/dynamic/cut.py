@@ -1,7 +1,7 @@
 """A piece's code for many rows, forwards and in reverse, and the reverse cut in parts.
 
 The reverse of a piece gives adjoints of rows, which the levels below wait for, and adjoints of shared operands, which
-nobody waits for. Much of what it computes does not depend on adjoints at all. So its code is cut:
+nothing waits for. Much of what it computes does not depend on adjoints at all. So its code is cut:
 
 * `prepare` runs once before the levels, for all rows: what the rest needs of the forward direction and is not cheap
   to compute again (`tanh` of a gate).
@@ -340,7 +340,7 @@ def _repeats(jaxpr: _jax.Jaxpr) -> Repeats:
 def _known_repeats(piece: Piece, rows: tuple[bool, ...], shared: tuple[bool, ...]) -> Repeats:
     """Which equations of the joint code repeat others, whatever the number of rows is.
 
-    Asked of a number that no other axis has: with 32 rows and a width of 32, more equations look alike.
+    Answered for a number that no other axis has: with 32 rows and a width of 32, more equations look alike.
     """
     return _repeats(_inlined(_both_directions(piece, _PROBES[0], rows, shared)))
 

@@ -3,12 +3,12 @@
 A piece runs for as many rows as an envelope has room for, and some of these are not there: what they read may be
 anything, and a loop on it may never end. So a launch of such a piece has copies of a row that is there in their place,
 and is left out where there is none (`compute.py`). Rows that are there do not change each other: the loop is a program
-by itself inside the piece, with a lane for each row. A row that has ended stays as it is, and a loop in a branch runs
+of its own inside the piece, with a lane for each row. A row that has ended stays as it is, and a loop in a branch runs
 for the rows that take it. And it has a gradient, which JAX's own loop of unknown length has not: what that saves does
 not grow with the number of turns (`diff/checkpoint.py`).
 
-Considered and not done: to have the loop run under JAX's own batching, guarded by a row that says who is there. It
-would have to be guarded inside every branch as well, and has no gradient.
+Considered and not done: to have the loop run under JAX's own batching, guarded by flags of the rows that are there. It
+would have to be guarded inside every branch too, and has no gradient.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _as_program(eqn: JaxprEqn, options: Options) -> JaxprEqn:
 
 
 def with_gradients(fun: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
-    """A function of arrays, written so that JAX goes backwards through its loops as well, as often as is asked."""
+    """A function of arrays, written so that JAX goes backwards through its loops too, as often as is asked."""
 
     def run(*args: Any) -> list[Any]:
         traced = _jax.trace(fun, [_jax.shape_dtype_struct(_jax.aval_of(x)) for x in args])

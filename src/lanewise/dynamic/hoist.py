@@ -301,7 +301,7 @@ def _run_early(body: Body, env: _jax.Environment[Any], handed: Sequence[Var]) ->
             def side_of(side: Body, wanted: list[Var] = wanted) -> Callable[[], list[Any]]:
                 def run() -> list[Any]:
                     made = _run_early(side, env.copy(), wanted)
-                    # A side that does not make a value hands on zeros, which nobody reads.
+                    # A side that does not make a value hands on zeros, which nothing reads.
                     return [
                         _jax.convert_to_aval(made[v], v.aval) if v in made else _jax.zeros(v.aval)
                         for v in wanted
@@ -378,7 +378,7 @@ def _words(eqn: JaxprEqn) -> str:
 
 
 def _why_late(eqn: JaxprEqn, known: bool, behind: str) -> list[str]:
-    """Why calls stay that are not refused: those of an operation, or in it."""
+    """Why calls that are not refused stay: those of an operation, or in it."""
     if eqn.primitive in (call_p, program_p):
         if not known:
             return [f"{_words(eqn)} stays: its arguments wait for values"]

@@ -89,7 +89,7 @@ def _together(
     alive: dict[int, Any] = {}
 
     def wait() -> None:
-        # In the hub itself (a nested block's value, say) nobody else can go on meanwhile.
+        # In the hub itself (a nested block's value, say) no other instance can go on meanwhile.
         if greenlet.getcurrent() is hub:
             recorder.flush()
         else:

@@ -1,6 +1,6 @@
-"""Where rows lie, and the index tables that say so to compiled code.
+"""Where rows are stored, and the index tables that say so to compiled code.
 
-Rows of one type lie in one *arena*:
+Rows of one type are stored in one *arena*:
 
     payload (where an operand reads both payload and results) | carried rows | a region for each result of each piece
 
@@ -8,7 +8,7 @@ A region holds the rows of a piece, those of the first level first; all results 
 regions. In the head each level has the room that the envelope gives it; in the tail levels follow each other without
 a gap. Operands are read by position in the arena.
 
-Adjoints of operands lie in arenas of their own, which are written by users in the reverse direction:
+Adjoints of operands are in arenas of their own, which are written by users in the reverse direction:
 
     one row of zeros | adjoints of wanted rows | a region for each operand of each piece
 

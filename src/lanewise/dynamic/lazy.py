@@ -352,7 +352,7 @@ def _trace(op: Op, tree: Any, roles: Sequence[Any]) -> _Signature:
     if any(isinstance(c, _jax.Tracer) for c in traced.captures):
         raise LazyError(
             f"{op!r} reads a traced value from outside (a weight that is differentiated, most likely). Give it as an"
-            " argument: the code of an op is kept, and the value is another one next time."
+            " argument: the code of an op is cached, and the value is another one next time."
         )
     if not traced.out_avals:
         raise LazyError(f"{op!r} has no result.")

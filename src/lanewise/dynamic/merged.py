@@ -5,7 +5,7 @@ once for each way to it. The slice records all of these. Calls of one piece with
 of each set of such one is left, level by level: those of the first level by their payload, those of the others by what
 is left of the levels below.
 
-That takes longer than to make the table, so it is done only where it pays: where most calls that read nothing but
+That takes longer than making the table, so it is done only where it pays: where most calls that read nothing but
 payload have been met before, which is a count.
 """
 

@@ -28,7 +28,7 @@ import numpy as np
 from lanewise.core.errors import OptionError
 from lanewise.dynamic.table import Table
 
-# Rounds before the plain loop takes over: by then, a round costs more than its share of that.
+# Rounds before the plain loop takes over: from then on a round costs more than the loop does for the same edges.
 _ROUNDS = 24
 
 

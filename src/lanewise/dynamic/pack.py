@@ -34,7 +34,7 @@ class Survey:
 @dataclass(frozen=True)
 class Packed:
     """Index tables of the forward direction, and of the reverse one if it was asked for, in one array; and where each
-    value lies."""
+    value is."""
 
     tables: np.ndarray
     position: np.ndarray | None
@@ -42,7 +42,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Uses:
-    """Who reads each value whose adjoint counts.
+    """Which edges read each value whose adjoint counts.
 
     Edges are numbered: the operands of all calls as the table has them, then wanted values. `target[e]` is what edge e
     reads: a value, or after all values a carried row; -1 where no adjoint flows. `last[v]` is the last edge that reads
@@ -133,7 +133,7 @@ def _demand(table: Table, level: np.ndarray, wanted: Wanted, used: Uses | None) 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a table's calls and values lie: the row of each call in its piece's regions, of each value in its
+    """Where a table's calls and values are: the row of each call in its piece's regions, of each value in its
     arena. Levels from `split` on are in the tail; `begin` is where calls of a piece at a level begin."""
 
     split: int

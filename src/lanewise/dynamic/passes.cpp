@@ -1,7 +1,7 @@
-// What the host does for every minibatch, a call of a table at a time: levels, who reads what, and the index tables.
+// What the host does for every minibatch, a call of a table at a time: levels, what reads what, and the index tables.
 //
 // Each function is the compiled form of one in `pack.py` or `recorded.py` and gives the same numbers; those say what
-// they mean. Calls come after the calls whose results they read, so each pass goes through them once, in order. A table
+// they mean. Calls come after the calls whose results they read, so each pass visits them once, in order. A table
 // takes two passes: `lw_survey`, from which its envelope follows, and `lw_packed`, which writes each index where it
 // belongs. Compiled by the host's C++ compiler as kernels are, without C++'s own headers.
 
@@ -151,7 +151,7 @@ extern "C" int64 lw_survey(const lw_pieces* p, const lw_table* t, int32* level, 
   return height;
 }
 
-// Where things lie, from `layout.py`: by operand, by result, by piece and by type. What has no adjoint has -1.
+// Where things are, from `layout.py`: by operand, by result, by piece and by type. What has no adjoint has -1.
 struct lw_layout {
   const int32 *index_at, *adjoint_at;
   const int32* result_base;
@@ -170,13 +170,13 @@ struct lw_layout {
   int64 num_widths, counts_at, tail_counts;
 };
 
-// A user of a row that is not its last: where the adjoint lies, and the one before of the same row.
+// A user of a row that is not its last: where the adjoint is, and the one before of the same row.
 struct lw_user {
   int32 source, before;
 };
 
 // Memory of one run: the row at which the calls of each piece begin at each level, and that of the next one; where values
-// lie; the last user in `users` of each row of arenas (0: none).
+// are; the last user in `users` of each row of arenas (0: none).
 struct lw_scratch {
   int64* begin;
   int32 *next, *position, *latest;
@@ -425,7 +425,7 @@ struct lw_payload {
 };
 
 // Piece, level and operands of all calls: those that read no rows come first, so that calls of a piece follow one
-// another. `counts` has how many there are by piece; `begin[i]` and `apart[i]` say where rows lie that lanes have as
+// another. `counts` has how many there are by piece; `begin[i]` and `apart[i]` say where rows are that lanes have as
 // operand i. `first_value` gets the first value of each record; `made` (by piece, zeros at first) is scratch memory.
 extern "C" void lw_recorded(const lw_kinds* k, const lw_payload* l, int64 kinds, const int32* counts, int64 lanes,
                             int64 room, int64 width, const int32* top, const int32* tape, const int32* begin,

@@ -1,9 +1,9 @@
 """The compiled passes over a table: what the host does for every minibatch, in C++ (`passes.cpp`).
 
 NumPy (`pack.py`, `recorded.py`) does the same in a hundred array expressions of a few microseconds each, and in 0.1 µs
-and more for each call of a large table; compiled code takes a fifth of that. It is compiled at first use, and kept for
-later processes, as the kernels of `native` are. Where there is no C++ compiler NumPy does it, and says what is right:
-the tests compare both.
+and more for each call of a large table; compiled code takes a fifth of that. It is compiled at first use, and cached
+for later processes, as the kernels of `native` are. Where there is no C++ compiler NumPy does it, and says what is
+right: the tests compare both.
 
 Considered and not done: to make the tables inside the compiled function that runs them. XLA sorts and scatters slower
 than a loop in C++ does, and the host has to know the sizes of levels first in any case.
@@ -48,7 +48,7 @@ _first_byte: Any = ctypes.c_char.from_buffer
 
 
 def _at(array: np.ndarray) -> int:
-    """Where an array lies. NumPy's own ways to say it take two microseconds, as long as a pass over a small table."""
+    """An array's address. NumPy's own ways to say it take two microseconds, as long as a pass over a small table."""
     try:
         return _address(_first_byte(array))
     except (TypeError, ValueError):  # it may not be written to, or is empty
@@ -88,7 +88,7 @@ class _Scratch(threading.local):
         self.words = np.empty(0, np.int32)
 
     def take(self, *sizes: int) -> list[int]:
-        """Addresses of parts of these many integers, each from an even one on."""
+        """Addresses of parts of this many integers each, each from an even one on."""
         starts = list(itertools.accumulate((size + size % 2 for size in sizes), initial=0))
         if starts[-1] > len(self.words):
             self.words = np.empty(starts[-1] + starts[-1] // 4 + 2, np.int32)
@@ -198,7 +198,7 @@ def _joined(wants: Sequence[np.ndarray]) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _layout(envelope: Envelope) -> Struct:
-    """Where things lie. A result without an adjoint has no place for one, and neither has such an operand."""
+    """Where things are. A result without an adjoint has no place for one, and neither has such an operand."""
     lay, types = layout(envelope), envelope.types
     operands = [(p, k) for p, piece in enumerate(envelope.pieces) for k in range(len(piece.rows))]
     forward, reverse, moving = lay.forward, lay.reverse, [t.differentiable for t in types]

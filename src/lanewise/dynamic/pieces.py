@@ -1,12 +1,12 @@
 """Pieces: the value equations between two points of control, as straight code.
 
-The slice goes through a program's code with its value equations *pending*: nothing is done with one until a result is
+The slice walks a program's code with its value equations *pending*: nothing is done with one until a result is
 needed as a row, by a call, at the end of a branch or a loop's body, or as an answer. Then what it needs is taken
 together as one piece. So pieces are as coarse as control allows, cheap work sinks into the branches that use it, and
 what is computed before a call and used after it is part of what comes after.
 
 Two things are done otherwise, where matrix work is concerned. What a piece computes of payload alone, while the rest
-waits for rows of calls, is a piece by itself: it runs at the first level, as one product for all calls (`hoisted`).
+waits for rows of calls, is a separate piece: it runs at the first level, as one product for all calls (`hoisted`).
 And a result of matrix work that other pieces read too is a result of the piece (`escaping`), while cheap equations are
 computed again by each.
 
@@ -59,17 +59,17 @@ class Closure:
 
 # What writing a byte of a result, and reading it in the next level, costs in operations of products: 0.1 to 0.2 ns. (A
 # loop of up to 48 turns, each of which puts 2 KB into an array of 100 KB: 64 lanes of width 256 take 21 ms by levels, 6
-# by themselves.)
+# as separate lanes.)
 MOVED_BYTE = 20.0
 
 
 def _gaining(code: _jax.Jaxpr, num_shared: int) -> float:
-    """The operations of products with shared matrices, over the rows that an operand of one row has by itself.
+    """The operations of products with shared matrices, over the rows that one row has on its own.
 
     What a level saves is reading a shared matrix again for each row. A product of a row's own matrix with it (64 by 64
     at each phrase of an MV-RNN) has read it once for 64 rows already, and one without a shared operand is as many
     products in a level as there are rows. (An MV-RNN of width 64, 64 lanes: 28 ms forward and 130 training by levels,
-    12 and 55 where lanes run by themselves.)
+    12 and 55 where lanes run separately.)
     """
     shared = set(code.invars[:num_shared])
     total = 0.0
@@ -103,7 +103,7 @@ class Pieces:
     def products(self) -> float:
         """The most operations in products that gain by many rows that a piece has, less what moving its results takes.
 
-        A row of a level has results of its own, where a lane by itself updates an array in place.
+        A row of a level has results of its own, where a lane that runs separately updates an array in place.
         """
 
         def net(own: Piece) -> float:
@@ -208,7 +208,7 @@ class Pieces:
 
         eqns = [op.eqn.replace(invars=[named(a) for a in op.eqn.invars]) for op in found.ops]
         given = [self.operands[i] for i in shared]
-        # A call without any operand has a number that nobody reads.
+        # A call without any operand has a number that nothing reads.
         extra = [] if rows or payload else [_jax.new_var(_jax.shaped((), np.dtype(np.int32)))]
         invars = [*given, *rows, *payload, *extra]
         code = _jax.new_jaxpr(invars, [named(a) for a in atoms], eqns)
@@ -233,7 +233,7 @@ def _type(atom: Atom) -> Type:
 
 
 def _users(table: Table) -> dict[Var, list[Op | None]]:
-    """Who reads each variable; None for code that gives it."""
+    """What reads each variable; None for code that gives it."""
     found: dict[Var, list[Op | None]] = {}
     for code in table.functions.values():
         for var in variables(code.outs):

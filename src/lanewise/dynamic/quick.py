@@ -170,7 +170,7 @@ class _Text:
 def _factory(
     roles: tuple[Any, ...], ends: tuple[int, ...], many: int
 ) -> Callable[..., Callable[..., Any]]:
-    """Written for arguments of these roles, and this many results (0: one, by itself)."""
+    """Written for arguments of these roles, and this many results (0: one, not in a sequence)."""
     text = _Text()
     for i, begin in enumerate((0, *ends[:-1]) if ends else ()):
         text.add(roles, begin, f"a{i}")

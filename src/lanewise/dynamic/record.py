@@ -80,7 +80,7 @@ class Tag:
 
 
 class Homes:
-    """Where each value that was computed lies: its type's number, the flush, and the position in that flush's arena."""
+    """Where each value that was computed is: its type's number, the flush, and the position in that flush's arena."""
 
     def __init__(self) -> None:
         self.rows = np.zeros((3, 256), np.int64)
@@ -240,7 +240,7 @@ class Recorder:
             self.answers.append(answer)
             assert answer.position is not None
             self.homes.add(types, flush, answer.position)
-            # What was carried lies here too, and is read from here next: of few arenas, most often of one.
+            # What was carried is here too, and is read from here next: from few arenas, most often from one.
             for t, values in old.items():
                 first = answer.carried_from[answer.types.index(TYPES[t])]
                 self.homes.move(values, flush, first + np.arange(len(values)))

@@ -5,7 +5,7 @@ follow one another; and their rows hold all that it says. What is left is to num
 all lanes. Payload of one type is one array, to which each operand of each piece that reads such contributes a column.
 What lanes were given as operands are carried rows, so gradients go through.
 
-Compiled code goes through the records (`passes.py`); where there is no compiler, a few NumPy expressions for each piece
+Compiled code reads the records (`passes.py`); where there is no compiler, a few NumPy expressions for each piece
 and operand do (`_in_numpy`).
 """
 
@@ -139,7 +139,7 @@ def _with_answers(
         t = table.types.index(type_)
         begins[i] = t, sizes[t]
         values = _values(records, first, rows, records.start)
-        # Some value of the type: who reads the answer knows better.
+        # Some value of the type: its reader knows better.
         values[~made] = values[made][0]
         wanted[t].append(values)
         sizes[t] += len(rows)
@@ -259,7 +259,7 @@ def _rows_of(records: _Records) -> np.ndarray:
 
 
 class _Carried:
-    """Where the operands that lanes were given lie among the inputs of their type: `begin`, and `apart` for each
+    """Where the operands that lanes were given are among the inputs of their type: `begin`, and `apart` for each
     lane, by the operand's number."""
 
     def __init__(self, given: Sequence[Given], lanes: int, payload: Mapping[Type, int]) -> None:

@@ -4,7 +4,7 @@ Nothing is scattered. A user writes the adjoints of its operands to a region of 
 value reads them there: by one gather where each value has one user, with a sum over the pairs of `extra` where some
 have more. So what is added in which order depends on the table alone, and the answer is the same in each run.
 
-Rows beyond those that are there read the row of zeros as their adjoint, and nobody reads what they write. They must
+Rows beyond those that are there read the row of zeros as their adjoint, and nothing reads what they write. They must
 not reach the weights: where the code for weights begins, the cuts are zeros in these rows, and what they are
 multiplied with is zero too or an operand of a row that is there. So `0 * inf` cannot come about in a row that the
 table does not have.
@@ -67,7 +67,7 @@ class _Reverse:
         return [self.shared[s] for s in self.envelope.shared[p]]
 
     def whole(self, p: int) -> list[Any]:
-        """Of all rows of a piece: operands, results, what was saved, what is prepared; None for what nobody reads."""
+        """Of all rows of a piece: operands, results, what was saved, what is prepared; None for what nothing reads."""
         size, codes = self.lay.rows[p], self.codes(p, self.lay.rows[p])
         shared = self.shared_of(p)
         num = len(codes.prepare.outvars)

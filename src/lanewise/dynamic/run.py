@@ -33,7 +33,7 @@ STORE = Store()
 class Answer:
     """What a run gives: by type, the wanted rows.
 
-    Where all values are answers these are arenas, `position` says where each value lies in that of its type, and
+    Where all values are answers these are arenas, `position` says where each value is in that of its type, and
     `carried_from` where the rows that were carried begin.
     """
 
@@ -125,7 +125,7 @@ def prepare(
 def _prepare(
     table: Table, wanted: pack.Wanted, order: str, gradient: bool, store: Store
 ) -> tuple[Prepared, np.ndarray | None]:
-    """The table ready to run, and where each value lies."""
+    """The table ready to run, and where each value is."""
     compiled = passes.library() is not None
     level = levels(table, order) if order != "depth" or table.level is not None else None
     found = (passes if compiled else pack).survey(table, level, wanted, gradient)
@@ -159,7 +159,7 @@ def run(
     """Run a table.
 
     `wanted` are numbers of values, for each of the table's types; without it, all values are answers. `carried` are
-    rows that operands beyond the payload name. Without `trim`, rows that nobody asked for follow the wanted ones.
+    rows that operands beyond the payload name. Without `trim`, rows that were not asked for follow the wanted ones.
 
     >>> from lanewise.dynamic.table import piece
     >>> f4 = Type((), np.dtype("f4"))

@@ -1,10 +1,10 @@
-"""The slice: a program's control as a program by itself, which records what the values need.
+"""The slice: a program's control as a separate program, which records what the values need.
 
 ACRoBat (Fegade et al. 2023) splits a model into tensor operations that are batched and the control that is left, at
 compile time. So does this, on jaxprs, and what is left is again a `Program`: integers mostly, which `native` runs a
 lane at a time in tens of nanoseconds a call. Each value is the number of a row there. Where the code has a piece
 (`pieces.py`), the slice appends one row to the lane's *record*: which piece, at which level, the rows it reads, and
-what it reads of control (the *payload*). The lane's record is a tape that goes through all calls, as those of a
+what it reads of control (the *payload*). The lane's record is a tape that is threaded through all calls, as those of a
 gradient do, and which carriers write in place.
 
 A row's number is `call * results + place`, with as many results for each call as the piece with the most has: so the
@@ -13,7 +13,7 @@ call that made it, and its level, is found by a division. What a lane is given a
 A tape has a fixed room. A lane that records more goes on, and writes over the last row: control does not depend on what
 is recorded. It gives the number of its calls, from which the host sees how much room it takes, and runs it again.
 
-The code is gone through twice: how wide a row is and how many results a call has is known when all pieces have been
+The code is traversed twice: how wide a row is and how many results a call has is known when all pieces have been
 met.
 
 Calls whose arguments are equal are recorded each time; `merged.py` finds them.

@@ -2,7 +2,7 @@
 
 A *piece* is straight code for one row: it reads rows (values that belong to one call), shared operands (weights, the
 same for every call) and gives rows. A *table* is a list of calls of pieces, in an order in which operands come before
-their users. It is what a recorder leaves behind and what `order`, `layout` and `compute` read; it does not know who
+their users. It is what a recorder leaves behind and what `order`, `layout` and `compute` read; it does not know what
 recorded it, and it holds NumPy arrays only.
 
 Values are numbered: the results of call 0, then those of call 1, and so on. An operand is
@@ -69,7 +69,7 @@ def _differentiable(dtype: Any) -> bool:
 class Piece:
     """Straight code for one row. The inputs of `code` are the shared operands, then the rows.
 
-    Two pieces are the same only if they are one object: who records keeps them.
+    Two pieces are the same only if they are one object, which the recorder keeps.
     """
 
     name: str
