@@ -1,7 +1,7 @@
 """Sums of a loop that are made once, after it: what XLA splits over devices has then one reduction for each.
 
-The gradient of a `scan` by weights that lanes share adds a product over the lanes in each iteration. Lanes lie on
-several devices, so a program that XLA splits by itself would send a message between them in each iteration. A sum over
+The gradient of a `scan` by weights that lanes share adds a product over the lanes in each iteration. Lanes are on
+several devices, so a program that XLA splits on its own would send a message between them in each iteration. A sum over
 lanes and iterations may as well be made in one go: the loop gives the operands of its products instead, a row each
 iteration, and one product over rows and lanes is made after it. So
 
@@ -10,8 +10,8 @@ iteration, and one product over rows and lanes is made after it. So
 which is one product with one more axis that it sums over. Operands that the loop takes in rows, or gives as rows, are
 there already; the others need memory, as what is saved for the gradient does. The same is done for plain sums over
 axes, for additions at indices, for what is transposed, reshaped or converted after them, and for sums of several of
-them; and for those that a loop gives as rows, as adjoints of the weights of layers that a loop goes through. Where a
-loop lies in a loop, the inner one's product is made after the outer one too, if what is kept for it is small enough.
+them; and for those that a loop gives as rows, as adjoints of the weights of layers that a loop visits. Where a
+loop is in a loop, the inner one's product is made after the outer one too, if what is kept for it is small enough.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Later:
 def sums_after_loops(jaxpr: Jaxpr, lanes: tuple[int, ...]) -> Jaxpr:
     """The same code with sums over lanes made after its loops of known length; itself where it has none.
 
-    Which axes are lanes is told by their sizes. A guess that is wrong costs memory.
+    The sizes of axes show which of them are lanes. A guess that is wrong costs memory.
     """
     if not _has_scan(jaxpr):
         return jaxpr
@@ -92,7 +92,7 @@ def _scan(eqn: JaxprEqn, operands: Sequence[Any], lanes: tuple[int, ...]) -> lis
 
     def step(state: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         carried = dict(zip(kept, state, strict=True))
-        # What is summed later is read by nobody.
+        # Nothing reads what is summed later.
         entered = [carried.get(j, x) for j, x in enumerate(init)]
         outs = _jax.eval_jaxpr(code, *consts, *entered, *rows)
         return [outs[j] for j in kept], outs[len(init) :]

@@ -1,4 +1,4 @@
-"""Lanes over a mesh: each device runs its own lanes, by a machine of its own, which ends by itself.
+"""Lanes over a mesh: each device runs its own lanes, by a machine of its own, which ends on its own.
 
 XLA would split a machine operation by operation, and a machine asks after each tick whether any of its lanes goes on:
 split so, that is a message between devices in every tick. So a program is one operation to XLA, which may be split

@@ -260,7 +260,7 @@ class _Maker:
             elif isinstance(node, Check):
                 need(node.ok, owners.ops[node])
             elif isinstance(node, Branch):
-                # The index is sent when it is known who is inside.
+                # The index is sent when it is known which places are inside.
                 pass
             else:
                 homes = [owners.homes[v] for v in node.body.ins]

@@ -1,17 +1,17 @@
-"""Who owns what: the places of operations that no part names, of loop states, and of what branches give.
+"""Which place owns what: the places of operations that no part names, of loop states, and of what branches give.
 
 A part runs where it is placed. An operation between parts runs where most bytes of its operands are, and a state of a
 loop lives where its next value is made: so what the encoder saves for its gradient, and the sums of its adjoints,
-come to lie where the encoder is, without anybody saying so.
+end up where the encoder is, without an annotation.
 
 Cheap operations on integers (counters, tests of counted loops, indices, keys) that can be computed at several places
-are computed at each of them. No message is worth a sum of two integers, and a loop whose test each place can make by
-itself needs no messages for its control: places may then be iterations apart. Floating-point values are replicated
+are computed at each of them. No message is worth a sum of two integers, and a loop whose test each place can make on
+its own needs no messages for its control: places may then be iterations apart. Floating-point values are replicated
 only where no decision hangs on them, as devices of different kinds may round them differently, and places that
 disagree about a branch would wait for one another for ever.
 
-What is decided here changes where messages go and never what is computed: `moves.py` brings each value to whoever
-needs it.
+What is decided here changes where messages go and never what is computed: `moves.py` brings each value to the places
+that need it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Decision:
         if isinstance(node, Branch):
             self._branch(node, among)
             return
-        # First for all places, to see who has work in the loop; then for those.
+        # First for all places, to see which have work in the loop; then for those.
         self._loop(node, among)
         members = self._at_work(node) or frozenset((min(among),))
         self._loop(node, members)

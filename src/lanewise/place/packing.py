@@ -2,7 +2,7 @@
 
 A message costs several microseconds, however short; a few values that are copied next to each other cost one
 operation. Types of four bytes and more are taken apart into words by their bits, so every value arrives as it left,
-NaNs too; shorter ones have a word each. Large values travel by themselves: there the copies would cost more than the
+NaNs too; shorter ones have a word each. Large values travel alone: there the copies would cost more than the
 message.
 """
 

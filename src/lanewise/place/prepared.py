@@ -1,7 +1,7 @@
 """A placed program made ready: traced, divided into steps, projected on its places.
 
 What is made here depends on the types of the arguments and on the placement alone, so it is made once for each of
-these. Processes that run the same program make the same of it, each for itself; its text has a hash, by which they
+these. Processes that run the same program make the same of it, each on its own; its text has a hash, by which they
 find out if they do not.
 """
 

@@ -6,7 +6,7 @@ turn. Regions inside a node read the values around them by name, so a loop's con
 and stand for one value each.
 
 `read` makes regions of a jaxpr. Calls with parts inside are written out; so are programs, batched ones as JAX batches
-them: in one loop for all lanes. A recursion has one stack, so it lies inside one place.
+them: in one loop for all lanes. A recursion has one stack, so it is inside one place.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Check:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Code. `ins` are values that it is entered with; others that it reads lie outside it."""
+    """Code. `ins` are values that it is entered with; others that it reads are outside it."""
 
     ins: tuple[Var, ...]
     nodes: tuple[Node, ...]
@@ -135,7 +135,7 @@ class _Reader:
     def closed(
         self, jaxpr: Jaxpr, given: Sequence[Atom], ins: Sequence[Var], place: int | None
     ) -> Region:
-        """The code on these values, of which the region is entered with some and the rest lie around it."""
+        """The code on these values, of which the region is entered with some and the rest are around it."""
         around, self.nodes = self.nodes, []
         outs = self.code(jaxpr, given, place)
         made, self.nodes = tuple(self.nodes), around
@@ -241,7 +241,7 @@ class _Reader:
             line = _jax.user_line(eqn)
             raise TransformError(
                 f"`{program.name}` is a recursion{line and f' ({line})'} with the parts {', '.join(names)} at"
-                " several places inside: its stack lies at one place. Put the whole call inside one part, or write it"
+                " several places inside: its stack is at one place. Put the whole call inside one part, or write it"
                 " as a loop."
             )
         if options.stats or options.max_steps:

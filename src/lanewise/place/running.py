@@ -140,7 +140,7 @@ class Running:
     def _sessions(self) -> Iterator[list[Session]]:
         """An open session for each place of this process."""
         if self.launched is not None:
-            # First the others, who wait for this one: then a thread of XLA's, for which runs wait for one another.
+            # First the others, which wait for this one: then a thread of XLA's, for which runs wait for one another.
             if self.session is None:
                 self.session = self.transport.open(self._opening(self.launched.rank))
                 _opened.append(weakref.ref(self))

@@ -1,8 +1,8 @@
 """Workers that are actors of Ray.
 
-A worker is an actor of its own process. Ray could restart actors and run their tasks again by itself
-(`max_restarts`, `max_task_retries`); here it does neither, since it would not tell how often a task was tried, nor keep
-one that kills its worker from doing so on and on. It reports a death by an error in place of the answer
+A worker is an actor of its own process. Ray could restart actors and run their tasks again on its own
+(`max_restarts`, `max_task_retries`); here it does neither, since it would not report how often a task was tried, nor
+keep one that kills its worker from doing so on and on. It reports a death by an error in place of the answer
 (`ActorDiedError` and its like), and a new actor is made then. Actors belong to the driver: Ray ends them with it.
 
 The cluster is the one this process is connected to, or else the one at the address. "auto" is the one that
@@ -50,7 +50,7 @@ MOST_TEXT = 2000
 
 
 def the_library() -> Any:
-    """Ray, which is imported by who asks for a cluster."""
+    """Ray, which is imported only where a cluster is asked for."""
     if importlib.util.find_spec("ray") is None:
         raise OptionError("cluster= needs Ray: pip install 'lanewise[ray]'.")
     return importlib.import_module("ray")
@@ -211,13 +211,13 @@ def _event(worker: int, ticket: int | None, value: Any) -> Event:
         return Refused(worker, value) if isinstance(value, str) else Ready(worker, value)
     if isinstance(value, str):
         return Raised(worker, ticket, value)
-    # Arrays that Ray hands over lie in its store, which is bounded: whoever holds an answer would hold a part of it.
+    # Arrays that Ray hands over are in its store, which is bounded: holding an answer would hold a part of it.
     copied = value._replace(columns=[np.array(column) for column in value.columns])
     return Finished(worker, ticket, copied)
 
 
 def _short(text: str) -> str:
-    """The end of a text, which says the most of a traceback."""
+    """The end of a text: it says the most of a traceback."""
     text = re.sub(r"\x1b\[\d*m", "", text).strip()  # Ray colours what it shows
     return text if len(text) <= MOST_TEXT else f"... {text[-MOST_TEXT:]}"
 
@@ -264,7 +264,7 @@ def _started_here() -> str | None:
 
 
 def _answers(address: str) -> bool:
-    """Whether anybody listens there; True for an address that is no host and port."""
+    """Whether a process listens there; True for an address that is no host and port."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in host:
         return True

@@ -1,11 +1,11 @@
 """Examples cut into chunks for the workers of a cluster: what a stream feeds there.
 
 A chunk is a share of what is left: a 2·P-th of it for P workers. So chunks are large at first, when a message for each
-would be a waste, and small in the end, when a large one would leave the other workers idle; whoever is idle takes the
+would be a waste, and small in the end, when a large one would leave the other workers idle; an idle worker takes the
 next. Guided self-scheduling takes a P-th (Polychronopoulos and Kuck 1987, IEEE Trans. Computers C-36(12)). With costs
 as uneven as a `while` makes them the first chunks may then outlast all others, and factoring takes half of that
 (Hummel, Schonberg and Flynn 1992, Comm. ACM 35(8)), in rounds of P chunks alike. Ours takes it anew at each chunk,
-which needs no rounds. Where nobody knows how many examples are left, chunks are as large as they may be until the
+which needs no rounds. Where it is not known how many examples are left, chunks are as large as they may be until the
 source has ended.
 
 How large they may be is bounded (`most`): what is lost when a worker dies is a chunk, and the driver has to hold each
@@ -21,7 +21,7 @@ examples of the next chunks: `in_flight` and `wanted`.
 
 A chunk that fails is run again, alone on any worker, before new ones. After `MOST_ATTEMPTS` it is cut in two, and so
 is each half that fails, until an example fails alone, as often: that one is reported as not run, and the rest goes on.
-Where nearly all of a chunk fails that would take long, so what is left of it is reported after so many pieces as
+Where nearly all of a chunk fails that would take long, so what is left of it is reported after as many pieces as
 find `MOST_POISONED` examples. Each chunk is given to one worker at a time, and its answers are taken once: nothing is
 lost, nothing comes twice.
 """
@@ -43,7 +43,7 @@ from lanewise.place.cluster.engine import Answers, Task
 from lanewise.place.cluster.log import Log, runs_of
 
 MOST_ATTEMPTS = 3
-# How many examples of a chunk are found that fail by themselves.
+# How many examples of a chunk are found that fail alone.
 MOST_POISONED = 8
 # How long the largest chunks should take, in seconds, and the smallest: some ten times what a chunk costs.
 CHUNK_SECONDS = 2.0
@@ -57,7 +57,7 @@ SECONDS = 0.05
 
 @dataclass
 class Search:
-    """For the examples of a chunk that fail by themselves: how many of its pieces may still be cut."""
+    """For the examples of a chunk that fail alone: how many of its pieces may still be cut."""
 
     cuts: int
 
@@ -93,8 +93,8 @@ class Chunked:
     """Workers that a stream feeds, chunk by chunk.
 
     `avals`: the types of an example's arrays. `kept`: those of an answer's, as they are kept. `total`: how many
-    examples there will be, if that is known. `session`: what tells these examples from those of other streams of the
-    crew.
+    examples there will be, if that is known. `session`: what distinguishes these examples from those of other streams
+    of the crew.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Chunked:
             worker = self.crew.with_room(alone=bool(self.again))
             if worker is None:
                 break
-            # Where fewer wait than are wanted, those who are idle share them.
+            # Where fewer wait than are wanted, the idle workers share them.
             share = math.ceil(len(waiting) / self._idle())
             chunk = self.again.popleft() if self.again else self._cut(waiting, min(size, share))
             columns = [
@@ -218,7 +218,7 @@ class Chunked:
 
     def _look(self, seconds: float) -> None:
         for event in self.crew.wait(seconds):
-            # Of an earlier session that was interrupted nobody wants to know.
+            # It is of an earlier session that was interrupted: nothing reads it.
             chunk = self.under_way.pop(event.ticket, None)
             if chunk is None:
                 continue

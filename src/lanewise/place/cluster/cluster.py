@@ -43,7 +43,7 @@ class Cluster:
 
     def engine(self, recipe: Recipe) -> Engine:
         """What starts workers, which the recipe makes."""
-        # It is for who asks for a cluster.
+        # Only callers that ask for a cluster need it.
         from lanewise.place.cluster.by_ray import ByRay
 
         return ByRay(self.address, self.workers, recipe)

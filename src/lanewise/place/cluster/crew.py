@@ -1,8 +1,8 @@
 """The workers of one stream: started, checked, replaced when they die.
 
-A worker that dies takes all its tasks along, and nobody knows which of them killed it: all are blamed, and from then on
-each is run alone on a worker, so a task that is blamed again has earned it. One that takes longer than the caller
-allows is ended, and counts as dead: nobody but the caller knows how long examples may take. A worker that dies while it
+A worker that dies takes all its tasks along, and nothing shows which of them killed it: all are blamed, and from then
+on each is run alone on a worker, so a task that is blamed again has earned it. One that takes longer than the caller
+allows is ended, and counts as dead: only the caller knows how long examples may take. A worker that dies while it
 starts is started again, `MOST_STARTS` times in a row; one that dies at work always, since a task that kills workers is
 tried a few times only (`chunked.py`).
 
@@ -34,7 +34,7 @@ from lanewise.place.cluster.engine import (
 )
 
 MOST_STARTS = 3
-# How long nobody hears of any worker before a warning says what the cluster has.
+# How long there is no sign of any worker before a warning says what the cluster has.
 PATIENCE_SECONDS = 30.0
 
 
@@ -72,7 +72,7 @@ class Crew:
         self.limit = limit
         self.tickets = itertools.count()
         # The tasks of each worker that has started, with the times they were given; those that have one task and get no
-        # other; how often workers that have not started were begun; who is left out.
+        # other; how often workers that have not started were begun; which are left out.
         self.has: dict[int, dict[int, float]] = {}
         self.alone: set[int] = set()
         self.starts = dict.fromkeys(range(engine.workers), 0)
@@ -120,7 +120,7 @@ class Crew:
                     found.append(Failed(ticket, why))
                 case Lost(worker, why):
                     found += self._lose(worker, why)
-        self._warn_if_nobody_comes()
+        self._warn_if_no_worker_starts()
         return found + self._stop_those_that_hang()
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Crew:
         if greeting.versions != expected.versions:
             raise ClusterError(
                 f"the worker on {greeting.where} has {greeting.versions}, and this process {expected.versions}: install"
-                " the same everywhere, or answers would depend on who gives them."
+                " the same everywhere, or answers would depend on which worker gives them."
             )
         if greeting.digest != expected.digest:
             raise ClusterError(
@@ -152,9 +152,9 @@ class Crew:
             return
         why = f"it would run the program on {greeting.carrier}, and others do on {self.carrier}"
         warnings.warn(
-            f"the worker on {greeting.where} is left out: {why}, and answers must not depend on who gives them. Give"
-            " that machine what it lacks (`lanewise doctor` there says what), or say which carrier all are to use"
-            ' (carrier="ticks").',
+            f"the worker on {greeting.where} is left out: {why}, and answers must not depend on which worker"
+            " gives them. Give that machine what it lacks (`lanewise doctor` there says what), or say which carrier"
+            ' all are to use (carrier="ticks").',
             stacklevel=2,
         )
         self.engine.stop(worker)
@@ -191,7 +191,7 @@ class Crew:
                 + ". Lanewise must be installed on every machine of the cluster."
             )
 
-    def _warn_if_nobody_comes(self) -> None:
+    def _warn_if_no_worker_starts(self) -> None:
         if self._began is not None and self._clock() - self._began > PATIENCE_SECONDS:
             self._began = None
             warnings.warn(

@@ -36,7 +36,7 @@ from lanewise.place.cluster.engine import Answers
 
 try:
     import fcntl
-except ImportError:  # not on Windows, where nobody keeps two drivers apart
+except ImportError:  # not on Windows, where nothing keeps two drivers apart
     fcntl = None
 
 _RUN, _CHUNKS, _LOCK = "run.json", "chunks.jsonl", "lock"
@@ -47,7 +47,7 @@ LOADED = 4
 
 
 class _Run(NamedTuple):
-    """Examples with consecutive numbers, which lie in a file from a place on."""
+    """Examples with consecutive numbers, which are in a file from a place on."""
 
     first: int
     count: int

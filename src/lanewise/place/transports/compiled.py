@@ -1,12 +1,12 @@
 """The compiled core of `local` and `tcp`: sends and receives as calls that XLA makes into C++.
 
-The text is C++ in the files beside this one (`handlers.cpp` includes the others), compiled at first use and kept as
+The text is C++ in the files beside this one (`handlers.cpp` includes the others), compiled at first use and cached as
 the kernels of `native` are.
 
 **On the fast path nothing changes hands.** A handler writes to the socket or the queue itself, and reads from it
 itself: a value of a few bytes costs one system call on each side. With `tcp` a credit rides on the next message that
-goes the other way; before a handler waits, what is owed to anybody is returned; a session that computes for long has
-it returned by the session's own thread, which looks every 2 ms while values move.
+goes the other way; before a handler waits, what is owed to any peer is returned; for a session that computes for long,
+the session's own thread returns it, which looks every 2 ms while values move.
 
 **A send that has a credit ends.** What a full socket does not take, and a peer that reads does not make room for
 within 50 µs, is copied, and the session's thread writes it when the peer reads. Two places that send each other 100
@@ -24,21 +24,21 @@ goes with it, for XLA flushes denormal numbers. The thread that began the functi
 `threads.py` is about those. Rings of 4 and 8 places with matrix products on two cores neither starved with futures
 nor, while there were as many threads as places, without; futures make it hold for any number of threads.
 
-**Looking before sleeping.** To wake a core that sleeps takes 10 to 60 µs, and a round trip 6 where nobody sleeps. So a
+**Looking before sleeping.** To wake a core that sleeps takes 10 to 60 µs, and a round trip 6 where neither does. So a
 handler that waits looks for an answer for 30 µs first. On a core that both places share this only keeps the other from
 running: each time nothing came, more waits go by without looking (`lw_look` in `core.h`).
 
-**Large values** between processes of one machine lie in memory that both have, and only their frames on the socket
-(`shared.h`): who waits sleeps in the socket as before, and a peer that dies is seen as before.
+**Large values** between processes of one machine are in memory that both have, and only their frames on the socket
+(`shared.h`): the receiver sleeps in the socket as before, and a peer that dies is seen as before.
 
 What was considered: a thread of the session that reads all the time, with queues to the handlers, costs two switches
 of threads a message, which is more than all the rest. Shared memory with threads that spin, for all values, was slower
 than sockets where cores are shared. Callbacks of Python are in `plain.py`: 3 times slower, and what runs where there is
 no C++ compiler.
 
-**Faults.** A session has one fault, the first. It is set by whoever finds it (a handler that reads the end of a
+**Faults.** A session has one fault, the first. It is set by what finds it (a handler that reads the end of a
 connection, the session's thread that misses heartbeats, Python that is interrupted), and wakes all others: sockets
-are shut down, conditions are signalled. It is then passed on to the peers, who pass it on to theirs.
+are shut down, conditions are signalled. It is then passed on to the peers, which pass it on to theirs.
 
 Limits: on a GPU a handler copies through memory of the host and waits for the device's stream; handlers of several
 devices wait on the thread that launches for their own. A forked child has none of its parent's sessions.
@@ -64,7 +64,7 @@ from lanewise.cpp.toolchain import host
 from lanewise.place.transports.interface import Fault, Kind, Peer
 
 _TARGETS = ("lanewise_send", "lanewise_receive", "lanewise_require")
-# How faults are numbered, in C++ and in frames. The last two come of this place's own code.
+# How faults are numbered, in C++ and in frames. The last two come from this place's own code.
 KINDS: tuple[Kind, ...] = ("died", "hangs", "failed", "interrupted", "failed", "internal")
 REQUIRED = 5
 # How often Python looks for signals while it waits.

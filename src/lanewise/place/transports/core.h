@@ -39,7 +39,7 @@ struct lw_session;
 struct lw_hub;
 struct lw_net;
 
-// A call that waits on a thread of ours, and what tells XLA that it has ended.
+// A call that waits on a thread of ours, and what reports its end to XLA.
 struct lw_job {
   lw_job* after;
   lw_session* session;
@@ -182,7 +182,7 @@ static void lw_net_fault(lw_session* s);
 
 static bool lw_is_faulty(lw_session* s) { return __atomic_load_n(&s->faulty, __ATOMIC_ACQUIRE); }
 
-// End a session, for the first reason that is given; whoever waits comes back.
+// End a session, for the first reason that is given; calls that wait come back.
 static int lw_fail(lw_session* s, int kind, int place, long long number, const char* message) {
   pthread_mutex_lock(&s->guard);
   const bool first = !s->faulty;

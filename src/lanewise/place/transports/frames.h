@@ -2,7 +2,7 @@
 //
 // Handlers read and write the sockets of values themselves (`tcp.h`); what is large goes through memory that both
 // processes have (`shared.h`). A thread of the session does what no handler is there for: heartbeats, what a full socket
-// did not take, and credits that nobody has returned for a while (`life.h`).
+// did not take, and credits that no handler has returned for a while (`life.h`).
 #pragma once
 #include "core.h"
 
@@ -18,7 +18,7 @@ static const int64_t LW_VERDICT = 1000000000ll;
 struct lw_head {
   uint32_t kind, number;
   uint64_t bytes;
-  uint32_t credits, shares;  // `shares`: 1 where who says it reads memory that is shared (`shared.h`)
+  uint32_t credits, shares;  // `shares`: 1 where the side that says it reads memory that is shared (`shared.h`)
 };
 
 // Memory that two processes share, in slots for one message each.
@@ -27,7 +27,7 @@ struct lw_memory {
   long long room, slots;
 };
 
-// Bytes that wait: a message nobody has asked for yet, or what a socket has not taken.
+// Bytes that wait: a message no receive has asked for yet, or what a socket has not taken.
 struct lw_bytes {
   lw_bytes* after;
   long long number, bytes, at;

@@ -1,10 +1,10 @@
 """How two processes find out that they belong together, before anything else is read.
 
-Who accepts a connection sends 32 random bytes; who connects answers with 32 of its own and the keyed hash
-(HMAC-SHA256) of both under the run's secret, and gets such a hash in return. Until then nothing else is read, and who
-has no such hash is turned away: other programs that come by do not disturb a run. The secret itself never travels.
-After that come messages of at most `MOST_BYTES`, as JSON with a length before it; nothing is ever unpickled. There is
-no encryption: the network is trusted with the values.
+The side that accepts a connection sends 32 random bytes; the one that connects answers with 32 of its own and the
+keyed hash (HMAC-SHA256) of both under the run's secret, and gets such a hash in return. Until then nothing else is
+read, and a process without such a hash is turned away: other programs that connect do not disturb a run. The secret
+never travels. After that come messages of at most `MOST_BYTES`, as JSON with a length before it; nothing is ever
+unpickled. There is no encryption: the network is trusted with the values.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from lanewise.core.errors import PlaceError
 from lanewise.place.transports.nearby import listening_nearby
 
 NONCE_BYTES = 32
-# What who is turned away gets for an answer.
+# The answer to a process that is turned away.
 NO = bytes(NONCE_BYTES)
 MOST_BYTES = 1 << 22
 # How long a connection has to show that it knows the secret.
 GREETING_SECONDS = 10.0
 LOOK_SECONDS = 0.1
 
-# Who has come: what it says of itself, and its connection.
+# A process that has come: what it says of itself, and its connection.
 Comers = queue.Queue[tuple[dict[str, Any], socket.socket]]
 
 
@@ -96,7 +96,7 @@ def _proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:
 
 
 def _let_in(sock: socket.socket, secret: bytes) -> None:
-    """See that who connects knows the secret, and show that we do."""
+    """See that the side that connects knows the secret, and show that we do."""
     deadline = time.monotonic() + GREETING_SECONDS
     ours = os.urandom(NONCE_BYTES)
     try:
@@ -112,7 +112,7 @@ def _let_in(sock: socket.socket, secret: bytes) -> None:
 
 
 def come_in(sock: socket.socket, secret: bytes) -> None:
-    """Show who accepts that we know the secret, and see that it does."""
+    """Show the side that accepts that we know the secret, and see that it does."""
     deadline = time.monotonic() + GREETING_SECONDS
     theirs = _exactly(sock, NONCE_BYTES, deadline)
     ours = os.urandom(NONCE_BYTES)
@@ -125,11 +125,11 @@ def come_in(sock: socket.socket, secret: bytes) -> None:
         raise Refused
 
 
-# -- who listens ---------------------------------------------------------------------------------------
+# -- listening -----------------------------------------------------------------------------------------
 
 
 class Listener:
-    """A port that lets in who knows the secret, and sorts who comes by the run that it wants.
+    """A port that lets in processes that know the secret, and sorts them by the run that they want.
 
     `nearby`: the name at which it listens for processes of this machine too, if there is one.
     """
@@ -170,7 +170,7 @@ class Listener:
                         return
 
     def _let_come(self, listens: socket.socket) -> bool:
-        """Greet who connects, in a thread; whether more may come."""
+        """Greet the side that connects, in a thread; whether more may come."""
         try:
             sock, _ = listens.accept()
         except (BlockingIOError, ConnectionAbortedError):

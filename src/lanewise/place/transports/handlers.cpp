@@ -148,7 +148,7 @@ extern "C" void lanewise_fail(int handle, int kind, const char* message) {
   lw_leave(s);
 }
 
-// This place has ended: tell the others. `lanewise_ended` waits until they have, too, or the session has a fault.
+// This place has ended: notify the others. `lanewise_ended` waits until they have, too, or the session has a fault.
 extern "C" void lanewise_end(int handle) {
   lw_session* s = lw_enter(handle);
   if (!s) return;
@@ -201,7 +201,7 @@ extern "C" void lanewise_free(int handle) {
     pthread_join(s->net->thread, nullptr);
     lw_close_files(s);
   }
-  // A thread of ours may be in the middle of the function, which ends when it likes. Nobody waits for it for long.
+  // A thread of ours may be in the middle of the function, which ends when it likes. Nothing waits for it for long.
   const int64_t until = lw_now() + LW_VERDICT;
   pthread_mutex_lock(&s->guard);
   s->quits = 1;

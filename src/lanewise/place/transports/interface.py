@@ -1,4 +1,4 @@
-"""What a transport is: four functions that carry values between places, whatever lies between them.
+"""What a transport is: four functions that carry values between places, whatever is between them.
 
 A *place* is a device of this process or a process. Each place runs one compiled function, with sends and receives
 inside, in the order of one token chain. All places take part in the same *moves* in the same order: move number k
@@ -106,7 +106,7 @@ class Peer:
 
 
 class Link(Protocol):
-    """What a transport keeps of a session."""
+    """A session, as a transport holds it."""
 
     def fault(self) -> Fault | None:
         """The first fault of the session, also when it is closed."""
@@ -134,7 +134,7 @@ class Session:
     held: Held | None = None
 
     def interrupt(self) -> None:
-        """End the session, from any thread: whoever waits in it comes back with an error."""
+        """End the session, from any thread: a call that waits in it comes back with an error."""
         self.link.fail("interrupted", "it was interrupted")
 
 

@@ -32,7 +32,7 @@ class Launched:
     secret: str = field(repr=False)
 
     def meeting(self, run: str = "", patience: float = 120.0) -> Meeting:
-        """How the processes meet; `run` tells sessions apart that are opened at the same time."""
+        """How the processes meet; `run` distinguishes sessions that are opened at the same time."""
         secret = self.secret.encode()
         return Meeting(self.rank, self.size, self.host, self.port, secret, run, patience)
 

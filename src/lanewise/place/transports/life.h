@@ -15,7 +15,7 @@ static void lw_tell(lw_peer* p, uint32_t kind, const lw_fault* fault) {
     memcpy(frame + sizeof head + sizeof about, fault->message, text);
   }
   memcpy(frame, &head, sizeof head);
-  if (send(p->life, frame, sizeof head + head.bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;  // Who is gone is seen.
+  if (send(p->life, frame, sizeof head + head.bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;  // A lost peer is seen.
 }
 
 // What a peer says of itself or of another.
@@ -100,7 +100,7 @@ static bool lw_part(lw_net* net) {
     if (p->life < 0) continue;
     if (!p->bye_out) lw_tell(p, LW_BYE, nullptr);
     p->bye_out = true;
-    // After all values: whoever waits for another is in error, and must not wait for ever.
+    // After all values: a place that waits for another is in error, and must not wait for ever.
     pthread_mutex_lock(&p->writing);
     if (p->values >= 0 && !p->queue && !p->shut) p->shut = true, shutdown(p->values, SHUT_WR);
     pthread_mutex_unlock(&p->writing);

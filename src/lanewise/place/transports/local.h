@@ -38,7 +38,7 @@ static void lw_free_hub(lw_hub* hub) {
   free(hub->edge), free(hub->member), free(hub->between), free(hub);
 }
 
-// A group of places, held by who makes it until `lanewise_release`.
+// A group of places, held by its maker until `lanewise_release`.
 extern "C" lw_hub* lanewise_group(int size, int edges, const int32_t* source, const int32_t* target,
                                   const int32_t* credits) {
   lw_hub* hub = (lw_hub*)calloc(1, sizeof(lw_hub));
@@ -107,7 +107,7 @@ static void lw_hub_fault(lw_session* s, const lw_fault* fault) {
   pthread_mutex_unlock(&hub->guard);
 }
 
-// A place has ended: nobody waits for it from here on.
+// A place has ended: no other waits for it from here on.
 static void lw_hub_ended(lw_session* s) {
   for (int e = 0; e < s->hub->edges; ++e) {
     lw_edge* edge = &s->hub->edge[e];

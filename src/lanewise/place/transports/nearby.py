@@ -3,15 +3,15 @@
 A number there and back takes 27 µs in place of 41 by loopback TCP, a message one way 2.4 µs in place of 5. To send 256
 KB costs the sender 18 µs of CPU in place of 29, and the receiver 18 either way.
 
-**Who is on the same machine is found by trying.** A process listens at an abstract name of 128 random bits, which
-exists in its network namespace alone. So whoever can connect there is on the same machine. On another one, or in a
-container with a network of its own, the kernel refuses at once, and the pair uses TCP. The greeting is the same, for
-an abstract name has no owner, as a port has none.
+**Whether a peer is on the same machine is found by trying.** A process listens at an abstract name of 128 random bits,
+which exists in its network namespace alone. So a process that can connect there is on the same machine. On another one,
+or in a container with a network of its own, the kernel refuses at once, and the pair uses TCP. The greeting is the
+same, for an abstract name has no owner, as a port has none.
 
 What was considered: to compare names of machines, which containers share and copies of virtual machines too; a socket
 in a temporary folder, which the other may not see and which stays when a process is killed.
 
-Limits: Linux has abstract names, others use TCP. So do machines whose kernel does not grant a buffer of 4 MB
+Limits: Linux has abstract names, other systems use TCP. So do machines whose kernel does not grant a buffer of 4 MB
 (`sysctl net.core.wmem_max`, 208 KB unless it was set). Messages that do not fit wait for their receiver, or are copied
 (`compiled.py`): with 208 KB a pipeline of 256 KB messages made 3,600 iterations a second, with TCP 4,400.
 """
@@ -53,7 +53,7 @@ def listening_nearby() -> tuple[socket.socket, str] | None:
 
 
 def connected_nearby(name: str, timeout: float) -> socket.socket:
-    """A connection with who listens at a name; an `OSError` where nobody does."""
+    """A connection with the process that listens at a name; an `OSError` where none does."""
     if sys.platform != "linux":
         raise OSError("there are no abstract names")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,7 +1,7 @@
 """Places of several processes, in Python: what `tcp.h` does, frame for frame (see `compiled.py` for why).
 
 A frame on either connection begins with a head of 24 bytes, little-endian: kind, number of the move, bytes that
-follow, credits that are returned, and whether who says it reads shared memory (`shared.h`), as this does not. On the
+follow, credits that are returned, and whether its sender reads shared memory (`shared.h`), as this does not. On the
 connection for values there are values and credits; on that for signs of life there are beats, the goodbye of a place
 that has ended, and faults (kind and place as `int32`, then the message).
 """
@@ -84,7 +84,7 @@ class _Peer:
             number = fault.number or 0
             known = KINDS.index(fault.kind) + 1 if fault.number is None else REQUIRED
             content = ABOUT.pack(known, fault.place) + text
-        # Who is gone is seen to be.
+        # The thread sees that the peer is gone.
         with contextlib.suppress(OSError):
             self.life.send(
                 HEAD.pack(kind, number, len(content), 0, 0) + content, socket.MSG_DONTWAIT

@@ -1,7 +1,7 @@
 """How processes meet: programs are compared, then each pair that shares an edge connects.
 
 Rank 0 listens at the address that all know. Each other rank listens at a port of its own, connects to rank 0 and says
-who it is, what it runs and where it listens. When all are there rank 0 sends the table of addresses to all, and of each
+its rank, what it runs and where it listens. When all are there rank 0 sends the table of addresses to all, and of each
 pair that shares an edge the higher rank connects to the lower: for values by a Unix socket if they are on the same
 machine (`nearby.py`), else by TCP. The connection with rank 0 stays, for signs of life, which always go by TCP. All
 that waits has a deadline, and reports what it waited for.
@@ -40,9 +40,9 @@ RETRY_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Meeting:
-    """Who meets where: this process's rank, the address of rank 0, the secret of the run, and how long to wait.
+    """Where processes meet: this process's rank, the address of rank 0, the secret of the run, and how long to wait.
 
-    `run` tells sessions apart that the same processes open at the same time. Without `nearby`, values go by TCP to
+    `run` distinguishes sessions that the same processes open at the same time. Without `nearby`, values go by TCP to
     processes of this machine too.
     """
 
@@ -56,7 +56,7 @@ class Meeting:
     nearby: bool = True
 
 
-# -- who connects --------------------------------------------------------------------------------------
+# -- connecting ---------------------------------------------------------------------------------------
 
 
 def _reached(
@@ -68,7 +68,7 @@ def _reached(
     greeting: Callable[[socket.socket], Any],
 ) -> tuple[socket.socket, Any]:
     """A connection that the other side let in, and what it answered to the greeting; tried again until the deadline."""
-    problem: Exception | str = "nobody listens there"
+    problem: Exception | str = "nothing listens there"
     while time.monotonic() < deadline:
         sock = None
         try:
@@ -223,7 +223,7 @@ def _await_ready(
 
 
 def _problem(opening: Opening, hello: dict[str, Any], addresses: dict[int, Any]) -> str | None:
-    """Why who comes cannot take part."""
+    """Why a process that connects cannot take part."""
     rank, size, digest = (hello.get(name) for name in ("rank", "size", "digest"))
     if hello.get("version") != VERSION:
         return f"rank 0 and rank {rank} run different versions of Lanewise."
@@ -254,7 +254,7 @@ def _next(
     listener: Listener,
     peers: dict[int, Peer],
 ) -> tuple[dict[str, Any], socket.socket]:
-    """Who comes next; an error if a peer that was there has left, or the time is over."""
+    """The process that comes next; an error if a peer that was there has left, or the time is over."""
     while True:
         try:
             return comers.get(timeout=LOOK_SECONDS)

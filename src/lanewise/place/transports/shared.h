@@ -1,13 +1,13 @@
 // Large values between processes of one machine: through memory that both have, with only the frame on the socket.
 //
-// To copy 256 KB into a socket and out of it costs 20 us of CPU on each side, into memory and out of it 6. Who sends
+// To copy 256 KB into a socket and out of it costs 20 us of CPU on each side, into memory and out of it 6. The sender
 // makes the memory when it has the first large value: a file without a name (memfd), with a slot of that size for each
 // credit, which it hands over the Unix socket. A larger value later makes a larger memory in place of it. Message number n
-// of an edge lies in slot n modulo the credits: while it has not been taken there is no credit to send the one that would
+// of an edge is in slot n modulo the credits: while it has not been taken there is no credit to send the one that would
 // come there next. So there are no locks and nothing to wait for but frames, which say when a slot is full, and credits,
 // which say when it is free. A process that is killed leaves nothing: the memory ends with the last one that has it.
 //
-// Who reads such memory says so in each frame; callbacks of Python do not, and get their values by the socket.
+// A side that reads such memory says so in each frame; callbacks of Python do not, and get their values by the socket.
 #pragma once
 #include "frames.h"
 
@@ -61,7 +61,7 @@ static bool lw_hand(lw_peer* p, int file, long long room) {
   return sent;
 }
 
-// Where the next value lies that goes there, if it goes by shared memory.
+// Where the next value is that goes there, if it goes by shared memory.
 static char* lw_slot_for(lw_peer* p, long long bytes) {
   lw_memory* m = &p->ours;
   if (!p->shares || !m->slots || bytes > LW_MOST_SHARED / m->slots) return nullptr;
@@ -80,7 +80,7 @@ static char* lw_slot_for(lw_peer* p, long long bytes) {
   return lw_slot_at(m, p->sent);
 }
 
-// Take what was handed over. It is sealed, so that nobody can make it shorter and end who reads it.
+// Take what was handed over. It is sealed, so that the peer cannot make it shorter and end its reader.
 static bool lw_map_theirs(lw_peer* p, unsigned long long room) {
   lw_memory* m = &p->theirs;
   struct stat about;

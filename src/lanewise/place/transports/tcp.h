@@ -63,7 +63,7 @@ static int lw_write(lw_session* s, lw_peer* p, uint32_t kind, const lw_call* cal
   return status;
 }
 
-// Return what is owed to all: before waiting, for somebody may wait for it.
+// Return what is owed to all: before waiting, as a peer may wait for it.
 static void lw_return_credits(lw_session* s) {
   for (int i = 0; i < s->net->peers; ++i)
     if (__atomic_load_n(&s->net->peer[i].owed, __ATOMIC_RELAXED)) lw_write(s, &s->net->peer[i], LW_CREDIT, nullptr);
@@ -209,7 +209,7 @@ static int lw_tcp(lw_session* s, const lw_call* call, bool wait) {
   const bool many = p->limit > 1 && 2 * p->owed > p->limit;
   pthread_mutex_unlock(&p->writing);
   if (many) lw_write(s, p, LW_CREDIT, nullptr);
-  // The thread returns the credit if nobody does: it looks often while something moves.
+  // The thread returns the credit if no handler does: it looks often while something moves.
   else if (!__atomic_exchange_n(&net->active, 1, __ATOMIC_RELAXED)) lw_wake(net);
   return LW_DONE;
 }

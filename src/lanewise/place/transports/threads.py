@@ -54,7 +54,7 @@ class Held:
                 _changed.wait(LOOK_SECONDS)
             _counts[id(self)] = places
         self._joined: set[int] = set()
-        # A run that nobody closes and nobody can, any more, holds nothing.
+        # A run that is not closed and can no longer be closed holds nothing.
         self._release = weakref.finalize(self, _released, id(self))
         self._release.atexit = False
 
