@@ -123,7 +123,7 @@ class _Analysis:
     def _before(
         self, uses: Uses, var: Var, number: int
     ) -> list[tuple[Var, list[JaxprEqn | None]]] | None:
-        """What a link of a chain is made of, with who may read it; None if the variable is no link."""
+        """What a link of a chain is made of, with what may read it; None if the variable is no link."""
         eqn = uses.made.get(var)
         if eqn is None:
             return None

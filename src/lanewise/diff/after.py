@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from lanewise import _jax
 from lanewise.core.primitives.facts import Cost, cost_of, size_of
 
-# What is not computed again must be so many operations for each number that is read instead.
+# What is not computed again must be this many operations for each number that is read instead.
 OPERATIONS_A_NUMBER = 8
 
 

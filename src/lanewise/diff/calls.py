@@ -1,6 +1,6 @@
 """The calls in a function's code, bound anew.
 
-`call` equations lie deep inside `cond`, `while` and `scan`. `rebind` runs a jaxpr and hands each call it meets to
+`call` equations are deep inside `cond`, `while` and `scan`. `rebind` runs a jaxpr and hands each call it meets to
 `on_call`, which binds what it likes instead, values of enclosing traces included: JAX's own control flow takes those
 along. Code without calls is run as it is.
 """
@@ -41,7 +41,7 @@ def rebind(
     *,
     of_values: bool = False,
 ) -> list[Any]:
-    """Run a jaxpr, with `on_call` at its calls; with `of_values` not at those in the tests of loops."""
+    """Run a jaxpr, with `on_call` at its calls; with `of_values`, calls in the tests of loops stay as they are."""
 
     def inner(code: Any, *operands: Any) -> list[Any]:
         return rebind(code, operands, on_call, of_values=of_values)

@@ -1,7 +1,7 @@
 """What a loop saves so that its iterations can be run backwards.
 
 `"all"`: what the reverse of each iteration reads. `"sqrt"`: a state for each strip of about √n iterations; a strip is
-run again, saving all, when its turn comes. A number `k`: at most so many states at a time, whatever the length.
+run again, saving all, when its turn comes. A number `k`: at most `k` states at a time, whatever the length.
 `"auto"`: all for a loop of known length (a `scan`) unless that is very much, a number for a `while`. What a `while`
 saves under "all" has room for `tape` iterations; under "sqrt" it has slots for twice the root of that.
 
@@ -27,14 +27,14 @@ from jax import lax
 
 from lanewise.core.options import Checkpointing
 
-# A `while` under "auto" has slots for so many bytes of state, within bounds.
+# A `while` under "auto" has slots for this many bytes of state, within bounds.
 AUTO_BYTES = 2**15
 FEWEST_SLOTS, MOST_SLOTS = 32, 256
 # A `scan` under "auto" whose tape is larger is cut into strips.
 MOST_TAPE_BYTES = 2**30
 # Records of a tape of unknown length where no host can make it longer, unless `tape` says otherwise.
 RECORDS_INSIDE_JIT = 1024
-# A tape that is full is made so many times as long, up to a bound.
+# A tape that is full is made this many times as long, up to a bound.
 TAPE_GROWTH = 4
 MOST_RECORDS = 2**24
 # Of iterations, as a power of two: farther apart than any two.
@@ -46,7 +46,7 @@ class Checkpoints:
     """The setting, as rules ask for it.
 
     `records` is how many iterations or frames a tape of unknown length holds; `grows`: a host may make it longer.
-    `offload`: what a `scan` saves lies in the host's memory between the sweeps. `filled`: tapes hold zeros where
+    `offload`: what a `scan` saves is in the host's memory between the sweeps. `filled`: tapes hold zeros where
     nothing was written. `numbered`: the records of a recursion are read by their places, not in order.
     """
 

@@ -1,7 +1,7 @@
 """The same computation is written once.
 
 Derivative rules normalize an index anew at each place that reads or writes by it. XLA finds that two indices are the
-same where both are computed side by side, but not once they have gone through a loop's state (`delay.py`).
+same where both are computed side by side, but not once they have passed through a loop's state (`delay.py`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from lanewise import _jax
 from lanewise.core.primitives.facts import adds_at
 from lanewise.diff.common import shared
 
-# Arrays of so few elements are copied as fast as they are written.
+# Arrays of this few elements are copied as fast as they are written.
 FEWEST_ELEMENTS = 32
 
 
@@ -97,7 +97,7 @@ class _Writes:
 class Delayed:
     """Code of a loop's iteration with some of its writes put off; `run` takes and gives what is still to be written.
 
-    An index that several writes take is kept once (`places` tells where each operand is), so that XLA sees that they
+    An index that several writes take is kept once (`places` says where each operand is), so that XLA sees that they
     write to the same place.
     """
 
@@ -191,7 +191,7 @@ class Uses:
                 self.readers.setdefault(atom, []).append(reader)
 
     def writes_between(self, first: _jax.Var, last: _jax.Atom) -> list[Write]:
-        """The writes that make one array of another, in order, if nobody sees the arrays between."""
+        """The writes that make one array of another, in order, if nothing else reads the arrays between."""
         found: list[Write] = []
         reader: _jax.JaxprEqn | None = None
         while last is not first:

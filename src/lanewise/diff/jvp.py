@@ -10,7 +10,7 @@ down than at the start asks for another derived function, of which there are fin
 
 JAX asks for a derivative only where an operand moves. A call whose function closes over what moves must be derived
 though no operand of it does, so it is bound as `witnessed_call`, which takes one moving capture in front as a witness;
-its rule makes the derived call, which finds captures and their tangents for itself, and the witness is gone again. The
+its rule makes the derived call, which finds captures and their tangents on its own, and the witness is gone again. The
 test of a loop has no tangents: calls in it stay as they are.
 """
 

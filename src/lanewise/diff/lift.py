@@ -6,7 +6,7 @@ so far then goes into the call's reverse, which gives it on with its own part: a
 it, in whichever frame. The same serves for an array that a function takes and every call hands on as it is.
 
 Such an array is often one that the program was called with, and so the same in all frames. Then no frame saves it:
-whoever calls the reverse functions has it, and hands it on as their forward functions did.
+the caller of the reverse functions has it, and hands it on as their forward functions did.
 
 Only the rules see lifted calls. The functions that run find what they close over where all frames share it; the sums
 alone are handed from call to call.

@@ -1,14 +1,14 @@
-"""How the records of a recursion lie on tapes.
+"""How the records of a recursion are stored on tapes.
 
 A record is what the reverse of a frame reads: some numbers, flags, perhaps arrays. Every call of the forward and of the
 reverse functions takes the tapes and gives them on, and where they are differentiated again each has an adjoint that
 goes along and tapes of its own: with a tape for each value of each record, code grows with the square of what is saved,
-at each order anew. So there are few tapes. All elements of small arrays lie one after another on the tape of their
+at each order anew. So there are few tapes. All elements of small arrays are one after another on the tape of their
 dtype, and a record writes and reads its own as one piece. A larger array is not copied into such a piece; those of a
 type have a tape whose entries are whole arrays. Functions share tapes: records are popped in the opposite order of that
-in which they were pushed, whoever pushed them.
+in which they were pushed, whichever function pushed them.
 
-Or a record is kept by its places: whoever made the call keeps them, and gives them to the call's reverse. Then the
+Or a record is found by its places: the caller keeps them, and gives them to the call's reverse. Then the
 order of calls does not matter, so that calls may run at the same time (`machine/fork.py`). It costs a number for each
 tape in each record, and so it is done only where calls do.
 """
@@ -29,7 +29,7 @@ from lanewise.core.push import push
 from lanewise.diff.checkpoint import read, write
 from lanewise.diff.tape import check_room, unfilled
 
-# Arrays of at most this many elements lie among the numbers of a record.
+# Arrays of at most this many elements are among the numbers of a record.
 SMALL = 16
 
 Record = tuple[_jax.ShapedArray, ...]
@@ -86,7 +86,7 @@ class Tapes:
         return found
 
     def empty(self, *, zeros: bool) -> list[Any]:
-        """The arrays of tapes that hold no record; `zeros`: entries that nobody has written are zero."""
+        """The arrays of tapes that hold no record; `zeros`: entries that were not written are zero."""
         entries, numbers = self.avals[::2], self.avals[1::2]
         pairs = zip(entries, numbers, strict=True)
         return [x for a, n in pairs for x in (unfilled(a, zeros=zeros), _jax.zeros(n))]
@@ -120,7 +120,7 @@ class Tapes:
         return arrays, places
 
     def read_at(self, record: Record, arrays: Sequence[Any], places: Sequence[Any]) -> list[Any]:
-        """The values of a record of this kind that lies at these places."""
+        """The values of a record of this kind at these places."""
         values: list[Any] = [_jax.zeros(a) if 0 in a.shape else None for a in record]
         for at, (_, own) in self._own(record).items():
             found = _read(self.each[at], arrays[2 * at], [record[i] for i in own], places[at])

@@ -8,7 +8,7 @@ frame made a call it calls that function's reverse, whose record is then the top
 makes calls pushes a record an iteration the same way; a loop that makes none is run again, as everywhere.
 
 The tapes are values that both kinds of functions take and give on. A record's type is known only when its function has
-been gone through, and that function calls others, so all are gone through once with tapes of nothing, to see what they
+been traversed, and that function calls others, so all are traversed once with tapes of nothing, to see what they
 push, and again with those. Sums of adjoints that all calls add to go into a call's reverse and come back with its part
 (`lift.py`).
 
@@ -116,7 +116,7 @@ class Adjoints:
 
     @property
     def place_avals(self) -> list[_jax.ShapedArray]:
-        """The types of what says where a record lies: nothing, if it is the topmost."""
+        """The types of what says where a record is: nothing, if it is the topmost."""
         return [_jax.shaped((), jnp.int32.dtype) for _ in self.tapes.each if self.numbered]
 
     def threads(self, num_params: int, num_outs: int) -> tuple[tuple[int, int], ...]:
@@ -125,7 +125,7 @@ class Adjoints:
         return tuple((num_params + i, num_outs + i) for i in tapes)
 
     def push(self, site: str, values: Sequence[Any], tapes: Sequence[Any]) -> list[Any]:
-        """The tapes with one more record, of a site, and where it lies if records have numbers."""
+        """The tapes with one more record, of a site, and where it is if records have numbers."""
         record = tuple(_jax.strong(_jax.aval_of(x)) for x in values)
         self.pushed[site] = record
         if not self._is_known(site):
@@ -136,7 +136,7 @@ class Adjoints:
         return [*tapes, *places]
 
     def record_at(self, site: str, record: Record, tapes: Sequence[Any], places: Any) -> list[Any]:
-        """The record of a site that lies at these places."""
+        """The record of a site at these places."""
         if not self._is_known(site):
             return [_jax.zeros(a) for a in record]
         return self.tapes.read_at(record, tapes, places)
@@ -176,7 +176,7 @@ def settled(
         adjoints = Adjoints(program, functions, captured, checkpoints, layout, joined)
         adjoints.want(program.entry, moving[program.num_captures :])
         made: list[Any] = []
-        # The list grows while functions are gone through.
+        # The list grows while functions are traversed.
         for key in adjoints.wanted:
             made += _both_functions(adjoints, key)
         pushed = {site: avals for site, avals in adjoints.pushed.items() if avals}

@@ -120,7 +120,7 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
 
 
 def _piece(loop: _Loop, scope: Scope, away: bool) -> Piece:
-    """The sweeps of an iteration; `away`: what is saved lies in the host's memory."""
+    """The sweeps of an iteration; `away`: what is saved is in the host's memory."""
     again = run_again_in_frame if loop.threads else run_again_from_host if away else None
     num_xs = len(loop.moving) - loop.num_consts - loop.num_carry
     return piece(
@@ -213,7 +213,7 @@ def _avals(values: Sequence[Any]) -> list[Any]:
     return list(map(_jax.aval_of, values))
 
 
-# What lies in the host's memory is copied an iteration late, and fetched an iteration early: then no copy waits for
+# What is in the host's memory is copied an iteration late, and fetched an iteration early: then no copy waits for
 # what the iteration computes, nor that for the copy, and a compiler that runs copies on a stream of their own can run
 # both at the same time. Row i holds what the iteration before saved; the last is never sent. (XLA of JAX 0.11 runs both
 # on its one stream for computing. It has more by `xla_gpu_executable_num_compute_streams`, which was not tried; and on

@@ -57,7 +57,7 @@ def run_again_inside(eqn: _jax.JaxprEqn) -> bool:
 
 
 def run_again_from_host(eqn: _jax.JaxprEqn) -> bool:
-    """The same where what is saved lies in the host's memory: all that is computed element by element."""
+    """The same where what is saved is in the host's memory: all that is computed element by element."""
     return run_again(eqn) or effort_of(eqn) <= Effort.FUNCTION
 
 
@@ -99,7 +99,7 @@ def split(
     unknown = [v for v, k in zip(jaxpr.invars, known, strict=True) if not k]
     taken = [v for v, k in zip(jaxpr.invars, known, strict=True) if k]
     forward = _jax.new_jaxpr(taken, [*results, *saved], forward_eqns)
-    # In the reverse code a saved value is an input: whatever computed it goes.
+    # In the reverse code a saved value is an input: what computed it is dropped.
     in_reverse = set(saved)
     repeated = [_without_results(_silent(eqn), in_reverse) for eqn in forward_eqns if repeats(eqn)]
     reverse = _jax.new_jaxpr([*available, *saved, *unknown], adjoints, [*repeated, *reverse_eqns])
@@ -172,7 +172,7 @@ def _cheapest(
 
 def _source_side(edges: Sequence[tuple[int, int, int]], nodes: int, source: int, sink: int) -> Any:
     """Which nodes lie on the source's side of a minimum cut: of all such cuts, the one nearest the sink."""
-    # SciPy comes with JAX; imported here as most who import Lanewise do not differentiate.
+    # SciPy comes with JAX; imported here as most programs that import Lanewise do not differentiate.
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 

@@ -2,10 +2,10 @@
 
 A tape has room for a number of records. A lane that needs more ends with `Outcome.TAPE_FULL` inside `jit`. Outside, a
 machine by `ticks` lets it wait there, and it goes on when the host has given it a longer tape
-(`grow/larger.py`); where lanes run by themselves, those that ended so run again (`grow/rerun.py`).
+(`grow/larger.py`); where lanes run separately, those that ended so run again (`grow/rerun.py`).
 
-A tape starts `unfilled`: a kernel does not write what it holds at first, and touches only the pages that records come
-to lie on. What is read was written, at every tape: a place is read only where the reverse sweep pops it, popping takes
+A tape starts `unfilled`: a kernel does not write what it holds at first, and touches only the pages that records
+reach. What is read was written, at every tape: a place is read only where the reverse sweep pops it, popping takes
 the records that were pushed in the opposite order and from the same places, and a push that does not fit ends the lane
 before anything is read. A finished lane that runs along with others (a loop under `jax.vmap`) may read beyond that; its
 result is then thrown away by a select.

@@ -1,7 +1,7 @@
 """A transposed product as the product of its operands the other way round.
 
 JAX's rule of a product gives the adjoint of a right-hand matrix as a product and its transpose. What is added to a sum
-is better made as it lies there: then it need not be made anywhere else first.
+is better made in the sum's layout: then it need not be made anywhere else first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def product_turned(atom: Atom, uses: Uses) -> JaxprEqn | None:
 
 
 def _only_for_one(atom: Atom, uses: Uses) -> JaxprEqn | None:
-    """What makes a value that one reader wants."""
+    """What makes a value that has one reader."""
     if isinstance(atom, Literal) or len(uses.readers[atom]) != 1:
         return None
     return uses.made.get(atom)

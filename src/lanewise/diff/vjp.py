@@ -105,10 +105,10 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
     constants = tuple(own.constants)
     ahead, behind = own.cut.forward, own.cut.reverse
     held, free = len(constants), len(constants) + len(avals)
-    # A number that nobody reads, in the host's memory: see `rules/linearize.py`.
-    told = [_jax.new_var(_jax.shaped((), np.float32))] if checkpoints.offload else []
+    # A number that nothing reads, in the host's memory: see `rules/linearize.py`.
+    marker = [_jax.new_var(_jax.shaped((), np.float32))] if checkpoints.offload else []
     taken = [
-        *told,
+        *marker,
         *behind.invars[:held],
         *(behind.invars[held + i] for i in reads),
         *behind.invars[free:],
@@ -118,7 +118,7 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
         _program(
             f"reverse({program.entry})",
             _jax.new_jaxpr(taken, behind.outvars, behind.eqns),
-            (*(np.float32(0) for _ in told), *constants),
+            (*(np.float32(0) for _ in marker), *constants),
             program.whole,
         ),
         reads,
