@@ -1,6 +1,6 @@
-"""Programs with parts strewn over them at random: what placement must get right is what nobody would write.
+"""Programs with parts strewn over them at random: what placement must get right is what no user would write.
 
-`scattered` traces a function and makes parts of its equations, at every depth: most are parts by themselves, each of
+`scattered` traces a function and makes parts of its equations, at every depth: most are parts on their own, each of
 a name drawn at random; some are left to the rules. Random placements of these names are then random placements of
 equations.
 """

@@ -42,7 +42,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Simulated(lw.Cluster):
-    """`seed` decides who is next. `fault(worker, task)` says what happens to a task before it runs.
+    """`seed` decides which worker is next. `fault(worker, task)` says what happens to a task before it runs.
 
     `greets(worker, greeting)` changes what a worker says it is, or gives an event in its place. `cost(task)` is how
     long a task takes: the worker that ends first is next then, and `seen.clock` is when the last ended.

@@ -76,7 +76,7 @@ def lanewise_(*arguments: object) -> Result:
 # -- show ------------------------------------------------------------------------------------------
 
 
-def test_show_tells_blocks_storage_costs_and_plan(file: Path) -> None:
+def test_show_gives_blocks_storage_costs_and_plan(file: Path) -> None:
     done = lanewise_("show", f"{file}:power", "--args", "jnp.ones(4), 3", "--in-axes", "0, None")
     assert done.exit_code == 0, done.output
     # A name that other tests have traced before has a number.
@@ -148,7 +148,7 @@ def test_show_refuses_with_the_fix(
         assert part in done.stderr, (part, done.stderr)
 
 
-def test_show_tells_wrong_axes_and_options(file: Path) -> None:
+def test_show_refuses_wrong_axes_and_options(file: Path) -> None:
     place = f"{file}:halvings"
     axes = lanewise_("show", place, "--args", "jnp.ones(2)", "--in-axes", "first")
     assert axes.exit_code == 2 and "--in-axes 'first' is no axis" in axes.stderr
@@ -164,7 +164,7 @@ def test_show_tells_wrong_axes_and_options(file: Path) -> None:
         ("raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
-def test_show_tells_where_a_file_does_not_run(tmp_path: Path, text: str, said: str) -> None:
+def test_show_reports_where_a_file_does_not_run(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "broken.py"
     path.write_text(text)
     done = lanewise_("show", f"{path}:f")
@@ -294,7 +294,7 @@ def test_doctor_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "NVRTC" in doctor._kernel().detail
 
 
-def test_doctor_tells_versions_and_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_versions_and_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = [
         Requirement("jax>=99"),
         Requirement("no-such-package>=1"),

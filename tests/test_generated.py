@@ -119,7 +119,7 @@ def test_generated_programs(shard: int) -> None:
         if not SHRINK and program.source not in failed:
             hypothesis.assume(substantial(program.source) and program.source not in seen)
         seen.add(program.source)
-        # Hypothesis runs a failing program again before it tells of it, and smaller ones where it shrinks: they all
+        # Hypothesis runs a failing program again before it reports it, and smaller ones where it shrinks: they all
         # run the way the first of them failed.
         serial = next(iter(failed.values()), len(seen))
         how = way_to_run(serial)
@@ -174,7 +174,7 @@ def check_gradients(program: Generated, serial: int) -> bool:
 
 @pytest.mark.slow
 def test_gradients_of_generated_programs() -> None:
-    told = 0
+    nonzero = 0
 
     @hypothesis.seed(secrets.randbits(32) if RANDOM else 1000)
     @settings(
@@ -186,13 +186,13 @@ def test_gradients_of_generated_programs() -> None:
     )
     @hypothesis.given(programs())
     def compare(program: Generated) -> None:
-        nonlocal told
+        nonlocal nonzero
         hypothesis.assume(substantial(program.source))
         hypothesis.assume(any(a.dtype == np.float32 for a in program.arguments))
-        told += check_gradients(program, told)
+        nonzero += check_gradients(program, nonzero)
 
     compare()
-    assert told >= GRADIENTS // 3
+    assert nonzero >= GRADIENTS // 3
 
 
 def test_the_generator_covers_its_language() -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# What it costs is told by benchmarks/overhead.py; these are what made it expensive, each needed by some uses only.
+# benchmarks/overhead.py measures what it costs; these are what made it expensive, each needed by some uses only.
 EXPENSIVE = (
     "jax.extend",
     "jax._src.pallas",
@@ -29,6 +29,6 @@ def imported() -> set[str]:
 
 
 @pytest.mark.parametrize("name", EXPENSIVE)
-def test_expensive_modules_are_imported_by_who_uses_them(name: str, imported: set[str]) -> None:
+def test_expensive_modules_are_imported_only_where_used(name: str, imported: set[str]) -> None:
     assert "lanewise.api.vmap" in imported
     assert name not in imported

@@ -354,7 +354,7 @@ def test_wrong_input(make: Any) -> None:
         make(3)
 
 
-def test_a_python_branch_in_lifted_code_is_told_apart() -> None:
+def test_a_python_branch_in_lifted_code_is_distinguished() -> None:
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
         lw.lift(lambda x: 1 if x > 0 else 2)(3)
     assert any("@lanewise.program" in note for note in caught.value.__notes__)
@@ -385,7 +385,7 @@ def test_a_branch_once_half_open_excuses_nothing_later() -> None:
 
     def raises(n):
         if n > 0:
-            raise ValueError("told")
+            raise ValueError("raised")
         return n
 
     with pytest.raises(UnsupportedSyntaxError):

@@ -1,4 +1,4 @@
-"""The served models of `examples/models/`: what they answer does not depend on who is served beside, and they learn."""
+"""The served models of `examples/models/`: their answers do not depend on what is served beside, and they learn."""
 
 from __future__ import annotations
 

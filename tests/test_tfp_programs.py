@@ -121,7 +121,7 @@ INTERPRETED = (
     ids=[f"instructions_test.test{row[0]}" for row in INTERPRETED],
 )
 def test_one_example(program: Any, args: tuple[Any, ...], expected: Any) -> None:
-    """One example: by itself, jitted, and as plain Python."""
+    """One example: alone, jitted, and as plain Python."""
     assert_same(program(*args), expected)
     assert_same(jax.jit(program)(*args), expected)
     with jax.disable_jit():
@@ -277,7 +277,7 @@ def test_disabled_it_is_plain_python(nested: bool) -> None:
 
 
 def test_dry_run_of_a_branch() -> None:
-    """frontend_test.testDryRunIf: plain Python takes the branch it is told to."""
+    """frontend_test.testDryRunIf: plain Python takes the branch its value selects."""
     with jax.disable_jit():
         assert tfp.absolute(jnp.int32(12)) == 12
         assert tfp.absolute(jnp.int32(-13)) == 13
@@ -434,7 +434,7 @@ def test_stacks_random(data: Any) -> None:
     check_stacks(data.draw(batch), data.draw(batch))
 
 
-def test_stack_overflow_is_told() -> None:
+def test_stack_overflow_is_reported() -> None:
     """backend_test_lib: a push beyond the stack's room fails, and only for that lane."""
     program = lw.vmap(tfp.fibonacci_main, max_depth=4, throw=False)
     answers, outcomes = program(i32(2, 9, 1))

@@ -37,7 +37,7 @@ class Lifted:
     ]  # library -> (answer, work) function
     arguments: Callable[[], tuple[jax.Array, ...]]
     schedules: tuple[str, ...] = SCHEDULES
-    calls_back: bool = False  # checks that raise on the host, which lanes by themselves cannot
+    calls_back: bool = False  # checks that raise on the host, which separate lanes cannot
     rtol: float = 1e-4
     atol: float = 1e-5
 

@@ -1,6 +1,6 @@
 """What a user installs works without the checkout (`make wheel`).
 
-A wheel is built and installed in a new environment, first by itself, then with the extras of `lanewise demo`. In an
+A wheel is built and installed in a new environment, first alone, then with the extras of `lanewise demo`. In an
 empty folder the README's first example runs and prints what its comment says, `lanewise doctor` finds the carriers,
 and `lanewise demo` writes its report.
 """

@@ -58,7 +58,7 @@ def test_a_program_inside_saves_what_the_outer_one_says() -> None:
         assert "f32[100,7]" in str(jax.make_jaxpr(own)(jnp.ones(7)))
 
 
-def test_what_is_saved_may_lie_in_the_hosts_memory() -> None:
+def test_what_is_saved_may_be_in_the_hosts_memory() -> None:
     # Orthogonal weights: no product of theirs grows, so that rounding stays rounding after forty of them.
     weights = jnp.asarray(np.linalg.qr(np.random.default_rng(0).normal(size=(8, 8)))[0], "float32")
     x = jnp.linspace(-1.0, 1.0, 8)
@@ -116,7 +116,7 @@ def product(x, n):
     ],
 )
 def test_a_gradient_alone_raises_where_its_program_fails(gradient: Any, text: str) -> None:
-    """Inside `jit`, where nobody reads the answer and XLA would drop a check of it."""
+    """Inside `jit`, where nothing reads the answer and XLA would drop a check of it."""
     with pytest.raises(Exception, match=text):
         jax.block_until_ready(jax.jit(gradient)(1.5, 9))
     several = jax.jit(jax.vmap(gradient, (None, 0)))

@@ -1,4 +1,4 @@
-"""What `lw.inspect` tells."""
+"""What `lw.inspect` reports."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from lanewise.feed.batches import BATCH_LANES, InBatches, size_for
 from lanewise.feed.segments import Segments
 from programs.small import collatz, depth, positive_root
 
-# What runs lanes together, and what runs each by itself, on this device.
+# What runs lanes together, and what runs each separately, on this device.
 CARRIERS = ("ticks", "kernel" if jax.default_backend() == "gpu" else "native")
 every_carrier = pytest.mark.parametrize("carrier", CARRIERS)
 

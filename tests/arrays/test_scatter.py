@@ -82,7 +82,7 @@ def test_unique_saves_the_search() -> None:
 
 
 def test_nothing_is_kept_but_the_places() -> None:
-    """The pullback holds what tells where values went: not the array, and not its old values."""
+    """The pullback holds what it needs to find where values went: not the array, and not its old values."""
     index = jnp.array([3, 1, 7])
 
     def saved(into: Any, values: Any) -> Any:
@@ -101,6 +101,6 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("call, message", ERRORS)
-def test_what_does_not_fit_is_told(call: Any, message: str) -> None:
+def test_what_does_not_fit_is_reported(call: Any, message: str) -> None:
     with pytest.raises(lw.errors.OptionError, match=message):
         call()

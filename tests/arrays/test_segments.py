@@ -133,7 +133,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("call, message", ERRORS)
-def test_what_does_not_fit_is_told(call: Any, message: str) -> None:
+def test_what_does_not_fit_is_reported(call: Any, message: str) -> None:
     with pytest.raises(lw.errors.OptionError, match=message):
         call()
 

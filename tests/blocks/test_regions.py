@@ -98,7 +98,7 @@ def test_branches_of_all_kinds(fun: Any, n: int) -> None:
     assert widest_fork(found) == math.inf
     ends = [block.terminator for _, block in found.all_blocks()]
     calls = [call for end in ends if isinstance(end, Spawn) for call in end.calls]
-    # A call is given what it takes, and nothing that only lies in the frame.
+    # A call is given what it takes, and nothing that is only in the frame.
     known = set(found.entry_function.params)
     assert {var for call in calls for var, _ in call.arguments} <= known
 

@@ -80,7 +80,7 @@ def test_every_pass_keeps_the_rules(name: str) -> None:
     assert len(seen) >= 1 + len(THREADING) + len(SELECTING)
 
 
-def test_the_verifier_tells_of_a_broken_program() -> None:
+def test_the_verifier_reports_a_broken_program() -> None:
     program = blocks_of(with_break, INT)
     function = program.entry_function
     first = function.blocks[0]
@@ -190,7 +190,7 @@ def test_dead_code_goes() -> None:
     assert "exp" not in operations(all_blocks(blocks_of(lean, INT)))
 
 
-def test_a_carried_value_nobody_reads_is_no_register() -> None:
+def test_a_carried_value_without_a_reader_is_no_register() -> None:
     def carries(n):
         return jax.lax.while_loop(lambda s: s[0] > 0, lambda s: (s[0] - 1, s[1] + 2.0), (n, 0.0))[0]
 

@@ -56,7 +56,7 @@ def test_tail_calls_and_branches() -> None:
     assert " | " in next(line for line in text.splitlines() if "branch" in line)
 
 
-def test_blocks_tell_cost_and_steps() -> None:
+def test_blocks_show_cost_and_steps() -> None:
     def loop(n):
         return jax.lax.while_loop(lambda n: n > 0, lambda n: n - 1, n)
 
@@ -64,7 +64,7 @@ def test_blocks_tell_cost_and_steps() -> None:
     assert "ops" in text and "bytes" in text and ", 1 step\n" in text
 
 
-def test_uniform_storage_is_told() -> None:
+def test_uniform_storage_is_shown() -> None:
     def grow(x, w):
         return jax.lax.while_loop(lambda x: x < 10, lambda x: x + w, x)
 

@@ -128,7 +128,7 @@ def test_a_compiler_that_fails_is_as_none(monkeypatch: pytest.MonkeyPatch) -> No
         host.load("int lanewise() { return 0; }")
 
 
-def test_no_memory_for_a_lane_is_told() -> None:
+def test_no_memory_for_a_lane_is_reported() -> None:
     @lw.program
     def wide(n, x):
         if n == 0:
@@ -200,10 +200,10 @@ def test_calls_at_the_same_time() -> None:
     assert third.tolist() == [fibs[f % 7] for f in fibs[:12]]
 
 
-# -- what is told ----------------------------------------------------------------------------------------
+# -- what is reported ------------------------------------------------------------------------------------
 
 
-def test_inspect_tells_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_reports_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     args = take(case_named("collatz").in_axes, batch("collatz"), slice(SIZE))
     collatz = case_named("collatz").program.with_options(carrier="native")
     assert lw.inspect(collatz, *args).plan.path == IN_STEP

@@ -1,4 +1,4 @@
-"""Who watches a run cannot fail it."""
+"""What watches a run cannot fail it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_the_outermost_call_is_marked() -> None:
     assert " while(" not in entry
 
 
-def test_an_operand_that_nobody_reads() -> None:
+def test_an_operand_that_nothing_reads() -> None:
     """XLA would end the process."""
     run = jax.jit(lambda x, y: as_one_function(lambda x, y: [x + 1.0, y * 0], x, y))
     more, nothing = run(jnp.ones(3), jnp.arange(4))

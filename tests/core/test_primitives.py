@@ -129,14 +129,14 @@ def test_every_fact_is_read_and_every_question_asked() -> None:
         if more <= reached:
             break
         reached |= more
-    assert set(functions) - reached == set(), "nobody asks"
+    assert set(functions) - reached == set(), "not asked by any room"
     read |= {
         node.attr
         for name in reached
         for node in ast.walk(functions[name])
         if isinstance(node, ast.Attribute)
     }
-    assert {field.name for field in fields(Facts)} - read == set(), "nobody reads"
+    assert {field.name for field in fields(Facts)} - read == set(), "not read by any question"
 
 
 # Where names of primitives stand side by side for another reason than what is known about them.

@@ -1,4 +1,4 @@
-"""What is kept on disk is loaded whole or not at all, and a disk that keeps nothing stops nobody."""
+"""What is cached on disk is loaded whole or not at all, and a disk that takes nothing stops no program."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_many_make_the_same_at_one_time(cache: Path) -> None:
     assert [path.name for path in cache.iterdir()] == [NAME]
 
 
-def test_what_was_left_by_who_was_killed_is_removed(cache: Path) -> None:
+def test_what_a_killed_process_left_is_removed(cache: Path) -> None:
     kept.keep(NAME, b"code")
     old, new = cache / f"{kept.WORK}old", cache / f"{kept.WORK}new"
     for folder in (old, new):

@@ -88,7 +88,7 @@ def test_stacks_grow_outside_jit() -> None:
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
-def test_without_a_gpu_it_is_told() -> None:
+def test_without_a_gpu_it_is_reported() -> None:
     with pytest.raises(OptionError, match="carrier='kernel' runs on a GPU"):
         lw.vmap(collatz, carrier="kernel")(jnp.arange(1, 5))
 

@@ -1,4 +1,4 @@
-"""What a kernel's text looks like, and that it takes examples by itself."""
+"""What a kernel's text looks like, and that it takes examples on its own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_lanes_pause_to_take_examples() -> None:
 
 
 def test_a_tape_is_neither_filled_nor_copied_on_a_host() -> None:
-    """What a gradient's forward program saves lies in XLA's buffers from the start, and the reverse reads it there."""
+    """What a gradient's forward program saves is in XLA's buffers from the start, and the reverse reads it there."""
     records = 12_345
     taped = determinant.with_options(carrier="native", tape=records)
     matrix = jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)))
@@ -88,7 +88,7 @@ def test_a_tape_is_neither_filled_nor_copied_on_a_host() -> None:
     assert len(loops) == len(guards) >= 3 and f"< {records}" in failed
 
 
-def test_answers_lie_in_their_buffers_whatever_the_order_of_examples() -> None:
+def test_answers_are_in_their_buffers_whatever_the_order_of_examples() -> None:
     """The tape of a loop, and a state that is written in place; by threads, with pauses, and examples that fail."""
 
     @lw.program
@@ -119,7 +119,7 @@ def test_answers_lie_in_their_buffers_whatever_the_order_of_examples() -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_nothing_is_left_unwritten_for_who_looks_for_nan() -> None:
+def test_nothing_is_left_unwritten_under_debug_nans() -> None:
     matrix = jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)))
     with jax.debug_nans(True):
         _, back = jax.vjp(determinant.with_options(carrier="native", tape=999), matrix, 0, 15)
@@ -243,7 +243,7 @@ def test_swaps_and_transpositions_store_all_at_once() -> None:
     check(lw.program(turn), x, y, np.arange(6, dtype=np.int32))
 
 
-def test_large_arrays_lie_in_scratch_memory() -> None:
+def test_large_arrays_are_in_scratch_memory() -> None:
     def walk(n):
         x = jnp.zeros(1000, jnp.float32)
         i = 0
@@ -286,7 +286,7 @@ def test_obstacles_name_the_operation_and_its_line() -> None:
     assert found.operation == "pure_callback" and "test_emit.py" in found.line
 
 
-def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match="C\\+\\+"):
         host.commands()

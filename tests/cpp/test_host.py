@@ -1,4 +1,4 @@
-"""A C++ compiler that is missing, killed, out of memory or hanging is nobody's bug, and `auto` does without it."""
+"""A C++ compiler that is missing, killed, out of memory or hanging is no bug, and `auto` does without it."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def branching(x, depth):
 @needs.on_cpu
 def test_lanes_that_would_meet_are_swept(cxx: Callable[[str], Path]) -> None:
     cxx(KERNELS_FAIL)
-    # Enough for a meeting to pay, and too few for lanes of a core to meet by themselves.
+    # Enough for a meeting to pay, and too few for lanes of one core alone to meet.
     x, depth = jnp.eye(48, 192), jnp.arange(48) % 3
     assert lw.inspect(branching, x, depth).plan.schedule == "meet"
     found = lw.vmap(branching)(x, depth)

@@ -218,7 +218,7 @@ def test_the_compiler_beside_ends_with_the_process(tmp_path: Path) -> None:
         assert started[way].wait(120) == status
         assert not is_alive(int((tmp_path / way / "pid").read_text()))
         left = [path.suffix for path in (tmp_path / way / "lanewise" / "kernels").iterdir()]
-        # Who is killed cannot clean up.
+        # A killed process cannot clean up.
         assert way == "killed" or set(left) == {".so"}
 
 

@@ -1,4 +1,4 @@
-"""Rows by one matrix, and lanes that meet there: the same bits as each lane by itself."""
+"""Rows by one matrix, and lanes that meet there: the same bits as each lane alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of what acts on each element by itself; division that rounds down by a power of two is a shift or a mask."""
+"""Rules of what acts on each element separately; division that rounds down by a power of two is a shift or a mask."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ REAL = {
     "negative_power": lambda x, y: lax.integer_pow(x, -3),
     "reduce_precision": lambda x, y: (lax.reduce_precision(x, 5, 4), lax.reduce_precision(x, 8, 7)),
 }
-# Two libraries need not round alike: so many units in the last place they may differ by.
+# Two libraries need not round alike: they may differ by this many units in the last place.
 FUNCTIONS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "exp": (lax.exp, 4),
     "exp2": (lax.exp2, 4),

@@ -17,7 +17,7 @@ def _both_axes(x: Any) -> Any:
 
 
 def _with_ties(x: Any) -> Any:
-    """Two keys and what goes with them; stable, so that the third operand tells the order of ties."""
+    """Two keys and what goes with them; stable, so that the third operand shows the order of ties."""
     places = lax.broadcasted_iota(np.int32, x.shape, 1)
     return lax.sort((jnp.round(x), -jnp.round(2 * x), places), num_keys=2)
 

@@ -1,4 +1,4 @@
-"""Each file of C++ is one that a compiler, and so an editor, understands by itself; and kernels get what they need."""
+"""Each file of C++ is one that a compiler, and so an editor, understands on its own; and kernels get what they need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GPU = ("-D__CUDACC__", "-DLW_STOPS=1000", "-include", str(STAND_IN))
 
 
 def errors_of(paths: list[Path], flags: tuple[str, ...] = ()) -> list[str]:
-    """What the host's compiler has against each file, taken by itself."""
+    """What the host's compiler has against each file, taken alone."""
     language = ("-std=c++17", "-nostdinc++", "-w", "-fsyntax-only", "-x", "c++", os.devnull)
     command = [*host.command(), f"-I{jax.ffi.include_dir()}", *language, *flags, "-include"]
     runs = [

@@ -1,4 +1,4 @@
-"""Lanes in step answer what each answers by itself, bit for bit."""
+"""Lanes in step answer what each answers alone, bit for bit."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ EDGES = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38, 
 
 
 def everywhere(count: int) -> np.ndarray:
-    """Floats of all sizes and both signs: every so many-th pattern of bits."""
+    """Floats of all sizes and both signs: every n-th pattern of bits."""
     patterns = np.linspace(0, 2**32 - 1, count).astype(np.uint64).astype(np.uint32)
     return np.concatenate([patterns.view(np.float32), EDGES])
 

@@ -108,7 +108,7 @@ def test_an_interrupt_sets_the_flags_of_kernels_if_no_other_runs(flags: list[int
     with pytest.raises(KeyboardInterrupt):
         run(one)
     assert flags == [1, 0] and one.ready
-    # One that nobody waits for would end as well, and its answers be wrong.
+    # One that is not waited for would end too, and its answers be wrong.
     other, third = Answer(1000), Answer(5)
     assert run(other, waits=False) == [other]
     with pytest.raises(KeyboardInterrupt):

@@ -169,7 +169,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def each_lane(program: Any, w: Any, weights: Any) -> Any:
-    """The adjoints of each lane by itself, added up."""
+    """The adjoints of each lane alone, added up."""
     grad = jax.grad(lambda w, x, n: jnp.sum(program(w, x, n) * 1.0))
     found = jax.vmap(grad, (None, 0, 0))(w, XS, NS)
     return jnp.tensordot(weights, found, 1)

@@ -1,4 +1,4 @@
-"""Tapes grow outside `jit`: by ticks lanes go on where they stopped, by themselves only the full ones run again."""
+"""Tapes grow outside `jit`: by ticks lanes go on where they stopped, run separately only the full ones run again."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_by_themselves_only_full_lanes_run_again() -> None:
     assert ran[2:] == [(8, 16)]
 
 
-def test_what_does_not_correspond_is_told_apart() -> None:
+def test_what_does_not_correspond_is_distinguished() -> None:
     def linked(fun: Any, records: int) -> Any:
         program = fun.stage(0.5, 3)[0].program
         setting = Checkpoints("all", records, grows=True)
@@ -183,7 +183,7 @@ def rounds_in_a_loop(x, n):
 
 @pytest.mark.parametrize("carrier", ["native", "ticks"])
 def test_a_recursion_inside_a_loop_has_room_in_the_reverse_sweep(carrier: str) -> None:
-    """Nobody makes tapes longer there."""
+    """No host makes tapes longer there."""
     run = lw.vmap(rounds_in_a_loop, carrier=carrier)
     found = jax.grad(lambda xs: run(xs, lengths(ONCE)).sum())(XS)
     slopes = expected(rounds_in_a_loop, ONCE)

@@ -21,7 +21,7 @@ def close(found: Any, expected: Any, rtol: float = 1e-3) -> None:
 
 @pytest.mark.slow
 def test_a_diffrax_solve() -> None:
-    """`ForwardMode` runs the solve by a plain `lax.while_loop`; Diffrax's checkpointed adjoint tells what is right."""
+    """`ForwardMode` runs the solve by a plain `lax.while_loop`; Diffrax's checkpointed adjoint is the reference."""
     diffrax = needs.library("diffrax")
 
     def solve(mu: Any, adjoint: Any) -> Any:

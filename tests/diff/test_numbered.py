@@ -85,7 +85,7 @@ def test_loops_of_calls_are_read_by_places(name: str) -> None:
     expected, in_order = adjoints(name, numbered=False)
     found, widths = adjoints(name, numbered=True, forks=True)
     assert in_order == [1, 1]
-    # What a minor of a matrix gives is added to an array that the example has for itself.
+    # What a minor of a matrix gives is added to an array that belongs to the example alone.
     assert widths == [math.inf, 1 if name == "determinant" else math.inf]
     assert_same(found, expected, 1e-6)
 

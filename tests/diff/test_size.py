@@ -106,7 +106,7 @@ def test_python_scalars_make_no_tapes_within_tapes() -> None:
     np.testing.assert_allclose(twice(1.5), twice(jnp.float32(1.5)), rtol=1e-6)
 
 
-def test_a_tape_is_no_large_array_to_who_chooses(orders: Any) -> None:
+def test_a_tape_is_no_large_array_to_the_chooser(orders: Any) -> None:
     """Alone, a recursion over numbers is C++ at every order, however long the tapes are."""
     if not foreign.available():
         pytest.skip(needs.COMPILER_REASON)
@@ -130,7 +130,7 @@ def test_no_arithmetic_on_whole_tapes(orders: Any) -> None:
                 assert np.prod(eqn.outvars[0].aval.shape) < ROOM, (program.entry, eqn)
 
 
-def test_a_record_lies_on_the_tapes_of_its_types() -> None:
+def test_a_record_is_on_the_tapes_of_its_types() -> None:
     number, flag = _jax.shaped((), jnp.float32.dtype), _jax.shaped((), jnp.bool_.dtype)
     pair, empty = _jax.shaped((2,), jnp.float32.dtype), _jax.shaped((0,), jnp.float32.dtype)
     large = _jax.shaped((SMALL + 1,), jnp.float32.dtype)

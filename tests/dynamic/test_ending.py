@@ -1,4 +1,4 @@
-"""Loops of unknown length inside pieces: each row by itself, and none for rows that are not there."""
+"""Loops of unknown length inside pieces: each row on its own, and none for rows that are not there."""
 
 from __future__ import annotations
 

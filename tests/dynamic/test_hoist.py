@@ -402,7 +402,7 @@ def test_auto_picks_it_and_a_report_names_it(tmp_path: Any) -> None:
     # Inside jit nothing is known: it runs otherwise, and says what would be better.
     traced = inside_jit(plan(found.job))
     assert traced.schedule == "meet" and "called outside jit, it is run by levels" in traced.why
-    # As a whole this one would be run a lane at a time; its calls by themselves would not.
+    # As a whole this one would be run a lane at a time; its calls alone would not.
     layered = {**w, "layers": jnp.ones((3, 256, 256))}
     found = lw.inspect(exits, forest, layered, in_axes=(0, None)).plan
     assert found.schedule == "levels" and plan(found.job).carrier == "native"

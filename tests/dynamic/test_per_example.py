@@ -1,4 +1,4 @@
-"""Derivatives of programs by levels, nested in each other and in `jax.vmap`: as those of each example by itself."""
+"""Derivatives of programs by levels, nested in each other and in `jax.vmap`: as those of each example alone."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def gated(tree, w):
 
 def test_products_of_payload_are_one_and_come_first() -> None:
     found = kinds(gated, forest(), weights())
-    # What is looked up and multiplied waits for nobody; what adds the children waits for them.
+    # What is looked up and multiplied waits for nothing; what adds the children waits for them.
     first = [k for k in found if not k.rows]
     assert len(first) == 1
     assert primitives(first[0]).count("dot_general") == 1

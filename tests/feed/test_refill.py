@@ -20,7 +20,7 @@ from lanewise.feed.refill import FEWEST_NARROW_LANES, NARROWING
 from programs.small import depth, fib, positive_root
 
 SCHEDULES = ("sweep", "most", "lowest")
-# The carriers that run each lane by itself refill on their own.
+# The carriers that run each lane separately refill on their own.
 ticked = functools.partial(lw.vmap, carrier="ticks")
 
 

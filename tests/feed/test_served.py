@@ -117,7 +117,7 @@ def test_an_example_joins_those_that_run() -> None:
     assert answered_first(multiplied, source()) == 1 and asked == 19
 
 
-def test_an_example_that_fails_is_told_of_alone() -> None:
+def test_an_example_that_fails_is_reported_alone() -> None:
     @lw.program
     def inverse(n, x):
         assert n != 2

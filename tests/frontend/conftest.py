@@ -33,7 +33,7 @@ def compare(got: Any, expected: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _as_in_a_program() -> Iterator[None]:
-    """What is converted here is traced as a program's source is: for itself, whatever was traced before."""
+    """What is converted here is traced as a program's source is: on its own, whatever was traced before."""
     with tracing_program():
         yield
 

@@ -26,7 +26,7 @@ class Point(NamedTuple):
 
 
 def on_traced(fun: Any, *args: Any) -> Any:
-    """The converted function traced at these numbers, wherever they lie, and plain Python's answer."""
+    """The converted function traced at these numbers, wherever they are, and plain Python's answer."""
     leaves, tree = jax.tree.flatten(args)
     got = jax.jit(lambda *xs: convert(fun)(*jax.tree.unflatten(tree, xs)))(*leaves)
     assert got == fun(*args), (got, fun(*args))

@@ -117,7 +117,7 @@ def test_a_long_run_goes_on_in_what_is_compiled_already(
     assert len(traced) == 1
 
 
-def test_failed_lanes_are_told(calls: list[str]) -> None:
+def test_failed_lanes_are_reported(calls: list[str]) -> None:
     run = lw.vmap(steps_to_one(), carrier="ticks", throw=False)
     answers, outcomes = run(np.array([7, 0, -1], np.int32))
     assert calls == ["_at_once"]
@@ -143,7 +143,7 @@ def test_stacks_grow_in_one_piece_and_in_three(
     assert calls[0] == ("_at_once" if most_packed > 5000 else "_start")
 
 
-def test_what_is_watched_is_told_of_once(calls: list[str], capsys: Any) -> None:
+def test_what_is_watched_is_reported_once(calls: list[str], capsys: Any) -> None:
     run = lw.vmap(steps_to_one(), carrier="ticks", progress=True)
     np.testing.assert_array_equal(run(STARTS), LENGTHS)
     jax.effects_barrier()

@@ -1,4 +1,4 @@
-"""Stacks that grow where each lane runs by itself: only lanes whose stacks were full start again."""
+"""Stacks that grow where each lane runs separately: only lanes whose stacks were full start again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def down(n, key):
 
 
 def counting(widths: list[int]) -> Rerun:
-    """Lanes that want as much room as their number; `widths` is told how many run at a time."""
+    """Lanes that want as much room as their number; `widths` records how many run at a time."""
 
     def run(n: Any, *, capacity: int) -> list[Any]:
         full = n > capacity

@@ -1,4 +1,4 @@
-"""Keys of XLA's own generator: a lane's numbers are those it would draw alone, whoever its neighbours are."""
+"""Keys of XLA's own generator: a lane's numbers are those it would draw alone, whatever its neighbours are."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def test_auto_forks_where_lanes_are_few_and_values_decide() -> None:
             return h
         return known(weight, h + 0.3, depth - 1) - known(weight, 0.5 - h, depth - 2)
 
-    # So few lanes meet at a high cost.
+    # Lanes this few meet at a high cost.
     assert planned(known, *wide_arguments(4)).carrier == "native"
 
 

@@ -78,7 +78,7 @@ def test_sums_are_those_of_adding_at_once(
 
 
 def test_rows_of_lanes_that_have_ended(few_rows: None, appended: list[int]) -> None:
-    """A loop whose lanes end at different times holds rows of nobody."""
+    """A loop whose lanes end at different times holds rows of no lane."""
 
     @lw.program
     def loop(weight, x, n):

@@ -1,4 +1,4 @@
-"""Lanes that run each by itself between the blocks at which they meet."""
+"""Lanes that run separately between the blocks at which they meet."""
 
 from __future__ import annotations
 

@@ -117,9 +117,9 @@ def picky(n, bad, worse):
 
 def test_lanes_that_fail_leave_no_slots_behind(small_arena: None) -> None:
     """What fails first in order is what a lane says, and the others have the arena to themselves."""
-    n, nobody = jnp.array([5, 6, 5, 5, 5, 0, 6, 6, 5]), 9
-    bad = jnp.array([nobody, nobody, 0, 2, nobody, 0, 1, nobody, 4])
-    worse = jnp.array([nobody, nobody, 5, 3, 4, nobody, 0, nobody, nobody])
+    n, never = jnp.array([5, 6, 5, 5, 5, 0, 6, 6, 5]), 9
+    bad = jnp.array([never, never, 0, 2, never, 0, 1, never, 4])
+    worse = jnp.array([never, never, 5, 3, 4, never, 0, never, never])
     run = jax.jit(lambda *args: at_once(picky, *args, throw=False, max_depth=7))
     found, outcomes = run(n, bad, worse)
     expected, in_order_outcomes = in_order(picky, n, bad, worse, throw=False)
@@ -130,13 +130,13 @@ def test_lanes_that_fail_leave_no_slots_behind(small_arena: None) -> None:
 
 @pytest.mark.slow
 def test_frames_that_are_too_deep_end_their_example(small_arena: None) -> None:
-    n, nobody = jnp.array([3, 4, 0, 6, 2]), jnp.full(5, 9)
+    n, never = jnp.array([3, 4, 0, 6, 2]), jnp.full(5, 9)
     run = jax.jit(lambda *args: at_once(picky, *args, throw=False, max_depth=3))
-    found, outcomes = run(n, nobody, nobody)
+    found, outcomes = run(n, never, never)
     assert outcomes.code.tolist() == [
         int(Outcome.STACK_OVERFLOW if deep else Outcome.DONE) for deep in n > 3
     ]
-    assert_same(found, jnp.where(n > 3, 0, in_order(picky, n, nobody, nobody)), 0)
+    assert_same(found, jnp.where(n > 3, 0, in_order(picky, n, never, never)), 0)
 
 
 @lw.program

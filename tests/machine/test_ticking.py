@@ -151,7 +151,7 @@ def test_max_depth_is_honoured() -> None:
         lw.vmap(depth, max_depth=10)(jnp.array([1, 11]))
 
 
-def test_inside_jit_the_default_depth_is_told() -> None:
+def test_inside_jit_the_default_depth_is_reported() -> None:
     assert jax.jit(jax.vmap(depth))(jnp.array([1000, 2])).tolist() == [1000, 2]
     with pytest.raises(Exception, match=r"stack overflow in 1 of 2 lanes: 0\. Raise max_depth"):
         jax.block_until_ready(jax.jit(jax.vmap(depth))(jnp.array([1500, 2])))

@@ -119,7 +119,7 @@ def funnel_not_centered() -> Posterior:
     """The funnel in coordinates in which it is a normal distribution.
 
     What is compared is the neck, and the rest by its size's logarithm: half of the variance of the rest itself,
-    exp(9 / 2), comes from necks beyond three standard deviations, and no run's own error estimate tells how few it saw.
+    exp(9 / 2), comes from necks beyond three standard deviations, and no run's own error estimate shows how few it saw.
     """
 
     def shown(p: Position) -> Position:
@@ -188,7 +188,7 @@ def poisson() -> Posterior:
 
 
 def volatility() -> Posterior:
-    """Stochastic volatility: returns of 60 days, whose log variance is an autoregression, gone through by a scan."""
+    """Stochastic volatility: returns of 60 days, whose log variance is an autoregression, run by a scan."""
     days, persistence, spread, level = 60, 0.9, 0.4, -1.0
     rng = np.random.default_rng(3)
     state, returns = 0.0, np.zeros(days, np.float32)

@@ -22,7 +22,7 @@ from lanewise.mcmc.chain import carried, chain_of, task
 from lanewise.mcmc.space import place_at
 
 SIMULATIONS, MANY = 640, 20_000
-# Ranks are among this many draws, which are so many apart; the first ones find the posterior.
+# Ranks are among `KEPT` draws, which are `APART` apart; the first ones find the posterior.
 KEPT, APART, FIRST = 15, 3, 30
 LEAST_P = 1e-3
 

@@ -97,7 +97,7 @@ def test_an_interrupt_leaves_what_is_drawn(sampler: Any, monkeypatch: pytest.Mon
 
 
 def test_other_numbers_of_chains_and_starts_that_are_named(sampler: Any) -> None:
-    """More lanes are compiled than there are chains: those that are idle are not learnt from."""
+    """More lanes are compiled than there are chains: nothing is learned from those that are idle."""
     chains = 17
     data = go(sampler, chains=chains, draws=1, initial_values={"x": [0.1, 0.2]}, keep_warmup=True)
     assert data.posterior["x"].shape == (chains, 1, 2)

@@ -111,7 +111,7 @@ def test_a_run_struck_at_random_goes_on(whole: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 4])
 def test_what_was_drawn_comes_back(whole: Any, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt after so many stretches of draws."""
+    """An interrupt after this many stretches of draws."""
     step, left = Loop._next, [after]
     monkeypatch.setattr(Pace, "took", lambda self, *_, **__: setattr(self, "draws", 100))
 

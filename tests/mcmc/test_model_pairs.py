@@ -1,4 +1,4 @@
-"""The models of the benchmarks: what is compared is the same posterior, whoever has written it.
+"""The models of the benchmarks: what is compared is the same posterior, whichever form it is written in.
 
 The density written by hand, NumPyro's and PyMC's are equal up to a constant, in the unconstrained coordinates of each:
 differences between positions are compared, in double precision.

@@ -102,7 +102,7 @@ def test_what_turns() -> None:
 
 
 def test_a_stretch_that_went_once_around_turns() -> None:
-    """Its ends point the same way, and only the question across the seam of its halves tells."""
+    """Its ends point the same way, and only the question across the seam of its halves shows that it turned."""
 
     def stretch(first: list[float], last: list[float], momenta: list[float]) -> Any:
         place = Place(jnp.zeros(2), jnp.float32(0.0), jnp.zeros(2))
@@ -120,7 +120,7 @@ def cliff(x: jax.Array) -> jax.Array:
     return jnp.where(x[0] < 1.0, -0.5 * jnp.sum(x**2), -1e6 * x[0])
 
 
-def test_a_cliff_is_told_as_divergence_and_never_passed() -> None:
+def test_a_cliff_is_reported_as_divergence_and_never_passed() -> None:
     """In double precision, which positions and all that is reported of draws are then in."""
     with jax.enable_x64(True):
         with pytest.warns(mcmc.SamplingWarning, match=r"\d+ of 640 draws diverged, in \d+ chains"):

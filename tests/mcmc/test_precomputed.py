@@ -73,7 +73,7 @@ def test_a_narrow_matrix_of_data_is_kept_by_columns() -> None:
             jax.value_and_grad(precomputed(density))(x), jax.value_and_grad(density)(x)
         ):
             np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    # A square one is not narrow, and lies as it did.
+    # A square one is not narrow, and keeps its layout.
     assert "f32[40,40]" in str(
         jax.make_jaxpr(precomputed(lambda x: (rows @ rows.T @ x).sum()))(jnp.ones(40))
     )

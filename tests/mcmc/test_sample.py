@@ -179,7 +179,7 @@ def test_starts_without_a_density_are_named() -> None:
 def test_a_chain_is_compiled_once(
     adaptation: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One kernel for all windows and the draws, and no XLA compilation of what the host computes by itself."""
+    """One kernel for all windows and the draws, and no XLA compilation of what the host computes."""
     key = jax.random.key(0)
     kernels = []
     load = foreign.host.load_soon

@@ -36,7 +36,7 @@ def go(**changes: Any) -> Any:
 
 
 def lengths(monkeypatch: pytest.MonkeyPatch, draws: int) -> None:
-    """Every stretch has at most so many draws."""
+    """Every stretch has at most this many draws."""
     monkeypatch.setattr(Pace, "took", lambda self, *_, **__: setattr(self, "draws", draws))
 
 

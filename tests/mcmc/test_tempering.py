@@ -90,7 +90,7 @@ def test_temperatures_share_the_barrier() -> None:
     np.testing.assert_allclose(spaced(betas, np.zeros(10)), betas)
 
 
-def test_too_few_replicas_are_told_of() -> None:
+def test_too_few_replicas_are_reported() -> None:
     far = mixture(np.full(3, 0.01))
     with pytest.warns(mcmc.SamplingWarning, match=r"States came from .*Tempering\(replicas=4\)"):
         sampled(far, lambda key: 50.0 * jax.random.normal(key, (2,)), sampler=mcmc.Tempering(2))

@@ -38,10 +38,10 @@ def main(directory: str, kind: str) -> None:
     for i, n in lw.stream(collatz, range(1, 61), lanes=4, cluster=cluster, resume=Path(directory)):
         found.append((i, int(n)))
         print("answered", file=sys.stderr, flush=True)
-    told: dict[str, Any] = {"answers": found}
+    report: dict[str, Any] = {"answers": found}
     if kind == "simulated":
-        told["ran"] = ran(cluster)
-    print(json.dumps(told))
+        report["ran"] = ran(cluster)
+    print(json.dumps(report))
 
 
 def _die_in_write(at: int) -> None:

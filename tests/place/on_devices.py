@@ -174,7 +174,7 @@ def of_kind(kind: AxisType) -> None:
         deep = squares(lw.vmap(layered, in_axes=(0, None)))
         report(f"layers {kind.name}", deep, deep(SERIES, LAYERS), split[0], put(LAYERS, mesh))
     if kind == AxisType.Auto:
-        # Where no mesh is set, nobody knows that arrays are split until XLA does.
+        # Where no mesh is set, XLA alone knows that arrays are split.
         report("straight gradient alone", series, expected, *split, eager=False)
         split = (split[0], put(LAYERS, mesh))
         report("layers alone", deep, deep(SERIES, LAYERS), *split, eager=False)

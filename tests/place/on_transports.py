@@ -320,7 +320,7 @@ def test_a_reason_ends_all(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("waits_for", ["a message", "a credit"])
-def test_an_interrupt_ends_who_waits(kind: str, waits_for: str) -> None:
+def test_an_interrupt_ends_what_waits(kind: str, waits_for: str) -> None:
     carriers = transports(kind, 2)
     sessions = opened(carriers)
 
@@ -346,7 +346,7 @@ def test_an_interrupt_ends_who_waits(kind: str, waits_for: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_ends_early_is_named(kind: str) -> None:
+def test_a_place_that_ends_early_is_named(kind: str) -> None:
     carriers = transports(kind, 2)
     sessions = opened(carriers)
 
@@ -559,7 +559,7 @@ def test_a_port_that_is_taken_is_an_error() -> None:
 
 
 def test_sessions_of_two_runs_open_at_the_same_address() -> None:
-    """In any order, told apart by the name of the run; their programs differ."""
+    """In any order, distinguished by the name of the run; their programs differ."""
     group = local_group(2)
 
     def open_one(rank: int, run: str) -> Any:
@@ -589,7 +589,7 @@ def families(meetings: Sequence[Meeting]) -> list[Any]:
 
 
 def test_values_go_by_unix_sockets_inside_a_machine() -> None:
-    """Between all pairs, unless a process is told otherwise."""
+    """Between all pairs, unless a process has it turned off."""
     near = nearby.listening_nearby()
     if near is None:
         pytest.skip("no Unix sockets with room here; on Linux, `sysctl net.core.wmem_max=4194304`")
@@ -613,10 +613,10 @@ def test_too_small_a_buffer_is_no_buffer(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("why", ["elsewhere", "a stranger", "not there"])
-def test_who_is_not_reached_nearby_is_reached_by_tcp(
+def test_what_is_not_reached_nearby_is_reached_by_tcp(
     why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name is that of another machine, or somebody else listens there, or there are no such names."""
+    """The name is that of another machine, or another program listens there, or there are no such names."""
     with contextlib.ExitStack() as stack:
         name = "lanewise-elsewhere"
         if why == "a stranger":

@@ -54,7 +54,7 @@ def collatz(n):
 
 
 class _Greets:
-    """A worker that nobody gives anything to do."""
+    """A worker that gets nothing to do."""
 
     greeting = Greeting("ticks on cpu", "", "", "here")
 
@@ -94,7 +94,7 @@ def test_answers_have_the_same_bits_on_any_number_of_workers(carrier: str) -> No
 
 @pytest.mark.parametrize("seed", range(12))
 def test_nothing_is_lost_and_nothing_comes_twice(seed: int, steps: dict[int, int]) -> None:
-    """Workers die and raise at random. No chunk fails three times: once by itself, once beside another one."""
+    """Workers die and raise at random. No chunk fails three times: once alone, once beside another one."""
     draws = np.random.default_rng(seed)
     failed: dict[bytes, int] = {}
 
@@ -184,7 +184,7 @@ def test_chunks_are_large_first_and_small_last() -> None:
 
 
 def test_idle_workers_take_the_rest() -> None:
-    """Of uneven costs the last worker ends soon after the first: nobody has more than a small share in the end."""
+    """Of uneven costs the last worker ends soon after the first: none has more than a small share in the end."""
     draws = np.random.default_rng(0)
     costs = np.minimum(1.0 / draws.random(4000), 100.0)  # a heavy tail
     workers = 8
@@ -281,7 +281,7 @@ def test_where_all_examples_fail_the_search_ends() -> None:
     cluster = Simulated(workers=2, chunk=256, fault=fault)
     found = dict(lw.stream(collatz, list(range(1, 257)), lanes=8, cluster=cluster, throw=False))
     assert len(found) == 256 and all(isinstance(x, lw.Failure) for x in found.values())
-    # Of each chunk so many pieces, and examples alone three times.
+    # A bounded number of pieces of each chunk, and examples alone three times.
     assert len(tries) < 4 * 256
     assert any("failed together" in str(x) for x in found.values())
 
@@ -357,7 +357,7 @@ def test_workers_with_another_carrier_are_left_out(steps: dict[int, int]) -> Non
     assert len({worker for worker, _ in cluster.seen.ran}) == 1
 
 
-def test_a_cluster_without_room_is_told_of() -> None:
+def test_a_cluster_without_room_is_reported() -> None:
     time = itertools.count(step=20)
     engine = Engine(Simulated(workers=1, greets=lambda *_: None), lambda: GREETS)  # type: ignore[arg-type]
     waiting = crew.Crew(engine, GREETS.greeting, clock=lambda: next(time))
@@ -588,13 +588,13 @@ def test_without_ray_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch
         list(lw.stream(collatz, NUMBERS, cluster="auto"))
 
 
-def test_an_address_where_nobody_answers() -> None:
+def test_an_address_without_a_cluster() -> None:
     needs.library("ray")
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
-        nobody = f"localhost:{probe.getsockname()[1]}"
-    with pytest.raises(ClusterError, match=f"no cluster answers at {nobody}"):
-        list(lw.stream(collatz, NUMBERS, cluster=nobody))
+        empty = f"localhost:{probe.getsockname()[1]}"
+    with pytest.raises(ClusterError, match=f"no cluster answers at {empty}"):
+        list(lw.stream(collatz, NUMBERS, cluster=empty))
 
 
 def test_where_workers_are() -> None:

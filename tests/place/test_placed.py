@@ -288,7 +288,7 @@ def test_a_part_inside_a_part() -> None:
     assert found.sent() == {(0, 1): [1], (1, 0): [1]} and found.homes == [[0]]
 
 
-def test_a_recursion_lies_inside_one_part() -> None:
+def test_a_recursion_is_inside_one_part() -> None:
     @lw.program
     def tree(n, x):
         if n < 1:

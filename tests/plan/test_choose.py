@@ -1,4 +1,4 @@
-"""What a sample of lanes tells, and what is made of it."""
+"""What a sample of lanes shows, and what is made of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Axes of lanes that go inside of each lane: the answers are those of `jax.vmap`, and who goes inside."""
+"""Axes of lanes that go inside of each lane: the answers are those of `jax.vmap`, and which axes go inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where nothing diverges: all lanes by XLA, or each by itself."""
+"""Where nothing diverges: all lanes by XLA, or each separately."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_lone_loops_over_little() -> None:
 
 
 def test_lone_nests_of_while() -> None:
-    """XLA starts each piece of each iteration by itself; the gradient of a `while` is a nest of them."""
+    """XLA starts each piece of each iteration separately; the gradient of a `while` is a nest of them."""
 
     def halved(x: Any, turns: Any) -> Any:
         def turn(i: Any, x: Any) -> Any:

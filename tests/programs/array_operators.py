@@ -104,7 +104,7 @@ def means_on_a_line_lax(points, centres):
 
 @lw.program
 def radix_sort(x, bits):
-    """A stable split by each bit: an exclusive scan tells where elements go, a scatter puts them there."""
+    """A stable split by each bit: an exclusive scan finds where elements go, a scatter puts them there."""
     for bit in range(bits):
         high = (x >> bit) & 1
         lows = lw.arrays.scan(jnp.add, 1 - high, exclusive=True)

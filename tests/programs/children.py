@@ -12,7 +12,7 @@ from programs.case import Case, floats, inputs, ints
 
 @lw.program
 def sprout(x, depth):
-    """A value decides how many children there are, none at all as well; each turn needs what it had before its call."""
+    """A value decides how many children there are, none at all too; each turn needs what it had before its call."""
     if depth <= 0:
         return jnp.tanh(x), jnp.int32(1)
     total, nodes = 0.1 * x, jnp.int32(1)
@@ -50,7 +50,7 @@ def child_sum(first, count, values, node):
 
 
 def _forest(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
-    """Nodes in the order of their depth, so that the children of each lie side by side."""
+    """Nodes in the order of their depth, so that the children of each are side by side."""
     size = 64
     first, count = np.zeros(size, np.int32), np.zeros(size, np.int32)
     after = 1

@@ -1,4 +1,4 @@
-"""The edges: loops nobody enters, empty arrays, constants, every dtype, odd but honest syntax."""
+"""The edges: loops that no lane enters, empty arrays, constants, every dtype, odd but honest syntax."""
 
 from __future__ import annotations
 

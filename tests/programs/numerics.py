@@ -362,7 +362,7 @@ def _histories(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
 
 
 def rough(x):
-    """A smooth energy of a chain of points, long enough that nobody wants it compiled at every place it is used."""
+    """A smooth energy of a chain of points, too long to be compiled at every place it is used."""
     bonds = x[1:] - x[:-1]
     bends = bonds[1:] * bonds[:-1]
     wells = jnp.sum(jnp.log1p(x * x)) + 0.3 * jnp.sum(jnp.sin(x) * jnp.cos(0.5 * x))

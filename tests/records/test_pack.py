@@ -1,4 +1,4 @@
-"""Packing: what is in the arrays, that shapes repeat, and what is wrong told by instance and path."""
+"""Packing: what is in the arrays, that shapes repeat, and that errors name instance and path."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("records, message", WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_is_told_by_instance_and_path(records: Any, message: str) -> None:
+def test_what_is_wrong_is_reported_by_instance_and_path(records: Any, message: str) -> None:
     with pytest.raises(RecordError, match=message):
         lw.pack(records)
 

@@ -1,4 +1,4 @@
-"""JAX manners: a program goes through JAX's own transformations as if JAX had always had control flow."""
+"""JAX manners: a program takes JAX's own transformations as if JAX had always had control flow."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_programs_of_a_script_run_in_a_process_that_does_not_have_it(
     assert loaded.stdout.decode().split("\n")[0] == "3 10 [0, 3, 9]"
 
 
-# -- as plain Python: real values, each example by itself --------------------------------------------
+# -- as plain Python: real values, each example separately -------------------------------------------
 
 seen: list[Any] = []
 

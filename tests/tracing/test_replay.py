@@ -73,7 +73,7 @@ def test_a_repeated_call_compiles_nothing(carrier: str, caplog: pytest.LogCaptur
     assert_same(again, first, 1e-6)
 
 
-def test_what_a_trace_depends_on_is_told_apart(recorded: list[int]) -> None:
+def test_what_a_trace_depends_on_is_distinguished(recorded: list[int]) -> None:
     double = lw.lift(lambda x: 2 * x)
     values = (1, 1.5, True, np.float32(1), np.ones(2), np.arange(2), jnp.ones(2), jnp.ones(3))
     for value in (*values, *values, 2, 2.5):
@@ -200,7 +200,7 @@ def test_stacks_grow_when_a_later_call_is_deeper(carrier: str) -> None:
         assert depth.with_options(carrier=carrier)(deepest) == deepest
 
 
-def test_options_are_told_apart() -> None:
+def test_options_are_distinguished() -> None:
     assert collatz.with_options(max_steps=9)(SIZES[5]) == 8
     with pytest.raises(LaneError):
         collatz.with_options(max_steps=3)(SIZES[5])

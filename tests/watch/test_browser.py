@@ -128,16 +128,16 @@ def test_a_block_is_found_in_the_other_pictures(opened: Any) -> None:
 def test_figures_under_the_pointer(opened: Any) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
-    def told(selector: str) -> str:
+    def tip(selector: str) -> str:
         element = visible(opened, selector)[0]
         opened.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
         ActionChains(opened).move_to_element(element).perform()
-        return visible(opened, "#told")[0].text
+        return visible(opened, "#tip")[0].text
 
-    assert "lanes a tick" in told("#run-0-0 .heat-chart .row:nth-of-type(2) .empty")
-    assert "lanes busy" in told("#run-0-0 .area-chart .pointed")
-    assert "step" in told("#run-0-0 .bar-chart .bar")
-    assert "ops" in told("#run-0-0 .lw-graph [data-block] .lw-box")
+    assert "lanes a tick" in tip("#run-0-0 .heat-chart .row:nth-of-type(2) .empty")
+    assert "lanes busy" in tip("#run-0-0 .area-chart .pointed")
+    assert "step" in tip("#run-0-0 .bar-chart .bar")
+    assert "ops" in tip("#run-0-0 .lw-graph [data-block] .lw-box")
     assert opened.get_log("browser") == []
 
 

@@ -65,7 +65,7 @@ def test_calls_lead_to_the_head_of_a_function() -> None:
     assert any("lw-call" in kind for kind in classes(both))
 
 
-def test_nothing_lies_outside_of_the_picture() -> None:
+def test_nothing_is_outside_of_the_picture() -> None:
     tree = drawn(fib, jnp.arange(5))
     width, height = float(tree.get("width", 0)), float(tree.get("height", 0))
     for box in tree.iter(f"{SVG}rect"):

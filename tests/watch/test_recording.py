@@ -184,7 +184,7 @@ def test_the_plan_is_the_one_without_a_recording() -> None:
     assert (found.carrier, found.path, found.why) == (plan.carrier, plan.path, plan.why)
 
 
-def test_compilation_is_told_apart_from_running() -> None:
+def test_compilation_is_distinguished_from_running() -> None:
     @lw.program
     def fresh(n):
         while n < 100:

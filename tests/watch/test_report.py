@@ -23,7 +23,7 @@ from watch.programs import NUMBERS, STEPS, SWEPT
 
 
 def pictures(page: str) -> list[ElementTree.Element]:
-    """Every picture, which must be well-formed by itself."""
+    """Every picture, which must be well-formed on its own."""
     return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 
@@ -68,7 +68,7 @@ def test_a_page_says_what_is_not_known(tmp_path: Path) -> None:
     assert "Steps of examples" in named(page)
 
 
-def test_failed_examples_are_told(tmp_path: Path) -> None:
+def test_failed_examples_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "run.html"
     with lw.report(file):
         lw.vmap(collatz, max_steps=5, throw=False, carrier="native")(NUMBERS)
@@ -86,7 +86,7 @@ def test_an_exception_still_writes_the_page_and_the_trace(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("opened", [lw.report, lw.timeline])
-def test_a_file_that_cannot_be_written_is_told_at_once(opened: Any, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported_at_once(opened: Any, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="a folder that exists"), opened(tmp_path / "no" / "run"):
         raise AssertionError("not reached")
 

@@ -1,4 +1,4 @@
-"""`progress=True`: how far a run is, told from inside it, on every carrier and under every transformation."""
+"""`progress=True`: how far a run is, reported from inside it, on every carrier and under every transformation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from watch.programs import NUMBERS, STEPS, SWEPT, decay
 
 
 class Seen:
-    """A bar that remembers what it was told."""
+    """A bar that records its updates."""
 
     def __init__(self, total: int, label: str) -> None:
         self.total, self.label, self.done, self.closed = total, label, [0], False
@@ -73,7 +73,7 @@ def test_a_bar_goes_from_none_to_all(options: dict[str, Any], bars: list[Seen]) 
     check(bars, 40)
     assert bars[0].label == "collatz"
     if options.get("carrier") == "ticks":
-        # Told at every tick, so at every number of examples that was ever left.
+        # Updated at every tick, so at every number of examples that was ever left.
         assert len(set(bars[0].done)) > 10
     if options.get("schedule") != "local":
         np.testing.assert_array_equal(jax.jit(run)(NUMBERS), STEPS)
@@ -146,14 +146,14 @@ def test_a_bar_that_breaks_breaks_no_run(monkeypatch: pytest.MonkeyPatch) -> Non
     check(made, 40)
 
 
-def test_nothing_is_told_unless_asked() -> None:
+def test_nothing_is_reported_by_default() -> None:
     ways: list[dict[str, Any]] = [SWEPT, {"carrier": "ticks", "lanes": 8}, {"carrier": "native"}]
     for options in ways:
-        quiet, told = (
+        quiet, reporting = (
             jax.jit(lw.vmap(collatz, progress=progress, **options)).lower(NUMBERS).as_text()
             for progress in (False, True)
         )
-        assert "callback" not in quiet and "callback" in told
+        assert "callback" not in quiet and "callback" in reporting
 
 
 def test_what_is_no_answer_to_progress_is_refused() -> None:
