@@ -1,8 +1,8 @@
 """What derivatives take to compile: rows of `compile.py`.
 
 Loops of known length against JAX's own gradient of the same `lax` form; orders of a recursion, which JAX has not,
-against each other. Each is a first call in a process of its own with an empty folder for what compilers keep, and what
-counts is CPU time, that of the C++ compiler included: seconds on the clock depend on who else is there.
+against each other. Each is a first call in a process of its own with an empty folder for the compilers' caches, and
+what counts is CPU time, that of the C++ compiler included: seconds on the clock depend on what else runs.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ def gaussian_process() -> Posterior:
 
 
 def volatility() -> Posterior:
-    """Stochastic volatility of 60 days: the log variance is an autoregression, gone through by a scan."""
+    """Stochastic volatility of 60 days: the log variance is an autoregression, run by a scan."""
     rng = np.random.default_rng(3)
     days, state = 60, 0.0
     returns = np.zeros(days, np.float32)

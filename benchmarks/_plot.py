@@ -1,4 +1,4 @@
-"""The plots of the claims: one PNG each under `docs/plots/`, made when a benchmark is told `--plot`."""
+"""The plots of the claims: one PNG each under `docs/plots/`, made when a benchmark gets `--plot`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def bars(
 
 
 def figures(name: str, title: str, values: Mapping[str, float], target: float, axis: str) -> None:
-    """One bar for each, from nought on a plain axis, the target as a line."""
+    """One bar for each, from zero on a plain axis, the target as a line."""
     pyplot, figure, axes = _figure(7.0, 1.2 + 0.28 * len(values))
     names = list(values)[::-1]
     axes.barh(names, [values[n] for n in names], color=INK)

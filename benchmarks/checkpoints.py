@@ -3,7 +3,7 @@
     python benchmarks/checkpoints.py [--iterations 10000] [--repeats 5] [--device cpu]
 
 The state is 2,048 numbers. Equinox's checkpointed loop keeps 141 of them for that many iterations, 1.1 MB, and
-needs to be told a bound; ours keeps 128 and needs none. Memory is XLA's own figure for what a compiled gradient
+needs a bound; ours keeps 128 and needs none. Memory is XLA's own figure for what a compiled gradient
 takes beside its arguments and results. The last lines are what Equinox's loop refuses: forward mode, and a gradient
 of a gradient, each against a plain `lax.scan`.
 """

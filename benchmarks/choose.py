@@ -69,7 +69,7 @@ def contenders_of(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--lanes", type=int, help="as in control.py unless told")
+    parser.add_argument("--lanes", type=int, help="default: as in control.py")
     parser.add_argument("--programs", nargs="*", default=[entry.key for entry in SUITE])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--outside-jit", action="store_true", help="auto may look at the lanes")

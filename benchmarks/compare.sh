@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Two commits on one machine: control, nuts, ad, compile and overhead of each, in turns, and the geometric mean of new
-# over old for every claim that both make. A claim is a ratio to a peer in the same process, so that what else the machine
-# does cancels; one that is the difference to a peer (what a call takes over `jax.jit`) may be nothing, so the differences are
+# over old for every claim that both make. A claim is a ratio to a peer in the same process, so that other work on it
+# cancels; one that is the difference to a peer (what a call takes over `jax.jit`) may be nothing, so the differences are
 # compared with 10 µs, or 0.1 s, added.
 #
 #   benchmarks/compare.sh OLD NEW [cpu | gpu] [ROUNDS]
 #   JOBS=control.py benchmarks/compare.sh OLD NEW      some of them alone, a line each
 #
 # Both commits are checked out beside this one and run by the same Python (PYTHON, or .venv/bin/python), each with its own
-# sources. A folder with a checkout will do in place of a commit, where there is no git. On a GPU packages that it lacks may lie in a folder named by LANEWISE_PACKAGES.
+# sources. A folder with a checkout will do in place of a commit, where there is no git. On a GPU packages that it lacks may be in a folder named by LANEWISE_PACKAGES.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 old=$1 new=$2 device=${3:-cpu} rounds=${4:-2}

@@ -1,14 +1,14 @@
 """How long programs take to compile, against `jax.jit(jax.vmap(f))`, and models to sample, against NumPyro.
 
 Tracing, flattening, lowering and compilation all count, XLA's and that of the carrier's own compiler. Each is measured
-in a process of its own with an empty folder for what compilers keep. The target is at most 2.5 times.
+in a process of its own with an empty folder for the compilers' caches. The target is at most 2.5 times.
 
 Ten models (`_models.py`) are sampled with 4 chains of 500 + 500 draws, as plain densities and from NumPyro's own
 models, from the start of a process to its end. NumPyro runs its chains "vectorized", which is its faster way here; its
 samples stay JAX arrays, while ours become ArviZ's data, whose import is counted. The claims are of CPU seconds, with
 those of compilers; the one that makes the optimized kernel beside the run is killed when the process ends, and then
 counts as far as the system says. `LANEWISE_COMPILE=optimized` has it finish first. Wall seconds stand beside. The
-target is no more than NumPyro's. A second process, for which kernels are kept, has 3 seconds of CPU time to its first
+target is no more than NumPyro's. A second process, for which kernels are cached, has 3 seconds of CPU time to its first
 draw, imports included.
 
 Gradients are compared with JAX's own, second derivatives of a recursion with the first (`_compile_gradients.py`).
@@ -108,7 +108,7 @@ class Seconds(NamedTuple):
 
 
 def sampled(cache: str, *arguments: str) -> Seconds:
-    """A model sampled in a fresh process, which keeps kernels in `cache`."""
+    """A model sampled in a fresh process, which caches kernels in `cache`."""
     script = str(Path(__file__).with_name("_sampling.py"))
     # Matplotlib, which ArviZ imports, would list this machine's fonts anew in an empty folder.
     environment = {"MPLCONFIGDIR": str(Path.home() / ".config" / "matplotlib"), **os.environ}
@@ -130,7 +130,7 @@ def middle(found: list[Seconds]) -> Seconds:
 
 
 def sampling(models: list[str], repeats: int) -> list[Claim]:
-    """Ours and NumPyro in turns, each in a fresh process with nothing kept; then ours again with what it has kept."""
+    """Ours and NumPyro in turns, each in a fresh process with nothing cached; then ours again with its cache."""
     claims = []
     for name in models:
         contenders = {

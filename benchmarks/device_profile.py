@@ -1,7 +1,7 @@
 """What a CPU's profile (`core/profile.py`) says of products and of moving elements, measured.
 
 A lane's operation is counted as `blocks/equations.py` counts it, and its unit is an operation of elementwise arithmetic
-of a lane by itself. Printed are, for products of a vector and a shared matrix, what an operation costs a lane by itself
+of a single lane. It prints, for products of a vector and a shared matrix, what an operation costs a single lane
 (`native`) and all lanes together (one matrix product of XLA's); and what it costs to take an element of a lane out of a
 register by index, and to put it back.
 
@@ -57,7 +57,7 @@ def main() -> None:
 
     alone = lw.vmap(lw.lift(arithmetic), carrier="native")
     unit = timed(jax.jit(alone), jnp.linspace(0.1, 1.0, lanes)) / (lanes * 50 * TURNS * 5)
-    print(f"an operation of a lane by itself: {unit * 1e9:.3f} ns of CPU time")
+    print(f"an operation of a single lane: {unit * 1e9:.3f} ns of CPU time")
     for size in (16, 32, 64, 128, 256):
         key = jax.random.key(0)
         x, weights = jax.random.normal(key, (lanes, size)), jax.random.normal(key, (size, size))

@@ -1,7 +1,7 @@
 """Dynamic networks: a Tree-LSTM over random binary trees, ours against PyTorch by level and node by node.
 
 Ours is run as a table that is built from the forest's arrays, as a recursive program, by levels and inside `jit` (each
-lane by itself, which is for narrow networks), and recorded lazily from Python objects. Every step has fresh trees, and
+lane separately, which is for narrow networks), and recorded lazily from Python objects. Every step has fresh trees, and
 what is done on the host for them (levels, index tables, the slice, recording) counts for all; on a GPU there is a row
 too for tables that threads of the host make meanwhile (`lw.ahead`), and one for tables made before. On a CPU all run on
 one core and CPU time is what is compared, so that other work on the machine counts less. On a GPU each takes several
@@ -198,7 +198,7 @@ def contenders(
             READY_PEER: lambda i: peer.by_level_training(theirs, batches[i], torch_tables[i]),
         }
     else:
-        # Each lane by itself is a thing of the CPU, and nobody would run small ops one by one on a GPU.
+        # Lanes run separately on the CPU only, and small ops one by one are no way to use a GPU.
         forward["in jit"] = lambda i: program.roots_inside_jit(packed[i], params)
         training["in jit"] = lambda i: program.train_inside_jit(params, packed[i])
         forward["fine ops"] = lambda i: ours.roots_finely(params, objects[i])

@@ -11,8 +11,8 @@ minibatches, of which the compilations are counted: those of XLA, without which 
     python benchmarks/dynamic_models.py [--models tree_lstm dag] [--widths 32 256] [--repeats 3]
         [--instances 64] [--device gpu]
 
-An MV-RNN of width 256 has a matrix of 256 KB at each node, and its products take the time whoever starts them: it is
-run at 32 and 64.
+An MV-RNN of width 256 has a matrix of 256 KB at each node, and its products take the time however they are started: it
+is run at 32 and 64.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def main() -> None:
     torch_agrees = np.mean(best[:BY_TORCH] == torch_found[:, 0])
     print(f"{np.mean(used):.2f} of {sizes.layers} layers; {agree:.1%} agree with jax.vmap,")
     print(f"{torch_agrees:.1%} with PyTorch")
-    # An instance within rounding of the wanted certainty is believed by one form and not by another.
+    # An instance within rounding of the wanted certainty is accepted by one form and not by another.
     if min(agree, torch_agrees) < 0.98:
         raise AssertionError("too few answers agree")
     print(lw.inspect(classify, *arguments, in_axes=(None, 0, None)).plan.why)

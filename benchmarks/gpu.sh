@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every check that wants a GPU, in one go: the corpus as kernels and under the machine, then the benchmarks.
 # Run it from the root of a checkout on a machine whose python3 has JAX for its GPU. Packages that python3 lacks
-# (pytest, pytest-xdist, equinox, blackjax, ...) may lie in a folder named by LANEWISE_PACKAGES.
+# (pytest, pytest-xdist, equinox, blackjax, ...) may be in a folder named by LANEWISE_PACKAGES.
 #
 #   benchmarks/gpu.sh [all | tests | bench]
 set -euo pipefail

@@ -31,7 +31,7 @@ DEPTHS = (32, 64, 128, 256, 512)
 
 
 def in_turns(contenders: dict[int, Callable[[], Any]], repeats: int) -> dict[int, float]:
-    """Medians by size. All sizes run in turns: a machine that others use must not grow by itself."""
+    """Medians by size. All sizes run in turns: load by others on the machine must not count as growth."""
     named = {str(size): run for size, run in contenders.items()}
     return {int(size): took for size, took in medians(named, (), repeats).items()}
 
@@ -92,7 +92,7 @@ def main() -> None:
     claims: list[Claim] = []
     curves: dict[str, dict[int, float]] = {}
     for key in PROGRAMS:
-        # A GPU holds the matrices of so many lanes, but nobody waits for them.
+        # A GPU holds the matrices of this many lanes, but they take too long.
         bound = most if key != "early_exit_mlp" else min(most, 2**14)
         try:
             curves[key] = growth_of_examples(key, bound, options.carrier, options.repeats)

@@ -8,7 +8,7 @@ trajectory: what a vectorized sampler computes for lanes that wait is not counte
 alone. ESS is NumPyro's estimate, the least over dimensions, a second of run time.
 
 Peers: NumPyro (`chain_method="vectorized"`), BlackJAX under `jax.vmap`, and with `--fsm` a checkout of the
-finite-state-machine NUTS of Dance et al. (2025). A peer that is not installed is said to be missing.
+finite-state-machine NUTS of Dance et al. (2025). A peer that is not installed is reported as missing.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Ratios are in units: seconds for the import, microseconds for a call.
 
 A call takes the least of many short runs, taken in turns, and not their median: a call of a few microseconds
 is either run at once or handed to a sleeping core, which costs some 30 µs more, for `jax.jit` as for ours,
-and on a machine that others use the medians tell how often that happened and nothing else.
+and on a machine that others use the medians show how often that happened and nothing else.
 
     python benchmarks/overhead.py [--carriers ticks native] [--repeats 7] [--plot]
 """

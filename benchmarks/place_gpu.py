@@ -111,7 +111,7 @@ def device_bytes() -> float:
 
 
 def ran(name: str, command: list[str], environment: dict[str, str], seconds: float) -> list[Any]:
-    """What a process measures, which prints as it goes and has so many seconds."""
+    """What a process measures, which prints as it goes and has a limit in seconds."""
     print(f"{name}:", flush=True)
     paths = os.pathsep.join(map(str, (HERE, SOURCES)))
     inherited = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}

@@ -2,11 +2,11 @@
 
 Three occupancies, which must not be taken for each other. What refill is for is that lanes have an example that
 runs: *lanes* are those that have one over the lanes in use, summed over ticks (a machine that narrows when
-examples run out counts its narrow width from then on), or over time for the carriers that run each lane by
-itself. Under `ticks` a lane with an example may wait for others: *work* is the share of the machine's work that
-was for a lane, over all blocks by their operations. The line of a program gives as well what lanes of a fixed
+examples run out counts its narrow width from then on), or over time for the carriers that run each lane
+separately. Under `ticks` a lane with an example may wait for others: *work* is the share of the machine's work that
+was for a lane, over all blocks by their operations. The line of a program also gives what lanes of a fixed
 width would reach at best with these examples in this order: a long example that comes last leaves the other
-lanes idle, whoever runs it.
+lanes idle, whatever runs it.
 
 Then the programs whose work is matrix products, a lane for each example, by `ticks`: how full their expensive blocks
 run. These are nearly all of their work, so it is the occupancy by work that is claimed.
@@ -34,7 +34,7 @@ from lanewise.core import options as lanewise_options
 from lanewise.core.errors import LanewiseError
 
 EXAMPLES_PER_LANE = 8
-# By device and whether lanes tick together; those that run by themselves are few, and a run must be worth the while.
+# By device and whether lanes tick together; those that run separately are few, and a run must be long enough.
 LANES = {
     ("cpu", True): 128,
     ("cpu", False): 2**11,
@@ -119,8 +119,8 @@ def expensive_claims(programs: Sequence[str]) -> list[Claim]:
 
 def main() -> None:
     parser = usual_arguments(__doc__)
-    parser.add_argument("--lanes", type=int, help="by device and carrier unless told")
-    parser.add_argument("--carriers", nargs="*", help="those of this device unless told")
+    parser.add_argument("--lanes", type=int, help="default: by device and carrier")
+    parser.add_argument("--carriers", nargs="*", help="default: those of this device")
     parser.add_argument("--programs", nargs="*", default=[*WORK, *MATRIX_PROGRAMS])
     options = parser.parse_args()
     use_device(options.device)

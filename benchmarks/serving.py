@@ -139,7 +139,7 @@ def one_request(params: Params, sizes: Sizes, prompt: Any, length: Any, limit: A
 
 
 def one_batch(params: Params, sizes: Sizes, prompt: Any, length: Any, limit: Any) -> Any:
-    """By hand: one test for the batch, and caches that are written without regard to who has ended."""
+    """By hand: one test for the batch, and caches that are written without regard to which have ended."""
     lanes = jnp.arange(len(prompt))
     cache = jax.vmap(lambda p: prefilled(params, p, sizes))(prompt)
     text = jnp.zeros((len(prompt), sizes.limit), jnp.int32)

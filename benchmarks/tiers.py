@@ -1,8 +1,8 @@
 """What the quick tier of `native` costs and gives: the compiler's seconds and the run's, against the optimized tier.
 
 Large kernels begin on the quick tier while the optimized library is compiled beside the run. Here each is compiled both
-ways, in a process of its own with an empty folder for what compilers keep. All is CPU time: of the C++ compiler, and of
-the process for a run, the median of several.
+ways, in a process of its own with an empty folder for the compilers' caches. All is CPU time: of the C++ compiler, and
+of the process for a run, the median of several.
 
     python benchmarks/tiers.py [--lanes 256] [--repeats 3]
 """

@@ -137,7 +137,7 @@ def main() -> int:
         jax.vmap(settle, in_axes=axes),
         jax.vmap(settle_lax, in_axes=axes),
         settle_arguments(),
-        # A change that lies on the threshold rounds to either side of it, as XLA orders the sums.
+        # A change that is on the threshold rounds to either side of it, as XLA orders the sums.
         steps_apart=1,
     )
     numbers = jnp.arange(1, 10_000, dtype=jnp.int32)

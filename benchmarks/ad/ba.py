@@ -3,7 +3,7 @@
 The function and its sizes are ADBench's (Srajer, Kukelova, Fitzgibbon 2018): n cameras of eleven
 parameters, m points, p observations with a weight each; an observation's two errors depend on one camera,
 one point and its weight, so that a row of the Jacobian has fifteen entries. What is timed is the entries:
-where they stand in the matrix is known beforehand. ADBench repeats one camera, one point and one feature;
+where they stand in the matrix is known in advance. ADBench repeats one camera, one point and one feature;
 here each is its own, drawn around the same scale. float64.
 """
 
@@ -35,7 +35,7 @@ def observation_errors(camera, point, weight, feature):
 
 @lw.program
 def rotate(rotation, point):
-    """Rodrigues' rotation; to first order where the angle is nought."""
+    """Rodrigues' rotation; to first order where the angle is zero."""
     squared = jnp.sum(rotation**2)
     if squared > 0.0:
         angle = jnp.sqrt(squared)

@@ -1,7 +1,7 @@
 """What a benchmark of the suite is: one function in our form, in plain JAX and in PyTorch, and its gradient.
 
 The figure of merit is *overhead*: the time of the gradient over the time of the function itself. It is given against
-a system's own function, and against the fastest function among the systems, so that a slow function flatters nobody.
+a system's own function, and against the fastest function among the systems, so that a slow function flatters no system.
 All systems have the same algebraic form of a function, written as its users would: what is gained by a better form is
 not gained by a system. Where a published form differs from the best one, it is a benchmark of its own, in all
 systems.
@@ -117,5 +117,5 @@ class Entry:
 
 
 def one_lane() -> str:
-    """The carrier that runs each lane by itself on this device, for who must say what a tape holds."""
+    """The carrier that runs each lane by itself on this device, for callers that must say what a tape holds."""
     return "native" if jax.default_backend() == "cpu" else "kernel"

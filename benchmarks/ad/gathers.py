@@ -99,8 +99,8 @@ def measure(repeats: int = 15) -> list[Claim]:
         )
         compiled["least"], _ = compile_seconds(least, (table,))
         took = medians(compiled, (table,), repeats)
-        told = ", ".join(f"{who} {1e3 * seconds:.3f} ms" for who, seconds in took.items())
-        print(f"{name}: {told}", flush=True)
+        shown = ", ".join(f"{who} {1e3 * seconds:.3f} ms" for who, seconds in took.items())
+        print(f"{name}: {shown}", flush=True)
         claims.append(
             Claim(f"gradient of {name}, beside JAX's loops", took["ours"], took["jax"], ">= 10")
         )

@@ -7,8 +7,8 @@ parameters normal, as GradBench draws them. The six sizes are those of Schenck e
 
 Two forms, each in all systems. The first moves the mean into the product: `Q (x - mu)` for all points and components is
 one matrix product of the points, with a one appended, and all factors side by side. Its adjoint is one more such
-product, and the points need none. Subtracting first, as the published form does, costs a product for the difference as
-well.
+product, and the points need none. Subtracting first, as the published form does, costs a product for the difference
+too.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def newton(cost: Any) -> Any:
 def least(scores: Any) -> jax.Array:
     """Where the least of each row is. The least of blocks first, then the place within one.
 
-    XLA finds a minimum several times as fast as its place; blocks leave little to be placed.
+    XLA finds a minimum several times as fast as its place; with blocks, little is left to be placed.
     """
     rows, columns = scores.shape
     if columns % BLOCK or columns <= BLOCK:

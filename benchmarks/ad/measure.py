@@ -87,7 +87,7 @@ class Prepared:
 
 def torch_module() -> Any:
     """PyTorch, where it is installed and has this device."""
-    # Threads that have done their part wait for more by spinning, and take the cores from who comes next.
+    # Threads that have done their part wait for more by spinning, and take the cores from the next contender.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import torch
@@ -196,8 +196,8 @@ def medians(
 ) -> dict[str, float]:
     """The median time of each, in turns, each timed after a run of its own that is not.
 
-    Gradients of some of these take gigabytes: whoever comes next would pay for the pages they gave back. By
-    `time.process_time` it is the time that all threads of the process had a core, which what else the machine does
+    Gradients of some of these take gigabytes: the next contender would pay for the pages they gave back. By
+    `time.process_time` it is the time that all threads of the process had a core, which other work on the machine
     changes little.
     """
     first = {name: run_seconds(fun, arguments, clock) for name, fun in contenders.items()}
@@ -248,7 +248,7 @@ def measure(
             check(entry, case, who, made.finish(made.pair.gradient()), expected)
             peers |= {f"{who} primal": made.pair.primal, f"{who} gradient": made.pair.gradient}
         del expected
-        # PyTorch has its turns after the others: what its threads do when they are done is not theirs to pay for.
+        # PyTorch has its turns after the others: the others do not pay for what its threads do when they are done.
         times = medians(contenders, arguments, repeats, clock)
         times |= medians(peers, arguments, repeats, clock) if peers else {}
     who = [name.removesuffix(" primal") for name in times if name.endswith("primal")]

@@ -2,7 +2,7 @@
 
 Twelve materials are made of 68 nuclides ("small"); a lookup is an energy and a material, drawn with the
 probabilities of the originals (Tramm et al. 2014, https://github.com/ANL-CESAR/XSBench and RSBench). Their linear
-congruential generator is replaced by NumPy's. A lookup goes through all nuclides of its material, from 4 to
+congruential generator is replaced by NumPy's. A lookup visits all nuclides of its material, from 4 to
 34 of them: the pairs of a lookup and a nuclide are a flat list, with the lookup that each belongs to.
 """
 

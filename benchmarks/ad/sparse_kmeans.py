@@ -4,7 +4,7 @@ Schenck et al. 2022 run k = 10 on the MovieLens, NYTimes and scRNA matrices in c
 made up with the shape of MovieLens 1M: 6,040 rows of 3,706 columns with 1,000,209 ratings from one to five, row
 lengths from a log-normal law. float32.
 
-Ours goes through a row as plain Python would, one entry after another, each row as long as it is: a program
+Ours visits a row as plain Python would, one entry after another, each row as long as it is: a program
 whose lanes are rows. Clusters then enter the cost by their histograms, as in the dense one, in all systems.
 """
 

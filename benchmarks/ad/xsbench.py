@@ -1,12 +1,12 @@
 """XSBench: macroscopic cross sections by lookups in tables, differentiated in the tables.
 
 The unionized grid of the original: a lookup's energy is found among all grid points of all nuclides by bisection, an
-index says where it lies on each nuclide's own grid, five cross sections are interpolated there and summed over the
+index says where it is on each nuclide's own grid, five cross sections are interpolated there and summed over the
 nuclides of the material, weighted by concentration. The derivative is that of a sum of all answers, with random
 weights, in the nuclides' grids, as Schenck et al. 2022 take it (17 million lookups on a GPU; here 100,000 on 11,303
 grid points a nuclide). float64. Which grid points a lookup reads is an integer and has no derivative.
 
-Ours finds the place by a program of one lookup with a real loop. A pair reads the two grid points it lies
+Ours finds the place by a program of one lookup with a real loop. A pair reads the two grid points it is
 between as one window of the table, so that the adjoint is one histogram of windows.
 """
 

@@ -110,7 +110,7 @@ def playouts_lax(key: jax.Array, position: jax.Array, games: jax.Array) -> Any:
 
 
 def middle_games(rng: np.random.Generator, lanes: int) -> np.ndarray:
-    """Positions after 0 to 24 plies in which nobody has won, the player to move being 1."""
+    """Positions after 0 to 24 plies in which no player has won, the player to move being 1."""
     board = np.zeros((lanes, ROWS, COLUMNS), np.int32)
     wanted = rng.integers(0, 13, lanes) * 2
     lane = np.arange(lanes)

@@ -14,7 +14,7 @@ import lanewise as lw
 from _harness import medians, run_seconds, same_answers
 from control.case import Case, Entry
 
-# What the suite runs with where nobody says: the targets' batch on a CPU; on a GPU enough to fill it.
+# What the suite runs with by default: the targets' batch on a CPU; on a GPU enough to fill it.
 CPU_LANES = 1024
 GPU_LANES = {"scalar": 2**20, "small": 2**16, "matrix": 2**16}
 
@@ -47,7 +47,7 @@ class Disagree(AssertionError):
 
 
 def lanes_for(entry: Entry) -> int:
-    """The batch a program is timed at unless told."""
+    """The batch a program is timed at by default."""
     if jax.default_backend() == "cpu":
         return CPU_LANES
     return next(lanes for tag, lanes in GPU_LANES.items() if tag in entry.tags)

@@ -65,7 +65,7 @@ def early_exit_case(lanes: int, small: bool) -> Case:
         weights(rng, depth, width, width),
         weights(rng, depth, width, classes),
     )
-    # A classifier within rounding of the wanted certainty is believed by one form and not the other.
+    # A classifier within rounding of the wanted certainty is accepted by one form and not by the other.
     return Case(
         early_exit, early_exit_lax, arguments, (0, 0, None, None), rtol=1e-3, agreement=0.98
     )
@@ -118,7 +118,7 @@ def experts_case(lanes: int, small: bool) -> Case:
         weights(rng, 4, width, hidden),
         weights(rng, 4, hidden, width),
     )
-    # Two experts that weigh alike to the last bits are told apart by rounding.
+    # Two experts that weigh alike to the last bits are distinguished by rounding.
     return Case(
         experts, experts_lax, arguments, (0, 0, None, None, None), 1e-2, 1e-2, agreement=0.98
     )

@@ -54,7 +54,7 @@ def reject_case(lanes: int, small: bool) -> Case:
     centre = rng.uniform(0.1, 0.9, lanes).astype(np.float32)
     sharpness = np.minimum(20.0 * rng.lognormal(0.0, 2.0, lanes), 200.0 if small else 1e5)
     arguments = (keys(30, lanes), centre, sharpness.astype(np.float32))
-    # One draw in millions lies so close to the density that an exponential's last bit decides.
+    # One draw in millions is so close to the density that an exponential's last bit decides.
     return Case(reject, reject_lax, arguments, (0, 0, 0), agreement=0.999)
 
 

@@ -1,7 +1,7 @@
 """The Tree-LSTM in PyTorch: level by level as well as we can write it, and node by node as people first do.
 
 By level: one embedding and one `addmm` for all leaves, then one gather and one `addmm` a level. Children's h and c
-lie in one buffer. Without gradients it is allocated once and written in place. With gradients, autograd wants each
+are in one buffer. Without gradients it is allocated once and written in place. With gradients, autograd wants each
 level's rows appended (`cat`): writing them in place makes its backward copy the whole buffer for each level.
 """
 

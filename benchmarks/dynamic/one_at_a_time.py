@@ -31,7 +31,7 @@ def torch_weights(params: Any) -> Weights:
 
 def judged(logits: torch.Tensor, label: int) -> torch.Tensor:
     loss = torch.logsumexp(logits, 0) - logits[label]
-    # Compared where it lies: a GPU is not waited for.
+    # Compared where it is: a GPU is not waited for.
     right = (logits.detach().argmax() == label).to(loss.dtype)
     return torch.stack([loss, right, torch.ones_like(right)])
 

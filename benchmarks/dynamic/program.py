@@ -1,7 +1,7 @@
 """The same Tree-LSTM as a recursive program over records: by levels, and compiled whole, inside `jit`.
 
 Trees are packed when data is loaded, as PyTorch by level has its arrays then; the slice, the levels and the index
-tables are made in every step. Inside `jit` a narrow network runs each lane by itself (`native`), and needs none.
+tables are made in every step. Inside `jit` a narrow network runs each lane separately (`native`), and needs none.
 """
 
 from __future__ import annotations

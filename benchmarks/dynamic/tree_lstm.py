@@ -119,7 +119,7 @@ def roots_lazily(params: dict[str, Any], trees: list[Any]) -> Any:
     return lw.lazy_map(lambda tree: visit(tree)[0], trees)
 
 
-# The same of small operations, as people write it who do not think of batching: about fifteen ops a node.
+# The same of small operations, as one writes it without batching in mind: about fifteen ops a node.
 _look = lw.op(lambda words, word: words[word])
 _affine = lw.op(lambda weight, bias, x: x @ weight + bias)
 _both = lw.op(lambda a, b: jnp.concatenate([a, b]))

@@ -3,7 +3,7 @@ tools.
 
 An evaluation is a process that writes messages and reads answers, and so is a tool; GradBench's own program hands the
 lines from one to the other. Here `converse` does, and keeps the timings. Two of its tools can run beside ours: `jax`,
-made to wait for its results, which it does not do by itself, and `manual`, the derivatives by hand in C++, against
+made to wait for its results, which it does not do on its own, and `manual`, the derivatives by hand in C++, against
 which most evaluations are validated. Its programs must have been built (`make -C cpp && make -C tools/manual`, in the
 checkout).
 """

@@ -1,6 +1,6 @@
 """The saddle point of a quadratic: descent on the greatest value that another ascent finds.
 
-The outer derivative goes through all of the inner ascent, an unbounded loop with gradients in it.
+The outer derivative passes through all of the inner ascent, an unbounded loop with gradients in it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The same loops in TensorFlow, over two workers that talk by gRPC.
 
-A graph of version 1, whose `while_loop` is made of nodes that every worker runs by itself, started by one call from
+A graph of version 1, whose `while_loop` is made of nodes that every worker runs on its own, started by one call from
 Python that is prepared once. The client is in the process of the first worker. The functional form (`While` of version
 2) was slower in the same loops. `parallel_iterations` was tried with 1, 10 and 32, threads with 1, 2 and the default;
 what is set was the fastest, or as fast as any.

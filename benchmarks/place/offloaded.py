@@ -1,6 +1,6 @@
-"""An LSTM whose saved state lies in the host's memory: what `place_gpu.py` starts in a process of its own.
+"""An LSTM whose saved state is in the host's memory: what `place_gpu.py` starts in a process of its own.
 
-The process is allowed so much of the device's memory, by `XLA_PYTHON_CLIENT_MEM_FRACTION`, and XLA has the flags that
+The process is allowed a part of the device's memory, by `XLA_PYTHON_CLIENT_MEM_FRACTION`, and XLA has the flags that
 are measured. The LSTM reads characters; a step begins where the gates are known and ends with the product that makes
 the next step's, as in `ad/lstm.py`, so that an iteration saves its state (gates and memory) and no product is done
 twice. A step of training is the gradient of the loss and the weights' update.

@@ -147,7 +147,7 @@ def mixed(params: Params, layer: int, x: jax.Array, seen: jax.Array) -> jax.Arra
 
 
 def scores(queries: jax.Array, keys: jax.Array, distance: jax.Array, sizes: Sizes) -> jax.Array:
-    """`[heads, n, m]`; none of what lies ahead."""
+    """`[heads, n, m]`; none of what is ahead."""
     forgotten = slopes(sizes)[:, None, None] * distance
     return jnp.where(distance >= 0, jnp.einsum("hnd,hmd->hnm", queries, keys) - forgotten, NEVER)
 

@@ -104,7 +104,7 @@ def documents(count: int, seed: int, sentences: tuple[int, int] = (2, 6)) -> lis
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Tagging: short words are known, long ones are made of letters, and their ending tells the tag, but for -s, which is a
+# Tagging: short words are known, long ones are made of letters, and their ending shows the tag, but for -s, which is a
 # noun after an article or adjective and a verb elsewhere; "that" is an article before nouns and adjectives.
 
 TAGS = ("article", "adjective", "noun", "verb", "adverb", "pronoun")

@@ -2,7 +2,7 @@
 
 The plate is a grid whose rim has a given temperature; inside, each point is the mean of its four neighbours
 (Laplace's equation, by Jacobi's method). In an iteration each half sends its edge to the other, and its largest
-change to where the test is made. The outcome of the test is a value like any other and goes to the other half: nobody
+change to where the test is made. The outcome of the test is a value like any other and goes to the other half: nothing
 else is asked, and no host takes part in the loop.
 """
 

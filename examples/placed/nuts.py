@@ -68,13 +68,13 @@ def sample(keys: jax.Array, positions: jax.Array, window: int, draws: int) -> li
                 own = jax.vmap(jax.random.fold_in, (0, None))(keys, -1 - number)
                 kept, log_step = stretch(window, True)(own, start, scale, step)
                 # All that the other half gets to know.
-                told = kept.mean((0, 1)), (kept**2).mean((0, 1)), log_step.mean()
-                return kept[:, -1], told
+                moments = kept.mean((0, 1)), (kept**2).mean((0, 1)), log_step.mean()
+                return kept[:, -1], moments
 
             part = lw.placed(run, "chains", half)
             found.append(part(keys[half], positions[half], number, scale, step))
-        ends, told = zip(*found, strict=True)
-        mean, square, log_step = (sum(each) / HALVES for each in zip(*told, strict=True))
+        ends, moments = zip(*found, strict=True)
+        mean, square, log_step = (sum(each) / HALVES for each in zip(*moments, strict=True))
         return (ends, jnp.sqrt(square - mean**2 + 1e-3), jnp.exp(log_step)), None
 
     start = tuple(positions), jnp.ones(positions.shape[-1]), jnp.float32(0.5)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-# JAX makes several devices of one CPU if it is told so before it starts.
+# JAX makes several devices of one CPU if the flag is set before it starts.
 _DEVICES = "--xla_force_host_platform_device_count"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=4"
