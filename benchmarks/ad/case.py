@@ -117,5 +117,5 @@ class Entry:
 
 
 def one_lane() -> str:
-    """The carrier that runs each lane by itself on this device, for callers that must say what a tape holds."""
+    """The carrier that runs each lane separately on this device, for callers that must say what a tape holds."""
     return "native" if jax.default_backend() == "cpu" else "kernel"

@@ -1,7 +1,7 @@
 """Bundle adjustment: the function of `ad.ba`, its Jacobian as compressed rows.
 
-One camera, point, weight and feature are sent and repeated. Of the result, which repeats as well, the first
-thirty entries and the last are sent back, as GradBench asks for.
+One camera, point, weight and feature are sent and repeated. The result repeats
+too: its first thirty entries and the last are sent back, as GradBench asks for.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ by index, a loop's state, a branch's result, a call's result, as long as nothing
 ends in zeros, in its *base* (inside a loop's body: the state as it came in), or in a value of another kind, a term.
 The chain goes, its terms are added to the accumulator, and the loop or the call has one state or parameter less.
 
-A chain can always be had: in the worst case the whole result is one term, added when the lane ends. A program called
+There is always a chain: in the worst case the whole result is one term, added when the lane ends. A program called
 inside, whose own result is a link, is made to accumulate in the same way.
 
 What was considered: to have the rules of the sweep write into accumulators from the start. Then there would be two

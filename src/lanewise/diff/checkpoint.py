@@ -2,7 +2,7 @@
 
 `"all"`: what the reverse of each iteration reads. `"sqrt"`: a state for each strip of about √n iterations; a strip is
 run again, saving all, when its turn comes. A number `k`: at most `k` states at a time, whatever the length.
-`"auto"`: all for a loop of known length (a `scan`) unless that is very much, a number for a `while`. What a `while`
+`"auto"`: all for a loop of known length (a `scan`) unless that is too large, a number for a `while`. What a `while`
 saves under "all" has room for `tape` iterations; under "sqrt" it has slots for twice the root of that.
 
 A `scan` knows its length, so strips are cut ahead, and strips of strips where `k` states do not do (`strip`). A

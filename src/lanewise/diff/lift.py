@@ -106,7 +106,7 @@ class _Passed(NamedTuple):
 
 
 def _fixed(handed_on: dict[str, list[bool]], passed: Sequence[_Passed]) -> dict[str, list[bool]]:
-    """Of the parameters that are handed on, those that no caller has from a computation."""
+    """The parameters that are handed on and that no caller computes."""
     found = {name: list(flags) for name, flags in handed_on.items()}
     changed = True
     while changed:

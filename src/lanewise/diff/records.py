@@ -154,7 +154,7 @@ class Tapes:
 
 
 def tops(tapes: Sequence[Any]) -> list[Any]:
-    """Of all tapes, how many entries each has: all that popping changes."""
+    """How many entries each tape has: all that popping changes."""
     return list(tapes[1::2])
 
 

@@ -46,7 +46,7 @@ MAX_ROUNDS = 8
 
 @dataclass
 class Adjoints:
-    """The forward and reverse functions of a program's functions, as they come to be wanted.
+    """The forward and reverse functions of a program's functions, as they are needed.
 
     `functions`: those of the program, lifted; `captured`: which captured values move. `layout`: the types of a
     record, by the site that pushes it; `pushed`: what was seen to be pushed with this layout. `joined`: for each

@@ -318,7 +318,7 @@ def _in_strips(loop: _Loop, operands: Sequence[Any], strip: int, scope: Scope) -
     """Strip after strip, then what is left over."""
     consts, init, xs = loop.divided(operands)
     cut, over = _Cut.of(loop, strip), loop.length % strip
-    # A strip of the first setting saves all; a number of states counts for the strips as well.
+    # A strip of the first setting saves all; a number of states counts for the strips too.
     setting = scope.checkpoints.setting
     within = (
         scope.checkpoints if isinstance(setting, int) else replace(scope.checkpoints, setting="all")

@@ -122,7 +122,7 @@ def _decides(eqn: _jax.JaxprEqn, rounded: set[_jax.Var]) -> bool:
 
 
 def _silent(eqn: _jax.JaxprEqn) -> _jax.JaxprEqn:
-    """An equation without what it holds for effects alone: in the reverse sweep these have been had."""
+    """An equation without what it holds for effects alone: in the reverse sweep these have already happened."""
     if not eqn.effects or not eqn.outvars:
         return eqn
     inputs = [a for a in eqn.invars if not isinstance(a, _jax.Literal)]

@@ -1,8 +1,8 @@
 """What decides control, and what does not: four questions about a program's code.
 
-*Same*: which variables are the same for all lanes and in all calls. An operand that lanes share is, what is computed
-of such alone is, and so is a parameter that every call is given as one of these. Weights that a recursion hands on are
-found to be operands here, whatever way they went.
+*Same*: which variables are the same for all lanes and in all calls. An operand that lanes share is the same; so
+is what is computed from such values alone, and a parameter that every call gets as one of these. Weights that a
+recursion hands on are recognized as operands, by whatever path they arrive.
 
 *Expensive*: which variables depend on matrix products and the like. If the test of a branch or loop does, control
 cannot be run first. A branch that makes no call is then one equation, which JAX batches. Else it is an obstacle, and it
@@ -294,7 +294,7 @@ def _rows(table: Table, same: dict[Var, Same], control: set[Var]) -> set[Var]:
 def _needed(
     table: Table, may_be: Callable[[Var], bool], roots: Sequence[Any], *, deciding: bool
 ) -> set[Var]:
-    """What `roots` depend on, of the variables that may be; `deciding`: what decides control is needed as well."""
+    """What `roots` depend on, of the variables that may be; `deciding`: what decides control is needed too."""
     found: set[Var] = set()
 
     def need(atoms: Sequence[Any]) -> bool:
@@ -318,7 +318,7 @@ def _needed(
         callee = table.functions[op.name]
         changed = need(list(itertools.compress(callee.outs, wanted)))
         if deciding:
-            # What a function gives as control to one call, it may as well give to all.
+            # What a function gives as control to one call, it gives to all.
             given = [isinstance(a, Var) and a in found for a in callee.outs]
             changed |= need(list(itertools.compress(op.outs, given)))
         taken = [var in found for var in callee.ins]

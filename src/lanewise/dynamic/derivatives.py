@@ -5,9 +5,9 @@ linearize is to run the table and keep what its reverse reads, and to stage `pus
 operands to those of rows, whose transpose is that reverse.
 
 Both runs have loops of their own for deep tables, through which JAX goes forwards alone. So each is a primitive too,
-and where it is linearized in its turn it is the same code with those loops as programs (`ending.py`), which have
-gradients. Of the states of such a loop, whole arenas, a fixed number is kept, so that takes memory and time where
-tables are deep. (A gradient of a gradient of a program by levels is one of tables again, `rules/second.py`.)
+and where it is linearized again it is the same code with those loops as programs (`ending.py`), which have
+gradients. The states of such a loop are whole arenas, and a fixed number of them is kept: that takes memory and time
+where tables are deep. (A gradient of a gradient of a program by levels is one of tables again, `rules/second.py`.)
 """
 
 from __future__ import annotations

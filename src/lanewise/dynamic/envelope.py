@@ -1,8 +1,8 @@
 """The capacities that one compilation serves.
 
 XLA compiles for shapes, and every minibatch of trees has other level sizes. So what is compiled is an *envelope*: a
-capacity for each (level, piece), for the payload of each type, for the rows that are wanted. How many rows are really
-there is data, and the rows beyond compute something that nothing reads. Capacities come in steps (of a sixteenth on a
+capacity for each (level, piece), for the payload of each type, for the rows that are wanted. The number of rows in
+use is data, and the rows beyond compute something that nothing reads. Capacities come in steps (of a sixteenth on a
 CPU), of 16 rows at least, with room for as much as levels vary by, so that minibatches of one kind of data need few
 envelopes.
 

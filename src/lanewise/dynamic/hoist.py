@@ -341,7 +341,7 @@ def _run_rest(body: Body, env: _jax.Environment[Any]) -> list[Any]:
 
 
 def _keep_products(body: Body, needed: set[Var]) -> None:
-    """Have results of matrix work that hoisted operations read handed on as well, and not computed again."""
+    """Have results of matrix work that hoisted operations read handed on too, and not computed again."""
     for op in reversed(body.ops):
         if op.split:
             for side in op.sides:

@@ -10,7 +10,7 @@ There it copies the whole arena at every launch, which takes many times as long 
 pieces are gathered by a loop of one turn: it is one operation to XLA, which all results wait for, and nothing is fused
 across it. (`lax.optimization_barrier` is gone before XLA fuses for a CPU.) It costs a pass over these rows.
 
-Fused are values that are used once, from a result back to a row; what is used more often is kept in memory, as are
+XLA fuses values that are used once, from a result back to a row. What is used more often is kept in memory, as are
 products.
 """
 

@@ -34,7 +34,7 @@ from lanewise.dynamic.table import Type
 
 Name = tuple[object, ...]
 
-# Of all tables.
+# The type of all tables.
 TABLE = np.dtype(np.int32)
 
 

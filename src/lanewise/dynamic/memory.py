@@ -18,7 +18,7 @@ import sys
 
 # Parameters of mallopt, from malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
-# Of the threshold: no memory is given back, however much is free. (A number is an `int`, and tapes are larger.)
+# The threshold at which no memory is given back, however much is free. (A number is an `int`, and tapes are larger.)
 _NEVER = -1
 
 

@@ -139,7 +139,7 @@ def agenda(table: Table) -> np.ndarray:
 
 
 def _mean_depth(table: Table, ready: np.ndarray, done: np.ndarray, deep: np.ndarray) -> np.ndarray:
-    """Of the calls that are left of each piece; infinite where none is ready."""
+    """The mean depth of the calls that are left of each piece; infinite where none is ready."""
     left = ~done
     size = np.bincount(table.piece[left], minlength=len(ready))
     total = np.bincount(table.piece[left], weights=deep[left], minlength=len(ready))

@@ -55,7 +55,7 @@ class Uses:
 
 
 class _Operands(NamedTuple):
-    """Of the operands of all calls: the call, and the number among those of all pieces."""
+    """For the operands of all calls: the call, and the number among those of all pieces."""
 
     call: np.ndarray
     number: np.ndarray

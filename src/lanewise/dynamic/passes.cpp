@@ -19,7 +19,7 @@ struct lw_pieces {
 
 struct lw_table {
   const int32 *piece, *operands, *wanted;
-  // Of each type: rows of payload, rows that are carried, wanted values, and the number of carried rows before.
+  // By type: rows of payload, rows that are carried, wanted values, and the number of carried rows before.
   const int32 *payload, *carried, *num_wanted, *carried_from;
   int64 calls, all_carried;
 };
@@ -94,7 +94,7 @@ static int32 lw_run(lw_levelling& w, int32 q, int64 c, int64 end, const int32* r
       for (int32 j = 2; j < results; ++j) lw_make(made[j], own);
     }
     height = own > height ? own : height;
-    // Of the lowest level, whose calls follow one another, there is one sum in a register.
+    // The calls of the lowest level follow one another: they have one sum, in a register.
     if (own == 0) ++leaves;
     else if (own < room) ++counts[own * pieces];
   }
@@ -157,7 +157,7 @@ struct lw_layout {
   const int32* result_base;
   const int32 *rows, *there_at;
   const int32 *first_at, *joined, *wanted_at, *arena_from, *carried_from;  // `joined`: rows of payload in the arena
-  // Of the head, by level and piece: capacities, the row at which each begins, and where extra users are.
+  // The head, by level and piece: capacities, the row at which each begins, and where extra users are.
   const int32 *capacity, *offset, *extra_from, *extra_to, *extra_capacity;
   int64 head;
   // Parts of the array of tables: those by operand, all of the forward direction, all; and adjoints' first users.

@@ -6,7 +6,7 @@ have more. So what is added in which order depends on the table alone, and the a
 
 Rows beyond those that are there read the row of zeros as their adjoint, and nothing reads what they write. They must
 not reach the weights: where the code for weights begins, the cuts are zeros in these rows, and what they are
-multiplied with is zero too or an operand of a row that is there. So `0 * inf` cannot come about in a row that the
+multiplied with is zero too or an operand of a row that is there. So `0 * inf` cannot occur in a row that the
 table does not have.
 """
 
@@ -67,7 +67,7 @@ class _Reverse:
         return [self.shared[s] for s in self.envelope.shared[p]]
 
     def whole(self, p: int) -> list[Any]:
-        """Of all rows of a piece: operands, results, what was saved, what is prepared; None for what nothing reads."""
+        """All rows of a piece: operands, results, what was saved, what is prepared; None for what nothing reads."""
         size, codes = self.lay.rows[p], self.codes(p, self.lay.rows[p])
         shared = self.shared_of(p)
         num = len(codes.prepare.outvars)
@@ -113,7 +113,7 @@ class _Reverse:
         return jnp.any(part(self.there(p), start, size)) if loops else None
 
     def adjoints(self, arenas: Sequence[Any], p: int, start: Any, size: int) -> list[Any]:
-        """Of the results of rows of a piece, by their first users; and of all, where all results are answers."""
+        """Adjoints of the results of some rows of a piece: of their first users, and of answers if all results are."""
         found = []
         for j, type_ in enumerate(self.envelope.pieces[p].results):
             if not type_.differentiable:

@@ -2,7 +2,7 @@
 
 The gradient of a `scan` by weights that lanes share adds a product over the lanes in each iteration. Lanes are on
 several devices, so a program that XLA splits on its own would send a message between them in each iteration. A sum over
-lanes and iterations may as well be made in one go: the loop gives the operands of its products instead, a row each
+lanes and iterations can be made at once: the loop gives the operands of its products instead, a row each
 iteration, and one product over rows and lanes is made after it. So
 
     sum = scan(lambda sum, (a, b): sum + aᵀ b)        becomes        rows of a and b, then  sum + Σ_t aᵀ_t b_t
@@ -35,7 +35,7 @@ MOST_BYTES = 2**30
 # Linear in one operand while the others stay the same, beside what is so in its first.
 _LINEAR_IN_ONE = ("convert_element_type", "dot_general", "mul", "pad", "split", "unstack")
 
-# Of the values of a body: the rows of one that varies, the value itself of one that is the same in each iteration.
+# The values of a body: the rows of one that varies, the value itself of one that is the same in each iteration.
 Values = dict[Atom, Any]
 # From a sum of other things, the sum.
 Add = Callable[[Any, Values], Any]

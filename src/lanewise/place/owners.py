@@ -39,9 +39,9 @@ class Owners:
     everywhere: Places
     ops: dict[Node, Places] = field(default_factory=dict)
     homes: dict[Var, Places] = field(default_factory=dict)
-    # Of loops and branches: the places that have them.
+    # Loops and branches: the places that have them.
     members: dict[Node, Places] = field(default_factory=dict)
-    # Of what loops give: where it is made, if it comes to other places on the way.
+    # What loops give: where it is made, if it comes to other places on the way.
     makers: dict[Var, Places] = field(default_factory=dict)
 
     def maker(self, atom: Atom) -> Places:

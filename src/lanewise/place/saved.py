@@ -4,7 +4,7 @@ Every `every` iterations each process saves what it has of the loop's state, by 
 all agree that they have: a process may be iterations ahead of another, and what one alone has saved is of no use. On
 a restart the newest state that all have is loaded. What comes before the loop is computed again.
 
-A folder says what it is of: the program's hash and that of the arguments. Others are refused, not used.
+A folder says which run it belongs to, by the hashes of the program and of the arguments. Other folders are refused.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ the kernels of `native` are.
 
 **On the fast path nothing changes hands.** A handler writes to the socket or the queue itself, and reads from it
 itself: a value of a few bytes costs one system call on each side. With `tcp` a credit rides on the next message that
-goes the other way; before a handler waits, what is owed to any peer is returned; for a session that computes for long,
-the session's own thread returns it, which looks every 2 ms while values move.
+goes the other way; before a handler waits, what is owed to any peer is returned. In a session that computes for a long
+time the session's own thread returns it; it looks every 2 ms while values move.
 
 **A send that has a credit ends.** What a full socket does not take, and a peer that reads does not make room for
 within 50 µs, is copied, and the session's thread writes it when the peer reads. Two places that send each other 100

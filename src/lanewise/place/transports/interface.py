@@ -8,10 +8,10 @@ and a receive that gets anything else has found a bug (`InternalError`).
 The token is data: an `int32` that names the session. Compiled code serves every later session, after a fault too,
 without another compilation.
 
-**What a transport must keep.** That nothing waits for ever follows from the order of moves (`place/moves.py`) and from
-three things: a send that has a credit ends though the receiver does nothing, however large the value is; a credit comes
-back once the message was taken, whatever the receiver does next; and a place that waits takes no thread away from one
-that computes.
+**What a transport must guarantee.** No place waits for ever: this follows from the order of moves (`place/moves.py`)
+and from three things: a send that has a credit ends though the receiver does nothing, however large the value is; a
+credit comes back once the message was taken, whatever the receiver does next; and a place that waits takes no thread
+away from one that computes.
 """
 
 from __future__ import annotations
