@@ -132,7 +132,7 @@ def test_figures_under_the_pointer(opened: Any) -> None:
         element = visible(opened, selector)[0]
         opened.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
         ActionChains(opened).move_to_element(element).perform()
-        return visible(opened, "#told")[0].text
+        return visible(opened, "#tip")[0].text
 
     assert "lanes a tick" in told("#run-0-0 .heat-chart .row:nth-of-type(2) .empty")
     assert "lanes busy" in told("#run-0-0 .area-chart .pointed")
