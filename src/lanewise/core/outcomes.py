@@ -185,7 +185,7 @@ def describe(
                     why = (
                         advised.of_values
                         if messages is None
-                        else "Values are not shown: to fail again takes too long, or does not happen."
+                        else "Values are not shown: running the lanes again takes too long, or does not fail."
                     )
                     help_by = f"{why} {help_by}"
                 what = f"{what}: {where}"
