@@ -2,12 +2,12 @@
 
 As with `jax.jit`, a trace keeps the values it met. A program whose `RATE = 0.1` at the top of the file becomes 0.2
 later goes on with 0.1, silently; so each trace remembers what it met, and a later call that finds another value under
-the name warns, once. That is asked at each call, so it is a comparison of identities and no more; only what is another
-object is compared for equality.
+the name warns, once. That is checked at each call, so it compares identities and no more; only what is another object
+is compared for equality.
 
-What a program's own code names is watched, and what the plain functions and programs do that it names in turn, as far
-as they lie in the same file. A list, dict or set of plain values is compared with a copy of it. Other changes in place
-(an element of a NumPy array, an attribute of an object) are not seen.
+The names that a program's own code reads are watched, and those that the plain functions and programs it names read
+in turn, if they are in the same file. A list, dict or set of plain values is compared with a copy of it. Other
+changes in place (an element of a NumPy array, an attribute of an object) are not seen.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _shown(value: Any) -> str:
 
 
 def _callers_level() -> int:
-    """How far up the first frame is that is the user's, as `warnings.warn` counts from who calls it."""
+    """How far up the first frame is that is the user's, as `warnings.warn` counts from its caller."""
     level, frame = 1, sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] in _HIDDEN:
         level, frame = level + 1, frame.f_back

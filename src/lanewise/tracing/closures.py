@@ -7,8 +7,7 @@ for other arrays.
 
 What counts as the same: code, what it closes over, and the globals that it and functions of its module read, all by
 value. A variable that the function assigns itself is its own, and no part of that. An object that may hold anything,
-such as an instance of a class that is no pytree, may change without anybody seeing it: a function that closes over one
-is like no other.
+such as an instance of a class that is no pytree, may change unseen: a function that closes over one is like no other.
 """
 
 from __future__ import annotations
