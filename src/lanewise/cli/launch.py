@@ -4,7 +4,7 @@ Each process learns from its environment which rank it has and where the others 
 What they print is shown as it comes, with the rank in front. When one fails the others have a moment to find out and
 say so themselves, and are stopped then; with `restarts` all start again, and the script goes on from its checkpoint.
 
-Each process has a session of its own: who stops it stops what it has started, and an interrupt of the terminal comes
+Each process has a session of its own: stopping it stops what it has started, and an interrupt of the terminal comes
 to the launcher alone, which passes it on.
 """
 
@@ -127,10 +127,10 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]], asks: signal.Signals) ->
     running = [process for process in processes if process.poll() is None]
     for process in running:
         _signal(process, asks)
-        # One that is stopped hears nothing.
+        # One that is suspended receives nothing.
         _signal(process, signal.SIGCONT)
     deadline = time.monotonic() + STOP_SECONDS
-    # Who asks again does not want to wait.
+    # After a second signal nothing is waited for.
     with contextlib.suppress(Stopped):
         while any(p.poll() is None for p in running) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
