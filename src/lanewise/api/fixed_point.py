@@ -7,7 +7,7 @@ derivative by x, so only the answer counts, nothing is saved, and the cost does 
 took. It is right where the iteration has converged. `implicit.py` solves the linear equation, and its transpose for
 reverse mode (`jax.lax.custom_linear_solve`), so derivatives of every order work.
 
-`f` is traced once for each code and types of what it closes over (`closures.py`): a function made anew at each call,
+`f` is traced once for each code and types of what it closes over (`closures.py`): a function created at each call,
 which is the usual one, is looked up, with its programs.
 """
 

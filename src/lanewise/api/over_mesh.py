@@ -1,6 +1,6 @@
 """`lanewise.vmap(f, mesh=mesh, axis="lanes")`: examples over the devices of a mesh.
 
-A `shard_map` whose devices each run their own examples. A batch that they cannot share alike is made longer by copies
+A `shard_map` whose devices each run their own examples. A batch that they cannot share evenly is made longer by copies
 of its last example, whose answers are dropped. What lanes share is whole on each device, and its gradient is summed
 over devices once, after the run. How lanes ended is gathered and checked outside, so that messages have the
 numbers that examples have in the batch.
@@ -44,7 +44,7 @@ def over_mesh(
     inner.options = on_each_of(inner.options, len(mesh.local_devices))
 
     def on_mesh(args: tuple[Any, ...], kwargs: dict[str, Any], axes: Any) -> Any:
-        """Answers, outcomes, and statistics if they are wanted, of examples that devices share alike."""
+        """Answers, outcomes, and statistics if they are wanted, of examples that devices share evenly."""
         given, tree = jax.tree.flatten((args, kwargs))
         specs = [_spec(d, names) for d in axes]
 

@@ -93,7 +93,7 @@ def vmap(
     @functools.wraps(batched)
     def call(*args: Any, **kwargs: Any) -> Any:
         chosen = replays
-        for arg in args:  # seldom more than arrays, so looked at one by one
+        for arg in args:  # rarely more than arrays, so checked one by one
             if isinstance(arg, ArrayImpl):
                 continue
             if holds(arg):

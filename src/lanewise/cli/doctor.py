@@ -44,7 +44,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     what: str
     state: State

@@ -112,7 +112,7 @@ def _watched(processes: Sequence[subprocess.Popen[bytes]]) -> int:
         if None not in states:
             return 0
         time.sleep(LOOK_SECONDS)
-    # Those that a signal ended were first: others end by themselves because of them.
+    # Those that a signal ended were first: others end because of them.
     rank, status = min(failed, key=lambda one: one[1] > 0)
     others = len(processes) > 1
     _say(f"rank {rank} {described(status)}{'; stopping the others' if others else ''}")

@@ -157,7 +157,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
     """Report everything that runs inside to the recorder.
 
     A machine that is recorded differs from one that is not. `jax.jit` would not see the difference and would run the
-    one it has, so a context that is part of its cache keys marks it: inside, functions are compiled anew, once;
+    one it has, so a context that is part of its cache keys marks it: inside, functions are compiled again, once;
     outside, nothing changes.
     """
     _listen()
@@ -327,7 +327,7 @@ def _give_up(number: int) -> None:
 
 @contextlib.contextmanager
 def call(name: str) -> Iterator[None]:
-    """A call from the host. If it raises, runs that it began will not end by themselves."""
+    """A call from the host. If it raises, runs that it began will not end on their own."""
     first = next(_numbers)
     began = time.perf_counter()
     try:

@@ -257,7 +257,7 @@ def raise_inside_jit(
 ) -> None:
     """The same from a callback, whose exception JAX replaces by one of its own: `lane_errors` has the original.
 
-    `device`: which of the `devices` that share a batch calls. Of lanes on others it knows nothing.
+    `device`: which of the `devices` that share a batch calls. It knows nothing of lanes on others.
     """
     if devices > 1:
         place = int(device)

@@ -34,8 +34,8 @@ from lanewise.core.program import codes_inside, part_p
 
 _SCOPE = "lanewise.on:"
 
-# Names of families and how many places each has, while a program is traced for its places. JAX and programs trace anew
-# where it differs.
+# Names of families and how many places each has, while a program is traced for its places. JAX and programs trace
+# again where it differs.
 families = jax.make_user_context(default_value=())
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 

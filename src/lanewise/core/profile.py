@@ -60,7 +60,7 @@ class Profile:
     # Levels with fewer rows than this, from some level up to the last one, are run by a loop: on a CPU that takes no
     # longer, and compiles sooner than as many levels written out. On a GPU a turn of a loop costs many launches.
     thin_level: int
-    # XLA's options for code of levels that is compiled by itself. (On an H200 an envelope of a Tree-LSTM and its
+    # XLA's options for code of levels that is compiled separately. (On an H200 an envelope of a Tree-LSTM and its
     # gradient compile in 3 s without Triton's products, in 30 s with them, and run as fast. XLA for a CPU takes vectors
     # of 256 bits; with those of 512 that products take anyway, where there are such, a Tree-LSTM of width 32 takes 0.74
     # of the time forward and 0.89 in training, one of width 256 0.97.)

@@ -150,7 +150,7 @@ def _own_outcomes(codes: Sequence[Any], forward: Program, program: Program) -> t
     return code, _renumbered(site, own)
 
 
-# As one piece: outside `jit` each operation would be compiled by itself.
+# As one piece: outside `jit` each operation would be compiled separately.
 @functools.partial(jax.jit, static_argnums=1)
 def _renumbered(site: Any, own: tuple[int, ...]) -> Any:
     """Sites by the numbers that these have; -1 stays."""

@@ -96,7 +96,7 @@ class Places:
         warnings.warn(
             f"`{name}` {'is gone' if gone else 'has changed'} since the program `{self.name}` was traced"
             f" ({_shown(old)} then{'' if gone else f', {_shown(new)} now'}), and the program goes on with what it was:"
-            " values from outside are read at the first call only. Pass it as an argument, or make the program anew.",
+            " values from outside are read at the first call only. Pass it as an argument, or make a new program.",
             CapturedValueWarning,
             stacklevel=_callers_level(),
         )
@@ -203,7 +203,7 @@ def _same(old: Any, new: Any) -> bool:
         return False
     before, after = (None if isinstance(x, type) else _function(x) for x in (old, new))
     if before is not None and after is not None:
-        # A cell of a notebook that ran again has made the same function anew.
+        # A cell of a notebook that ran again has made the same function again.
         return before.__code__ == after.__code__ and getattr(old, "options", None) == getattr(
             new, "options", None
         )

@@ -1,6 +1,6 @@
 """A function as code, and the arrays that it closes over.
 
-A function made anew at each call, as `lambda x: a * jnp.cos(x)` is, has the same code each time; what differs is what
+A function created at each call, as `lambda x: a * jnp.cos(x)` is, has the same code each time; what differs is what
 it closes over. `taken_apart` gives its arrays, which are to be traced, and everything else about it as something that
 can be looked up, so that the second of two such functions need not be traced again. `put_together` makes the function
 for other arrays.
@@ -100,7 +100,7 @@ class Apart:
 
 
 def taken_apart(function: Callable[..., Any], *, numbers: bool = True) -> Apart:
-    """The arrays that a function closes over, with `numbers` its floats as well; and all the rest of it.
+    """The arrays that a function closes over, with `numbers` its floats too; and all the rest of it.
 
     >>> import jax.numpy as jnp
     >>> scaled = lambda by: lambda x: by * x

@@ -50,7 +50,7 @@ class ProgramFunction:
     """A function that is a program: call it, or give it to `jax.jit`, `jax.vmap`, `jax.jvp`.
 
     Made by `lanewise.program` and `lanewise.lift`. Under `jax.disable_jit()` a call runs the original
-    function as plain Python, each example of a batch by itself. `copy.deepcopy` gives the program itself; `pickle`
+    function as plain Python, each example of a batch separately. `copy.deepcopy` gives the program itself; `pickle`
     keeps one that its module holds by name, `cloudpickle` any.
     """
 
@@ -307,7 +307,7 @@ def _has_values(leaves: Sequence[Any]) -> bool:
 
 
 def _call_plainly(fun: Callable[..., Any], statics: CallStatics, dynamic: Sequence[Any]) -> Any:
-    """`fun` of these arguments, of each example of a batch by itself."""
+    """`fun` of these arguments, of each example of a batch separately."""
     found: list[Any] = []
 
     def flat(*leaves: Any) -> list[Any]:

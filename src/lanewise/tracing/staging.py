@@ -247,7 +247,7 @@ def _note_stronger(reached: Sequence[tuple[Source, Key]]) -> None:
 
 
 def _staged(source: Source, key: Key) -> Staged | Entry:
-    """The trace at these types, or at stronger ones that serve for them as well."""
+    """The trace at these types, or at stronger ones that serve for them too."""
     found = source.cache.get(key)
     if found is not None:
         found.captured.check()

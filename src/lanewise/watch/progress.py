@@ -92,7 +92,7 @@ class Bar:
         return self
 
     def update(self, done: int | None = None, *, total: int | None = None, **figures: Any) -> None:
-        """Say how much is done, in all; figures stay until they are given anew."""
+        """Say how much is done, in all; figures stay until they are given again."""
         self._heard = self._clock()
         if done is not None:
             self.done = done

@@ -32,7 +32,7 @@ def report(path: str | os.PathLike[str], *, title: str = "Lanewise report") -> I
 
     The page shows what ran, what carried it and why, how full the lanes were, which block ran when for how many of
     them, how long examples lived, how deep stacks were, how lanes were refilled, what compiling and running took, and
-    the block graph. It opens in any browser, without a network. What runs inside is compiled anew, with recording,
+    the block graph. It opens in any browser, without a network. What runs inside is compiled again, with recording,
     and waits for its answers; what runs outside is not touched. An exception inside still writes the page.
 
     >>> import tempfile, pathlib
