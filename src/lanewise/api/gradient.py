@@ -151,8 +151,8 @@ def _refuse(program: ProgramFunction, name: str, argnums: Any) -> None:
     for option, value in (("throw", False), ("stats", True)):
         if getattr(program.options, option) is value:
             raise OptionError(
-                f"{option}={value} gives more than the answer, and lanewise.{name} wants a scalar. Leave it out; for"
+                f"{option}={value} gives more than the answer, and lanewise.{name} needs a scalar. Leave it out; for"
                 f" outcomes beside gradients use lanewise.vmap(lanewise.{name}(...), throw=False)."
                 if option == "throw"
-                else f"stats=True gives more than the answer, and lanewise.{name} wants a scalar. Leave it out."
+                else f"stats=True gives more than the answer, and lanewise.{name} needs a scalar. Leave it out."
             )

@@ -305,7 +305,7 @@ def end(number: Any, arrays: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def on_host(site: Site | None) -> Iterator[None]:
-    """A run that the host makes, of which it is known when it begins and when it has ended; None: nothing watches."""
+    """A run that the host makes, known only by when it begins and when it has ended; None: nothing watches."""
     number = None if site is None else begin(site)
     yield
     if number is not None:

@@ -69,7 +69,7 @@ class Options:
             )
 
     def __hash__(self) -> int:
-        # Asked at every call outside `jit`, where what runs is looked up.
+        # Read at every call outside `jit`, where what runs is looked up.
         return self._hashed
 
     @functools.cached_property

@@ -50,7 +50,7 @@ class Outcomes:
         return self.code == int(Outcome.DONE)
 
     def describe(self, name: str = "program") -> str:
-        """The failed lanes in words, a line a way of failing."""
+        """The failed lanes in words, a line for each way of failing."""
         code, site = _jax.to_host(self.code), _jax.to_host(self.site)
         return describe(code, site, self.sites, name, _explained(self.code, code, site))
 
@@ -161,7 +161,7 @@ def describe(
     messages: Messages | None = None,
     advice: Advice | None = None,
 ) -> str:
-    """Failed lanes by way of failing.
+    """Failed lanes, by how they failed.
 
     >>> describe(np.array([0, 1, 1]), np.array([-1, -1, -1]), (), "f")
     'f: steps exhausted in 2 of 3 lanes: 1, 2. Raise max_steps, or pass throw=False for the other answers.'

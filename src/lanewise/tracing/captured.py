@@ -73,7 +73,7 @@ class Places:
                 self._before[place.name] = value.copy()
 
     def now(self) -> Captured:
-        """What is there now, asked after a trace: it may itself have changed something."""
+        """What is there now, read after a trace: it may itself have changed something."""
         globals_, cells, copies = [], [], []
         for place in self._found:
             value = place.read()
@@ -114,7 +114,7 @@ class Captured:
         self._copies: list[tuple[str, Any, Any]] = copies
 
     def check(self) -> None:
-        """Warn if something is not what it was. This is asked at each call of a program: no more than it must be."""
+        """Warn if something is not what it was. This runs at each call of a program, so it does no more than it must."""
         for where, name, value in self._globals:
             if where.get(name, _MISSING) is not value:
                 self._look_closer()

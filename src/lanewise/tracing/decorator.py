@@ -359,11 +359,11 @@ def _by_value(module: str) -> bool:
     for that. It asks functions and classes only, so we look at the caller: a pickler runs in C, and the frame below
     ours is the one that started it.
     """
-    asks = sys._getframe(2).f_globals
+    caller = sys._getframe(2).f_globals
     # Some libraries have a copy of their own: `joblib.externals.cloudpickle`, `ray.cloudpickle`.
-    if "cloudpickle" not in str(asks.get("__name__", "")).split("."):
+    if "cloudpickle" not in str(caller.get("__name__", "")).split("."):
         return False
-    registered = asks.get("list_registry_pickle_by_value", set)()
+    registered = caller.get("list_registry_pickle_by_value", set)()
     return module == "__main__" or any(
         module == name or module.startswith(f"{name}.") for name in registered
     )

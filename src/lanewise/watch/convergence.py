@@ -6,7 +6,7 @@ the larger of two, of the scores and of those of the distances from the median, 
 are both found. Bulk ESS is that of the scores, tail ESS the smaller of those of "below the 5% quantile" and
 "below the 95% quantile". The sum of autocorrelations ends by Geyer's initial monotone sequence. ArviZ and Stan's
 `posterior` compute the same, and the tests compare with ArviZ; it is written here because a report of a thousand chains
-needs them for hundreds of variables, and all that is asked of a variable comes from two sorts and five transforms.
+needs them for hundreds of variables, and all figures of a variable come from two sorts and five transforms.
 
 R-hat compares the spread of chain means with the spread inside a chain. In equilibrium it is near
 
