@@ -114,7 +114,7 @@ class Captured:
         self._copies: list[tuple[str, Any, Any]] = copies
 
     def check(self) -> None:
-        """Warn if something is not what it was. This runs at each call of a program, so it does no more than it must."""
+        """Warn if something is not what it was. This runs at each call of a program and does no more than it must."""
         for where, name, value in self._globals:
             if where.get(name, _MISSING) is not value:
                 self._look_closer()
