@@ -95,7 +95,7 @@ browser:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
 
-# Every benchmark runs, also after one that failed; the exit status tells whether all did run. A claim
+# Every benchmark runs, also after one that failed; the exit status shows whether all did run. A claim
 # that misses its target is shown as such and is no failure.
 bench: $(TEST_STAMP)
 	$(BIN)/lanewise bench --all --out $(BENCH_OUT)

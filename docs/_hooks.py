@@ -22,7 +22,7 @@ import _ways
 
 _DRAWINGS = _drawings.DRAWINGS | _placed.DRAWINGS | _ways.DRAWINGS
 _DRAWING = re.compile(r"^<!-- drawing: (\w+) -->$", flags=re.MULTILINE)
-# What a browser fetches by itself; links that a reader may follow are no matter.
+# What a browser fetches on its own; links that a reader may follow do not count.
 _LOADED = re.compile(
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^\"'> ]*"
     r"|<link\b(?=[^>]*\brel=[\"']?(?:stylesheet|preload|preconnect|icon))[^>]*\bhref=[\"']?(?:https?:)?//[^\"'> ]*"

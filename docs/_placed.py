@@ -203,7 +203,7 @@ def placed_steps() -> str:
     return figure(
         picture([_TIP, *sheet.parts], sheet.top + 6, title="What runs where in a placed loop"),
         "The steps of <code>solve</code>, in the order in which both places meet them. Green: parts. Blue: what runs at"
-        " one place because its operands are there. Brown: counters, which each place has for itself. An arrow is a"
+        " one place because its operands are there. Brown: counters, of which each place has its own. An arrow is a"
         " message.",
     )
 

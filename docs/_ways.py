@@ -1,4 +1,4 @@
-"""The way of a call through the rooms of `src/lanewise`, found by making the call and looking which functions run.
+"""The way of a call through the rooms of `src/lanewise`, found by making the call and recording which functions run.
 
 `docs/how-it-works.md` describes each way in steps that name modules; `tests/test_docs.py` holds them to what is found
 here. A drawing shows every room on a way, in the order in which a call first comes to it, and the modules that run.

@@ -24,7 +24,7 @@ def fed_by(program: Program, captures: Sequence[Any], lanes: int, options: Optio
     job = job_for(program, (lanes,), mapped, options, platform=_jax.placed(captures)[0])
     chosen = plan(replace(job.as_it_runs(), streamed=True))
     if chosen.carrier == "native":
-        # It brings the C++ toolchain along: only for who needs it.
+        # It brings the C++ toolchain along, so it is imported only where it is needed.
         from lanewise.feed.served import in_slots
 
         found = in_slots(chosen, captures)

@@ -7,7 +7,7 @@ derivative by x, so only the answer counts, nothing is saved, and the cost does 
 took. It is right where the iteration has converged. `implicit.py` solves the linear equation, and its transpose for
 reverse mode (`jax.lax.custom_linear_solve`), so derivatives of every order work.
 
-`f` is traced once for each code and types of what it closes over (`closures.py`): a function made anew at each call,
+`f` is traced once for each code and types of what it closes over (`closures.py`): a function created at each call,
 which is the usual one, is looked up, with its programs.
 """
 
@@ -32,9 +32,9 @@ from lanewise.tracing.decorator import ProgramFunction, lift
 
 RULES = ("implicit", "unrolled")
 
-# Traces that are kept, the last ones used.
-_MOST_KEPT = 256
-_kept: dict[Hashable, _Problem | None] = {}
+# Traces that are cached, the last ones used.
+_MOST_CACHED = 256
+_cached: dict[Hashable, _Problem | None] = {}
 _lock = threading.Lock()
 
 
@@ -99,17 +99,17 @@ def _found(
         avals = tuple(_jax.aval_of(x) for x in (*leaves, *arrays))
         key = (spec, tree, len(leaves), avals, settings, _jax.trace_context())
         with _lock:
-            met = key in _kept
-            problem = _kept.pop(key, None)
+            met = key in _cached
+            problem = _cached.pop(key, None)
             if met:
-                _kept[key] = problem
+                _cached[key] = problem
         if not met:
             problem = _made(spec, avals, leaves, tree, settings, may_fail=numbers)
             if apart.lasting and (problem is None or not _of_a_trace(problem)):
                 with _lock:
-                    _kept[key] = problem
-                    while len(_kept) > _MOST_KEPT:
-                        del _kept[next(iter(_kept))]
+                    _cached[key] = problem
+                    while len(_cached) > _MOST_CACHED:
+                        del _cached[next(iter(_cached))]
         if problem is not None:
             return problem, [*problem.step.captures, *arrays]
     raise AssertionError("a function is traced, or the error of its trace is raised")
@@ -147,7 +147,7 @@ def _made(
 
 
 def _of_a_trace(problem: _Problem) -> bool:
-    """Whether a function closes over values of a trace in a way that nobody saw: it is of no use after that."""
+    """Whether a function closes over values of a trace that were not seen: it is of no use after that."""
     return any(isinstance(x, _jax.Tracer) for x in problem.step.captures)
 
 

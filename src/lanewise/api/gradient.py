@@ -24,13 +24,13 @@ def grad(
 ) -> Callable[..., Any]:
     """The gradient of a program, as `jax.grad` gives it; a plain function is lifted first.
 
-    `jax.grad` of a program works as well; this one takes options. Beside those of `lanewise.vmap`:
+    `jax.grad` of a program works too; this one takes options. Beside those of `lanewise.vmap`:
 
-    * `checkpoints`: what loops save for the way back. "all": what each iteration needs. "sqrt": a state for each strip
-      of about √n iterations, which is run again. A number: at most so many states, whatever the length. "auto": all for
-      a loop of known length, a number for a `while`.
-    * `offload="host"`: what a loop of known length saves lies in the host's memory until the way back reads it, for
-      sequences whose states do not fit the device. For a lone call, or lanes that do not diverge.
+    * `checkpoints`: what loops save for the backward pass. "all": what each iteration needs. "sqrt": a state for each
+      strip of about √n iterations, which is run again. A number: at most this many states, whatever the length. "auto":
+      all for a loop of known length, a number for a `while`.
+    * `offload="host"`: what a loop of known length saves is held in the host's memory until the backward pass reads it,
+      for sequences whose states do not fit the device. For a lone call, or lanes that do not diverge.
     * `tape`: how many iterations, under "all", or calls of a recursion a tape has room for. Outside `jit` tapes grow.
 
     >>> import lanewise as lw
@@ -151,8 +151,8 @@ def _refuse(program: ProgramFunction, name: str, argnums: Any) -> None:
     for option, value in (("throw", False), ("stats", True)):
         if getattr(program.options, option) is value:
             raise OptionError(
-                f"{option}={value} gives more than the answer, and lanewise.{name} wants a scalar. Leave it out; for"
+                f"{option}={value} gives more than the answer, and lanewise.{name} needs a scalar. Leave it out; for"
                 f" outcomes beside gradients use lanewise.vmap(lanewise.{name}(...), throw=False)."
                 if option == "throw"
-                else f"stats=True gives more than the answer, and lanewise.{name} wants a scalar. Leave it out."
+                else f"stats=True gives more than the answer, and lanewise.{name} needs a scalar. Leave it out."
             )

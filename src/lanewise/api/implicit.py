@@ -1,9 +1,9 @@
-"""The linear equation behind an implicit derivative: v = J v + b, solved to a residual that is looked at.
+"""The linear equation behind an implicit derivative: v = J v + b, solved to a residual that is checked.
 
 J is known by its products alone. Small systems are written out and factorized. Others are solved by GMRES (Saad and
 Schultz 1986), started again from its answer after some products: of all combinations of b, J b, J² b, ... it takes the
 one with the least residual, so it does no worse than adding these up, and does not need J to contract. Where it comes
-to a standstill, a system that is not too large is written out as well.
+to a standstill, a system that is not too large is written out too.
 
 A solution counts if its residual is small beside it: |b - (v - J v)| at most `tolerance` (|v| + |b|), or what rounding
 allows. Otherwise it is no solution, and the lane says so.
@@ -20,7 +20,7 @@ from jax import lax
 
 Product = Callable[[Any], Any]
 
-# So few unknowns are cheapest by factorization; that many can be, where nothing else helps.
+# Up to the first number of unknowns a factorization is cheapest; up to the second it is tried where nothing else helps.
 ALWAYS_WRITTEN_OUT = 32
 MOST_WRITTEN_OUT = 1024
 # Products between two starts of GMRES, which keeps a vector for each; and what a start must gain to be worth another.

@@ -106,7 +106,7 @@ class OnCluster:
 
 
 def _described(program: ProgramFunction, expected: Greeting, kept: list[Any]) -> dict[str, Any]:
-    """What tells a run from another."""
+    """What distinguishes a run from others."""
     return {
         "program": program.__name__,
         "hash": expected.digest,

@@ -1,8 +1,8 @@
 """`lanewise.vmap(f, mesh=mesh, axis="lanes")`: examples over the devices of a mesh.
 
-A `shard_map` whose devices each run their own examples. A batch that they cannot share alike is made longer by copies
+A `shard_map` whose devices each run their own examples. A batch that they cannot share evenly is made longer by copies
 of its last example, whose answers are dropped. What lanes share is whole on each device, and its gradient is summed
-over devices once, after the run. How lanes ended is put together and looked at outside, so that messages have the
+over devices once, after the run. How lanes ended is gathered and checked outside, so that messages have the
 numbers that examples have in the batch.
 """
 
@@ -44,7 +44,7 @@ def over_mesh(
     inner.options = on_each_of(inner.options, len(mesh.local_devices))
 
     def on_mesh(args: tuple[Any, ...], kwargs: dict[str, Any], axes: Any) -> Any:
-        """Answers, outcomes, and statistics if they are wanted, of examples that devices share alike."""
+        """Answers, outcomes, and statistics if they are wanted, of examples that devices share evenly."""
         given, tree = jax.tree.flatten((args, kwargs))
         specs = [_spec(d, names) for d in axes]
 
@@ -73,7 +73,7 @@ def over_mesh(
         args, kwargs = jax.tree.unflatten(tree, leaves)
         answers, outcomes, *stats = on_mesh(args, kwargs, axes)
         if extra:
-            # What devices cannot share alike no type can say: each has all of it.
+            # No type states an uneven split: each device has all of it.
             flat, tree = jax.tree.flatten((answers, outcomes))
             whole = _jax.resharded(flat, mesh, [PartitionSpec()] * len(flat))
             answers, outcomes = jax.tree.unflatten(tree, [x[:size] for x in whole])

@@ -46,14 +46,12 @@ def run(
     * `in_flight`: how many iterations of a loop may be under way at once. Messages that wait are bounded by it.
     * `timeout`: seconds without a sign of life after which a process counts as hanging.
     * `groups`: run a batch in this many groups of lanes, one after the other: while one place has a group, the place
-      before
-      it has the next. `fun` takes a batch, as what `lanewise.vmap` gives does; `in_axes` says which arguments have
-      lanes, in front. Results have lanes in front.
+      before it has the next. `fun` takes a batch, as what `lanewise.vmap` gives does; `in_axes` says which
+      arguments have lanes, in front. Results have lanes in front.
     * `gather`: with ranks, whether each process gets all results. False: results stay where they are made, as
       `lanewise.Held`, and may be arguments of a later call: the weights of a part never leave it.
     * `checkpoint`, `every`: save the state of the program's outermost loop in this folder every `every` iterations,
-      and go on
-      from there when the same call is made again (extra `place`).
+      and go on from there when the same call is made again (extra `place`).
 
     Between processes, each calls it with the same arguments, and each gets all results unless `gather=False`. Between
     devices, results stay on the device that made them.

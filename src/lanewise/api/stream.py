@@ -235,7 +235,7 @@ class Streaming:
                 yield from self._hand_over(everything=True)
                 raise
             finally:
-                # A state that an interrupt has lost cannot be told of.
+                # A state that an interrupt has lost cannot be reported.
                 with contextlib.suppress(Exception):
                     if self.first is not None:
                         self.first.fed.close()
@@ -373,11 +373,11 @@ class Streaming:
             yield index, value
 
 
-def _refuse_traced(values: Sequence[Any], who: str) -> None:
+def _refuse_traced(values: Sequence[Any], holder: str) -> None:
     """A stream runs now: what is traced has no value yet, and a derivative would end at the host."""
     if any(isinstance(value, Tracer) for value in values):
         raise TransformError(
-            f"lanewise.stream runs on the host, and {who} a traced value: inside jit there is no value yet, and no"
+            f"lanewise.stream runs on the host, and {holder} a traced value: inside jit there is no value yet, and no"
             " gradient goes through a stream. Use lanewise.vmap(fun, lanes=...) on the stacked examples, which works"
             " inside jit and under jax.grad."
         )

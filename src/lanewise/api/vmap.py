@@ -31,8 +31,8 @@ def vmap(
 ) -> Callable[..., Any]:
     """Run a program for a whole batch; a plain function is lifted first.
 
-    Axes are those of `jax.vmap`. Called outside `jit`, it goes through the function once for each signature and keeps
-    what it found, as `jax.jit` does; a program under `jax.vmap` is gone through by JAX at each call. Options:
+    Axes are those of `jax.vmap`. Called outside `jit`, it traces the function once for each signature and caches
+    the trace, as `jax.jit` does; a program under `jax.vmap` is traced by JAX at each call. Options:
 
     * `schedule`: which block runs next: "auto", "sweep", "meet", "most", "lowest", "fork" (calls at the same time),
       "local" (outside `jit`), or "plain" for `jax.vmap`'s own batching. "levels" (outside `jit`) runs control first and
@@ -93,7 +93,7 @@ def vmap(
     @functools.wraps(batched)
     def call(*args: Any, **kwargs: Any) -> Any:
         chosen = replays
-        for arg in args:  # seldom more than arrays, so looked at one by one
+        for arg in args:  # rarely more than arrays, so checked one by one
             if isinstance(arg, ArrayImpl):
                 continue
             if holds(arg):
@@ -113,7 +113,7 @@ def vmap(
         try:
             return chosen(args, kwargs)
         except ValueError as error:
-            # JAX names the axis, not who asked for it.
+            # JAX names the axis, not the argument that asked for it.
             if "out of bounds for array of dimension" not in str(error) or out_axes == 0:
                 raise
             raise OptionError(

@@ -1,8 +1,8 @@
 """What a worker of a cluster runs: the program of a stream, traced and compiled there, once.
 
-A program travels as Python code (`cloudpickle`), with one example for the types, and is traced again by whoever gets
-it: what JAX traced in one process means nothing in another. So that it is the same program all the same, JAX's settings
-travel along, and a hash of the traced text and the captured values is compared (`crew.py`).
+A program travels as Python code (`cloudpickle`), with one example for the types, and is traced again by the
+process that gets it: what JAX traced in one process means nothing in another. So that it is the same program all the
+same, JAX's settings travel along, and a hash of the traced text and the captured values is compared (`crew.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lanewise.feed.segments import InLanes
 from lanewise.place.cluster.engine import Answers, Greeting, Task
 from lanewise.tracing.decorator import ProgramFunction
 
-# How long a thread waits for the one that takes turns, before it looks whether it is to take over.
+# How long a thread waits for the one that takes turns, before it checks whether to take over.
 LOOKING_SECONDS = 2e-3
 
 # JAX's settings that decide what a program computes.
@@ -88,7 +88,7 @@ class _UnderWay:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def take(self, found: Ended) -> None:
-        """Take what is of this task."""
+        """Take what belongs to this task."""
         own = (found.index >= self.first) & (found.index < self.first + self.count)
         if own.any():
             columns = [column[own] for column in found.columns]
@@ -124,7 +124,7 @@ class ClusterWorker:
             self.captures = list(staged.captures)
             self.program = with_shared(staged.program, len(shared))
             self.avals = operand_avals(self.program)[first : first + len(shared)]
-            # What is compiled ahead is compiled here, and it is known what it is.
+            # What is compiled ahead is compiled here, so that the carrier is known.
             self.fed: Fed | None = self._fed_with(shared)
             carrier = _carrier(self.fed)
             digest = digest_of_program(self.program, staged.captures)
@@ -135,7 +135,7 @@ class ClusterWorker:
         self.under_way: list[_UnderWay] = []
         self.next_number = 0
         self.last_ended = 0.0
-        # Who enters a task, and who takes turns.
+        # Held to enter a task, and to take turns.
         self.entering, self.turning = threading.Lock(), threading.Lock()
 
     def run(self, task: Task) -> Answers:
@@ -179,7 +179,7 @@ class ClusterWorker:
         self.fed, self.session = self._fed_with(shared), task.session
 
     def _wait(self, mine: _UnderWay) -> None:
-        """Until a task has ended, take turns, or wait for who does."""
+        """Until a task has ended, take turns, or wait for the thread that does."""
         while not mine.ended.is_set():
             if self.turning.acquire(blocking=False):
                 try:

@@ -1,6 +1,6 @@
 """Arrows beside a list of rows, drawn in characters: how control goes from block to block in a terminal.
 
-All edges into one row share one arrow, so that there are no more columns than rows that are jumped to. An arrow lies
+All edges into one row share one arrow, so that there are no more columns than rows that are jumped to. An arrow is
 the further left the longer it is; one over another shows as a crossing. An edge to the next row is drawn like any
 other, as blocks do not fall through.
 """

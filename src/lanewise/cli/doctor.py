@@ -2,7 +2,7 @@
 
 Each check gives findings; a finding that is not well says how to fix it. What is essential is what every user meets:
 versions in the declared range, a device, `ticks`, and the carrier that `auto` would pick on this device. A missing
-extra, or a machine without a GPU, is told and is no failure.
+extra, or a machine without a GPU, is reported and is no failure.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     what: str
     state: State
@@ -61,7 +61,7 @@ def fibonacci(n):
 
 
 def checks() -> dict[str, Callable[[], Iterator[Finding]]]:
-    """What is looked at, by the heading it is shown under."""
+    """What is checked, by the heading it is shown under."""
     return {"versions": versions, "devices": devices, "carriers": carriers, "extras": extras}
 
 
@@ -157,7 +157,7 @@ def carriers() -> Iterator[Finding]:
     with jax.default_device(jax.devices("cpu")[0]):
         yield _native()
     yield _kernel()
-    yield _kept_kernels()
+    yield _cached_kernels()
 
 
 def _tried(carrier: str, detail: str, fix: str = "") -> Finding:
@@ -186,7 +186,7 @@ def _native() -> Finding:
     tried = _tried("native", "runs on the CPU by XLA's own code, two to four times slower")
     if tried.state is not State.WELL:
         return tried
-    why = f"by a C++ compiler it cannot be: {foreign.obstacle()}"
+    why = f"not by a C++ compiler: {foreign.obstacle()}"
     fix = "install g++ or clang++ with its C headers, or set CXX to one that works."
     return Finding("native", State.WORSE, f"{tried.detail}: {why}", fix)
 
@@ -205,13 +205,13 @@ def _kernel() -> Finding:
     return _tried("kernel", "runs on the GPU, compiled by NVRTC", fix)
 
 
-def _kept_kernels() -> Finding:
-    """Where compiled programs are kept: tried by keeping something."""
+def _cached_kernels() -> Finding:
+    """Where compiled programs are cached: tried by writing a file."""
     problem = cache.problem()
     if problem is None:
-        return Finding("kept kernels", State.WELL, str(cache.wanted()))
+        return Finding("cached kernels", State.WELL, str(cache.wanted()))
     return Finding(
-        "kept kernels",
+        "cached kernels",
         State.WORSE,
         f"the cache folder cannot be used, so programs are compiled again in each process: {problem}",
         "set XDG_CACHE_HOME to a folder of yours.",
@@ -267,10 +267,10 @@ def table(title: str, found: Iterable[Finding]) -> RenderableType:
     shown.add_column(no_wrap=True)
     shown.add_column(overflow="fold")
     for one in found:
-        told = Text(one.detail)
+        detail = Text(one.detail)
         if one.fix:
-            told.append(
+            detail.append(
                 f"\n→ {one.fix}", style="yellow" if one.state is not State.ABSENT else "dim"
             )
-        shown.add_row(Text(*one.state.value), Text(one.what), told)
+        shown.add_row(Text(*one.state.value), Text(one.what), detail)
     return shown

@@ -4,7 +4,7 @@ Each process learns from its environment which rank it has and where the others 
 What they print is shown as it comes, with the rank in front. When one fails the others have a moment to find out and
 say so themselves, and are stopped then; with `restarts` all start again, and the script goes on from its checkpoint.
 
-Each process has a session of its own: who stops it stops what it has started, and an interrupt of the terminal comes
+Each process has a session of its own: stopping it stops what it has started, and an interrupt of the terminal comes
 to the launcher alone, which passes it on.
 """
 
@@ -112,7 +112,7 @@ def _watched(processes: Sequence[subprocess.Popen[bytes]]) -> int:
         if None not in states:
             return 0
         time.sleep(LOOK_SECONDS)
-    # Those that a signal ended were first: others end by themselves because of them.
+    # Those that a signal ended were first: others end because of them.
     rank, status = min(failed, key=lambda one: one[1] > 0)
     others = len(processes) > 1
     _say(f"rank {rank} {described(status)}{'; stopping the others' if others else ''}")
@@ -127,10 +127,10 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]], asks: signal.Signals) ->
     running = [process for process in processes if process.poll() is None]
     for process in running:
         _signal(process, asks)
-        # One that is stopped hears nothing.
+        # One that is suspended receives nothing.
         _signal(process, signal.SIGCONT)
     deadline = time.monotonic() + STOP_SECONDS
-    # Who asks again does not want to wait.
+    # After a second signal nothing is waited for.
     with contextlib.suppress(Stopped):
         while any(p.poll() is None for p in running) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)

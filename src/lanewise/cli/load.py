@@ -114,7 +114,7 @@ def arguments_of(
             f"{getattr(fun, '__name__', 'the function')}{wanted} does not take --args {text!r}: {error}.",
             'give a batch for each parameter, as in --args "jnp.arange(8), jnp.ones((8, 3))".',
         ) from None
-    except ValueError:  # a callable without a signature: calling it will tell
+    except ValueError:  # a callable without a signature: calling it will show
         pass
     return args, kwargs
 

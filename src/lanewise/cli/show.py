@@ -66,7 +66,7 @@ def inspected(place: str, text: str, in_axes: str, options: dict[str, Any]) -> I
 
 
 def rendered(found: Inspection, *, code: bool = False, jaxpr: bool = False) -> RenderableType:
-    """All there is to tell about a program, for rich to print."""
+    """All there is to show about a program, for rich to print."""
     parts: list[RenderableType] = [_plan(found)]
     parts += [_blocks(function) for function in found.blocks.functions.values()]
     parts.append(_storage(found))

@@ -44,12 +44,12 @@ _FILES = {
     "lanewise/cpp/toolchain/waiting.py": None,
 }
 _FOLDERS = {"lanewise/blocks/": TRACING, "lanewise/diff/": TRACING, "lanewise/cpp/": TRACING}
-_KEPT = 'What it makes is kept for later processes. carrier="ticks" does without it.'
+_CACHED = 'What it makes is cached for later processes. carrier="ticks" does without it.'
 _ADVICE = {
-    XLA: "What XLA makes is kept for later processes where jax_compilation_cache_dir says so; fewer branches, or a loop"
-    " in place of a repeated call, is less for it to do.",
-    CPP: _KEPT,
-    CUDA: _KEPT,
+    XLA: "What XLA makes is cached for later processes if jax_compilation_cache_dir is set; fewer branches, or a loop"
+    " in place of a repeated call, give it less to do.",
+    CPP: _CACHED,
+    CUDA: _CACHED,
     TRACING: "A Python loop over plain values is written out as often as it runs: make its bound an argument, or use"
     " `while`.",
 }
@@ -141,7 +141,7 @@ def _look() -> None:
 
 
 def _phases() -> dict[int, str | None]:
-    """What each thread is at. No frame is kept: it would keep the arrays of its function."""
+    """What each thread is at. No frame is kept: it would keep the arrays of its function alive."""
     return {thread: phase_of(frame) for thread, frame in sys._current_frames().items()}
 
 
@@ -156,7 +156,7 @@ atexit.register(_stop)
 
 
 def _goes_on(watched: _Watched, phase: str | None, alive: bool) -> bool:
-    """Add up what a thread is at; whether it is worth another look."""
+    """Add up what a thread is at; gives whether it is worth another look."""
     now = time.perf_counter()
     elapsed, watched.seen = now - watched.seen, now
     if phase is None:
@@ -194,7 +194,7 @@ def hint(name: str, chosen: str, spent: dict[str, float]) -> str:
 
     >>> print(hint("f", "carrier native", {CPP: 8.0, XLA: 2.2}))
     lanewise: compiling `f` has taken 10 s so far: 8 s in the C++ compiler, 2 s in XLA (carrier native). What it makes
-    is kept for later processes. carrier="ticks" does without it. It is done once for each signature;
+    is cached for later processes. carrier="ticks" does without it. It is done once for each signature;
     lanewise.inspect says what was chosen and why.
     """
     parts = sorted(spent.items(), key=lambda item: -item[1])

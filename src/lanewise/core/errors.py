@@ -80,11 +80,11 @@ class RecordError(LanewiseError, ValueError):
 
 
 class CompilerError(LanewiseError, RuntimeError):
-    """The compiler that makes kernels failed for what is no mistake in a program: memory, disk, time."""
+    """The compiler that makes kernels failed for a reason that is no mistake in a program: memory, disk, time."""
 
 
 class ClusterError(LanewiseError, RuntimeError):
-    """A cluster cannot run a program: no worker can be had, or workers run another program or another JAX."""
+    """A cluster cannot run a program: no worker is available, or workers run another program or another JAX."""
 
 
 class OperatorError(LanewiseError, TypeError):
@@ -155,7 +155,7 @@ class Outcome(enum.IntEnum):
 
 
 class LaneError(LanewiseError, RuntimeError):
-    """Some lanes ended badly. `outcomes` tells how each lane ended."""
+    """Some lanes ended badly. `outcomes` says how each lane ended."""
 
     def __init__(self, message: str, outcomes: Any = None) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Who watches what the machine does: a register low down, so that the machine tells without knowing whom.
+"""What watches the machine: a register in a low layer, so that the machine reports without knowing to what.
 
 A compiled machine that is watched calls back three times: when a run begins, now and then while it goes on, and when
 it has ended (`machine/observe.py`). What it says is handed on to the bar of the run and to the recorders that are open
@@ -46,7 +46,7 @@ NEVER = np.int32(2**31 - 1)
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What a compiled machine is: told at its runs' beginning, the same for all of them.
+    """What a compiled machine is: reported when a run begins, the same for all its runs.
 
     `examples`: how many a run has. `devices`: how many of them each have such a run, of a part of one batch.
     `ask(run)`: how many examples of a run have ended, where a thread must ask, or -1 when it is not running. `plan`:
@@ -63,12 +63,12 @@ class Site:
 
 
 class Recorder(Protocol):
-    """Who is told of every run while it is open. `now` is by `time.perf_counter`."""
+    """Receives every run while it is open. `now` is by `time.perf_counter`."""
 
     def began(self, run: int, site: Site, now: float) -> None: ...
 
     def reached(self, run: int, now: float, tick: int, left: int) -> None:
-        """At this tick so many examples are left; where there are no ticks, `tick` is -1."""
+        """At this tick this many examples are left; where there are no ticks, `tick` is -1."""
         ...
 
     def ended(self, run: int, now: float, arrays: Mapping[str, np.ndarray]) -> None: ...
@@ -154,11 +154,11 @@ def recorded() -> bool:
 
 @contextlib.contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    """Tell the recorder of everything that runs inside.
+    """Report everything that runs inside to the recorder.
 
-    A machine that is recorded is another than one that is not. `jax.jit` would not see a difference and run the one it
-    has, so it is told by a context that its caches heed: inside, functions are compiled anew, once; outside, nothing
-    changes.
+    A machine that is recorded differs from one that is not. `jax.jit` would not see the difference and would run the
+    one it has, so a context that is part of its cache keys marks it: inside, functions are compiled again, once;
+    outside, nothing changes.
     """
     _listen()
     with _lock:
@@ -175,7 +175,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def not_recording() -> Iterator[None]:
-    """What is compiled and run inside is none of what the recorders are to see."""
+    """Recorders do not see what is compiled and run inside."""
     mark = _recorded.set(False)
     try:
         yield
@@ -185,7 +185,7 @@ def not_recording() -> Iterator[None]:
 
 @functools.cache
 def _listen() -> None:
-    """Have JAX tell what it compiles: from the first recorder on, for it offers no way to stop listening."""
+    """Have JAX report what it compiles: from the first recorder on, for it offers no way to stop listening."""
     jax.monitoring.register_event_duration_secs_listener(_jax_event)
 
 
@@ -193,7 +193,7 @@ def _listen() -> None:
 
 
 def begin(site: Site) -> np.int32:
-    """A run begins; gives its number, or 0 if nobody watches."""
+    """A run begins; gives its number, or 0 if nothing watches."""
     try:
         return _begin(site)
     except Exception as error:
@@ -245,7 +245,7 @@ def _begin(site: Site) -> np.int32:
 
 
 def reach(number: Any, tick: Any, left: Any) -> np.int32:
-    """A run has come to this tick, with so many examples left; gives the tick at which to call again."""
+    """A run has come to this tick, with this many examples left; gives the tick at which to call again."""
     try:
         with _lock:
             run = _runs.get(int(number))
@@ -305,7 +305,7 @@ def end(number: Any, arrays: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def on_host(site: Site | None) -> Iterator[None]:
-    """A run that the host makes, of which it is known when it begins and when it has ended; None: nobody watches."""
+    """A run that the host makes, known only by when it begins and when it has ended; None: nothing watches."""
     number = None if site is None else begin(site)
     yield
     if number is not None:
@@ -313,7 +313,7 @@ def on_host(site: Site | None) -> Iterator[None]:
 
 
 def _give_up(number: int) -> None:
-    """A run that will not be heard of again."""
+    """A run that will not report again."""
     run = _runs.pop(number, None)
     if run is None:
         return
@@ -327,7 +327,7 @@ def _give_up(number: int) -> None:
 
 @contextlib.contextmanager
 def call(name: str) -> Iterator[None]:
-    """A call from the host. If it raises, runs that it began will not end by themselves."""
+    """A call from the host. If it raises, runs that it began will not end on their own."""
     first = next(_numbers)
     began = time.perf_counter()
     try:
@@ -353,7 +353,7 @@ def running() -> int:
 
 @contextlib.contextmanager
 def compiling(what: str) -> Iterator[None]:
-    """What goes on inside is the compilation of something. Recorders hear of it when it has succeeded."""
+    """What goes on inside is the compilation of something. It is reported to recorders when it has succeeded."""
     began = time.perf_counter()
     yield
     compiled(what, began)
@@ -405,7 +405,7 @@ def _ask() -> None:
                     done = run.site.ask(number)
                     if done >= 0:
                         _reach(run, number, -1, run.site.examples - done)
-                    # It has ended, or was given up by XLA; the call that tells which may never come.
+                    # It has ended, or was given up by XLA; the call that says which may never come.
                     run.asked = done >= 0 or time.perf_counter() - run.time < LATE
                 except Exception as error:
                     _missed(error)
@@ -416,18 +416,18 @@ def _ask() -> None:
 # What is recorded of each example is recorded of this many.
 MOST_EXAMPLES = 1 << 16
 
-tell_p = Primitive("tell")
-tell_p.multiple_results = True
+report_p = Primitive("report")
+report_p.multiple_results = True
 
 
-@tell_p.def_effectful_abstract_eval
-def _tell_abstract(*args: Any, fun: Any, results: tuple[Any, ...]) -> Any:
+@report_p.def_effectful_abstract_eval
+def _report_abstract(*args: Any, fun: Any, results: tuple[Any, ...]) -> Any:
     del args, fun
     return list(results), {_jax.calls_host}
 
 
 mlir.register_lowering(
-    tell_p,
+    report_p,
     lambda ctx, *args, fun, results: _jax.lower_host_call(ctx, fun, args),
     cacheable=False,
 )
@@ -436,17 +436,17 @@ mlir.register_lowering(
 def call_host(fun: Callable[..., Sequence[Any]], answers: int, *args: Any) -> list[Any]:
     """Call the host from traced code; it answers with this many int32."""
     results = (_jax.shaped((), jnp.int32.dtype),) * answers
-    return tell_p.bind(*args, fun=fun, results=results)
+    return report_p.bind(*args, fun=fun, results=results)
 
 
 def begin_run(site: Site, operands: Sequence[Any]) -> Any:
-    """Tell that a run begins, when its operands are there; gives its number."""
+    """Report that a run begins, when its operands are there; gives its number."""
     (number,) = call_host(lambda *_: [begin(site)], 1, *map(_first_word, operands))
     return number
 
 
 def end_run(number: Any, **arrays: Any) -> None:
-    """Tell that a run has ended, when these arrays are there, and what they hold."""
+    """Report that a run has ended, when these arrays are there, and what they hold."""
     names = tuple(arrays)
 
     def report(number: Any, *values: Any) -> list[Any]:
@@ -470,7 +470,7 @@ class Whole:
         self.number = begin_run(site, operands)
 
     def ended(self, answer: Any, code: Any = None, steps: Any = None, deepest: Any = None) -> None:
-        """Tell the end, when `answer` is there; of each example its steps and the most frames it had."""
+        """Report the end, when `answer` is there; for each example its steps and the most frames it had."""
         if not self.site.recorded or code is None:
             end_run(self.number, end=_first_word(answer))
             return

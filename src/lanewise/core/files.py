@@ -11,7 +11,7 @@ from typing import IO
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which is moved into place when it is closed: who is killed leaves the old one, or none."""
+    """A file to write, which is moved into place when it is closed: a killed process leaves the old one, or none."""
     beside = path.with_suffix(".unfinished")
     with open(beside, "wb") as file:
         yield file

@@ -1,11 +1,11 @@
 """Code that XLA:CPU compiles into one function of machine code, with its own loops and branches.
 
 XLA:CPU runs a computation as many small kernels, but for a small loop, which its own pass makes a call of one function
-and marks with an attribute. The attribute is ours to set: on a call of any size, inside anybody's `jit`, with no flag.
+and marks with an attribute. The attribute is ours to set: on a call of any size, inside any `jit`, with no flag.
 The machine decides its guards that way, and the carrier `native` runs whole programs so where there is no C++ compiler.
 
 What was considered: XLA's flag for the size of a "small" loop holds for a whole process and must be set before JAX
-starts; JAX's own annotations (`set_xla_metadata`) mark everything inside the call as well, which stays calls then.
+starts; JAX's own annotations (`set_xla_metadata`) mark everything inside the call too, which stays calls then.
 
 What it does not do: the one-function code has no library calls; see `carriers/by_xla.py` for what is missing there.
 """
@@ -22,7 +22,7 @@ from lanewise._jax import Jaxpr, Primitive, batching, mlir
 
 # The first is XLA's own mark; the other keeps the call from being inlined before that is looked at.
 _ONE_FUNCTION = {"xla_cpu_small_call": "true", "inlineable": "false"}
-# XLA finds the arguments of such a function by who reads them, and ends the process if nobody does. A second call
+# XLA finds the arguments of such a function by what reads them, and ends the process if nothing does. A second call
 # inside the first, which stays a call too, reads them all.
 _STAYS_A_CALL = {"inlineable": "false"}
 

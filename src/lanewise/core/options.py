@@ -18,7 +18,7 @@ CARRIERS = ("auto", "ticks", "native", "kernel")
 
 CHECKPOINTS = ("auto", "all", "sqrt")
 
-# Inside `jit` a stack cannot grow; unless told otherwise it holds as many frames as Python's own.
+# Inside `jit` a stack cannot grow; unless set otherwise it holds as many frames as Python's own.
 DEPTH_INSIDE_JIT = 1024
 
 
@@ -69,7 +69,7 @@ class Options:
             )
 
     def __hash__(self) -> int:
-        # Asked at every call outside `jit`, where what runs is looked up.
+        # Read at every call outside `jit`, where what runs is looked up.
         return self._hashed
 
     @functools.cached_property
@@ -122,11 +122,11 @@ class Options:
 
     @property
     def watched(self) -> bool:
-        """Whether a run is to be told of."""
+        """Whether a run is to be reported."""
         return self.progress or self.recorded
 
     def unwatched(self) -> Options:
-        """The same for a run that nobody is told of: what is decided does not depend on it."""
+        """The same for a run that is not reported: what is decided does not depend on it."""
         return replace(self, progress=False, recorded=False, devices=1) if self.watched else self
 
     def of_kernel(self) -> Options:

@@ -50,7 +50,7 @@ class Outcomes:
         return self.code == int(Outcome.DONE)
 
     def describe(self, name: str = "program") -> str:
-        """The failed lanes in words, a line a way of failing."""
+        """The failed lanes in words, a line for each way of failing."""
         code, site = _jax.to_host(self.code), _jax.to_host(self.site)
         return describe(code, site, self.sites, name, _explained(self.code, code, site))
 
@@ -161,7 +161,7 @@ def describe(
     messages: Messages | None = None,
     advice: Advice | None = None,
 ) -> str:
-    """Failed lanes by way of failing.
+    """Failed lanes, by how they failed.
 
     >>> describe(np.array([0, 1, 1]), np.array([-1, -1, -1]), (), "f")
     'f: steps exhausted in 2 of 3 lanes: 1, 2. Raise max_steps, or pass throw=False for the other answers.'
@@ -185,7 +185,7 @@ def describe(
                     why = (
                         advised.of_values
                         if messages is None
-                        else "Values are not shown: to fail again takes too long, or does not happen."
+                        else "Values are not shown: running the lanes again takes too long, or does not fail."
                     )
                     help_by = f"{why} {help_by}"
                 what = f"{what}: {where}"
@@ -257,7 +257,7 @@ def raise_inside_jit(
 ) -> None:
     """The same from a callback, whose exception JAX replaces by one of its own: `lane_errors` has the original.
 
-    `device`: which of the `devices` that share a batch calls. Of lanes on others it knows nothing.
+    `device`: which of the `devices` that share a batch calls. It knows nothing of lanes on others.
     """
     if devices > 1:
         place = int(device)

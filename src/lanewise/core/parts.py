@@ -5,8 +5,8 @@ parts of the same name: the JVP is a part that also gives what the tangents need
 tangents, and the transpose of that one is a part again. So the name follows the work through `jax.grad`, `vmap` and
 control flow, and the adjoint of what the encoder did is computed where the encoder is.
 
-`with lw.on("decoder"):` names what is traced inside it, without an outline: the name lies in JAX's name stack, which
-derivatives keep as well.
+`with lw.on("decoder"):` names what is traced inside it, without an outline: the name is in JAX's name stack, which
+derivatives keep too.
 
 Run by anything but `lw.run`, a part is the code that it holds, and costs nothing.
 
@@ -34,8 +34,8 @@ from lanewise.core.program import codes_inside, part_p
 
 _SCOPE = "lanewise.on:"
 
-# Names of families and how many places each has, while a program is traced for its places. JAX and programs trace anew
-# where it differs.
+# Names of families and how many places each has, while a program is traced for its places. JAX and programs trace
+# again where it differs.
 families = jax.make_user_context(default_value=())
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
@@ -113,7 +113,7 @@ class On(contextlib.AbstractContextManager[None]):
 
 
 def on(name: str) -> On:
-    """A context: what is traced inside it is of the part `name`. Branches and loops may lie inside.
+    """A context: what is traced inside it is of the part `name`. Branches and loops may be inside.
 
     >>> import jax.numpy as jnp
     >>> with on("decoder"):
@@ -157,7 +157,7 @@ def _one_of(funs: Sequence[Callable[..., Any]], name: str, index: Any) -> Callab
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), types)
 
         # A branch for each, and not one `switch` for all: that one's derivative has one result for what any of its
-        # sides saves, which could lie at one place only. Picking sends an answer only where it is taken.
+        # sides saves, which could be at one place only. Picking sends an answer only where it is taken.
         found = [
             jax.lax.cond(which == number, functools.partial(run, *args), nothing)
             for number, run in enumerate(runs)
@@ -293,7 +293,7 @@ def _jvp_at_each(
 ) -> tuple[list[Any], list[Any]]:
     """The same with code of its own for each place of a family.
 
-    What the tangents need is then saved by the place that made it, where one code for all has one place for it.
+    What the tangents need is then saved by the place that made it; one code for all would have one place for it.
     """
     active = [type(t) is not ad.Zero for t in tangents]
     run = functools.partial(_jax.eval_closed, jaxpr)

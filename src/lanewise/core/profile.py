@@ -18,7 +18,7 @@ class Profile:
 
     # The carrier that runs each lane by itself here; none where code may run anywhere.
     alone: str | None
-    # A guard (a predicate that decides whether a block runs): below this a block runs for whoever is there.
+    # A guard (a predicate that decides whether a block runs): below this a block runs whatever lanes are there.
     guard_operations: int
     # Running any block, whatever it does.
     block_operations: int
@@ -31,7 +31,7 @@ class Profile:
     # twice as much as a core's cache holds a matrix product took twice as long.
     tile_operations: float
     most_tile_bytes: float
-    # Whether a machine narrows as its lanes end. A CPU runs blocks tile by tile, which adapts as well.
+    # Whether a machine narrows as its lanes end. A CPU runs blocks tile by tile, which adapts too.
     narrows: bool
     # A thread that walks by itself through a longer array is slower than all threads together.
     most_elements_a_thread: float
@@ -42,7 +42,7 @@ class Profile:
     # Taking an element of a lane out of its row by index, and putting it back.
     move_operations: float
     # The most scratch memory of a lane beside its stacks. A GPU has very many lanes in flight; a CPU one on each core,
-    # where tapes and adjoints of large arrays may lie.
+    # where tapes and adjoints of large arrays may be.
     most_lane_bytes: int
     # Capacities of levels (`dynamic/envelope.py`) from one power of two to the next. On a CPU each row costs its work;
     # a GPU does thin levels at no cost, and XLA measures each new product before it compiles it.
@@ -60,7 +60,7 @@ class Profile:
     # Levels with fewer rows than this, from some level up to the last one, are run by a loop: on a CPU that takes no
     # longer, and compiles sooner than as many levels written out. On a GPU a turn of a loop costs many launches.
     thin_level: int
-    # XLA's options for code of levels that is compiled by itself. (On an H200 an envelope of a Tree-LSTM and its
+    # XLA's options for code of levels that is compiled separately. (On an H200 an envelope of a Tree-LSTM and its
     # gradient compile in 3 s without Triton's products, in 30 s with them, and run as fast. XLA for a CPU takes vectors
     # of 256 bits; with those of 512 that products take anyway, where there are such, a Tree-LSTM of width 32 takes 0.74
     # of the time forward and 0.89 in training, one of width 256 0.97.)
@@ -111,7 +111,7 @@ GPU = Profile(
 )
 # Other accelerators are started by a host, too; they have no carrier of their own.
 _OTHER = replace(GPU, alone=None, level_options=())
-# Code that may run anywhere, or lies inside a lane of other code.
+# Code that may run anywhere, or is inside a lane of other code.
 _ANYWHERE = replace(CPU, alone=None, level_options=())
 
 

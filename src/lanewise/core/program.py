@@ -61,7 +61,7 @@ class Function:
     """One function of the table: its jaxpr's inputs are the captures it names, then its parameters.
 
     `threads`: parameters that are state of the whole run (tapes of records), each with the result that it is when the
-    function is done; whoever reads them does so after all calls, so calls that run at the same time may share them.
+    function is done; they are read only after all calls, so calls that run at the same time may share them.
     """
 
     name: str

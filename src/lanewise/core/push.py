@@ -2,8 +2,8 @@
 
 `tape, top, at, fits = push(tape, top, entries)` writes entries from `top` on, says where that was, and whether they
 fit. In order, that is a write by index and a sum. Calls that run at the same time share their example's tapes: there
-each is given a place of its own (`machine/calls.py`), in whichever order they come, and who wants to read a record
-again must have kept where it is. So nothing but `push` may look at `top`, or at the tape, before all calls are back.
+each is given a place of its own (`machine/calls.py`), in whichever order they come, and a caller that reads a record
+again must have kept its place. So nothing but `push` may look at `top`, or at the tape, before all calls are back.
 """
 
 from __future__ import annotations

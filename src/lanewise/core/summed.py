@@ -38,7 +38,7 @@ Look = Callable[[Atom], Any]
 class RowSum:
     """How the sum over rows of a value is made: `needs` are the variables that must be known, `total` gives the sum.
 
-    `shares`: a factor that all rows share is multiplied with a sum, and so is there also where there are no rows.
+    `shares`: a factor that all rows share is multiplied with a sum, so it counts even if there are no rows.
     """
 
     needs: tuple[Var, ...]
@@ -134,7 +134,7 @@ def row_sum(
 
 
 def _once(term: RowSum) -> RowSum:
-    """The same, made once for those who ask with the same values: code is a graph, and no tree."""
+    """The same, made once for the same values: code is a graph, not a tree."""
     made: list[tuple[Any, Any, Any]] = []
 
     def total(look: Look, mask: Any) -> Any:
@@ -217,7 +217,7 @@ def _of_shape(term: RowSum, atom: Atom, shape: Sequence[int]) -> RowSum:
 
 
 def _through(eqn: JaxprEqn, place: int, inner: RowSum) -> RowSum:
-    """What is linear in one operand that varies, of its sum."""
+    """What is linear in one operand that varies, applied to its sum."""
     others = [a for i, a in enumerate(eqn.invars) if i != place]
 
     def total(look: Look, mask: Any) -> Any:

@@ -78,7 +78,7 @@ def execute_on_host(
 ) -> list[Any]:
     """Answers of all lanes, then what else is wanted; stacks grow as far as `max_depth` allows.
 
-    With `room` tapes grow as well.
+    With `room` tapes grow too.
     """
     platform, devices = _jax.placed(operands)
     if devices > 1 and any(map(_jax.is_split, operands)):

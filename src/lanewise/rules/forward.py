@@ -1,8 +1,8 @@
 """The forward program of a gradient: run now, its tapes grow.
 
-Nobody knows before a run how long its tapes must be. Outside `jit` they start short, the host makes them longer while
+How long its tapes must be is not known before a run. Outside `jit` they start short, the host makes them longer while
 the program runs (`rules/run.py`), and what is given at the end has the shapes that were needed. A JAX primitive
-has the shapes it says beforehand, so this is a primitive of its own, which is only ever bound where nothing is staged:
+has the shapes it says in advance, so this is a primitive of its own, which is only ever bound where nothing is staged:
 what it gives ends with the number of records that tapes have room for.
 """
 
@@ -50,7 +50,7 @@ def run_forward(
     runs_now = options.tape is None and _jax.runs_now() and not any(map(_jax.is_split, primals))
     records = options.tape or (FIRST_RECORDS if runs_now else RECORDS_INSIDE_JIT)
     grows = runs_now or options.tape_grows
-    # Who looks for NaN looks into all that is saved, written or not.
+    # A check for NaN reads all that is saved, written or not.
     offload, filled = options.offload == "host", _jax.looks_for_nan()
     # Where calls run at the same time, they leave records in any order.
     numbered = options.schedule == "fork"

@@ -52,7 +52,7 @@ def _derivative(program: Program) -> _Derivative | None:
 
 
 def _known_part(unknown: Sequence[bool], program: Program, mapped: Mapped, **params: Any) -> Any:
-    """Of a forward derivative by unknown tangents: the program itself, which is known."""
+    """The known part of a forward derivative by unknown tangents: the program itself."""
     derivative = None if params.get("summed") else _derivative(program)
     if derivative is None:
         return None

@@ -1,6 +1,6 @@
 """Reverse mode through a program that is run by levels.
 
-To linearize it is to decide control, run the table and keep what its reverse reads, and to stage `tangents_p` as ever:
+Linearizing it decides control, runs the table, keeps what its reverse reads, and stages `tangents_p` as usual:
 run as it is, that map is the program's own derivative, by tangents; its transpose is here the reverse of the table
 (`dynamic/reverse.py`). The table is data of this call, so it goes along with the map. `second.py` differentiates that
 reverse in its turn.
@@ -191,7 +191,7 @@ def _linear(
     if program.gives_outcomes(job.options):
         explainable(outs[num], program, primals, job.mapped)
         if job.options.throw:
-            # Who wants the gradient alone never reads the answers, and a check of them alone would be dropped.
+            # A caller that wants the gradient alone never reads the answers: a check of them alone would be dropped.
             checked = throw_p.bind(*outs, sites=program.sites, name=program.name)
             outs = [*checked, *outs[num:]]
     lanes, moving = job.lanes, gradient.moving

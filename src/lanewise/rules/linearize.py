@@ -1,6 +1,6 @@
 """Reverse mode through `program_p`: what `jax.grad`, `jax.vjp` and `jax.linearize` do at a program.
 
-To linearize a program is to run its forward program, which also gives what is saved, and to stage `tangents_p`: the
+Linearizing a program runs its forward program, which also gives what is saved, and stages `tangents_p`: the
 linear map from tangents of operands to tangents of answers, at these operands. Run as it is, that map is the program's
 own derivative (`diff/jvp.py`); its transpose runs the reverse program (`diff/vjp.py`). Both are `program_p` again.
 
@@ -65,7 +65,7 @@ def _linearize(
     if forks(job):
         # Its records have to have numbers, and both sweeps read them.
         options = options.updated(schedule="fork")
-    # Imported where it is used, as most who import Lanewise do not differentiate.
+    # Imported where it is used: most programs that import Lanewise do not differentiate.
     from lanewise.rules.forward import run_forward
 
     found, outs = run_forward(primals, moving, program, lanes, mapped, options)
@@ -84,7 +84,7 @@ def _linearize(
         codes = list(_own_outcomes(codes, forward.program, program))
         explainable(codes[0], program, primals, mapped)
         if options.throw:
-            # Who wants the gradient alone never reads the answers, and a check of them alone would be dropped.
+            # A caller that wants the gradient alone never reads the answers: a check of them alone would be dropped.
             checked = throw_p.bind(*answers, *saved, *codes, sites=program.sites, name=program.name)
             answers, saved = checked[:num_answers], checked[num_answers:]
     elif num_rest:
@@ -150,7 +150,7 @@ def _own_outcomes(codes: Sequence[Any], forward: Program, program: Program) -> t
     return code, _renumbered(site, own)
 
 
-# As one piece: outside `jit` each operation would be compiled by itself.
+# As one piece: outside `jit` each operation would be compiled separately.
 @functools.partial(jax.jit, static_argnums=1)
 def _renumbered(site: Any, own: tuple[int, ...]) -> Any:
     """Sites by the numbers that these have; -1 stays."""

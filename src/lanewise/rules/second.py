@@ -11,7 +11,7 @@ control of the first, so that it is run by levels like any other, and so is its 
 takes `u` to `∇ₚ⟨c, J(p) u⟩` for `dp` and to `J(p) u` for `dc`: the same parts again. So there are derivatives of any
 order.
 
-What a table's forward run saves is a function of `p` as well. By the formula nobody asks for its derivative.
+What a table's forward run saves is a function of `p` too. The formula does not need its derivative.
 
 Two primitives: `adjoints_p` is the reverse where a derivative of it is to be taken, `second_p` the linear map above.
 """

@@ -63,7 +63,7 @@ def push_forward(
     `tangents` are those of the operands that move. Answers and tangents have the lane axes that answers have where the
     operands have those of `wanted_as`.
     """
-    # Imported where it is used, as most who import Lanewise do not differentiate.
+    # Imported where it is used: most programs that import Lanewise do not differentiate.
     from lanewise.diff.jvp import jvp_program
 
     derived = jvp_program(program, moving)

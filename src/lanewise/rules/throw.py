@@ -46,7 +46,7 @@ def _throw_inside_jit(
     devices = math.prod(size for _, size in axes)
     fail = functools.partial(raise_inside_jit, sites=sites, name=name, devices=devices)
 
-    def tell() -> None:
+    def report() -> None:
         lanes = (code, site)
         if axes and code.ndim:
             io_callback(fail, None, *lanes, jax.lax.axis_index(tuple(name for name, _ in axes)))
@@ -57,7 +57,7 @@ def _throw_inside_jit(
             lanes = jax.lax.with_sharding_constraint((code + 0, site + 0), everywhere)
         io_callback(fail, None, *lanes)
 
-    jax.lax.cond((code != 0).any(), tell, lambda: None)
+    jax.lax.cond((code != 0).any(), report, lambda: None)
     return answers
 
 

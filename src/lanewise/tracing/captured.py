@@ -2,12 +2,12 @@
 
 As with `jax.jit`, a trace keeps the values it met. A program whose `RATE = 0.1` at the top of the file becomes 0.2
 later goes on with 0.1, silently; so each trace remembers what it met, and a later call that finds another value under
-the name warns, once. That is asked at each call, so it is a comparison of identities and no more; only what is another
-object is compared for equality.
+the name warns, once. That is checked at each call, so it compares identities and no more; only what is another object
+is compared for equality.
 
-What a program's own code names is watched, and what the plain functions and programs do that it names in turn, as far
-as they lie in the same file. A list, dict or set of plain values is compared with a copy of it. Other changes in place
-(an element of a NumPy array, an attribute of an object) are not seen.
+The names that a program's own code reads are watched, and those that the plain functions and programs it names read
+in turn, if they are in the same file. A list, dict or set of plain values is compared with a copy of it. Other
+changes in place (an element of a NumPy array, an attribute of an object) are not seen.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Places:
                 self._before[place.name] = value.copy()
 
     def now(self) -> Captured:
-        """What is there now, asked after a trace: it may itself have changed something."""
+        """What is there now, read after a trace: it may itself have changed something."""
         globals_, cells, copies = [], [], []
         for place in self._found:
             value = place.read()
@@ -96,7 +96,7 @@ class Places:
         warnings.warn(
             f"`{name}` {'is gone' if gone else 'has changed'} since the program `{self.name}` was traced"
             f" ({_shown(old)} then{'' if gone else f', {_shown(new)} now'}), and the program goes on with what it was:"
-            " values from outside are read at the first call only. Pass it as an argument, or make the program anew.",
+            " values from outside are read at the first call only. Pass it as an argument, or make a new program.",
             CapturedValueWarning,
             stacklevel=_callers_level(),
         )
@@ -114,7 +114,7 @@ class Captured:
         self._copies: list[tuple[str, Any, Any]] = copies
 
     def check(self) -> None:
-        """Warn if something is not what it was. This is asked at each call of a program: no more than it must be."""
+        """Warn if something is not what it was. This runs at each call of a program and does no more than it must."""
         for where, name, value in self._globals:
             if where.get(name, _MISSING) is not value:
                 self._look_closer()
@@ -203,7 +203,7 @@ def _same(old: Any, new: Any) -> bool:
         return False
     before, after = (None if isinstance(x, type) else _function(x) for x in (old, new))
     if before is not None and after is not None:
-        # A cell of a notebook that ran again has made the same function anew.
+        # A cell of a notebook that ran again has made the same function again.
         return before.__code__ == after.__code__ and getattr(old, "options", None) == getattr(
             new, "options", None
         )
@@ -221,7 +221,7 @@ def _shown(value: Any) -> str:
 
 
 def _callers_level() -> int:
-    """How far up the first frame is that is the user's, as `warnings.warn` counts from who calls it."""
+    """How far up the first frame is that is the user's, as `warnings.warn` counts from its caller."""
     level, frame = 1, sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] in _HIDDEN:
         level, frame = level + 1, frame.f_back

@@ -1,14 +1,13 @@
 """A function as code, and the arrays that it closes over.
 
-A function made anew at each call, as `lambda x: a * jnp.cos(x)` is, has the same code each time; what differs is what
+A function created at each call, as `lambda x: a * jnp.cos(x)` is, has the same code each time; what differs is what
 it closes over. `taken_apart` gives its arrays, which are to be traced, and everything else about it as something that
 can be looked up, so that the second of two such functions need not be traced again. `put_together` makes the function
 for other arrays.
 
 What counts as the same: code, what it closes over, and the globals that it and functions of its module read, all by
 value. A variable that the function assigns itself is its own, and no part of that. An object that may hold anything,
-such as an instance of a class that is no pytree, may change without anybody seeing it: a function that closes over one
-is like no other.
+such as an instance of a class that is no pytree, may change unseen: a function that closes over one is like no other.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class Apart:
 
 
 def taken_apart(function: Callable[..., Any], *, numbers: bool = True) -> Apart:
-    """The arrays that a function closes over, with `numbers` its floats as well; and all the rest of it.
+    """The arrays that a function closes over, with `numbers` its floats too; and all the rest of it.
 
     >>> import jax.numpy as jnp
     >>> scaled = lambda by: lambda x: by * x

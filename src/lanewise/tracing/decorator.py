@@ -50,7 +50,7 @@ class ProgramFunction:
     """A function that is a program: call it, or give it to `jax.jit`, `jax.vmap`, `jax.jvp`.
 
     Made by `lanewise.program` and `lanewise.lift`. Under `jax.disable_jit()` a call runs the original
-    function as plain Python, each example of a batch by itself. `copy.deepcopy` gives the program itself; `pickle`
+    function as plain Python, each example of a batch separately. `copy.deepcopy` gives the program itself; `pickle`
     keeps one that its module holds by name, `cloudpickle` any.
     """
 
@@ -128,7 +128,7 @@ class ProgramFunction:
         dynamic, statics = self._signature.split(args, kwargs)
         if _has_values(dynamic):
             return self._with_extras(_call_plainly(self.python, statics, dynamic))
-        # Nobody looks at values here (`jax.eval_shape`, the gradient of each example): compiled, as ever.
+        # There are no values here (`jax.eval_shape`, the gradient of each example): compiled, as usual.
         with jax.disable_jit(False):
             return self._traced(*args, **kwargs)
 
@@ -142,7 +142,7 @@ class ProgramFunction:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def replays(self, fun: Callable[..., Any], how: Hashable = None) -> Replays:
-        """Calls of `fun`, which is this program transformed in the way that `how` tells, kept with the program."""
+        """Calls of `fun`, which is this program transformed in the way that `how` names, cached with the program."""
         key = (self.options, how)
         found = self._replays.get(key)
         if found is None:
@@ -170,7 +170,7 @@ class ProgramFunction:
         return self._signature.split(args, {})
 
     def dynamic(self, each: Sequence[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T]:
-        """Of what there is for each leaf of the arguments, that of the leaves that are traced."""
+        """From what there is for each leaf of the arguments, that of the leaves that are traced."""
         _, static = self._signature.split(args, kwargs)
         leaves = jax.tree.leaves((args, kwargs))
         if len(leaves) != len(static.leaves.leaves):
@@ -307,7 +307,7 @@ def _has_values(leaves: Sequence[Any]) -> bool:
 
 
 def _call_plainly(fun: Callable[..., Any], statics: CallStatics, dynamic: Sequence[Any]) -> Any:
-    """`fun` of these arguments, of each example of a batch by itself."""
+    """`fun` of these arguments, of each example of a batch separately."""
     found: list[Any] = []
 
     def flat(*leaves: Any) -> list[Any]:
@@ -353,17 +353,17 @@ def _by_name(program: Any, same: Any) -> Any:
 
 
 def _by_value(module: str) -> bool:
-    """Whether who is pickling wants what this module holds by value.
+    """Whether the pickler wants what this module holds by value.
 
     `cloudpickle` does of `__main__`, which another process does not have, and of modules that were registered with it
-    for that. It asks nobody but functions and classes, so we look at who asks: a pickler runs in C, and the frame below
+    for that. It asks functions and classes only, so we look at the caller: a pickler runs in C, and the frame below
     ours is the one that started it.
     """
-    asks = sys._getframe(2).f_globals
+    caller = sys._getframe(2).f_globals
     # Some libraries have a copy of their own: `joblib.externals.cloudpickle`, `ray.cloudpickle`.
-    if "cloudpickle" not in str(asks.get("__name__", "")).split("."):
+    if "cloudpickle" not in str(caller.get("__name__", "")).split("."):
         return False
-    registered = asks.get("list_registry_pickle_by_value", set)()
+    registered = caller.get("list_registry_pickle_by_value", set)()
     return module == "__main__" or any(
         module == name or module.startswith(f"{name}.") for name in registered
     )

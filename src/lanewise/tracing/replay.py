@@ -1,17 +1,17 @@
 """Calls outside `jit`: each signature is traced once, and replayed from then on.
 
-Outside `jit` JAX goes through a function anew at every call: it makes tracers, wraps and unwraps them at each `vmap`,
+Outside `jit` JAX runs through a function again at every call: it makes tracers, wraps and unwraps them at each `vmap`,
 and looks up what to run for each primitive it meets, some hundred microseconds to arrive where it was the last time.
 What it meets in a call of a program is always the same: perhaps a few equations that move axes, `program_p`,
 `throw_p` where a lane can fail, perhaps a few equations that spread answers. So the first call of a signature is
 traced to a jaxpr, and later calls run its equations: `program_p` and `throw_p` by what they do outside `jit`, so that
-stacks grow and failed lanes are named as ever, and each run of other equations as one compiled function.
+stacks grow and failed lanes are named as usual, and each run of other equations as one compiled function.
 
 What the trace depends on is the key: the static half of the arguments, the types of the rest, JAX's settings. Values
-that a program closes over are kept with its trace, as `jax.jit` keeps them.
+that a program closes over are cached with its trace, as `jax.jit` does.
 
 A call inside any trace is not replayed, but left to JAX: it decides there what the call becomes. That includes a
-program under a bare `jax.vmap`, whose trace JAX makes anew each time; `lanewise.vmap` and `jax.jit` do not.
+program under a bare `jax.vmap`, whose trace JAX makes again each time; `lanewise.vmap` and `jax.jit` do not.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Replays:
         self._fun = fun
         self._signature = signature
         self._places = places
-        self._kept: dict[Hashable, _Replay] = {}
+        self._cached: dict[Hashable, _Replay] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Replays, (self._fun, self._signature, self._places)
@@ -72,13 +72,13 @@ class Replays:
             else:
                 kinds.append((_STATIC, as_hashable(leaf)))
         key = (tree, tuple(kinds), _jax.trace_context())
-        kept = self._kept.get(key)
-        if kept is None:
+        cached = self._cached.get(key)
+        if cached is None:
             _, statics = self._signature.split(args, kwargs)
-            kept = self._kept[key] = _record(self._fun, statics, values, self._places)
+            cached = self._cached[key] = _record(self._fun, statics, values, self._places)
         else:
-            kept.captured.check()
-        return kept(values)
+            cached.captured.check()
+        return cached(values)
 
 
 # Marks what is part of a signature: the leaf `int` is not the type of the leaf 3.

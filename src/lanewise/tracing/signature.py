@@ -60,7 +60,7 @@ def _unwrap(leaf: Any) -> Any:
     return leaf.value if isinstance(leaf, Identity | _Declared) else leaf
 
 
-# As tuples, not as unions: a union is made anew each time it is written down, and this is asked of every leaf.
+# As tuples, not as unions: a union is created each time it is evaluated, and this runs for every leaf.
 _NUMPY = (np.ndarray, np.generic)
 _SCALARS = (bool, int, float, complex)
 

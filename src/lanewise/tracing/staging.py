@@ -151,7 +151,7 @@ class Source:
     def traceable(self) -> Callable[..., Any]:
         if not self.from_source:
             return self.python
-        # Imported where it is used: whoever lifts functions does not need it.
+        # Imported where it is used: lifted functions do not need it.
         from lanewise.frontend.python import convert
 
         return convert(self.python)
@@ -247,7 +247,7 @@ def _note_stronger(reached: Sequence[tuple[Source, Key]]) -> None:
 
 
 def _staged(source: Source, key: Key) -> Staged | Entry:
-    """The trace at these types, or at stronger ones that serve for them as well."""
+    """The trace at these types, or at stronger ones that serve for them too."""
     found = source.cache.get(key)
     if found is not None:
         found.captured.check()
@@ -315,7 +315,7 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
             except ResultUnknown:
                 inner_keys = [k for k in _build.entries if k not in known_before]
                 if entry.lowest_called < depth:
-                    # The outer function's type will tell; it traces this one again then.
+                    # The outer function's type will show; it traces this one again then.
                     raise
                 raise ResultTypeError(
                     f"the result type of `{entry.name}` cannot be inferred: every path through it recurses."
@@ -352,7 +352,7 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
         _build.unknowns, progress.provisional = unknown_outside, half_open_outside
         if not any(isinstance(value, Tracer) for value in staged[0].captures):
             source.cache[key] = staged[0]
-            # Whoever calls another of these functions later finds it in this table, and makes none that calls this one.
+            # A later call of another of these functions finds it in this table, and makes none that calls this one.
             for member, found in zip(members, staged, strict=True):
                 if [each for each, _ in reached].count(member.source) == 1:
                     member.source.cache[member.key] = found

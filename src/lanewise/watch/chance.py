@@ -50,7 +50,7 @@ def band(draws: int, chains: int, probability: float = 0.95) -> tuple[np.ndarray
 
 
 def _counts(draws: int, chains: int) -> np.ndarray:
-    """How many of the smallest of all draws are looked at, from none to all."""
+    """How many of the smallest of all draws are counted, from none to all."""
     whole = draws * chains
     return np.unique(np.linspace(0, whole, min(draws, MOST_PLACES) + 1).round().astype(int))
 

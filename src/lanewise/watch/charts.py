@@ -148,9 +148,9 @@ class Frame:
 
 
 def stepped_area(
-    edges: np.ndarray, values: np.ndarray, x: Axis, y: Axis, label: str, told: Sequence[str]
+    edges: np.ndarray, values: np.ndarray, x: Axis, y: Axis, label: str, titles: Sequence[str]
 ) -> str:
-    """Values between edges, as an area; `told` is what each part says of itself."""
+    """Values between edges, as an area; `titles` is what each part says of itself."""
     frame = Frame(x, y)
     floor = frame.up(y.low)
     path = [f"M{number(frame.across(edges[0]))} {number(floor)}"]
@@ -160,7 +160,7 @@ def stepped_area(
     path.append(f"V{number(floor)}Z")
     parts = [tag("path", d="".join(path), class_="area")]
     # One strip for each part, to point at.
-    for start, end, words in zip(edges, edges[1:], told):
+    for start, end, words in zip(edges, edges[1:], titles):
         left, right = frame.across(start), frame.across(end)
         parts.append(
             tag(
@@ -280,7 +280,7 @@ def spans(
     ends: np.ndarray,
     x: Axis,
     label: str,
-    told: Sequence[str],
+    titles: Sequence[str],
     limit: float | None = None,
 ) -> str:
     """A bar for each row, from its start to its end; a dashed line is at the limit."""
@@ -298,7 +298,7 @@ def spans(
         parts.append(
             tag(
                 "rect",
-                title(told[i]),
+                title(titles[i]),
                 x=left,
                 y=y + 0.5,
                 width=max(right - left, 1.0),
@@ -322,14 +322,14 @@ def histogram(
     unit_name: str = "examples",
     limit: int | None = None,
 ) -> str:
-    """How many of the values lie where; whole numbers in bins of whole numbers, up to and with a marked `limit`."""
+    """How many values fall in each bin; whole numbers in bins of whole numbers, up to and with a marked `limit`."""
     low, high = float(values.min()), float(values.max())
     high = high if limit is None else max(high, float(limit))
     width = max(1, math.ceil((high - low + 1) / bins))
     edges = np.arange(low, high + width + 1, width, dtype=float)
     edges = edges[: int(np.searchsorted(edges, high, side="right")) + 1]
     counts, edges = np.histogram(values, edges)
-    told = [
+    titles = [
         f"{count(a)} to {count(b - 1)} {unit}: {count(n)}"
         if b - a > 1
         else f"{count(a)} {unit}: {count(n)}"
@@ -338,7 +338,7 @@ def histogram(
     # The figure of a bar that stands for one number is below its middle.
     places = edges - 0.5 if width == 1 else edges
     x = Axis(places[0], places[-1], name, whole=True)
-    return bars(places, counts, x, unit_name, label, told, limit)
+    return bars(places, counts, x, unit_name, label, titles, limit)
 
 
 def bars(
@@ -347,14 +347,14 @@ def bars(
     x: Axis,
     y_name: str,
     label: str,
-    told: Sequence[str],
+    titles: Sequence[str],
     limit: float | None = None,
 ) -> str:
     """Bars between edges; a dashed line is at the limit."""
     y = Axis(0, float(max(heights.max(), 1)) * 1.05, y_name, whole=True)
     frame = Frame(x, y, 190.0)
     parts = []
-    for start, end, value, words in zip(edges, edges[1:], heights, told):
+    for start, end, value, words in zip(edges, edges[1:], heights, titles):
         if not value:
             continue
         left, right, top = frame.across(start), frame.across(end), frame.up(float(value))

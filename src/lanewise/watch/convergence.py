@@ -6,7 +6,7 @@ the larger of two, of the scores and of those of the distances from the median, 
 are both found. Bulk ESS is that of the scores, tail ESS the smaller of those of "below the 5% quantile" and
 "below the 95% quantile". The sum of autocorrelations ends by Geyer's initial monotone sequence. ArviZ and Stan's
 `posterior` compute the same, and the tests compare with ArviZ; it is written here because a report of a thousand chains
-needs them for hundreds of variables, and all that is asked of a variable comes from two sorts and five transforms.
+needs them for hundreds of variables, and all figures of a variable come from two sorts and five transforms.
 
 R-hat compares the spread of chain means with the spread inside a chain. In equilibrium it is near
 
@@ -16,9 +16,9 @@ however many chains there are: R-hat below 1.01 asks for an ESS of 50 from every
 good draws fail it. Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman (2024, "Nested R-hat", Bayesian
 Analysis) compare groups of chains instead, "superchains", each with one start: a group that has forgotten its start has
 the mean of all others, up to the noise of the group. `nested_rhat` is theirs. Groups of chains with different starts
-would hide what it is to show (the mean of a large random group is always right), so where starts were all different,
+would hide what it should show (the mean of a large random group is always right), so where starts were all different,
 `mixing` makes groups of chains whose *first draws* are close, and looks at the second halves of the chains: chains
-that have forgotten their first draw have forgotten their start as well. It also compares all first halves with all
+that have forgotten their first draw have forgotten their start too. It also compares all first halves with all
 second halves, since a drift that chains have in common does not show between them. A difference counts if it is
 both large (as R-hat 1.01) and more than chance explains (an analysis of variance): groups of few draws differ anyway.
 A group does not show one lost chain among a hundred; `lost` finds chains whose mean score is far from the others'.
@@ -78,7 +78,7 @@ def _rhat(within: Any, between: Any, length: int) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """What a table says of a variable, and what its pictures are made of.
+    """What a table says about a variable, and what its pictures are made of.
 
     `bulk` is of normal scores of the draws, `folded` of those of their distances from the median.
     """
@@ -109,7 +109,7 @@ class Summary:
 
 
 def summary(values: np.ndarray) -> Summary:
-    """What is said of a variable. Of a constant, R-hat and ESS are NaN.
+    """The summary of a variable. R-hat and ESS of a constant are NaN.
 
     >>> said = summary(np.random.default_rng(0).normal(size=(4, 500)))
     >>> bool(said.rhat < 1.01), bool(1500 < said.ess_bulk < 2600)

@@ -1,7 +1,7 @@
 """The block graph of a program, drawn: `lanewise.inspect(...).svg()`.
 
 Each function is a column of blocks in program order, which is the order they run in. A block leads down to the next;
-other ways forward go round the right side, ways back (loops) round the left, the longer the further out. A call is a
+other edges forward go round the right side, edges back (loops) round the left, the longer the further out. A call is a
 dashed line to the function that is called.
 
 What was considered: layers by distance from the entry, with branches side by side, make prettier diamonds and lose the
@@ -106,7 +106,7 @@ def graph_svg(
     expensive: Collection[Label] = (),
     shares: Mapping[Label, float] | None = None,
 ) -> str:
-    """The blocks of a program and the ways between them.
+    """The blocks of a program and the edges between them.
 
     `expensive` blocks are marked; `shares` fills a block by how much of the work it did, from 0 to 1.
     """
@@ -146,7 +146,7 @@ def graph_svg(
         ]
     rows = max(len(column.function.blocks) for column in columns)
     height = MARGIN + TITLE + rows * (HEIGHT + GAP) - GAP + MARGIN
-    label = f"The blocks of {program.entry} and the ways between them"
+    label = f"The blocks of {program.entry} and the edges between them"
     return picture(parts, left - BETWEEN + MARGIN, height, label, "lw-graph", _STYLE)
 
 
@@ -206,7 +206,7 @@ def _edges(function: BlockFunction) -> list[_Edge]:
 
 
 def _levels(edges: Sequence[_Edge]) -> dict[_Edge, int]:
-    """How far out each way goes round, so that none lies on another: the short ones inside."""
+    """How far out each way goes round, so that none overlaps another: the short ones inside."""
     taken: list[list[tuple[int, int]]] = []
     levels = {}
     for edge in sorted(edges, key=lambda e: abs(e.target - e.source)):

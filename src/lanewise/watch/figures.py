@@ -17,7 +17,7 @@ from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.watch.recording import Run
 
-# Examples that ended; of those that are shown one by one, so many at most.
+# Examples that ended; of those that are shown one by one, at most this many.
 MOST_SHOWN = 48
 # With fewer, a line between them would say more than is known.
 FEWEST_READINGS = 4
@@ -182,6 +182,6 @@ def ended_over_time(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
     """Seconds since the run began, and how many examples had ended then, where that was asked often enough."""
     if run.ended is None or len(run.readings) < FEWEST_READINGS:
         return None
-    told = [(run.clock(r.time), run.examples - r.left) for r in run.readings]
-    seconds, ended = np.array([(0.0, 0), *told, (run.clock(run.ended), run.examples)]).T
+    readings = [(run.clock(r.time), run.examples - r.left) for r in run.readings]
+    seconds, ended = np.array([(0.0, 0), *readings, (run.clock(run.ended), run.examples)]).T
     return seconds, np.maximum.accumulate(ended)

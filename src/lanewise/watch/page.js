@@ -3,7 +3,7 @@
   const root = document.documentElement;
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 
-  // -- light and dark: as the system has it until somebody says otherwise ---------------------------
+  // -- light and dark: as the system has it until the user chooses ---------------------------------
   const systemDark = window.matchMedia("(prefers-color-scheme: dark)");
   const theme = document.getElementById("theme");
   let chosenTheme = null;
@@ -64,7 +64,7 @@
   });
 
   // -- what is under the pointer ----------------------------------------------------------------------------
-  const told = document.getElementById("told");
+  const tip = document.getElementById("tip");
   const figuresOf = (run) => {
     if (!run.figures) run.figures = JSON.parse(run.querySelector("script.figures").textContent);
     return run.figures;
@@ -88,21 +88,21 @@
     if (!svg) return "";
     const row = event.target.closest(".heat-chart .row");
     if (row) return inHeatMap(svg, row, event);
-    const titled = event.target.closest("[data-told]") ?? event.target.querySelector(":scope > title")?.parentNode
+    const titled = event.target.closest("[data-tip]") ?? event.target.querySelector(":scope > title")?.parentNode
       ?? event.target.closest("g")?.querySelector(":scope > title")?.parentNode;
     const title = titled?.querySelector(":scope > title");
     if (title) {
       // Ours is shown at once; the browser's own would come on top of it.
-      titled.dataset.told = title.textContent;
+      titled.dataset.tip = title.textContent;
       title.remove();
     }
-    return titled?.dataset.told ?? "";
+    return titled?.dataset.tip ?? "";
   };
   document.addEventListener("pointermove", (event) => {
-    told.textContent = words(event);
-    told.hidden = !told.textContent;
-    const { width, height } = told.getBoundingClientRect();
-    told.style.left = `${Math.min(event.clientX + 14, innerWidth - width - 8)}px`;
-    told.style.top = `${event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18}px`;
+    tip.textContent = words(event);
+    tip.hidden = !tip.textContent;
+    const { width, height } = tip.getBoundingClientRect();
+    tip.style.left = `${Math.min(event.clientX + 14, innerWidth - width - 8)}px`;
+    tip.style.top = `${event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18}px`;
   });
 })();

@@ -2,7 +2,8 @@
 
 Python writes all of it, pictures as inline SVG (`charts.py`, `draw.py`); the script (`page.js`) only shows and hides.
 What is known differs by carrier, and the page says what is not: `ticks` records every block of every tick, carriers
-that run each lane by itself have no ticks and tell the steps of each example, and `jax.vmap`'s own code tells its time.
+that run each lane by itself have no ticks and report the steps of each example, and of `jax.vmap`'s own code
+only the time is known.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def page(recording: Recording, title: str, sampling: Sequence[str], error: str |
 {"".join(sampling)}
 {_machine(recording, sites, folded=bool(sampling))}
 </main>
-<div id="told" hidden></div>
+<div id="tip" hidden></div>
 <script>{source("watch/page.js")}</script>
 </body>
 </html>

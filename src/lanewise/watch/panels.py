@@ -26,7 +26,7 @@ MOST_MARKS = 200
 MOST_LAGS = 60
 MOST_DRAWS_RANKED = 500
 GRID = 128
-# Densities of chains are shown up to so many times that of all.
+# Densities of chains are shown up to this many times that of all.
 MOST_PEAK = 4.0
 MOST_PAIRS = 4
 PARTS = 8
@@ -313,22 +313,22 @@ def _e_bfmi(energy: np.ndarray, draws: Draws) -> str:
     top = max(float(found[known].max()), LEAST_E_BFMI) * 1.05
     if len(found) <= MOST_BARS:
         rows = [f"{draws.chains[i]}" for i in np.flatnonzero(known)]
-        told = [f"chain {name}: {value:.2f}" for name, value in zip(rows, found[known])]
+        titles = [f"chain {name}: {value:.2f}" for name, value in zip(rows, found[known])]
         picture = charts.spans(
             rows,
             np.zeros(len(rows)),
             found[known],
             Axis(0, top, "E-BFMI"),
             "E-BFMI by chain",
-            told,
+            titles,
             limit=LEAST_E_BFMI,
         )
     else:
         edges = np.linspace(0, top, 41)
         counts = np.histogram(found[known], edges)[0]
-        told = [f"{a:.2f} to {b:.2f}: {n}" for a, b, n in zip(edges, edges[1:], counts)]
+        titles = [f"{a:.2f} to {b:.2f}: {n}" for a, b, n in zip(edges, edges[1:], counts)]
         picture = charts.bars(
-            edges, counts, Axis(0, top, "E-BFMI"), "chains", "E-BFMI by chain", told, LEAST_E_BFMI
+            edges, counts, Axis(0, top, "E-BFMI"), "chains", "E-BFMI by chain", titles, LEAST_E_BFMI
         )
     worst = int(np.nanargmin(found))
     chains = "1 chain is" if low == 1 else f"{count(low)} of {count(len(found))} chains are"

@@ -5,7 +5,8 @@ log file, a pipe) as a plain line now and then. Whatever becomes of the place it
 print a character), a run goes on: drawing never raises.
 
 A bar that is opened while another is open stays silent: one line cannot show two, and the outer one says how far the
-whole is. Unless nothing has been heard of that one for a minute: its run may have died and left it open.
+whole is. If the outer one has had no update for a minute, its run may have died and left it open: then the new bar
+draws.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _open: list[Bar] = []
 class Bar:
     """How far a run is: `with Bar(total=100, label="draws") as bar: bar.update(50, divergences=0)`.
 
-    `total` may be None where nobody knows. `update` takes how much is done in all, and any figures to show beside it;
+    `total` may be None where it is unknown. `update` takes how much is done in all, and any figures to show beside it;
     it is cheap to call often, from any thread. `clock` is there for tests.
 
     >>> import io
@@ -85,13 +86,13 @@ class Bar:
         if first:
             self._place = _never_raising(lambda: _place_for(self._file))
             if self._place is not None:
-                # A terminal shows at once that something has begun; a log waits for something to tell.
+                # A terminal shows at once that something has begun; a log waits for something to report.
                 self._next += self._place.wait_first
                 self._draw_if_due()
         return self
 
     def update(self, done: int | None = None, *, total: int | None = None, **figures: Any) -> None:
-        """Say how much is done, in all; figures stay until they are given anew."""
+        """Say how much is done, in all; figures stay until they are given again."""
         self._heard = self._clock()
         if done is not None:
             self.done = done
@@ -106,7 +107,7 @@ class Bar:
         self.update(self.done + more, **figures)
 
     def restart(self, label: str, done: int) -> None:
-        """A phase with another label begins after so much: the rate and the time left are of this phase."""
+        """A phase with another label begins after this much: the rate and the time left are of this phase."""
         self.label, self.done, self._restarted = label, done, True
         self._since = (self._clock(), done)
         self._draw_if_due()
@@ -159,8 +160,8 @@ class Bar:
         label = f"{self.label}: " if self.label else ""
         of = "" if self.total is None else f" of {self.total:,}"
         share = f" ({min(self.done / self.total, 1.0):.0%})" if self.total else ""
-        told = [f"{self.done:,}{of} {self.unit}{share} in {_time(elapsed)}", f"{_figure(rate)}/s"]
-        return label + ", ".join([*told, *more])
+        parts = [f"{self.done:,}{of} {self.unit}{share} in {_time(elapsed)}", f"{_figure(rate)}/s"]
+        return label + ", ".join([*parts, *more])
 
 
 class Note:

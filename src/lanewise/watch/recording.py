@@ -1,6 +1,6 @@
 """What was seen of everything that ran while a report or a trace was open.
 
-A `Recording` is told of runs, calls and compilations (`lanewise.core.events`) and keeps them, within bounds: a long
+A `Recording` receives runs, calls and compilations (`lanewise.core.events`) and keeps them, within bounds: a long
 session is remembered by its first `MOST_DETAILED` runs in detail and by counts of the others. All times are seconds
 since it was opened.
 """
@@ -30,7 +30,7 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Reading:
-    """At this time a run had come to this tick (-1 where there are none), with so many examples left."""
+    """At this time a run had come to this tick (-1 where there are none), with this many examples left."""
 
     time: float
     tick: int
@@ -52,7 +52,7 @@ class Span:
 
 @dataclass(eq=False)
 class Run:
-    """One execution of a compiled machine. `ended` is None for one that was not heard of again.
+    """One execution of a compiled machine. `ended` is None for one whose end was not reported.
 
     `compilations`: what was compiled in between, where the host makes a machine's parts as it comes to them.
     """
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def examples(self) -> int:
-        """How many there were; of a stream that is known in the end."""
+        """How many there were; for a stream, known only at the end."""
         return int(self.arrays.get("examples", self.site.examples))
 
     def hear(self, reading: Reading) -> None:
@@ -132,7 +132,7 @@ class Recording:
         record = self._going_on.pop(run)
         record.ended = now - self.opened
         if record.readings and record.readings[-1].left == 0 and not record.site.plan.job.streamed:
-            # XLA may put off telling the end.
+            # XLA may report the end late.
             record.ended = record.readings[-1].time
         detailed = [kept for kept in self.runs if kept.arrays]
         alike = sum(kept.site is record.site for kept in detailed)
@@ -148,7 +148,7 @@ class Recording:
             self.calls.append(Span(site_name, began - self.opened, ended - self.opened))
 
     def close(self) -> None:
-        """No more will be told. Runs that go on in the background are waited for."""
+        """No more will be reported. Runs that go on in the background are waited for."""
         until = time.perf_counter() + PATIENCE
         while self._going_on and events.running() and time.perf_counter() < until:
             time.sleep(0.005)
@@ -161,7 +161,7 @@ class Recording:
                 run.compilations = tuple(during)
 
     def call_of(self, run: Run) -> Span | None:
-        """The call from the host that a run was part of; None for one inside somebody's `jit`."""
+        """The call from the host that a run was part of; None for one inside a user's `jit`."""
         for call in self.calls:
             if call.began <= run.began and (run.ended or run.began) <= call.ended + 1e-6:
                 return call
@@ -173,7 +173,7 @@ class Recording:
 
 
 def covered(spans: Iterable[Span], began: float, ended: float) -> float:
-    """How much of the time from `began` to `ended` lies in any of these spans, each moment counted once.
+    """How much of the time from `began` to `ended` is in any of these spans, each moment counted once.
 
     >>> covered([Span("a", 0.0, 2.0), Span("inside a", 1.0, 2.0), Span("b", 3.0, 9.0)], 0.5, 4.0)
     2.5
@@ -187,7 +187,7 @@ def covered(spans: Iterable[Span], began: float, ended: float) -> float:
 
 
 def plain_options(site: Site) -> dict[str, Any]:
-    """The options of a run that are not as they are by default."""
+    """The options of a run that differ from the defaults."""
     options, usual = site.plan.job.options, type(site.plan.job.options)()
     return {
         name: value

@@ -30,11 +30,10 @@ _open: list[Report] = []
 def report(path: str | os.PathLike[str], *, title: str = "Lanewise report") -> Iterator[Report]:
     """Record everything that Lanewise runs inside, and write one self-contained page about it.
 
-    The page tells what ran, what carried it and why, how full the lanes were, which block ran when for how many of
-    them, how long examples lived, how deep stacks were, how lanes were refilled, what compiling and running took; and
-    shows the block graph. It opens in any browser, without a network. What runs inside is compiled anew, with what it
-    takes to record, and waits for its answers; what runs outside is not touched. An exception inside still writes the
-    page.
+    The page shows what ran, what carried it and why, how full the lanes were, which block ran when for how many of
+    them, how long examples lived, how deep stacks were, how lanes were refilled, what compiling and running took, and
+    the block graph. It opens in any browser, without a network. What runs inside is compiled again, with recording,
+    and waits for its answers; what runs outside is not touched. An exception inside still writes the page.
 
     >>> import tempfile, pathlib
     >>> import jax.numpy as jnp
@@ -78,7 +77,7 @@ def add_sampling(
     """Add draws to the reports that are open; does nothing where none is.
 
     Takes ArviZ's `InferenceData` or, from ArviZ 1.0 on, its `DataTree`. `findings` are those of a diagnosis, objects
-    with `kind`, `text` and `advice`, which the page has at its top; None says that nothing was diagnosed.
+    with `kind`, `text` and `advice`, which the page shows at its top; None means that nothing was diagnosed.
     """
     if not _open:
         return
@@ -90,7 +89,7 @@ def add_sampling(
 
 
 def writable(path: str | os.PathLike[str], what: str) -> Path:
-    """A path that can be written to: better told before a run of an hour than after."""
+    """A path that can be written to; an error before a run of an hour is better than one after it."""
     try:
         found = Path(path)
         with found.open("a", encoding="utf-8"):

@@ -85,7 +85,7 @@ def carried(site: Site) -> str:
 
 
 def _arguments(site: Site) -> str:
-    """The types of what the program takes, and what of it each example has its own of."""
+    """The types of the program's arguments, and which of them each example has its own of."""
     words = [
         f"{kind} of each example's own" if any(axes) else f"{kind} shared"
         for kind, axes in zip(_operands(site), site.plan.job.mapped, strict=True)
@@ -160,23 +160,23 @@ def _outcomes(run: Run) -> str:
 def _unknown(site: Site, run: Run) -> str:
     plan = site.plan
     if plan.carrier in ALONE:
-        told = (
+        note = (
             f"<code>{plan.carrier}</code> runs each lane by itself, from its first block to its last: there are no"
             " ticks, and which block ran when is not recorded. "
         )
         if steps_of(run) is not None:
-            told += "Known are the steps of each example and how it ended."
+            note += "The steps of each example and how it ended are known."
         else:
-            told += "Lanes in step are not counted either: known is how each example ended."
+            note += "Lanes in step are not counted either: only how each example ended is known."
     elif plan.plain:
-        told = "This is <code>jax.vmap</code>'s own code: there is no machine to look into, and only its time is known."
+        note = "This is <code>jax.vmap</code>'s own code: there is no machine to look into, and only its time is known."
     elif plan.schedule == "local":
-        told = "The schedule <code>local</code> recurses on the host: only its time is known."
+        note = "The schedule <code>local</code> recurses on the host: only its time is known."
     elif not run.arrays:
-        told = "This run was counted and not recorded in detail, or has not ended."
+        note = "This run was counted and not recorded in detail, or has not ended."
     else:
-        told = "Every example had ended before the first tick."
-    return f'<p class="note">{told}</p>'
+        note = "Every example had ended before the first tick."
+    return f'<p class="note">{note}</p>'
 
 
 def _both_axes(figures: TickFigures, draw: Callable[[np.ndarray, Axis], str]) -> str:
@@ -188,14 +188,14 @@ def _both_axes(figures: TickFigures, draw: Callable[[np.ndarray, Axis], str]) ->
 
 
 def _occupancy(figures: TickFigures) -> str:
-    told = [
+    titles = [
         f"ticks {count(a)} to {count(b)}\n{count(round(busy / max(b - a, 1)))} of {count(round(width))} lanes busy"
         for a, b, busy, width in zip(figures.edges, figures.edges[1:], figures.busy, figures.widths)
     ]
 
     def draw(edges: np.ndarray, x: Axis) -> str:
         y = Axis(0, 1, "lanes busy", percent)
-        return charts.stepped_area(edges, figures.occupancy, x, y, "Occupancy over time", told)
+        return charts.stepped_area(edges, figures.occupancy, x, y, "Occupancy over time", titles)
 
     widths = np.unique(np.round(figures.widths)).astype(int)
     narrowed = (
@@ -280,15 +280,15 @@ def _flow(figures: TickFigures) -> str:
 def _depth(figures: TickFigures) -> str:
     def draw(edges: np.ndarray, x: Axis) -> str:
         y = Axis(0, float(max(figures.depth.max(), 1)) * 1.05, "frames")
-        told = [f"{count(depth)} frames at most" for depth in figures.depth]
-        return charts.stepped_area(edges, figures.depth, x, y, "Stack depth over time", told)
+        titles = [f"{count(depth)} frames at most" for depth in figures.depth]
+        return charts.stepped_area(edges, figures.depth, x, y, "Stack depth over time", titles)
 
     said = "The most frames that any lane had pending."
     return figure("Stack depth", said, _both_axes(figures, draw))
 
 
 def _progress(run: Run) -> str:
-    """Examples over time where nothing but their number was told."""
+    """Examples over time where nothing but their number was reported."""
     known = ended_over_time(run)
     if known is None:
         return ""
@@ -298,7 +298,7 @@ def _progress(run: Run) -> str:
     picture = charts.lines(
         [line], x, Axis(0, float(run.examples), "examples"), "Examples over time"
     )
-    return figure("Examples", "How many examples had ended, as asked now and then.", picture)
+    return figure("Examples", "How many examples had ended, read now and then.", picture)
 
 
 def _lifetimes(run: Run, figures: TickFigures | None) -> str:
@@ -306,7 +306,7 @@ def _lifetimes(run: Run, figures: TickFigures | None) -> str:
     if lives is None or figures is None:
         return ""
     few = lives.few()
-    told = [
+    titles = [
         f"example {count(number)}\nticks {count(born)} to {count(died)}\n{count(steps)} steps"
         for number, born, died, steps in zip(few.number, few.born, few.died, few.steps)
     ]
@@ -316,7 +316,7 @@ def _lifetimes(run: Run, figures: TickFigures | None) -> str:
         few.died,
         Axis(0, float(figures.ticks), "ticks"),
         "Lifetimes of examples",
-        told,
+        titles,
     )
     which = (
         "Each example" if len(few.number) == run.examples else f"{len(few.number)} of the examples"
@@ -362,7 +362,7 @@ def _graph(site: Site, figures: TickFigures | None) -> str:
     marked = " Orange: expensive, runs when enough lanes wait for it." if expensive else ""
     picture = graph_svg(blocks, storage, expensive=expensive, shares=shares)
     return (
-        f"<figure><h3>The block graph</h3><figcaption>Blocks of straight-line code and the ways between them: loops on"
+        f"<figure><h3>The block graph</h3><figcaption>Blocks of straight-line code and the edges between them: loops on"
         f' the left, dashed lines are calls.{filled}{marked}</figcaption><div class="graph">{picture}</div></figure>'
     )
 

@@ -1,7 +1,7 @@
-"""A report's section about sampling: is the posterior to be trusted, and what does each chain look like.
+"""A report's section about sampling: whether the posterior can be trusted, and what each chain looks like.
 
-What a diagnosis found stands first, then the summary, then pictures: of the run, and of the variables that are worst by
-R-hat and by ESS. All figures are by NumPy (`convergence.py`); ArviZ is not needed to read its data.
+The findings of a diagnosis come first, then the summary, then pictures: of the run, and of the variables that are worst
+by R-hat and by ESS. All figures are by NumPy (`convergence.py`); ArviZ is not needed to read its data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_ROWS = 60
 MOST_VARIABLES = 16
 MOST_BAD_CHAINS = 8
 _sections = itertools.count()
-# Above the first, or below the second for each chain, draws are not yet to be trusted (Vehtari et al. 2021).
+# Above the first, or below the second for each chain, draws cannot be trusted yet (Vehtari et al. 2021).
 GREATEST_R_HAT = 1.01
 LEAST_ESS = 100
 

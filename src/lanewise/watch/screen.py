@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-# Summaries of so many numbers take about two seconds.
+# Summaries of this many numbers take about two seconds.
 MOST_NUMBERS = 8_000_000
 FEWEST_VARIABLES = 16
 _SOME = 2000

@@ -33,7 +33,7 @@ def timeline(path: str | os.PathLike[str]) -> Iterator[None]:
     """Record everything that Lanewise runs inside, and write a timeline of it, for https://ui.perfetto.dev or Chrome.
 
     It has spans for calls, compilation, runs, and for each block when it ran and for how many lanes, and counters for
-    occupancy, examples and stack depth. What runs inside is compiled anew, with what it takes to record. An exception
+    occupancy, examples and stack depth. What runs inside is compiled again, with recording. An exception
     inside still writes the file.
 
     >>> import json, tempfile, pathlib

@@ -1,4 +1,4 @@
-"""What equations cost whose cost is not so many operations for each element, for the rows of their primitives.
+"""Costs of equations that are not a fixed number of operations for each element, for the rows of their primitives.
 
 Operations are those of a kernel, which has the plain algorithm; XLA's own may be better, as its products of all lanes
 are (`Profile.product_together`).
@@ -19,7 +19,7 @@ from lanewise.core.primitives.facts import (
     size_of,
 )
 
-# It must run only where a lane is: expensive enough never to be run for nobody.
+# It must run only where a lane is: expensive enough never to run without a lane.
 CALLBACK_OPERATIONS = 1e7
 # Matrices of fewer rows are factorized as fast by a lane itself: a call of LAPACK takes longer than what it saves. (At
 # 8 rows 0.1 to 0.34 µs, and 0.15 to 0.7 in XLA; at 32 rows 5 to 13 µs, and 2 to 18; at 64 rows 19 to 98, and 7 to 30.)

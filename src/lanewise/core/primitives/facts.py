@@ -2,7 +2,7 @@
 
 A row is declared once, in `rows.py`. Cost, fusion, tiles, splits and the choice of a carrier ask by the functions here,
 so that they agree: what is arithmetic to one of them is arithmetic to all. How a primitive is written in C++ and how it
-is differentiated are rules, which stand in tables of their own. A primitive without a row is a library's own: its
+is differentiated are rules, in tables of their own. A primitive without a row is a library's own: its
 shapes and the code inside it say what it is.
 """
 
@@ -21,7 +21,7 @@ from lanewise._jax import Atom, JaxprEqn, Literal, Var
 class Kind(enum.Enum):
     """What a primitive does."""
 
-    ELEMENTWISE = enum.auto()  # an element of the result comes of the elements at its own place
+    ELEMENTWISE = enum.auto()  # an element of the result depends on the elements at its own place
     LAYOUT = enum.auto()  # elements are moved, or made of their place
     REDUCTION = enum.auto()
     CUMULATIVE = enum.auto()
@@ -111,7 +111,7 @@ class Facts:
     Fields:
       kind: what it does.
       operations: scalar operations for an element: of the result, or of the operand of a reduction.
-      cost: the cost of an equation, where it is not so many operations for each element.
+      cost: the cost of an equation, where it is not a fixed number of operations for each element.
       effort: what it takes to compute its results again.
       fuses: a kernel reads each element of its operands at most once, where a result is evaluated or stored, so that
         operands are computed there.

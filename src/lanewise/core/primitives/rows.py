@@ -141,5 +141,5 @@ declare("pure_callback io_callback debug_callback debug_print", Kind.CALLBACK, *
 # `linear_solve` is Lineax's, and holds a factorization.
 declare("ffi_call custom_call call_hi_primitive linear_solve", Kind.OTHER, **_library)
 declare("platform_index", Kind.OTHER, 0)
-# Nothing else is known of these: code that lies elsewhere than in a parameter, and what is ours.
+# Nothing else is known of these: code that is not in a parameter, and what is ours.
 declare("custom_linear_solve program shared throw", Kind.OTHER)
