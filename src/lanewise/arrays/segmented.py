@@ -28,8 +28,8 @@ def segmented_reduce(
     """Each segment of `xs` combined into one element: `sizes[k]` elements make segment `k`, in order.
 
     For operator, elements and derivatives see `reduce`. An empty segment gives the neutral element; the usual operators
-    have one of their own. Sizes must add up to the length of `xs`; where they are traced that cannot be seen, elements
-    beyond the last segment count for none, and segments end where `xs` does.
+    have one of their own. Sizes must add up to the length of `xs`; where they are traced that cannot be checked,
+    elements beyond the last segment belong to none, and segments end where `xs` does.
 
     >>> import jax.numpy as jnp, lanewise as lw
     >>> lw.arrays.segmented_reduce(jnp.add, jnp.arange(6), jnp.array([2, 0, 3, 1])).tolist()
@@ -57,7 +57,7 @@ def segmented_scan(
     exclusive: bool = False,
     reverse: bool = False,
 ) -> Any:
-    """A `scan` of each segment of `xs` by itself: `sizes[k]` elements make segment `k`, in order.
+    """A `scan` of each segment of `xs` separately: `sizes[k]` elements make segment `k`, in order.
 
     Where traced sizes do not add up to the length, what lies beyond the last segment is a segment too.
 
@@ -97,7 +97,7 @@ def scan_segments(
         return scan_bilinear(known, leaves, neutral, begins)
 
     def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        # Not the result is chosen but the operand: a derivative that is not finite there is never computed.
+        # The operand is chosen, not the result: a derivative that is not finite there is never computed.
         before = [jnp.where(b[0], e, x) for e, x in zip(neutral, a[1:], strict=True)]
         return [a[0] | b[0], *(op(b[1:], before) if flipped else op(before, b[1:]))]
 
