@@ -52,9 +52,9 @@ class LoopSpec:
 class Stageable:
     """A sequence that a staged loop can step through.
 
-    `item(k, slices)` is the k-th item, given the k-th slice of each of `xs`; `counts` tells whether it
-    looks at `k`. `length` is a plain int, or traced. `python` is what plain Python would iterate, where
-    the length is plain: short ones and stubborn bodies are unrolled over it.
+    `item(k, slices)` is the k-th item, given the k-th slice of each of `xs`; `counts` says whether it
+    reads `k`. `length` is a plain int, or traced. `python` is what plain Python would iterate, where
+    the length is plain: short ones, and bodies that cannot be staged, are unrolled over it.
     """
 
     length: Any

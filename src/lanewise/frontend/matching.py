@@ -7,7 +7,7 @@ equal to, and what the guard says, may be traced: then the case is a branch. A c
     structure and ... and values and ... and guard
 
 and its body begins with the names that the pattern binds. A guard reads the parts of the subject themselves: names are
-bound when the whole case holds, where Python binds them before it asks the guard.
+bound when the whole case holds, where Python binds them before it evaluates the guard.
 
 What patterns ask at run time, as Python's own `match` has it, is at the end.
 """
@@ -70,7 +70,7 @@ def match_as_if(node: ast.Match, subject: str) -> list[ast.stmt]:
 
 
 def _taken_whole(case: ast.match_case) -> list[ast.expr]:
-    """The classes, or None, of which no subject comes past a case."""
+    """The classes, or None, whose subjects never get past a case."""
 
     def whole(pattern: ast.pattern) -> list[ast.expr]:
         match pattern:
