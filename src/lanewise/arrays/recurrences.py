@@ -1,8 +1,8 @@
 """Scans by an operator that is linear in each operand (`bilinear.py`), with derivatives made for them.
 
 The tangents of prefixes yᵢ = yᵢ₋₁ ⊕ xᵢ obey a linear recurrence, y'ᵢ = A(xᵢ) y'ᵢ₋₁ + wᵢ, where w comes from the
-tangents of the elements one by one. So a derivative is one pass that makes w, which is no loop, and the solution of a
-recurrence; in reverse mode the solution of the transposed one, which runs backwards, and one pass that makes the
+tangents of the elements one by one. So a derivative is one pass that makes w, which is not a loop, and the solution of
+a recurrence; in reverse mode the solution of the transposed one, which runs backwards, and one pass that makes the
 adjoints of the elements. (For affine maps that is an affine scan from the other end.)
 
 A recurrence is solved in the blocks of the scan itself (`blocked.py`). A value passes a whole block by A of what the

@@ -59,7 +59,7 @@ def segmented_scan(
 ) -> Any:
     """A `scan` of each segment of `xs` separately: `sizes[k]` elements make segment `k`, in order.
 
-    Where traced sizes do not add up to the length, what lies beyond the last segment is a segment too.
+    Where traced sizes do not add up to the length, what is beyond the last segment is a segment too.
 
     >>> import jax.numpy as jnp, lanewise as lw
     >>> lw.arrays.segmented_scan(jnp.add, jnp.ones(6), jnp.array([2, 0, 3, 1])).tolist()
@@ -123,7 +123,7 @@ def reduce_segments(
 
 
 def _begins(sizes: Any, length: int) -> Any:
-    """Where in the array a segment begins; what lies beyond the last is one too."""
+    """Where in the array a segment begins; what is beyond the last is one too."""
     ends = jnp.cumsum(sizes)
     starts = jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
     return jnp.zeros(length, bool).at[starts].set(True, mode="drop")
