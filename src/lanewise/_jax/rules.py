@@ -165,8 +165,7 @@ def lowers_for_export(ctx: Any) -> bool:
 def forget_failed_effects() -> None:
     """Forget functions with effects that this thread has started and that failed.
 
-    Their errors were raised already. JAX would raise them again when the next caller waits for effects, or the process
-    ends.
+    Their errors were raised already. JAX would raise them again at the next wait for effects, or when the process ends.
     """
     tokens = _dispatch.runtime_tokens.output_runtime_tokens
     for device, token in list(tokens.items()):

@@ -204,7 +204,7 @@ def placed(values: Sequence[Any]) -> tuple[str, int]:
     """
     platform, most = None, 1
     for value in values:
-        # Asked at each call outside `jit`: most operands are arrays on one device.
+        # Checked at each call outside `jit`: most operands are arrays on one device.
         if type(value) is not ArrayImpl and (
             not isinstance(value, jax.Array) or isinstance(value, Tracer)
         ):
@@ -242,7 +242,7 @@ def _everywhere(sharding: Any) -> Any:
 def to_host(value: Any) -> np.ndarray:
     """An array's values. `jax.device_get` is twenty times as slow; a call of a program does this once or twice.
 
-    Of an array that is split over several hosts each gets all of them.
+    Each host gets all values of an array that is split over several.
     """
     try:
         if _config.transfer_guard_device_to_host.value in (None, "allow"):

@@ -355,7 +355,7 @@ class Forward:
 
 
 def settled(init: Sequence[bool], turn: Callable[[Sequence[bool]], Found]) -> Found:
-    """Turns of a loop until its state gets no more flags; what a turn gives besides is that of the last."""
+    """Turns of a loop until its state gets no more flags; what else a turn gives is that of the last."""
     carry = list(init)
     while True:
         found, control = turn(carry)
