@@ -9,7 +9,7 @@ does a branch on a varying index whose sides are both cheap: running both and se
 Once a loop is flattened its lanes are at different iterations at the same time, so everything it changes varies, its
 counter too. The same holds for all parameters of a recursive function.
 
-`dependence` asks less: which answers depend on which operands, through data or through control. `jax.vmap` gives back
+`dependence` finds less: which answers depend on which operands, through data or through control. `jax.vmap` gives back
 an axis only for outputs that depend on a mapped input, and `jax.jacfwd` counts on it: the primal answers of a
 derivative must not gain the tangents' axis. For a program the machine runs, this is that rule.
 """

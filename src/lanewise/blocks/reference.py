@@ -65,8 +65,7 @@ class _Pending:
 class _Frame:
     """A function that waits for calls, the first of which runs; it goes on at `target` when all are back.
 
-    `spawned`: what calls that were spawned have left, each with all variables of its frame; `keeps`: its calls are
-    such.
+    `spawned`: what spawned calls have left, each with all variables of its frame; `keeps`: its calls are spawned.
     """
 
     values: Values

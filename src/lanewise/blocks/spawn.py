@@ -127,7 +127,7 @@ def _turn(function: BlockFunction, blocks: dict[Label, Block], label: Label) -> 
             return None
         seen.add(following)
         own = blocks[following]
-        # The test of a loop may be a block of its own, which the first turn comes from as well.
+        # The test of a loop may be a block of its own, which the first turn comes from too.
         test = isinstance(own.terminator, Branch) and label in own.terminator.targets
         if len(before[following]) != 1 and not (test and isinstance(whole.terminator, Jump)):
             return None
@@ -285,7 +285,7 @@ def _read_by(eqns: Sequence[JaxprEqn], atoms: Iterable[Atom]) -> set[Var]:
 def _luggage(
     whole: Block, wanted: set[Var], written: Variables
 ) -> tuple[list[Var], list[JaxprEqn]]:
-    """Of the values of the first half that the second wants, those that are kept, and what computes the others."""
+    """The values of the first half that the second wants: those that are kept, and what computes the others."""
     made_by = {var: eqn for eqn in whole.eqns for var in eqn.outvars}
     kept: dict[Var, None] = {}
     again: dict[int, JaxprEqn] = {}
