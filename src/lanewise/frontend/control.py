@@ -48,7 +48,7 @@ class Runtime(Operators):
 
     @property
     def matching(self) -> Any:
-        """What the patterns of a `match` ask."""
+        """What the patterns of a `match` check."""
         from lanewise.frontend import matching
 
         return matching

@@ -2,7 +2,7 @@
 
 A loop starts with the types its variables have at the entry. One pass over the body gives the types
 they have at its end; where the two join to something wider (a Python `0` that becomes a float32) the
-entry is converted and the body traced again. What the body gives back untouched is no part of the
+entry is converted and the body traced again. What the body gives back untouched is not part of the
 carry. A variable that is undefined at the entry is undefined in the traced body too, so that a read
 of it is found there; if the body assigns it, it leaves the loop defined only when the loop is known to
 run at least once, or when only a jump out of the loop leads to its readers.

@@ -127,7 +127,7 @@ def _is_plain_dataclass(leaf: Any) -> bool:
 
 
 def register_plain_dataclass(cls: type) -> None:
-    """Make a dataclass a pytree, as JAX would: fields marked static in their metadata are no leaves."""
+    """Make a dataclass a pytree, as JAX would: fields marked static in their metadata are not leaves."""
     fields = [field for field in dataclasses.fields(cls) if field.init]
     static = [field.name for field in fields if field.metadata.get("static", False)]
     data = [field.name for field in fields if field.name not in static]
