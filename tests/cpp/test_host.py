@@ -66,7 +66,7 @@ def test_arguments_of_the_compiler(cxx: Callable[[str], Path], monkeypatch: pyte
     assert host.commands()[0][0] in host.COMPILERS
 
 
-def test_another_compiler_takes_the_place_of_one_that_rejects_the_least_of_programs(
+def test_another_compiler_takes_the_place_of_one_that_rejects_a_trivial_program(
     cxx: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     works = cxx('real "$@"').rename(tmp_path / "works")

@@ -167,7 +167,7 @@ def test_no_source():
 
 
 def test_not_a_function():
-    with pytest.raises(UnsupportedSyntaxError, match="no Python function"):
+    with pytest.raises(UnsupportedSyntaxError, match="not a Python function"):
         convert(functools.partial(max, 1))
 
 
