@@ -58,7 +58,7 @@ def test_the_adjoint_of_indexed_reads_is_one_histogram() -> None:
 
 
 ERRORS = [
-    (lambda: map_(lambda x: x), "nothing to go along"),
+    (lambda: map_(lambda x: x), "nothing to map over"),
     (lambda: map_(3, jnp.ones(2)), "`function` is 3"),  # type: ignore[arg-type]
     (lambda: map_(lambda x, y: x, jnp.ones(2), jnp.ones(3)), r"`xs\[0\]`: 2, `xs\[1\]`: 3"),
     (lambda: map_(lambda x: x, 1.0), r"`xs\[0\]` is a scalar"),

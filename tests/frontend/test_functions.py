@@ -162,12 +162,12 @@ def test_two_lambdas_on_one_line():
 def test_no_source():
     space = {}
     exec("def f(x):\n    return x\n", space)
-    with pytest.raises(UnsupportedSyntaxError, match=r"source of `f` is not to be found.*lift"):
+    with pytest.raises(UnsupportedSyntaxError, match=r"source of `f` cannot be found.*lift"):
         convert(space["f"])
 
 
 def test_not_a_function():
-    with pytest.raises(UnsupportedSyntaxError, match="no Python function"):
+    with pytest.raises(UnsupportedSyntaxError, match="not a Python function"):
         convert(functools.partial(max, 1))
 
 

@@ -238,7 +238,7 @@ def test_opaque_object_is_refused():
         return box.value
 
     with pytest.raises(
-        UnsupportedSyntaxError, match=r"a Box in `box` is changed.* no pytree"
+        UnsupportedSyntaxError, match=r"a Box in `box` is changed.* not a pytree"
     ) as caught:
         jax.jit(convert(f))(1.0)
     assert caught.value.location and caught.value.location.line == f.__code__.co_firstlineno + 4

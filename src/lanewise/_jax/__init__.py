@@ -1,6 +1,6 @@
 """The only package that touches JAX internals; what differs between 0.10 and 0.12 is here.
 
-What `jax.extend.core` offers is taken from where it takes it: importing `jax.extend` imports Pallas, which costs as
+What `jax.extend.core` offers is imported from its source: importing `jax.extend` imports Pallas, which costs as
 much as a third of Lanewise.
 """
 
@@ -154,5 +154,5 @@ from lanewise._jax.walk import (
     settled,
 )
 
-# To JAX too, the line that made an equation is the user's, not one of ours.
+# JAX, too, reports the user's line for an equation, not one of ours.
 _source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)))

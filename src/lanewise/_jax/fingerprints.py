@@ -1,8 +1,8 @@
 """What a traced function computes, as a digest: equal for equal code on equal constants.
 
 Everything that decides what is computed goes in: primitives, their parameters, bodies, shapes and types, literals and
-the bytes of constants. A parameter that is a function, or prints as an address, has no digest: then there is none at
-all.
+the bytes of constants. A parameter that is a function, or prints as an address, has no digest, and neither has the
+whole.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _value(value: Any, digest: Any) -> None:
             raise _Unknown
         digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
     elif isinstance(value, jax.sharding.Mesh):
-        # A mesh can be called, as a decorator; it is what its devices and axes are. The empty one has no device.
+        # A mesh is callable, as a decorator; its devices and axes identify it. The empty one has no device.
         numbers = [getattr(device, "id", None) for device in value.devices.flat]
         _value((value.axis_names, value.devices.shape, numbers), digest)
     elif isinstance(value, dict):

@@ -78,7 +78,7 @@ def new_var(aval: ShapedArray) -> Var:
 
 
 def storage_struct(var: Var) -> jax.ShapeDtypeStruct:
-    """The type of a variable's value as it is kept."""
+    """The type of a variable's value as it is stored."""
     return jax.eval_shape(lambda x: stored(x, var.aval), shape_dtype_struct(var.aval))
 
 
@@ -289,14 +289,14 @@ def runs_now() -> bool:
 
 
 def is_batched(value: Any) -> bool:
-    """Whether a value is a batch under `vmap`, of real values or of other batches; one of none has no values."""
+    """Whether a value is a batch under `vmap`, of real values or of other batches; a batch of size zero has none."""
     if not isinstance(value, _batching.BatchTracer) or value.val.shape[value.batch_dim] == 0:
         return False
     return has_value(value.val) or is_batched(value.val)
 
 
 def has_value(value: Any) -> bool:
-    """Whether a value is there, if only with a derivative to be taken."""
+    """Whether a value is known now, possibly with a derivative to be taken."""
     return not isinstance(without_derivative(value), Tracer)
 
 
@@ -310,13 +310,13 @@ def without_derivative(value: Any) -> Any:
 
 
 def is_there(value: Any) -> bool:
-    """Whether a value is there, or a batch of such, if only with a derivative to be taken."""
+    """Whether a value is known now, or is a batch of such, possibly with a derivative to be taken."""
     value = without_derivative(value)
     return is_there(value.val) if isinstance(value, _batching.BatchTracer) else has_value(value)
 
 
 def has_derivative(value: Any) -> bool:
-    """Whether a derivative is to be taken of what is done with a value, in a batch of such included."""
+    """Whether a derivative is to be taken of what is done with a value, or with a batch of such."""
     while isinstance(value, _batching.BatchTracer):
         value = value.val
     return isinstance(value, _ad.LinearizeTracer | _ad.JVPTracer)

@@ -1,6 +1,6 @@
 """Meshes of devices: how values are split over them, and code that XLA splits as we say.
 
-XLA splits what `jit` compiles by itself, operation by operation. `lower_split` lowers a function as one operation
+XLA splits what `jit` compiles on its own, operation by operation. `lower_split` lowers a function as one operation
 instead: XLA is given which axes of what it takes and gives belong together (a rule of Shardy's), asks how to split it
 when it knows how its operands are, and puts the code for one device in its place.
 """
@@ -37,7 +37,7 @@ from lanewise._jax.values import (
     zeros,
 )
 
-# For each axis of a value the axes of the mesh that it is split over.
+# For each axis of a value, the axes of the mesh that it is split over.
 Spec = tuple[tuple[str, ...], ...]
 # From the sizes of the mesh's axes and the specs of operands and results, what each device runs, and the specs of what
 # it takes and gives.
@@ -69,7 +69,7 @@ def free_axes(ctx: Any) -> dict[str, int]:
 def split_axes(ctx: Any, aval: Any) -> dict[str, int]:
     """The axes, with their sizes, that a `shard_map` around what is lowered has split a value over, as far as known.
 
-    Types tell where they are checked. Otherwise it is known if there is one axis alone.
+    Types show it where they are checked. Otherwise it is known only if there is just one axis.
     """
     around = ctx.module_context.axis_context
     mesh, manual = getattr(around, "mesh", None), getattr(around, "manual_axes", ())
@@ -81,7 +81,8 @@ def split_axes(ctx: Any, aval: Any) -> dict[str, int]:
 
 
 def everywhere(ctx: Any) -> NamedSharding | None:
-    """The sharding of values that all devices have for which something is lowered; None if that is one, or a part."""
+    """The sharding of values replicated over all devices that something is lowered for; None if that is one, or a
+    part."""
     devices = getattr(ctx.module_context.axis_context, "device_assignment", None) or ()
     if len(devices) < 2:
         return None
@@ -91,7 +92,7 @@ def everywhere(ctx: Any) -> NamedSharding | None:
 def is_split(value: Any) -> bool:
     """Whether an array, or what a batch under `vmap` holds, is known to be split over devices.
 
-    Of what is being traced types know, where axes are explicit. Not split is what each of the devices has all of.
+    The types of traced values show it, where axes are explicit. A value that each device holds in full is not split.
     """
     while isinstance(value, _batching.BatchTracer):
         value = value.val
@@ -156,7 +157,7 @@ def lower_unsplit(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **par
     bare = ctx.replace(avals_in=[_bare(aval) for aval in ctx.avals_in])
     with no_mesh():
         results = _mlir.lower_fun(fun, multiple_results=True)(bare, *args, **params)
-    # What explicit axes promise is XLA's to keep.
+    # XLA has to keep what explicit axes promise.
     flat = [x if isinstance(x, list | tuple) else [x] for x in results]
     return [
         [_mlir.lower_with_sharding_in_types(ctx, x, aval) for x in each]
@@ -202,7 +203,7 @@ def lower_alike(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **param
 
 
 def stored_ndim(aval: Any) -> int:
-    """How many axes a value of a type has as it is kept: a key is several integers."""
+    """How many axes a value of a type has as it is stored: a key is several integers."""
     return jax.eval_shape(lambda x: stored(x, aval), shape_dtype_struct(aval)).ndim
 
 
@@ -243,7 +244,7 @@ def lower_split(
             return tuple(_apart(of_stored, *values))
 
         def shardings(shapes: Sequence[Any], specs: Sequence[Spec]) -> tuple[Any, ...]:
-            # Where JAX knows no mesh, nothing is split, and each has its own word for that.
+            # Where JAX knows no mesh, nothing is split, and each class of shardings constructs that in its own way.
             return tuple(
                 NamedSharding(mesh, _partition_spec(spec))
                 if isinstance(x.sharding, NamedSharding)
@@ -258,7 +259,7 @@ def lower_split(
         return mesh, on_device, out_shardings, in_shardings
 
     def types(*values: Any) -> tuple[Any, ...]:
-        """Stands for the whole: only the types of what it gives are looked at."""
+        """Stands for the whole: only the types of its results are read."""
         del values
         return tuple(stored(zeros(aval), aval) for aval in types_out)
 

@@ -1,4 +1,4 @@
-"""The processes that `jax.distributed` knows, and the strings that its coordinator keeps for them."""
+"""The processes that `jax.distributed` knows, and the strings that its coordinator stores for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Processes:
         """The address of this machine from which it reaches the coordinator."""
         host, _, port = self.coordinator.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # Nothing is sent: this only asks for the way there.
+        # Nothing is sent: this only looks up the route.
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect((host.strip("[]"), int(port)))
             return sock.getsockname()[0]

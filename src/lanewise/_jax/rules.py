@@ -38,7 +38,7 @@ def on_linearize(primitive: Primitive, rule: Callable[..., Any]) -> None:
     The rule takes which operands have tangents, and the operands. (JAX also says whether the map will be transposed.)
     """
 
-    # Since 0.12 there may be residuals that are no arrays besides.
+    # Since 0.12 there may also be residuals that are not arrays.
     names = _ad.LinearizeTrace.process_primitive.__code__.co_varnames
     others = (None,) if "structured_res" in names else ()
 
@@ -78,8 +78,8 @@ def linearized(
 def on_partial_evaluation(primitive: Primitive, known_part: Callable[..., Any]) -> None:
     """Register what `jax.checkpoint` does at a primitive when some operands are unknown.
 
-    `known_part` tells, from which are unknown and the parameters, what can be computed all the same: the numbers of the
-    operands of that, how many of the first results it gives, how many unknown ones follow those, and its parameters.
+    `known_part` takes which are unknown and the parameters, and gives what can be computed all the same: the numbers of
+    its operands, how many of the first results it gives, how many unknown ones follow those, and its parameters.
     The results after these are known too, and kept. The unknown ones are computed later. `None`: nothing is known.
     """
 
@@ -134,7 +134,7 @@ def lower_host_call(ctx: Any, fun: Callable[..., Sequence[Any]], args: Sequence[
     """Lower a primitive as a call of Python on the host: `fun` takes NumPy arrays and gives some.
 
     `io_callback` hands its function JAX's arrays, which it makes while XLA waits for the call: with few cores they may
-    wait for each other for ever. The arrays given here are XLA's own memory, and `fun` must not keep them.
+    wait for each other forever. The arrays given here are XLA's own memory, and `fun` must not keep them.
     """
     sharding = _callback._callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out)
     results, _, _ = mlir.emit_python_callback(
@@ -165,7 +165,7 @@ def lowers_for_export(ctx: Any) -> bool:
 def forget_failed_effects() -> None:
     """Forget functions with effects that this thread has started and that failed.
 
-    Their errors were raised already. JAX would raise them again when the next waits for effects, or the process ends.
+    Their errors were raised already. JAX would raise them again at the next wait for effects, or when the process ends.
     """
     tokens = _dispatch.runtime_tokens.output_runtime_tokens
     for device, token in list(tokens.items()):

@@ -1,7 +1,7 @@
 """Values: their types and tangents, typed PRNG keys, where they are, and over which axes of a mesh they vary.
 
-Under `jax.shard_map(..., check_vma=True)` types tell over which axes of the mesh a value varies. A program is one
-primitive to that check: what it takes is made to vary alike, what it gives varies so too, and inside nothing is
+Under `jax.shard_map(..., check_vma=True)` types show over which axes of the mesh a value varies. A program is one
+primitive to that check: its operands are made to vary alike, its results vary in the same way, and inside nothing is
 checked, so that neither programs nor machines need to care (a fresh `jnp.zeros` varies over nothing).
 
 Transfers between host and device that are ours are explicit, so that `jax.transfer_guard` lets them pass.
@@ -80,17 +80,17 @@ def key_implementation(dtype: Any) -> str:
 
 
 def stored(value: Any, aval: ShapedArray) -> Any:
-    """A value as it is kept: a typed PRNG key as the integers it is made of, all else as it is."""
+    """A value as it is stored: a typed PRNG key as the integers it is made of, all else as it is."""
     return jax.random.key_data(value) if is_key(aval) else value
 
 
 def loaded(value: Any, aval: ShapedArray) -> Any:
-    """A kept value as the program sees it."""
+    """A stored value as the program sees it."""
     return wrap_key(value, aval) if is_key(aval) else value
 
 
 def stored_aval(aval: ShapedArray) -> ShapedArray:
-    """The type of a value as it is kept."""
+    """The type of a value as it is stored."""
     if not is_key(aval):
         return aval
     data = jax.eval_shape(jax.random.key_data, shape_dtype_struct(aval))
@@ -121,7 +121,7 @@ def is_symbolic(*sizes: Any) -> bool:
 
 
 def unchecked() -> Any:
-    """A context in which types do not tell over which axes of a mesh values vary."""
+    """A context in which types do not record over which axes of a mesh values vary."""
     return _config._check_vma(False)
 
 
@@ -132,7 +132,7 @@ def without_mesh() -> Iterator[None]:
     Inside `shard_map` the mesh stays, as values of enclosing traces have it in their types.
     """
     mesh = _mesh.get_abstract_mesh()
-    # Where there is none nothing changes, for what is traced is looked up by such settings too.
+    # Where there is none, nothing changes: traces are cached by such settings too.
     with contextlib.nullcontext() if mesh.empty or mesh.manual_axes else no_mesh():
         yield
 
@@ -183,7 +183,7 @@ def varying_alike(values: Sequence[Any]) -> list[Any]:
 
 
 def varying_untold(value: Any) -> Any:
-    """In an unchecked context: a value whose type does not tell, as that of an enclosing trace may do."""
+    """In an unchecked context: a value whose type does not show it, as that of an enclosing trace may."""
     if not (isinstance(value, Tracer) and aval_of(value).mat.varying):
         return value
     return jax.lax.squeeze(jax.lax.expand_dims(value, (0,)), (0,))
@@ -198,13 +198,13 @@ def default_platform() -> str:
 
 
 def placed(values: Sequence[Any]) -> tuple[str, int]:
-    """The platform that code runs on with these values, and the most devices that any of them lies on.
+    """The platform that code runs on with these values, and the most devices that any of them is on.
 
     It is that of those which are committed to a device; else that where arrays are put.
     """
     platform, most = None, 1
     for value in values:
-        # Asked at each call outside `jit`: most operands are arrays on one device.
+        # Checked at each call outside `jit`: most operands are arrays on one device.
         if type(value) is not ArrayImpl and (
             not isinstance(value, jax.Array) or isinstance(value, Tracer)
         ):
@@ -226,14 +226,14 @@ def has_platform(platform: str) -> bool:
 
 
 def device_memory(platform: str) -> int | None:
-    """How many bytes JAX may use on a device of a platform; None if nobody knows."""
+    """How many bytes JAX may use on a device of a platform; None if that is unknown."""
     device = next(iter(jax.local_devices(backend=platform)), None)
     stats = device.memory_stats() if device is not None else None
     return stats.get("bytes_limit") if stats else None
 
 
 def _everywhere(sharding: Any) -> Any:
-    """The sharding of values that all devices of another have."""
+    """The sharding of values replicated over all devices of another."""
     return NamedSharding(
         jax.sharding.Mesh(np.array(sharding._device_assignment), ("devices",)), PartitionSpec()
     )
@@ -242,7 +242,7 @@ def _everywhere(sharding: Any) -> Any:
 def to_host(value: Any) -> np.ndarray:
     """An array's values. `jax.device_get` is twenty times as slow; a call of a program does this once or twice.
 
-    Of an array that is split over several hosts each gets all of them.
+    Each host gets all values of an array that is split over several.
     """
     try:
         if _config.transfer_guard_device_to_host.value in (None, "allow"):
@@ -250,14 +250,14 @@ def to_host(value: Any) -> np.ndarray:
         with jax.transfer_guard_device_to_host("allow"):
             return np.asarray(value)
     except RuntimeError:
-        # Asked for only then: it takes as long as all the rest.
+        # Checked only then: it takes as long as all the rest.
         if not isinstance(value, jax.Array) or value.is_fully_addressable:
             raise
     return to_host(jax.jit(lambda x: x, out_shardings=_everywhere(value.sharding))(value))
 
 
 def on_host_cpu(value: Any) -> Any:
-    """An array that lies on a CPU device: itself if it does, or a copy of it; itself where there is no such device."""
+    """The array on a CPU device: itself if it is on one, or a copy of it; itself where there is no such device."""
     if isinstance(value, jax.Array):
         if all(device.platform == "cpu" for device in value.devices()):
             return value
@@ -270,7 +270,7 @@ def on_host_cpu(value: Any) -> Any:
 
 @contextlib.contextmanager
 def our_transfers() -> Iterator[None]:
-    """Where the host has a part in a run: what goes back and forth is not the user's. Also a decorator."""
+    """A context for the host's part in a run, whose transfers are not the user's. Also a decorator."""
     with jax.transfer_guard("allow"):
         yield
 

@@ -1,13 +1,14 @@
 """One way to walk a jaxpr: its equations at any depth, the parts of control flow by name, its evaluation.
 
-`While`, `Scan` and `Cond` divide what there is for each operand of an equation, be it atoms, values or flags; where
-JAX's versions differ in how they say what is what, is decided here. `evaluate` is the one loop over equations: a rule
-gives the results of each. Code that runs only some equations, or in another order, has an `Environment` of its own.
+`While`, `Scan` and `Cond` divide what there is for each operand of an equation, be it atoms, values or flags; the
+differences between JAX's versions in which operand is which are handled here. `evaluate` is the one loop over
+equations: a rule gives the results of each. Code that runs only some equations, or in another order, has an
+`Environment` of its own.
 
 `Forward` is the one forward analysis. Each value has a flag. A result has one if an operand has; a branch has those of
-all its sides, and a loop is followed until no more of its state gets one. Beside the flags stands whether control flow
+all its sides, and a loop is followed until no more of its state gets one. The flags come with whether control flow
 depends on them: a branch by its index, a loop by its test. Divergence, dependence and activity are such analyses, which
-say only what they know better.
+override only the rules that they refine.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ def itself(literal: Literal) -> Any:
 
 
 class Environment(Generic[T]):
-    """What there is for each variable; `literal` gives it for literals: their numbers, unless something else does."""
+    """What there is for each variable; `literal` gives that of literals: their numbers by default."""
 
     def __init__(
         self,
@@ -325,7 +326,7 @@ class Forward:
         return self.other(eqn, flags)
 
     def other(self, eqn: JaxprEqn, flags: Sequence[bool]) -> Found:
-        """For an equation that is no control flow."""
+        """For an equation that is not control flow."""
         return (any(flags),) * len(eqn.outvars), False
 
     def cond(self, eqn: JaxprEqn, flags: Sequence[bool]) -> Found:
@@ -354,7 +355,7 @@ class Forward:
 
 
 def settled(init: Sequence[bool], turn: Callable[[Sequence[bool]], Found]) -> Found:
-    """Turns of a loop until its state gets no more flags; what a turn gives besides is that of the last."""
+    """Turns of a loop until its state gets no more flags; what else a turn gives is that of the last."""
     carry = list(init)
     while True:
         found, control = turn(carry)

@@ -5,17 +5,17 @@ read off the operator's trace by computing with polynomials in place of numbers,
 written: `jnp.matmul` of 2 × 2 matrices, the same spelt out in four numbers, affine maps in either order, of numbers or
 of the plane, quaternions, dual numbers, a + b + a b.
 
-Such an operator knows more about itself than others do, which `recurrences.py` makes use of:
+Such an operator has structure that others lack, which `recurrences.py` uses:
 
 * y ↦ y ⊕ x is an affine map with a linear part A(x) that does not depend on y. As ⊕ is associative, going through a
   whole block of elements has the linear part of what the block amounts to: A(x₁ ⊕ ... ⊕ xₘ) = A(xₘ) ... A(x₁).
 * Numbers that A never mixes (the product and the sum of affine maps; each row of a matrix) are *groups*: each is a
-  recurrence of its own, which nobody computes where its derivative is not asked for.
+  recurrence of its own, which is not computed where its derivative is not requested.
 * Its neutral element solves linear equations.
 
-Elements are taken apart into their numbers, so that matrices lie side by side number by number and nothing is left of
-a batched product of tiny ones. Where all leaves have one shape and no operation looks across it (affine maps of
-rows), the "numbers" are whole leaves. Elements of more numbers than `_MOST` stay with the general path.
+Elements are taken apart into their numbers, so that matrices are stored number by number and no batched product of
+tiny ones is left. Where all leaves have one shape and no operation looks across it (affine maps of
+rows), the "numbers" are whole leaves. Elements of more numbers than `_MOST` take the general path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lanewise import _jax
 from lanewise.core.primitives.facts import is_wrapper
 
 _MOST = 12
-# Calls that are read through. Not those with derivatives of their own: these count.
+# Calls that are looked through, but not those with derivatives of their own: these count.
 _ROUNDING = 1e-9
 
 # A constant, and which number of each operand it multiplies, if any.

@@ -1,10 +1,10 @@
-"""Known operators by index: every value goes to the bin its index names; `size` means to none.
+"""Known operators by index: every value goes to the bin its index names; `size` names no bin.
 
 The one place that writes by index for `histogram` and `segmented_reduce`. Each bin is combined with one scatter by that
 operator, and each has its own derivative:
 
-* a sum's goes back by a gather;
-* an extreme's to one value a bin, the first among equals, whose position a second scatter finds;
+* a sum's is a gather;
+* an extreme's goes to one value a bin, the first among equals, whose position a second scatter finds;
 * a product's needs the product of the bin's other values. It comes from the number of zeros in the bin and the product
   of the rest, without dividing by zero (where that product overflows or underflows, so does the derivative). To
   differentiate it again, the same values are computed exactly, by sorting into segments and scanning from both sides;
@@ -51,7 +51,7 @@ def combine_bins(op: Operator, leaves: Sequence[Any], indices: Any, layout: Layo
     found = [_FAST[k](x, indices, layout) for k, x in zip(op.kinds, leaves, strict=True)]
     if not op.neutral_given:
         return found
-    # The bins first: among equals the derivative is theirs.
+    # The bins come first: among equals they get the derivative.
     return jax.vmap(op, in_axes=(0, None))(found, op.neutral)
 
 

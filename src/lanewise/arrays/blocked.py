@@ -1,19 +1,18 @@
 """Reductions and scans by any associative operator, in code whose size hardly depends on the length.
 
 A long sequence is cut into blocks. One `lax.scan` goes through all blocks side by side and finds what each amounts
-to; these totals are a shorter sequence, of which the prefixes are found alike; from them, a second loop through all
-blocks side by side finds the prefixes within. That is two applications of the operator an element, two loops of about
+to; these totals are a shorter sequence, whose prefixes are found in the same way; from them, a second loop through all
+blocks side by side finds the prefixes within. That is two applications of the operator per element, two loops of about
 a hundred steps a level, and a million elements make three levels. Elements that fill no block join the totals, so
-that nothing is padded. What a scan starts from is the neutral element, or else its first element: one need not know a
-neutral one.
+that nothing is padded. A scan starts from the neutral element if one is given, or else from its first element.
 
 Derivatives are JAX's own, of this code. The tangent of a scan is a linear recurrence, y'ᵢ = Aᵢ y'ᵢ₋₁ + Bᵢ x'ᵢ with A
 and B the operator's partial derivatives; differentiated block by block it is again two loops over all blocks and a
 shorter recurrence, the reverse of which runs backwards, and A and B are applied without ever being written down as
 matrices. That is why operators on arrays of any size need no rule of their own. `jax.checkpoint` makes a step keep its
-state only; what lies inside the operator is computed again on the way back. For `reduce` the same holds: the partial
-results from the left are what the forward loop keeps, the derivative by what comes from the right is what the backward
-loop carries; so both scans of the two-scan rule of Schenck et al. (2022) are there, in half the passes.
+state only; what the operator computes inside is computed again on the way back. For `reduce` the same holds: the
+partial results from the left are what the forward loop keeps, the derivative by what comes from the right is what the
+backward loop carries; so both scans of the two-scan rule of Schenck et al. (2022) are there, in half the passes.
 
 Considered: `lax.associative_scan`, which unrolls log n levels of strided slices (its gradient is what takes JAX long to
 compile); scanning each block first and combining with what came before after, which keeps one more array and took twice
@@ -36,7 +35,7 @@ Combine = Callable[[Sequence[Any], Sequence[Any]], Leaves]
 # What the blocks amount to, and the elements that fill none, level by level.
 Tower = tuple[Leaves, ...]
 
-# So many elements are combined one after the other.
+# This many elements are combined one after the other.
 _SHORT = 256
 # A longer sequence has as many levels as loops of up to this power of two steps need. On a CPU, a million pairs: loops
 # of 16, 32 and 100 steps take the same time, of 1,000 half as long again; code grows with the levels.

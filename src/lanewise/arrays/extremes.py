@@ -1,12 +1,12 @@
 """Products, extremes and log-sum-exp of a whole axis, with derivatives that are exact and cheap.
 
-*Product.* Its derivative by one factor is the product of all others. Three forms give it, the first that can: P / xᵢ,
-if P is a normal number, which also tells that no factor is zero; from the number of zeros and the product of the
+*Product.* Its derivative by one factor is the product of all others. The first form that applies is used: P / xᵢ,
+if P is a normal number, which also shows that no factor is zero; from the number of zeros and the product of the
 rest, if that is a normal number; by halves. There the two halves are multiplied with each other, the others of that
-shorter sequence are found alike, and each half gets them times its counterpart in the other half. That needs no
-division and is itself made of products, so its derivatives of any order are exact: when the products of others are
-differentiated again, it is this form that is. (What divides, or counts zeros, is right once and wrong when it is
-differentiated.)
+shorter sequence are found in the same way, and each half gets them times its counterpart in the other half. That needs
+no division and is itself made of products, so its derivatives of any order are exact: when the products of others are
+differentiated again, it is this form that is differentiated. (A form that divides, or counts zeros, is right once and
+wrong when it is differentiated.)
 
 *Extremes.* The derivative goes to one element: the first that equals the extreme. A mask picks it on the way forward
 and places it on the way back; nothing is scattered.
@@ -111,7 +111,7 @@ def _others_of_few(x: Any) -> Any:
 
 
 def log_sum_exp(x: Any) -> Any:
-    """The logarithm of the sum of exponentials along the first axis; nothing at all has a derivative of zero."""
+    """The logarithm of the sum of exponentials along the first axis; its derivative is zero where all are -inf."""
     largest = lax.stop_gradient(jnp.max(x, axis=0))
     largest = jnp.where(jnp.isfinite(largest), largest, 0)
     total = jnp.sum(jnp.exp(x - largest), axis=0)

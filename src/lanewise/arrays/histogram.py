@@ -1,7 +1,7 @@
 """`histogram`: values combined by index.
 
-The usual operators write each bin at once (`bins.py`). Any other has its values sorted by bin, each keeping its place
-among its bin's, and the bins are then segments (`segmented.py`).
+The usual operators write each bin at once (`bins.py`). For any other, values are sorted by bin, in a stable order,
+and the bins are then segments (`segmented.py`).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def each(function: Callable[..., Leaves], *laid: Laid) -> Laid:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LaidLeaves:
-    """The same leaf by leaf: the numbers of one that is taken apart lie behind its steps, in front of its blocks."""
+    """The same leaf by leaf: the axis of numbers of one that is taken apart is between its steps and its blocks."""
 
     rows: Leaves
     tail: Leaves

@@ -31,7 +31,7 @@ def map(function: Callable[..., Any], *xs: Any) -> Any:
     if not callable(function):
         raise OptionError(f"`map`: `function` is {function!r}, not a function.")
     if not xs:
-        raise OptionError("`map`: there is nothing to go along. Give at least one array.")
+        raise OptionError("`map`: there is nothing to map over. Give at least one array.")
     if are_items(xs):
         return map_items(function, xs)
     given = [elements("map", f"xs[{i}]", x) for i, x in enumerate(xs)]

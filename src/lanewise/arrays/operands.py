@@ -1,4 +1,4 @@
-"""What the array operators take: trees of arrays with a common first axis, and how they are told when they are not."""
+"""What the array operators take: trees of arrays with a common first axis, and the errors for anything else."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def elements(what: str, argument: str, xs: Any) -> Elements:
     leaves = tuple(_array(what, f"{argument}{place}", x) for place, (_, x) in zip(places, found))
     lengths = {x.shape[0] for x in leaves}
     if len(lengths) > 1:
-        told = ", ".join(f"{argument}{p}: {x.shape[0]}" for p, x in zip(places, leaves))
+        found_text = ", ".join(f"{argument}{p}: {x.shape[0]}" for p, x in zip(places, leaves))
         raise OptionError(
-            f"`{what}`: the arrays of `{argument}` differ in length ({told}). Their first axes must be one size."
+            f"`{what}`: the arrays of `{argument}` differ in length ({found_text}). Their first axes must be one size."
         )
     return Elements(leaves, tree, lengths.pop(), places)
 
@@ -54,7 +54,7 @@ def _array(what: str, name: str, x: Any) -> Any:
         raise OptionError(f"`{what}`: `{name}` is {x!r}, not an array.")
     if np.ndim(x) == 0:
         raise OptionError(
-            f"`{what}`: `{name}` is a scalar and has no axis to go along. Give an array (a list counts as a tree)."
+            f"`{what}`: `{name}` is a scalar and has no first axis. Give an array (a list counts as a tree)."
         )
     return jnp.asarray(x)
 
@@ -62,13 +62,13 @@ def _array(what: str, name: str, x: Any) -> Any:
 def same_length(what: str, named: dict[str, int]) -> int:
     """The one length of several arguments, or an error that names them."""
     if len(set(named.values())) > 1:
-        told = ", ".join(f"`{name}`: {length}" for name, length in named.items())
-        raise OptionError(f"`{what}`: lengths differ ({told}). Give first axes of one size.")
+        found = ", ".join(f"`{name}`: {length}" for name, length in named.items())
+        raise OptionError(f"`{what}`: lengths differ ({found}). Give first axes of one size.")
     return next(iter(named.values()))
 
 
 def same_elements(what: str, into: Elements, values: Elements) -> None:
-    """What is written to must be of the structure and the types of what is written."""
+    """Check that `into` has the structure and the types of the values that are written to it."""
     if into.tree != values.tree:
         raise OptionError(
             f"`{what}`: `into` has structure {into.tree}, `values` have {values.tree}. Give one array for each."

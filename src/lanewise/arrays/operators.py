@@ -4,8 +4,8 @@ An operator takes two elements (trees of arrays) and gives one of the same type.
 element; what it closes over stays an ordinary value of the enclosing trace, so that it is batched and differentiated
 like anything else.
 
-The operators with a fast form are known by what they compute, not by who they are: each result is read off the trace as
-an expression of the two operands, and compared with the expressions of the operators in `KNOWN`. So `jnp.add`,
+The operators with a fast form are recognized by what they compute, not by identity: each result is read off the trace
+as an expression of the two operands, and compared with the expressions of the operators in `KNOWN`. So `jnp.add`,
 `operator.add`, `lambda a, b: b + a`, and each half of `lambda a, b: (a[0] + b[0], jnp.maximum(a[1], b[1]))` are all
 found. Other ways to write the same (`jnp.where(a > b, a, b)` for a maximum) are not, and take the general path.
 Operators that are linear in each operand (products of small matrices, affine maps) are found in `bilinear.py`.
@@ -56,7 +56,7 @@ def first_minimum(a: Any, b: Any) -> Any:
 
 
 def nothing_or_logaddexp(a: Any, b: Any) -> Any:
-    """log(exp a + exp b), and where both are nothing at all (minus infinity) a derivative of zero instead of NaN."""
+    """log(exp a + exp b), with a derivative of zero instead of NaN where both are minus infinity."""
     nothing = (a == -np.inf) & (b == -np.inf)
     return jnp.where(nothing, -np.inf, jnp.logaddexp(jnp.where(nothing, 0, a), b))
 
@@ -126,7 +126,7 @@ def _refuse_arity(what: str, operator: Callable[..., Any]) -> None:
     """Raise for a function that cannot be called with two elements."""
     try:
         signature = inspect.signature(operator)
-    except (TypeError, ValueError):  # it has none to show
+    except (TypeError, ValueError):  # it has no signature
         return
     try:
         signature.bind(None, None)

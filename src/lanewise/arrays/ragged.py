@@ -1,7 +1,7 @@
 """Sequences whose length is known at run time alone: the children of a node.
 
 `map` over such a sequence gives a `Ragged`: an array with room for the longest there can be, and a length. A list of
-records is gone through one by one, since the function may recurse; a `Ragged` all at once.
+records is mapped one by one, since the function may recurse; a `Ragged` all at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lanewise.core.objects import Items, is_held
 
 
 class Ragged(Items):
-    """Elements along the first axis of `values`, of which the first `length` count; the others are zero or anything.
+    """Elements along the first axis of `values`, of which the first `length` count; the others may hold anything.
 
     >>> from lanewise import arrays
     >>> three = Ragged(jnp.array([1.0, 2.0, 3.0, 0.0]), jnp.int32(3))
@@ -86,7 +86,7 @@ def map_items(function: Callable[..., Any], xs: Sequence[Any]) -> Ragged:
     """`function` of each element of sequences of one length."""
     if not all(isinstance(x, Items) for x in xs):
         raise OptionError(
-            "`map`: some of `xs` have a length that is known at run time alone, and others do not. Give one sort."
+            "`map`: some of `xs` have a length that is known at run time alone, and others do not. Give one kind."
         )
     most = min(x._lw_most() for x in xs)
     length = xs[0]._lw_length()

@@ -1,19 +1,19 @@
 """Scans by an operator that is linear in each operand (`bilinear.py`), with derivatives made for them.
 
 The tangents of prefixes yᵢ = yᵢ₋₁ ⊕ xᵢ obey a linear recurrence, y'ᵢ = A(xᵢ) y'ᵢ₋₁ + wᵢ, where w comes from the
-tangents of the elements one by one. So a derivative is one pass that makes w, which is no loop, and the solution of a
-recurrence; in reverse mode the solution of the transposed one, which runs backwards, and one pass that makes the
+tangents of the elements one by one. So a derivative is one pass that makes w, which is not a loop, and the solution of
+a recurrence; in reverse mode the solution of the transposed one, which runs backwards, and one pass that makes the
 adjoints of the elements. (For affine maps that is an affine scan from the other end.)
 
-A recurrence is solved in the blocks of the scan itself (`blocked.py`). Through a whole block, a value goes by A of what
-the block amounts to, and that the scan found on its way forward. So no product of matrices A is ever formed and nothing
-but elements and prefixes is kept. Each group of numbers that A does not mix has a recurrence of its own: of the product
-and the sum of affine maps, only that is solved whose prefixes have a derivative.
+A recurrence is solved in the blocks of the scan itself (`blocked.py`). A value passes a whole block by A of what the
+block amounts to, which the scan found on its way forward. So no product of matrices A is ever formed and nothing
+but elements and prefixes is stored. Each group of numbers that A does not mix has a recurrence of its own: of the
+product and the sum of affine maps, only that is solved whose prefixes have a derivative.
 
-JAX is told that this is a linear system (`lax.custom_linear_solve`: a band of A below a diagonal of ones), from which
-it has the transposed one and derivatives of every order.
+JAX sees this as a linear system (`lax.custom_linear_solve`: a band of A below a diagonal of ones), from which it has
+the transposed one and derivatives of every order.
 
-Segments: where one begins nothing is carried on. Flags come last among the numbers of elements then.
+Segments: where one begins, nothing is carried on. The flags are then the last among the numbers of elements.
 
 Reductions take the general path: what JAX makes of it is one pass forward and one back already, and nothing is written
 on the way that has to be laid out again. Considered and measured: one loop over all elements, which XLA:CPU compiles
@@ -57,7 +57,7 @@ from lanewise.arrays.laid_out import (
 def scan_bilinear(
     op: Bilinear, leaves: Sequence[Any], neutral: Sequence[Any], begins: Any = None
 ) -> Leaves:
-    """Inclusive prefixes of a long sequence, since the last place where a segment begins if `begins` tells where."""
+    """Inclusive prefixes of a long sequence, since the last place where a segment begins if `begins` is given."""
     plan, given, start = _Plan(op, begins is not None), list(leaves), apart(neutral, op.shapes)
     if begins is not None:
         given.append(begins.reshape(-1, *(1,) * start[0].ndim))
@@ -116,7 +116,7 @@ def _plain_prefixes(plan: _Plan, laid: LaidLeaves, neutral: Leaves) -> tuple[Lai
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _prefixes(plan: _Plan, laid: LaidLeaves, neutral: Leaves) -> tuple[Laid, Tower]:
-    """Prefixes, and what blocks amount to: a help to solve recurrences, not a result that has derivatives."""
+    """Prefixes, and what blocks amount to: an aid to solving recurrences, not a result that has derivatives."""
     return _plain_prefixes(plan, laid, neutral)
 
 

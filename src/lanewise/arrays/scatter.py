@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise.arrays.operands import elements, indices_of, same_elements, same_length, within
 
-# Up to so many writes are compared with each other; beyond, a table as long as the array finds the last of each place.
+# Up to this many writes are compared pairwise; beyond, a table as long as the array finds the last of each place.
 _COMPARED = 64
 
 

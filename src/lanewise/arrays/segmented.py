@@ -28,8 +28,8 @@ def segmented_reduce(
     """Each segment of `xs` combined into one element: `sizes[k]` elements make segment `k`, in order.
 
     For operator, elements and derivatives see `reduce`. An empty segment gives the neutral element; the usual operators
-    have one of their own. Sizes must add up to the length of `xs`; where they are traced that cannot be seen, elements
-    beyond the last segment count for none, and segments end where `xs` does.
+    have one of their own. Sizes must add up to the length of `xs`; where they are traced that cannot be checked,
+    elements beyond the last segment belong to none, and segments end where `xs` does.
 
     >>> import jax.numpy as jnp, lanewise as lw
     >>> lw.arrays.segmented_reduce(jnp.add, jnp.arange(6), jnp.array([2, 0, 3, 1])).tolist()
@@ -57,9 +57,9 @@ def segmented_scan(
     exclusive: bool = False,
     reverse: bool = False,
 ) -> Any:
-    """A `scan` of each segment of `xs` by itself: `sizes[k]` elements make segment `k`, in order.
+    """A `scan` of each segment of `xs` separately: `sizes[k]` elements make segment `k`, in order.
 
-    Where traced sizes do not add up to the length, what lies beyond the last segment is a segment too.
+    Where traced sizes do not add up to the length, what is beyond the last segment is a segment too.
 
     >>> import jax.numpy as jnp, lanewise as lw
     >>> lw.arrays.segmented_scan(jnp.add, jnp.ones(6), jnp.array([2, 0, 3, 1])).tolist()
@@ -97,7 +97,7 @@ def scan_segments(
         return scan_bilinear(known, leaves, neutral, begins)
 
     def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        # Not the result is chosen but the operand: a derivative that is not finite there is never computed.
+        # The operand is chosen, not the result: a derivative that is not finite there is never computed.
         before = [jnp.where(b[0], e, x) for e, x in zip(neutral, a[1:], strict=True)]
         return [a[0] | b[0], *(op(b[1:], before) if flipped else op(before, b[1:]))]
 
@@ -123,7 +123,7 @@ def reduce_segments(
 
 
 def _begins(sizes: Any, length: int) -> Any:
-    """Where in the array a segment begins; what lies beyond the last is one too."""
+    """Where in the array a segment begins; what is beyond the last is one too."""
     ends = jnp.cumsum(sizes)
     starts = jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
     return jnp.zeros(length, bool).at[starts].set(True, mode="drop")

@@ -2,22 +2,22 @@
 
 Storage
 -------
-A variable is a *temporary* if only its own block reads it, else a *register*; it has a *stack* besides if it is live
+A variable is a *temporary* if only its own block reads it, else a *register*; it also has a *stack* if it is live
 across a call that may come back into its own function. Registers hold the running frame's values, so the top of every
 stack is cached: a call pushes, a return pops.
 
-Each frame has one slot in every stack, at the frame's depth. So a value that was pushed for one call still lies in
+Each frame has one slot in every stack, at the frame's depth. So a value that was pushed for one call is still in
 its slot at the next call of the same frame: it is not pushed again (pop-push cancels) unless the variable changed in
 between; and after the return it is not popped unless something reads it before the next call. Both are found by
-dataflow: *saved* goes forward (what certainly lies in its slot), *wanted* backward (what is read before the next call).
+dataflow: *saved* goes forward (what certainly is in its slot), *wanted* backward (what is read before the next call).
 
 Constants
 ---------
-`evaluate` folds the small scalars that control flow hangs on: flags, indices, comparisons of constants.
+`evaluate` folds the small scalars that control flow depends on: flags, indices, comparisons of constants.
 `constants_at_start` follows them from block to block: conditional constant propagation. Optimistic, after Wegman and
-Zadeck (1991): a way that a known branch rules out brings nothing, so a flag that only an already threaded exit sets is
-known to be clear in the rest of its loop. A branch tells about its own index too: on the way taken for True the index
-is True.
+Zadeck (1991): a way that a known branch rules out contributes nothing, so a flag that only an already threaded exit
+sets is known to be clear in the rest of its loop. A branch determines its own index too: on the way taken for True the
+index is True.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def live_out(program: BlockProgram, function: BlockFunction) -> dict[Label, Vari
 def live_in(block: Block, after: Variables) -> Variables:
     """What a block needs at its start if `after` is needed at its end.
 
-    What only feeds values that nobody needs is not needed either, so a loop does not keep alive what it carries for
-    itself alone.
+    What only feeds values that are not needed is not needed either, so a loop does not keep alive what it carries
+    only for itself.
     """
     assigned = dict(block.assigns)
     needed = {atom for var, atom in assigned.items() if var in after and isinstance(atom, Var)}
@@ -88,7 +88,7 @@ def _backward(
     function: BlockFunction,
     across_call: Callable[[Block, Variables], Variables],
 ) -> dict[Label, Variables]:
-    """Liveness, with a say in what stays live across a call."""
+    """Liveness, with control over what stays live across a call."""
     after: dict[Label, Variables] = {block.label: frozenset() for block in function.blocks}
     before: dict[Label, Variables] = dict(after)
     changed = True
@@ -139,7 +139,7 @@ class Storage:
 
     `registers` are read by another block than the one that writes them (or are inputs, parameters, results);
     `stacks` are those of them with a stack; `uniform` hold one value for all lanes. Everything else is temporary.
-    `live_out` is kept by block, for the machine to write only what is read.
+    `live_out` is given by block, so that the machine writes only what is read.
     """
 
     registers: tuple[Var, ...]
@@ -156,7 +156,7 @@ class Storage:
 
 
 def storage(program: BlockProgram, varying_inputs: Iterable[bool]) -> Storage:
-    """Choose where each variable lives; `varying_inputs` tells which inputs differ between lanes."""
+    """Choose where each variable lives; `varying_inputs` says which inputs differ between lanes."""
     reach = reachable_functions(program)
     fixed = constant_variables(program)
     calls: dict[Label, CallStorage] = {}
@@ -203,7 +203,7 @@ def constant_variables(program: BlockProgram) -> Variables:
 
 
 def _arguments(block: Block) -> tuple[tuple[Var, object], ...]:
-    # A parameter handed on as it is is not written.
+    # A parameter that is passed on unchanged is not written.
     return tuple((var, atom) for var, atom in arguments_of(block.terminator) if var is not atom)
 
 
@@ -255,7 +255,7 @@ def _call_storage(
 def _saved_before(
     function: BlockFunction, across: dict[Label, Variables]
 ) -> dict[Label, Variables]:
-    """For each call: the variables whose current value certainly lies in the frame's slot already."""
+    """For each call: the variables whose current value is certainly in the frame's slot already."""
     universe: Variables = frozenset().union(*across.values()) if across else frozenset()
     entering: dict[Label, Variables] = {block.label: universe for block in function.blocks}
     entering[function.entry] = frozenset()
@@ -336,7 +336,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }
 
 
-# What can be told of an equation's results, all of its inputs known or only some.
+# What can be found of an equation's results, with all of its inputs known or only some.
 _FOLDED = {
     *_PLAIN,
     *("not", "and", "or", "select_n", "cond", "jit", "pjit"),

@@ -1,13 +1,13 @@
 """Variables that only copy each other get one place.
 
 A loop inside a loop, or a branch inside a loop, hands its whole state from variable to variable. For a machine that
-keeps every variable for every lane each copy is a masked write. Two variables may share a place unless one is written
+keeps every variable for every lane, each copy is a masked write. Two variables may share a place unless one is written
 while the other still holds a different value that is needed (Chaitin 1982). Only copies are reasons to share. All of a
-block's writes happen at its end, after all its reads, so variables can only be in each other's way there.
+block's writes happen at its end, after all its reads, so variables can only interfere there.
 
-A function that takes a state and gives it on (a buffer it writes to, say) takes it in a parameter and gives it in a
-result. Where neither is in the other's way these two share a place as well, in the whole program, and so a recursion
-hands its state from call to call without a copy. A function outside of the recursion that gives on what a call gave
+A function that takes a state and passes it on (a buffer it writes to, say) takes it in a parameter and gives it in a
+result. Where these two do not interfere, they share a place too, in the whole program, and so a recursion
+hands its state from call to call without a copy. A function outside of the recursion that passes on what a call gave
 leaves it where it is.
 """
 
@@ -49,7 +49,7 @@ from lanewise.core.primitives.facts import bytes_of
 
 
 def coalesce(program: BlockProgram, varying_inputs: Iterable[bool]) -> BlockProgram:
-    """Give variables that copy each other one place where they are not in each other's way."""
+    """Give variables that copy each other one place where they do not interfere."""
     varying_inputs = tuple(varying_inputs)
     program = within_functions(program, varying_inputs)
     place = _results_in_parameters(program, uniform_variables(program, varying_inputs))
@@ -67,7 +67,7 @@ def coalesce(program: BlockProgram, varying_inputs: Iterable[bool]) -> BlockProg
 
 
 def _given_on(program: BlockProgram) -> BlockProgram:
-    """What a call gave and a function gives on, copied where it ends, is left in the called function's variable.
+    """What a call gave and a function passes on, copied where it ends, is left in the called function's variable.
 
     Only outside of recursions: there, the variable could be another frame's. Its callers copy what they are given
     before they make another call; the entry's results are read when the lane has ended.
@@ -208,7 +208,7 @@ def _between(
 
 
 def _apart(variables: Sequence[Var], conflicts: dict[Var, set[Var]]) -> bool:
-    """Whether none of them is in another's way."""
+    """Whether no two of them interfere."""
     return not any(conflicts.get(var, set()) & {*variables} for var in variables)
 
 
@@ -223,7 +223,7 @@ def _coalesced(
         for var in (*f.params, *f.results)
     }
     # What others see keeps its name; what is the same for all lanes must stay so. The results of a function that
-    # nobody calls are seen at the very end only: an answer may stay where it was computed.
+    # nothing calls are seen at the very end only: an answer may stay where it was computed.
     fixed = {*program.inputs, *function.params, *(v for v, _ in program.constants), *others}
     if is_called(program, function.name):
         fixed |= set(function.results)
@@ -253,7 +253,7 @@ def _written_copies(
 ) -> list[tuple[Var, Var | None]]:
     """What leaves a block, where it is another variable written at some places: in its place only those are written.
 
-    Only in programs of one function that nobody calls: with calls, generated programs came out wrong on `native`.
+    Only in programs of one function that nothing calls: with calls, generated programs came out wrong on `native`.
     """
     if len(program.functions) > 1 or is_called(program, program.entry_function.name):
         return []
@@ -319,7 +319,7 @@ def _same(first: Atom, second: Atom) -> bool:
 
 
 class _Groups:
-    """Sets of variables that share a place, with what is in the way of each."""
+    """Sets of variables that share a place, with what interferes with each."""
 
     def __init__(self, conflicts: dict[Var, set[Var]], fixed: set[Var]) -> None:
         self.conflicts = conflicts

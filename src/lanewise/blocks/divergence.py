@@ -1,4 +1,4 @@
-"""What of a program varies between lanes: which equations make lanes part ways, and which answers have lanes' axes.
+"""What varies between the lanes of a program: which equations make lanes part ways, which answers have lanes' axes.
 
 A value *varies* if it may differ between lanes. Control flow *diverges* if lanes may take different ways through it:
 a branch whose index varies, a loop whose trip count varies, a call into a recursion, an assertion, or anything that
@@ -6,10 +6,10 @@ holds one of these. So does what adds to an accumulator: it adds for the lanes t
 flattened into blocks; what does not stays one equation inside a block, where JAX's own batching is the right code. So
 does a branch on a varying index whose sides are both cheap: running both and selecting costs less than parting.
 
-Once a loop is flattened its lanes are at different iterations at one time, so everything it changes varies, its
+Once a loop is flattened its lanes are at different iterations at the same time, so everything it changes varies, its
 counter too. The same holds for all parameters of a recursive function.
 
-`dependence` asks less: which answers depend on which operands, through data or through control. `jax.vmap` gives back
+`dependence` finds less: which answers depend on which operands, through data or through control. `jax.vmap` gives back
 an axis only for outputs that depend on a mapped input, and `jax.jacfwd` counts on it: the primal answers of a
 derivative must not gain the tangents' axis. For a program the machine runs, this is that rule.
 """
@@ -34,9 +34,9 @@ CHEAP_BYTES = 2048
 
 @dataclass
 class Divergence(_jax.Forward):
-    """The analysis, with its memory. `every_loop`: flatten every loop and call, so that each step is counted.
+    """The analysis, with its results cached. `every_loop`: flatten every loop and call, so that each step is counted.
 
-    Of an equation or code it gives which results vary when these inputs do, and whether anything inside diverges.
+    For an equation or code it gives which results vary when these inputs do, and whether anything inside diverges.
     """
 
     every_loop: bool = False

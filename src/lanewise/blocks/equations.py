@@ -1,4 +1,4 @@
-"""Equations: the code that lies inside one, how it writes by index, and what a program holds of them.
+"""Equations: the code inside one, how it writes by index, and what a program holds of them.
 
 Inside. Third-party code wraps its control flow in `jit`, `remat`, `custom_jvp` and friends; flattening and the analyses
 look through all of them with one table. Some primitives look at the whole batch under `jax.vmap` (Equinox's
@@ -67,7 +67,7 @@ def inside(eqn: JaxprEqn) -> Inside | None:
 
 
 def is_throw(eqn: JaxprEqn) -> bool:
-    """A throw inside a program passes its answers on: the lane's own outcome tells of the failure."""
+    """A throw inside a program passes its answers on: the lane's own outcome reports the failure."""
     return eqn.primitive is throw_p
 
 
@@ -142,7 +142,7 @@ def update_chain(eqns: Sequence[JaxprEqn], start: Any, atom: Any) -> list[JaxprE
 
 
 def before_updates(eqns: Sequence[JaxprEqn], atom: Atom) -> Var | None:
-    """The variable that `atom` is, but for indexed writes; None if they are into a constant."""
+    """The variable that `atom` is, apart from indexed writes; None if they are into a constant."""
     made_by = {out: eqn for eqn in eqns for out in eqn.outvars}
     while isinstance(atom, Var):
         eqn = made_by.get(atom)
@@ -194,7 +194,7 @@ def masked_update(eqn: JaxprEqn, args: Sequence[Any], mask: Any) -> Any:
 
 
 def _clipped(operand: Any, indices: Any, update: Any, numbers: Any) -> Any:
-    """Indices brought into range, as the `clip` mode does by itself."""
+    """Indices brought into range, as the `clip` mode does on its own."""
     collapsed = set(numbers.inserted_window_dims) | set(numbers.operand_batching_dims)
     windows = iter(numbers.update_window_dims)
     width = {d: 1 if d in collapsed else update.shape[next(windows)] for d in range(operand.ndim)}
@@ -206,7 +206,7 @@ def _clipped(operand: Any, indices: Any, update: Any, numbers: Any) -> Any:
 
 
 def holds_while(eqns: Iterable[JaxprEqn]) -> bool:
-    """Whether a loop of unknown length lies inside: run on values that are not there yet, it might never end."""
+    """Whether a loop of unknown length is inside: run on values that are not there yet, it might never end."""
     return any(eqn.primitive.name == "while" for eqn in _jax.equations(eqns))
 
 
@@ -227,11 +227,11 @@ def guards_a_loop(program: Program) -> bool:
 
 
 def refuse_collectives(program: Program) -> None:
-    """Raise if the program talks to other lanes."""
+    """Raise if the program communicates with other lanes."""
     for eqn in program.equations():
         talks = any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
         if talks and not any(True for _ in _jax.subjaxprs(eqn)):
             raise TransformError(
-                f"{eqn.primitive.name} talks to the other lanes, which are at another place of the program:"
+                f"{eqn.primitive.name} communicates with the other lanes, which are at another place of the program:"
                 f" {_jax.user_line(eqn)}. Take the collective out of the program, and apply it to its answers."
             )

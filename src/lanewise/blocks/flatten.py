@@ -9,7 +9,7 @@ block function of its own, called with `Call`.
 * `scan`: a counted loop; the stacked results are variables written by index.
 * `check`: a branch to a block that fails.
 
-Captured values are variables that nobody stores into again, so recursion never saves them.
+Captured values are variables that nothing stores into again, so recursion never saves them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def flatten(
 ) -> BlockProgram:
     """The blocks of `program` when these of its operands vary between lanes.
 
-    Assertions keep what their messages format only if the blocks are there to explain a failure.
+    Assertions hold on to what their messages format only if the blocks are there to explain a failure.
     """
     return _Flattener(Divergence(every_loop), explains).program(program, varying)
 
@@ -181,7 +181,7 @@ class _Flattener:
             return operands[: len(eqn.outvars)]
         name = eqn.primitive.name
         out_flags, diverges = self.divergence.eqn(eqn, self.flags(operands))
-        # A cheap branch is a branch until the passes have run: it may be an early exit.
+        # A cheap branch stays a branch until the passes have run: it may be an early exit.
         if not (diverges or (name == "cond" and self.flags(operands)[0])):
             return self.emit(eqn, operands, out_flags)
         if name in _STRUCTURED:
@@ -358,7 +358,7 @@ class _Flattener:
         places = [self.new_var(var.aval, True) for var in frame.results]
         arguments = (*captured, *zip(frame.params, operands, strict=True))
         self.finish(Call(frame.name, arguments, after))
-        # The results lie where the next call will overwrite them: copy them first.
+        # The results are where the next call will overwrite them: copy them first.
         self.start(after, "returned")
         self.finish(Jump(fresh), list(zip(places, frame.results, strict=True)))
         self.start(fresh, "after")

@@ -7,8 +7,8 @@ same time, and so can the calls that they make: a recursion that branches has wo
 The pass works on simplified blocks. First every call becomes a fork of one, whose results go to variables of the caller
 (its *inbox*: one variable for each result of each place in a fork, shared by all forks of functions with the same
 results). Then, where a block ends in a fork, the block after it does too, no other block leads there, and the second
-fork's arguments can be had without the first one's results, the two become one: the equations that lead to the
-arguments move up, all others move down behind the fork. What a block between two calls adds to accumulators stays
+fork's arguments can be computed without the first one's results, the two become one: the equations that lead to the
+arguments move up, all others move down below the fork. What a block between two calls adds to accumulators stays
 where it is, and moves down: sums have no order.
 
 A frame reads its own variables only. What a function reads that it is not given (the captured values of a program
@@ -125,7 +125,7 @@ def link_forked(
 
 
 def _each_call_forks(program: BlockProgram, inbox: Inbox) -> BlockProgram:
-    """Every call as a fork of one. Its results are stored where they lay before by a block of its own."""
+    """Every call as a fork of one. A block of its own stores the results where they were before."""
     fresh = _first_label(program)
     functions = {}
     for name, function in program.functions.items():
@@ -154,7 +154,7 @@ def _each_call_forks(program: BlockProgram, inbox: Inbox) -> BlockProgram:
 
 @each_function
 def _never_waiting(program: BlockProgram, function: BlockFunction) -> Sequence[Block]:
-    """Who finds a tape full fails at once, and the host runs all again with a longer one."""
+    """A lane that finds a tape full fails at once, and the host runs all lanes again with a longer one."""
     del program
     return [
         block.with_(terminator=replace(block.terminator, waits=False))
@@ -263,7 +263,7 @@ def _joined_forks(program: BlockProgram, function: BlockFunction, inbox: Inbox) 
 def _as_one(
     program: BlockProgram, first: Block, second: Block, after: Block, inbox: Inbox
 ) -> tuple[Block, Block] | None:
-    """Two blocks that fork one after the other as one, and all that comes behind; None if the second must wait."""
+    """Two blocks that fork one after the other as one, and all that comes after; None if the second must wait."""
     assert isinstance(first.terminator, Fork) and isinstance(second.terminator, Fork)
     late = {var for call in first.terminator.calls for var in call.results}
     needed = {a for _, a in arguments_of(second.terminator) if isinstance(a, Var)}
@@ -302,7 +302,7 @@ def _as_one(
 def _placed(
     program: BlockProgram, first: Fork, second: Fork, env: dict[Var, Atom], inbox: Inbox
 ) -> tuple[tuple[Forked, ...], dict[Var, Atom]]:
-    """The calls of two forks as those of one, and where results of the second lie now."""
+    """The calls of two forks as those of one, and where results of the second are now."""
     calls = list(first.calls)
     moved: dict[Var, Atom] = {}
     for call in second.calls:

@@ -42,7 +42,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Call:
-    """Give the callee its parameters, run it, go on at `target`. Its results lie in its result variables."""
+    """Give the callee its parameters, run it, go on at `target`. Its results are in its result variables."""
 
     callee: str
     arguments: tuple[tuple[Var, Atom], ...]
@@ -79,7 +79,7 @@ class Fork:
 
 @dataclass(frozen=True)
 class Spawn:
-    """Make calls as a fork does, but go on at `targets[index]` at once: what they give is collected later.
+    """Make calls as a fork does, but go on at `targets[index]` at once: their results are collected later.
 
     Where there is no room for them, the block is not run. If there is a `join`, those made before are collected there
     first.
@@ -113,8 +113,8 @@ class Return:
 class Fail:
     """End the lane: the assertion `sites[site]` does not hold, or whatever else `outcome` says.
 
-    `waits`: the lane wants room on a tape. A machine whose host makes room lets it wait for that instead, and go on
-    along the other way of the branch that led here. `message`: what writes the assertion's message of `values`; only
+    `waits`: the lane needs room on a tape. A machine whose host makes room lets it wait for that instead, and go on
+    along the other way of the branch that led here. `message`: what writes the assertion's message from `values`; only
     where the program was flattened to explain (`rules/explain.py`).
     """
 

@@ -3,8 +3,8 @@
 The forward sweep of a gradient puts records on tapes. In its code the tapes are values: every call takes them and gives
 them back (`Function.threads`), so every call seems to wait for the one before it. All that is done to them is `push`
 (`core/push.py`), which calls may do in any order. Here the tapes become *lane state*: one variable for each, which all
-frames of an example share, is read by no block, and is changed by `push` alone. What handed them on goes: parameters,
-results, arguments and copies. They begin as zeros.
+frames of an example share, is read by no block, and is changed by `push` alone. What passed them on is removed:
+parameters, results, arguments and copies. They begin as zeros.
 
 What it does not do: the tapes of a program called inside another. Each call of that has tapes of its own.
 """
@@ -78,7 +78,7 @@ def _same_state(program: BlockProgram) -> Iterator[tuple[Var, Var]]:
 
 
 def _keeps_it(program: BlockProgram, function: BlockFunction, state: State) -> bool:
-    """Whether a function gives state as state alone: only who has the whole run may have it as a value."""
+    """Whether a function gives state as state alone: only a caller with the whole run may have it as a value."""
     handed = {i for _, i in function.threads}
     as_values = any(var in state for i, var in enumerate(function.results) if i not in handed)
     return not as_values or (

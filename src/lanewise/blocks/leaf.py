@@ -2,13 +2,13 @@
 
 Half of the calls of a recursion that calls itself twice are leaves. For such a call, pushing a frame, going to the
 callee, coming back and popping costs many times what the callee does. So the callee's first block is copied to the
-call: if its test leads to a return, the results are computed there; otherwise the call is made as ever (and tests
+call: if its test leads to a return, the results are computed there; otherwise the call is made as usual (and tests
 again, which costs little: a compiler that sees both tests may drop the second).
 
-For a carrier with a program counter for each lane. Where all lanes share their blocks, more blocks cost more than
-frames.
+This is for a carrier with a program counter for each lane. Where all lanes share their blocks, more blocks cost more
+than frames.
 
-What a lane is told stays the same: steps are those of the blocks that were copied, and a block that may call makes sure
+What a lane reports stays the same: steps are those of the blocks that were copied, and a block that may call makes sure
 of room for a frame (`Block.frame`) whether it then needs one or not.
 """
 
@@ -62,7 +62,7 @@ def _peeled(program: BlockProgram, block: Block, fresh: Iterator[Label]) -> list
     assert isinstance(first.terminator, Branch)
     kept = {var: _jax.new_var(var.aval) for var, atom in call.arguments if isinstance(atom, Var)}
     given: dict[Var, Atom] = {var: kept.get(var, atom) for var, atom in call.arguments}
-    # The test reads what the call gives as it is given; what comes after reads it from where it is kept.
+    # The test reads what the call gives as it is given; what comes after reads it from where it is stored.
     env = dict(block.assigns) | dict(call.arguments)
     test = _renamed(first, env)
     assert isinstance(test.terminator, Branch)
@@ -92,7 +92,7 @@ def _peeled(program: BlockProgram, block: Block, fresh: Iterator[Label]) -> list
 
 
 def _leaves(function: BlockFunction) -> list[Block | None]:
-    """For each way out of the function's first block, what leads to its return as one block, if that is little."""
+    """For each way out of the function's first block, what leads to its return as one block, if that is little code."""
     blocks = {block.label: block for block in function.blocks}
     first = function.blocks[0]
     if not isinstance(first.terminator, Branch) or isinstance(first.terminator.index, Literal):

@@ -122,7 +122,7 @@ class Linked:
 
     @cached_property
     def bare_ends(self) -> frozenset[int]:
-        """The pcs of blocks that do nothing but end the lane: who would go there has ended."""
+        """The pcs of blocks that do nothing but end the lane: a lane that would go there has ended."""
         entry = self.program.entry_function
         if is_called(self.program, entry.name):
             return frozenset()
@@ -135,7 +135,7 @@ class Linked:
 
     @cached_property
     def waiting(self) -> frozenset[Label]:
-        """The blocks that end a lane for want of room on a tape that may grow: no lane goes there."""
+        """The blocks that end a lane for lack of room on a tape that may grow: no lane goes there."""
         return frozenset(
             item.label
             for item in self.order
@@ -177,7 +177,7 @@ class Linked:
 
     @cached_property
     def one_loop(self) -> bool:
-        """Whether all there is to diverge is one loop of one block: lanes cannot get ahead of each other in it."""
+        """Whether all that diverges is one loop of one block: lanes cannot get ahead of each other in it."""
         back = [
             (pc, self.pc_of[target])
             for pc, item in enumerate(self.order)

@@ -48,7 +48,7 @@ class Answer:
     site: int
     steps: int
     deepest: int
-    # What the assertion says that it failed, where the program was flattened to explain.
+    # The message of the failed assertion, where the program was flattened to explain.
     message: str | None = None
     sums: tuple[Any, ...] = ()
 
@@ -65,7 +65,7 @@ class _Pending:
 class _Frame:
     """A function that waits for calls, the first of which runs; it goes on at `target` when all are back.
 
-    `spawned`: what calls that were spawned have left, each with all variables of its frame; `keeps`: these are such.
+    `spawned`: what spawned calls have left, each with all variables of its frame; `keeps`: its calls are spawned.
     """
 
     values: Values

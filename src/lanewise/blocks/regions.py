@@ -2,13 +2,13 @@
 
 `if tree.left is not None: a = f(tree.left)`, then the same for the right: whether either call is made, and with what,
 does not depend on the other, but they stand in different blocks, so no `Fork` holds both. The part of the function
-around them, a *region* that is entered at one block, left to one and has no loops, is gone through twice, as a loop of
+around them, a *region* that is entered at one block, left to one and has no loops, is run twice, as a loop of
 calls is (`spawn.py`). The first time its forks are `Spawn`s, which do not wait, and all that waits for results is left
-out. When all calls are back, it is gone through again along the same branches, and does what was left out; where a call
+out. When all calls are back, it is run again along the same branches, and does what was left out; where a call
 was made, what it gave is collected.
 
 A variable of the function belongs to the second time if a value that waits for results is stored there anywhere in the
-region, else to the first. What the second time reads of the first lies in the frame: a block of a region runs at most
+region, else to the first. What the second time reads of the first is in the frame: a block of a region runs at most
 once, so a copy of what may be written over is enough.
 
 What it does not do: regions with an assertion or with loops in them, or where what a call gave decides about another.
@@ -70,7 +70,7 @@ def spawned_regions(program: BlockProgram, inbox: Variables) -> BlockProgram:
 
 @dataclass(frozen=True)
 class _Region:
-    """Blocks in an order in which they may run, the first of which all come through, and the one where all go then."""
+    """Blocks in an order in which they may run, all through the first, and the one that all ways lead to then."""
 
     blocks: tuple[Block, ...]
     exit: Block
@@ -117,7 +117,7 @@ def _in_order(blocks: Blocks, start: Label, end: Label) -> list[Label] | None:
 
     def visit(label: Label) -> bool:
         if label not in fine:
-            fine[label] = False  # who comes here again meanwhile has gone round
+            fine[label] = False  # coming here again in the meantime is a cycle
             plain = isinstance(blocks[label].terminator, Jump | Branch | Fork)
             if plain and all(list(map(visit, successors(blocks[label])))):
                 fine[label] = True
@@ -137,7 +137,7 @@ def _one_after_another(region: _Region) -> bool:
 
 
 def _taken_at_once(region: _Region, before: dict[Label, list[Label]]) -> bool:
-    """Whether a block of the region that nobody else comes to takes what each fork gives."""
+    """Whether a block of the region that nothing else leads to takes what each fork gives."""
     inside = {block.label for block in region.blocks}
     return all(fork.target in inside and len(before[fork.target]) == 1 for fork in region.forks)
 
@@ -145,7 +145,7 @@ def _taken_at_once(region: _Region, before: dict[Label, list[Label]]) -> bool:
 def _twice(
     program: BlockProgram, region: _Region, alive: Alive, inbox: Variables, labels: Iterator[Label]
 ) -> list[Block] | None:
-    """The blocks of a region that is gone through twice; None if one of its calls waits for another."""
+    """The blocks of a region that is run twice; None if one of its calls waits for another."""
     late = _waiting(region, alive)
     given = {fork.target: fork for fork in region.forks}
     if inbox & live_in(region.exit, alive[region.exit.label]):
@@ -185,14 +185,14 @@ def _twice(
 def _cleared(once: list[Block], twice: list[Block], at_start: Variables) -> Block:
     """The first block of a region, which also writes what the second time reads and only some ways write.
 
-    Nobody takes the other ways and reads it, but that is not seen from blocks: a value would be kept, and handed from
+    No lane takes the other ways and reads it, but that is not seen from blocks: a value would be kept, and handed from
     call to call.
     """
     written = {v for b in once[1:] for v in (*defined(b), *(var for var, _ in b.assigns))}
     some = [v for b in twice for v in reads(b) if v in written and v not in at_start]
     some = list(dict.fromkeys(some))
     traced = _jax.trace(lambda: [_jax.zeros(var.aval) for var in some], [])
-    assert not traced.captures, "zeros are made of nothing"
+    assert not traced.captures, "zeros capture nothing"
     zeros = tuple(zip(some, traced.jaxpr.outvars, strict=True))
     eqns = (*once[0].eqns, *traced.jaxpr.eqns)
     return once[0].with_(eqns=eqns, assigns=(*once[0].assigns, *zeros))

@@ -125,7 +125,7 @@ def _selected(
     stored: dict[Var, Atom] = {}
     for var in dict.fromkeys(v for assigned in after for v in assigned):
         options = [assigned.get(var, var) for assigned in after]
-        # A side that has not written the variable is one after which nobody reads it: any value will do.
+        # A side that has not written the variable is one after which it is not read: any value will do.
         written_here = have | set(base) | set(defined(block))
         if var not in written_here and any(option is var for option in options):
             value = next(option for option in options if option is not var)
@@ -157,7 +157,7 @@ def _written_where_taken(index: Atom, options: Sequence[Atom], eqns: list[JaxprE
 
 
 def _side_taken(index: Atom, side: int, num_sides: int) -> Any:
-    """Code that tells whether a branch on `index` goes to this side."""
+    """Code that computes whether a branch on `index` goes to this side."""
 
     def taken(i: Any) -> list[Any]:
         if num_sides == 2:
@@ -251,7 +251,7 @@ def _tested_once(
     for var, atom in both.assigns:
         if var in alive[side.label] or var in alive[block.label]:
             old = base.get(var, var)
-            # Not written on the other way: nobody reads it there, any value will do.
+            # Not written on the other way: it is not read there, any value will do.
             free = atom is old or (old is var and var not in have)
             stored[var] = atom if free else select(atom, old)
     chosen = select(index, literal)

@@ -267,7 +267,7 @@ def _with_constants(block: Block, known: dict[Var, Any]) -> Block:
 
 @each_function
 def drop_dead_code(program: BlockProgram, function: BlockFunction) -> Sequence[Block]:
-    """Remove stores nobody reads and equations nobody needs."""
+    """Remove stores that are not read and equations that are not needed."""
     alive = live_out(program, function)
     return [_without_dead(block, alive[block.label]) for block in function.blocks]
 

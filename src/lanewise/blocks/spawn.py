@@ -6,16 +6,17 @@ can be cut in two (loop distribution, Kennedy and McKinley 1990). The first half
 calls and goes on without waiting (`Spawn`); the second, when all are back, goes through the turns again, in order, and
 does what needs results (`Collect`). So sums have the same order, and the same rounding, as without it.
 
-*The inbox is the arena.* A call that was spawned and is back keeps its slot, and its results lie there in the variables
+*The inbox is the arena.* A call that was spawned and is back keeps its slot, and its results are there in the variables
 that it returned them in. The slots of one caller are a list, in the order in which they were made. `Collect` takes the
 first of it, copies what the caller reads, and frees it. What a turn had before its call and needs after it (the number
 of the turn, say) is written to the slot of the call, in variables that the called function does not know: its
-*luggage*. What can be had as cheaply from that, and from what does not change in the loop, is computed again instead.
+*luggage*. What can be computed as cheaply from that, and from what does not change in the loop, is computed again
+instead.
 
 What was considered: an array of results in the caller's frame, with a place for each turn. Every frame of the arena
 would have to have room for the longest list there is, or loops would be cut into strips of a few turns. Lists in the
 arena take what is there, for a node with 1,000 children as for a leaf. Where there is no room for more calls, the loop
-is cut into strips as well: what was spawned is collected, and the first half goes on.
+is cut into strips too: what was spawned is collected, and the first half goes on.
 
 *Which loops.* One whose turn is a block that ends in a fork and a block after it, where neither the arguments of the
 calls nor whether there is another turn depends on what calls of the loop gave, in this turn or an earlier one. The
@@ -126,7 +127,7 @@ def _turn(function: BlockFunction, blocks: dict[Label, Block], label: Label) -> 
             return None
         seen.add(following)
         own = blocks[following]
-        # The test of a loop may be a block by itself, which the first turn comes from as well.
+        # The test of a loop may be a block of its own, which the first turn comes from too.
         test = isinstance(own.terminator, Branch) and label in own.terminator.targets
         if len(before[following]) != 1 and not (test and isinstance(whole.terminator, Jump)):
             return None
@@ -137,7 +138,7 @@ def _turn(function: BlockFunction, blocks: dict[Label, Block], label: Label) -> 
 
 
 def _following(block: Block, blocks: dict[Label, Block]) -> Label | None:
-    """Where all go on from a block that go on."""
+    """Where all lanes go that go on from a block."""
     match block.terminator:
         case Jump(target):
             return target
@@ -275,7 +276,7 @@ def has_other_effect(eqn: JaxprEqn) -> bool:
 
 
 def _read_by(eqns: Sequence[JaxprEqn], atoms: Iterable[Atom]) -> set[Var]:
-    """What equations, and those who store atoms, read that the equations do not define."""
+    """What equations, and those that store atoms, read that the equations do not define."""
     found = {a for eqn in eqns for a in eqn.invars if isinstance(a, Var)}
     found |= {a for a in atoms if isinstance(a, Var)}
     return found - {var for eqn in eqns for var in eqn.outvars}
@@ -284,7 +285,7 @@ def _read_by(eqns: Sequence[JaxprEqn], atoms: Iterable[Atom]) -> set[Var]:
 def _luggage(
     whole: Block, wanted: set[Var], written: Variables
 ) -> tuple[list[Var], list[JaxprEqn]]:
-    """Of the values of the first half that the second wants, those that are kept, and what computes the others."""
+    """The values of the first half that the second wants: those that are kept, and what computes the others."""
     made_by = {var: eqn for eqn in whole.eqns for var in eqn.outvars}
     kept: dict[Var, None] = {}
     again: dict[int, JaxprEqn] = {}
@@ -325,7 +326,7 @@ def _is_cheap(eqn: JaxprEqn, varies: Callable[[Atom], bool]) -> bool:
 
 
 def renamed(eqns: Sequence[JaxprEqn], env: dict[Var, Atom]) -> tuple[JaxprEqn, ...]:
-    """Equations that define variables of their own, which `env` has then as well."""
+    """Equations that define variables of their own, which `env` then has too."""
     found = []
     for eqn in eqns:
         outs = [_jax.new_var(var.aval) for var in eqn.outvars]

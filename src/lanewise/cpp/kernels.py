@@ -42,18 +42,18 @@ def kernel_blocks(
 
 
 def blocks_for(program: Program, varying: tuple[bool, ...], options: Options) -> Linked:
-    """The blocks of the program's kernel, remembered."""
+    """The blocks of the program's kernel, cached."""
     return _blocks(program, varying, options.of_kernel())
 
 
 def kernel_or_obstacle(
     program: Program, varying: tuple[bool, ...], options: Options
 ) -> Emitted | Obstacle:
-    """The program's kernel, remembered, or the first thing that keeps it from being one."""
+    """The program's kernel, cached, or the first thing that keeps it from being one."""
     return _kernel_or_obstacle(program, varying, options.of_kernel())
 
 
-# Remembered by nothing of the options but what a kernel's text depends on: who plans and who runs have others.
+# Of the options, the key holds only what a kernel's text depends on: planning and running have different ones.
 _blocks = functools.lru_cache(maxsize=512)(kernel_blocks)
 
 
@@ -97,7 +97,7 @@ def run_kernel(
 
 
 def kernel_in_step(program: Program, varying: tuple[bool, ...], options: Options) -> Emitted | None:
-    """The kernel for several lanes in step, remembered, if the program has one. It counts nothing that is observed."""
+    """The kernel for several lanes in step, cached, if the program has one. It counts nothing that is observed."""
     return _kernel_in_step(program, varying, options.unwatched().of_kernel())
 
 

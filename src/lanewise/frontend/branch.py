@@ -4,9 +4,9 @@ What the sides leave in a variable decides what becomes of it:
 
 * the same object or the same plain number on both: it stays as it is, outside of the `cond`;
 * arrays whose types join: an output of the `cond`, converted on each side;
-* a value on one side that nobody reads if that side ran (it ended in a jump): the other side's value,
+* a value on one side that is not read if that side ran (it ended in a jump): the other side's value,
   and a placeholder of its type here;
-* undefined on one side only: undefined afterwards, with a note of who left it so; only a read complains;
+* undefined on one side only: undefined afterwards, with a note of what left it so; only a read raises;
 * anything else: an error that names the variable and both types.
 
 Expressions that choose are such branches too: `and`, `or`, conditional expressions, chained comparisons, `in`, and the
@@ -211,7 +211,7 @@ def _join(
     a, b = first.values[index], second.values[index]
     dead_a, dead_b = name in site.dead_then, name in site.dead_else
     if a.undefined is not None or b.undefined is not None:
-        if name == RESULT:  # a path that has not returned yet: its flags tell
+        if name == RESULT:  # a path that has not returned yet: its flags show that
             dead_a, dead_b = a.undefined is not None, b.undefined is not None
         if a.undefined is None and dead_b:
             return _one_sided(index, first, 0, outputs)
@@ -323,7 +323,7 @@ def _mismatch(name: str, index: int, first: Side, second: Side, site: Site) -> P
 def result_mismatch(
     found: values.Mismatch, first: int | None, second: int | None, site: Site
 ) -> ProgramError:
-    """Two paths return different types; the lines of their `return` are told where they are known."""
+    """Two paths return different types; the lines of their `return` are named where they are known."""
     lines = [f" (line {line})" if line else "" for line in (first, second)]
     return ResultTypeError(
         f"the function's result{found.path and ' at ' + found.path} is {found.first}{lines[0]} on one "
@@ -334,12 +334,12 @@ def result_mismatch(
 
 
 def _how(found: values.Mismatch) -> str:
-    """What to write, as far as the two types tell."""
+    """The fix, as far as the two types show it."""
     first, second = found.first.split(" ")[0], found.second.split(" ")[0]
     if "[" in first and "[" in second and first.split("[")[1] == second.split("[")[1]:
         return ", for example with `.astype(...)`"
     if "None" in (found.first, found.second):
-        return "; None is no array"
+        return "; None is not an array"
     return ""
 
 
@@ -439,7 +439,7 @@ class Operators:
         return self.not_(k, self.in_(k, value, container))
 
     def builtin(self, k: int, fun: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call what stands under the name of a built-in function."""
+        """Call what the name of a built-in function refers to."""
         if fun is builtins.isinstance and len(args) == 2 and is_held(args[0]):
             return args[0]._lw_is_instance(args[1])
         if fun is builtins.len and len(args) == 1 and isinstance(args[0], Items):
@@ -476,7 +476,7 @@ class Operators:
         return [truth(first, self.sites[k]), *late]
 
     def _extreme(self, k: int, items: Sequence[Any], beats: Callable[[Any, Any], Any]) -> Any:
-        """As Python's `max` and `min` go about it: the first of the extreme ones stays."""
+        """As Python's `max` and `min` do it: the first of the extreme ones stays."""
         best = items[0]
         for item in items[1:]:
             better = truth(beats(item, best), self.sites[k])

@@ -4,10 +4,10 @@ A condition that is not traced runs as plain Python: nothing here is seen in the
 staged (`branch.py`, `loop.py`). Converted code reaches its run-time as the variable `_lw`, a `Runtime`
 that also holds the `Site` of each of its statements, by number.
 
-Objects may be changed in place while a branch or a loop is staged. Local containers that are pytrees are no trouble:
-each side works on a copy of its own, and the merge puts the two together. What cannot be copied so is refused, at the
-line that changes it: objects that are no pytrees, objects from outside the function, and containers known under two
-names (a copy each would make them two).
+Objects may be changed in place while a branch or a loop is staged. Local containers that are pytrees are fine:
+each side works on a copy of its own, and the merge puts the two together. What cannot be copied in this way is an
+error, at the line that changes it: objects that are not pytrees, objects from outside the function, and containers
+known under two names (a copy each would make them two).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Runtime(Operators):
 
     @property
     def matching(self) -> Any:
-        """What the patterns of a `match` ask."""
+        """What the patterns of a `match` check."""
         from lanewise.frontend import matching
 
         return matching
@@ -78,7 +78,7 @@ class Runtime(Operators):
         return value
 
     def returning(self, k: int, value: Any) -> Any:
-        """A value is about to be returned; errors tell from where."""
+        """A value is about to be returned; errors say from where."""
         progress.returned = self.sites[k].line
         return value
 
@@ -86,7 +86,7 @@ class Runtime(Operators):
         """A function's result, where it has one `return` or several."""
         if isinstance(value, Undefined):
             raise UndefinedVariableError(
-                "no path through this function comes to a `return`", self.sites[k].location
+                "no path through this function reaches a `return`", self.sites[k].location
             )
         return value
 
@@ -199,7 +199,7 @@ class Runtime(Operators):
             around = self.sites[self.staged[-1]]
             raise UnsupportedSyntaxError(
                 f"{values.type_text(target)} in `{name}` is changed in place inside the {around.what} of "
-                f"line {around.line}, whose condition is only known at run time; it is no pytree, so each "
+                f"line {around.line}, whose condition is only known at run time; it is not a pytree, so each "
                 "side cannot have a copy. Make it a dataclass, a dict or a list, or keep the part in a "
                 "local variable",
                 self.sites[k].location,
@@ -346,7 +346,7 @@ class Runtime(Operators):
         variables: Variables,
         done: _Test | None,
     ) -> None:
-        """A scan, or a while loop with an index where it may end early or who knows when."""
+        """A scan, or a while loop with an index where it may end early or its length is not known."""
         counting = Counting(variables)
         scanned = done is None and not is_traced(steps.length)
         at_least_once = not is_traced(steps.length)

@@ -11,10 +11,10 @@ looks at a flag, which the exit sets to a literal True. A loop with `break` or `
 `done` that its test looks at first. Later passes thread these constants, so an exit is a jump again in
 the end; a flag that is never set under a traced condition is a plain Python bool and costs nothing.
 
-Statements that no path comes to are dropped before all this: under a flag they would be traced, where
-nobody has kept the variables that they read.
+Statements that no path reaches are dropped before all this: under a flag they would be traced, where
+the variables that they read are no longer stored.
 
-A `with` whose body always exits comes to its end all the same if its manager swallows an exception (as
+A `with` whose body always exits still reaches its end if its manager swallows an exception (as
 `contextlib.suppress` does). So it counts as one that may exit: what follows is kept, under a flag. Where
 only such a `with` leads to what follows, the guard is `swallowed`: it runs if the flag is plainly unset
 and is otherwise not even traced, as before a traced branch or loop ends the run-time has refused a `with`
@@ -23,7 +23,7 @@ that fell through inside of it.
 `Exit` and `Guard` are statements of our own, for the analysis (`names.py`: an `Exit` is a jump there)
 and for the emitter (`statements.py`: there it is assignments to flags).
 
-What no program can hold, such as a generator, is refused here too, with what to write instead.
+What no program can hold, such as a generator, is an error here too, with what to write instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _ADVICE: dict[type[ast.AST], str] = {
     ast.Yield: "a generator. Collect the values in an array, or return them",
     ast.YieldFrom: "a generator. Collect the values in an array, or return them",
-    ast.Await: "`await`. A program runs from start to end by itself; await its answer outside",
+    ast.Await: "`await`. A program runs from start to end on its own; await its answer outside",
     ast.AsyncFor: "`async for`. Use `for`",
     ast.AsyncWith: "`async with`. Use it around the call of the program",
     ast.Global: "`global`. Take the value as an argument, and return the new one",
@@ -62,7 +62,7 @@ def refuse_unsupported(node: ast.FunctionDef | ast.AsyncFunctionDef, filename: s
     """Raise at the first statement of a function that no program can hold."""
     if isinstance(node, ast.AsyncFunctionDef):
         raise UnsupportedSyntaxError(
-            "a program cannot be `async`. A program runs from start to end by itself; "
+            "a program cannot be `async`. A program runs from start to end on its own; "
             "make it a plain function and await its answer outside",
             Location(filename, node.lineno, node.name),
         )
@@ -231,7 +231,7 @@ class Exits:
         return out, whole
 
     def reachable(self, block: list[ast.stmt]) -> list[ast.stmt]:
-        """The statements that some path comes to; a `match` is written as `if`."""
+        """The statements that some path reaches; a `match` is written as `if`."""
         out: list[ast.stmt] = []
         for node in block:
             if isinstance(node, ast.Match):

@@ -1,5 +1,5 @@
 """Expressions rewritten: `and`, `or`, `not`, `a if t else b`, `a < b < c` and reads of variables that
-may be undefined become calls of the run-time, what Python would not compute yet wrapped in a lambda."""
+may be undefined become calls of the run-time, with what Python would not compute yet wrapped in a lambda."""
 
 from __future__ import annotations
 

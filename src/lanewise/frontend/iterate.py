@@ -1,9 +1,9 @@
 """What a `for` can be staged over, and whether it is: ranges with traced bounds, arrays, and `zip`, `enumerate` and
 `reversed` of these. Everything else is iterated by Python itself.
 
-A short `for` is written out, as Python under `jax.jit` would have it: the index is a plain number, and small code
-becomes fast code. Where a turn holds a large matrix product there is little to gain, and compilers take their time
-over each copy: XLA measures every product on a GPU, and takes the 16 layers of a network for 16 different ones. So
+A short `for` is unrolled, as Python under `jax.jit` would have it: the index is a plain number, and small code
+becomes fast code. Where a turn holds a large matrix product there is little to gain, and compilers spend time
+on each copy: XLA measures every product on a GPU, and takes the 16 layers of a network for 16 different ones. So
 those turns become one loop, if they are alike, the same code with other numbers in it: an index that decides anything
 but which elements are read, such as a branch, a shape, a static power or a plain float, makes code that differs.
 """
@@ -33,7 +33,7 @@ UNROLL_MOST = 32  # a range this short is unrolled
 UNROLL_EXITS = 4  # so is one this short whose `break` or `return` is only known at run time
 # The products that are large: of this many multiplications.
 LARGE = 10_000
-# Parameters that say which elements are read. How many, the shapes of results say.
+# Parameters that say which elements are read. The shapes of results say how many.
 _POSITIONS = {"slice": ("start_indices", "limit_indices")}
 Item = Callable[[Any, Sequence[Any]], Any]
 
@@ -192,21 +192,21 @@ def call(site: Site, fun: Any, *args: Any, **kwargs: Any) -> Any:
     return fun(*args, **kwargs)
 
 
-# -- whether a `for` is staged, or written out -------------------------------------------------------
+# -- whether a `for` is staged, or unrolled -------------------------------------------------------
 
 
 def is_long(
     items: Any, body: Callable[[Any], None], variables: Variables, done: Callable[[], Any] | None
 ) -> bool:
-    """Whether a `for` over a range or an array of NumPy's is better staged than written out."""
+    """Whether a `for` over a range or an array of NumPy's is better staged than unrolled."""
     if not UNROLL_EXITS < len(items) <= UNROLL_MOST:
         return len(items) > UNROLL_MOST
     try:
         if done is None:
             return _is_worth_a_loop(items, body, variables)
-        # Whether it may end early, on a condition that only running it tells.
+        # Whether it may end early, on a condition that only running it shows.
         return try_once(variables, done, lambda: body(items[0]))[1]
-    except Exception:  # what it is will be told by the iteration itself
+    except Exception:  # the iteration itself will raise it
         return False
 
 

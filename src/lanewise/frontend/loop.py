@@ -2,7 +2,7 @@
 
 A loop starts with the types its variables have at the entry. One pass over the body gives the types
 they have at its end; where the two join to something wider (a Python `0` that becomes a float32) the
-entry is converted and the body traced again. What the body gives back untouched is no part of the
+entry is converted and the body traced again. What the body gives back untouched is not part of the
 carry. A variable that is undefined at the entry is undefined in the traced body too, so that a read
 of it is found there; if the body assigns it, it leaves the loop defined only when the loop is known to
 run at least once, or when only a jump out of the loop leads to its readers.
@@ -52,9 +52,9 @@ class LoopSpec:
 class Stageable:
     """A sequence that a staged loop can step through.
 
-    `item(k, slices)` is the k-th item, given the k-th slice of each of `xs`; `counts` tells whether it
-    looks at `k`. `length` is a plain int, or traced. `python` is what plain Python would iterate, where
-    the length is plain: short ones and stubborn bodies are unrolled over it.
+    `item(k, slices)` is the k-th item, given the k-th slice of each of `xs`; `counts` says whether it
+    reads `k`. `length` is a plain int, or traced. `python` is what plain Python would iterate, where
+    the length is plain: short ones, and bodies that cannot be staged, are unrolled over it.
     """
 
     length: Any

@@ -1,15 +1,15 @@
 """`match` written as `if`, so that its subject may hold traced values.
 
-A pattern asks two kinds of things. What the subject is made of (a sequence of three, a mapping with these keys, an
+A pattern checks two kinds of things. What the subject is made of (a sequence of three, a mapping with these keys, an
 instance of that class) is known while tracing: a plain bool, so a case that does not fit is gone. What its parts are
 equal to, and what the guard says, may be traced: then the case is a branch. A case is the test
 
     structure and ... and values and ... and guard
 
 and its body begins with the names that the pattern binds. A guard reads the parts of the subject themselves: names are
-bound when the whole case holds, where Python binds them before it asks the guard.
+bound when the whole case holds, where Python binds them before it evaluates the guard.
 
-What patterns ask at run time, as Python's own `match` has it, is at the end.
+What patterns check at run time, as Python's own `match` does, is at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lanewise.frontend.values import is_traced, type_text
 
 @dataclass
 class _Asked:
-    """What a pattern asks of its subject, in the order it may be asked, and the names it binds."""
+    """What a pattern checks of its subject, in the order it may be checked, and the names it binds."""
 
     structure: list[ast.expr] = field(default_factory=list)
     values: list[ast.expr] = field(default_factory=list)
@@ -70,7 +70,7 @@ def match_as_if(node: ast.Match, subject: str) -> list[ast.stmt]:
 
 
 def _taken_whole(case: ast.match_case) -> list[ast.expr]:
-    """The classes, or None, of which no subject comes past a case."""
+    """The classes, or None, whose subjects never get past a case."""
 
     def whole(pattern: ast.pattern) -> list[ast.expr]:
         match pattern:
@@ -233,7 +233,7 @@ def _locate(node: ast.stmt, origin: ast.AST) -> ast.stmt:
     return node
 
 
-# -- what patterns ask at run time -------------------------------------------------------------------
+# -- what patterns check at run time -------------------------------------------------------------------
 
 # Classes whose one positional pattern is the subject itself.
 _THEMSELVES = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)

@@ -1,8 +1,8 @@
 """The message of an `assert`, formatted when a lane has failed.
 
-While a program is traced there are no values to format. So a message is kept as what would write it: the lambda around
-the user's expression, with the variables it reads. Once a lane has failed and its values are known, it is called
-with these in the variables' places; any expression will do, format specifications and calls included.
+While a program is traced there are no values to format. So a message is stored as what would write it: the lambda
+around the user's expression, with the variables it reads. Once a lane has failed and its values are known, it is called
+with these in the variables' places; any expression works, format specifications and calls included.
 
 Until then the message is shown with holes, `x is {x}`. To find what it formats, it is written once with a `_Hole` for
 each traced value. A message that does more than format is shown as it stands in the source.
@@ -85,7 +85,7 @@ def text_of(write: Callable[[], Any], source: str) -> tuple[str, Message | None,
     try:
         text = shown.with_leaves({place: hole for place, (hole, _) in holes.items()})
         read = [place for place, (hole, _) in holes.items() if hole._read]
-    except Exception:  # it computes something of the values: shown as it is written
+    except Exception:  # it computes something from the values: shown as it is written
         text = source
     if not read:
         return text, None, []

@@ -1,9 +1,9 @@
 """Which names a piece of a function reads, binds and mutates, and which are live where.
 
 The analysis runs on the structured body that `exits.py` leaves: no jumps but `Exit`, which goes to a
-place known beforehand (the loop's head, what follows the loop, the end of the function). Liveness is
+place known in advance (the loop's head, what follows the loop, the end of the function). Liveness is
 therefore one backward walk, repeated over a loop until it settles. For each `if`, `Guard` and loop it
-records which of the modified variables matter afterwards, and on which side nobody reads them.
+records which of the modified variables matter afterwards, and on which side they are not read.
 """
 
 from __future__ import annotations
@@ -138,12 +138,12 @@ def root(node: ast.AST) -> str | None:
 class Mutation:
     name: str
     certain: (
-        bool  # an assignment to a part or a method known to change its object, as against any call
+        bool  # an assignment to a part or a method known to change its object, not just any call
     )
 
 
 def mutations(node: ast.AST) -> Iterator[Mutation]:
-    """The variables whose objects a piece of code changes in place, as far as its text tells."""
+    """The variables whose objects a piece of code changes in place, as far as its text shows."""
     for child in own_nodes(node):
         if isinstance(child, ast.Attribute | ast.Subscript):
             if not isinstance(child.ctx, ast.Load):

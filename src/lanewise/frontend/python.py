@@ -9,11 +9,11 @@ late binding, recursion and tracebacks are as they were. Called under a JAX trac
     run time: control -> branch, loop -> values; iterate (what a `for` runs over), messages (of `assert`)
 
 The whole file is parsed (once) and the function found by its line, so that lines and columns are the
-user's own, whatever the indentation, and a lambda in the middle of a call is found as well.
+user's own, whatever the indentation, and a lambda in the middle of a call is found too.
 
 Several lambdas may begin on one line, beside or inside each other. Code knows the columns of the text it was compiled
-from, and of the lambdas that hold all of these the narrowest is its own: the code of one that holds another has the
-making of the other in it, which lies outside the other's body. Where Python keeps no columns (`-X no_debug_ranges`), or
+from, and of the lambdas that hold all of these the narrowest is its own: the code of one that holds another also
+makes the other, with text outside the other's body. Where Python keeps no columns (`-X no_debug_ranges`), or
 code without any text, each lambda is compiled and compared; two that are compiled to the same mean the same.
 """
 
@@ -59,7 +59,7 @@ def convert(fun: Callable[..., Any]) -> Callable[..., Any]:
         return MethodType(convert(fun.__func__), fun.__self__)
     if not isinstance(fun, FunctionType):
         raise UnsupportedSyntaxError(
-            f"{fun!r} is no Python function, so there is no source to make a program from. Give the "
+            f"{fun!r} is not a Python function, so there is no source to make a program from. Give the "
             "function it wraps, or use `lanewise.lift`"
         )
     code = fun.__code__
@@ -145,7 +145,7 @@ _files: dict[str, tuple[str, dict[int, list[_Found]]]] = {}  # the text, and its
 
 def _no_source(here: Location) -> UnsupportedSyntaxError:
     return UnsupportedSyntaxError(
-        f"the source of `{here.function}` is not to be found, and a program is made from its source. "
+        f"the source of `{here.function}` cannot be found, and a program is made from its source. "
         "Put the function into a file, or write it with `jax.lax` control flow and use "
         "`lanewise.lift`",
         here,
@@ -224,13 +224,13 @@ def _texts(code: CodeType) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def _holds(node: _Node, code: CodeType) -> bool:
-    """Whether all of the code's text lies inside the node."""
+    """Whether all of the code's text is inside the node."""
     start, end = _span(node)
     return all(start <= first and last <= end for first, last in _texts(code))
 
 
 def _narrowest(candidates: list[_Found]) -> list[_Found]:
-    """Those in which no other one lies."""
+    """Those that contain no other."""
 
     def within(inner: _Node, outer: _Node) -> bool:
         a, b = _span(inner), _span(outer)
@@ -299,7 +299,7 @@ def _compile_within(
 
 
 def _strip(node: _Node) -> None:
-    """Take decorators, defaults and annotations out: they were evaluated when the user's function was made."""
+    """Remove decorators, defaults and annotations: they were evaluated when the user's function was made."""
     if not isinstance(node, ast.Lambda):
         node.decorator_list, node.returns = [], None
         if getattr(node, "type_params", None):

@@ -356,8 +356,8 @@ class Statements(Expressions):
         out: list[ast.stmt] = []
         if node.kind == "return":
             self.result_used = True
-            told = runtime_call("returning", self.site(node, "`return`"), value, origin=node)
-            out.append(assign(RESULT, told, node))
+            returned = runtime_call("returning", self.site(node, "`return`"), value, origin=node)
+            out.append(assign(RESULT, returned, node))
         out += [assign(name, ast.Constant(True), node) for name in node.flags()]
         return out or [locate(ast.Pass(), node)]
 

@@ -1,13 +1,13 @@
-"""The variables of a statement at trace time: what they hold, their types, how two of them join, and who is asking.
+"""The variables of a statement at trace time: what they hold, their types, how two of them join, and what is asking.
 
 A variable's value is a pytree. Its leaves are of two sorts: *arrays* (JAX and NumPy arrays and Python
 numbers: what a loop can carry) and *fixed* (functions, strings, any other object: must be the same on
-every path). A variable that no path has assigned holds an `Undefined`, which remembers who left it so.
+every path). A variable that no path has assigned holds an `Undefined`, which remembers what left it so.
 
 Two types join by JAX's own promotion: a weakly typed value (a Python number) gives way to a strong
 type that can hold it, two weak ones promote, everything else must be equal.
 
-A `Site` is what the converted code tells its run-time about one statement of the user's source.
+A `Site` is what the converted code passes its run-time about one statement of the user's source.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLAG = "_lw_flag_"  # how the names of the flags that exits set begin
 
 @dataclass(frozen=True)
 class Undefined:
-    """Stands in a variable that no assignment has reached; `why` tells which statement left it so."""
+    """Stands in a variable that no assignment has reached; `why` says which statement left it so."""
 
     name: str
     why: str = ""
@@ -127,7 +127,7 @@ def _is_plain_dataclass(leaf: Any) -> bool:
 
 
 def register_plain_dataclass(cls: type) -> None:
-    """Make a dataclass a pytree, as JAX would: fields marked static in their metadata are no leaves."""
+    """Make a dataclass a pytree, as JAX would: fields marked static in their metadata are not leaves."""
     fields = [field for field in dataclasses.fields(cls) if field.init]
     static = [field.name for field in fields if field.metadata.get("static", False)]
     data = [field.name for field in fields if field.name not in static]
@@ -229,7 +229,7 @@ def as_type(value: Any, aval: ShapedArray) -> Any:
 
 
 def placeholder(aval: ShapedArray) -> Any:
-    """A value of a type for a path on which nobody looks at it."""
+    """A value of a type for a path on which it is not read."""
     if _jax.is_extended(aval.dtype):
         return _jax.zeros(aval)
     if aval.shape == ():
@@ -327,8 +327,8 @@ class Site:
     """One control-flow statement or expression.
 
     `names` are the variables it may modify; the first `live` of them matter afterwards, the others are
-    temporaries. `dead_then` and `dead_else` are those whose value nobody reads when that side ran (it
-    ended in a jump past every read); `dead_entry` those whose value at a loop's entry nobody reads.
+    temporaries. `dead_then` and `dead_else` are those whose value is not read when that side ran (it
+    ended in a jump past every read); `dead_entry` those whose value at a loop's entry is not read.
     """
 
     location: Location
@@ -386,7 +386,7 @@ class Variables:
         return list(self.get()[: self.site.live])
 
     def from_here(self, block: Callable[[], None]) -> Callable[[], list[Any]]:
-        """How to run a block on copies of what the variables hold now; gives what it leaves of those that matter."""
+        """How to run a block on copies of what the variables hold now; gives what it leaves in those that matter."""
         entry = [take_apart(value) for value in self.get()]
 
         def run() -> list[Any]:

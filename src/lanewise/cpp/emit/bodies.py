@@ -5,9 +5,9 @@ if nothing writes it, the operand itself. A block runs its equations, then store
 
 A recursion's kernel is one loop around a `switch`, and CUDA's compiler cannot know which of its cases run most. With
 more arrays than registers it spills those of the hot cases as well as the others. We know more: what calls a recursion
-runs seldom beside it. So the arrays that only code outside of recursions touches lie in memory, where they are touched
-seldom. (NUTS on a funnel of ten dimensions, 16,384 chains on an H200: 250 million gradients a second for 164; of two
-dimensions, where all fits: 1.80 thousand million for 1.93.)
+runs rarely compared to it. So the arrays that only code outside of recursions touches are kept in memory, where they
+are rarely touched. (NUTS on a funnel of ten dimensions, 16,384 chains on an H200: 250 million gradients a second
+instead of 164; of two dimensions, where all fits: 1.80 billion instead of 1.93.)
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Bodies:
         self.places: dict[Var, Place] = {}
         # What is filled for each example: places, or the names of pointers.
         self.loads: list[tuple[Any, Any]] = []
-        # Larger arrays that are answers, and the name of the output that they lie in on a host.
+        # Larger arrays that are answers, and the name of the output that they are in on a host.
         self.in_outputs: dict[Var, str] = {}
         self.stacks: dict[Var, str] = {}
         self.read_by_frames = shared_by_frames(linked.program, linked.storage)
@@ -82,7 +82,7 @@ class Bodies:
     # -- declarations ----------------------------------------------------------------------------------
 
     def declare_stacks(self) -> None:
-        """Stacks lie behind the fixed part of the scratch memory, whose size is known when all is written."""
+        """Stacks come after the fixed part of the scratch memory, whose size is known when all is written."""
         if not self.linked.has_calls:
             return
         w = self.writer
@@ -127,14 +127,14 @@ class Bodies:
         return self.writer.room(shape, dtype, "v")
 
     def answer_in_place(self, results: Sequence[Var]) -> None:
-        """Have larger arrays that are answers lie in their outputs on a host."""
+        """Keep larger arrays that are answers in their outputs on a host."""
         for i, var in enumerate(results):
             kind, size = dtypes.ctype(var.aval.dtype), math.prod(var.aval.shape)
             if var in self.linked.storage.registers and self.writer.layout.strides(kind, size):
                 self.in_outputs.setdefault(var, f"out{i}")
 
     def lose(self) -> None:
-        """End the lane where it never comes, if everything is right."""
+        """End the lane at a place that it never reaches, if everything is right."""
         self.writer.line(f"outcome = {int(Outcome.LOST)};")
 
     def _own_room(self, var: Var) -> Scalar | Stored:
@@ -288,7 +288,7 @@ class Bodies:
     def _assign(
         self, pairs: Sequence[tuple[Place, Value]], values: Sequence[Value], free: set[Var]
     ) -> None:
-        """Store values, of which some are those of `free` variables, whose memory nothing else wants.
+        """Store values, of which some are those of `free` variables, whose memory nothing else needs.
 
         A large array is not copied then: on a host it and the one that was there exchange their memory. `values` are
         read afterwards.

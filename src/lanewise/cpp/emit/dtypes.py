@@ -126,14 +126,14 @@ def _float(number: Any) -> str:
     return f"lw_float{64 if wide else 32}({bits[int(number < 0)]})"
 
 
-# -- threads of a lane: who works on its arrays -----------------------------------------------------------
+# -- threads of a lane: which work on its arrays -----------------------------------------------------------
 
 # Arrays of at least this many elements are the work of all threads that run a lane together.
 LONG = 32
 
 
 class OneThread:
-    """A thread runs a lane by itself, on a host and on a GPU."""
+    """A thread runs a lane on its own, on a host and on a GPU."""
 
     number = 1
     # Its arrays are its own: rules may point into them, and have forms that take vectors of their elements.
@@ -144,7 +144,7 @@ class OneThread:
     part = ("0", "1")
 
     def shares(self, size: int) -> bool:
-        """Whether an array of so many elements is the work of all threads."""
+        """Whether an array of `size` elements is the work of all threads."""
         return False
 
     def joined(self, sums: Sequence[str]) -> list[str]:
@@ -155,7 +155,7 @@ class OneThread:
 class Warp(OneThread):
     """The threads of a warp run a lane together; on a host it is one thread all the same.
 
-    All of them go the same way. Scalars are computed by each; long arrays lie in memory that they share, and each does
+    All of them go the same way. Scalars are computed by each; long arrays are in memory that they share, and each does
     a part of the work on them.
     """
 
@@ -175,7 +175,7 @@ class Warp(OneThread):
         return [f"{total} = lw_sum_of_parts({total});" for total in sums]
 
 
-# -- memory of a lane: where its arrays lie ---------------------------------------------------------------
+# -- memory of a lane: where its arrays are ---------------------------------------------------------------
 
 
 class Layout:
@@ -195,7 +195,7 @@ class Layout:
 
     @staticmethod
     def strides(kind: str, size: int) -> bool:
-        """Whether such an array lies in the scratch memory."""
+        """Whether such an array is in the scratch memory."""
         return size * SIZES[kind] > LOCAL_BYTES
 
     def lend(self, wanted: int) -> int:

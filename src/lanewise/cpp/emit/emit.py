@@ -13,8 +13,8 @@ inside the block. A block's stores happen all at once: `Bodies` orders them, and
 way. Recursion keeps a stack for each variable that needs one (see `blocks/analysis.py`) in the scratch memory.
 
 A program can be carried if every equation has a rule that takes it, every value a dtype a kernel holds, and a lane's
-state room in memory. Writing a kernel is quick beside compiling it, so the last word is a trial: what the rules refuse
-is found by writing.
+state room in memory. Writing a kernel is quick compared to compiling it, so it is tried: what the rules refuse is
+found by writing.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class Emitter:
 
         Threads that run in step wait for each other where a loop ends. With the dispatch in the loop over examples, a
         thread that has ended takes a new example at the next pause of the others. A recursion dispatches at every call
-        and return: a new example among old ones would have its threads at ever more places, each of which runs by
-        itself, so there the dispatch keeps to one example.
+        and return: a new example among old ones would have its threads at ever more places, each of which runs on
+        its own, so there the dispatch keeps to one example.
         """
         self.bodies.answer_in_place(results)
         if self.linked.has_calls or len(self.structure.heads) == 1:
@@ -223,7 +223,7 @@ class Emitter:
                     self.elsewhere()
 
     def elsewhere(self) -> None:
-        """Where a return leads to no case: without this the dispatch would go round for ever."""
+        """Where a return leads to no case: without this the dispatch would loop forever."""
         self.bodies.lose()
         self.writer.line("goto finished;")
 
@@ -243,7 +243,7 @@ class Emitter:
                 case Loop():
                     self._loop(part)
                 case Run():
-                    # A jump forward must not skip a declaration: what comes before a label keeps to itself.
+                    # A jump forward must not skip a declaration: what comes before a label has a scope of its own.
                     if any(isinstance(later, Mark) for later in code[i + 1 :]):
                         with w.block():
                             self._run(part)

@@ -1,4 +1,4 @@
-"""What an emitter writes: a kernel's text, what is to be known to call it, and where a host's thread begins."""
+"""What an emitter writes: a kernel's text, what its callers need to know, and where a host's thread begins."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Emitted:
         return [*each, *(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in self.sums)]
 
     def arguments(self, operands: Sequence[Any]) -> tuple[list[Any], dict[int, int]]:
-        """What a kernel is called with, and which results lie in the place of which arguments."""
+        """What a kernel is called with, and which results are in the place of which arguments."""
         zeros = [np.zeros(out.shape, out.dtype) for out in self.sums]
         given = [*operands, *self.constants, *zeros]
         # A kernel has only pointers: it would read an array of another type as garbage, and loop on it.
@@ -133,8 +133,8 @@ def host_entry(
 ) -> str:
     """What a thread of the host calls (`cpp/runtime/work.h`), with what depends on the program.
 
-    `sums` of its own are by the number of their argument. Behind those of `outer` lie rows of what is to be added to
-    them. If it `meets`, the thread has several lanes (`cpp/runtime/meeting.h`).
+    `sums` of its own are by the number of their argument. Those of `outer` are followed by rows of what is to be added
+    to them. If it `meets`, the thread has several lanes (`cpp/runtime/meeting.h`).
     """
     *buffers, _, _ = arguments
     rows = {i: f"{sums[i].kind}, {', '.join(map(str, sums[i].shape))}" for i in outer}

@@ -1,4 +1,4 @@
-"""What Python has to know of lanes that meet at products: `cpp/runtime/meeting.h` says how they do, and why so."""
+"""What Python has to know of lanes that meet at products: `cpp/runtime/meeting.h` says how they do, and why."""
 
 from __future__ import annotations
 

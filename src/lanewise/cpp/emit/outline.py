@@ -44,7 +44,7 @@ from lanewise.cpp.emit.repeats import repeats
 LEAST = 16.0
 # Arrays of more elements are not copied for a function that updates them.
 COPIED = 64
-# Runs inside of runs become functions too, so deep.
+# Runs inside of runs become functions too, to this depth.
 ROUNDS = 8
 # More than any equation has results.
 SLOTS = 1 << 20
@@ -203,7 +203,7 @@ class _Outliner:
         return bool(gain)
 
     def _trimmed(self, place: _Place, length: int) -> int:
-        """The length without what only names elements otherwise at the end: that costs nothing where it is read."""
+        """The length without equations at the end that only rename elements: these cost nothing where they are read."""
         while length and not self.like.weight(place.eqn(length - 1)):
             length -= 1
         return length
@@ -326,7 +326,7 @@ def _holds_code(eqn: JaxprEqn) -> bool:
 
 
 def _edited(eqn: JaxprEqn) -> list[Var]:
-    """The long arrays that an equation writes into, where they lie, if nobody else wants them."""
+    """The long arrays that an equation writes into in place, if nothing else needs them."""
     name = eqn.primitive.name
     if is_update(eqn):
         found: Sequence[Atom] = eqn.invars[:1]
@@ -379,7 +379,7 @@ class Likeness:
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
-        # What is looked at is kept: while it is here, nothing else gets its id.
+        # References are held to what is compared: while it is here, nothing else gets its id.
         self._of_eqn: dict[int, tuple[JaxprEqn, int]] = {}
         self._of_code: dict[int, tuple[Jaxpr, int]] = {}
         self._weights: dict[int, tuple[JaxprEqn, float]] = {}

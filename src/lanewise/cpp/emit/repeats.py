@@ -1,7 +1,7 @@
 """Runs of numbers that stand at several places, found by sorting.
 
 Sequences are put in one row, each with an end of its own, and all suffixes of the row are sorted: those that begin
-alike then lie side by side. Where neighbours of the sorted order have a prefix in common, that prefix is a run that
+alike are then adjacent. Where neighbours of the sorted order have a prefix in common, that prefix is a run that
 repeats; the stretch of neighbours that share it are its places. There are at most as many such stretches as numbers.
 """
 

@@ -115,7 +115,7 @@ class Graph:
 
 
 class Copies:
-    """A graph with nodes copied until every loop has one entry; `origin` tells what a copy is a copy of."""
+    """A graph with nodes copied until every loop has one entry; `origin` says what a copy is a copy of."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Copies:
             pass
 
     def outermost_loops(self) -> list[Node]:
-        """The entries of loops that lie in no other, when every loop has one entry."""
+        """The entries of loops that are inside no other, when every loop has one entry."""
         graph = Graph(self.edges, self.heads)
         inner = {node: graph.edges[node] for node in graph.order}
         return [next(n for n in graph.order if n in loop) for loop in _loops(inner, graph.order)]
@@ -274,7 +274,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Loop:
-    """Runs its body for ever; `node` is its head.
+    """Runs its body forever; `node` is its head.
 
     If it `pauses`, every few turns control goes through the dispatch to its head; `short` ones are worth unrolling.
     """
@@ -305,7 +305,7 @@ Code = tuple[Run | Loop | Leave | Mark, ...]
 
 @dataclass(frozen=True)
 class Structure:
-    """The code below each head, and which labels are jumped to. `origin` tells which node a copy is a copy of."""
+    """The code below each head, and which labels are jumped to. `origin` says which node a copy is a copy of."""
 
     heads: tuple[Node, ...]
     code: dict[Node, Code]
@@ -324,7 +324,7 @@ def structure(
     """Find the structure of a graph; `edges` may lead to `HALT` and `DISPATCH`.
 
     `weight` is the length of each node's code, for deciding what may be written twice. With `pausing`, the outermost
-    loops of a program of one head are heads as well, and pause.
+    loops of a program of one head are heads too, and pause.
     """
     copies = Copies(edges, heads, weight)
     copies.make()

@@ -1,8 +1,8 @@
-"""How the values of a jaxpr's variables are held inside a kernel, where arrays lie, and who still reads them.
+"""How the values of a jaxpr's variables are held inside a kernel, where arrays are, and what still reads them.
 
 A value gives the C++ expression of any of its elements, by indices (`at`) or by row-major position (`flat`). A
-`Scalar` is one expression without side effects, a `Stored` lies in memory, a `View` is computed where it is read: what
-only renames indices is never copied, and elementwise code that is read once is fused into its reader (`Uses` tells
+`Scalar` is one expression without side effects, a `Stored` is in memory, a `View` is computed where it is read: what
+only renames indices is never copied, and elementwise code that is read once is fused into its reader (`Uses` says
 whether each element is then computed at most once, and whether a variable's memory can be written over).
 
 Index expressions are Python ints where they are known, so that constant indices fold, and C++ text otherwise; text that
@@ -12,12 +12,12 @@ binds weaker than a sum comes in parentheses.
 and by stores at the end of a block) when no value that is still wanted has it among its roots.
 
 A lane's small arrays are C++ arrays (which a compiler keeps in registers where all indices are known, and which CUDA
-spreads over memory so that neighbouring lanes coalesce); its larger arrays and its stacks lie in the scratch memory the
+spreads over memory so that neighbouring lanes coalesce); its larger arrays and its stacks are in the scratch memory the
 launcher gives, element by element: element `i` of lane `l` at `i * lanes + l`, so that lanes at the same place of the
 program touch neighbouring addresses. Operands are read where they are, those that all lanes share too: a copy of them
 in a GPU's shared memory was tried, and beam search took 6.9 and 7.1 ms with it, 6.6 and 6.7 without. A host's thread
-runs one lane, so nothing is gained by such an order there: a larger array that is an answer of the program lies where
-answers are wanted from the start. (A tape that few records came to lie on is then not copied.)
+runs one lane, so nothing is gained by such an order there: a larger array that is an answer of the program is stored
+where answers are wanted from the start. (A tape with few records on it is then not copied.)
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Value(ABC):
 
     @property
     def in_rows(self) -> bool:
-        """Whether elements along the last axis lie in memory one after the other."""
+        """Whether elements along the last axis are contiguous in memory."""
         return False
 
     @property
     def unwritten(self) -> bool:
-        """Whether nobody reads an element before it is written: to store such a value is to do nothing."""
+        """Whether no element is read before it is written: to store such a value is to do nothing."""
         return False
 
     @abstractmethod
@@ -102,7 +102,7 @@ class Scalar(Value):
 
 @dataclass(frozen=True)
 class _InMemory(Value):
-    """Elements that lie in memory one after the other, in row-major order."""
+    """Elements that are contiguous in memory, in row-major order."""
 
     @property
     def linear(self) -> bool:
@@ -154,7 +154,7 @@ class Part(_InMemory):
 
 
 def window(value: Value, corner: Sequence[Index], shape: Sequence[int]) -> Part | None:
-    """The elements of a window of a value, if they lie in memory one after the other."""
+    """The elements of a window of a value, if they are contiguous in memory."""
     if not isinstance(value, Stored):
         return None
     # At the axes before the first that is longer than one the window is a place, at those after it it is all there is.
@@ -256,7 +256,7 @@ class Mapped(Value):
 
 @dataclass(frozen=True)
 class Unwritten(Value):
-    """Elements that are written before anyone reads them; `text` is what a reader gets all the same."""
+    """Elements that are written before they are read; `text` is what a reader gets all the same."""
 
     text: str = ""
 
@@ -350,7 +350,7 @@ class Scope:
     `owned`: variables whose memory this code may write over once nothing wants it any more. `destinations`: where a
     variable's value goes in the end, so that it may be computed there. `added`: those that a host has added to a sum of
     all lanes where they were made. `current`: the equation being written, with
-    those `ahead` of it, the last one first; `made_by` tells which of those before it made a variable. `known`: the
+    those `ahead` of it, the last one first; `made_by` says which of those before it made a variable. `known`: the
     numbers among the scalars, which need no code.
     """
 

@@ -1,7 +1,7 @@
 """The writer: where rules put their code.
 
 It holds the text written so far, the values of the variables of the code being written (one `Scope` for each jaxpr
-that is being inlined), and where arrays lie. Rules see `value`, `define`, `compute`, `store`, `put`, `editable`,
+that is being inlined), and where arrays are. Rules see `value`, `define`, `compute`, `store`, `put`, `editable`,
 `assign`, and what writes lines.
 
 Fusion: `compute` leaves an array unwritten if the one equation that reads it reads each element once; the expression
@@ -41,7 +41,7 @@ from lanewise.cpp.emit.values import (
 
 # Loops of at most this many iterations are unrolled, so that the arrays they index can live in registers; of those
 # between, a host unrolls a few turns, CUDA's compiler what it thinks fit (with none of more than 4 turns asked for,
-# HMC's kernel took 0.84 ms for 1.22). Longer ones it would unroll so far that it ran out of registers.
+# HMC's kernel took 0.84 ms instead of 1.22). Longer ones it would unroll so far that it ran out of registers.
 UNROLLED_WHOLE = 8
 UNROLLED = 16
 # Those of more iterations than this are many.
@@ -92,7 +92,7 @@ class Writer:
         self.line(end)
 
     def fresh(self, prefix: str = "t") -> str:
-        """A name nobody else uses."""
+        """A name that nothing else uses."""
         self._next_name += 1
         return f"{prefix}{self._next_name}"
 
@@ -134,7 +134,7 @@ class Writer:
 
     @contextmanager
     def turns(self, header: str, number: int, *, short: bool) -> Iterator[None]:
-        """A loop of a rule's own, of so many turns; a `short` one is unrolled as far as loops around it leave room."""
+        """A loop of a rule's own, of `number` turns; a `short` one is unrolled as far as loops around it leave room."""
         unrolled = short and number <= UNROLLED and number * self.unrolling <= MOST_UNROLLED
         if unrolled:
             self.unroll(number)
@@ -215,7 +215,7 @@ class Writer:
     ) -> list[Value]:
         """Write a jaxpr's code here; gives its results.
 
-        `owned` tells which arguments' memory it may write over, `destinations` where its results will be stored.
+        `owned` says which arguments' memory it may write over, `destinations` where its results will be stored.
         """
         scope = Scope(uses_of(jaxpr.eqns, jaxpr.outvars))
         scope.values.update(zip(jaxpr.invars, args, strict=True))
@@ -426,7 +426,7 @@ class Writer:
                 pending[0] = (place, self.copied(value))
 
     def editable(self, atom: Atom) -> Scalar | Stored:
-        """Memory that holds the value of `atom` and may be written over: its own if nothing else wants that, or a copy.
+        """Memory that holds the value of `atom` and may be written over: its own if nothing else needs that, or a copy.
 
         For indexed updates: `room = w.editable(operand)`, `put` the elements that change, `w.give(outvar, room)`.
         """

@@ -206,7 +206,7 @@ LW_FUNCTION complex64 lw_complex_atan(complex64 z) {
 }
 // -- lw_complex_logistic --
 LW_FUNCTION complex64 lw_complex_logistic(complex64 z) {
-  // Of the exponentials of z and -z the one that does not overflow.
+  // The one of the exponentials of z and -z that does not overflow.
   const complex64 one(1.0f, 0.0f), small = lw_complex_exp(z.re < 0.0f ? z : -z);
   return (z.re < 0.0f ? small : one) / (one + small);
 }

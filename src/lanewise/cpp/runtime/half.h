@@ -39,7 +39,7 @@ LW_FUNCTION uint16 lw_float_to_bfloat(float32 value) {
   return (uint16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 // -- lw_round_to_odd --
-// A double on its way to 16 bits: a float that still tells which side of every tie it lay on, so that the second
+// A double on its way to 16 bits: a float that still shows which side of every tie it was on, so that the second
 // rounding is the only one that counts.
 LW_FUNCTION float32 lw_round_to_odd(float64 value) {
   float32 near = (float32)value;

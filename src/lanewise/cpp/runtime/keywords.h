@@ -19,7 +19,7 @@
 #define LW_FIRST(counter) lane
 #define LW_NEXT(counter) (lanes + (long long)atomicAdd(counter, 1ull))
 #define LW_PLATFORM(cuda, host) cuda
-// Both of a number: half of the work is the same. What a host's compiler knows by itself.
+// Sine and cosine of a number, which have half of the work in common. A host's compiler knows that on its own.
 #define LW_SINE_COSINE(type, s, c, both, x, sine, cosine) type s, c; both(x, &s, &c);
 #define LW_GOES_ON(turn) (turn < 64)
 // Threads in step meet at the `switch`; a host's thread goes where it is going.
@@ -53,7 +53,7 @@
 #define LW_TABLE static const
 #define LW_UNROLL _Pragma("GCC unroll 16")
 // Left alone, g++ would write all turns out, and take long over it. (Six samplers' kernels took 0.7 to 1.4 s to compile
-// for 0.8 to 7, and ran as fast or faster.)
+// instead of 0.8 to 7, and ran as fast or faster.)
 #define LW_UNROLL_SOME _Pragma("GCC unroll 4")
 #define LW_UNROLL_FOUR
 #define LW_LANE 0ll
@@ -64,7 +64,7 @@
 #define LW_PLATFORM(cuda, host) host
 #define LW_SINE_COSINE(type, s, c, both, x, sine, cosine) const type s = sine, c = cosine;
 #define LW_UNROLL_SHORT
-// The turns of the loop that follows do not know of each other.
+// The turns of the loop that follows are independent.
 #define LW_IN_STEP _Pragma("omp simd")
 #define LW_PART 0
 #define LW_PARTS 1

@@ -1,11 +1,11 @@
 // Lanes of one thread that meet at products with a matrix they share.
 //
-// A lane by itself reads a whole matrix for each of its rows, and a core waits for memory. Rows of several lanes share
+// A lane on its own reads a whole matrix for each of its rows, and a core waits for memory. Rows of several lanes share
 // what is read: products of 16 rows by 128 x 512 weights take a third of the time for each row. So a thread has several
-// lanes under way. Each has a stack of its own and runs by itself, as ever, up to a product of few rows with a large
+// lanes under way. Each has a stack of its own and runs on its own, as usual, up to a product of few rows with a large
 // matrix that all lanes share, and waits there. When all wait, one matrix has its turn, for all lanes that wait for it.
-// Nothing else in a kernel knows of that: blocks, recursion and refill are those of a lane by itself. An answer has the
-// same bits, for a row's product does not depend on the rows beside it (`rules/rows.py`).
+// Nothing else in a kernel knows of that: blocks, recursion and refill are those of a lane on its own. An answer has
+// the same bits, since a row's product does not depend on the rows beside it (`rules/rows.py`).
 //
 // Whose turn it is: the matrix for which lanes have waited most, summed over lanes and turns. Lanes that go through the
 // same products in a loop gather in one turn round it; one that waits elsewhere, alone, has its turn too.
@@ -24,7 +24,7 @@
 #define LW_MEETING_BYTES 268435456ll
 #define LW_USUAL_FRAMES 1024
 #define LW_STACK_BYTES 4194304
-// The most stacks that a kernel keeps for its next run, and how far one lies from where the one before does in a page.
+// The most stacks that a kernel keeps for its next run, and how far each is shifted in a page from the one before.
 #define LW_KEPT_STACKS 256
 #define LW_STAGGER_BYTES 256
 // A matrix of fewer bytes stays near the core for one lane after the other; a lane with this many rows gains little.
@@ -143,8 +143,8 @@ static void lw_keep(void* stack, bool put, void** taken) {
   if (put && stack) munmap(stack, LW_STACK_BYTES);
 }
 
-// Lanes have their arrays at different places of a page: rows that lie a multiple of a page apart drive each other out
-// of the caches.
+// Lanes have their arrays at different places of a page: rows that are a multiple of a page apart evict each other
+// from the caches.
 static bool lw_begin(lw_fiber* fiber, int number) {
   char* stack = (char*)fiber->stack;
   if (!stack) {

@@ -3,8 +3,8 @@
 #include "kernel.h"
 
 // -- lw_strided --
-// A lane's array in the scratch memory: neighbouring lanes' elements lie side by side. A host's thread has memory for
-// one lane; that its stride is 1 must be known inside of functions as well.
+// A lane's array in the scratch memory: neighbouring lanes' elements are adjacent. A host's thread has memory for
+// one lane; that its stride is 1 must be known inside of functions too.
 template <class T> struct lw_strided {
   T* first;
 #ifdef __CUDACC__
@@ -13,12 +13,12 @@ template <class T> struct lw_strided {
   LW_MEMBER T& operator[](long long index) const { return first[index * stride]; }
 #else
   LW_MEMBER lw_strided(char* memory, long long, long long) : first((T*)memory) {}
-  // Have the elements of an array that is as large, and that one these.
+  // Exchange elements with an array of the same size.
   LW_MEMBER void exchange(lw_strided& other) { T* const own = first; first = other.first; other.first = own; }
   LW_MEMBER T& operator[](long long index) const { return first[index]; }
 #endif
 };
-// -- lw_apart -- An array whose elements lie apart.
+// -- lw_apart -- An array whose elements are apart.
 template <class T> struct lw_apart {
   T* first;
   long long stride;

@@ -148,8 +148,8 @@ LW_FUNCTION int64 lw_product(int64 a, int64 b) { return lw_mul(a, b); }
 LW_FUNCTION uint8 lw_product(uint8 a, uint8 b) { return lw_mul(a, b); }
 LW_FUNCTION uint16 lw_product(uint16 a, uint16 b) { return lw_mul(a, b); }
 // -- lw_power --
-// A power with a known exponent, by squaring. It is no loop: one inside of a loop over an array keeps that from being
-// vector code.
+// A power with a known exponent, by squaring. It is not a loop: one inside of a loop over an array keeps that from
+// being vector code.
 template <int n, class T> LW_FUNCTION T lw_power_times(T result, T a) {
   if constexpr (n == 0) return result;
   else return lw_power_times<(n >> 1)>(n & 1 ? lw_product(result, a) : result, lw_product(a, a));

@@ -200,7 +200,7 @@ LW_CALLED lw_turned_rows(const void* const* rows_of, void* const* answers, int r
 #endif
 // -- lw_by_matrix --
 #ifndef __CUDACC__
-// A lane's rows by a matrix, or by its transpose (`turned`): at once, or when others want it as well.
+// A lane's rows by a matrix, or by its transpose (`turned`): at once, or when others want it too.
 template <bool turned, class T, int rows, int terms, int columns>
 static inline void lw_by_matrix(const T* left, const T* right, T* answer) {
   void (*const multiply)(const void* const*, void* const*, int, const void*, int, int) =

@@ -1,7 +1,7 @@
 #pragma once
 #include "keywords.h"
 
-// A kernel that can be stopped asks where its loops pause, and now and then: the answer lies far away. (Threads of a
+// A kernel that can be stopped asks where its loops pause, but only now and then: the flag is far away. (Threads of a
 // host are called out of their kernels by a signal, see `foreign.py`.)
 #ifdef LW_STOPS
 extern "C" {

@@ -4,7 +4,7 @@
 #include "vectors.h"
 
 // -- lw_sum --
-// The type of a sum that all lanes add to. Of a long sum of float32 much would be lost: a host holds it in float64.
+// The type of a sum that all lanes add to. A long sum of float32 would lose much: a host holds it in float64.
 template <class T> struct lw_sum {
   typedef T type;
 };
@@ -63,7 +63,7 @@ LW_CALLED lw_add_products(S* sum, const T* a, const T* b, int count, int m, int 
 #endif
 // -- lw_outer_rows --
 #ifndef __CUDACC__
-// Pairs of vectors whose outer products are to be added to a sum, behind which they lie.
+// Pairs of vectors whose outer products are to be added to a sum, which they follow in memory.
 template <class T, int m, int n> struct lw_outer_rows {
   static const int most = 32, high = (m + 7) / 8 * 8, wide = (n + 31) / 32 * 32;
   long long count;

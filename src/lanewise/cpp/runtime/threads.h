@@ -4,7 +4,7 @@
 
 #ifndef __CUDACC__
 // Examples that come and go while a run goes on: the numbers of those that wait for a lane, and of those that have
-// ended, each in a ring that has room for all. `come`, `taken`, `gone` and `reported` count for ever.
+// ended, each in a ring that has room for all. `come`, `taken`, `gone` and `reported` only grow.
 struct lw_feed {
   pthread_mutex_t guard;
   pthread_cond_t arrival, end;
@@ -36,8 +36,8 @@ static void lw_feed_wait(lw_feed* feed) {
   lw_feed_unlock(feed, &before);
 }
 
-// A run over all examples, and one thread's share of it: a few examples at a time, so many that taking them costs
-// little, so few that no thread has much left when the others have nothing.
+// A run over all examples, and one thread's share of it: a few examples at a time, enough that taking them costs
+// little, and few enough that no thread has much left when the others have nothing.
 struct lw_run {
   void** arguments;
   long long examples, lane_bytes;
@@ -89,7 +89,7 @@ static long long lw_fed(lw_share* share) {
 }
 static void lw_take(lw_share* share) {
   lw_run* run = share->run;
-  // Who comes for more has ended what it had (lanes in step: all but the last few of it).
+  // A thread that comes for more has ended what it had (lanes in step: all but the last few of it).
   __atomic_add_fetch(&run->done, share->held, __ATOMIC_RELAXED);
   share->held = 0;
   if (__atomic_load_n(&lw_superseded, __ATOMIC_RELAXED)) return;

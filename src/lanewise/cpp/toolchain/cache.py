@@ -1,12 +1,12 @@
-"""Compiled kernels, kept on disk for later processes under the hash of all that they depend on.
+"""Compiled kernels, cached on disk for later processes under the hash of all that they depend on.
 
-They lie in the user's own cache folder (`XDG_CACHE_HOME`, or `~/.cache`). What is loaded from there runs, so the folder
-is used only if it belongs to this user and nobody else may write there. And a library whose end is missing kills the
+They are in the user's own cache folder (`XDG_CACHE_HOME`, or `~/.cache`). What is loaded from there runs, so the folder
+is used only if it belongs to this user and no one else may write there. And a library whose end is missing kills the
 process that touches it, so each file ends with a seal (the length and the hash of what is before it), which is checked
-before anything is loaded. (Loaders of machine code look at no more than its headers name, and do not mind.) A file
-without its seal is as none: what it held is made again.
+before anything is loaded. (Loaders of machine code look at no more than its headers name, and do not notice.) A file
+without its seal counts as missing: what it held is made again.
 
-Where the cache folder cannot be written, files are kept for this process alone, in a folder for temporary files or in
+Where the cache folder cannot be written, files are cached for this process alone, in a folder for temporary files or in
 memory.
 """
 
@@ -29,10 +29,10 @@ Loaded = TypeVar("Loaded")
 
 MARK = b"lanewise"
 SEAL_BYTES = 8 + 32 + len(MARK)
-# What the names of files begin with that are being made, and when nobody is at it any more.
+# The prefix of the names of files that are being written, and the age at which no process still writes them.
 WORK = "work-"
 OLD_SECONDS = 24 * 3600.0
-# A file system that lies in memory, where there is one.
+# A file system in memory, where there is one.
 IN_MEMORY = Path("/dev/shm")
 
 
@@ -50,19 +50,19 @@ def found(name: str) -> Path | None:
 
 
 def read(name: str) -> bytes | None:
-    """What is kept under this name."""
+    """What is cached under this name."""
     path = found(name)
     return None if path is None else _content(path)
 
 
 def keep(name: str, content: bytes) -> None:
-    """Keep what can do without: where it cannot be kept, it is made again by the next process."""
+    """Cache what is not essential: where it cannot be cached, it is made again by the next process."""
     with contextlib.suppress(OSError):
         write(_made(wanted()) / name, content)
 
 
 def loaded(name: str, content: bytes, load: Callable[[Path], Loaded]) -> Loaded:
-    """Keep `content` in the first folder that holds it and that it can be loaded from, and load it."""
+    """Cache `content` in the first folder that holds it and that it can be loaded from, and load it."""
     obstacles: list[str] = []
     for folder in folders(obstacles):
         try:
@@ -111,7 +111,7 @@ def folders(obstacles: list[str]) -> Iterator[Path]:
 
 
 def problem() -> str | None:
-    """Why nothing can be kept for later processes; None if it can."""
+    """Why nothing can be cached for later processes; None if something can."""
     try:
         write(_made(wanted()) / name_of(("tried",), ".txt"), b"")
     except OSError as error:
@@ -127,7 +127,7 @@ def described(error: OSError, folder: Path | None = None) -> str:
 
 
 def wanted() -> Path:
-    """The folder for what is kept for later processes; an `OSError` where the user has none."""
+    """The folder for what is cached for later processes; an `OSError` where the user has none."""
     given = os.environ.get("XDG_CACHE_HOME")
     try:
         return Path(given or Path.home() / ".cache") / "lanewise" / "kernels"
@@ -138,7 +138,7 @@ def wanted() -> Path:
 
 
 def _made(folder: Path) -> Path:
-    """A folder, made if need be, that nobody else can put anything into."""
+    """A folder, made if need be, that no one else can put anything into."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.stat()
     if not _is_ours(about) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -150,7 +150,7 @@ def _made(folder: Path) -> Path:
 
 @functools.cache
 def _sweep(folder: Path) -> None:
-    """Remove what processes have left in it that were killed at their work, long ago."""
+    """Remove what processes that were killed at their work have left in it, long ago."""
     for left in folder.glob(f"{WORK}*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > OLD_SECONDS:
@@ -168,13 +168,13 @@ def _cache() -> Path | None:
         return None
 
 
-# The folders of this process alone, by where they lie.
+# The folders of this process alone, by where they are.
 _private: dict[Path | None, tempfile.TemporaryDirectory[str]] = {}
 
 
 def _for_this_process(place: Path | None) -> Path:
     made = _private.get(place)
-    # Somebody may have cleaned up, or a forked child that has ended.
+    # It may have been removed by a cleanup, or by a forked child that has ended.
     if made is not None and not Path(made.name).is_dir():
         made.cleanup()
         made = None

@@ -1,16 +1,16 @@
 """Kernels on an NVIDIA GPU: compiled by NVRTC, launched on JAX's own stream inside `jit`.
 
 XLA hands us the device buffers that it has for operands and results, and the stream it runs them on; a kernel launched
-there is one more operation of the computation. A call of Python on XLA's thread is a cost beside kernels that run for a
-tenth of a millisecond. So where the host has a C++ compiler, a small library is made of `launcher.cpp`, once for all
-kernels, and XLA's foreign-function interface calls it with the buffers and the stream it has: it clears the counter and
-launches. Where there is none, Python does it (`buffer_callback`), which takes longer. The grid is as large as the
+there is one more operation of the computation. A call of Python on XLA's thread is expensive beside kernels that run
+for a tenth of a millisecond. So where the host has a C++ compiler, a small library is made of `launcher.cpp`, once for
+all kernels, and XLA's foreign-function interface calls it with the buffers and the stream it has: it clears the counter
+and launches. Where there is none, Python does it (`buffer_callback`), which takes longer. The grid is as large as the
 device can hold at once and no larger: threads take the next example when they have ended one. What a kernel needs
-beside its operands (scratch memory, the counter) are results that nobody reads, so XLA allocates them.
+beside its operands (scratch memory, the counter) are results that nothing reads, so XLA allocates them.
 
-Machine code is kept (see `cache.py`) under its source and what it was compiled for and by. A compiled computation may
-outlive this process (JAX can keep it on disk), and a kernel's address does not. So a call names its kernel by a hash of
-its text; which kernel that is, the library is told when the kernel is loaded, which tracing a program does in every
+Machine code is cached (see `cache.py`) under its source and what it was compiled for and by. A compiled computation may
+outlive this process (JAX can cache it on disk), and a kernel's address does not. So a call names its kernel by a hash
+of its text; which kernel that is, the library learns when the kernel is loaded, which tracing a program does in every
 process.
 """
 
@@ -174,7 +174,7 @@ def _key_of(text: str) -> int:
 
 
 def _keep(text: str, function: int, context: int) -> None:
-    """Tell the launcher which kernel a text has become."""
+    """Register with the launcher which kernel a text has become."""
     made = launcher()
     if made is not None and not made.lanewise_keep(
         ctypes.c_longlong(_key_of(text)), ctypes.c_void_p(function), ctypes.c_void_p(context)
@@ -193,10 +193,10 @@ def run(
     spread: bool = False,
     aliases: dict[int, int] | None = None,
 ) -> Sequence[Any]:
-    """The kernel as traceable code: `answers`, steps and frames of each example, and what nobody reads.
+    """The kernel as traceable code: `answers`, steps and frames of each example, and what nothing reads.
 
     `lanes` bounds those in flight. `spread`: lanes have far to go to memory and go different ways; as few as possible
-    run in step. Of `aliases`, arguments are written over.
+    run in step. Arguments in `aliases` are written over.
     """
     kernel = load(emitted.text)
     lane_bytes = emitted.scratch_bytes(capacity)
@@ -240,7 +240,7 @@ def call(
 ) -> tuple[list[Any], Any, Any, Any]:
     """Answers, codes, sites, and (all steps, most frames), as traceable code; `lanes` bounds those in flight.
 
-    Who watches (`site`) is told of the beginning and the end. Counting examples where a host can see it would cost
+    A watcher (`site`) sees the beginning and the end. Counting examples where a host can see it would cost
     every thread a way over the bus.
     """
     whole = None if site is None else Whole(site, operands)

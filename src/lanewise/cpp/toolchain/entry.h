@@ -8,7 +8,7 @@
 extern "C" void lanewise_work(lw_run* run);
 
 // Outlives the call: a thread may come when all examples are taken. `working` threads have some of them; `wanted` is
-// how many more are to be called; `held` is who has a pointer to this.
+// how many more are to be called; `held` counts what has a pointer to this.
 struct lw_shared_run {
   lw_run run;
   XLA_FFI_CallFrame* frame;
@@ -74,7 +74,7 @@ static void lw_help(void* data) {
   lw_release(shared);
 }
 
-// Everyone who works calls two others: many threads are called in a short time, and by nobody for long.
+// Every thread that works calls two others: many threads are called in a short time, and none spends long on it.
 static void lw_call_for_help(lw_shared_run* shared, int most) {
   const XLA_FFI_Api* api = shared->frame->api;
   for (; most && __atomic_fetch_sub(&shared->wanted, 1, __ATOMIC_RELAXED) > 0; --most) {
@@ -136,7 +136,7 @@ __attribute__((weak)) void lanewise_stoppable(void (*work)(void*), void* data, i
 
 extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   if (lw_asks_version(frame)) return nullptr;
-  // Who watches gives the run's number, and may want the steps and frames of each example: then they are results.
+  // A watcher gives the run's number, and may want the steps and frames of each example: then they are results.
   const bool watched = lw_attribute(frame, "watched"), each = lw_attribute(frame, "each");
   const int given = frame->args.size - watched, made = frame->rets.size - (each ? 3 : 1);
   const long long examples = lw_attribute(frame, "examples"), threads = lw_attribute(frame, "threads");
@@ -179,7 +179,7 @@ extern "C" XLA_FFI_Error* lanewise_ffi(XLA_FFI_CallFrame* frame) {
   while (shared->working) pthread_cond_wait(&shared->idle, &shared->guard);
   // A thread that has no memory for a lane takes no example. If none had, examples are left.
   const bool all_taken = (long long)shared->run.next >= examples;
-  // Whoever comes from here on is late: the buffers of a run that failed or was cut short are not its own any more.
+  // A thread that comes from here on is late: the buffers of a run that failed or was cut short are no longer its own.
   __atomic_store_n(&shared->run.next, examples, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&shared->guard);
   const float64 busy = 1e-9 * shared->busy, room = 1e-9 * (lw_now() * shared->came - shared->arrivals);

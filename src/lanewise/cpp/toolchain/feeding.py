@@ -110,7 +110,7 @@ class Feed:
         return ended
 
     def _again(self) -> None:
-        """All threads have ended, though nobody asked for it: what was under way starts again."""
+        """All threads have ended without being asked to: what was under way starts again."""
         if not self._call("again", ctypes.c_int)(self._run):
             raise LanewiseError("there is no memory for the lanes of a stream; use fewer lanes.")
         self._start()
@@ -128,7 +128,7 @@ class Feed:
             self._cut_short()
 
     def _cut_short(self) -> None:
-        """Call the threads out of their kernels: a lane may never end by itself."""
+        """Call the threads out of their kernels: a lane may never end on its own."""
         heard = heard_signals()
         if heard is None:
             return

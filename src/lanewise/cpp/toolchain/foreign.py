@@ -1,9 +1,9 @@
 """A kernel's text as a call inside XLA on the CPU: the path `C++` of the carrier `native`.
 
 The host's compiler makes a library of the same text that a GPU gets; XLA's foreign-function interface calls it inside
-`jit`, on the buffers XLA holds. Examples are spread over XLA's own threads by the kernel's counter. Nobody waits for a
-thread to wake up: whoever comes takes examples until none is left, the thread that XLA calls on as well. So a short run
-costs what it costs on that thread, and a machine with others at work loses nothing.
+`jit`, on the buffers XLA holds. Examples are spread over XLA's own threads by the kernel's counter. No run waits for a
+thread to wake up: each one that comes takes examples until none is left, and so does the thread that XLA calls on. So a
+short run costs what it costs on that thread, and a machine with other work to do loses nothing.
 
 For `Stats` the time of the threads that came is added up: how long each had examples, and how long the run went on from
 when it came. One that comes late, or not at all, has lost the run a core, but no lane waits there.
@@ -15,7 +15,7 @@ outside `jit` on the main thread, the handler in C is ours. It does what Python'
 and owns no memory, so it can be left anywhere, and its loops pay nothing. (`SIGURG` does nothing unless asked for; Go's
 runtime takes threads out of their loops with it, for the same reason.) The call then fails with `CUT`, and Python has
 its turn: as a rule its handler raises `KeyboardInterrupt`. If it does not, because the program has a handler of its
-own, the run starts again: nobody ever sees what a run that was cut short has computed. Runs on other threads are cut
+own, the run starts again: no caller ever sees what a run that was cut short has computed. Runs on other threads are cut
 short, and start again, too. What was considered: a flag that loops read costs short loops up to a third of their speed.
 A thread that waits for XLA, with Python's main thread free to hear signals, costs each call a switch of threads, and
 JAX's settings are a thread's own.
@@ -71,7 +71,7 @@ def with_entry(text: str) -> str:
 
 def library_of(text: str) -> ctypes.CDLL:
     """The library of a kernel's text."""
-    # What calls threads out of it is there before.
+    # The library that calls threads out of it is loaded before.
     heard_signals()
     try:
         return host.load_soon(with_entry(text), _flags())
@@ -93,7 +93,7 @@ def _target(text: str) -> str:
 
 
 def _asking(text: str) -> Callable[[int], int]:
-    """What tells how many examples of a run have ended, by its number."""
+    """What reports how many examples of a run have ended, by its number."""
     ask = library_of(text).lanewise_done
     ask.restype = ctypes.c_longlong
     return ask
@@ -116,7 +116,7 @@ def run(
     stops: bool = False,
     aliases: dict[int, int] | None = None,
 ) -> Sequence[Any]:
-    """The kernel as traceable code: `results` after the run. Of `aliases`, arguments are written over.
+    """The kernel as traceable code: `results` after the run. Arguments in `aliases` are written over.
 
     `stops`: an interrupt cuts the run short.
     """
@@ -145,7 +145,7 @@ def call(
 ) -> tuple[list[Any], Any, Any, Any]:
     """Answers, codes, sites, and (all steps, most frames, busy seconds, seconds in all), as traceable code.
 
-    `site` is for who watches; `counts`: the kernel counts the steps of its lanes; `stops`: an interrupt ends it.
+    `site` is for a watcher; `counts`: the kernel counts the steps of its lanes; `stops`: an interrupt ends it.
     """
     results = [
         *emitted.results(examples),

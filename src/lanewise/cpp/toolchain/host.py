@@ -4,20 +4,20 @@ This is what the carrier `native` runs (see `foreign.py`), and how the emitter i
 threads take examples from the shared counter as a GPU's threads do. The emitted text holds both sides; without CUDA's
 compiler its header gives the keywords their host meaning. A kernel is short, so what it includes decides how long it
 takes to compile: C's headers, which cost nothing, and none of C++'s (`-nostdinc++`), which cost more than the kernel.
-Libraries are kept (see `cache.py`) under what they were compiled from, with and for: code made for this very CPU must
+Libraries are cached (see `cache.py`) under what they were compiled from, with and for: code made for this very CPU must
 not be found by another.
 
-The compiler is a process that may fail in ways that are nobody's bug: it may be missing, lack headers, be killed for
-want of memory, find its disk full, or never end. A kernel that it rejects is a bug in Lanewise (`InternalError`).
-Everything else is a `CompilerError`, upon which `auto` runs the program some other way; where only the folder is at
-fault (`OSError`), another is tried first. The compiler has a session of its own: who gives up kills all of it, the
-programs that it has started as well.
+The compiler is a process that may fail in ways that are not bugs: it may be missing, lack headers, be killed for
+lack of memory, find its disk full, or never end. A kernel that it rejects is a bug in Lanewise (`InternalError`).
+Everything else is a `CompilerError`, after which `auto` runs the program some other way; where only the folder is at
+fault (`OSError`), another is tried first. The compiler has a session of its own: giving up kills all of it, with the
+programs that it has started.
 
 A large kernel is compiled twice: soon, to begin with, and well, beside the run. A C++ compiler takes seconds to do its
 best on a large kernel, and a third of that for code that is about as fast. So the run begins with the latter (the quick
 tier), while a compiler process that gives way to others makes the optimized library. When that is there it takes over
 (`lanewise_take_over` of `entry.h`): threads that are at work go on with it at the next example that they take. Both
-compute the same bits. Both are kept on disk, and a later process that finds the optimized one begins with it. Nobody
+compute the same bits. Both are cached on disk, and a later process that finds the optimized one begins with it. Nothing
 waits for the compiler that runs beside: it is killed when the process ends, and a forked child has none. Where it
 fails, the quick tier stays. With `LANEWISE_COMPILE=optimized` in the environment every kernel is compiled once, at its
 best, which pays where one example runs for hours.
@@ -61,8 +61,8 @@ COMPILERS = ("c++", "g++", "clang++")
 MOST_SECONDS = 900.0
 # How much of what a compiler says an error repeats.
 MOST_SAID = 2000
-# What starts a compiler: it is killed, with all that it has started, when nobody holds the other end of the input any
-# more. So it ends when this process does, however that ends.
+# What starts a compiler: it is killed, with all that it has started, when no process holds the other end of the input
+# any more. So it ends when this process does, however that ends.
 _GUARDED = """
 exec 3<&0 </dev/null
 "$@" 3<&- & work=$!
@@ -73,15 +73,15 @@ exit $status
 """
 GIVING_WAY = ("nice", "-n", "15")
 BEST = "-O3"
-# What is asked for keeps XLA's floating point: no products fused into sums, no sums in another order. That nobody
-# reads `errno` or traps on a NaN only tells the compiler that it may use vector instructions.
+# These flags keep XLA's floating point: no products fused into sums, no sums in another order. The promise
+# that nothing reads `errno` or traps on a NaN only lets the compiler use vector instructions.
 FLAGS = (
     *(BEST, "-std=c++17", "-nostdinc++", "-fPIC", "-shared", "-pthread", "-fopenmp-simd", "-w"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
-# What BEST means for kernels. Two of g++'s optimizations lose more than they gain, for they keep loops from becoming
-# vector code: partial redundancies (a dot product inside of a sampler: 1.8 times) and unrolling of a loop around one
-# over lanes in step (a polynomial: 10 times).
+# What BEST means for kernels. Two of g++'s optimizations lose more than they gain, because they keep loops from
+# becoming vector code: partial redundancies (a dot product inside of a sampler: 1.8 times) and unrolling of a loop
+# around one over lanes in step (a polynomial: 10 times).
 OPTIMIZED = (BEST, "-fno-tree-pre", "-fno-loop-unroll-and-jam")
 # A third of the time to compile, for large kernels, and as fast within a tenth. g++ would look for registers in each
 # loop apart, which takes a third of its time on code with many loops.
@@ -89,7 +89,7 @@ QUICK = (
     *("-O1", "-ftree-loop-vectorize", "-fexpensive-optimizations", "-fstrict-aliasing"),
     "-fira-region=one",
 )
-# The least that shows a compiler to work: the headers that every kernel includes.
+# The smallest program that shows that a compiler works: the headers that every kernel includes.
 PROBE = f'{beginning()}\nextern "C" int lanewise_probe() {{ return 1; }}\n'
 # From this many characters on, text included that all kernels have, the best takes a second or more.
 LARGE = 66_900
@@ -183,7 +183,7 @@ class Compilation:
     def _run(self, target: tuple[str, ...], seconds: float) -> tuple[int, str]:
         nice = GIVING_WAY if self._beside else ()
         line = [*nice, *self.words, str(self._source), "-o", str(self._library), *target]
-        # Compilers write to the folder for temporary files as well; and what they say is looked at, so it is English.
+        # Compilers write to the folder for temporary files too; and their messages are searched, so in English.
         if _ending.is_set():
             raise CompilerError("the process is about to end")
         about = {"TMPDIR": self._work.name, "LC_ALL": "C"}
@@ -253,7 +253,7 @@ def compiled(words: Sequence[str], text: str, *, beside: bool = False) -> bytes:
 
 
 def command() -> tuple[str, ...]:
-    """The host's C++ compiler: the first of those found that compiles the least of programs."""
+    """The host's C++ compiler: the first of those found that compiles a trivial program."""
     return _first_that_works(commands())
 
 
@@ -266,7 +266,7 @@ def _first_that_works(commands: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
         return commands[0]
     if one != commands[0]:
         warnings.warn(
-            f"{' '.join(commands[0])} does not compile the least of programs with Lanewise's flags, so"
+            f"{' '.join(commands[0])} does not compile a trivial program with Lanewise's flags, so"
             f" {' '.join(one)} compiles kernels for the CPU; set CXX to a compiler that does.",
             stacklevel=2,
         )
@@ -319,8 +319,8 @@ def loaded_if_found(command: Sequence[str], flags: Sequence[str], text: str) -> 
 def made(
     command: Sequence[str], flags: Sequence[str], text: str, *, beside: bool = False
 ) -> ctypes.CDLL:
-    """Compile a library, keep it and load it; `beside` other work if that is to go on meanwhile."""
-    # Nobody waits for what is compiled beside, so it is none of the time that a report says went into compiling.
+    """Compile a library, cache it and load it; `beside` other work if that is to go on meanwhile."""
+    # Nothing waits for what is compiled beside, so it is not part of the time that reports give for compiling.
     recorded = contextlib.nullcontext() if beside else events.compiling(f"C++ by {command[0]}")
     with recorded:
         content = compiled((*command, *flags), text, beside=beside)
@@ -338,7 +338,7 @@ def obstacle(command: tuple[str, ...], flags: tuple[str, ...]) -> str | None:
     try:
         _loaded(command, flags, PROBE).lanewise_probe()
     except InternalError:
-        return f"{' '.join(command)} does not compile the least of programs; set CXX to a compiler that does"
+        return f"{' '.join(command)} does not compile a trivial program; set CXX to a compiler that does"
     except (LanewiseError, OSError) as error:
         return str(error)
     return None
@@ -391,7 +391,7 @@ def _start(
 
 
 def _stop() -> None:
-    """Kill every compiler at work, and start no other."""
+    """Kill every compiler at work, and start no more of them."""
     _ending.set()
     for one in list(_at_work):
         one.stop()

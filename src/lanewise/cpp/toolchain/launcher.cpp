@@ -34,7 +34,7 @@ extern "C" int lanewise_keep(long long key, void* function, void* context) {
   return more != nullptr;
 }
 
-// The latest that was kept under this key.
+// The latest that was registered under this key.
 static lw_kernel lw_find(long long key) {
   lw_kernel found = {0, nullptr, nullptr};
   pthread_mutex_lock(&lw_guard);

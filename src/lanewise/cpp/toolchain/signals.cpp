@@ -58,7 +58,7 @@ extern "C" void lanewise_stoppable(void (*work)(void*), void* data, int begun) {
   if (!sigsetjmp(way_out, 1)) {
     lw_way_out = &way_out;
     __atomic_store_n(&own->works, 1, __ATOMIC_SEQ_CST);
-    // Either whoever counts a signal sees that this thread works, or it sees that one was counted.
+    // Either the one that counts a signal sees that this thread works, or this thread sees that one was counted.
     if (__atomic_load_n(&lanewise_signals, __ATOMIC_SEQ_CST) == begun) work(data);
   }
   lw_way_out = nullptr;

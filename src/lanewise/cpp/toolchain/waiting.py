@@ -38,7 +38,7 @@ def not_waiting() -> Iterator[None]:
 def stoppable(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """The function, which runs kernels outside `jit`, so that an interrupt ends it.
 
-    A kernel that cannot be ended goes on, and nobody waits for it.
+    A kernel that cannot be ended goes on, and nothing waits for it.
     """
 
     def call(*args: Any, **kwargs: Any) -> list[Any]:
@@ -50,7 +50,7 @@ def stoppable(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         except BaseException:
             _end(out[0])
             raise
-        # Whoever has the answers owns them from here on: none is kept alive, or looked at once it is donated.
+        # The caller has the answers and owns them from here on: none is kept alive, or looked at once it is donated.
         with _guard:
             _in_flight[:] = [one for one in _in_flight if one is not out[0]]
         return out
@@ -96,7 +96,7 @@ def _is_over(answer: Any) -> bool:
 
 
 def _wait_for(array: Any) -> None:
-    """Wait as `block_until_ready` does, in Python: who comes soon is met at once."""
+    """Wait as `block_until_ready` does, in Python: an array that is ready soon is noticed at once."""
     began, pause = time.perf_counter(), 1e-4
     while not array.is_ready():
         if time.perf_counter() - began > SOON_SECONDS:

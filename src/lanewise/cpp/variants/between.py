@@ -1,19 +1,19 @@
 """The cheap blocks of a machine, as a kernel that works on its state.
 
 Under the schedule `meet` (see `schedule.py`) lanes run together only where that pays, at expensive blocks, which XLA
-runs for all lanes that are there. Between them each lane runs by itself, through calls, returns and branches, until it
+runs for all lanes that are there. Between them each lane runs on its own, through calls, returns and branches, until it
 comes to the next expensive block or ends: one kernel, which reads and writes the registers and stacks of the machine
 where they are.
 
 On a GPU the threads of a warp run a lane together where its code allows it: all of them go the same way, scalars are
-computed by each, and long arrays, which lie in memory that they share, are cut into parts. With a thread a lane, a
+computed by each, and long arrays, which are in memory that they share, are cut into parts. With a thread a lane, a
 recursion over vectors of 100 elements took 1.26 ms from meeting to meeting of 16,384 lanes; together it takes 0.24.
 
 A lane comes in with a pc, and goes out with one: that of the expensive block it waits at, that of a lane that has
 ended, or `-1 - pc` of a call for which its stack has no room, as everywhere in the machine.
 
 What it does not do: write values that all lanes share, which are there from the start (`machine/once.py`), and count
-for `Stats` how often its blocks ran; what a lane does by itself, no other waits for.
+for `Stats` how often its blocks ran; no other lane waits for what a lane does on its own.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def writes_shared_between(linked: Linked, expensive: Sequence[int]) -> bool:
 
 
 class _OnState(Bodies):
-    """What a lane holds lies in the machine's arrays; its scalars are brought near, and written back at the end."""
+    """What a lane holds is in the machine's arrays; its scalars are brought near, and written back at the end."""
 
     def __init__(
         self, linked: Linked, expensive: Sequence[int], max_steps: int | None, counting: bool

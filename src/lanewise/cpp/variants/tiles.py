@@ -125,7 +125,7 @@ class _TileBodies(Bodies):
 
     def room(self, shape: Sequence[int], dtype: Any) -> Scalar:
         name = self.writer.fresh("v")
-        # Slots that never get an example run along as well.
+        # Slots that never get an example run along too.
         self.writer.line(f"{dtypes.ctype(dtype)} {name}[{TILE}] = {{}};")
         return Scalar((), dtype, f"{name}[slot]", place=True)
 

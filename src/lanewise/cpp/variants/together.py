@@ -1,4 +1,4 @@
-"""Which threads of a GPU run a lane between expensive blocks: one by itself, or those of a warp together."""
+"""Which threads of a GPU run a lane between expensive blocks: one alone, or those of a warp together."""
 
 from __future__ import annotations
 

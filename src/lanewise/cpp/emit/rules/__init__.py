@@ -4,11 +4,11 @@ A rule writes the code of one equation: it reads operands with `writer.value(ato
 `define` (to a value that needs no code), `compute` (an expression for each element, fused into its reader where that is
 read once) or `store` and `put` (element by element). A rule that meets what it cannot write raises `Unsupported`.
 
-The rest is in the headers of `cpp/runtime`, one for each concept. Every kernel begins with `kernel.h`. Of the others it
-gets what it needs, for a C++ compiler takes long over the whole: they consist of *helpers*, each known by the name in
+The rest is in the headers of `cpp/runtime`, one for each concept. Every kernel begins with `kernel.h`. From the others
+it gets what it needs, as a C++ compiler takes long to compile all: they consist of *helpers*, each known by the name in
 the line above it (`// -- lw_sign --`; overloads of a name are one helper), and of numbers that are defined at the top.
 The emitter adds the helpers that a kernel names, and those they name, so that a rule just writes the name. What else is
-at the top is for who reads a header by itself: editors, and the test that compiles each. Every function's name starts
+at the top is for readers of a single header: editors, and the test that compiles each. Every function's name starts
 with `lw_`.
 """
 

@@ -2,7 +2,7 @@
 
 Branch cuts are XLA's: a number on a cut of `sqrt`, `acos`, `asin`, `acosh` or `asinh` belongs to the side that its
 zero part would have if it were positive, whichever sign that zero has. Large numbers do not overflow on the way to a
-result that does not, but in products and quotients.
+result that does not, except in products and quotients.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Rules of code inside equations: calls, functions, and the loops and branches that lanes go through together.
 
 Control flow that lanes part in has become blocks before a kernel is written; what is left inside a block becomes a
-`for` or an `if` of its own. A loop's carried values lie in memory of its own, which its body may write over in place.
+`for` or an `if` of its own. A loop's carried values are in memory of its own, which its body may write over in place.
 
 Code that stands at several places (`outline.py`) is written once, as a function. Scalars are passed by value and given
-back through references; arrays lie where the caller has them, and results are written where the caller wants them. The
+back through references; arrays stay where the caller has them, and results are written where the caller wants them. The
 parameters' memory never overlaps, and what is given is only read, so all pointers are `__restrict__`. Arrays in the
-scratch memory are passed as they are; a function's own lie behind those that the caller has there. Constants that are
+scratch memory are passed as they are; a function's own come after those that the caller has there. Constants that are
 operands of the kernel are handed down.
 """
 
@@ -40,7 +40,7 @@ from lanewise.cpp.emit.writer import Writer
 
 # A loop of known length is unrolled if that makes at most this many equations.
 UNROLLED_EQUATIONS = 256
-# A function is given arrays that lie in memory. What would have to be stored for it, and is longer, is not.
+# A function takes arrays that are in memory. What would have to be stored for it, and is longer, is not passed.
 MOST_STORED = 512
 # Below this weight CUDA's compiler may inline a function.
 CALLED_ON_GPU = 48.0
@@ -138,7 +138,7 @@ def _written(
     for constant in constants:
         kind = dtypes.ctype(w.constants[int(constant[8:])].dtype)
         parameters.append(f"const {kind}* __restrict__ {constant}")
-    # A call makes a lane's arrays lie in memory, which a GPU has for each lane, but slower than registers.
+    # A call puts a lane's arrays in memory, which a GPU has for each lane, but slower than registers.
     heavy = Likeness().weights(jaxpr.eqns) >= CALLED_ON_GPU
     head = "LW_CALLED" if heavy else "LW_CALLED_ON_HOST"
     w.texts.append(f"{head} {name}({', '.join(parameters)}) {{\n{body}\n}}")

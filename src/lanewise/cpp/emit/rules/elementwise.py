@@ -1,10 +1,10 @@
-"""Rules of what acts on each element by itself: arithmetic, comparison, logic, bits, selection and conversion.
+"""Rules of what acts on each element separately: arithmetic, comparison, logic, bits, selection and conversion.
 
 A rule here gives the expression of one element from those of its operands. 16-bit floats compute in `float32` and round
 after every operation; integers wrap; the helpers have XLA's answers where C++ has none.
 
 Division by a power of two that rounds down is recognized: `x // 4` and `x % 4` come as a division that rounds towards
-zero and a correction for negative numbers, a dozen operations. Rounded down they are a shift and a mask, and say the
+zero and a correction for negative numbers, a dozen operations. Rounded down they are a shift and a mask, and give the
 same for every number.
 """
 

@@ -1,11 +1,11 @@
 """Rules of functions of one number or two, by the C library or by code of our own.
 
-The C library's functions take one number at a time, so a loop over an array that calls one is no vector code; XLA's own
-approximations are, which made `native` up to thirty times slower than `jax.vmap` on a network's activations. So
+The C library's functions take one number at a time, so a loop over an array that calls one is not vector code; XLA's
+own approximations are, which made `native` up to thirty times slower than `jax.vmap` on a network's activations. So
 exponentials, logarithms and their kin in `float32` are straight lines of arithmetic in `float64`, rounded once at the
 end: short series are then exact enough (the worst error is 0.52 units in the last place, less than the C library's),
 results below the normal range round as they should, and a number gets the same bits alone and in a vector. What is at
-the edges of a domain is chosen, not branched to. A GPU has functions of its own. `float64` keeps to the C library.
+the edges of a domain is selected, not branched to. A GPU has functions of its own. `float64` keeps to the C library.
 
 Considered: polynomials in `float32`, twice as fast in a vector, which need care in every step to lose less than a few
 units; and the vector library of the GNU C library, whose results in a vector differ from those alone.
@@ -50,7 +50,7 @@ def _library(w: Writer, eqn: JaxprEqn) -> None:
 
 
 def _sine_and_cosine(w: Writer, eqn: JaxprEqn) -> bool:
-    """Write both of one number together, if the other one is wanted as well."""
+    """Write both of one number together, if the other one is wanted too."""
     dtype, name = dtype_of(eqn), eqn.primitive.name
     both = {"float32": "sincosf", "float64": "sincos"}.get(dtypes.ctype(dtype))
     found = both and _take(w, "cos" if name == "sin" else "sin", eqn.invars[0])
@@ -94,8 +94,8 @@ def _helper(w: Writer, eqn: JaxprEqn) -> None:
 
 
 def _is_narrow_table(value: Value) -> bool:
-    """Whether elements are found by their row and column, and rows are shorter than a vector: they would be no vector
-    code. (Others are gone through by their position.)"""
+    """Whether elements are found by their row and column, and rows are shorter than a vector: they would not be vector
+    code. (Others are traversed by their position.)"""
     if len(value.shape) < 2 or value.linear:
         return False
     *_, rows, columns = value.shape

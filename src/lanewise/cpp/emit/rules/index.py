@@ -5,7 +5,7 @@ into it. What happens to a window that lies outside is XLA's: clipped to the nea
 `gather` that promised), filled or dropped whole (`FILL_OR_DROP`, and a `scatter` that promised).
 
 One index vector, the usual case of a program for one example, is read once into names, and the result of a `gather` or
-`dynamic_slice` is then a view of the operand. Scatters write in place where nothing else wants the operand's memory.
+`dynamic_slice` is then a view of the operand. Scatters write in place where nothing else needs the operand's memory.
 """
 
 from __future__ import annotations

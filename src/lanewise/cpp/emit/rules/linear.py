@@ -20,7 +20,7 @@ from lanewise.cpp.emit.values import Index, Place, Value, minus, plus, quotient,
 from lanewise.cpp.emit.writer import Writer
 
 _INT32 = np.dtype("int32")
-# Matrices of fewer rows are gone through one by one: a vector would be mostly empty.
+# Matrices of fewer rows are processed one by one: a vector would be mostly empty.
 LEAST_ROW = 8
 
 
@@ -139,7 +139,7 @@ def cholesky(w: Writer, eqn: JaxprEqn) -> None:
 def _cholesky_by_rows(w: Writer, value: Value, room: Place, batch: Sequence[Index]) -> None:
     """The factor's transpose, a row at a time, in the upper triangle; then it is turned.
 
-    Elements lie side by side there, so that a row is a vector. Each has the bits that it has one by one.
+    Elements are adjacent there, so that a row is a vector. Each has the same bits as if computed one by one.
     """
     size = value.shape[-1]
     fine, i, j, k = (w.fresh(name) for name in ("fine", "row", "column", "k"))

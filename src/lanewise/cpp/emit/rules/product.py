@@ -1,15 +1,15 @@
 """The rule of `dot_general`: a lane's own product of vectors and matrices.
 
 A sum of products has no order of its own in XLA, whose library cuts it as suits the machine. So long ones are written
-in a form that a host's vector units take, each chosen by what lies together in memory:
+in a form that a host's vector units take, each chosen by what is contiguous in memory:
 
-* *sums*: along the summed axis both operands lie together (`matrix @ vector`). Several answers are summed at once,
+* *sums*: both operands are contiguous along the summed axis (`matrix @ vector`). Several answers are summed at once,
   since one sum alone waits for each of its additions, and each in as many parts as a vector has elements. If one is a
   whole matrix, see `rows.py`.
-* *rows*: a matrix lies in memory row by row (`vectors @ matrix`): see `rows.py`.
-* *tall*: both lie along their answers (`x.T @ g`), in whole tiles: outer products added many at a time. If the answer
-  is only added to a sum of all lanes, they are added to that.
-* *spread*: along the answer's last axis an operand lies together, in another way. Each term is added to all of the
+* *rows*: a matrix is stored row by row (`vectors @ matrix`): see `rows.py`.
+* *tall*: both are contiguous along the answer's axes (`x.T @ g`), in whole tiles: outer products added many at a time.
+  If the answer is only added to a sum of all lanes, they are added to that.
+* *spread*: an operand is contiguous along the answer's last axis, in another way. Each term is added to all of the
   answer, a few terms at a time, so that the answer is read and written less often.
 
 Short ones, other types and other layouts are plain loops. Nothing is shared between lanes; products of 16-bit floats
@@ -31,7 +31,7 @@ from lanewise.cpp.emit.rules.rows import in_one_piece, write_rows
 from lanewise.cpp.emit.values import Index, Place, Stored, Value, plus, view
 from lanewise.cpp.emit.writer import Writer
 
-# From this many elements on vector code is worth its beginning and its end.
+# From this many elements on, vector code is worth its prologue and its epilogue.
 LONG = 16
 # How many sums go on at once, and how many terms are spread at once.
 AT_ONCE = 4
@@ -74,7 +74,7 @@ class _Operand:
         return self.value.at(indices)
 
     def lies_along(self, axis: int) -> bool:
-        """Whether elements along this axis lie together."""
+        """Whether elements along this axis are contiguous."""
         return axis == len(self.value.shape) - 1
 
 
@@ -107,7 +107,7 @@ class _Product:
         return f"lw_multiply_add({a}, {b}, {total})"
 
     def in_memory(self, w: Writer) -> _Product:
-        """The same product of operands whose rows lie in memory."""
+        """The same product of operands whose rows are in memory."""
         left, right = (
             side if side.value.in_rows else replace(side, value=w.named(side.value))
             for side in (self.left, self.right)
@@ -125,7 +125,7 @@ class _Product:
 
     @property
     def rows(self) -> bool:
-        """Whether it is rows by one matrix that lies in memory row by row."""
+        """Whether it is rows by one matrix that is stored row by row."""
         return (
             len(self.terms) == 1
             and not self.left.batch
@@ -138,11 +138,11 @@ class _Product:
 
     @property
     def turned(self) -> tuple[Value, Value] | None:
-        """The rows and the matrix, if this is rows by the transpose of a matrix that lies in memory row by row."""
+        """The rows and the matrix, if this is rows by the transpose of a matrix that is stored row by row."""
         if len(self.terms) != 1 or self.left.batch:
             return None
         for rows, matrix in ((self.left, self.right), (self.right, self.left)):
-            # As the first operand, a matrix has its answers in columns: those of one vector lie as a row does.
+            # As the first operand, a matrix has its answers in columns: those of one vector are laid out as a row is.
             first = matrix is self.left and len(rows.value.shape) > 1
             whole = len(matrix.value.shape) == 2 and in_one_piece(matrix.value) and not first
             if whole and matrix.summed == (1,) and matrix.value.shape[0] >= LONG:
@@ -163,7 +163,7 @@ class _Product:
 
     @property
     def spreads(self) -> bool:
-        """Whether the last axis of the answer is long and lies together in the operand that has it."""
+        """Whether the last axis of the answer is long and contiguous in the operand that has it."""
         having = self.right if self.right.free else self.left
         return bool(having.free and self.terms) and (
             having.lies_along(having.free[-1])
@@ -270,7 +270,7 @@ def _sums_at(w: Writer, product: _Product, room: Place, places: list[tuple[Index
     w.line(f"{kind} {totals}[{count}] = {{}};")
     with w.loops(front) as inner, w.block():
         # A thread of a GPU has no vectors, nor its arrays in one piece: it adds one term after the other to each sum.
-        # Of a lane that several threads run, each adds its part.
+        # If several threads run a lane, each adds its part.
         w.line("#ifdef __CUDACC__")
         k = w.fresh("k")
         first, step = w.threads.part

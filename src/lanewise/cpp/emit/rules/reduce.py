@@ -2,7 +2,7 @@
 (pooling, its gradients, and running reductions that JAX writes as windows).
 
 Every reduction is a loop with an accumulator; a host has several of those for a long sum, maximum or minimum, or a row
-of them where results lie side by side. Sums and
+of them where results are adjacent. Sums and
 products of 16-bit floats accumulate in `float32`, as XLA has them; integers wrap; a NaN wins every maximum and minimum.
 """
 
@@ -135,7 +135,7 @@ def reduce_with(w: Writer, eqn: JaxprEqn) -> None:
 def _reach(value: Value, axes: Sequence[int]) -> str | None:
     """How a host reduces along axes with vectors: "parts" or "rows", or None.
 
-    What lies beside a reduced element and goes into another result is as long as the axes after the reduced ones.
+    What is next to a reduced element and goes into another result is as long as the axes after the reduced ones.
     """
     if not value.size or not axes or axes != list(range(axes[0], axes[-1] + 1)):
         return None
@@ -163,7 +163,7 @@ def _by_rows(w: Writer, kind: str, value: Value, room: Place, axes: Sequence[int
 
 @contextmanager
 def _in_step(w: Writer, shape: Sequence[int]) -> Iterator[tuple[Index, ...]]:
-    """Loops of which the last one's turns do not know of each other."""
+    """Loops, the last of which has independent turns."""
     *most, last = shape
     i = w.fresh("i")
     with w.loops(most) as outer:

@@ -218,7 +218,7 @@ def iota(w: Writer, eqn: JaxprEqn) -> None:
 
 @rule("unfilled")
 def unfilled(w: Writer, eqn: JaxprEqn) -> None:
-    """A tape at its start (`diff/tape.py`): no code. A reader who needs an element gets what XLA would give, zero."""
+    """A tape at its start (`diff/tape.py`): no code. A reader that needs an element gets what XLA would give, zero."""
     (out,) = eqn.outvars
     zero = dtypes.literal(0, out.aval.dtype)
     w.define(out, Unwritten(tuple(out.aval.shape), out.aval.dtype, zero))

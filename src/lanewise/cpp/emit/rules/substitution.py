@@ -1,9 +1,9 @@
 """Triangular solves on a host, with rows as vectors.
 
 Substitution takes one unknown after the other, and each is a sum of products with those before it: added up one by one,
-every product waits for the one before. So a row of unknowns is solved at a time where several right sides lie side by
-side. Where there is one vector of unknowns, what is known is taken from all equations that are left, if their
-coefficients lie side by side; or else the products are added up in parts, as long sums are (`reduce.py`).
+every product waits for the one before. So a row of unknowns is solved at a time where several right sides are
+adjacent. Where there is one vector of unknowns, what is known is taken from all equations that are left, if their
+coefficients are adjacent; or else the products are added up in parts, as long sums are (`reduce.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lanewise.cpp.emit.rules.reduce import PARTS
 from lanewise.cpp.emit.values import Index, Place, Value
 from lanewise.cpp.emit.writer import Writer
 
-# So many right sides are solved side by side.
+# From this many right sides on, they are solved side by side.
 LEAST_BESIDE = 4
 
 _INT32 = np.dtype("int32")
@@ -28,7 +28,7 @@ _INT32 = np.dtype("int32")
 class Solve:
     """`a x = b`, or with `left` false `x a = b`, as `triangular_solve` has it.
 
-    `downward`: the first unknown is known first. `transposed`: coefficients of an equation lie down a column.
+    `downward`: the first unknown is known first. `transposed`: coefficients of an equation are in a column.
     """
 
     matrix: Value

@@ -4,8 +4,8 @@ A thread of a host has sums of its own, in double precision, and adds them to th
 examples. On a GPU all threads add to the same sums, by atomic additions.
 
 The adjoint of a weight matrix is a sum of outer products, one for each row that the weights were multiplied with. To
-add one of them by itself is to read and write an array of the size of the weights, for one multiplication an element:
-the time is the memory's. So a thread of a host puts the two vectors into rows that lie behind its sum, and adds the
+add one of them separately is to read and write an array of the size of the weights, for one multiplication an element:
+the time is the memory's. So a thread of a host puts the two vectors into rows that follow its sum, and adds the
 product of many rows at once, when the rows are full or the thread has ended.
 """
 
