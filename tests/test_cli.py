@@ -92,8 +92,9 @@ def test_show_takes_options_and_keywords_and_prints_code(file: Path) -> None:
         *("--schedule", "most", "--lanes", 2, "--code", "--jaxpr"),
     )
     assert done.exit_code == 0, done.output
+    text = re.sub(r"halvings\.\d+", "halvings", done.stdout)
     for part in ("most", "2 lanes for 3 examples", "block 0 (halvings)", "lambda ; a:i32[]"):
-        assert part in done.stdout, part
+        assert part in text, part
 
 
 def test_show_takes_plain_functions_and_lone_calls(file: Path) -> None:
