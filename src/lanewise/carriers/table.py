@@ -1,6 +1,6 @@
 """All carriers. Each is imported when a job is first offered to it: together they are a third of Lanewise.
 
-`plain`, `local`, `levels` and `fork` are no carriers by name: a user asks for them as schedules of `ticks`. Other code
+`plain`, `local`, `levels` and `fork` are not carriers by name: a user asks for them as schedules of `ticks`. Other code
 runs them.
 """
 
