@@ -41,7 +41,7 @@ def meet(advance: Advance) -> Tick:
 
 
 def begun(linked: Linked, state: State) -> State:
-    """The state from which lanes begin: with the values that all share, if the kernel would have to write some."""
+    """The state from which lanes begin: with the values that all share, if the kernel would otherwise write some."""
     if not writes_shared_between(linked, meeting_blocks(linked)):
         return state
     return with_shared_values(linked, state)

@@ -61,14 +61,14 @@ def expensive_for(linked: Linked, lanes: int, schedule: str) -> tuple[int, ...]:
 
 
 def _meet(advance: Advance) -> Tick:
-    # It brings the C++ emitter along: only for who needs it.
+    # Imports the C++ emitter: only where it is needed.
     from lanewise.machine.meet import meet
 
     return meet(advance)
 
 
 def before_meeting(linked: Linked, state: State) -> State:
-    """The state from which lanes begin that meet."""
+    """The state from which lanes that meet begin."""
     from lanewise.machine.meet import begun
 
     return begun(linked, state)
@@ -90,5 +90,5 @@ SCHEDULES: dict[str, Callable[[Advance], Tick]] = {
 
 
 def num_expensive(linked: Linked, lanes: int, schedule: str) -> int:
-    """How many blocks the schedule keeps an account of."""
+    """The number of blocks whose waiting lanes the schedule counts."""
     return len(expensive_for(linked, lanes, schedule))
