@@ -1,7 +1,7 @@
 """`schedule="fork"`: the carrier `ticks` by a machine whose frames are lanes (`machine/fork.py`).
 
 A program of which no two calls can be made at the same time is swept instead, in order, as are programs for which the
-order of calls matters: one that counts steps up to `max_steps` and may fail otherwise as well, and the forward sweep of
+order of calls matters: one that counts steps up to `max_steps` and may also fail otherwise, and the forward sweep of
 a gradient, whose records are on a tape in the order of calls.
 """
 

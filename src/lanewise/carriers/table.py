@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lanewise.job.plan import Carrier, Plan
 
-# The carriers that run each lane by itself, and where.
+# The carriers that run each lane on its own, and where.
 ALONE = {"native": "cpu", "kernel": "gpu"}
 
 

@@ -150,7 +150,7 @@ class OfFrames(Lanes):
 def lanes_for(
     linked: Linked, lanes: int, schedule: str, options: Options, most: int | None = None
 ) -> OnStacks | OfFrames:
-    """The lanes of a machine of this program; `most`: the greatest depth of frames, if it is not what the host allows."""
+    """The lanes of a machine of this program; `most`: the depth of frames, if not what the host allows."""
     if linked.forks:
         return OfFrames(linked, lanes, schedule, most or most_frames(linked, options))
     return OnStacks(linked, lanes, schedule, most or most_depth(linked, lanes, options))

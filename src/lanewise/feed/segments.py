@@ -133,7 +133,7 @@ class Segments:
         self.patience = lanes * refill_ticks(self.linked, lanes, self.schedule)
         self._start = jax.jit(self._empty, static_argnums=0)
         self._run = jax.jit(self._segment, donate_argnums=0)
-        # Stacks keep the values in place; of slots, those of lanes are read.
+        # With stacks the state is one of lanes alone already; with slots, lanes are read out of it.
         self.seen = jax.jit(self._seen) if self.linked.forks else self.machine.seen
         self.site = plan.site
         self._finish = jax.jit(
@@ -170,7 +170,7 @@ class Segments:
         idle: float,
         ticks: float,
     ) -> tuple[State, Any]:
-        """Start the lanes of `takes` with their rows (as stored, a row a lane), and run; returns the ticks it took, too."""
+        """Start the lanes of `takes` with their rows (as stored, a row a lane), and run; also returns its ticks."""
         return self._run(state, tuple(captures), tuple(rows), takes, idle, ticks)
 
     def _segment(

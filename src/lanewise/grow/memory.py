@@ -33,7 +33,7 @@ LIMIT_OF_GROUP = Path("/sys/fs/cgroup/memory.max")
 # How many frames a stack holds at first outside `jit`, and how many times as many after each growth.
 FIRST_DEPTH = 32
 GROWTH = 4
-# Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
+# Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end on its own.
 DEEPEST = 1 << 20
 MOST_STACK_BYTES = 4 << 30
 

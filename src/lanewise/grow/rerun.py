@@ -1,4 +1,4 @@
-"""Growth of stacks and tapes where each lane runs by itself.
+"""Growth of stacks and tapes where each lane runs on its own.
 
 Such a lane's stack and tape have sizes that it is compiled for. A kernel's state is not saved: to resume it, every lane
 would have to write its registers to memory and read them back. So where stacks or tapes were full, those lanes start

@@ -5,7 +5,7 @@ the whole batch from the first key: a lane's numbers would depend on its neighbo
 each equation that draws from such a key is wrapped in `draw`, whose batching rule draws for one lane after the other,
 as a lone call would. Keys of threefry, JAX's default, need none of this: they are hashed by ordinary arithmetic.
 
-It is done where a program runs, and not where it is traced, so that derivatives are JAX's own.
+This happens where a program runs, and not where it is traced, so that derivatives are JAX's own.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Job:
         return replace(self, options=self.options.updated(**changes))
 
     def as_it_runs(self) -> Job:
-        """The same job with the program as it runs: options reach inside, and lanes draw by themselves."""
+        """The same job with the program as it runs: options reach inside, and lanes draw on their own."""
         program = as_it_runs(self.program, self.options)
         return self if program is self.program else replace(self, program=program)
 

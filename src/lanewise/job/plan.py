@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lanewise.cpp.emit.emitted import Emitted
 
 
-# The path of a plan whose lanes run by themselves, in a kernel that the host's C++ compiler makes.
+# The path of a plan whose lanes run on their own, in a kernel that the host's C++ compiler makes.
 CPP = "C++"
 
 # A run outside `jit`: operands in, the job's results out.
@@ -43,8 +43,8 @@ Around = Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]
 class Plan:
     """How a job will run, and why. `schedule` is "plain" where JAX's own batching is the right code.
 
-    `path` names what compiles a carrier's code. `linked` are the blocks that a machine runs, or that lanes by
-    themselves run where XLA compiles them; `emitted` is the code of a kernel.
+    `path` names what compiles a carrier's code. `linked` are the blocks that a machine runs, or that lanes on
+    their own run where XLA compiles them; `emitted` is the code of a kernel.
     """
 
     job: Job

@@ -1,4 +1,4 @@
-"""The schedule `meet`: each lane by itself, in one kernel, up to a block with matrix work, where lanes run together.
+"""The schedule `meet`: each lane on its own, in one kernel, up to a block with matrix work, where lanes run together.
 
 See `cpp/variants/between.py` for the kernel.
 """
@@ -22,7 +22,7 @@ from lanewise.machine.worth import meeting_blocks
 
 
 def meet(advance: Advance) -> Tick:
-    """One tick of lanes that meet: each by itself to the next expensive block, then that for the lanes there."""
+    """One tick of lanes that meet: each on its own to the next expensive block, then that for the lanes there."""
     linked, lanes = advance.linked, advance.lanes
     expensive = meeting_blocks(linked)
     between = kernel_between(linked, advance.max_steps, advance.counting)

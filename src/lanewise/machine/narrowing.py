@@ -6,7 +6,7 @@ one `while_loop` for each width, each until the lanes that run fit into the next
 This does not change a lane's results: what a block computes for it does not depend on its row.
 
 It pays where the lanes' work decides the time of a tick, not what a tick costs whatever its width. Every width is
-compiled, and XLA measures its matrix products anew, so there is one narrower machine; the more work a tick has, the
+compiled, and XLA measures its matrix products again, so there is one narrower machine; the more work a tick has, the
 narrower. On a CPU such blocks run tile by tile (`compact.py`), which adapts, too.
 
 On an H200, 65,536 lanes, NUTS on a logistic regression, an early exit and a mixture of experts take this many

@@ -136,7 +136,7 @@ def _looked_at(state: State, halt: int, waiting: Any) -> State:
     left = (examples_pc(state) != halt).sum(dtype=jnp.int32) + waiting
 
     def call() -> Any:
-        (due,) = call_host(lambda *reached: [events.reach(*reached)], 1, watch.number, state.ticks, left)
+        (due,) = call_host(lambda *args: [events.reach(*args)], 1, watch.number, state.ticks, left)
         return due
 
     # The end is reported here, in its place: XLA may put off the call that ends a run until other work is done.
@@ -253,4 +253,4 @@ def finished(state: State, code: Any, *, lives_of_lanes: bool) -> None:
     )
 
 
-# -- each lane by itself -----------------------------------------------------------------------------
+# -- each lane on its own -----------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 * `lowest`: the block with the lowest pc that any lane is at (Radul et al. 2019).
 * `most`: the block most lanes are at.
 * `sweep`: all cheap blocks in program order, expensive ones when it pays (`sweep.py`).
-* `meet`: each lane by itself up to a block with matrix work, where lanes run together (`meet.py`).
+* `meet`: each lane on its own up to a block with matrix work, where lanes run together (`meet.py`).
 * `fork`: calls at the same time, each in a slot of its own; expensive blocks when all slots wait for one (`fork.py`).
 """
 

@@ -190,7 +190,7 @@ def _planned(job: Job, failed: str | None) -> Plan:
 def _by_ticks(job: Job, refused: str, *, may_meet: bool) -> Plan:
     """The plan where each lane on its own would be better, but is not possible."""
     found = _decided(job.with_options(carrier="ticks"), may_meet=may_meet)
-    return replace(found, job=job, why=f"{found.why}; not each lane by itself: {refused}")
+    return replace(found, job=job, why=f"{found.why}; not each lane on its own: {refused}")
 
 
 def _offered(job: Job, carrier: str, schedule: str, why: str) -> Plan:
@@ -236,7 +236,7 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
         if found is not None:
             return found
     if meets:
-        why = "lanes meet at blocks with matrix work, and between them run each by itself, in one kernel"
+        why = "lanes meet at blocks with matrix work, and between them run each on its own, in one kernel"
         return _offered(job, "ticks", "meet", f"a recursion around matrix products: {why}")
     expensive = expensive_blocks(linked, job.examples)
     if free and linked.one_loop and not guards_a_loop(job.program) and len(expensive) <= 1:
@@ -263,7 +263,7 @@ def _would_meet(job: Job, linked: Linked) -> bool:
 
 
 def _met_on_native(job: Job) -> Plan | None:
-    """Each lane by itself, where those of a core meet at products: faster than a machine's, and sooner compiled.
+    """Each lane on its own, where those of a core meet at products: faster than a machine's, and sooner compiled.
 
     Sweeps of a gradient always, also where a machine's lanes could not meet: a StackRNN, a DRNN and a transition
     parser of width 256, 64 lanes, train in 25, 18 and 163 to 200 ms this way, in 28, 26 to 36 and 258 to 368 where
@@ -361,7 +361,7 @@ def _measured(job: Job, operands: Sequence[Any]) -> Plan:
 
 
 def _alone(job: Job, why: str) -> Plan | str | None:
-    """Each lane by itself, if there is a carrier for that here; or why that refuses the job."""
+    """Each lane on its own, if there is a carrier for that here; or why that refuses the job."""
     name = job.profile.alone
     return None if name is None else carrier_of(name, "auto").offer(job, "auto", why)
 
@@ -384,7 +384,7 @@ def _recursion_alone_if_better(job: Job, linked: Linked, meets: bool) -> Plan | 
 
 
 def _straight_if_better(job: Job, linked: Linked) -> Plan | None:
-    """Each lane by itself, where nothing diverges but XLA would make many passes over memory."""
+    """Each lane on its own, where nothing diverges but XLA would make many passes over memory."""
     if not job.lanes:
         return None
     return _native_if_worth(job, work_of_blocks(linked))
@@ -404,7 +404,7 @@ def _native_if_worth(job: Job, work: Work) -> Plan | None:
         return None
     why = worth_compiling(work, job.examples)
     found = None if why is None else _alone(job, why)
-    # By XLA, a lane by itself is no better than XLA's own batching.
+    # By XLA, a lane on its own is no better than XLA's own batching.
     return found if isinstance(found, Plan) and found.path != "XLA" else None
 
 

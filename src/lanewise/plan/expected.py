@@ -2,10 +2,10 @@
 
 Where no lane waits for another, memory decides. XLA runs elementwise operations of all lanes fused and with vector
 instructions; but an operation across elements (a sum over three numbers, a concatenation, a small product) ends a
-fusion, and its results for all lanes go to memory and come back: a *pass*. A lane by itself keeps such
+fusion, and its results for all lanes go to memory and come back: a *pass*. A lane on its own keeps such
 things in registers, has no vector instructions for what XLA fuses, and calls the C library for each exponential.
 
-The unit is an operation of a lane by itself, about an eighth of a nanosecond on two cores. `Work` was measured on
+The unit is an operation of a lane on its own, about an eighth of a nanosecond on two cores. `Work` was measured on
 straight-line programs from one operation to the Hessian of a rotation, at 256 to 16,384 lanes; good to a factor of two.
 """
 
@@ -65,13 +65,13 @@ CLEARLY = 0.8
 AS_GOOD = 1.02
 # Larger arrays of a lane's own are worth vector instructions and all cores, which XLA uses for a lone call.
 MOST_ELEMENTS_ALONE = 1024
-# Where nothing diverges, lanes by themselves must save this many operations of a lane in all (a quarter of a
+# Where nothing diverges, lanes on their own must save this many operations of a lane in all (a quarter of a
 # millisecond): a C++ compiler takes seconds.
 WORTH_COMPILING = 2e6
 
 
 def may_depend_on_divergence(linked: Linked) -> bool:
-    """Whether lanes together would be clearly better than lanes by themselves if none had to wait."""
+    """Whether lanes together would be clearly better than lanes on their own if none had to wait."""
     total = sum(linked.costs, Cost())
     profile = linked.profile
     alone, together = (
@@ -108,7 +108,7 @@ def expected(job: Job, linked: Linked, found: Sample) -> dict[str, float]:
         else:
             swept += most[pc] * cost
     expected = {"native": float(mean @ alone), "sweep": float(swept)}
-    # Loops in loops wait in each; branches would run for everyone, with what they close over copied for each lane.
+    # Nested loops wait in each; branches would run for all lanes, with what they close over copied for each.
     # Nor may lanes see each other, or loops run that must not.
     barred = sees_batch(job.program) or guards_a_loop(job.program)
     if job.can_be_plain and linked.one_loop and not barred:
@@ -142,9 +142,9 @@ def largest_of_a_lane(linked: Linked) -> int:
 
 
 def better_alone(linked: Linked, lanes: int, meets: bool = False) -> str | None:
-    """Why lanes by themselves are better than a machine, by the code alone; None if they are not.
+    """Why lanes on their own are better than a machine, by the code alone; None if they are not.
 
-    `meets`: in that machine lanes run by themselves between products. A machine sweeps nested loops and branches;
+    `meets`: in that machine lanes run on their own between products. A machine sweeps nested loops and branches;
     there, lanes on their own that meet at products do not make larger ones.
     """
     total = sum(linked.costs, Cost())
@@ -163,7 +163,7 @@ def better_alone(linked: Linked, lanes: int, meets: bool = False) -> str | None:
         return None
     return (
         f"a lane's own code is {total.operations:,.0f} operations a turn, {total.products:,.0f} of them"
-        " matrix products: each lane runs by itself"
+        " matrix products: each lane runs on its own"
     )
 
 
@@ -179,13 +179,13 @@ def work_of_entry(program: Program) -> Work:
 
 
 def worth_compiling(work: Work, lanes: int) -> str | None:
-    """Why lanes by themselves are so much better than XLA's passes that compiling them pays; None if not."""
+    """Why lanes on their own are so much better than XLA's passes that compiling them pays; None if not."""
     alone, together = work.for_lanes(lanes)
     if alone > CLEARLY * together or (together - alone) * lanes < WORTH_COMPILING:
         return None
     return (
         f"nothing diverges, but XLA would make {work.passes:,.0f} passes over memory, for a lane the cost of"
-        f" {together:,.0f} operations, against {alone:,.0f} by itself"
+        f" {together:,.0f} operations, against {alone:,.0f} on its own"
     )
 
 
@@ -212,7 +212,7 @@ _LANE_TOGETHER = 30.0
 
 @dataclass(frozen=True)
 class Work:
-    """Operations of a lane by itself, those of a lane among others, and passes over all lanes."""
+    """Operations of a lane on its own, those of a lane among others, and passes over all lanes."""
 
     alone: float = 0.0
     together: float = 0.0

@@ -129,30 +129,30 @@ def counted(program: BlockProgram, counters: dict[int, Var]) -> BlockProgram:
     Every call passes all counters to its callee and gets them back as results, which are never saved around a call: so
     they go on counting through recursion.
     """
-    everyone = tuple(counters.values())
+    variables = tuple(counters.values())
     functions = {
         name: replace(
             function,
-            params=(*function.params, *everyone),
-            results=(*function.results, *everyone),
+            params=(*function.params, *variables),
+            results=(*function.results, *variables),
             blocks=tuple(
-                _counting(block, counters[block.label], everyone) for block in function.blocks
+                _counting(block, counters[block.label], variables) for block in function.blocks
             ),
         )
         for name, function in program.functions.items()
     }
-    zeros = tuple((var, np.int32(0)) for var in everyone)
+    zeros = tuple((var, np.int32(0)) for var in variables)
     return replace(program, functions=functions, constants=(*program.constants, *zeros))
 
 
-def _counting(block: Block, counter: Var, everyone: Sequence[Var]) -> Block:
+def _counting(block: Block, counter: Var, variables: Sequence[Var]) -> Block:
     more = _jax.new_var(counter.aval)
     template = _one_more()
     eqn = template.replace(invars=[counter, *template.invars[1:]], outvars=[more])
     block = block.with_(eqns=(*block.eqns, eqn))
     if not isinstance(block.terminator, Call | TailCall):
         return block.with_(assigns=(*block.assigns, (counter, more)))
-    given = tuple((var, more if var is counter else var) for var in everyone)
+    given = tuple((var, more if var is counter else var) for var in variables)
     arguments = (*block.terminator.arguments, *given)
     return block.with_(terminator=replace(block.terminator, arguments=arguments))
 
