@@ -397,7 +397,7 @@ def test_where_a_kernel_refuses_ticks_run() -> None:
     turns = np.array([0, 3, 1, 2], np.int32)
     plan = lw.inspect(smoothed, x, turns).plan
     assert plan.carrier == "ticks", plan.why
-    assert "not each lane by itself" in plan.why and "at most 128" in plan.why, plan.why
+    assert "not each lane on its own" in plan.why and "at most 128" in plan.why, plan.why
     with pytest.raises(OptionError, match=r"fft: .* at most 128 .*Use carrier=\"ticks\""):
         lw.inspect(lw.program(smoothed).with_options(carrier="native"), x, turns)
     wanted = x.copy()

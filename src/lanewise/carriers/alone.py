@@ -1,7 +1,7 @@
-"""What the carriers that run each lane by itself have in common.
+"""What the carriers that run each lane on its own have in common.
 
-Such a carrier takes the next example when one ends, whatever the number of lanes. A stack has a size that its code is
-called with: outside `jit` lanes whose stacks were full run again with more room (`rerun.py`).
+Such a carrier takes the next example when one ends, for any number of lanes. A stack has a size with which its code is
+called: outside `jit` lanes whose stacks were full run again with more room (`rerun.py`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class RunLanes(Protocol):
 
 
 def obstacle(carrier: str, where: str, platform: str | None, schedule: str) -> str | None:
-    """What keeps a job from a carrier that runs each lane by itself on one platform, whatever the program is."""
+    """Why a carrier of lanes on their own refuses a job, whatever its program is; None if it does not."""
     if schedule != "auto":
         return (
-            f"carrier={carrier!r} runs each lane by itself and has no schedule; leave out"
+            f"carrier={carrier!r} runs each lane on its own and has no schedule; leave out"
             f' schedule={schedule!r}, or use carrier="ticks".'
         )
     if platform is not None and platform != where:

@@ -1,6 +1,6 @@
-"""Each lane by itself in XLA:CPU's own code for a whole computation as one function (`one_function.py`).
+"""Each lane on its own in XLA:CPU's own code for a whole computation as one function (`one_function.py`).
 
-It is what `native` does where there is no C++ compiler, or where an operation has no rule in the kernel's table. XLA
+`native` uses it where there is no C++ compiler, or where an operation has no rule in the kernel's table. XLA
 keeps loop variables in memory and runs one call on one core, so it is two to four times slower; and its one-function
 code has no matrix products, large sums, sorts, factorizations or scatters of many updates.
 """
@@ -27,7 +27,7 @@ from lanewise.machine.ticking import answers, run_ticks, statistics
 
 
 def run_by_xla(plan: Plan, operands: Sequence[Any], capacity: int, watched: Site | None) -> Ran:
-    """A machine of one lane, run for one example after the other; stacks and sums are handed on as they are."""
+    """A machine of one lane, run for one example after the other; stacks and sums are passed on as they are."""
     linked, options, varying = plan.linked, plan.job.options, plan.job.varying
     assert linked is not None
     kept = [stored(x, _jax.aval_of(x)) for x in operands]
@@ -77,7 +77,7 @@ def run_by_xla(plan: Plan, operands: Sequence[Any], capacity: int, watched: Site
 
 
 def _as_lane(row: Any, aval: Any) -> Any:
-    """A row of kept words as a batch of one value."""
+    """A row of stored words as a batch of one value."""
     return _as_shared(row[None], aval)
 
 

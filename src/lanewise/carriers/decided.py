@@ -46,7 +46,7 @@ class Decision:
     values: Values
 
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
-        """What the job gives. Tables go to the device with each run."""
+        """The job's results. Tables go to the device with each run."""
         flat = flattened(operands, self.job)
         with _jax.our_transfers():
             return self._given(self.values(flat))
@@ -99,7 +99,7 @@ def _keys(program: Program) -> tuple[frozenset[int], frozenset[int]]:
 
 
 def decided(job: Job, operands: Sequence[Any], *, gradient: bool) -> Decision:
-    """Run the slice; of the operands only those that decide are looked at, and control has no derivative."""
+    """Run the slice; it reads only the operands that decide, and control has no derivative."""
     by = own(job)
     flags = [i in by.reads for i in range(len(operands))]
     read = [_jax.without_derivative(x) if f else None for x, f in zip(operands, flags, strict=True)]
@@ -111,7 +111,7 @@ def decided(job: Job, operands: Sequence[Any], *, gradient: bool) -> Decision:
     made = STORE.made
     values = by.values(found, job.examples, gradient=gradient)
     if STORE.made > made:
-        # What takes long from here on is the envelope, not the slice.
+        # From here on the envelope takes long, not the slice.
         words = "schedule levels: an envelope for minibatches like this one"
         compiling.watch(job.program.name, words, job.options.progress, new=True)
     return Decision(job, values)

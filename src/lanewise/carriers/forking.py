@@ -1,8 +1,8 @@
 """`schedule="fork"`: the carrier `ticks` by a machine whose frames are lanes (`machine/fork.py`).
 
 A program of which no two calls can be made at the same time is swept instead, in order, as are programs for which the
-order of calls matters: one that counts steps up to `max_steps` and may fail otherwise as well, and the forward sweep of
-a gradient, whose records lie on a tape in the order of calls.
+order of calls matters: one that counts steps up to `max_steps` and may also fail otherwise, and the forward sweep of
+a gradient, whose records are on a tape in the order of calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def obstacle(job: Job) -> str | None:
     if linked is None:
         return "no two calls of it can be made at the same time"
     if program.has_tapes and any(f.threads for f in program.functions.values()):
-        return None if linked.program.state else "its records lie on tapes in that order"
+        return None if linked.program.state else "its records are on tapes in that order"
     return None
 
 
@@ -123,6 +123,6 @@ def _phases(plan: Plan, most: int) -> Phases:
         return with_slots(state, linked, capacity, capacity >= most)
 
     def moved(*args: Any) -> Any:
-        raise AssertionError("no tape: nobody waits for one")
+        raise AssertionError("no tape: no lane waits for one")
 
     return Phases(start, run, finish, lambda state: state, lambda _, state: state, grown, moved)

@@ -3,8 +3,8 @@
 It needs the host: the slice runs, and what it recorded decides what is compiled and run next. So it is for calls
 outside `jit`, where the operands that decide control are known. `rules/levels.py` differentiates them.
 
-A program of which only some calls have control that can run first is run in two (`split.py`). Where that is not so
-either, and it was asked for, loops on values are run inside levels (`dynamic/ending.py`).
+A program where only some calls have control that can run first is run in two parts (`split.py`). Where there are none
+either, and the caller asked for levels, loops on values are run inside levels (`dynamic/ending.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lanewise.job.plan import HostRun, Plan
 
 
 def offer(job: Job, schedule: str, why: str) -> Plan | str:
-    """Programs whose control does not depend on expensive values, or with calls of which that is true."""
+    """Programs whose control does not depend on expensive values, or with calls of that kind."""
     refused = obstacle(job)
     if refused is not None:
         return f'schedule="levels" cannot run `{job.program.name}`: {refused}. Use schedule="auto".'
@@ -35,7 +35,7 @@ def offer(job: Job, schedule: str, why: str) -> Plan | str:
 
 
 def obstacle(job: Job) -> str | None:
-    """What keeps a job from being run by levels, whole or in part."""
+    """Why a job cannot be run by levels, whole or in part."""
     found = _whole(job)
     if not isinstance(found, NotSliced):
         return found
@@ -53,7 +53,7 @@ def obstacle(job: Job) -> str | None:
 
 @functools.lru_cache(maxsize=512)
 def _whole(job: Job) -> str | NotSliced | None:
-    """What keeps control from being run first for all of a job: an option, or what it depends on."""
+    """Why control cannot be run first for all of a job: an option, or what it depends on."""
     options = job.options
     if options.stats or options.max_steps:
         name = "stats" if options.stats else "max_steps"
@@ -84,7 +84,7 @@ def products(job: Job) -> float:
 
 
 def run(plan: Plan, operands: Sequence[Any]) -> list[Any]:
-    """Inside `jit` nothing is known."""
+    """Inside `jit` no value is known."""
     raise OptionError(
         f"Call `{plan.job.program.name}` outside jit and outside other programs (what runs is compiled anyway), or use"
         ' schedule="auto": with schedule="levels" the values that decide control have to be known before the rest runs.'

@@ -9,7 +9,7 @@ Three paths lead there.
   lanes at once with its vector instructions (`cpp/variants/tiles.py`).
 * `XLA`: XLA:CPU's own code (`by_xla.py`), where a kernel cannot be made.
 
-What was considered: several CPU devices under `shard_map` need a flag before JAX starts; a pool of Python threads that
+Considered: several CPU devices under `shard_map` need a flag before JAX starts; a pool of Python threads that
 each run a part works outside `jit` only; several calls in one computation are compiled once each.
 """
 

@@ -1,4 +1,4 @@
-"""A program in two (`dynamic/hoist.py`), run: calls by levels, then the rest by whatever `auto` picks.
+"""A program run in two parts (`dynamic/hoist.py`): calls by levels, then the rest by whatever `auto` picks.
 
 Both are `program_p`, so derivatives go through them as through any two programs. A lane that fails in the first half
 has no answers for the second, which is then run for the others alone.
@@ -24,7 +24,7 @@ from lanewise.job.job import Job, of_rows, with_axes
 
 @dataclass(frozen=True, eq=False)
 class InTwo:
-    """A job of a program that is run in two."""
+    """A job of a program that is run in two parts."""
 
     job: Job
     split: Split
@@ -54,7 +54,7 @@ class InTwo:
         return Job(stage.program, job.lanes, mapped, options, job.platform)
 
     def __call__(self, *operands: Any) -> list[Any]:
-        """What the job gives; operands may have derivatives to be taken."""
+        """The job's results; operands may have derivatives to be taken."""
         job, first = self.job, self.first
         answers, code, site = _bound(first, self.split.first.given(operands), job.program)
         given = [*self.split.rest.given(operands), *answers]
@@ -107,10 +107,10 @@ class InTwo:
 
 @functools.lru_cache(maxsize=512)
 def in_two(job: Job) -> InTwo:
-    """How a job of a program that has no slice is run in two. Raises `NotSliced`.
+    """How a job of a program that has no slice is run in two parts. Raises `NotSliced`.
 
-    Recursions that wait for values are looked into where it was asked for: what share of the work their first calls are
-    is not known.
+    Recursions that wait for values are only searched where the caller asked for levels: the share of the work in their
+    first calls is not known.
     """
     return InTwo(job, split(job.program, job.varying, job.options.schedule == "levels"))
 

@@ -1,6 +1,6 @@
 """All carriers. Each is imported when a job is first offered to it: together they are a third of Lanewise.
 
-`plain`, `local`, `levels` and `fork` are no carriers by name: a user asks for them as schedules of `ticks`. Other code
+`plain`, `local`, `levels` and `fork` are not carriers by name: a user asks for them as schedules of `ticks`. Other code
 runs them.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lanewise.job.plan import Carrier, Plan
 
-# The carriers that run each lane by itself, and where.
+# The carriers that run each lane on its own, and where.
 ALONE = {"native": "cpu", "kernel": "gpu"}
 
 

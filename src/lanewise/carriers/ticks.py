@@ -44,7 +44,7 @@ def on_host(plan: Plan) -> HostRun:
 
 
 def growing(plan: Plan) -> Growing:
-    """The same, which knows how far it has grown."""
+    """The same, which records how far it has grown."""
     job, linked = plan.job, plan.linked
     assert linked is not None
     most = most_depth(linked, job.width, job.options)
@@ -61,7 +61,7 @@ def growing(plan: Plan) -> Growing:
 
 
 def _larger(plan: Plan) -> Callable[[], tuple[Growing, Callable[[Sequence[Any]], Sequence[Any]]]]:
-    """What makes the machine of the same job with longer tapes, and says how to give it its operands."""
+    """What makes the machine of the same job with longer tapes, and says how to pass it its operands."""
 
     def made() -> tuple[Growing, Callable[[Sequence[Any]], Sequence[Any]]]:
         job = plan.job.larger()

@@ -1,7 +1,7 @@
-"""Results made on threads, a little ahead of who uses them: what a data loader does.
+"""Results made on threads, a little ahead of their use: what a data loader does.
 
-What a step needs of the host (the table of a minibatch and its index tables, a transfer to the device) does not depend
-on the step before. So it is made for the next minibatches while the device works on this one. Compiled passes and
+A step's work on the host (the table of a minibatch and its index tables, a transfer to the device) does not depend on
+the step before. So the host prepares the next minibatches while the device works on this one. Compiled passes and
 JAX's transfers do not hold Python's lock, so threads of one process are enough.
 """
 

@@ -1,12 +1,12 @@
-"""Batches of examples from the host for a carrier that runs each lane by itself.
+"""Batches of examples from the host for a carrier that runs each lane on its own.
 
 Such a carrier takes the next example when one ends, so all it needs is enough of them at a time. A batch runs while the
-host prepares the next one and hands out the last one's answers. Nothing is known of a batch before all of it has
-ended, so batches start small, and grow as long as they are short: what has ended waits no longer than it must.
+host prepares the next one and hands out the last one's answers. No answer of a batch is known before all of it has
+ended, so batches start small, and grow as long as they are short: answers wait no longer than they must.
 
-A batch is compiled for its size. Of sizes there are four for each power of two, and a number of examples between two of
-them is filled up with examples it has anyway, whose answers are dropped. What was considered: cutting it up into sizes
-that are there runs nothing twice, but compiles up to a dozen of them for a stream that ends in the middle of a batch.
+A batch is compiled for its size. There are four sizes for each power of two, and a number of examples between two of
+them is padded with copies of its examples, whose answers are dropped. Considered: cutting it up into the existing sizes
+runs nothing twice, but compiles up to a dozen of them for a stream that ends in the middle of a batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIRST_BATCH = 64
 # How long a batch should take, in seconds, within a factor of `GROWTH`, which is how sizes change.
 BATCH_SECONDS = 0.1
 GROWTH = 4
-# How long the host sleeps before it looks again whether a batch has ended; an interrupt is heard then.
+# How long the host sleeps before it looks again whether a batch has ended; interrupts are handled then.
 POLL_SECONDS = 2e-4
 
 
@@ -74,7 +74,7 @@ class InBatches:
             rows = np.stack([example.rows[place] for example in taken])
             filled = np.resize(rows, (size, *rows.shape[1:]))
             given.append(loaded(jnp.asarray(filled), aval))
-        # It brings what launches kernels along: only for who runs some.
+        # Imports what launches kernels: only where some run.
         from lanewise.cpp.toolchain.waiting import not_waiting
 
         with not_waiting():
@@ -91,7 +91,7 @@ class InBatches:
         return True
 
     def ready(self) -> bool:
-        """Whether nobody has to wait for the batch."""
+        """Whether the batch has ended, so that its answers are there."""
         return self.out[-1].is_ready()
 
     @our_transfers()
@@ -113,7 +113,7 @@ class InBatches:
         columns = []
         for value, aval in zip(values, self.program.out_avals, strict=True):
             column = np.asarray(stored(value, aval))
-            # An answer that no example has a part in comes once.
+            # An answer that does not depend on the example comes once.
             if value.ndim == len(aval.shape):
                 column = np.broadcast_to(column, (count, *column.shape))
             columns.append(column[:count])
@@ -121,10 +121,10 @@ class InBatches:
         return Ended(self.index, columns, np.asarray(code)[:count], np.asarray(site)[:count])
 
     def close(self) -> None:
-        """No more examples will come; every batch has told of itself."""
+        """No more examples will come; every batch has reported itself."""
 
     def _adapt(self, seconds: float) -> None:
-        """Change the size of batches by what the last took. One that nobody waited for says nothing."""
+        """Change the size of batches by what the last took. One that the host did not wait for shows nothing."""
         if len(self.index) < self.wanted:
             return
         if seconds * GROWTH < BATCH_SECONDS:

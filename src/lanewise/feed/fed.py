@@ -1,8 +1,8 @@
 """What a stream feeds: examples in, answers out, while the device works.
 
 Three things are fed: lanes that are refilled between segments of a run (`segments.py`), for `ticks`; lanes that take
-examples while they run (`served.py`), for `native`; and batches (`batches.py`), where lanes run by themselves and
-nothing is known of one before all have ended.
+examples while they run (`served.py`), for `native`; and batches (`batches.py`), where lanes run on their own and no
+answer is known before all have ended.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from lanewise._jax import stored
 
 
 class Example(NamedTuple):
-    """An example that waits: its number, and its arrays as they are kept."""
+    """An example that waits: its number, and its arrays as they are stored."""
 
     index: int
     rows: list[np.ndarray]
 
 
 class Ended(NamedTuple):
-    """Examples that have ended: their numbers, a column for each result (as it is kept), outcomes and sites.
+    """Examples that have ended: their numbers, a column for each result (as it is stored), outcomes and sites.
 
-    `why`: what is known of examples that were not run, by their numbers.
+    `why`: why some examples were not run, by their numbers.
     """
 
     index: np.ndarray
@@ -42,11 +42,11 @@ NONE_ENDED = Ended(np.zeros(0, int), [], np.zeros(0, int), np.zeros(0, int))
 
 
 class Fed(Protocol):
-    """What examples are fed to."""
+    """What takes the examples."""
 
     # The types of an example's arrays.
     avals: list[Any]
-    # Whether examples may come though none waits.
+    # Whether more examples may come, though none waits now.
     expects_more: bool
 
     @property
@@ -81,6 +81,6 @@ class Fed(Protocol):
 
 
 def kept_row(aval: Any) -> Any:
-    """The shape and type of one example's part of an operand, as it is kept."""
+    """The shape and type of one example's part of an operand, as it is stored."""
     struct = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     return jax.eval_shape(lambda x: stored(x, aval), struct)

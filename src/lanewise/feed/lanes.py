@@ -1,8 +1,8 @@
-"""What refill asks of a machine, whose frames are on stacks or are lanes themselves.
+"""What refill needs of a machine, whose frames are on stacks or are lanes themselves.
 
 A machine with stacks has its lanes in every array. One that forks (`machine/frames.py`) has slots, the first of which
 are the lanes: an example has ended when its lane's slot has, whatever slots its calls had, and a lane that takes the
-next one begins with none. Both are looked at through `seen`, a state of lanes alone.
+next one begins with none. Refill reads both through `seen`, a state of lanes alone.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class OfFrames(Lanes):
             elif var in inputs:
                 registers[i] = select(takes, inputs[var], registers[i])
             elif var in linked.program.state and not var.aval.shape:
-                # How many entries a tape has. What lies there from before is never read.
+                # How many entries a tape has. What is left there from before is never read.
                 registers[i] = jnp.where(takes, 0, registers[i])
         number = jnp.arange(lanes, dtype=jnp.int32)
         fresh = with_columns(unused_rows(lanes), root=number)
@@ -150,7 +150,7 @@ class OfFrames(Lanes):
 def lanes_for(
     linked: Linked, lanes: int, schedule: str, options: Options, most: int | None = None
 ) -> OnStacks | OfFrames:
-    """The lanes of a machine of this program; `most`: as deep as frames can ever be, if not as the host allows."""
+    """The lanes of a machine of this program; `most`: the depth of frames, if not what the host allows."""
     if linked.forks:
         return OfFrames(linked, lanes, schedule, most or most_frames(linked, options))
     return OnStacks(linked, lanes, schedule, most or most_depth(linked, lanes, options))

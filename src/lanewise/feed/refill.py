@@ -1,16 +1,16 @@
 """Refill: any number of examples through a machine of few lanes.
 
-A lane that ends early would idle until the last one ends. Here its answer is put away under its example's number and
-the lane starts over with the next example. All of it is traceable code around `run_until`, so it works inside `jit`.
+A lane that ends early would idle until the last one ends. Here its answer is stored under its example's number and the
+lane starts over with the next example. All of it is traceable code around `run_until`, so it works inside `jit`.
 
 When it pays. A refill costs about the same for one lane as for all, so lanes that have ended wait for others: the
-refill is due when their waiting, summed over lanes and ticks, has cost what the refill costs. It is the rule by which
-`schedule.py` runs an expensive block, for the same reason. Ordinary ticks pay one scalar test.
+refill is due when their waiting, summed over lanes and ticks, has cost what the refill costs. `schedule.py` runs an
+expensive block by the same rule, for the same reason. Ordinary ticks pay one scalar test.
 
 When there is nothing to refill with, lanes run out and the machine would end as empty as any other. Once a third of the
 lanes idle, those that still run become the examples of a second machine with a quarter of the lanes, which loads them
 as they are, stacks and all, and is refilled from them by the same rule; and so on, for three more copies of the code.
-What runs half empty in the end is a machine of a 64th of the lanes. The numbers come from a simulation of the suite's
+Only a machine of a 64th of the lanes runs half empty in the end. The numbers come from a simulation of the suite's
 heavy tails: with fewer and larger steps (twice by sixteen, at half of the lanes) there were a third more ticks at 4,096
 lanes and lanes were emptier at 128; halving would need six copies for the same.
 
@@ -21,7 +21,7 @@ ends with its outcome and is refilled like any other.
 Where frames are lanes, the slot of a lane that has ended takes the next example, and no machine is narrowed: slots of
 calls fill tiles whichever example they belong to.
 
-What it does not do: order examples by length. Nothing is known of an example before it has run.
+What it does not do: order examples by length. An example's length is not known before it has run.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Flow:
     """A machine, and the examples that flow through it.
 
     `example` is the one each lane runs (their number, if none), `next` the first that no lane has had. `answers` (one
-    array for each register with a result), `code` and `site` are kept by example; `steps` is those of all that ended.
+    array for each register with a result), `code` and `site` are kept by example; `steps` is the sum over all that
+    ended.
     """
 
     machine: State
@@ -155,7 +156,7 @@ class Refill:
 
     def finish(self, flow: Flow) -> tuple[list[Any], Any, Any, list[Any]]:
         """Answers, codes and sites of all examples, and statistics."""
-        # What is not put away by now waits for room that will not come.
+        # What is not stored by now waits for room that will not come.
         flow = self._put_away(flow, ended=flow.example < self.examples)
         values = dict(zip(self.results, flow.answers, strict=True))
         answers = results(self.linked, values, flow.machine, flow.code)
@@ -212,11 +213,11 @@ class Refill:
         return jax.lax.while_loop(goes_on, turn, flow)
 
     def _put_away(self, flow: Flow, ended: Any) -> Flow:
-        """Store what lanes that ended have to say under their examples' numbers, and free them."""
+        """Store the results of lanes that ended under their examples' numbers, and free them."""
         machine = self.machine.seen(flow.machine)
         lanes = machine.pc.shape[0]
         held = ended & (flow.example < self.examples)
-        # Each lane with nothing to say writes to a place of its own beyond the end.
+        # Each lane without a result writes to a place of its own beyond the end.
         place = jnp.where(held, flow.example, self.examples + jnp.arange(lanes, dtype=jnp.int32))
 
         def put(kept: Any, values: Any) -> Any:
@@ -291,7 +292,7 @@ class Refill:
 def flow_moved(
     flow: Flow, smaller: Linked, larger: Linked, pairs: Counterparts, num_expensive: int
 ) -> Flow:
-    """The same of a machine that is refilled: what has been put away has room, too."""
+    """The same for a machine that is refilled: stored answers have room, too."""
     answers = dict(zip(result_registers(smaller), flow.answers, strict=True))
     return flow.with_(
         machine=moved(flow.machine, smaller, larger, pairs, num_expensive),
@@ -306,7 +307,7 @@ def result_registers(linked: Linked) -> tuple[Var, ...]:
 
 
 def input_registers(linked: Linked, operands: Sequence[Any]) -> dict[Var, Any]:
-    """What the registers that have a value before the program starts hold then."""
+    """The values of the registers that have one before the program starts."""
     given = {
         var: stored(value, var.aval)
         for var, value in zip(linked.program.inputs, operands, strict=True)

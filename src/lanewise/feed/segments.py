@@ -2,8 +2,8 @@
 
 `refill.py` does this on the device for a batch that is there from the start. Here examples come from the host one by
 one, so a lane that has ended waits for the next segment. A segment ends when that waiting has cost as much as the
-host takes for its part (which is measured), when its ticks are used up, so that the host gets a word in, or when no
-lane can go on.
+host takes for its part (which is measured), when its ticks are used up, so that the host has its turn, or when no lane
+can go on.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class InLanes:
         takes, rows, index = self._filled(waiting)
         if not (index >= 0).any():
             return False
-        # With no example at hand, nor one that may come, there is nothing to stop for.
+        # Without an example that waits or may come, there is nothing to stop for.
         idle = self.pace.idle if waiting or self.expects_more else math.inf
         self.state, self.ticks = self.segments.run(
             self.state, self.captures, rows, takes, idle, self.pace.ticks
@@ -85,7 +85,7 @@ class InLanes:
         return takes, rows, index
 
     def ready(self) -> bool:
-        """Whether nobody has to wait for the segment."""
+        """Whether the segment has ended, so that its state is there."""
         return self.ticks.is_ready()
 
     @our_transfers()
@@ -111,7 +111,7 @@ class InLanes:
         return found
 
     def close(self) -> None:
-        """No more examples will come: tell who watches."""
+        """No more examples will come: report that to observers."""
         self.segments.finish(self.state)
 
 
@@ -133,7 +133,7 @@ class Segments:
         self.patience = lanes * refill_ticks(self.linked, lanes, self.schedule)
         self._start = jax.jit(self._empty, static_argnums=0)
         self._run = jax.jit(self._segment, donate_argnums=0)
-        # What stacks hold is there already; of slots, those of lanes are taken out.
+        # With stacks the state is one of lanes alone already; with slots, lanes are read out of it.
         self.seen = jax.jit(self._seen) if self.linked.forks else self.machine.seen
         self.site = plan.site
         self._finish = jax.jit(
@@ -157,7 +157,7 @@ class Segments:
         return observe.watched(state, self.site, self.linked.halt, captures)
 
     def finish(self, state: State) -> None:
-        """Tell who watches that this state is the last."""
+        """Report to observers that this state is the last."""
         if self.site is not None:
             self._finish(state)
 
@@ -170,7 +170,7 @@ class Segments:
         idle: float,
         ticks: float,
     ) -> tuple[State, Any]:
-        """Start the lanes of `takes` with their rows (as kept, a row a lane), and run; gives the ticks it took, too."""
+        """Start the lanes of `takes` with their rows (as stored, a row a lane), and run; also returns its ticks."""
         return self._run(state, tuple(captures), tuple(rows), takes, idle, ticks)
 
     def _segment(
@@ -193,7 +193,7 @@ class Segments:
         return full | (pc == self.linked.halt), code
 
     def results(self, state: State, lanes: np.ndarray) -> list[np.ndarray]:
-        """The results of these lanes, of a state of lanes alone, on the host, as they are kept."""
+        """The results of these lanes, of a state of lanes alone, on the host, as they are stored."""
         registers = dict(zip(self.linked.registers, state.registers, strict=True))
         uniforms = dict(zip(self.linked.uniforms, state.uniforms, strict=True))
         return [
@@ -216,7 +216,7 @@ class Segments:
         return self.machine.grown(state, self.capacity)
 
     def _seen(self, state: State) -> State:
-        """The lanes of a state alone, with what is looked at: where each is, how it ended, and its results."""
+        """The lanes of a state alone, with what the host reads: where each is, how it ended, and its results."""
         seen, kept = self.machine.seen(state), set(self.linked.program.entry_function.results)
         pairs = zip(self.linked.registers, seen.registers, strict=True)
         registers = tuple(x if var in kept else () for var, x in pairs)
@@ -225,15 +225,15 @@ class Segments:
 
 @functools.lru_cache(maxsize=64)
 def segments_of(plan: Plan) -> Segments:
-    """`Segments`, remembered, so that a second stream compiles nothing."""
+    """`Segments`, cached, so that a second stream compiles nothing."""
     return Segments(plan)
 
 
 class _Pace:
     """How long segments should be, by what the last ones took.
 
-    Idle lanes may lose as much as the host takes between two segments; and no segment should take so long that the
-    host cannot be heard.
+    Idle lanes may lose as much as the host takes between two segments; and no segment should take so long that the host
+    has no turn.
     """
 
     def __init__(self, least_idle: float, lanes: int) -> None:
@@ -251,12 +251,12 @@ class _Pace:
             self.idle = max(self.least_idle, self.lanes * host_ticks)
 
     def segment_ended(self, ticks: float, waited: bool) -> None:
-        """Note the end of a segment; unless it was waited for, it may have ended long ago."""
+        """Record the end of a segment; one that the host did not wait for may have ended long ago."""
         self.ended = time.perf_counter()
         if waited and ticks and self.began is not None:
             self.tick_seconds = (self.ended - self.began) / ticks
             wanted = SEGMENT_SECONDS / self.tick_seconds
-            # The first time is that of compilation too: what it says is forgotten in a few segments.
+            # The first time includes compilation: its weight is gone after a few segments.
             self.ticks = max(FEWEST_TICKS, min(wanted, 16 * self.ticks))
         elif ticks >= self.ticks:
             self.ticks *= 2

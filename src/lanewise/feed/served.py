@@ -1,7 +1,7 @@
 """Lanes of a kernel on a CPU that the host feeds one by one, while they run.
 
 An example is handed over as soon as a slot is free, a lane takes it when it has ended another, and its answer leaves
-when it has ended: nobody waits for the rest of a batch. There are twice as many slots as lanes, so that a lane that
+when it has ended: no example waits for the rest of a batch. There are twice as many slots as lanes, so that a lane that
 ends finds the next example. The kernel is compiled once, whatever comes (`cpp/toolchain/feeding.py`).
 """
 
@@ -23,7 +23,7 @@ from lanewise.job.plan import CPP, Plan
 SLOTS_A_LANE = 2
 # How long the host waits for answers before it looks around. If another example may have come, a lane may wait for it.
 # If all that are wanted are there, lanes have enough to do, and the host looks when a part of them has ended: each look
-# takes it as long as a lane takes for some products, and drives what lanes need out of the caches.
+# costs it as much time as some products cost a lane, and evicts what lanes need from the caches.
 SECONDS = 0.02
 LOOKING_SECONDS = 5e-4
 PART = 2
@@ -63,7 +63,7 @@ class InSlots:
         return bool(len(self.seen))
 
     def ended(self) -> Ended:
-        """What has ended, when anything has, or it is time to look for more examples."""
+        """What has ended, once anything has, or once it is time to look for more examples."""
         if not len(self.seen):
             under_way = int((self.index >= 0).sum())
             if self.expects_more:
@@ -99,8 +99,8 @@ class InSlots:
 def in_slots(plan: Plan, captures: Sequence[Any]) -> InSlots | None:
     """The kernel of a plan, to be fed; None if it takes batches only.
 
-    Stacks that grow need a run to end first, and who watches sees whole runs. A compiler that fails is heard of when a
-    batch runs, which can do without it.
+    Stacks that grow need a run to end first, and observers see whole runs. A compiler that fails is reported when a
+    batch runs, which does not need it.
     """
     job = plan.job
     if plan.path != CPP or job.program.recursive or job.options.watched:

@@ -4,21 +4,21 @@ It makes room: stacks and tapes start small and grow.
 
 A machine by `ticks` stops when no lane can go on. Lanes that wait for a stack get one with more frames; lanes that wait
 for a tape go on in a machine of the same program with larger tapes (`larger.py`). The state stays what it was: nothing
-is lost and nothing is run again. Both sizes are remembered, so that the next call starts with enough room.
+is lost and nothing is run again. Both sizes are cached, so that the next call starts with enough room.
 
-And it lets interrupts end the run: the machine has fuel for a number of ticks, a fraction of a second by what the last
-ones took, and stops when that is spent. Python then runs the handlers of signals that have come, one of which may
+It also lets interrupts end the run: the machine has fuel for a number of ticks, a fraction of a second by the time of
+the last ones, and stops when that is spent. Python then runs the handlers of signals that have come, one of which may
 raise `KeyboardInterrupt`, before the machine goes on.
 
-A large machine is compiled in three pieces: what starts it, what runs it, what finishes it. Three calls that hand a
-state on take a tenth of a millisecond, more than a small batch. So a small machine is one function. It takes a packed
-state, or starts afresh, runs, and gives the answers as they are by then beside the state: if all lanes have ended, that
-was all. If they have not, the same function goes on, so the machine is compiled once either way.
+A large machine is compiled in three pieces: one starts it, one runs it, one finishes it. Three calls that pass a state
+on take a tenth of a millisecond, more than a small batch. So a small machine is one function. It takes a packed state,
+or starts afresh, runs, and returns the state and the answers so far. If all lanes have ended, these are final. If not,
+the same function goes on, so the machine is compiled once either way.
 
 Packed (`Packing`): a call of a compiled function costs about a microsecond for each array that goes in or comes out,
-whatever its size, and a state is some twenty of them. To lay a few kilobytes end to end costs less: what has 32 bits,
-and what is true or false, as one array of words, other types as an array each. Of a large state this would be a copy
-that takes time and memory.
+whatever its size, and a state has some twenty of them. Concatenating a few kilobytes costs less: 32-bit values and
+booleans become one array of words, other types an array each. For a large state this would be a copy that takes time
+and memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from lanewise.grow.memory import FIRST_DEPTH, GROWTH
 from lanewise.machine.state import State, waits_for_stack, waits_for_tape
 
 # The machine has fuel for this many operations of its lanes at first (a tenth of a second, or less) and for at most
-# this many ticks; then for four times as many if it took less than the one, for fewer if it took more than the other.
+# this many ticks; then four times as many after a run shorter than the one, fewer after a run longer than the other.
 FIRST_OPERATIONS = 5e7
 MOST_FIRST_TICKS = 2048
 SOON_SECONDS, LATE_SECONDS = 0.05, 0.3
@@ -53,7 +53,7 @@ _AS_WORDS = frozenset(map(np.dtype, (np.int32, np.uint32, np.float32)))
 
 
 class Phases(NamedTuple):
-    """How a machine starts, runs and finishes, and how a host that makes room in it sees its state."""
+    """How a machine starts, runs and finishes, and how a host that makes room in it reads its state."""
 
     start: Callable[..., Any]
     run: Callable[..., Any]
@@ -73,7 +73,7 @@ class Larger(NamedTuple):
 
 
 class Fuel:
-    """How many ticks a machine runs before Python has its turn, by how long such runs took."""
+    """How many ticks a machine runs before Python has its turn, from how long such runs took."""
 
     def __init__(self, linked: Linked, lanes: int) -> None:
         operations = lanes * sum(cost.operations + cost.shared / lanes for cost in linked.costs)
@@ -88,7 +88,7 @@ class Fuel:
         return self._placed[1]
 
     def spent(self, seconds: float, capacity: int) -> None:
-        """Note how long the fuel lasted; the first time with stacks of a size, the machine was compiled as well."""
+        """Record how long the fuel lasted; the first time with stacks of a size includes compilation."""
         compiled = capacity not in self._compiled
         self._compiled.add(capacity)
         if seconds < SOON_SECONDS:
@@ -98,7 +98,7 @@ class Fuel:
 
 
 class Ran(NamedTuple):
-    """Where a run has stopped: the state, what is left of the fuel, whether all lanes have ended, and their answers.
+    """Where a run has stopped: the state, the fuel left, whether all lanes have ended, and their answers.
 
     A machine in three pieces has no answers before it is finished.
     """
@@ -168,10 +168,10 @@ def _packed_as(dtype: np.dtype) -> np.dtype:
 
 
 class Small:
-    """A machine of few bytes as one function: its state is packed, and with it what to do, and what was done.
+    """A machine of few bytes as one function, its state packed together with a request or a reply.
 
-    Before, that is how much fuel there is and whether to start afresh; after, what is left and whether all lanes have
-    ended.
+    The request is how much fuel there is and whether to start afresh; the reply is the fuel left and whether all lanes
+    have ended.
     """
 
     def __init__(self, state: Any) -> None:
@@ -179,19 +179,19 @@ class Small:
         self._first: tuple[int, list[Any]] = (0, [])
 
     def first(self, ticks: int) -> list[Any]:
-        """What has the machine start, on the device."""
+        """The request to start the machine, on the device."""
         if self._first[0] != ticks:
             zeros = self.packing.unpacked(self.packing.zeros())
             self._first = (ticks, jax.device_put(self.given(zeros[1], ticks, afresh=True)))
         return self._first[1]
 
     def given(self, state: Any, ticks: int, *, afresh: bool = False) -> list[np.ndarray]:
-        """What has the machine go on from a state."""
+        """The request to go on from a state."""
         return self.packing.packed((np.array([ticks, afresh], np.int32), state), np)
 
     @staticmethod
     def ended(packed: Sequence[Any]) -> bool:
-        """Whether all lanes have."""
+        """Whether all lanes have ended."""
         return bool(_jax.to_host(packed[0])[1])
 
     def ran(self, answers: list[Any], packed: Sequence[Any]) -> Ran:
@@ -203,9 +203,9 @@ class Small:
 class Growing:
     """A program compiled so that the host has its turn between runs.
 
-    `most` is how many frames stacks may ever hold, `num_expensive` how many blocks the machine keeps an account of.
-    `larger` makes a machine of the same program with larger tapes, and says how to give it its operands. `watched`:
-    starting and finishing it tells somebody.
+    `most` is how many frames stacks may ever hold, `num_expensive` the number of blocks whose waiting lanes the machine
+    counts. `larger` makes a machine of the same program with larger tapes, and says how to pass it its operands.
+    `watched`: it reports to observers when it starts and finishes.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class Growing:
         return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
 
     def _run(self, state: Any, fuel: Any, *operands: Any) -> tuple[Any, Any]:
-        """The state when no lane can go on, or the fuel is spent; and what is left of it."""
+        """The state when no lane can go on, or the fuel is spent; and the fuel left."""
         machine, with_machine = self.phases.machine, self.phases.with_machine
         state = self.phases.run(with_machine(state, machine(state).with_(fuel=fuel)), *operands)
         return with_machine(state, machine(state).with_(fuel=())), machine(state).fuel
@@ -248,7 +248,7 @@ class Growing:
     def _at_once(
         self, capacity: int, packed: Sequence[Any], *operands: Any
     ) -> tuple[list[Any], list[Any]]:
-        """Answers as they are by then, and the packed state."""
+        """The answers so far, and the packed state."""
         first = jax.eval_shape(functools.partial(self._start, capacity), *operands)
         packing = Small(first).packing
 
@@ -258,7 +258,7 @@ class Growing:
             chosen = jax.tree.map(lambda new, old: jnp.where(afresh != 0, new, old), first, before)
             return [fuel, *jax.tree.leaves(chosen)]
 
-        # Apart they are a dozen tiny kernels on a CPU, which take half as long to compile as the machine itself.
+        # Separately they are a dozen tiny kernels on a CPU, which take half as long to compile as the machine itself.
         fuel, *leaves = as_one_function(begun, *packed, *operands)
         state, left = self._run(
             jax.tree.unflatten(jax.tree.structure(first), leaves), fuel, *operands
@@ -319,7 +319,7 @@ class Growing:
                 if int(ran.left) <= 0 and np.any((pc >= 0) & (pc < self.linked.halt)):
                     self.fuel.spent(time.perf_counter() - began, frames)
                 elif can_deepen and np.any(waits_for_stack(seen)):
-                    # Remembered for the next call, so that it starts with enough room and compiles nothing.
+                    # Cached for the next call, so that it starts with enough room and compiles nothing.
                     self.capacity = min(self.capacity * GROWTH, self.most)
                     state = self.phases.grown(state, self.linked, self.capacity)
                 elif np.any(waits_for_tape(seen)) and self._can_move():

@@ -1,9 +1,9 @@
 """A machine's state goes on in a machine of the same program with larger tapes.
 
-The forward program of a gradient, made with more room, is the same code but for the sizes of its tapes. So its blocks
-correspond one to one to those of the smaller program, and so do the variables at the same places of the code. A state
-is moved by giving each variable what its counterpart held, with zeros where there is room now, as a tape has them
-where nothing was written yet. Lanes that waited for room go on; nothing is run again.
+The forward program of a gradient, made with more room, is the same code except for the sizes of its tapes. So its
+blocks, and the variables at the same places of the code, correspond one to one to those of the smaller program. A state
+is moved by giving each variable what its counterpart held, with zeros in the new room: a tape is zero where nothing was
+written yet. Lanes that waited for room go on; nothing is run again.
 
 Passes over blocks may decide by the size of arrays (whether a branch becomes a select, which copies share a place).
 Where the two programs differ by such a decision, `counterparts` finds none and the caller runs the program again.
@@ -23,7 +23,7 @@ from lanewise.core.errors import Outcome
 from lanewise.machine.state import State, waits_for_tape
 
 Counterparts = dict[Var, Var]
-"""For each variable of the larger program that of the smaller one."""
+"""For each variable of the larger program, its counterpart in the smaller one."""
 
 
 class _Differ(Exception):
@@ -94,7 +94,7 @@ def moved(
 ) -> State:
     """The state of a machine of the smaller program as one of the larger; lanes that waited for a tape go on.
 
-    `num_expensive` is how many blocks the larger one keeps an account of; what was waited for them is forgotten.
+    `num_expensive` is the number of blocks whose waiting lanes the larger one counts; the counts so far are dropped.
     """
 
     def given(new: Sequence[Var], old: Sequence[Var], arrays: Sequence[Any]) -> tuple[Any, ...]:

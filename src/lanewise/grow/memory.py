@@ -2,11 +2,11 @@
 
 A machine holds every register of every lane and, where it recurses, as many frames of every stack as there is room for.
 Inside `jit` that is fixed when the code is made: the gradient of a recursion has an adjoint of whatever it closes over
-in each of 1,024 frames of each lane, which can be terabytes. XLA would ask for it all, and the process end. So what is
-known to be more than the device has is refused, with the largest parts and what makes them smaller. Outside `jit`
-stacks start small and grow, up to `most_depth`.
+in each of 1,024 frames of each lane, which can be terabytes. XLA would request all of it, and the process would end. So
+a run that needs more than the device has is refused; the message has the largest parts and what makes them smaller.
+Outside `jit` stacks start small and grow, up to `most_depth`.
 
-What is not counted: XLA's own copies, and the stacks of kernels, which take memory as they use it.
+Not counted are XLA's own copies, and the stacks of kernels, which take memory as they use it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ LIMIT_OF_GROUP = Path("/sys/fs/cgroup/memory.max")
 # How many frames a stack holds at first outside `jit`, and how many times as many after each growth.
 FIRST_DEPTH = 32
 GROWTH = 4
-# Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end by itself.
+# Without max_depth, growth ends here: a recursion this deep, or stacks this large, will not end on its own.
 DEEPEST = 1 << 20
 MOST_STACK_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
 class Part:
-    """An array that a run holds: what it is, and its size; whether stacks, or answers, which all examples have."""
+    """An array that a run holds: what it is, its size, and whether it is a stack, or an answer of every example."""
 
     what: str
     size: int
@@ -79,7 +79,7 @@ def parts_of_answers(avals: Iterable[Any], lanes: int) -> list[Part]:
 
 
 def refuse_too_large(job: Job, linked: Linked | None, capacity: int, *, inside_jit: bool) -> None:
-    """Raise if a run needs more memory than the platform has: of a machine by ticks, or of lanes by themselves.
+    """Raise if a run, of a machine by ticks or of lanes on their own, needs more memory than the platform has.
 
     The stacks of a machine hold `capacity` frames.
     """
@@ -120,7 +120,7 @@ def refuse_parts(
 
 @functools.cache
 def device_bytes(platform: str) -> int | None:
-    """The memory of a device of the platform: what JAX may use, or what the machine has; None if nobody knows."""
+    """The memory of a device of the platform: what JAX may use, or what the machine has; None if that is not known."""
     if platform != "cpu":
         return _jax.device_memory(platform)
     try:

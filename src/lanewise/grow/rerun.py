@@ -1,9 +1,9 @@
-"""Growth of stacks and tapes where each lane runs by itself.
+"""Growth of stacks and tapes where each lane runs on its own.
 
-Such a lane's stack and tape have sizes that it is compiled for. A kernel's state is not kept: resuming it would cost
-every lane its registers' way to memory and back. So where stacks or tapes were full, those lanes start again with more
-room, and their answers take their places among the others', which stay as they are. The size is remembered: later calls
-run once.
+Such a lane's stack and tape have sizes that it is compiled for. A kernel's state is not saved: to resume it, every lane
+would have to write its registers to memory and read them back. So where stacks or tapes were full, those lanes start
+again with more room, and their answers take their places among the others', which stay as they are. The size is cached:
+later calls run once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Rerun:
 
     def _full(self, out: Sequence[Any]) -> np.ndarray:
         """The lanes whose stacks were full."""
-        # Codes are read as they are, not reduced before: `throw` reads them too, and an array comes to the host once.
+        # Codes are read whole, not reduced first: `throw` reads them too, and an array comes to the host once.
         return np.flatnonzero(_jax.to_host(out[self.codes]) == int(Outcome.STACK_OVERFLOW))
 
 
@@ -70,7 +70,7 @@ class RerunLarger:
 
     `run(operands)` is the program as it is, `whole(operands)` the same with larger tapes, `part(operands, rows)` that
     for the lanes of `rows` alone; without `part` all lanes run again. What runs with larger tapes may make them larger
-    still: its answers have the room that was needed in the end, and it says how much that is.
+    still: its answers have the room that was needed in the end, and it returns how much that is.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class RerunLarger:
 
 
 def _padded(rows: np.ndarray) -> np.ndarray:
-    """As many rows as the next power of two: few numbers of them, few compilations."""
+    """Rows up to the next power of two: few sizes, few compilations."""
     return np.resize(rows, 1 << int(rows.size - 1).bit_length())
 
 
@@ -118,9 +118,9 @@ def _as_large(value: Any, lane_axes: int, shape: Sequence[int]) -> Any:
 
 
 def _put(out: Sequence[Any], rows: np.ndarray, again: Sequence[Any], codes: int) -> list[Any]:
-    """What all lanes gave, with what those of `rows` gave later in its place.
+    """The results of all lanes, those of `rows` replaced by their later ones.
 
-    Codes and sites are the last that lanes have; what comes after them is of the later run.
+    Codes and sites are the last results with lanes; those after them are the later run's.
     """
     lane_axes, end = out[codes].ndim, codes + 2
 

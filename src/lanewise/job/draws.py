@@ -1,11 +1,11 @@
-"""Random numbers of keys that JAX does not batch key by key.
+"""Random numbers from keys that JAX does not batch key by key.
 
 JAX's `rbg` and `unsafe_rbg` keys are for XLA's own generator, which draws for one key. Under `jax.vmap` JAX draws for
-the whole batch from the first key: a lane's numbers would depend on who its neighbours are. So before a program runs,
+the whole batch from the first key: a lane's numbers would depend on its neighbours. So before a program runs,
 each equation that draws from such a key is wrapped in `draw`, whose batching rule draws for one lane after the other,
 as a lone call would. Keys of threefry, JAX's default, need none of this: they are hashed by ordinary arithmetic.
 
-It is done where a program runs, and not where it is traced, so that derivatives are JAX's own.
+This happens where a program runs, and not where it is traced, so that derivatives are JAX's own.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ draw_p.multiple_results = True
 
 
 def as_it_runs(program: Program, options: Options) -> Program:
-    """The program with what is inside it run as these options say, and random numbers drawn lane by lane."""
+    """The program with what is inside it run with these options, and random numbers drawn lane by lane."""
     return drawing_by_lane(with_options_inside(program, options.unwatched()))
 
 
 @functools.lru_cache(maxsize=512)
 def drawing_by_lane(program: Program) -> Program:
-    """The same program, with numbers drawn for each lane by itself; itself if it does so already."""
+    """The same program, with numbers drawn for each lane separately; the same object if it does so already."""
 
     def change(eqn: JaxprEqn) -> JaxprEqn:
         if eqn.primitive is program_p:
@@ -59,7 +59,7 @@ def drawing_by_lane(program: Program) -> Program:
             same = inner is eqn.params["program"]
             return eqn if same else eqn.replace(params={**eqn.params, "program": inner})
         if not _draws(eqn):
-            # Whoever asks for a place runs a program by `place/`; here a part is the code that it holds.
+            # A program with places is run by `place/`; here a part is the code that it holds.
             return without_part(eqn)
         return eqn.replace(primitive=draw_p, params={"draw": Draw(eqn)})
 
@@ -67,7 +67,7 @@ def drawing_by_lane(program: Program) -> Program:
 
 
 def _draws(eqn: JaxprEqn) -> bool:
-    """Whether an equation draws from a key that must be drawn from by itself."""
+    """Whether an equation draws from a key that has to be drawn from separately."""
     if eqn.primitive.name == "rng_bit_generator":
         return True
     if not facts_of(eqn).draws or not _jax.is_key(eqn.invars[0].aval):

@@ -34,7 +34,7 @@ Mapped = tuple[tuple[bool, ...], ...]
 
 
 class Room(Protocol):
-    """What `diff/vjp.py` knows of a gradient whose tapes can grow."""
+    """What `diff/vjp.py` provides for a gradient whose tapes can grow."""
 
     @property
     def forward(self) -> tuple[Program, tuple[Any, ...]]:
@@ -55,9 +55,10 @@ class Room(Protocol):
 class Job:
     """A program and its lanes. `platform` is where it runs; without one it can be anywhere.
 
-    `streamed`: examples come from the host, and nobody knows how many; `lanes` is then how many are in flight. `room`:
-    the program is the forward one of a gradient, whose tapes the host makes longer; what it gives ends with the number
-    of records they have room for then. `summed`: the places of the program's accumulators among what the job gives.
+    `streamed`: examples come from the host, and their number is not known; `lanes` is then how many are in flight.
+    `room`: the program is the forward one of a gradient, whose tapes the host makes longer; its last result is the
+    number of records they have room for then. `summed`: the places of the program's accumulators among the job's
+    results.
     """
 
     program: Program
@@ -103,7 +104,7 @@ class Job:
 
     @property
     def can_be_plain(self) -> bool:
-        """Whether JAX's own control flow can say all of the program."""
+        """Whether JAX's own control flow can express all of the program."""
         return can_be_plain(self.program, self.options)
 
     def larger(self) -> Job | None:
@@ -114,7 +115,7 @@ class Job:
         return replace(self, program=more.forward[0], room=more).as_it_runs()
 
     def given(self, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """The operands of the same job with less room, as those of this one."""
+        """Operands for this job, from those of the same job with less room."""
         constants = () if self.room is None else self.room.forward[1]
         return (*constants, *operands[len(constants) :])
 
@@ -123,7 +124,7 @@ class Job:
         return replace(self, options=self.options.updated(**changes))
 
     def as_it_runs(self) -> Job:
-        """The same job with the program as it runs: options reach inside, and lanes draw by themselves."""
+        """The same job with the program as it runs: options reach inside, and lanes draw on their own."""
         program = as_it_runs(self.program, self.options)
         return self if program is self.program else replace(self, program=program)
 
@@ -146,7 +147,7 @@ def job_for(
     if events.recorded():
         options = options.as_recorded()
     if summed:
-        # Imported where it is used, as most who import Lanewise do not differentiate.
+        # Imported where it is used: most programs do not differentiate.
         from lanewise.diff.accumulate import accumulating
 
         program = accumulating(program, summed)
@@ -154,7 +155,7 @@ def job_for(
 
 
 def can_be_plain(program: Program, options: Options) -> bool:
-    """Whether JAX's own control flow can say all of the program."""
+    """Whether JAX's own control flow can express all of the program."""
     return not (
         program.recursive or program.sites or program.has_tapes or program.sums or options.max_steps
     )
@@ -175,7 +176,7 @@ def answer_axes(
         depends, control_depends = dependence(program, flags)
         # Whether a lane fails, and so blanks its answers, depends on the way it takes.
         blanked = control_depends and not options.throw and program.can_fail(options)
-        # The same for every carrier, so it is all that any of them finds to vary.
+        # The same for every carrier, so none of them finds more to vary.
         plainly = (
             _jax.batched_outputs(one_lane(program), structs, flags)
             if plain_ok
@@ -264,6 +265,6 @@ def with_axes(
                 whole, (*whole.shape[:place], lanes[axis], *whole.shape[place + 1 :])
             )
         elif have and not want:
-            # By what it depends on, the answer is the same for all of the axis.
+            # The answer depends on nothing that varies along the axis, so it is the same for all of it.
             value = jax.lax.index_in_dim(value, 0, place, keepdims=False)
     return value

@@ -1,13 +1,13 @@
-"""A plan: how a job will run, what will run, and what a run hands back.
+"""A plan: how a job will run, what will run, and what a run returns.
 
 A carrier is a module with three functions:
 
-* `offer(job, schedule, why)`: the plan by which it would run a job, or in words what stands in its way;
+* `offer(job, schedule, why)`: the plan by which it would run a job, or why it cannot, in words;
 * `run(plan, operands)`: the run as traceable code, for use inside `jit` and inside other programs;
-* `on_host(plan)`: the run outside `jit`, where the host makes room and hears of interrupts.
+* `on_host(plan)`: the run outside `jit`, where the host makes room and handles interrupts.
 
-`carriers/table.py` has them all. A run hands back answers with their lane axes apart, then outcomes and statistics if
-they are wanted.
+`carriers/table.py` has them all. A run returns answers with their lane axes apart, then outcomes and statistics if they
+are wanted.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from lanewise.cpp.emit.emitted import Emitted
 
 
-# The path of a plan whose lanes run by themselves, in a kernel that the host's C++ compiler makes.
+# The path of a plan whose lanes run on their own, in a kernel that the host's C++ compiler makes.
 CPP = "C++"
 
-# A run outside `jit`: operands in, what the job gives out.
+# A run outside `jit`: operands in, the job's results out.
 HostRun = Callable[[Sequence[Any]], list[Any]]
-# What is put around a compiled function, so that an interrupt ends its runs.
+# A wrapper around a compiled function, so that an interrupt ends its runs.
 Around = Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]
 
 
@@ -43,8 +43,8 @@ Around = Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]
 class Plan:
     """How a job will run, and why. `schedule` is "plain" where JAX's own batching is the right code.
 
-    `path` says what compiles a carrier's code. `linked` are the blocks that a machine runs, or that lanes by
-    themselves run where XLA compiles them; `emitted` is the code of a kernel.
+    `path` names what compiles a carrier's code. `linked` are the blocks that a machine runs, or that lanes on
+    their own run where XLA compiles them; `emitted` is the code of a kernel.
     """
 
     job: Job
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def site(self) -> Site | None:
-        """What observers learn of the job's runs; None if there are none."""
+        """What observers receive about the job's runs; None if there are none."""
         job = self.job
         if not job.options.watched:
             return None
@@ -107,7 +107,7 @@ def compiled(run: Callable[..., list[Any]], around: Around | None = None) -> Hos
 
 
 def shaped(ran: Ran, job: Job) -> list[Any]:
-    """What a run of all lanes gives, with the lane axes of the job."""
+    """The results of a run of all lanes, with the lane axes of the job."""
     values, code, site, stats = ran
     out: list[Any] = []
     num_answers = len(job.program.out_avals)
@@ -115,13 +115,13 @@ def shaped(ran: Ran, job: Job) -> list[Any]:
     for value, axes, aval in zip(answers, job.answer_axes, job.program.out_avals, strict=True):
         apart = value if len(job.lanes) == 1 else value.reshape(*job.lanes, *value.shape[1:])
         if aval.weak_type:
-            # Kernels know nothing of weak types.
+            # Kernels have no weak types.
             apart = _jax.convert_to_aval(apart, aval)
         # All entries along an axis that the answer does not depend on are the same.
         same = tuple(slice(None) if has else 0 for has in axes)
         out.append(apart if all(axes) else apart[same])
     if sums and job.program.can_fail(job.options):
-        # As the answer of a lane that failed is blank, so is a sum that it has a part in.
+        # The answer of a lane that failed is blank, and so is a sum that it adds to.
         failed = (code != int(Outcome.DONE)).any()
         sums = [jnp.where(failed, jnp.asarray(blank(x.dtype), x.dtype), x) for x in sums]
     out = _with_sums(out, sums, job)
@@ -141,7 +141,7 @@ def none_failed(answers: list[Any], job: Job) -> list[Any]:
 
 
 def _with_sums(answers: list[Any], sums: Sequence[Any], job: Job) -> list[Any]:
-    """Answers and sums in the order in which the job gives them."""
+    """Answers and sums in the order in which the job returns them."""
     own = dict(zip(job.summed, sums, strict=True))
     rest = iter(answers)
     return [own[i] if i in own else next(rest) for i in range(job.program.num_results)]
@@ -163,8 +163,8 @@ def of_no_lanes(job: Job) -> list[Any]:
 
 
 def apart(job: Job) -> bool:
-    """Whether what some lanes give can take its place among what the others gave.
+    """Whether the results of some lanes can replace theirs among those of all.
 
-    Statistics and sums are of one run, and what is the same for all lanes of an axis belongs to none of them.
+    Statistics and sums are of one run, and a result that is the same for all lanes of an axis belongs to none of them.
     """
     return not (job.options.stats or job.summed) and all(map(all, job.answer_axes))

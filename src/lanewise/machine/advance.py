@@ -1,7 +1,7 @@
 """Running one block for the lanes that are at it.
 
-The block's code runs for all lanes; what it stores is kept where the lane is at the block (`mask`) and the old value
-elsewhere. Only what another block reads is stored. Indexed writes are masked themselves (`masked_update`).
+The block's code runs for all lanes; its new values are stored where the lane is at the block (`mask`), and the old ones
+stay elsewhere. Only what another block reads is stored. Indexed writes are masked themselves (`masked_update`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Advance:
         )
 
     def of_tile(self, by_row: frozenset[Var], rows: Any) -> Advance:
-        """The same for lanes that are copies, of which those of the mask are put back.
+        """The same for lanes that are copies; those of the mask are put back.
 
         They read slices of the registers `by_row` at rows that are not their own.
         """
@@ -141,7 +141,7 @@ class Advance:
                 mask = mask & (column == index)
                 parts.append(index)
             chosen[var] = jnp.stack(parts).reshape(indices.shape[1:])
-        # Where no lane is, any place will do.
+        # Where no lane is, any place is right.
         safe = {var: jnp.where(mask.any(), index, 0) for var, index in chosen.items()}
         return mask, {id(lookup.eqn): {v: safe[v] for v in lookup.indices} for lookup in found}
 
@@ -153,7 +153,7 @@ class Advance:
         )
 
     def count(self, state: State, mask: Any, pc: int) -> State:
-        """Note that a block has run for the lanes of the mask."""
+        """Record that a block has run for the lanes of the mask."""
         if not self.counting:
             return state
         active = mask.sum(dtype=jnp.float32)
@@ -161,9 +161,9 @@ class Advance:
         share = [active, ran * self.lanes]
         nothing = [jnp.zeros_like(ran)] * 2
         of_expensive = share if pc in self.expensive else nothing
-        # A block that only jumps is a little work as well.
+        # A block that only jumps is a little work, too.
         work = [(1.0 + self.linked.costs[pc].operations) * count for count in share]
-        # The last two are a tick's to count.
+        # The tick counts the last two.
         counted = jnp.stack([ran, *share, *of_expensive, *work, *nothing])
         return state.with_(
             counters=state.counters + counted,
@@ -179,10 +179,10 @@ class Advance:
         adds: Any = None,
         known: Mapping[Var, Any] | None = None,
     ) -> tuple[State, list[Any]]:
-        """Run the block's code and store what it writes; gives what its terminator reads, too.
+        """Run the block's code and store what it writes; also returns what its terminator reads.
 
         `shared`: indices that all lanes of the mask have in common, by the equation that reads there. `adds`: those of
-        the lanes that add to sums, if not all of them do. `known`: variables that are no registers, with their values.
+        the lanes that add to sums, if not all of them do. `known`: variables that are not registers, with their values.
         """
         alive = self.linked.storage.live_out[block.label]
         assigned = dict(block.assigns)
@@ -319,14 +319,14 @@ class Advance:
             case TailCall():
                 return self.enter(state, block, given, mask)
             case Fork() | Spawn() | Collect():
-                raise InternalError("a machine whose frames are no lanes cannot fork")
+                raise InternalError("a machine whose frames are not lanes cannot fork")
             case Return():
                 return self._return(state, mask)
             case Fail(site, outcome):
                 return self._end(state, mask, outcome, site)
 
     def _wait_unless(self, state: State, room: Any, mask: Any, following: int) -> State:
-        """Where a lane goes that needs room on its tape: if there is none it waits, and says so in its code."""
+        """Where a lane goes that needs room on its tape: if there is none it waits, and its code says so."""
         room = room.astype(bool)
         waits = mask & ~room
         return state.with_(
@@ -415,7 +415,7 @@ def _as_array(literal: Literal) -> Any:
 
 
 def _slice_of_row(eqn: Any, args: Sequence[Any], row: Any) -> Any:
-    """A slice of one row of an array, by the equation that slices what a lane has of it."""
+    """A slice of one row of an array, by the equation that slices a lane's row."""
     whole, *starts = args
     sizes = (1, *eqn.params["slice_sizes"])
     starts = [lax.convert_element_type(s, jnp.int32) for s in (row, *starts)]

@@ -1,11 +1,11 @@
-"""Registers of slots in banks: those of one type lie side by side in one array.
+"""Registers of slots in banks: those of one type are side by side in one array.
 
 A machine that forks takes rows out of its registers for each tile and puts rows back. Each is a loop of its own to XLA,
 with its own compilation; a program that counts and numbers its calls has dozens of registers, most of them integers. In
-a bank, with an axis for slots and one for variables, what a block writes of one type is written by one scatter.
+a bank, with an axis for slots and one for variables, one scatter writes all that a block writes of one type.
 
-A bank has a row more than there are slots, for nobody: what is written there is never used. So all rows that a tile
-reads or writes are in the bank, and XLA need not look.
+A bank has one row more than there are slots, which belongs to no slot: what is written there is never used. So all rows
+that a tile reads or writes are in the bank, and XLA need not check.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _banks(linked: Linked) -> tuple[tuple[Var, ...], ...]:
 
 @functools.lru_cache(maxsize=512)
 def places(linked: Linked) -> Mapping[Var, Place]:
-    """Where each variable is that slots have by themselves."""
+    """Where each variable of the slots' own is."""
     banks = enumerate(_banks(linked))
     return {var: Place(bank, i) for bank, own in banks for i, var in enumerate(own)}
 
@@ -61,7 +61,7 @@ def is_number(var: Var) -> bool:
 
 
 def in_banks(linked: Linked, registers: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Registers as banks, and what is left of them: what lanes hold."""
+    """Registers as banks, and the remaining ones, which lanes hold."""
     values = dict(zip(linked.registers, registers, strict=True))
     banks = tuple(jnp.stack([values[var] for var in own], axis=1) for own in _banks(linked))
     where = places(linked)
@@ -90,7 +90,7 @@ def out_of_banks(
 
 
 def read(banks: Sequence[Any], place: Place, slots: Any) -> Any:
-    """What slots have in a variable."""
+    """The slots' values of a variable."""
     bank = banks[place.bank]
     numbers = lax.GatherDimensionNumbers(
         offset_dims=tuple(range(1, bank.ndim - 1)),

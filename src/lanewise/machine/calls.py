@@ -45,12 +45,12 @@ REPORTED = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """Some slots; those of nobody are beyond the last. `rows`: of the table, `values`: of their registers."""
+    """Some slots; unused entries are beyond the last. `rows`: of the table, `values`: of their registers."""
 
     slots: Any
     rows: Any
     values: Mapping[Var, Any]
-    # Where the block collects: for each call of a turn the slot that is next, and what the caller takes from there.
+    # Where the block collects: for each call of a turn the next slot, and what the caller takes from there.
     spawned: Sequence[Any] = ()
     taken: Sequence[Sequence[Any]] = ()
 
@@ -77,7 +77,7 @@ def next_tile(
     end = getattr(linked.order[pc], "terminator", None)
     copies = end.copies if isinstance(end, Collect) else ()
     theirs = [[where[var] for _, var in own if var in where] for own in copies]
-    # Of numbers, all that a slot has: a column of them is nothing to take afterwards.
+    # For numbers, all that a slot has: taking a column of them afterwards costs nothing.
     numbers = list(dict.fromkeys(where[var].bank for var in wanted if is_number(var)))
     arrays = [var for var in wanted if not is_number(var)]
 
@@ -94,7 +94,7 @@ def next_tile(
             spawned = column(taken(table, jnp.minimum(at, slots - 1)), "next")
         return [found, own, done + width, *rows, *values, *given]
 
-    # All is read in one function, before anything is written: otherwise XLA writes to a copy of the whole array.
+    # One function reads everything before anything is written: otherwise XLA writes to a copy of the whole array.
     chosen = (choice.order, choice.begin[pc], choice.number[pc], done)
     found, rows, done, *given = as_one_function(look, *chosen, frames.table, *frames.banks)
     given, more = given[: len(numbers) + len(arrays)], iter(given[len(numbers) + len(arrays) :])
@@ -119,7 +119,7 @@ def launched(
 ) -> tuple[State, Any, list[Write]]:
     """Make calls of the fork at the end of a block, after as many tiles as have taken `done` slots.
 
-    Gives which slots have made all, and what is to be written to those of the calls.
+    Returns which slots have made all, and what to write to those of the calls.
     """
     block = linked.order[pc]
     assert isinstance(block, Block) and isinstance(block.terminator, Fork)
@@ -207,7 +207,7 @@ def delivered(
     after: State,
     advance: Advance,
 ) -> tuple[State, list[Write]]:
-    """The slots of the mask have returned, and are free; and what is to be written to their parents: their results."""
+    """The slots of the mask have returned, and are free; and what to write to their parents: their results."""
     inboxes = _inboxes(linked, results)
     state, columns = _come_back(state, linked, own, mask, [each.columns for each in inboxes])
     writes = []
@@ -228,7 +228,8 @@ def _come_back(
 
     Parents whose last call is back go on, or fail if one of their calls has.
 
-    Given columns of inboxes by the place of a call in its fork, gives that of each slot, and its parent if it reads it.
+    Given columns of inboxes by the place of a call in its fork, returns that of each slot, and its parent if it reads
+    it.
     """
     slots = state.pc.shape[0]
 
@@ -237,7 +238,7 @@ def _come_back(
         to = jnp.where(mask & (parent >= 0), parent, slots)
         near = jnp.minimum(to, slots - 1)
         theirs = taken(table, near)
-        # Several of a tile may have one parent: each counts them all.
+        # Several slots of a tile may have one parent: each counts them all.
         back = (to[:, None] == to).sum(1, dtype=jnp.int32)
         pending = column(theirs, "pending") - back
         last = (to < slots) & (pending == 0) & (taken(pc, near) == waiting_pc(linked))
@@ -270,7 +271,7 @@ def _come_back(
 
 
 def failed(state: State, linked: Linked, own: Tile, mask: Any, code: int, site: int) -> State:
-    """The slots of the mask have failed; what is no assertion ends the whole example."""
+    """The slots of the mask have failed; any failure but an assertion ends the whole example."""
     if code != int(Outcome.ASSERTION_FAILED):
         return state.with_(
             pc=own.put(state.pc, jnp.full(mask.shape, linked.halt, jnp.int32), mask),
@@ -302,13 +303,13 @@ def stepped(
 
 
 def can_fail(linked: Linked) -> bool:
-    """Whether calls may fail, which their parents must learn."""
+    """Whether calls may fail, which has to be reported to their parents."""
     ends = (block.terminator for _, block in linked.program.all_blocks())
     return any(isinstance(e, Fail) and e.outcome == Outcome.ASSERTION_FAILED for e in ends)
 
 
 def failures_reported(state: State, linked: Linked) -> State:
-    """Slots that have failed tell their parents, and those theirs where no other call is pending."""
+    """Slots that have failed report it to their parents, and those to theirs where no other call is pending."""
     slots = state.pc.shape[0]
 
     def turn(state: State) -> State:
@@ -365,7 +366,7 @@ class _Inbox(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _inboxes(linked: Linked, results: tuple[Var, ...]) -> tuple[_Inbox, ...]:
-    """Where results go that somebody reads."""
+    """Where results go that some block reads."""
     by_place: dict[int, tuple[Var, ...]] = {}
     for _, block in linked.program.all_blocks():
         if isinstance(block.terminator, Fork):

@@ -2,10 +2,10 @@
 
 All of it is decided at once, from where slots are when the tick begins: they are sorted by block, and how many of each
 block run follows from their numbers and from how much room there is for calls. On a CPU that is one function of machine
-code, whatever the program; had each block its own choice, XLA would compile it as often as there are blocks.
+code for every program; if each block had its own choice, XLA would compile one for each block.
 
-Slots of a block are in order of depth in so far as the deepest come first. Where there is room for some of the slots
-that want to fork, only these do: their calls end first, and make room.
+Of the slots of a block, the deepest come first. Where there is room for some of the slots that want to fork, only these
+do: their calls end first, and make room.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Choice(NamedTuple):
 
 
 class _Sorted(NamedTuple):
-    """Slots by kind: where those of each begin, how many there are, how many of them are deepest, and how deep."""
+    """Slots by kind: where each kind begins, how many it has, how many of them are deepest, and how deep."""
 
     order: Any
     begin: Any
@@ -56,7 +56,7 @@ def calls_of(linked: Linked, pc: int) -> int:
 
 
 def cheap_and_expensive(linked: Linked) -> tuple[list[int], list[int]]:
-    """The blocks that run whenever somebody is at them, and those at which slots gather."""
+    """The blocks that run whenever a slot is at them, and those at which slots gather."""
     once = [] if linked.entered_once is None else [linked.entered_once]
     pcs = sorted({*swept_blocks(linked), *once})
     expensive = [pc for pc in pcs if linked.costs[pc].products >= MEETING_PRODUCTS]
@@ -68,8 +68,8 @@ def choose(
 ) -> tuple[State, Choice, Any]:
     """The state as the tick begins, what runs, and how many slots are too deep to fork, for good.
 
-    Every cheap block runs; if there is nobody at any, the expensive one with the most slots. If nothing can run for
-    want of room, all park for the host, or, where it makes none, one slot goes on by itself. `widest`: the order is
+    Every cheap block runs; if no slot is at any of them, the expensive one with the most slots. If nothing can run for
+    lack of room, all park for the host, or, where it makes none, one slot goes on alone. `widest`: the order is
     longer by this than there are slots.
     """
     pcs = [*cheap, *expensive]
@@ -106,7 +106,7 @@ def choose(
             runs[i] = jnp.where(idle & (fullest == place), could[place], 0)
         stuck = (sum(runs.values(), jnp.int32(0)) == 0) & goes_on.any()
         if joins:
-            # Who cannot spawn more collects what there is.
+            # A slot that cannot spawn more collects what there is.
             to = jnp.asarray([joins.get(i, -1) for i in range(halt + 1)], jnp.int32)
             to = to[jnp.where(goes_on, pc, halt)]
             collects = stuck & (to >= 0) & (column(table, "first") >= 0)
@@ -134,7 +134,7 @@ def choose(
 
 
 def _joins(linked: Linked) -> dict[int, int]:
-    """For blocks that spawn turn by turn, where what they have spawned is collected."""
+    """For blocks that spawn turn by turn, where the calls they have spawned are collected."""
     ends = ((pc, getattr(item, "terminator", None)) for pc, item in enumerate(linked.order))
     return {
         pc: linked.pc_of[end.join]
@@ -144,7 +144,7 @@ def _joins(linked: Linked) -> dict[int, int]:
 
 
 def _left_behind(pc: Any, table: Any, linked: Linked) -> Any:
-    """Which slots hold results that nobody will collect: their parents have ended."""
+    """Which slots hold results that will not be collected: their parents have ended."""
     parent = pc[jnp.maximum(column(table, "parent"), 0)]
     gone = (parent == linked.halt) | (parent == failed_pc(linked)) | (parent == held_pc(linked))
     return (pc == held_pc(linked)) & gone

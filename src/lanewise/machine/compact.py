@@ -1,9 +1,9 @@
 """Expensive blocks for the lanes that are there: packed into tiles of a fixed width, run tile by tile, and put back.
 
-A block costs the same for one lane as for all when it runs at full width. Taking what it reads out of the rows of the
-lanes that are at it, and putting what it writes back, costs less than running it for the others too; and a loop over
-as many tiles as there are lanes for is compiled once, whatever their number. No lanes, no turns: the loop is the guard
-as well.
+A block costs the same for one lane as for all when it runs at full width. Gathering what it reads from the rows of the
+lanes that are at it, and scattering what it writes, costs less than running it for the others too; and a loop over as
+many tiles as these lanes need is compiled once for any number. Without lanes it has no turns: the loop is also the
+guard.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lanewise.machine.state import State
 from lanewise.machine.together import lookups
 
 FEWEST_LANES = 16
-# What a tile must be worth for each lane of the machine: choosing its lanes looks at all of them, longer if they must
+# What a tile must be worth for each lane of the machine: choosing its lanes reads all of them, longer if they must
 # agree.
 CHOICE_OPERATIONS = 4e3
 AGREEMENT_OPERATIONS = 1e4
@@ -87,7 +87,7 @@ def run_tiles(advance: Advance, state: State, pc: int, width: int, run: Any) -> 
     """Run a block, if `run` holds, for the lanes that are at it, tile by tile.
 
     Where lanes must agree to run together (see `together.py`), a tile holds lanes that do, and after the first only
-    full tiles run: the other lanes wait for company.
+    full tiles run: the other lanes wait for more.
     """
     block = advance.linked.order[pc]
     assert isinstance(block, Block)
@@ -123,12 +123,12 @@ def first_lanes(mask: Any, width: int) -> Any:
     """The first `width` lanes of a mask; where there are fewer, a number no lane has."""
     lanes = mask.shape[0]
     place = jnp.where(mask, jnp.cumsum(mask, dtype=jnp.int32) - 1, width)
-    nobody = jnp.full((width,), lanes, jnp.int32)
-    return nobody.at[place].set(jnp.arange(lanes, dtype=jnp.int32), mode="drop")
+    no_lane = jnp.full((width,), lanes, jnp.int32)
+    return no_lane.at[place].set(jnp.arange(lanes, dtype=jnp.int32), mode="drop")
 
 
 def _run_tile(advance: Advance, narrow: Advance, state: State, pc: int, tile: Any) -> State:
-    """Advance the lanes of a tile; a lane out of range is nobody."""
+    """Advance the lanes of a tile; a lane out of range stands for none."""
     linked = advance.linked
     block = linked.order[pc]
     assert isinstance(block, Block)

@@ -3,31 +3,31 @@
 A tick runs every cheap block, for the slots that are at it when the tick begins, tile by tile. When no slot is at any
 of them the expensive block (one with matrix work) with the most slots runs (`choice.py`). So slots gather at matrix
 work from everywhere in the recursion, whatever their depth and whichever example they belong to: one example with a
-wide recursion is as good as a batch. This is what the agenda of DyNet (Neubig et al. 2017) does for a graph that is
-known; here the graph comes to be as values decide.
+wide recursion is as good as a batch. The agenda of DyNet (Neubig et al. 2017) does this for a known graph; here values
+decide the graph as it runs.
 
 A fork takes free slots for its calls, writes their arguments and puts them at their functions' entries; its own slot
 waits. A return writes the results to the parent's slot, at the variables of its place, frees its own, and counts the
 parent's pending calls down; the last one back lets the parent go on. Nothing is pushed or popped.
 
 A full arena. Where there is room for some of the slots that want to fork, the deepest do: their calls end first, and
-make room. Where there is room for none, outside `jit`, everyone parks and the host makes the arena larger. Where it is
+make room. Where there is room for none, outside `jit`, all slots park and the host makes the arena larger. Where it is
 as large as it gets, the machine keeps one way down in reserve: `capacity` slots that forks otherwise leave alone. When
 nothing else can run, the deepest slot that wants to fork makes one call, out of the reserve, and so on: depth first, as
-a stack would. That always ends: while a slot at depth d does so, all slots deeper than d are calls of its own, made one
+with a stack. That always ends: while a slot at depth d does so, all slots deeper than d are calls of its own, made one
 after the other, and no way down is longer than the reserve. A slot that needs more frames than that on one way down
 fails, whatever others do. Its block runs again for each of its calls, which is why a block that forks reads no results
 (`blocks/fork.py`), adds to sums once, and stores what it writes with the last one.
 
-Calls of loops (`blocks/spawn.py`) hold their slots until they are collected. Where nothing can run for want of room,
-whoever has spawned calls collects those first; only then one slot goes on by itself, or the host makes room. It makes
+Calls of loops (`blocks/spawn.py`) hold their slots until they are collected. Where nothing can run for lack of room,
+slots that have spawned calls collect those first; only then one slot goes on alone, or the host makes room. It makes
 all calls of one turn out of the reserve, which is as many times as large.
 
-Failure. An assertion that does not hold ends its call. That tells its parent, which ends when all its calls are back,
-with what the first of them by place has said: what the program would have met first in order. Who has taken too many
-steps, or needs more frames or records than there is room for, ends the whole example at once: a recursion without end
-would have the machine make twice as many frames at each depth. So an example that fails an assertion and runs out of
-room as well may say either.
+Failure. An assertion that does not hold ends its call. That is reported to its parent, which ends when all its calls
+are back, with the failure of the first of them by place: the one that the program would have met first in order. A call
+that has taken too many steps, or needs more frames or records than there is room for, ends the whole example at once: a
+recursion without end would have the machine make twice as many frames at each depth. So an example that both fails an
+assertion and runs out of room may report either.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Run:
         def turn(carry: tuple[Any, State]) -> tuple[Any, State]:
             return self._run(carry[1], choice, carry[0], width)
 
-        # The loop is the guard as well, and lets XLA keep the state in place.
+        # The loop is also the guard, and lets XLA keep the state in place.
         number = choice.number[self.pc]
         return lax.while_loop(lambda carry: carry[0] < number, turn, (jnp.int32(0), state))[1]
 

@@ -14,13 +14,12 @@ themselves, one for each example, and stay theirs; the others are handed out to 
 
 A free slot, like a lane that has ended, is at pc `halt`; a slot that waits for its calls is at `halt + 1`, one that has
 failed and has not reported it to its parent yet at `halt + 2`, and one that was spawned and is back, and holds results
-that its parent has not collected, at `halt + 3`. So what asks which lanes run, or whether all have ended,
-asks the same as of any machine. What an example was called with and nothing writes is held once for each lane, and read
-through `root`.
+that its parent has not collected, at `halt + 3`. So the tests of which lanes run, and whether all have ended, are those
+of any machine. Arguments of an example that nothing writes are held once for each lane, and read through `root`.
 
 Room. `capacity` is how many frames may be pending on one way down from a lane, as that of a stack is. The arena has
-slots for the lanes, for one such way down (`reserve`), and for work besides (`num_slots`). How a full arena is dealt
-with is in `fork.py`.
+slots for the lanes, for one such way down (`reserve`), and for work besides (`num_slots`). `fork.py` says what happens
+when the arena is full.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ from lanewise.machine.state import State, initial_state
 NOWHERE = 1 << 30
 # In the place of the call that has failed: the example has ended.
 ENDED = -1
-# The arena has n slots for each lane besides those for depth, at least the one and at most the other number, and
-# no more than these bytes hold unless lanes need them.
+# The arena has n slots for each lane besides those for depth: at least the one and at most the other number, and,
+# unless lanes need them, no more than fit in these bytes.
 SLOTS_A_LANE = 64
 FEWEST_SLOTS, MOST_SLOTS = 256, 4096
 MOST_ARENA_BYTES = 256 << 20
@@ -58,8 +57,8 @@ DEEPEST = 1 << 18
 MOST_DEPTH_BYTES = 4 << 30
 
 
-# What a slot holds beside registers, and what one that nobody has had holds. It is one table with a row for each slot:
-# a write of rows is a loop of its own to XLA, and each takes a tenth of a second to compile.
+# What a slot holds besides registers, with its value in an unused slot. It is one table with a row for each slot:
+# a write of rows is a loop of its own to XLA, which takes a tenth of a second to compile.
 _COLUMNS = {
     "parent": -1,
     "place": 0,
@@ -115,7 +114,7 @@ def with_columns(rows: Any, **columns: Any) -> Any:
 
 
 def unused_rows(number: int) -> Any:
-    """Rows of slots that nobody has had."""
+    """Rows of unused slots."""
     return jnp.tile(jnp.asarray(list(_COLUMNS.values()), jnp.int32), (number, 1))
 
 
@@ -125,7 +124,7 @@ def waiting_pc(linked: Linked) -> int:
 
 
 def failed_pc(linked: Linked) -> int:
-    """The pc of a slot that has failed, and whose parent does not know."""
+    """The pc of a slot that has failed, and has not reported it to its parent."""
     return linked.halt + 2
 
 
@@ -135,11 +134,11 @@ def held_pc(linked: Linked) -> int:
 
 
 def spawns(linked: Linked) -> int:
-    """How many calls a frame may have to spawn before it can collect, at the most; 0 if none spawns any."""
+    """The most calls that a frame may have to spawn before it can collect; 0 if none spawns any."""
     most = 0
     for function in linked.program.functions.values():
         ends = [b.terminator for b in function.blocks if isinstance(b.terminator, Spawn)]
-        # Of a loop those of a turn, of branches those of all.
+        # For a loop the calls of a turn, for branches those of all.
         most = max([most, *(len(end.calls) for end in ends)])
         most = max(most, sum(len(end.calls) for end in ends if end.join is None))
     return most
@@ -178,7 +177,7 @@ def first_frames(
     capacity: int,
     final: bool,
 ) -> State:
-    """All lanes at the entry, and all other slots free; `final`: nobody will make room."""
+    """All lanes at the entry, and all other slots free; `final`: the host will not make room."""
     state = initial_state(linked, operands, mapped, lanes, 0)
     rows = jnp.arange(lanes, dtype=jnp.int32)
     banks, registers = in_banks(linked, state.registers)
@@ -228,11 +227,11 @@ def first_slots(mask: Any, width: int, linked: Linked) -> Any:
             found = lax.dynamic_update_slice(found, written[None], (at,))
             return number + here.astype(jnp.int32), found
 
-        # One place more than asked for, where what is left over goes.
+        # One place more than asked for, where the rest goes.
         start = (jnp.int32(0), jnp.full((width + 1,), slots, jnp.int32))
         return [lax.fori_loop(0, slots, step, start)[1][:width]]
 
-    # A sum over all that came before is a dozen kernels to XLA:CPU; this is one, and a tenth of the compilation.
+    # A cumulative sum is a dozen kernels to XLA:CPU; this is one, and compiles in a tenth of the time.
     (found,) = as_one_function(walk, mask)
     return found
 

@@ -1,13 +1,13 @@
 """Rows that blocks add to sums, held until there are enough of them for one product.
 
 The adjoint of a weight matrix is a sum of outer products. A block that runs for 16 lanes adds a product of 16 rows to
-it: as many reads and writes of the whole matrix as there are runs, and few operations for each. Here what such a
-product is made of is *held*: the rows of its factors are appended to a buffer, and when that is full they are added as
-one product of many rows, which is several times as fast. What is left is added at the end.
+it: each run reads and writes the whole matrix, for few operations. Here the factors of such a product are *held*: their
+rows are appended to a buffer, and when that is full they are added as one product of many rows, which is several times
+as fast. What is left is added at the end.
 
-Held are sums that are much larger than the rows they are made of, and only where all that a row adds is its own: not
-where it is multiplied by something shared, nor where it is added at an index. On a GPU, where a product of few rows
-costs a launch as one of many does, nothing is held.
+A sum is held if it is much larger than the rows it is made of, and only where all that a row adds is its own: not where
+it is multiplied by something shared, nor where it is added at an index. On a GPU, where a product of few rows costs a
+launch like one of many, nothing is held.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lanewise.machine.together import lookups
 # How many rows are added at a time. A product that adds 64, 128, 256 and 512 rows to a matrix of 256 x 512 reaches
 # 150, 175, 190 and 195 GFLOP/s on a core, one that adds 16 rows 75.
 ROWS = 256
-# Who has more rows at once adds them directly.
+# A block with more rows at once adds them directly.
 WIDEST = 64
 # A sum is held if it has this many elements, and this many times those of the rows it is made of.
 LEAST_ELEMENTS, LEAST_RATIO = 4096, 8
@@ -55,7 +55,7 @@ class Held:
 @partial(jax.tree_util.register_dataclass, data_fields=["totals", "held"], meta_fields=[])
 @dataclass(frozen=True)
 class Sums:
-    """The sums of a machine: what was added, and for each block of `holding` what was not yet."""
+    """The sums of a machine: what was added, and for each block of `holding` what is held."""
 
     totals: tuple[Any, ...]
     held: tuple[Held, ...]
@@ -74,7 +74,7 @@ def holding(linked: Linked) -> tuple[int, ...]:
 
 
 def no_sums(linked: Linked) -> Sums:
-    """What nothing was added to."""
+    """The sums before anything is added."""
     totals = tuple(jnp.zeros(a.shape, held_as(a.dtype)) for a in linked.program.sums)
     return Sums(totals, tuple(_empty(_sums_of(linked, pc).needs) for pc in holding(linked)))
 
@@ -117,7 +117,7 @@ def _appended(
     touched = sorted({eqn.params["number"] for eqn in parts.eqns})
 
     def account(number: Any, mask: Any) -> list[Any]:
-        """Where each row goes, one after the other; how many there are then, and after they were added if due."""
+        """Where each row goes, one after the other; how many there are then, and after a product that is due."""
 
         def step(row: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
             number, found = carry
@@ -142,7 +142,7 @@ def _appended(
         done = _flushed(parts, whole(carry[1]), more)
         return jnp.array(False), [done[i] for i in touched]
 
-    # A loop of at most one turn: XLA copies what goes through a `cond`.
+    # A loop of at most one turn: XLA copies the operands of a `cond`.
     start = (full, [totals[i] for i in touched])
     _, some = lax.while_loop(lambda carry: carry[0], flush, start)
     return whole(some), Held(left, more.values)

@@ -15,7 +15,7 @@ from lanewise.machine.state import State
 
 
 def arrays_of(state: State) -> list[Any]:
-    """The arrays of a state that lanes change by themselves, in the order of the kernel's arguments."""
+    """The arrays of a state that lanes change between meetings, in the order of the kernel's arguments."""
     own = [state.pc, state.depth, state.steps, state.returns]
     return [*own, *state.registers, *state.stacks, state.code, state.site]
 

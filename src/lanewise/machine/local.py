@@ -2,7 +2,7 @@
 
 Each call of a function runs its blocks with a program counter of its own, for the lanes of that call; recursion is the
 host's own. Lanes at the same block of *different* frames never run together, which is what program-counter
-autobatching adds; this is here so that the two can be compared. It asks the host which block is next, so it runs
+autobatching adds; it is here so that the two can be compared. It asks the host which block is next, so it runs
 outside `jit` only.
 """
 
@@ -84,7 +84,7 @@ class _Local:
         return values, code, site, stats
 
     def call(self, state: Any, function: BlockFunction, mask: np.ndarray, depth: int) -> Any:
-        """Run one function for the lanes of `mask`; gives the state with its results in place.
+        """Run one function for the lanes of `mask`; returns the state with its results in place.
 
         A tail call stays in this frame, so the blocks are those of the whole program.
         """

@@ -1,4 +1,4 @@
-"""The schedule `meet`: each lane by itself, in one kernel, up to a block with matrix work, where lanes run together.
+"""The schedule `meet`: each lane on its own, in one kernel, up to a block with matrix work, where lanes run together.
 
 See `cpp/variants/between.py` for the kernel.
 """
@@ -22,7 +22,7 @@ from lanewise.machine.worth import meeting_blocks
 
 
 def meet(advance: Advance) -> Tick:
-    """One tick of lanes that meet: each by itself to the next expensive block, then that for the lanes there."""
+    """One tick of lanes that meet: each on its own to the next expensive block, then that for the lanes there."""
     linked, lanes = advance.linked, advance.lanes
     expensive = meeting_blocks(linked)
     between = kernel_between(linked, advance.max_steps, advance.counting)
@@ -41,7 +41,7 @@ def meet(advance: Advance) -> Tick:
 
 
 def begun(linked: Linked, state: State) -> State:
-    """The state from which lanes begin: with the values that all share, if the kernel would have to write some."""
+    """The state from which lanes begin: with the values that all share, if the kernel would otherwise write some."""
     if not writes_shared_between(linked, meeting_blocks(linked)):
         return state
     return with_shared_values(linked, state)

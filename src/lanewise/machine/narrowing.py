@@ -3,11 +3,11 @@
 Where there are no more examples than lanes, nothing takes the place of a lane that has ended, and a block run for all
 lanes costs as much for the few that are left. So when the lanes that run fit into a narrower machine they move there:
 one `while_loop` for each width, each until the lanes that run fit into the next; the rows go back when all have ended.
-A lane does not see it: what a block computes for it does not depend on its row.
+This does not change a lane's results: what a block computes for it does not depend on its row.
 
 It pays where the lanes' work decides the time of a tick, not what a tick costs whatever its width. Every width is
-compiled, and XLA measures its matrix products anew, so there is one narrower machine; the more work a tick has, the
-narrower. On a CPU such blocks run tile by tile (`compact.py`), which adapts as well.
+compiled, and XLA measures its matrix products again, so there is one narrower machine; the more work a tick has, the
+narrower. On a CPU such blocks run tile by tile (`compact.py`), which adapts, too.
 
 On an H200, 65,536 lanes, NUTS on a logistic regression, an early exit and a mixture of experts take this many
 milliseconds (and compile in this many times the seconds of `jax.vmap`): to a quarter 98 (1.5), 3.7 (1.7), 7.7 (2.4);
@@ -33,7 +33,7 @@ from lanewise.machine.ticking import begin, run_ticks
 # The narrower machine has this share of the lanes, or this one if a tick costs less than the work in it even then.
 NARROW = 1 / 4
 NARROWEST = 1 / 16
-# Widths are multiples of this, which matrix products like.
+# Widths are multiples of this, for which matrix products are fast.
 ROUND = 256
 FEWEST_LANES = 2048
 
@@ -76,7 +76,7 @@ def _run(
     )
     if not narrower:
         return state
-    # Without fuel more lanes run than fit: those that do not stay, and the others come back.
+    # Without fuel more lanes run than fit: those that do not fit stay, and the others come back.
     rows = first_lanes(running(state, linked), few)
     expensive = num_expensive(linked, few, schedule)
     inner = lanes_of(state, jnp.minimum(rows, width - 1)).with_(

@@ -1,22 +1,22 @@
-"""A machine that is watched: what it keeps and tells while it runs.
+"""A machine that is watched: what it records and reports while it runs.
 
-A watched machine has more in its state (`Watch`), and so is other code than one that is not: to whom nobody listens it
-costs nothing. Two things are told.
+A watched machine has more in its state (`Watch`), and so is different code from one that is not: without observers it
+costs nothing. It reports two things.
 
 * *How far it is*, for a progress bar and for the clock of a recording: now and then the host is called with the tick
-  and the number of examples left. The host answers at which tick it wants to be called again, by the time the last
-  ticks took; until then the machine only ticks (`watched_loop`).
+  and the number of examples left. The host answers at which tick to call it again, from the time the last ticks took;
+  until then the machine only ticks (`watched_loop`).
 * *What it did*, for a recording: how many lanes every block advanced in every tick, how many lanes ran, how deep the
   stacks were, how many examples had been taken and had ended. A run may have any number of ticks, so they are summed in
   `BINS` bins of equally many ticks; when the bins are full, neighbours are added up and a bin is twice as many ticks.
-  Beside that, at which tick each example (of the first `MOST_EXAMPLES`) began and ended. All of it is in the state, and
-  handed to the host when the run has ended.
+  The recording also has the tick at which each example (of the first `MOST_EXAMPLES`) began and ended. All of it is in
+  the state, and passed to the host when the run has ended.
 
-What was considered: calling the host at every tick is simple and tells more, and costs more than most ticks do; a ring
+Considered: calling the host at every tick is simple and shows more, but costs more than most ticks do; a ring
 of the last ticks forgets how a run began.
 
-Where lanes run by themselves (`native`, `kernel`) there are no ticks. There the host is called before and after
-(`Whole`), and given the steps of each example and the most frames it had pending.
+Where lanes run on their own (`native`, `kernel`) there are no ticks. There the host is called before and after
+(`Whole`), with the steps of each example and the most frames it had pending.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Trace(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """What a watched machine keeps: the number of its run, when to call the host, what it records (or nothing).
+    """The state of a watched machine: the number of its run, when to call the host, what it records (or nothing).
 
-    `until` is the tick to stop at and look: when the host is to be called, or the bins are full.
+    `until` is the tick at which to stop: when the host is to be called, or the bins are full.
     """
 
     number: Any
@@ -66,7 +66,7 @@ class Watch(NamedTuple):
 
 
 def _first_watch(site: Site, blocks: int, operands: Sequence[Any]) -> Watch:
-    """At the beginning of a run of a machine with so many blocks."""
+    """At the beginning of a run of a machine with this many blocks."""
     trace: Any = ()
     if site.recorded:
         kept = min(site.examples, MOST_EXAMPLES)
@@ -95,7 +95,7 @@ def watched(state: State, site: Site | None, blocks: int, operands: Sequence[Any
 
 
 def advanced(watch: Any, pc: int, lanes: Any) -> Any:
-    """A block has advanced so many lanes."""
+    """A block has advanced this many lanes."""
     if not watch or not watch.trace:
         return watch
     trace = watch.trace
@@ -111,10 +111,10 @@ def watched_loop(
     halt: int,
     waiting: Any,
 ) -> Any:
-    """`lax.while_loop` over something that holds a machine's state; one that is watched is looked at now and then.
+    """`lax.while_loop` over something that holds a machine's state, with stops where the machine is watched.
 
-    Then a loop is inside another: one that only ticks, which XLA compiles as it would if nobody watched, until it is
-    time for a look.
+    Then a loop is inside another: one that only ticks, which XLA compiles as it would without observers, until it is
+    time to stop.
     """
     if not state_of(carry).watch:
         return lax.while_loop(goes_on, turn, carry)
@@ -136,10 +136,10 @@ def _looked_at(state: State, halt: int, waiting: Any) -> State:
     left = (examples_pc(state) != halt).sum(dtype=jnp.int32) + waiting
 
     def call() -> Any:
-        (due,) = call_host(lambda *told: [events.reach(*told)], 1, watch.number, state.ticks, left)
+        (due,) = call_host(lambda *args: [events.reach(*args)], 1, watch.number, state.ticks, left)
         return due
 
-    # The end is told here, in its place; the call that ends a run XLA may put off until other work is done.
+    # The end is reported here, in its place: XLA may put off the call that ends a run until other work is done.
     due = until = lax.cond((state.ticks >= watch.due) | (left == 0), call, lambda: watch.due)
     if watch.trace:
         trace = _with_room(watch.trace, state.ticks)
@@ -176,7 +176,7 @@ def _binned(trace: Trace, ticks: Any, busy: Any, lanes: int, peaks: Any) -> Trac
 
 
 def _with_room(trace: Trace, ticks: Any) -> Trace:
-    """The bins, with neighbours added up if all of them are full."""
+    """The bins, with neighbours added up if all are full."""
 
     def halved(carry: Any) -> Any:
         _, sums, tops, stride = carry
@@ -189,7 +189,7 @@ def _with_room(trace: Trace, ticks: Any) -> Trace:
             2 * stride,
         )
 
-    # A loop of at most one turn: XLA:CPU would copy what goes through a `cond`.
+    # A loop of at most one turn: XLA:CPU would copy the operands of a `cond`.
     _, sums, peaks, stride = lax.while_loop(
         lambda carry: carry[0],
         halved,
@@ -215,7 +215,7 @@ def restarted(state: State, takes: Any) -> Any:
 
 
 def put_away(state: State, places: Any) -> Any:
-    """The state after the examples in lanes have been put away under these numbers (beyond the end: none)."""
+    """The state after the examples in lanes have been stored under these numbers (beyond the end: none)."""
     if not (state.watch and state.watch.trace):
         return state.watch
     trace = state.watch.trace
@@ -225,12 +225,12 @@ def put_away(state: State, places: Any) -> Any:
 def _kept(lives: Any, places: Any, state: State) -> Any:
     born, died = state.life
     rows = jnp.stack([born, died, state.steps])
-    # What comes after those that are kept goes beyond the end.
+    # Examples after those that are recorded go beyond the end.
     return lives.at[:, places].set(rows, mode="drop", unique_indices=True)
 
 
 def finished(state: State, code: Any, *, lives_of_lanes: bool) -> None:
-    """Tell that a machine has ended. `lives_of_lanes`: lanes hold their examples still, one each."""
+    """Report that a machine has ended. `lives_of_lanes`: lanes still hold their examples, one each."""
     watch = state.watch
     if not watch:
         return
@@ -253,4 +253,4 @@ def finished(state: State, code: Any, *, lives_of_lanes: bool) -> None:
     )
 
 
-# -- each lane by itself -----------------------------------------------------------------------------
+# -- each lane on its own -----------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""What all lanes share and blocks write, computed before the first tick.
+"""Values that all lanes share and blocks write, computed before the first tick.
 
-A variable that is the same for all lanes is written in one place, of others like it: whenever that happens, it is the
-same value. So it may as well be there from the start. The kernel between meetings needs that: its lanes run at the same
-time, and each of them would write for all.
+A variable that is the same for all lanes is written in one place, from others of that kind: it always gets the same
+value. So it can be there from the start. The kernel between meetings needs that: its lanes run at the same time, and
+each of them would write for all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def with_shared_values(linked: Linked, state: State) -> State:
 
 
 def _makers(linked: Linked) -> dict[Var, JaxprEqn | Atom]:
-    """What gives each variable that is the same for all lanes."""
+    """The equation that gives each variable that is the same for all lanes."""
     found: dict[Var, Any] = {}
     for item in linked.order:
         if isinstance(item, Block):

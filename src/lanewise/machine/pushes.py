@@ -1,7 +1,8 @@
 """Records that frames of a machine that forks leave on the tapes of their examples.
 
-A block may push for many frames at once, several of one example among them. Each gets a place of its own: how many of
-the same example come before it in the tile, after what the example's tape has already (`core/push.py`).
+A block may push for many frames at once, several of one example among them. Each gets a place of its own: after the
+entries that the example's tape has already, and after the frames of the same example that come before it in the tile
+(`core/push.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lanewise.machine.state import State
 
 
 class Push(NamedTuple):
-    """A push of a block: the lane state it changes, what it writes, and what says where that is and if it fits."""
+    """A push of a block: the lane state it changes, what it writes, where, and whether it fits."""
 
     tape: Var
     top: Var
@@ -35,7 +36,7 @@ class Push(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def without_pushes(linked: Linked, pc: int) -> tuple[Block, tuple[Push, ...]]:
-    """A block without its pushes, which reads what they give."""
+    """A block without its pushes, which reads their results."""
     block = linked.order[pc]
     assert isinstance(block, Block)
     found = [eqn for eqn in block.eqns if eqn.primitive is push_p]
@@ -64,7 +65,7 @@ def pushed(
     mask: Any,
     advance: Advance,
 ) -> tuple[State, dict[Var, Any]]:
-    """The state with what the frames of the mask push, and the values of what their pushes give."""
+    """The state with what the frames of the mask push, and the results of their pushes."""
     if not pushes:
         return state, {}
     made = [push.entries for push in pushes if isinstance(push.entries, Var)]
@@ -141,7 +142,7 @@ def _with(array: Any, at: Any, value: Any) -> Any:
 
 
 def _written(tape: Any, where: Any, entries: Any) -> Any:
-    """Tapes with entries at these pairs of lane and place; who has no lane is dropped."""
+    """Tapes with entries at these pairs of lane and place; an entry without a lane is dropped."""
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=tuple(range(2, tape.ndim)),
         inserted_window_dims=(0, 1),

@@ -9,7 +9,7 @@ from jax import lax
 
 
 def taken(array: Any, places: Any) -> Any:
-    """The rows at these places, all of which there are.
+    """The rows at these places, all of which exist.
 
     >>> taken(jnp.array([[1, 2], [3, 4], [5, 6]]), jnp.array([2, 0]))
     Array([[5, 6],
@@ -18,7 +18,7 @@ def taken(array: Any, places: Any) -> Any:
     numbers = lax.GatherDimensionNumbers(
         offset_dims=tuple(range(1, array.ndim)), collapsed_slice_dims=(0,), start_index_map=(0,)
     )
-    # What NumPy's indexing does besides, wrapping negative indices round, is code in each kernel that reads.
+    # NumPy's indexing would also wrap negative indices, which is code in each kernel that reads.
     return lax.gather(
         array,
         places[:, None],
@@ -29,7 +29,7 @@ def taken(array: Any, places: Any) -> Any:
 
 
 def put(array: Any, places: Any, rows: Any) -> Any:
-    """An array with these rows at these places; where there is no such place, a row is dropped.
+    """An array with these rows at these places; a row whose place does not exist is dropped.
 
     >>> put(jnp.zeros(3), jnp.array([1, 3]), jnp.array([5.0, 6.0]))
     Array([0., 5., 0.], dtype=float32)

@@ -3,7 +3,7 @@
 * `lowest`: the block with the lowest pc that any lane is at (Radul et al. 2019).
 * `most`: the block most lanes are at.
 * `sweep`: all cheap blocks in program order, expensive ones when it pays (`sweep.py`).
-* `meet`: each lane by itself up to a block with matrix work, where lanes run together (`meet.py`).
+* `meet`: each lane on its own up to a block with matrix work, where lanes run together (`meet.py`).
 * `fork`: calls at the same time, each in a slot of its own; expensive blocks when all slots wait for one (`fork.py`).
 """
 
@@ -61,14 +61,14 @@ def expensive_for(linked: Linked, lanes: int, schedule: str) -> tuple[int, ...]:
 
 
 def _meet(advance: Advance) -> Tick:
-    # It brings the C++ emitter along: only for who needs it.
+    # Imports the C++ emitter: only where it is needed.
     from lanewise.machine.meet import meet
 
     return meet(advance)
 
 
 def before_meeting(linked: Linked, state: State) -> State:
-    """The state from which lanes begin that meet."""
+    """The state from which lanes that meet begin."""
     from lanewise.machine.meet import begun
 
     return begun(linked, state)
@@ -90,5 +90,5 @@ SCHEDULES: dict[str, Callable[[Advance], Tick]] = {
 
 
 def num_expensive(linked: Linked, lanes: int, schedule: str) -> int:
-    """How many blocks the schedule keeps an account of."""
+    """The number of blocks whose waiting lanes the schedule counts."""
     return len(expensive_for(linked, lanes, schedule))

@@ -1,4 +1,4 @@
-"""Calls that are spawned, and how what they give is collected (`blocks/spawn.py`).
+"""Calls that are spawned, and how their results are collected (`blocks/spawn.py`).
 
 The calls of a parent that it has not collected are a list through the table of slots: the parent has the first and the
 last, each call the next. A call that is back is part of it still, and holds its slot. All of a turn's calls are made at
@@ -45,7 +45,7 @@ def spawned(
     done: Any,
     advance: Advance,
 ) -> tuple[State, list[Write]]:
-    """Make the calls at the end of a block and go on; gives what is to be written to their slots.
+    """Make the calls at the end of a block and go on; returns what to write to their slots.
 
     `done`: how many slots this tile and those before it have taken.
     """
@@ -97,7 +97,7 @@ def spawned(
     )
     writes, uniforms = arguments_for(state, linked, end.calls, given, new, advance, width)
     table = put(frames.table, there, rows)
-    # By itself: who was last may be in the tile as well, and spawn calls of its own.
+    # Separately: the slot that was last may be in the tile, too, and spawn calls of its own.
     table = table.at[last, column_number("next")].set(first, mode="drop")
     state = state.with_(
         pc=put(state.pc, there, pcs), uniforms=uniforms, frames=frames.with_(table=table)
@@ -110,9 +110,9 @@ def spawned(
 def collected(
     state: State, linked: Linked, pc: int, own: Tile, mask: Any, advance: Advance
 ) -> tuple[State, list[Write]]:
-    """Take what the calls of the next turn have left, and free their slots; gives what is to be written.
+    """Take what the calls of the next turn have left, and free their slots; returns what to write.
 
-    Who has calls that are not back waits, and comes here again; who has one that has failed fails.
+    A slot with calls that are not back waits, and comes here again; one with a call that has failed fails.
     """
     end = _end(linked, pc)
     assert isinstance(end, Collect)
@@ -138,12 +138,12 @@ def collected(
         following = jnp.where(fails, failed_pc(linked), following)
         following = jnp.where(waits, waiting_pc(linked), following)
         free = [jnp.where(takes, at, slots) for at in spawned]
-        nobody = jnp.full((len(free) * mask.shape[0],), linked.halt, jnp.int32)
+        halted = jnp.full((len(free) * mask.shape[0],), linked.halt, jnp.int32)
         return [
             jnp.where(mask, tile, slots),
             after,
             jnp.concatenate([jnp.where(mask, tile, slots), *free]),
-            jnp.concatenate([following, nobody]).astype(jnp.int32),
+            jnp.concatenate([following, halted]).astype(jnp.int32),
             jnp.where(takes, tile, slots),
         ]
 

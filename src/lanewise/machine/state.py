@@ -1,8 +1,8 @@
-"""What the machine keeps between ticks, how a block changes it, and how lanes are taken out of it and put back.
+"""The machine's state between ticks, how a block changes it, and how lanes are taken out of it and put back.
 
-Every array has a leading axis of lanes, but for values that are uniform over lanes and for stacks, whose leading axis
-is depth (one slot a frame), then lanes, and for the sums that all lanes add to. Typed PRNG keys are kept as the
-integers they are made of."""
+Every array has a leading axis of lanes, except values that are uniform over lanes, stacks, whose leading axis is depth
+(one slot a frame), then lanes, and the sums that all lanes add to. Typed PRNG keys are stored as the integers they are
+made of."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from lanewise.machine.held import Sums, no_sums
 class State:
     """A machine's state. `pc` is the block a lane is at; `-1 - pc` parks a lane whose stack, or tape, is full.
 
-    Who waits for a tape has a code that says so; who waits for a stack has none.
+    A lane that waits for a tape has a code that says so; one that waits for a stack has none.
     """
 
     pc: Any
@@ -69,12 +69,12 @@ class State:
     counters: Any
     waited: Any
     spent: Any
-    # Of a machine that is watched (`observe.py`); empty otherwise.
+    # Only for a machine that is watched (`observe.py`); empty otherwise.
     life: Any = ()
     watch: Any = ()
     # How many more ticks the machine runs before the host has its turn; empty inside `jit`, where it has none.
     fuel: Any = ()
-    # Of a machine whose frames are lanes (`frames.py`); empty otherwise.
+    # Only for a machine whose frames are lanes (`frames.py`); empty otherwise.
     frames: Any = ()
 
     def with_(self, **changes: Any) -> State:
@@ -236,7 +236,7 @@ def with_lanes(state: State, takes: Any, rows: State) -> State:
 
 
 def _changed(first: Callable[..., Any], second: Callable[..., Any], *states: State) -> State:
-    """The first state with what is made of the lanes' arrays of all."""
+    """The first state, with each of its arrays with lanes made from the same array of all states."""
     fields = [(name, first) for name in _LANES_FIRST] + [(name, second) for name in _LANES_SECOND]
     return states[0].with_(
         **{name: jax.tree.map(f, *(getattr(s, name) for s in states)) for name, f in fields}

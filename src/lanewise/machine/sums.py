@@ -69,7 +69,7 @@ class BlockSums:
         return BlockSums(eqns, totals, tuple(needs), frozenset(varying), common)
 
     def only(self, chosen: Callable[[JaxprEqn, RowSum], bool]) -> BlockSums:
-        """Those of the sums that are chosen."""
+        """The sums that are chosen."""
         pairs = [(e, t) for e, t in zip(self.eqns, self.totals, strict=True) if chosen(e, t)]
         wanted = {
             *itertools.chain.from_iterable(total.needs for _, total in pairs),

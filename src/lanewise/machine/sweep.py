@@ -1,7 +1,7 @@
 """The schedule `sweep`: all cheap blocks in program order, and expensive ones when it pays.
 
-Each block runs for the lanes that are at it when its turn comes, so that a lane goes through a whole loop iteration in
-one tick. Expensive blocks run behind a guard.
+Each block runs for the lanes that are at it when its turn comes, so that a lane runs a whole loop iteration in one
+tick. Expensive blocks run behind a guard.
 
 When an expensive block pays. Lanes gather at an expensive block while the others run on. A lane that waits loses a
 tick, and a tick is worth what the machine spends in it, shared by the live lanes; a run costs the same for one lane as
@@ -10,7 +10,7 @@ rule, weighted by lanes. With lanes arriving at a steady rate this waits `sqrt(2
 `K` ticks and a run costs `c` ticks, which is where the cost of waiting and the cost of running half-empty balance. When
 no block would run, the expensive block with the most lanes runs at once.
 
-On a GPU a guard costs more, and expensive blocks that lanes cannot go round without have none, or one for all of them:
+On a GPU a guard costs more, and expensive blocks that lanes run in every iteration have none, or one for all of them:
 see `worth.py`.
 """
 
@@ -118,8 +118,8 @@ def running_expensive(
 def _when(linked: Linked, flag: Any, run: Callable[[State], State], state: State) -> State:
     """`run(state)` if the flag holds.
 
-    On a CPU a loop of at most one turn: XLA lets a loop keep its state in place, and copies what goes through a `cond`
-    untouched. On a GPU a loop reads its flag twice, which costs more than the copies.
+    On a CPU a loop of at most one turn: XLA keeps the state of a loop in place, and copies operands that a `cond`
+    returns unchanged. On a GPU a loop reads its flag twice, which costs more than the copies.
     """
     if linked.profile.host_reads_guards:
         return lax.cond(flag, run, lambda s: s, state)
@@ -130,7 +130,7 @@ def _when(linked: Linked, flag: Any, run: Callable[[State], State], state: State
 
 
 def _sweep_alternatives(advance: Advance, state: State, alternatives: list[int]) -> State:
-    """All other blocks, and in the place of the last of these the one with the most lanes, for a tile of them."""
+    """All other blocks, and in place of the last of these, the one with the most lanes, for a tile of them."""
     places = jnp.asarray(alternatives, jnp.int32)
     width = min(advance.lanes, int(advance.lanes * CROWDED / len(alternatives)) + 1)
     for pc in swept_blocks(advance.linked):
@@ -146,7 +146,7 @@ def _sweep_alternatives(advance: Advance, state: State, alternatives: list[int])
 
 
 def _run_cheap(advance: Advance, state: State, pc: int) -> State:
-    """Run a block for whoever is there; one that moves much, if anyone is."""
+    """Run a block for the lanes that are there; one that moves much data only if there are any."""
     run = functools.partial(advance.run, pc=pc)
     linked, profile = advance.linked, advance.linked.profile
     moved = advance.lanes * linked.moves[pc]
@@ -162,7 +162,7 @@ def _sweep_all(advance: Advance, state: State) -> State:
 
 
 def refuse_lost_lanes(linked: Linked, run: Collection[int]) -> None:
-    """Raise if a lane can come to a block that a tick never runs: the machine would tick for ever."""
+    """Raise if a lane can come to a block that a tick never runs: the machine would tick forever."""
     lost = linked.destinations - {*run, linked.halt}
     if lost:
         places = ", ".join(map(str, sorted(lost)))

@@ -1,12 +1,12 @@
 """The carrier `ticks`: all lanes at once on XLA, one block (or one sweep of blocks) at a time.
 
 The machine is one `lax.while_loop` over the state with a scalar predicate, "can any lane go on", so it runs inside
-`jit`, under `shard_map` and inside other loops. This is program-counter autobatching as Radul et al. (2019) have it,
-but for what a tick runs (see `schedule.py`) and what it touches: blocks read and write only the registers they need,
+`jit`, under `shard_map` and inside other loops. This is program-counter autobatching (Radul et al. 2019), except for
+what a tick runs (see `schedule.py`) and what it touches: blocks read and write only the registers they need,
 values that are the same for all lanes are held once, stack slots and indexed writes are scattered in place.
 
-What it does not do: lanes that have ended idle. With more examples than lanes `refill.py` stops it now and then
-(`Pause`) to give them new ones.
+Lanes that have ended idle. With more examples than lanes, `refill.py` stops the machine at times (`Pause`) to give them
+new ones.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from lanewise.machine.state import (
     outcome_codes,
 )
 
-# From how many elements on an answer is copied only if a lane has failed.
+# An answer with this many elements or more is copied only if a lane has failed.
 LARGE_ANSWER = 1 << 18
 
 
 class Pause(NamedTuple):
     """When the machine stops before all lanes have ended.
 
-    `idle`: idle lanes have together waited this many ticks. `few`: no more lanes than this run. `ticks`: so many ticks
-    have passed.
+    `idle`: idle lanes have together waited this many ticks. `few`: no more lanes than this run. `ticks`: this many
+    ticks have passed.
     """
 
     idle: Any = jnp.inf
@@ -76,9 +76,9 @@ def run_until(
     pause: Pause,
     waiting: Any = 0,
 ) -> tuple[State, Any]:
-    """Tick until no lane can go on or a pause is due; gives what idle lanes have waited, and the ticks, as well.
+    """Tick until no lane can go on or a pause is due; also returns the waiting of idle lanes, and the ticks.
 
-    `waiting`: how many examples are in no lane yet, for who watches.
+    `waiting`: how many examples are in no lane yet, for observers.
     """
     state, tick = begin(linked, state, lanes, options, schedule, waiting=waiting)
     slots = bool(state.frames)
@@ -86,7 +86,7 @@ def run_until(
     def account(pc: Any, spent: Any) -> list[Any]:
         busy = ((pc >= 0) & (pc < linked.halt)).sum(dtype=jnp.int32).astype(jnp.float32)
         if slots:
-            # Of lanes whose frames are lanes as well, those that have an example; none if nothing can go on.
+            # Where frames are lanes, the lanes that have an example; none if nothing can go on.
             there = (pc[:lanes] != linked.halt).sum(dtype=jnp.int32).astype(jnp.float32)
             busy = jnp.where(busy > 0, there, 0)
         return [spent + jnp.stack([lanes - busy, jnp.float32(1)]), busy]
@@ -125,7 +125,7 @@ def begin(
     entered: bool = False,
     waiting: Any = 0,
 ) -> tuple[State, Tick]:
-    """The state after what comes before the first tick (unless lanes have `entered`), and what a tick does."""
+    """The state after all that precedes the first tick (unless lanes have `entered`), and what a tick does."""
     counting = options.stats or options.recorded
     watching = bool(state.watch)
     advance = Advance(
@@ -197,6 +197,6 @@ def _blank_where(linked: Linked, failed: Any, value: Any) -> Any:
 
 
 def statistics(state: State, steps: Any = None) -> list[Any]:
-    """The counters, in the order of `Stats`; `steps` is those of all examples, if there were more than lanes."""
+    """The counters, in the order of `Stats`; `steps` is the sum over all examples, if there were more than lanes."""
     steps = state.steps.sum(dtype=jnp.float32) if steps is None else steps
     return [state.ticks, *state.counters, steps, state.deepest]

@@ -32,7 +32,7 @@ def tile_width(linked: Linked, pc: int, slots: int) -> int:
         while width < MOST and width * operations < linked.profile.tile_operations:
             width *= 2
         return min(width, slots)
-    # Whoever is not there is moved as well.
+    # Slots that are not there are moved, too.
     width = CHEAP_WIDTH
     while width > fewest and width * moved(linked, pc) > CHEAP_ELEMENTS:
         width //= 2

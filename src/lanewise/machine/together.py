@@ -6,7 +6,7 @@ lane is at. A run of the block takes one index, the lanes that agree with it adv
 others wait for their turn, where more lanes may have gathered.
 
 Which index: one that enough lanes have, the most if there are several such; else the smallest, because most indices
-count up and who is behind may catch up with others.
+count up and a lane that is behind may catch up with others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lanewise.core.primitives.facts import is_lookup
 # Reading fewer elements than this for each lane costs less than waiting.
 SHARED_ELEMENTS = 1024
 
-# Lanes that agree are enough for a run at full width if they are one of so many equal groups.
+# Lanes that agree are enough for a run at full width if they are one of this many equal groups.
 FEWEST_GROUPS = 4
 # Lanes are counted by their index modulo this.
 BUCKETS = 64
@@ -44,7 +44,7 @@ class Lookup:
 
 
 def lookups(block: Block, is_uniform: Callable[[Var], bool]) -> tuple[Lookup, ...]:
-    """The large reads of shared arrays whose indices come from nothing that such a read gave."""
+    """The large reads of shared arrays whose indices do not depend on the result of such a read."""
     defined: set[Var] = set()
     uniform: set[Var] = set()
     after_lookup: set[Var] = set()
@@ -93,7 +93,7 @@ def index_for(column: Any, mask: Any, enough: int) -> Any:
 
 
 def same_value(eqns: Sequence[JaxprEqn], first: Atom, second: Atom) -> bool:
-    """Whether two variables have the same value for sure: equations that say the same lead to them."""
+    """Whether two variables certainly have the same value: equal equations lead to them."""
     made_by = {var: eqn for eqn in eqns for var in eqn.outvars}
 
     def same(first: Atom, second: Atom) -> bool:

@@ -1,8 +1,8 @@
 """Which blocks are worth a guard, or a meeting of lanes, and which need no guard.
 
 A guard is a predicate that the host reads before it starts what comes next: on a GPU 10 to 30 µs, in which nothing
-runs. It is worth that where a block might run for nobody. Where every way round leads through one expensive block, some
-lane is at it in every tick: it needs no guard. Where every way round leads through one of several (an expert for each
+runs. A guard is worth that where a block might run for no lane. Where every cycle leads through one expensive block,
+some lane is at it in every tick: it needs no guard. Where every cycle leads through one of several (an expert for each
 choice), all lanes gather there: the one with the most lanes runs, which is one thing to read for all of them.
 """
 
@@ -40,7 +40,7 @@ def expensive_blocks(linked: Linked, lanes: int) -> tuple[int, ...]:
 
 
 def meeting_blocks(linked: Linked) -> tuple[int, ...]:
-    """The blocks at which lanes meet: those whose work together is another than the work of each by itself.
+    """The blocks at which lanes meet: those whose work together differs from the work of each on its own.
 
     If there are any, lanes also meet where they add to a sum: a kernel on the machine's state has none of its own.
     """
@@ -59,9 +59,9 @@ def meeting_blocks(linked: Linked) -> tuple[int, ...]:
 
 
 def around(linked: Linked, expensive: Collection[int]) -> tuple[frozenset[int], frozenset[int]]:
-    """The expensive blocks on every way round, and those of which one is on every way round; the others are neither.
+    """The expensive blocks on every cycle, and those of which one is on every cycle; the others are neither.
 
-    The second are alternatives: none of them leads to another without going round.
+    The second are alternatives: none of them leads to another without closing a cycle.
     """
     nothing: frozenset[int] = frozenset()
     if linked.has_calls or not expensive or not _acyclic(linked, expensive):
@@ -79,7 +79,7 @@ def _edges(linked: Linked, pc: int) -> list[int]:
 
 
 def _acyclic(linked: Linked, without: Collection[int]) -> bool:
-    """Whether no lane can go round without these blocks."""
+    """Whether no lane can complete a cycle without these blocks."""
     left = {pc: set(_edges(linked, pc)) - set(without) for pc in range(linked.halt)}
     for pc in without:
         left.pop(pc)

@@ -1,4 +1,4 @@
-"""Sampling with many chains: the No-U-Turn sampler as the textbook has it, and its like."""
+"""Sampling with many chains: the No-U-Turn sampler in its textbook form, and others."""
 
 from lanewise.mcmc.by_numpyro import from_numpyro
 from lanewise.mcmc.by_pymc import from_pymc

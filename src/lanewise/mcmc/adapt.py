@@ -1,12 +1,12 @@
 """Warm-up: step sizes by dual averaging, and scales of the coordinates from what has been drawn.
 
-The step size follows Nesterov's dual averaging as Hoffman and Gelman (2014) use it: each draw tells by how much its
+The step size follows Nesterov's dual averaging as Hoffman and Gelman (2014) use it: each draw shows by how much its
 acceptance misses `target_accept`. Scales are estimated in windows that double in length, after a first stretch
-in which chains only find the typical set and before a last one for the step size, as Stan has them (its reference
-manual, "HMC algorithm parameters"). An estimate is drawn towards a small multiple of the identity, the more the fewer
-draws it is from.
+in which chains only find the typical set and before a last one for the step size, as in Stan (its reference manual,
+"HMC algorithm parameters"). An estimate is shrunk towards a small multiple of the identity, the more the fewer draws it
+is from.
 
-Chains can adapt each by itself, or share: then moments of all chains are pooled at the end of a window, which with
+Chains can adapt separately, or share: then moments of all chains are pooled at the end of a window, which with
 many chains is a good estimate after few draws, and they take the median of their step sizes (`windows.py`). Chains
 that are far from all others are left out of both: one in another mode, or one that has not found the typical set,
 costs only itself.
@@ -32,7 +32,7 @@ PRIOR_DRAWS, PRIOR_VARIANCE = 5.0, 1e-3
 BEFORE, AFTER, FIRST = 75, 50, 25
 SHARE_BEFORE, SHARE_AFTER = 0.15, 0.1
 LEAST_WINDOW = 10
-# A chain whose mean is so many standard deviations from the median chain's is not pooled with the others.
+# A chain whose mean is this many standard deviations from the median chain's is not pooled with the others.
 FAR = 6.0
 
 
@@ -64,7 +64,7 @@ def step_after(state: StepSize, acceptance: Float[Array, ""], target_accept: flo
 
 
 class Moments(NamedTuple):
-    """Of some draws: how many, their mean, and the sum of squared differences from it (of products if dense)."""
+    """Moments of draws: their number, their mean, and the sum of squared differences from it (of products if dense)."""
 
     count: Float[Array, ""]
     mean: Float[Array, " d"]
@@ -157,7 +157,7 @@ def windows(warmup: int) -> tuple[Window, ...]:
         return (Window(warmup, False),)
     lengths = []
     while left:
-        # The last one takes what would be too short for another of twice its length.
+        # The last one takes the rest, which is too short for another window of twice its length.
         taken = first if left >= 3 * first else left
         lengths.append(taken)
         left, first = left - taken, 2 * first

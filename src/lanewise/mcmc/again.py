@@ -1,8 +1,8 @@
-"""Functions that are written again: one with the code and the constants of an earlier one is that one.
+"""Functions that are defined again: one with the code and the constants of an earlier one counts as that one.
 
-What is compiled is kept by functions. In a notebook a cell that defines a density runs again and again,
-and a `lambda` is another function each time. So each is traced, and known by a digest of what it computes (a density by
-that of its gradient, into which rules of its own have gone). One whose digest is not known is taken as it is.
+Compiled code is cached by function. In a notebook a cell that defines a density runs many times, and a `lambda` is
+another function each time. So each is traced, and identified by a digest of what it computes (a density by that of its
+gradient, which includes its custom rules). One without a digest is taken as it is.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Function = Callable[..., Any]
 
 
 class Known:
-    """A function by what it computes: equal to any other with the same digest.
+    """A function identified by what it computes: equal to any other with the same digest.
 
-    It calls the last one that was seen to compute this. An earlier one may have changed since, by what it refers to.
+    It calls the last one that was seen to compute this. An earlier one may refer to values that have changed since.
     """
 
     def __init__(self, digest: str, function: Function) -> None:
@@ -41,7 +41,7 @@ _known: collections.OrderedDict[Hashable, Known] = collections.OrderedDict()
 
 
 def known(function: Function, traced: Function, like: Any) -> Function:
-    """The function by what it computes, where that is known; `traced` of such an argument stands for it."""
+    """The function identified by what it computes, where that is known; `traced` of such an argument stands for it."""
     digest = _jax.fingerprint(traced, like)
     if digest is None:
         return function
@@ -54,7 +54,7 @@ def known(function: Function, traced: Function, like: Any) -> Function:
 
 
 def hashable(function: Function) -> Function:
-    """The function itself if what is compiled can be kept for it; an object that holds arrays has no hash."""
+    """The function itself if compiled code can be cached for it; an object that holds arrays has no hash."""
     try:
         hash(function)
     except TypeError:

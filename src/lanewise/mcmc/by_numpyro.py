@@ -3,12 +3,12 @@
 NumPyro's own functions are used (`numpyro.infer.util`): its unconstrained coordinates and its density are the model.
 Everything here is a function of one position, so that it can be batched in whatever pieces fit into memory.
 
-What in a model asks for a key (loops, parameters of networks) gets one, always the same. Free sites never do: they have
-values when the density is asked for.
+The parts of a model that ask for a key (loops, parameters of networks) get one, always the same. Free sites never ask:
+they have values when the density is evaluated.
 
-Discrete sites are summed out by NumPyro, with Funsor, if they have finitely many values. What could be observed is then
-drawn in two steps: the discrete sites from their posterior at the position, then the data. A log likelihood of single
-observations is not made for such a model: they are not independent once a site that they share is summed over.
+Discrete sites are summed out by NumPyro, with Funsor, if they have finitely many values. Predictions are then drawn in
+two steps: the discrete sites from their posterior at the position, then the data. Such a model has no log likelihood of
+single observations: they are not independent once a site that they share is summed over.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def from_numpyro(
     * `dims` names the axes of sites; those of plates are named already, after the plate. `coords` has the places along
       them.
     * `init_strategy`: one of NumPyro's, such as `init_to_median` or `init_to_value(values=...)`; without one,
-      coordinates are uniform between -2 and 2, as NumPyro has it.
+      coordinates are uniform between -2 and 2, as in NumPyro.
 
     A model with an argument of one of these names gets it by `functools.partial(model, dims=...)`.
     """
@@ -79,7 +79,7 @@ def from_numpyro(
 
 
 def _seeded() -> Any:
-    """Keys for what asks for one. Outermost, so that a site that has a value by then asks for none."""
+    """Keys for sites that ask for one. Outermost, so that a site that has a value by then asks for none."""
     from numpyro import handlers
 
     return handlers.seed(rng_seed=0)
@@ -105,7 +105,7 @@ def _summed(bound: Bound) -> Callable[[Position], Any]:
     from numpyro.infer.util import initialize_model
 
     with warnings.catch_warnings():
-        # That sites are summed out without being marked is what is wanted here.
+        # Here sites are meant to be summed out without being marked.
         warnings.simplefilter("ignore", FutureWarning)
         prepared = initialize_model(
             jax.random.PRNGKey(0),
@@ -134,7 +134,7 @@ def _constrained(bound: Bound, position: Position) -> dict[str, Array]:
 
 
 def _unconstrained(bound: Bound, sites: Sites, values: Mapping[str, Any]) -> Position:
-    """The position of constrained values; those of other sites are left aside."""
+    """The position of constrained values; those of other sites are ignored."""
     from numpyro.infer import util
 
     missing = [name for name in sites.free if name not in values]
@@ -149,7 +149,7 @@ def _unconstrained(bound: Bound, sites: Sites, values: Mapping[str, Any]) -> Pos
                 f"{name} has shape {value.shape}; the model has {sites.shapes[name]} for it."
             )
     with _seeded(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of angles, which was said
+        warnings.simplefilter("ignore", UserWarning)  # about angles, reported already
         position = util.unconstrain_fn(bound.model, bound.args, bound.kwargs, free)
     return {name: position[name].astype(sites.position[name].dtype) for name in sites.free}
 
@@ -213,9 +213,9 @@ def _log_likelihood(bound: Bound, sites: Sites) -> Callable[[Position], dict[str
 
 
 def _predictions(bound: Bound, sites: Sites) -> tuple[Any, Any]:
-    """What draws data at a position, and what draws everything from the prior; None where the model cannot.
+    """A function that draws data at a position, and one that draws all from the prior; None where the model cannot.
 
-    Older versions of NumPyro cannot take the observations of a `scan` away from outside. A flat prior has no draws.
+    Older versions of NumPyro cannot remove the observations of a `scan` from outside. A flat prior has no draws.
     """
     from numpyro import handlers
     from numpyro.infer import Predictive
@@ -255,7 +255,7 @@ def _predictions(bound: Bound, sites: Sites) -> tuple[Any, Any]:
 
 
 def _redraws(free_of_data: Bound, sites: Sites) -> bool:
-    """Whether data are drawn anew in a model some of whose priors have no draws."""
+    """Whether data are drawn in a model some of whose priors have no draws."""
     from numpyro.infer import init_to_uniform
 
     seen: list[bool] = []

@@ -19,7 +19,7 @@ from lanewise.mcmc.pymc_graphs import drawing, flags_kept, jax_function
 def from_pymc(model: Any) -> Model:
     """A PyMC model, by the graphs that PyMC compiles to JAX, with its data, dims and coords.
 
-    What is kept is what PyMC keeps: free variables as the model has them, not their transforms, and deterministics.
+    The draws have what PyMC's have: free variables as the model has them, not their transforms, and deterministics.
     Missing observations, NaN or masked, are free variables as in PyMC (`y_unobserved`). The data are those that the
     model holds now; after `pymc.set_data` call this again.
 
@@ -46,7 +46,7 @@ def from_pymc(model: Any) -> Model:
 
 
 def is_pymc(model: Any) -> bool:
-    """Whether it is a PyMC model; PyMC is not imported for that."""
+    """Whether it is a PyMC model; this does not import PyMC."""
     pymc = sys.modules.get("pymc")
     return pymc is not None and isinstance(model, pymc.Model)
 
@@ -89,7 +89,7 @@ def _shown_of(model: Any) -> tuple[list[str], Any]:
 
 
 def _init_of(model: Any) -> Any:
-    """PyMC's starts: its initial point, and up to one to either side of it in unconstrained coordinates."""
+    """PyMC's starts: its initial point, with up to one added or subtracted in unconstrained coordinates."""
     point = {name: np.asarray(value, float) for name, value in model.initial_point().items()}
 
     def init(key: Key[Array, ""]) -> Position:
@@ -103,7 +103,7 @@ def _init_of(model: Any) -> Any:
 
 
 def _after(model: Any, names: list[str]) -> dict[str, Any]:
-    """What is asked after sampling: positions of kept draws, log likelihoods, predictions, the prior."""
+    """What is computed after sampling: positions of kept draws, log likelihoods, predictions, the prior."""
     from pymc.sampling.forward import observed_dependent_deterministics
 
     inputs = {variable: variable.type(name=variable.name) for variable in model.free_RVs}

@@ -1,7 +1,7 @@
 """Joint distributions of TensorFlow Probability, in its JAX substrate, by their public methods.
 
-`experimental_pin` holds the observed variables, and `experimental_default_event_space_bijector` makes the others of
-unconstrained coordinates; both are how TFP's own samplers take such a model.
+`experimental_pin` holds the observed variables, and `experimental_default_event_space_bijector` makes the others from
+unconstrained coordinates; TFP's own samplers use both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Key
 from lanewise.core.errors import OptionError
 from lanewise.mcmc.models import Model, Position
 
-# Coordinates start between these, as NumPyro and Stan have it.
+# Coordinates start between these, as in NumPyro and Stan.
 LEAST, MOST = -2.0, 2.0
 
 
@@ -150,7 +150,7 @@ def _unconstrained(held: _Held, kept: dict[str, Array]) -> Position:
 def _log_likelihood(
     held: _Held, observed: dict[str, Array], position: Position
 ) -> dict[str, Array]:
-    """Of each observation: `Sample` and `Independent` would sum theirs."""
+    """The log density of each observation: `Sample` and `Independent` would sum theirs."""
     values = _shown(held, position) | observed
     found, _ = held.joint.sample_distributions(seed=jax.random.key(0), **values)
     likelihood = {}

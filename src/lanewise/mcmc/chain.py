@@ -2,12 +2,13 @@
 
 One program does the warm-up and the draws. What differs is data (`Task`): how many draws, whether the step size and the
 moments follow them, which of them are kept. So the density and its gradient are compiled for one program, however many
-windows a warm-up has and however many draws there are. The density is asked at two places of it: in a sampler's step,
-and where a window begins (`settled`).
+windows a warm-up has and however many draws there are. The program evaluates the density at two places: in a sampler's
+step, and where a window begins (`settled`).
 
-It is a loop over draws, so that a chain that has a draw goes on to the next whatever the others do. All that a chain
-carries from one draw to the next, the state of its adaptation too, goes in and comes out (`Carried`), and the key of a
-draw is made of the chain's key and the draw's number: draws are the same wherever a run is cut into stretches.
+It is a loop over draws, so that a chain that has a draw goes on to the next whatever the others do. Everything that a
+chain carries from one draw to the next, the state of its adaptation included, goes in and comes out (`Carried`), and
+the key of a draw is made from the chain's key and the draw's number: draws are the same wherever a run is cut into
+stretches.
 """
 
 from __future__ import annotations
@@ -59,12 +60,13 @@ class Carried(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a stretch is, for all chains alike.
+    """What a stretch does, the same for all chains.
 
     * `number`: that of its first draw; `origin`: that of the first of its phase, the warm-up or the draws.
     * `fresh`: the density where chains are is not known.
-    * `tunes`: draws are adapted by; `begins`: from anew, since a window of the warm-up begins here.
-    * `thin`: one draw of so many is kept; 0 keeps none.
+    * `tunes`: draws adapt the step size and the moments; `begins`: from the start, since a window of the warm-up begins
+      here.
+    * `thin`: one draw of this many is kept; 0 keeps none.
     """
 
     number: Int[Array, ""]
@@ -104,10 +106,11 @@ def carried(place: Place, step: Any, dense: bool = False) -> Carried:
 
 @program(static_argnames=("density", "target_accept"))
 def settled(density, space, key, place, fresh, step, tunes, target_accept):
-    """The place with its density, which is asked for if it is `fresh`; and if the chain `tunes` a step size.
+    """The place with its density, which is evaluated if it is `fresh`; and a step size if the chain `tunes`.
 
-    The step size is of about the right magnitude: one at which a single step's acceptance crosses `target_accept`.
-    Both are one loop, in which the density is asked at one place: a fresh place is where a step of length zero leads.
+    The step size is of about the right magnitude: one at which a single step's acceptance crosses `target_accept`. Both
+    are one loop, which evaluates the density at one place of its code: a fresh place is where a step of length zero
+    leads.
     """
     momentum = random.normal(key, place.position.shape, place.position.dtype)
     before = energy(Point(place, momentum))
@@ -134,8 +137,8 @@ def chain_of(
 ) -> ProgramFunction:
     """The program of one stretch of a chain, of `draws` draws; it has room for `capacity` that are kept.
 
-    It gives the chain after it (`Carried`) and the draws (`Kept`). Of no draws, it asks for the density where a chain
-    is if that is `fresh`.
+    It returns the chain after it (`Carried`) and the draws (`Kept`). Without draws, it evaluates the density where a
+    chain is, if that is `fresh`.
     """
     target_accept = sampler.target_accept
 

@@ -1,9 +1,9 @@
 """Hamiltonian Monte Carlo whose trajectory length is tuned across chains: ChEES and SNAPER.
 
-NUTS decides at every draw how far to go. With many chains the length can be learnt instead, once for all of them, and a
-draw is then a plain trajectory with no tree: chains all take the same number of steps, a warm-up needs few draws, and a
-gradient is worth more. The length is where a criterion is largest, climbed by Adam on the logarithm of the length, with
-the gradient along each chain's trajectory averaged over chains by their acceptance:
+NUTS decides at every draw how far to go. With many chains the length can be learned instead, once for all of them, and
+a draw is then a plain trajectory with no tree: chains all take the same number of steps, a warm-up needs few draws, and
+a gradient is worth more. The length is where a criterion is largest, climbed by Adam on the logarithm of the length,
+with the gradient along each chain's trajectory averaged over chains by their acceptance:
 
 * `criterion="chees"` (Hoffman, Radul and Sountsov 2021, "An adaptive-MCMC scheme for setting trajectory lengths in
   Hamiltonian Monte Carlo"): the expected squared change of the squared distance from the mean.
@@ -14,16 +14,18 @@ the gradient along each chain's trajectory averaged over chains by their accepta
 A draw's length is `2 h length`, with `h` from a Halton sequence in base 2, so that no length fits a period. The step
 size is dual averaging of the harmonic mean of the chains' acceptances, each no less than `LEAST_ACCEPTANCE` so that one
 bad chain of a thousand does not stop all. Scales are moving averages over the draws of all chains, with the weights of
-the second paper. All of it is data of one program: in the warm-up chains meet on the host after every draw, which
-makes the next parameters of where they are, and nothing is compiled again. After the warm-up nothing changes any more,
+the second paper. All of it is data of one program: in the warm-up chains meet on the host after every draw; it makes
+the next parameters from where they are, and nothing is compiled again. After the warm-up nothing changes any more,
 so draws that are kept leave the density invariant exactly.
 
-The default is "chees". "snaper" was to be it if it had at least as many effective draws a gradient on four posteriors
-(`benchmarks/many_chains.py`, 1,000 chains, a warm-up of 200): it has more on eight schools (0.132 for 0.089) and radon
-(0.152 for 0.128), the same on a logistic regression (0.44), fewer on a Gaussian of 100 dimensions (0.067 for 0.073).
+The default is "chees". "snaper" was to be the default if it had at least as many effective draws a gradient on four
+posteriors (`benchmarks/many_chains.py`, 1,000 chains, a warm-up of 200): it has more on eight schools (0.132 for 0.089)
+and radon (0.152 for 0.128), the same on a logistic regression (0.44), fewer on a Gaussian of 100 dimensions (0.067 for
+0.073).
 
-Limits: one length for all chains and places. Where a posterior wants different ones (funnels) NUTS is safer. Criteria
-look at second moments: chains that have not found the mass yet mislead them, and modes apart are not crossed.
+Limits: one length for all chains and places. Where a posterior needs different ones (funnels) NUTS is safer. Criteria
+use second moments: chains that have not found the mass yet mislead them, and chains do not cross between modes far
+apart.
 """
 
 from __future__ import annotations
@@ -58,16 +60,16 @@ from lanewise.tracing.decorator import ProgramFunction, program
 
 CRITERIA = ("chees", "snaper")
 # Adam on the logarithm of the length: its rate, how fast it forgets squares, and the most it moves in a draw. The
-# length that is kept is an average in which draw n counts about n ** -FORGETS of what comes before.
+# length for kept draws is an average in which draw n counts about n ** -FORGETS of what comes before.
 RATE, SQUARES, MOST_MOVE, FORGETS = 0.05, 0.95, 0.35, 0.5
-# A chain's acceptance counts as no less.
+# A chain's acceptance counts as at least this.
 LEAST_ACCEPTANCE = 0.05
 # The moving averages of moments: draw n has the weight 1 / (1 + ceil(n / SLOWNESS)).
 SLOWNESS = 8.0
 # The first step is doubled or halved at most this often.
 MOST_HALVINGS = 50
 LEAST_CHAINS = 4
-# A stretch has room for so many draws: what it gives in the warm-up, where it has one, stays small.
+# A stretch has room for this many draws: its result in the warm-up, where it has one draw, stays small.
 CAPACITY = 16
 
 
@@ -136,10 +138,10 @@ class Carried(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a stretch is: draws from `number` on, of `steps` leapfrog steps each; one in `thin` is kept, of 0 none.
+    """What a stretch does: draws from `number` on, of `steps` leapfrog steps each; one in `thin` is kept, or none.
 
-    `fresh`: the density where chains are is not known, and where the trajectory leads is accepted whatever it has. With
-    a step size of zero that is where they are.
+    `fresh`: the density where chains are is not known, and the end of the trajectory is accepted whatever its density.
+    With a step size of zero that is where they are.
     """
 
     number: Any
@@ -152,7 +154,7 @@ class Task(NamedTuple):
 
 @program(static_argnames=("density",))
 def trajectory(density, space, key, place, step, steps):
-    """A trajectory of so many steps from a whitened place; it stops where it diverges."""
+    """A trajectory of `steps` steps from a whitened place; it stops where it diverges."""
     momentum = random.normal(key, place.position.shape, place.position.dtype)
     start = Point(place, momentum)
     point, before = start, energy(start)
@@ -215,8 +217,8 @@ class Length(NamedTuple):
     squares: float
 
 
-class Learnt(NamedTuple):
-    """What all chains have learnt together."""
+class Learned(NamedTuple):
+    """What all chains have learned together."""
 
     averaging: StepSize
     length: Length
@@ -300,10 +302,10 @@ class Tuning(Loop):
         averaging = jax.tree.map(np.asarray, step_from(jnp.asarray(1.0, dtype)))
         component = np.random.default_rng(0).standard_normal(size)
         length = Length(*map(np.float64, (0.0, 0.0, 0.0)))
-        learnt = Learnt(averaging, length, Moments(np.zeros(size), np.ones(size), component))
+        learned = Learned(averaging, length, Moments(np.zeros(size), np.ones(size), component))
         no, yes = np.zeros(lanes, bool), np.ones(lanes, bool)
         space = np.ones(size, dtype)
-        return State(np.array(0), carried, np.array(True), space, no, yes, no, learnt)
+        return State(np.array(0), carried, np.array(True), space, no, yes, no, learned)
 
     def asked(self, state: State) -> Stretched:
         return self._moved(state, 0.0, -1, fresh=True)
@@ -322,9 +324,9 @@ class Tuning(Loop):
         length = Length(*map(np.float64, (np.log(step), np.log(step), 0.0)))
         found = state.finite & (np.arange(len(values)) < chains)
         mean = np.mean(place.position[found], axis=0, dtype=float)
-        moments = state.learnt.moments._replace(mean=mean)
+        moments = state.learned.moments._replace(mean=mean)
         return state._replace(
-            learnt=Learnt(averaging, length, moments), failed=np.zeros_like(state.failed)
+            learned=Learned(averaging, length, moments), failed=np.zeros_like(state.failed)
         )
 
     def planned(self, state: State) -> Plan:
@@ -342,7 +344,7 @@ class Tuning(Loop):
         if draw >= self.settings.warmup:
             return state
         well = self._well(state)
-        averaging, length, moments = state.learnt
+        averaging, length, moments = state.learned
         last = jax.tree.map(lambda leaf: np.asarray(leaf)[well], state.carried.last)
         averaging = _step_after(averaging, _mean(last.acceptance), self.sampler.target_accept)
         averaging = jax.tree.map(np.asarray, averaging)
@@ -355,7 +357,7 @@ class Tuning(Loop):
             moved = rewhitened(old, new, place.position).astype(old.dtype)
             place = place._replace(position=moved, gradient=place.gradient / old * new)
             state = state._replace(space=new, carried=state.carried._replace(place=place))
-        return state._replace(learnt=Learnt(averaging, length, moments))
+        return state._replace(learned=Learned(averaging, length, moments))
 
     def step_sizes(self, state: State, tunes: bool) -> np.ndarray:
         step, _ = self._tried(state) if tunes else self._tuned(state)
@@ -368,13 +370,13 @@ class Tuning(Loop):
         return ~state.failed & (np.arange(len(state.failed)) < self.settings.chains)
 
     def _tried(self, state: State) -> tuple[float, float]:
-        """The step size and the length of a trajectory of the warm-up."""
-        averaging, length, _ = state.learnt
+        """The step size and the length of a trajectory in the warm-up."""
+        averaging, length, _ = state.learned
         return float(np.exp(averaging.log_step)), float(np.exp(length.log))
 
     def _tuned(self, state: State) -> tuple[float, float]:
-        """Those of draws that are kept."""
-        averaging, length, _ = state.learnt
+        """The step size and the length for draws that are kept."""
+        averaging, length, _ = state.learned
         return float(np.exp(averaging.log_average)), float(np.exp(length.log_average))
 
     def _task(self, number: int, origin: int, thin: int, step: float, steps: Any = 1) -> Task:
@@ -395,7 +397,7 @@ class Tuning(Loop):
         return self.stretches(state.carried, draws, state.space, task)
 
     def _first_step(self, state: State) -> float:
-        """About the step size at which the acceptance of a single step crosses what is asked for."""
+        """About the step size at which the acceptance of a single step crosses the target."""
         step, grows, well = float(self.settings.step_size or 1.0), None, self._well(state)
         for attempt in range(MOST_HALVINGS):
             ran = self._moved(state, step, -1 - attempt)

@@ -70,7 +70,7 @@ MODEL = Model(logdensity, init, shown)
 
 
 def run(chains: int = 1000, draws: int = 200, warmup: int = 200, report: str | None = None) -> Any:
-    """Show the model, sample it, summarize and diagnose the draws, compare the speed; gives the draws."""
+    """Show the model, sample it, summarize and diagnose the draws, compare the speed; returns the draws."""
     arviz = the_library()
     _say("The model", (__doc__ or "").partition("\n\n")[2].strip())
     print("\n" + inspect.getsource(log_odds) + "\n\n" + inspect.getsource(logdensity), flush=True)
@@ -111,7 +111,7 @@ def _say(heading: str, words: str) -> None:
 
 
 def checked(arviz: Any, data: Any) -> Iterator[str]:
-    """The figures by which the run is judged, a line each."""
+    """The numbers by which the run is judged, a line each."""
     stats = {name: np.asarray(data["sample_stats"][name]) for name in STATS}
     yield f"maximum R-hat     {_all(arviz.rhat(data)).max():.3f}"
     yield f"minimum bulk ESS  {_all(arviz.ess(data, method='bulk')).min():,.0f}"

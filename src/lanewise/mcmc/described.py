@@ -1,4 +1,4 @@
-"""Which run a directory holds."""
+"""The description of the run in a directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lanewise.mcmc.store import must_have_zarr
 
 
 def saved_in(resume: Any, every: int | None, settings: Settings, key: Any, begin: Starts) -> Saved:
-    """The directory of this run; that of another is refused. None saves nothing."""
+    """The directory of this run; that of another run is refused. None saves nothing."""
     if resume is None:
         return Saved(None)
     if not isinstance(resume, str | os.PathLike) or not os.fspath(resume):
@@ -28,7 +28,7 @@ def saved_in(resume: Any, every: int | None, settings: Settings, key: Any, begin
 
 
 def described(settings: Settings, key: Any, begin: Starts) -> dict[str, Any]:
-    """What tells a run from another."""
+    """What distinguishes a run from others."""
     described = asdict(settings) | {"sampler": repr(settings.sampler)}
     positions = begin.positions[: settings.chains]
     value = jax.jit(begin.density)(positions[0])

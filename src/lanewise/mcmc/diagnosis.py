@@ -1,13 +1,13 @@
-"""What is wrong with a run, in words: findings, each with advice that reads the settings, and warnings of them.
+"""What is wrong with a run, in words: findings, each with advice that depends on the settings, and their warnings.
 
 The rules are those of Stan and ArviZ: rank-normalized split R-hat above 1.01 and bulk or tail ESS below 100 a chain
 (Vehtari et al. 2021), trajectories that end at the depth limit, E-BFMI below 0.3 (Betancourt 2016), divergences. With
-many chains R-hat asks for draws that nobody needs, so nested R-hat is used there (Margossian et al. 2024; the essay of
-`watch/convergence.py`), and 400 effective draws in all are enough. Chains that failed or never moved are said to, and
-left out of the rest. Not all variables are looked at closely: a screen of all chooses the worst, and where the draws
-are very many, one in several is looked at, so that memory is bounded.
+many chains R-hat asks for more draws than are needed, so nested R-hat is used there (Margossian et al. 2024; the essay
+of `watch/convergence.py`), and 400 effective draws in all are enough. Chains that failed or never moved are reported,
+and left out of the rest. Not all variables are examined closely: a screen of all chooses the worst, and where there are
+very many draws, one in several is used, so that memory is bounded.
 
-What it does not do: no rule sees a mode that no chain has found.
+Limits: no rule detects a mode that no chain has found.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lanewise.watch.screen import split_rhat
 GREATEST_R_HAT = 1.01
 # For each chain; of many chains, in all.
 LEAST_ESS, LEAST_ESS_OF_MANY = 100, 400
-# From so many chains on they are judged by groups.
+# From this many chains on they are judged by groups.
 MANY_CHAINS = 32
 # Nested R-hat counts if chance explains it in fewer than this share of runs.
 LEAST_CHANCE = 1e-3
@@ -40,14 +40,14 @@ LEAST_E_BFMI, DRAWS_FOR_E_BFMI = 0.3, 50
 GREATEST_STEP = 1e7
 # Smaller shares of the draws are not worth a warning.
 LEAST_SHARE_DIVERGENT, LEAST_SHARE_AT_LIMIT = 1e-4, 1e-3
-# So many variables are looked at closely, and so many numbers of all together.
+# This many variables are examined closely, and this many numbers in all.
 WORST, MOST_NUMBERS = 8, 2_000_000
 # At most this many chains are named in a warning.
 NAMED = 8
 
 
 class SamplingWarning(UserWarning):
-    """What is wrong with a run: chains that failed or never moved, draws that are not to be relied on."""
+    """What is wrong with a run: chains that failed or never moved, draws that are not reliable."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Course:
-    """How a run was: its settings, and which chains moved and failed."""
+    """A run's settings, and which chains moved and failed."""
 
     sampler: Any
     warmup: int
@@ -249,7 +249,7 @@ def _energy(energy: np.ndarray) -> Iterator[Finding]:
         )
 
 
-# -- what is looked at ---------------------------------------------------------------------------------
+# -- which draws are used ------------------------------------------------------------------------------
 
 
 def _some_draws(data: Any) -> tuple[Draws, int]:
@@ -261,7 +261,7 @@ def _some_draws(data: Any) -> tuple[Draws, int]:
     if apart > 1:
         import xarray
 
-        # What lies on disk is read a part at a time: libraries read all that is asked for at once.
+        # Arrays on disk are read a part at a time: libraries read all that is requested at once.
         part = max(MOST_NUMBERS // 4 * draws // numbers // apart, 1) * apart
         starts = range(0, draws, part)
         parts = [posterior.isel(draw=slice(at, at + part, apart)).load() for at in starts]
@@ -272,7 +272,7 @@ def _some_draws(data: Any) -> tuple[Draws, int]:
 
 
 def _extreme(numbers: dict[str, Any], choose: Any) -> str | None:
-    """The name with the largest or the smallest number of those that are known."""
+    """The name with the largest or the smallest of the known numbers."""
     known = [name for name, number in numbers.items() if not np.isnan(number)]
     return choose(known, key=lambda name: numbers[name]) if known else None
 

@@ -1,7 +1,7 @@
-"""The draws of a stretch, inside a chain's program: room for so many, which is filled a row at a time.
+"""The draws of a stretch, inside a chain's program: room for a number of draws, filled a row at a time.
 
 The room starts `unfilled` (`diff/tape.py`): a kernel touches only the rows that are written, so that room for many
-draws costs nothing where there are few. Whoever reads asks for the rows that were written (`Stretched.rows`).
+draws costs nothing where there are few. A reader takes only the rows that were written (`Stretched.rows`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lanewise.mcmc.samplers import Info
 
 
 class Kept(NamedTuple):
-    """Draws along the first axis, the step size of each and what is reported of it."""
+    """Draws along the first axis, the step size of each and its statistics."""
 
     positions: Float[Array, "draws d"]
     logdensity: Float[Array, " draws"]
@@ -27,7 +27,7 @@ class Kept(NamedTuple):
 
 def room(capacity: int, size: int, dtype: Any) -> Kept:
     """Room for draws of this many numbers; what it holds is not to be read."""
-    # Whoever looks for NaN (`jax_debug_nans`) would find what lay there before.
+    # A check for NaN (`jax_debug_nans`) would find the memory's former content.
     zeros = _jax.looks_for_nan()
 
     def empty(dtype: Any, *shape: int) -> Any:
@@ -38,7 +38,7 @@ def room(capacity: int, size: int, dtype: Any) -> Kept:
 
 
 def no_info(dtype: Any) -> Info:
-    """What is reported before anything is."""
+    """The statistics before there are any draws."""
     zero, none, no = jnp.zeros((), dtype), jnp.int32(0), jnp.array(False)
     return Info(zero, zero, none, none, no)
 
@@ -46,7 +46,7 @@ def no_info(dtype: Any) -> Info:
 def kept_row(
     task: Any, made: Int[Array, ""], thin: Int[Array, ""], before: Int[Array, ""], capacity: int
 ) -> Int[Array, ""]:
-    """Where the draw goes that is number `made` of its phase; one that is not kept goes beyond the end."""
+    """The row of the draw with number `made` in its phase; one that is not kept goes beyond the end."""
     keeps: Bool[Array, ""] = (task.thin > 0) & (made % thin == 0)
     return jnp.where(keeps, made // thin - 1 - before, capacity)
 

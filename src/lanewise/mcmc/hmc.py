@@ -1,7 +1,7 @@
 """Hamiltonian Monte Carlo with trajectories of random length (Duane et al. 1987; Neal 2011, section 5.4.2).
 
-A trajectory of one fixed length can come back to where it began again and again; a length drawn anew each time does
-not. Chains then take different numbers of steps, and none waits for another.
+A trajectory of one fixed length can come back to where it began every time; a length drawn anew each time does not.
+Chains then take different numbers of steps, and none waits for another.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HMC:
 
 @program(static_argnames=("density", "steps"))
 def draw(density, space, key, place, step, steps):
-    """The next place of a chain, and what is reported of how it was found."""
+    """The next place of a chain, and the statistics of the draw."""
     momentum_key, length_key, accept_key = random.split(key, 3)
     momentum = random.normal(momentum_key, place.position.shape, place.position.dtype)
     point = Point(place, momentum)

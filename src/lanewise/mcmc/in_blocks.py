@@ -1,9 +1,9 @@
 """A function of each draw, block by block.
 
-All blocks have one shape, so that one compiled function does for them: the last ones overlap those before. Memory is
-that of a block and of the answer. A block holds about 32 MB of draws and answers, and is made smaller where the
-compiled function says that it needs much more than that for itself, as one does that builds a matrix for each draw.
-Draws that lie on disk are read a block at a time: all chains and a few draws, as they were written.
+All blocks have one shape, so that one compiled function runs them: the last ones overlap those before. Memory is that
+of a block and of the answer. A block holds about 32 MB of draws and answers, and is smaller where the compiled function
+reports that it needs much more than that, as one that builds a matrix for each draw does. Draws on disk are read a
+block at a time: all chains and a few draws, as they were written.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from lanewise.mcmc.samplers import must_be_count
 from lanewise.mcmc.space import KEPT
 
 BLOCK_BYTES = 32 * 2**20
-# How many times as much the compiled function may need for itself.
+# How many times as much memory the compiled function may need.
 MOST_TEMPORARY = 4
 
-# Of the key of a draw and its quantities.
+# A function of the key of a draw and its quantities.
 Work = Callable[[Key[Array, ""], dict[str, Array]], dict[str, Array]]
 
 
@@ -37,7 +37,7 @@ class Size(NamedTuple):
     draws: int
 
     def block(self, rows: int) -> Size:
-        """The block of at most so many draws in all.
+        """The block of at most `rows` draws in all.
 
         >>> Size(4, 1000).block(100), Size(1000, 50).block(100)
         (Size(chains=4, draws=25), Size(chains=100, draws=1))
@@ -46,7 +46,7 @@ class Size(NamedTuple):
         return Size(chains, min(self.draws, max(rows // chains, 1)))
 
     def places(self, block: Size) -> Iterator[tuple[slice, slice]]:
-        """Where blocks lie; the last along an axis ends where the axis does.
+        """Where blocks are; the last along an axis ends where the axis does.
 
         >>> [draws.start for _, draws in Size(1, 10).places(Size(1, 4))]
         [0, 4, 6]
@@ -58,9 +58,9 @@ class Size(NamedTuple):
 def in_blocks(
     work: Work, arrays: Mapping[str, Any], size: tuple[int, int], key: Any, rows: int | None = None
 ) -> dict[str, np.ndarray]:
-    """What `work` gives for each draw of `arrays`, xarray variables along chains, draws and their own axes.
+    """The results of `work` for each draw of `arrays`, xarray variables along chains, draws and their own axes.
 
-    `rows` is how many draws a block has in all. The key of a draw is made of `key`, its chain and its number.
+    `rows` is how many draws a block has in all. The key of a draw is made from `key`, its chain and its number.
     """
     whole = Size(*size)
     if 0 in whole:
@@ -82,7 +82,7 @@ def in_blocks(
 
 
 def one_of(array: Any) -> jax.ShapeDtypeStruct:
-    """What one draw has of an array, as JAX has it."""
+    """One draw's part of an array, with JAX's type."""
     return jax.ShapeDtypeStruct(array.shape[2:], jax.dtypes.canonicalize_dtype(array.dtype))
 
 
@@ -115,7 +115,7 @@ def _compiled(
 ) -> tuple[Any, int]:
     """The function of a block, of the key, the numbers of its chains and draws and its arrays, and the bytes it needs.
 
-    `setting` is the kind of key, and what of JAX's configuration decides the code.
+    `setting` is the kind of key, and the part of JAX's configuration that decides the code.
     """
 
     def run(key: Any, chain: Any, draw: Any, quantities: dict[str, Array]) -> dict[str, Array]:
@@ -145,7 +145,7 @@ def _numbers(chains: slice, draws: slice) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _hashable(work: Work) -> Work:
-    """The function itself if what is compiled can be kept for it."""
+    """The function itself if compiled code can be cached for it."""
     try:
         hash(work)
     except TypeError:

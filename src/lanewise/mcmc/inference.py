@@ -1,7 +1,7 @@
-"""Draws as ArviZ has them: an `InferenceData` for ArviZ 0.x, an xarray `DataTree` for ArviZ 1.x.
+"""Draws as ArviZ data: an `InferenceData` for ArviZ 0.x, an xarray `DataTree` for ArviZ 1.x.
 
 Both are groups of xarray datasets, which are made here, since ArviZ's own converters differ between the two. An array
-is taken as it is: no copy is made of it, and one that lies on disk is not read. Groups and attributes have the names of
+is taken as it is: it is not copied, and one on disk is not read. Groups and attributes have the names of
 ArviZ's schema (https://python.arviz.org/en/stable/schema/schema.html).
 
 Names of axes never cost a run its draws: those that do not fit an array are left out, with a warning that says why.
@@ -25,12 +25,12 @@ from lanewise.mcmc.models import Model
 
 Arrays = Mapping[str, Any]
 SAMPLE_DIMS = ("chain", "draw")
-# The name that this library has in the attributes of groups.
+# This library's name in the attributes of groups.
 LIBRARY = "lanewise"
 
 
 def sampled(model: Model, groups: Mapping[str, Arrays], attributes: Mapping[str, Any]) -> Any:
-    """The data of a run: its groups, and what the model has of observed and constant data.
+    """The data of a run: its groups, and the model's observed and constant data.
 
     `groups` holds named arrays with axes chain, draw and those of the quantity: `posterior` and `sample_stats`, and
     `warmup_posterior` and `warmup_sample_stats` where the warm-up was kept. `attributes` go to each of these
@@ -170,7 +170,7 @@ def _has_axes(array: Any) -> bool:
 
 
 def _variable(dims: tuple[str, ...], array: Any) -> Any:
-    """The array under these names of axes: not copied, and not read if it lies on disk."""
+    """The array under these names of axes: not copied, and not read if it is on disk."""
     xarray = _xarray()
     if isinstance(array, xarray.DataArray):
         array = array.variable
@@ -188,7 +188,7 @@ def _variable(dims: tuple[str, ...], array: Any) -> Any:
 
 
 def _attributes(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What ArviZ's schema asks of a group; `given` is None where nothing was drawn."""
+    """The attributes that ArviZ's schema requires; `given` is None where nothing was drawn."""
     made_by = {"library": LIBRARY}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         made_by["library_version"] = importlib.metadata.version(LIBRARY)
@@ -228,7 +228,7 @@ def _xarray() -> Any:
 
 
 def named(positions: Any) -> dict[str, np.ndarray]:
-    """Arrays by the way to them in a pytree; a lone array is `x`.
+    """Arrays by their path in a pytree; a lone array is `x`.
 
     >>> sorted(named({"group": {"mean": np.zeros(2)}, "scale": np.ones(2)}))
     ['group.mean', 'scale']
@@ -237,7 +237,7 @@ def named(positions: Any) -> dict[str, np.ndarray]:
 
 
 def names_of(positions: Any) -> list[str]:
-    """The names that `named` gives, of arrays or of what stands for them."""
+    """The names that `named` gives, for arrays or what stands for them."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(positions)
     return [jax.tree_util.keystr(path, simple=True, separator=".") or "x" for path, _ in leaves]
 

@@ -1,4 +1,4 @@
-"""Where chains start, as callers say it: positions, a function that makes them, or values of named quantities."""
+"""Where chains start, as given by callers: positions, a function that makes them, or values of named quantities."""
 
 from __future__ import annotations
 

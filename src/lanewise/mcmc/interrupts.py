@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for a moment: what must be done whole is done whole."""
+"""Ctrl-C that waits for a moment, so that what has to be done completely is."""
 
 from __future__ import annotations
 

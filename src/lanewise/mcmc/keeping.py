@@ -1,4 +1,4 @@
-"""What a run keeps: its draws, in memory or on disk, and with them the state that a killed run is gone on from."""
+"""What a run keeps: its draws, in memory or on disk, and with them the state from which a killed run is resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lanewise.mcmc.stretches import Stretched
 
 @dataclass(eq=False)
 class Keeping:
-    """The draws of a run; of each chain `draws` are kept after the warm-up."""
+    """The draws of a run; for each chain `draws` are kept after the warm-up."""
 
     settings: Settings
     draws: int
@@ -49,7 +49,7 @@ class Keeping:
         return state
 
     def rows(self, number: int, cut: bool = True) -> dict[bool, int]:
-        """How many draws are kept after this many were made: of the draws, and of the warm-up (True)."""
+        """How many draws are kept after this many were made: after the warm-up, and of the warm-up (True)."""
         settings = self.settings
         tuned, made = min(number, settings.warmup), max(number - settings.warmup, 0)
         drawn = made // settings.thin
@@ -94,7 +94,7 @@ class Keeping:
 
 
 def _lost(leaf: np.ndarray, gone: np.ndarray) -> np.ndarray:
-    """Draws of which those that a failing chain did not make are NaN, or zero."""
+    """Draws, where those that a failing chain did not make are NaN, or zero."""
     empty = np.nan if np.issubdtype(leaf.dtype, np.floating) else 0
     return np.where(gone.reshape(*gone.shape, *(1,) * (leaf.ndim - 2)), empty, leaf).astype(
         leaf.dtype

@@ -49,7 +49,7 @@ class Memory:
 
 
 def stats(kept: Kept) -> dict[str, np.ndarray]:
-    """What is reported of draws, by the names that ArviZ has."""
+    """The statistics of draws, by ArviZ's names."""
     info = kept.info
     found: Any = {
         "lp": kept.logdensity,

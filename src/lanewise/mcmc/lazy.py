@@ -1,4 +1,4 @@
-"""Arrays on disk, as xarray reads them: a part at a time, when it is asked for."""
+"""Arrays on disk, as xarray reads them: a part at a time, when it is needed."""
 
 from __future__ import annotations
 

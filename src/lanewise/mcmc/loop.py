@@ -1,9 +1,9 @@
 """The loop of one call of `sample`: chains start, warm up and draw, in stretches.
 
-Between stretches the host has everything: it learns from what was drawn, keeps it, saves the state, shows how far the
-run is, and stops where it is interrupted. What a stretch is, and what is learnt of it, each way of sampling says by
-itself: `run.py` has chains that adapt in windows, `chees.py` and `tempering.py` chains that learn from each other.
-Where stretches end changes no draw.
+Between stretches the host has everything: it learns from the draws, keeps them, saves the state, shows how far the run
+is, and stops where it is interrupted. Each way of sampling defines its stretches, and what it learns from them:
+`run.py` has chains that adapt in windows, `chees.py` and `tempering.py` chains that learn from each other. Where
+stretches end changes no draw.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ TRIES = 100
 
 
 class State(NamedTuple):
-    """Where a run is between stretches, along the axis of lanes: `number` draws have been made of each chain.
+    """Where a run is between stretches, along the axis of lanes: each chain has made `number` draws.
 
-    `fresh`: the density where chains are is not known. `space`: the scale of their coordinates, of each if alone.
-    `learnt`: what chains have learnt together.
+    `fresh`: the density where chains are is not known. `space`: the scale of their coordinates, one for each if
+    `alone`. `learned`: what chains have learned together.
     """
 
     number: np.ndarray
@@ -44,7 +44,7 @@ class State(NamedTuple):
     failed: np.ndarray
     finite: np.ndarray
     moved: np.ndarray
-    learnt: Any = None
+    learned: Any = None
 
 
 class Plan(NamedTuple):
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
 @dataclass(eq=False)
 class Loop(abc.ABC):
-    """One call of `sample`; `draws` are kept of each chain."""
+    """One call of `sample`; `draws` are kept for each chain."""
 
     settings: Settings
     begin: Starts
@@ -85,22 +85,22 @@ class Loop(abc.ABC):
 
     @abc.abstractmethod
     def learn(self, state: State, ran: Stretched, plan: Plan) -> State:
-        """What the host makes of a stretch that has ended in this state."""
+        """What the host does with a stretch that has ended in this state."""
 
     @abc.abstractmethod
     def step_sizes(self, state: State, tunes: bool) -> np.ndarray:
-        """Of each lane after a stretch, to be shown."""
+        """The step size of each lane after a stretch, to be shown."""
 
     def scale(self, state: State) -> Any:
-        """That of the coordinates; None is none."""
+        """The scale of the coordinates; None for none."""
         return state.space
 
     def attributes(self, state: State) -> dict[str, Any]:
-        """What is to be said of the whole run, beside its draws."""
+        """What is reported of the whole run, besides its draws."""
         return {}
 
     def findings(self, state: State) -> tuple[Any, ...]:
-        """What is wrong with it that draws do not tell (`diagnosis.py`)."""
+        """What is wrong with it that draws do not show (`diagnosis.py`)."""
         return ()
 
     def go(self) -> State:
@@ -150,7 +150,7 @@ class Loop(abc.ABC):
         return state.failed | (np.arange(len(state.failed)) >= self.settings.chains)
 
     def left(self, number: int, begin: int, ends: int, thin: int) -> int:
-        """How many draws the next stretch of a phase has that goes from `begin` to `ends`."""
+        """How many draws the next stretch has, in a phase from `begin` to `ends`."""
         draws = min(self.pace.draws, ends - number)
         if thin:
             draws = min(draws, self.stretches.capacity * thin - (number - begin) % thin)
@@ -194,7 +194,7 @@ def _finite(array: Any) -> np.ndarray:
 
 
 def _moves(kept: Kept, rows: np.ndarray, before: Any, known: Any) -> np.ndarray:
-    """Which chains are not where they were: by their positions, and by the density there, which may not be known."""
+    """Which chains have moved: by their positions, and by the density there, which may not be known."""
     most = rows.max(initial=0)
     lp, positions = np.asarray(kept.logdensity)[:, :most], np.asarray(kept.positions)[:, :most]
     if not most:

@@ -1,12 +1,12 @@
 """Microcanonical Langevin Monte Carlo (Robnik, De Luca, Silverstein and Seljak 2023), without an accept step.
 
-The velocity has length one; the gradient only turns it, and the speed at which it does makes the positions of one long
-trajectory, on which the energy stays the same, be distributed as the density. At each step the velocity also turns a
+The velocity has length one; the gradient only turns it, at a speed such that the positions of one long trajectory, on
+which the energy stays the same, are distributed as the density. At each step the velocity also turns a
 little at random, so that it forgets itself over a length of about `length * sqrt(dimensions)`.
 
-Nothing corrects for the size of the step: what is drawn is biased by the error of the integrator, which the step size
-is adapted to keep small (the energy's mean squared error a dimension at `ENERGY_ERROR`). The reported acceptance
-stands for that: one for none, `target_accept` at that error. A density of one dimension has no direction to turn to.
+Nothing corrects for the size of the step: draws are biased by the error of the integrator, which the step size is
+adapted to keep small (the energy's mean squared error a dimension at `ENERGY_ERROR`). The reported acceptance stands
+for that error: one for none, `target_accept` at `ENERGY_ERROR`. A density of one dimension has no direction to turn to.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def flown(density: Density, space: Space, flight: Flight, step: Array) -> tuple[
 
 @program(static_argnames=("density", "length", "max_steps", "target_accept"))
 def draw(density, space, key, place, step, length, max_steps, target_accept):
-    """The next place of a chain, and what is reported of how it was found."""
+    """The next place of a chain, and the statistics of the draw."""
     direction_key, key = random.split(key)
     shape, dtype, dimensions = place.position.shape, place.position.dtype, place.position.size
     flight = Flight(place, normalized(random.normal(direction_key, shape, dtype)))

@@ -1,10 +1,10 @@
 """The minimum ESS of a run that goes on, cheaply: by batch means of some coordinates of some chains.
 
-Draws are averaged over blocks. How much the means of blocks differ says how many independent draws a block is worth
+Draws are averaged over blocks. The spread of the means of blocks shows how many independent draws a block is worth
 (batch means; Flegal, Haran and Jones 2008): ESS = draws × variance of draws / (block length × variance of block means).
 Blocks of different chains count alike, so chains that disagree lower it. When a chain has `MOST_BLOCKS`, pairs of them
-become one: memory is bounded, and blocks stay long beside the time it takes to forget. It is for the progress line; the
-ESS of the report and the warnings is that of ArviZ.
+become one: memory is bounded, and blocks stay long compared with the autocorrelation time. It is for the progress line;
+the ESS of the report and the warnings is that of ArviZ.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 MOST_CHAINS, MOST_COORDINATES, MOST_BLOCKS = 64, 32, 64
-# Below so many blocks in all there is no estimate.
+# Below this many blocks in all there is no estimate.
 LEAST_BLOCKS = 16
 
 
@@ -51,7 +51,7 @@ class Mixing:
             self.length *= 2
 
     def minimum_ess(self) -> float | None:
-        """Of all chains; None while there are too few draws to tell.
+        """The minimum ESS of all chains; None while there are too few draws.
 
         >>> mixing = Mixing(chains=4, dimensions=2)
         >>> mixing.add(np.random.default_rng(0).normal(size=(4, 1000, 2)))

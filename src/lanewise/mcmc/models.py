@@ -1,7 +1,7 @@
-"""What is sampled: a log density, where chains start, what a position stands for, and the data behind it.
+"""What is sampled: a log density, where chains start, the quantities that a position stands for, and the data.
 
-`from_numpyro` (`by_numpyro.py`) and `from_pymc` (`by_pymc.py`) make a `Model` of a model in those languages. Their own
-unconstrained coordinates and densities are used as they are.
+`from_numpyro` (`by_numpyro.py`) and `from_pymc` (`by_pymc.py`) make a `Model` from a model in those languages. Their
+own unconstrained coordinates and densities are used as they are.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Model:
     """A density to sample.
 
     * `logdensity` takes a position, any pytree of arrays, and gives a number.
-    * `init` makes a position of a key.
+    * `init` makes a position from a key.
     * `shown` turns a position into the named quantities that are kept; None keeps the position itself.
     * `unconstrained` turns such quantities, those that are free, into the position they stand for.
     * `log_likelihood` gives the log likelihood of each observation at a position, by the name of what was observed.
-    * `predictive` draws what could have been observed, of a key and a position; `prior` draws all quantities from the
-      prior, and what could be observed of them, of a key.
+    * `predictive` draws predicted observations from a key and a position; `prior` draws all quantities from the prior,
+      and predicted observations, from a key.
     * `observed` and `constant` are the data, by name. `dims` names the axes of quantities and data, `coords` the places
       along them, as ArviZ has both.
 

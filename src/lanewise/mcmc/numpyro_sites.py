@@ -1,8 +1,8 @@
-"""What the sites of a NumPyro model are: found by tracing alone, and refused in our words where no chain can move.
+"""The sites of a NumPyro model: found by tracing alone, and refused with our own message where no chain can move.
 
-NumPyro prepares a model by running it, operation by operation, each compiled by itself. Here the model runs once, under
-`jax.eval_shape`, and only names, shapes and supports are kept. NumPyro is imported where it is needed: it is no
-dependency of this library.
+NumPyro prepares a model by running it, operation by operation, each compiled separately. Here the model runs once,
+under `jax.eval_shape`, and only names, shapes and supports are kept. NumPyro is imported where it is needed: it is not
+a dependency of this library.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Sites:
 
 
 def sites_of(bound: Bound) -> Sites:
-    """Run the model once, without any arithmetic, and see what its sites are."""
+    """Run the model once, without any arithmetic, and record its sites."""
     found: dict[str, Any] = {}
 
     def example() -> Any:
@@ -235,7 +235,7 @@ def _is_data(value: Any) -> bool:
 
 
 def _concrete(bound: Bound, sites: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The values of sites that no draw decides; what the model computes of its arguments is computed."""
+    """The values of sites that do not depend on draws; what the model computes from its arguments is computed."""
     values = {name: sites[name]["value"] for name in names}
     traced = [
         name

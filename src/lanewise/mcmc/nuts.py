@@ -1,15 +1,15 @@
-"""The No-U-Turn sampler, as the textbook has it: a recursion, for one chain.
+"""The No-U-Turn sampler in its textbook form: a recursion, for one chain.
 
 A draw grows a trajectory by doubling, forwards or backwards in time, until its ends begin to come back towards each
 other or the integrator fails; a point of it is drawn with weight exp(-energy). Hoffman and Gelman (2014) gave the
 recursion. Points are drawn by multinomial weights and the later half is preferred (Betancourt 2017); the criterion is
-the generalized one, on the sum of momenta (Betancourt 2013), also asked across the seam of two halves, as Stan does
-since 2.21: a trajectory that went once around would pass the first question alone.
+the generalized one, on the sum of momenta (Betancourt 2013), also tested across the seam of two halves, as Stan does
+since 2.21: a trajectory that went once around would pass the first test alone.
 
-There is no mass matrix here: the sampler sees whitened coordinates (`space.py`), in which it is the identity.
+There is no mass matrix here: the sampler runs in whitened coordinates (`space.py`), in which it is the identity.
 
-What it does not do: it neither adapts (`adapt.py`) nor knows of other chains. That many chains run at once, each at its
-own depth of its own tree, is the machine's affair.
+It neither adapts (`adapt.py`) nor uses other chains. The machine runs many chains at once, each at its own depth of its
+own tree.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def begun(point: Point) -> Tree:
 
 
 def stopped(tree: Tree, more: Tree) -> Tree:
-    """A tree that found `more` to turn or diverge, none of whose points it may draw."""
+    """A tree that found `more` to turn or diverge, and may draw none of its points."""
     return tree._replace(
         acceptance=tree.acceptance + more.acceptance,
         points=tree.points + more.points,
@@ -94,7 +94,7 @@ def stopped(tree: Tree, more: Tree) -> Tree:
 
 
 def joined(near: Tree, far: Tree, prefers_far: Bool[Array, ""]) -> Tree:
-    """Two stretches that follow on each other."""
+    """Two adjacent stretches as one."""
     momenta = near.momenta + far.momenta
     turning = (
         turns(momenta, near.first, far.last.momentum)
@@ -158,7 +158,7 @@ class NUTS:
 
 @program(static_argnames=("density", "max_depth"))
 def draw(density, space, key, place, step, max_depth):
-    """The next place of a chain, and what is reported of how it was found."""
+    """The next place of a chain, and the statistics of the draw."""
     momentum_key, tree_key = random.split(key)
     momentum = random.normal(momentum_key, place.position.shape, place.position.dtype)
     tail = Point(place, momentum)

@@ -1,7 +1,7 @@
 """How long a stretch is: as many draws as take a fraction of a second.
 
 Between stretches the host can show how far a run is, save it and stop it. But chains meet there, and one that has more
-steps to take than others keeps them waiting: the more so the fewer draws a stretch has. So a stretch is to take
+steps to take than others keeps them waiting, the more the fewer draws a stretch has. So a stretch should take
 `SECONDS`, and where that is fewer than `FEW` draws it may take longer, up to `MOST_SECONDS`.
 """
 
@@ -33,11 +33,11 @@ class Pace:
     draws: int = FIRST
 
     def took(self, draws: int, seconds: float) -> None:
-        """A stretch of so many draws took so long."""
+        """A stretch of `draws` draws took this long."""
         each = max(seconds, 1e-9) / draws
         wanted = SECONDS / each
         if wanted < FEW:
             wanted = min(FEW, MOST_SECONDS / each)
-        # A stretch that was cut short says little about a long one.
+        # A short stretch says little about a long one.
         most = max(self.draws, GROWTH * draws)
         self.draws = max(1, min(round(wanted), most))

@@ -2,23 +2,23 @@
 
 A quasi-Newton method climbs from where a chain would start. At every point on its way the gradients seen so far give a
 normal approximation of the density; the one with the largest evidence lower bound (ELBO) is kept, and the chain starts
-at a draw from it: not at the mode, where many dimensions have no mass. Chains climb for different numbers of steps and
-look along a line differently often: each is one example of a program with loops of its own.
+at a draw from it: not at the mode, where many dimensions have no mass. Chains climb for different numbers of steps, and
+search a line different numbers of times: each is one example of a program with loops of its own.
 
 ELBOs are estimated with a few draws. All of a climb's are from the same standard normal draws, since the largest of
-independent estimates would be that of a poor approximation which was lucky.
+independent estimates would be that of a poor approximation with a lucky estimate.
 
 The inverse Hessian is BFGS's in product form (Brodlie, Gourlay and Greenstadt 1973): `H = J J'`, and a step `s` with
 the change `y` of the gradient makes `J` into `(I + s v') J`, with `v = -y / s'y + c B s` and `c = 1 / sqrt(s'y s'Bs)`.
 Since `s` is `length * H gradient`, `B s` is known without `H` or its inverse. So `J z` is a loop over pairs `(s, v)`,
-the determinant is a product of `sqrt(s'Bs / s'y)`, and nothing is factorized: `max_steps` pairs of vectors are all that
-is kept, where the paper keeps the last few pairs and factorizes what they give. A step ends with one secant step along
+the determinant is a product of `sqrt(s'Bs / s'y)`, and nothing is factorized: only `max_steps` pairs of vectors are
+stored, where the paper keeps the last few pairs and factorizes their result. A step ends with one secant step along
 its line, which on a normal density is the line's maximum.
 
 Limits: a climb ends before it has seen every direction, and those it has not seen have the scale of the first step,
-which is a small one. So draws are too close to the mode where dimensions are many: for a normal density of 100 with
+which is small. So draws are too close to the mode in many dimensions: for a normal density of 100 with
 variances over a factor of fifty, climbs took 66 steps and draws had about two thirds of the energy that they should
-have (half, by backtracking alone). Starts need a warm-up still, and are no draws of the posterior. The normal
+have (half, by backtracking alone). Starts still need a warm-up, and are not draws from the posterior. The normal
 approximation of a density with several modes is one of the mode that was climbed, and of a funnel one of its mouth.
 Draws are not resampled by importance across chains (the paper's multi-path Pathfinder), since chains sample on.
 """
@@ -42,7 +42,7 @@ from lanewise.mcmc.samplers import must_be_count
 from lanewise.mcmc.space import KEPT, Density, with_gradient
 from lanewise.tracing.decorator import ProgramFunction, program
 
-# A step is halved until it gains this share of what the slope promises, at most so often.
+# A step is halved until it gains this share of what the slope predicts, at most this often.
 GAINS, MOST_HALVINGS = 1e-4, 30
 # It ends where a step gains less than this share of the density, in units of the precision.
 PRECISIONS = 10.0
@@ -64,7 +64,7 @@ class Normal(NamedTuple):
 
 
 class Path(NamedTuple):
-    """What a climb gives: a draw from the best approximation, that approximation, its ELBO, and its number of steps."""
+    """A climb's result: a draw from the best approximation, the approximation, its ELBO, and the number of steps."""
 
     position: Float[Array, " d"]
     normal: Normal
@@ -95,7 +95,7 @@ class Pathfinder:
             )
 
     def refined(self, density: Density, positions: np.ndarray, keys: Any) -> np.ndarray:
-        """Where chains start that would have started at these positions; those whose climb fails stay."""
+        """The new starts of chains with these positions; those whose climb fails stay."""
         found, _ = self.paths(density, positions, keys)
         fine = np.isfinite(found.position).all(axis=1) & np.isfinite(found.elbo)
         return np.where(fine[:, None], found.position, positions).astype(positions.dtype)
@@ -147,7 +147,7 @@ def widened(normal: Normal, step: Array, change: Array, slope: Array, keeps: Arr
 
 @functools.lru_cache(KEPT)
 def path_of(density: Density, max_steps: int, draws: int) -> ProgramFunction:
-    """The program of one climb: of a key and a position, a `Path`."""
+    """The program of one climb: from a key and a position, a `Path`."""
     valued: Callable[..., Any] = with_gradient(density)
 
     @program
@@ -200,7 +200,7 @@ def path_of(density: Density, max_steps: int, draws: int) -> ProgramFunction:
                 step, change = length * direction, gradient - ahead_gradient
                 curvature, bent = step @ change, change @ change
                 keeps = curvature > CURVATURE * jnp.sqrt((step @ step) * bent)
-                # The first pair says how large the coordinates are: J is rescaled before it is taken.
+                # The first pair shows how large the coordinates are: J is rescaled before it is taken.
                 begins = keeps & (normal.count == 0)
                 size_of = jnp.where(begins, curvature / jnp.where(bent > 0, bent, 1.0), 1.0)
                 normal = normal._replace(

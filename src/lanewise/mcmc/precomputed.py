@@ -1,14 +1,14 @@
-"""What a density computes from constants alone, computed once.
+"""The parts of a density that depend on constants alone, computed once.
 
-A model may factorize a matrix of its data, or take the logarithms of its counts' factorials, each time it is asked for
-the density. XLA takes such code out of its loops; a kernel would run it at every step of every chain. So the density is
-traced, and what feeds expensive operations (factors and products of matrices, functions such as `exp` and `lgamma`) on
-constants alone runs when it is traced, all of it in one function that is compiled for it. Sums of what was computed so
-belong to it. Other cheap operations on constants stay where they are: their results may be larger than what they are
-made of.
+A model may factorize a matrix of its data, or take the logarithms of its counts' factorials, each time the density is
+evaluated. XLA moves such code out of its loops; a kernel would run it at every step of every chain. So the density is
+traced, and expensive operations (factors and products of matrices, functions such as `exp` and `lgamma`) on constants
+alone run when it is traced, with all that they depend on, in one function that is compiled for it. Sums of their
+results belong to it. Other cheap operations on constants stay where they are: their results may be larger than their
+operands.
 
-A table of data with many rows and few columns, which a regression multiplies with its weights, is kept by columns:
-both that product and its gradient's then go along them.
+A table of data with many rows and few columns, which a regression multiplies with its weights, is stored by columns:
+both that product and its gradient's then read along them.
 
 >>> import jax, jax.numpy as jnp
 >>> density = lambda x: -((jnp.linalg.cholesky(4.0 * jnp.eye(2)) @ x) ** 2).sum()
@@ -32,12 +32,12 @@ from lanewise.core.primitives.facts import Kind, facts_of, is_function, is_matri
 
 # Functions of fewer numbers than this are left to the C++ compiler: a function compiled for them takes longer.
 LEAST_NUMBERS = 8
-# A matrix of fewer columns is kept by columns: a column is long enough for vector code, and a row is not.
+# A matrix of fewer columns is stored by columns: a column is long enough for vector code, and a row is not.
 NARROW = 16
 
 
 def precomputed(density: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same density, with what is expensive and depends on constants alone evaluated while it is traced."""
+    """The same density, with expensive operations on constants alone evaluated while it is traced."""
 
     @functools.wraps(density)
     def run(position: Any) -> Any:
@@ -60,7 +60,7 @@ def precomputed(density: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _evaluated(code: Jaxpr, early: set[int], known: Mapping[Var, Any]) -> dict[Var, Any]:
-    """What some equations give that others, or the caller of the density, read."""
+    """The results of some equations that others, or the caller of the density, read."""
     if not early:
         return {}
     made = {var for at in early for var in code.eqns[at].outvars}
@@ -81,7 +81,7 @@ def _evaluated(code: Jaxpr, early: set[int], known: Mapping[Var, Any]) -> dict[V
 
 
 def _run(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-    """An equation that has the position in it; a narrow matrix of data that multiplies a vector is turned first."""
+    """An equation that has the position in it; a narrow matrix of data that multiplies a vector is transposed first."""
     if eqn.primitive.name != "dot_general" or any(eqn.params["dimension_numbers"][1]):
         return _jax.run_eqn(eqn, operands)
     summed, batched = eqn.params["dimension_numbers"]
@@ -108,7 +108,7 @@ def _early(code: Jaxpr, known: set[Var]) -> set[int]:
         if eqn.effects or not all(atom in known or atom in makes for atom in inputs):
             continue
         makes.update(dict.fromkeys(eqn.outvars, at))
-        # A reduction makes less of what is expensive.
+        # A reduction makes an expensive result smaller.
         less = facts_of(eqn).kind is Kind.REDUCTION and not heavy.isdisjoint(inputs)
         if less or any(map(_is_expensive, _jax.equations((eqn,)))):
             expensive.append(at)

@@ -1,8 +1,8 @@
-"""After sampling: the log likelihood of each observation, and what could be observed.
+"""After sampling: the log likelihood of each observation, and predictions.
 
-Kept draws are quantities of the model; `Model.unconstrained` makes the positions of them at which the model's other
-functions are asked, in blocks (`in_blocks.py`). Data are never changed: each function gives new data, which share their
-arrays with the old. A draw's prediction depends on the key and on the place of the draw, not on blocks.
+Kept draws are quantities of the model; `Model.unconstrained` turns them into the positions at which the model's other
+functions are evaluated, in blocks (`in_blocks.py`). Data are never changed: each function returns new data, which share
+their arrays with the old. A draw's prediction depends on the key and on the place of the draw, not on blocks.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def _group(group: str, arrays: Mapping[str, Any], model: Model, data: Any) -> An
 
 @dataclass(frozen=True)
 class _Work:
-    """A function of a model at a draw: of its key, if it takes one, and of its position, if it has one.
+    """A function of a model at a draw: it takes the draw's key, if it needs one, and its position, if it has one.
 
-    `unread` are the quantities of which no position is made, with their shapes.
+    `unread` are the quantities that no position is made from, with their shapes.
     """
 
     function: Callable[..., Any]
@@ -140,7 +140,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Unnamed:
-    """Positions of which each array is kept by the way to it: `unconstrained` for a model that shows its position."""
+    """Positions whose arrays are stored by their paths: `unconstrained` for a model that shows its position."""
 
     tree: Any
     names: tuple[str, ...]
@@ -150,7 +150,7 @@ class _Unnamed:
 
 
 def _back(model: Model, names: list[str]) -> Callable[..., Position]:
-    """What makes a position of the quantities that were kept."""
+    """The function that makes a position from the quantities that were kept."""
     if model.unconstrained is not None or model.shown is not None:
         return _field(model, "unconstrained")
     if model.init is not None:
@@ -169,7 +169,7 @@ def _back(model: Model, names: list[str]) -> Callable[..., Position]:
 def _of_draws(
     function: Callable[..., Any], model: Model, data: Any, key: Any, block: int | None
 ) -> dict[str, np.ndarray]:
-    """What a function of a position, and of a key if there is one, gives for each draw of the posterior."""
+    """The results of a function of a position, and of a key if there is one, for each draw of the posterior."""
     groups = groups_of(data)
     if "posterior" not in groups:
         raise OptionError("data has no group posterior: give what mcmc.sample gave.")
@@ -184,7 +184,7 @@ def _of_draws(
 
 
 def _needed(back: Callable[..., Position], one: dict[str, Any]) -> list[str]:
-    """Of which quantities a position is made: the others are not read."""
+    """The quantities that a position is made from: the others are not read."""
     try:
         traced: Any = jax.make_jaxpr(back)(one)
     except KeyError as error:
@@ -192,5 +192,5 @@ def _needed(back: Callable[..., Position], one: dict[str, Any]) -> list[str]:
             f"the posterior has no {error}, of which the model makes a position: keep it in the data."
         ) from error
     used = _jax.used_inputs(_jax.flat_jaxpr(traced))
-    # Constants come first; dictionaries are gone through by sorted names.
+    # Constants come first; dictionaries are traversed by sorted names.
     return [name for name, is_used in zip(sorted(one), used[-len(one) :], strict=True) if is_used]

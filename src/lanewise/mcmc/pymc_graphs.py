@@ -1,11 +1,11 @@
-"""Graphs of PyTensor as JAX functions: those of a PyMC model that a sampler and what comes after it need.
+"""Graphs of PyTensor as JAX functions: those of a PyMC model that sampling and predictions need.
 
 PyMC compiles log densities to JAX, and PyTensor compiles most random variables, so all of a model runs in JAX. What
 PyTensor cannot compile (a distribution that it has no JAX code for, sizes that depend on values) is drawn by PyTensor's
 own function on the host, called from JAX draw by draw: slower, the same distribution.
 
-A graph takes its data, the model's shared variables, when it is made: `pymc.set_data` later changes nothing in it. What
-is expensive, rewriting and compiling, waits for the first call.
+A graph takes its data, the model's shared variables, when it is made: `pymc.set_data` later changes nothing in it. The
+expensive parts, rewriting and compiling, wait for the first call.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def lazily(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
 
     @functools.cache
     def made() -> Callable[..., Any]:
-        # The first call may be under a trace, which the constants of a graph must not belong to.
+        # The first call may be under a trace, and the constants of a graph must not belong to it.
         with jax.ensure_compile_time_eval():
             return make()
 

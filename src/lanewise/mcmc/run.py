@@ -1,6 +1,6 @@
-"""A run whose chains adapt by themselves in the windows of a warm-up, and share what they found at their ends.
+"""A run whose chains adapt on their own in the windows of a warm-up, and share what they found at their ends.
 
-What a stretch does is said by its `Task` (`chain.py`); what the host does at the ends of windows is in `windows.py`.
+The `Task` (`chain.py`) of a stretch says what it does; `windows.py` has what the host does at the ends of windows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lanewise.tracing.decorator import ProgramFunction
 
 
 class Run(Loop):
-    """One call of `sample` with NUTS, HMC, MCLMC or a sampler of a user's."""
+    """One call of `sample` with NUTS, HMC, MCLMC or a user's sampler."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +85,7 @@ class Run(Loop):
 def way_of(
     settings: Settings, density: Density
 ) -> tuple[type[Loop], Callable[[int], ProgramFunction], int]:
-    """The loop of a call, the program of its stretches by the room that they have, and the most of that."""
+    """The loop of a call, the program of its stretches by their room, and the largest room."""
     sampler = settings.sampler
     if isinstance(sampler, Ensemble):
         return sampler.loop(), functools.partial(sampler.program, density), sampler.most_draws

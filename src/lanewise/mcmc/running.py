@@ -1,4 +1,4 @@
-"""A run is put together, and what it gives is made."""
+"""Setting up a run, and making its result."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def prepared(
 
 
 def result(model: Model, run: Loop, state: State, attributes: dict[str, Any]) -> Any:
-    """ArviZ data of what was drawn, with warnings of what is wrong with it, also in the reports that are open."""
+    """ArviZ data of the draws, with warnings of what is wrong with them, which open reports show, too."""
     settings, number = run.settings, int(state.number)
     chains = settings.chains
     groups = run.keeping.groups(number)
@@ -68,7 +68,7 @@ def result(model: Model, run: Loop, state: State, attributes: dict[str, Any]) ->
 
 
 def _add_scale(stats: Any, run: Loop, state: State) -> None:
-    """The inverse mass matrix, of all chains or of each; `coordinate` is that of the unconstrained position."""
+    """The inverse mass matrix, of all chains or of each; `coordinate` is one of the unconstrained position."""
     if run.scale(state) is None:
         return
     scale = np.asarray(run.scale(state))

@@ -1,7 +1,7 @@
 """`sample`: many chains of a density, none of which waits for another.
 
 A chain is one example of a program (`chain.py`), and the machine runs as many as there are lanes, one more whenever one
-has ended. Only where chains share what they have learnt, at the ends of the windows of a pooled warm-up, do they meet.
+has ended. Chains meet only where they share what they have learned, at the ends of the windows of a pooled warm-up.
 """
 
 from __future__ import annotations
@@ -53,39 +53,39 @@ def sample(
     carrier: str = "auto",
     cluster: str | Cluster | None = None,
 ) -> Any:
-    """Draw from a density with many chains; gives ArviZ data: an `InferenceData`, or with ArviZ 1.x a `DataTree`.
+    """Draw from a density with many chains; returns ArviZ data: an `InferenceData`, or with ArviZ 1.x a `DataTree`.
 
     * `logdensity`: takes a position, any pytree of float arrays, and gives its log density up to a constant; or a
       `Model` (`from_numpyro`, `from_pymc`), or a PyMC model.
-    * `init`: positions with an axis of chains in front, or a function that makes one position of a key. Starts with no
-      finite density are drawn anew; a model has its own.
+    * `init`: positions with an axis of chains in front, or a function that makes one position from a key. Starts with
+      no finite density are drawn anew; a model has its own.
     * `key`: a random key, or a seed.
     * `initial_values`: values of quantities by name, as the posterior has them (constrained), for all chains or with an
       axis of chains in front; the others start as `init` makes them.
     * `progress`: show one line with draws, rate, divergences, step size, minimum ESS and time left.
-    * `lanes`: run so many chains at once; a lane that has ended one takes the next.
+    * `lanes`: run this many chains at once; a lane that has ended one takes the next.
     * `device`: a JAX device, or "cpu" or "gpu".
     * `sampler`: `NUTS(...)`, `HMC(...)` or `MCLMC(...)`; or `ChEES(...)`, whose chains learn from each
       other at every draw of the warm-up.
     * `mass_matrix`: "diagonal", "dense" or "unit".
-    * `adaptation`: "pooled", scales and step sizes from the draws of all chains, who meet at the ends of the windows of
-      the warm-up; or "chain", each by itself.
+    * `adaptation`: "pooled", scales and step sizes from the draws of all chains, which meet at the ends of the windows
+      of the warm-up; or "chain", each on its own.
     * `step_size`: where adaptation begins, or with `warmup=0` the step size.
     * `resume`: a directory to which draws are written, as Zarr arrays, and the state of the run about once a second and
       with `save_every` also after that many draws. The same call goes on from there, with the draws it would have had.
-      Memory is bounded, and what comes back is read from there when it is asked for.
-    * `thin`: keep one draw in so many; `draws` are kept, so `thin * draws` are made.
+      Memory is bounded, and the returned data are read from there when they are needed.
+    * `thin`: keep one draw in this many; `draws` are kept, so `thin * draws` are made.
     * `keep_warmup`: keep the draws of the warm-up too, in groups of their own.
     * `target_accept`: the acceptance that step sizes are adapted to, in place of the sampler's.
     * `carrier`: as in `lanewise.vmap`.
     * `cluster`: as in `lanewise.stream`: chains run on its workers, and `lanes` is how many a worker has in flight.
 
     A chain has the same draws whatever the lanes, the carrier and the number of other chains that sample with the same
-    step size and scale. What is wrong is said by a `SamplingWarning` each: chains that failed or never
-    moved, R-hat (of many chains nested R-hat), minimum ESS, divergences, draws at the depth limit, E-BFMI.
+    step size and scale. Each problem is reported by a `SamplingWarning`: chains that failed or never moved, R-hat
+    (nested R-hat for many chains), minimum ESS, divergences, draws at the depth limit, E-BFMI.
 
-    Ctrl-C ends the run: what has been drawn comes back, with a `SamplingWarning`. `KeyboardInterrupt` is raised if that
-    is nothing.
+    Ctrl-C ends the run: the draws so far are returned, with a `SamplingWarning`. `KeyboardInterrupt` is raised if there
+    are none.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -123,7 +123,7 @@ def sample(
         )
     key = typed_key(key)
     began = time.perf_counter()
-    must_have_library()  # better missed before a run of an hour than after
+    must_have_library()  # better reported before a run of an hour than after
     with on_device(device):
         begin = begun(model, init, initial_values, settings.chains, key, lanes=cluster is None)
         run = prepared(

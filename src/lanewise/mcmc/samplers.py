@@ -1,4 +1,4 @@
-"""What a sampler is: one draw of one chain, as a program, and what is reported of it."""
+"""What a sampler is: one draw of one chain, as a program, and its statistics."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from lanewise.core.errors import OptionError
 from lanewise.mcmc.space import Density, Place, Space
 
-# An energy that is off by more than this tells that the integrator has left the level set.
+# An energy that is off by more than this shows that the integrator has left the level set.
 DIVERGED = 1000.0
 
 
 class Info(NamedTuple):
-    """What is reported of a draw beside its place."""
+    """The statistics of a draw."""
 
     acceptance: Float[Array, ""]
     energy: Float[Array, ""]
@@ -25,7 +25,7 @@ class Info(NamedTuple):
 
 
 class Sampler(Protocol):
-    """A way to draw: hashable, since programs are kept for each. Steps are adapted to `target_accept`."""
+    """A way to draw: hashable, since programs are cached for each. Steps are adapted to `target_accept`."""
 
     @property
     def target_accept(self) -> float: ...
@@ -33,13 +33,13 @@ class Sampler(Protocol):
     def draw(
         self, density: Density, space: Space, key: Key[Array, ""], place: Place, step: Array
     ) -> tuple[Place, Info]:
-        """The next place of a chain, and what is reported of how it was found."""
+        """The next place of a chain, and the statistics of the draw."""
         ...
 
 
 @runtime_checkable
 class Ensemble(Protocol):
-    """A sampler whose chains learn from each other in ways of its own: it has a program and a `Loop` (`loop.py`)."""
+    """A sampler whose chains learn from each other in its own way: it has a program and a `Loop` (`loop.py`)."""
 
     @property
     def target_accept(self) -> float: ...
@@ -50,7 +50,7 @@ class Ensemble(Protocol):
         ...
 
     def must_fit(self, settings: Any) -> None:
-        """Raise for settings that it cannot run with."""
+        """Raise for settings with which it cannot run."""
         ...
 
     def program(self, density: Density, capacity: int) -> Any:
@@ -68,7 +68,7 @@ def must_be_share(name: str, value: float) -> None:
 
 
 def must_be_count(name: str, value: Any, least: int) -> int:
-    """An int of Python's; raise for what is none, or too small."""
+    """A Python int; raise for other types, and if it is too small."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise OptionError(f"{name}={value!r} must be an int, {least} or more.")
     return int(value)

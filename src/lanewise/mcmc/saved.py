@@ -1,9 +1,9 @@
-"""A run's state on disk: a directory that a killed run is gone on from.
+"""A run's state on disk: a directory from which a killed run is resumed.
 
-`run.json` says which run it is; another one is not mixed with it. `state.npz` is where the run is: it is written beside
-and then moved into place, so that there is always a whole one. Draws are in `draws.zarr` (`store.py`), except for the
-last few, which are in the state until they fill a chunk. A chunk is written before the state that counts it, so what
-was half written when a run was killed is written again.
+`run.json` says which run it is; another run is not mixed with it. `state.npz` is where the run is: it is written to
+another file and then moved into place, so that there is always a complete one. Draws are in `draws.zarr` (`store.py`),
+except for the last few, which are in the state until they fill a chunk. A chunk is written before the state that counts
+it, so one that was half written when a run was killed is written again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from lanewise.core.errors import OptionError
 from lanewise.core.files import whole_file
 
-# Of what describes a run, that which no reader knows by its value.
+# The parts of a run's description whose values mean nothing to a reader.
 FOLLOWS = ("starts", "logdensity at the first start")
 _RUN, _STATE = "run.json", "state.npz"
 # The state is saved once a second or so, but saving takes a small share of the time.
@@ -30,7 +30,7 @@ SECONDS, SHARE = 1.0, 0.02
 
 @dataclass
 class Saved:
-    """The state of a run in a directory; None keeps nothing. `every`: also after so many draws."""
+    """The state of a run in a directory; None saves nothing. `every`: also after this many draws."""
 
     directory: Path | None
     every: int | None = None
@@ -75,7 +75,7 @@ class Saved:
 def opened(
     directory: str | os.PathLike[str] | None, run: dict[str, Any], every: int | None = None
 ) -> Saved:
-    """The saved state of the run that `run` describes, begun if there is none yet."""
+    """The saved state of the run that `run` describes, started if there is none yet."""
     if directory is None:
         return Saved(None)
     path = Path(directory)
@@ -93,7 +93,7 @@ def opened(
     before = json.loads(described.read_text())
     differing = [name for name in run if before.get(name) != run[name]]
     if differing:
-        # What follows from the arguments is said only where they are the same.
+        # What follows from the arguments is reported only where they are the same.
         given = [name for name in differing if name not in FOLLOWS]
         changes = "; ".join(
             [f"{n} was {before.get(n)!r} and is {run[n]!r}" for n in given]

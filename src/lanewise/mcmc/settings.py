@@ -1,4 +1,4 @@
-"""What decides the draws of a run, beside the density and the key."""
+"""The settings that decide the draws of a run, besides the density and the key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADAPTATIONS = ("pooled", "chain")
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the draws, beside the density and the key."""
+    """What decides the draws, besides the density and the key."""
 
     chains: int
     warmup: int
@@ -47,7 +47,7 @@ class Settings:
 
     @classmethod
     def of(cls, *, chains: Any, warmup: Any, thin: Any, **others: Any) -> Settings:
-        """Settings as a caller has them."""
+        """Settings as a caller gives them."""
         counts = {
             "chains": must_be_count("chains", chains, 1),
             "warmup": must_be_count("warmup", warmup, 0),
@@ -65,7 +65,7 @@ class Settings:
         return self.adaptation == "chain" and self.mass_matrix != "unit"
 
     def kept(self, draws: int) -> dict[str, int]:
-        """How many draws are kept, by group: of so many after the warm-up, and of the warm-up's."""
+        """How many draws are kept, by group: of `draws` after the warm-up, and of the warm-up's."""
         return {"posterior": draws, "warmup_posterior": self.warmup // self.thin * self.keep_warmup}
 
 

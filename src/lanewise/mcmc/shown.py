@@ -1,6 +1,6 @@
-"""What is kept of draws: named quantities, made of positions a stretch at a time.
+"""The quantities that are kept of draws, by name, made from positions a stretch at a time.
 
-`Model.shown` is compiled once, for a block of positions, whatever the numbers of chains and draws.
+`Model.shown` is compiled once, for a block of positions, for any numbers of chains and draws.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lanewise.mcmc.inference import SAMPLE_DIMS, named, names_of
 from lanewise.mcmc.space import KEPT
 from lanewise.mcmc.start import Layout
 
-# A block has at most so many positions, and numbers.
+# A block has at most this many positions, and this many numbers.
 MOST_ROWS, MOST_NUMBERS = 4096, 2**20
 
 
@@ -69,7 +69,7 @@ def _must_have_names(names: Collection[str]) -> None:
 
 @dataclass(frozen=True)
 class _Flat:
-    """What is shown of a vector; equal for equal functions and layouts."""
+    """The quantities of a vector; equal for equal functions and layouts."""
 
     shown: Callable[..., Any]
     layout: Layout
@@ -80,5 +80,5 @@ class _Flat:
 
 @functools.lru_cache(KEPT)
 def of_block(shown: Callable[..., Any]) -> Any:
-    """What is shown of a block of vectors."""
+    """The quantities of a block of vectors."""
     return jax.jit(jax.vmap(shown))

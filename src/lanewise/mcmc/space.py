@@ -1,8 +1,8 @@
 """Where a chain is, and how it moves: places, points, and one leapfrog step in whitened coordinates.
 
 A sampler with a mass matrix is the sampler without one in coordinates in which the matrix is the identity (Neal 2011,
-section 4.1). So positions here are whitened, `x = scale y`: the density is asked at `x`, its gradient comes back
-through the same scale, and every sampler reads as if masses were one. A diagonal scale is a vector and costs two
+section 4.1). So positions here are whitened, `x = scale y`: the density is evaluated at `x`, its gradient comes back
+through the same scale, and every sampler is written as if masses were one. A diagonal scale is a vector and costs two
 products of vectors a step. A dense one is a lower triangle and costs two products with it, one more than a mass matrix
 would.
 """
@@ -26,7 +26,7 @@ from lanewise.mcmc.precomputed import precomputed
 Density = Callable[[Float[Array, " d"]], Float[Array, ""]]
 # A vector: a diagonal scale. A matrix, lower triangular: a dense one. None: all ones.
 Space = Float[Array, " d"] | Float[Array, "d d"] | None
-# For how many densities, which may be sampled again, is kept what was traced and compiled.
+# For how many densities, which may be sampled again, traced and compiled code is cached.
 KEPT = 32
 
 
@@ -69,7 +69,7 @@ def rewhitened(old: np.ndarray, new: np.ndarray, positions: np.ndarray) -> np.nd
 def with_gradient(density: Density) -> Callable[[Array], tuple[Array, Array]]:
     """The density and its gradient as one function, traced once: the same code wherever it is called.
 
-    What neither needs is left out of the functions that it calls, too: derivatives by constants, say.
+    Parts that neither needs, such as derivatives by constants, are left out of the functions that it calls, too.
     """
     both = jax.value_and_grad(precomputed(density))
 
@@ -91,7 +91,7 @@ def place_at(density: Density, space: Space, position: Float[Array, " d"]) -> Pl
 
 
 def unknown(position: Float[Array, " d"]) -> Place:
-    """The place at a whitened position at which the density has not been asked for yet."""
+    """The place at a whitened position at which the density has not been evaluated yet."""
     return Place(position, jnp.zeros((), position.dtype), jnp.zeros_like(position))
 
 

@@ -1,7 +1,7 @@
 """The program of a chain over the workers of a cluster.
 
-A call is a stream of chains. What all chains share in a stretch of draws (the scale, the task) goes
-to a worker with each chunk and not with each chain. Workers stay from one stretch to the next, with what they compiled.
+A call is a stream of chains. Values that all chains share in a stretch of draws (the scale, the task) go to a worker
+with each chunk and not with each chain. Workers stay from one stretch to the next, with their compiled code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lanewise.core.errors import Outcome
 from lanewise.core.outcomes import Failure, Outcomes, Site
 from lanewise.tracing.decorator import ProgramFunction, lift
 
-# As many chains are in flight on a worker, unless it is said how many.
+# This many chains are in flight on a worker, unless `lanes` is given.
 MOST_LANES = 1024
 
 
@@ -46,7 +46,7 @@ class Spread:
     def __call__(
         self, keys: Any, carried: Any, draws: Any, space: Any, task: Any
     ) -> tuple[Any, Outcomes]:
-        """What each chain gives, with an axis of chains in front, and how each ended."""
+        """The results of each chain, with an axis of chains in front, and how each ended."""
         own_space = space if self.alone else None
         rows = jax.tree.map(np.asarray, (carried, draws, own_space))
         shared = (None if self.alone else space, task)

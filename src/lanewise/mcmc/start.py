@@ -23,7 +23,7 @@ from lanewise.mcmc.written import traceable
 
 @dataclass(frozen=True)
 class Layout:
-    """How a position lies in a vector."""
+    """How a position is laid out in a vector."""
 
     tree: Any
     shapes: tuple[tuple[int, ...], ...]
@@ -42,7 +42,7 @@ class Layout:
 
     @property
     def dtype(self) -> Any:
-        """That of the vectors, which holds that of every array."""
+        """The type of the vectors, which every array's type fits into."""
         return functools.reduce(jnp.promote_types, map(np.dtype, self.dtypes))
 
     @property
@@ -70,7 +70,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class FlatDensity:
-    """A log density of vectors. Equal for equal densities and layouts, so that programs are found again."""
+    """A log density of vectors. Equal for equal densities and layouts, so that cached programs are found."""
 
     logdensity: Callable[[Position], Float[Array, ""]]
     layout: Layout
@@ -105,9 +105,9 @@ class Starts:
 def starts(
     model: Model, init: Any, chains: int, key: Key[Array, ""], lanes: int | None = None
 ) -> Starts:
-    """Make and check where chains start, and their keys: all that JAX computes for it in one function.
+    """Make and check where chains start, and their keys; one function has all that JAX computes for this.
 
-    With `lanes` there are that many starts and keys, more than there are chains.
+    With `lanes` there are this many starts and keys, more than there are chains.
     """
     lanes = lanes or chains
     refined: Any = getattr(init, "refined", None)  # as `Pathfinder` has it, around another init
@@ -136,7 +136,7 @@ def starts(
     density = FlatDensity(logdensity, layout)
     _check_density(density, layout)
     like = jax.ShapeDtypeStruct((layout.size,), layout.dtype)
-    # The gradient is compiled too, and holds the code of rules that the density itself only names.
+    # The gradient is compiled, too, and has the code of rules that the density itself only names.
     density = FlatDensity(known_once(logdensity, _Gradient(density), like), layout)
     keys, positions = begin(key, np.int32(-1))
 
@@ -153,7 +153,7 @@ def starts(
 
 @functools.lru_cache(KEPT)
 def beginning(init: Callable[..., Position] | None, chains: int, platform: str) -> Any:
-    """What makes the keys of chains and, by `init`, their positions, of a key and the number of an attempt or -1."""
+    """A function that makes chains' keys and, by `init`, their positions, from a key and an attempt's number or -1."""
 
     def begin(key: Key[Array, ""], attempt: Any) -> tuple[Any, Position]:
         start_key, chain_key = jax.random.split(key)
@@ -164,13 +164,13 @@ def beginning(init: Callable[..., Position] | None, chains: int, platform: str) 
             positions = jax.vmap(init)(jnp.where(attempt < 0, keys, anew))
         return jax.random.split(chain_key, chains), positions
 
-    # It runs once: what XLA would win on a CPU by optimizing it is less than that takes.
+    # It runs once: on a CPU, XLA's optimizations would take longer than they save.
     quickly = {"xla_backend_optimization_level": 0} if platform == "cpu" else None
     return jax.jit(begin, compiler_options=quickly)
 
 
 def _one_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    """What one chain has of an array with an axis of chains."""
+    """One chain's part of an array with an axis of chains."""
     return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
 
@@ -186,7 +186,7 @@ def _given(init: Any, chains: int) -> Position:
 
 
 def _array(leaf: Any) -> Any:
-    """As JAX has it: double precision where that is turned on."""
+    """With JAX's type: double precision where that is turned on."""
     if isinstance(leaf, jax.Array):
         return leaf
     array = np.asarray(leaf)

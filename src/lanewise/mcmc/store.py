@@ -1,8 +1,8 @@
 """Draws on disk, as Zarr arrays: `draws.zarr` in the directory of a run, with a group for each group of ArviZ.
 
 A chunk has all chains and some draws. It is written once it is full, whole; the draws of one that is not full yet are
-in memory, and in the saved state (`saved.py`). So memory is bounded by a chunk, and nothing is read back to be changed.
-Arrays have room for all draws of a run from the start. They are not compressed: there is little to win on draws.
+in memory, and in the saved state (`saved.py`). So memory is bounded by a chunk, and no chunk is read back to be
+changed. Arrays have room for all draws of a run from the start. They are not compressed: draws hardly compress.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from lanewise.core.errors import OptionError
 from lanewise.mcmc.kept import Arrays
 
-# The draws of a chunk take at most this much memory, and are at most so many.
+# The draws of a chunk take at most this much memory, and are at most this many.
 MOST_BYTES, MOST_DRAWS = 2**24, 2**16
 
 
@@ -39,7 +39,7 @@ class Store:
         self.done = dict(done)
         for group in rows:
             if not done.get(group, 0):
-                # Whatever is there is of a run that was killed before any of its draws was counted.
+                # Files that are there are those of a run that was killed before any of its draws was counted.
                 shutil.rmtree(self.path / group, ignore_errors=True)
                 continue
             given = {
@@ -76,7 +76,7 @@ class Store:
         self.done[group] = row + next(iter(arrays.values())).shape[1]
 
     def tails(self) -> dict[str, np.ndarray]:
-        """The draws that are in no full chunk yet."""
+        """The draws that are not in a full chunk yet."""
         return {
             f"{group}:{name}": buffer[:, : self.done[group] % buffer.shape[1]]
             for group, buffers in self.buffers.items()
@@ -84,7 +84,7 @@ class Store:
         }
 
     def read(self, group: str, rows: int) -> dict[str, Any]:
-        """The first draws, which stay on disk until they are asked for."""
+        """The first draws, which stay on disk until they are needed."""
         import xarray
 
         if group not in self.arrays:

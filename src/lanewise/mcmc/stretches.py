@@ -1,6 +1,6 @@
 """One stretch of draws of all chains, compiled once for any number of draws and nearly any number of chains.
 
-What is compiled depends on array shapes alone, so these come from a few sizes: room for `capacity` draws, of which a
+Compiled code depends on array shapes alone, so these come from a few sizes: room for `capacity` draws, of which a
 stretch fills as many as it has, and `bucket(chains)` lanes, of which those beyond the chains make no draw.
 """
 
@@ -20,14 +20,14 @@ from lanewise.mcmc.drawn import Kept
 from lanewise.mcmc.spread import Spread
 from lanewise.tracing.decorator import ProgramFunction
 
-# The draws of one stretch take at most this much memory, and are at most so many.
+# The draws of one stretch take at most this much memory, and are at most this many.
 MOST_BYTES, MOST_DRAWS = 2**25, 4**7
-# All of that room is sent back by the workers of a cluster.
+# The workers of a cluster send all of that room back.
 MOST_DRAWS_SENT = 4**4
 
 
 def bucket(chains: int) -> int:
-    """How many lanes are compiled for so many chains: at most an eighth more.
+    """How many lanes are compiled for this many chains: at most an eighth more.
 
     >>> [bucket(n) for n in (1, 4, 9, 17, 100, 1000)]
     [1, 4, 9, 18, 104, 1024]
@@ -73,7 +73,7 @@ class Stretched:
 class Stretches:
     """The compiled program of a stretch, for chains with these keys. `alone`: each has a scale of its own.
 
-    `program_of` makes it, with room for so many draws, at most `most`.
+    `program_of` makes it, with room for a number of draws, at most `most`.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Stretches:
         self.vmapped = vmap(program, in_axes=axes, throw=False, **options)
 
     def __call__(self, carried: Any, draws: np.ndarray, space: Any, task: Any) -> Stretched:
-        """Chains make `draws` each. What one that fails had kept until then is there too."""
+        """Chains make `draws` each. The result has what a chain that fails had kept until then, too."""
         ran, kept, outcomes = self._run(carried, draws, space, task)
         rows = _rows(draws, task)
         failed = np.asarray(outcomes.code) != int(Outcome.DONE)
@@ -133,9 +133,9 @@ class Stretches:
         kept: Kept,
         failed: np.ndarray,
     ) -> tuple[Kept, np.ndarray]:
-        """The draws that chains made before they failed: where that was is looked for by halves.
+        """The draws that chains made before they failed; bisection finds where that was.
 
-        A chain that fails gives nothing. Without this, how much of it there is would depend on where a run is cut.
+        A chain that fails returns nothing. Without this, the number of its draws would depend on where a run is cut.
         """
         made, fails = np.zeros_like(draws), np.where(failed, draws, 0)
         while (fails - made > 1).any():

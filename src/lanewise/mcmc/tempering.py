@@ -3,8 +3,8 @@
 A chain is a row of replicas at inverse temperatures from 0 to 1. At 1 a replica has the posterior, at 0 a normal
 reference, and between them `reference ** (1 - beta) * posterior ** beta`. Each makes an HMC move of random length at
 its own temperature, that of the reference an independent draw; then neighbours propose to swap places. So a state that
-is drawn anew at the reference travels to the posterior, in whichever mode, and modes have their weights: by single
-moves no chain would cross between them.
+is drawn anew at the reference travels to the posterior, in any mode, and modes have their weights: by single moves no
+chain would cross between them.
 
 * Neighbours swap in turns, even pairs and odd pairs (Okabe et al. 2001), which is not reversible: states travel in one
   direction rather than diffuse (Syed, Bouchard-Côté, Deligiannidis and Doucet 2022, "Non-reversible parallel
@@ -15,11 +15,11 @@ moves no chain would cross between them.
   (Surjanovic, Syed, Bouchard-Côté and Campbell 2022, "Parallel tempering with a variational reference"), at first those
   of the starts.
 
-All three are learnt at the ends of the windows of the warm-up, by all chains together, and step sizes for each
+All three are learned at the ends of the windows of the warm-up, by all chains together, and step sizes for each
 temperature with dual averaging. After the warm-up nothing changes, so draws leave the posterior invariant.
 
 The program of a chain loops over its replicas: each has a trajectory of its own length, and chains do not wait for each
-other. The density is asked for at one place of it.
+other. The program evaluates the density at one place of its code.
 
 Limits: a mode that neither the starts nor the reference come near is not found. With more dimensions the barrier grows,
 about as their square root for a posterior that differs from the reference in each; replicas must grow with it. Where
@@ -59,21 +59,21 @@ from lanewise.mcmc.space import KEPT, Density, Place, with_gradient
 from lanewise.mcmc.stretches import MOST_DRAWS, Stretched
 from lanewise.tracing.decorator import ProgramFunction, program
 
-# The reference's standard deviations are so many times those of the draws.
+# The reference's standard deviations are this many times those of the draws.
 WIDER = 1.5
 # The first temperatures are equally spaced numbers to this power: the reference changes fastest at its hot end.
 POWER = 3.0
 # The step size at which adaptation begins, in units of the reference.
 FIRST_STEP = 0.3
-# No pair counts as rejecting less, so that temperatures stay apart.
+# A pair counts as rejecting at least this much, so that temperatures stay apart.
 LEAST_REJECTION = 1e-3
-# States that go through pairs which reject more often than this seldom arrive.
+# States seldom pass through pairs that reject more often than this.
 MOST_REJECTION = 0.9
 
 
 @dataclass(frozen=True)
 class Tempering:
-    """Parallel tempering with so many replicas a chain; their moves take from 1 to `2 * steps - 1` leapfrog steps.
+    """Parallel tempering with `replicas` replicas a chain; their moves take from 1 to `2 * steps - 1` leapfrog steps.
 
     >>> Tempering(replicas=12)
     Tempering(replicas=12, steps=8, target_accept=0.8)
@@ -122,8 +122,8 @@ class Carried(NamedTuple):
     """What a chain carries. `place` has an axis of replicas, the posterior's last, in coordinates of the reference.
 
     `rejected` is a sum over `tried` draws, for each pair; `moments` are those of the posterior's replica.
-    `from_reference` tells states that were last at the reference from those that were last at the posterior; `trips`
-    counts the former when they arrive.
+    `from_reference` marks states that were last at the reference, not at the posterior; `trips` counts these when they
+    arrive.
     """
 
     place: Place
@@ -173,7 +173,7 @@ def explored(density, path, key, place, beta, step, fresh, steps):
 
 @program
 def swapped(path, key, place, number):
-    """For each replica whose state it takes, itself or a neighbour's; and how likely each pair rejects."""
+    """For each replica the one whose state it takes, itself or a neighbour; and how likely each pair rejects."""
     count = path.betas.size
     value = jnp.where(jnp.isnan(place.logdensity), -jnp.inf, place.logdensity)
     weight = value + 0.5 * jnp.sum(place.position**2, axis=1)
@@ -255,7 +255,7 @@ def chain_of(sampler: Tempering, density: Density, capacity: int) -> ProgramFunc
 
 
 def spaced(betas: np.ndarray, rejection: np.ndarray) -> np.ndarray:
-    """Inverse temperatures of which each pair has as much of the barrier.
+    """Inverse temperatures whose pairs have equal parts of the barrier.
 
     >>> spaced(np.array([0.0, 0.5, 1.0]), np.array([0.6, 0.2])).round(3).tolist()
     [0.0, 0.333, 1.0]
@@ -384,7 +384,7 @@ class Tempered(Loop):
         return ~state.failed & (np.arange(len(state.failed)) < self.settings.chains)
 
     def _rejection(self, state: State) -> np.ndarray:
-        """Of each pair, since the window or the draws began."""
+        """The rejections of each pair, since the window or the draws began."""
         well = self._well(state)
         tried = np.maximum(state.carried.tried[well].sum(), 1.0)
         return np.asarray(state.carried.rejected[well].sum(axis=0) / tried, float)

@@ -29,7 +29,7 @@ class Watching:
 
     @contextlib.contextmanager
     def open(self, number: int, last: int) -> Iterator[None]:
-        """From the draw with this number on, to the last one."""
+        """Show the line from the draw with this number to the last one."""
         if not self.shows:
             yield
             return
@@ -39,7 +39,7 @@ class Watching:
             yield
 
     def add(self, number: int, ran: Stretched, tunes: bool, steps: np.ndarray) -> None:
-        """A stretch has ended, after so many draws of each chain, with these step sizes."""
+        """A stretch has ended, after this many draws of each chain, with these step sizes."""
         bar, chains = self.bar, self.chains
         if bar is None:
             return

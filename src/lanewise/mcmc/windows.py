@@ -11,36 +11,36 @@ from lanewise.mcmc.adapt import Moments, Window, agreeing, pooled, scale_from
 from lanewise.mcmc.chain import Carried
 from lanewise.mcmc.space import Place, rewhitened
 
-# Chains share a step size, but one that needs steps so much smaller than the others has its own: in the neck of a
-# funnel every draw with their step would diverge, and the chain would never leave.
+# Chains share a step size, but one that needs steps this many times smaller than the others has its own: in the neck of
+# a funnel every draw with their step would diverge, and the chain would never leave.
 MUCH_SMALLER = 0.5
 
 
 def ended(
     window: Window, carried: Carried, space: Any, well: np.ndarray, shares: bool, alone: bool
 ) -> tuple[Carried, Any, bool]:
-    """Chains after a window, their scale, and whether it is new, so that the density must be asked for again.
+    """Chains after a window, their scale, and whether it is new, so that the density must be evaluated again.
 
-    Only chains that are `well` are listened to. `shares`: they take one step size, but for those
-    that need a much smaller one. `alone`: each has its own scale.
+    Only chains that are `well` count. `shares`: they take one step size, but for those that need a much smaller one.
+    `alone`: each has its own scale.
     """
     step = np.exp(carried.adapting.log_average)
     moments = jax.tree.map(np.asarray, carried.moments)
     if shares:
-        heard = np.flatnonzero(well)
-        with np.errstate(all="ignore"):  # chains that are far beyond all numbers agree with none
-            heard = heard[agreeing(jax.tree.map(lambda leaf: leaf[heard], moments))]
-        if not heard.size:
+        used = np.flatnonzero(well)
+        with np.errstate(all="ignore"):  # chains that overflow agree with none
+            used = used[agreeing(jax.tree.map(lambda leaf: leaf[used], moments))]
+        if not used.size:
             return carried._replace(step=step), space, False  # type: ignore[arg-type]
-        shared = np.median(step[heard])
+        shared = np.median(step[used])
         step = np.where(step < MUCH_SMALLER * shared, step, shared)
     place = carried.place
     if space is None or not window.renews:
         return carried._replace(step=step), space, False  # type: ignore[arg-type]
     if not alone:
-        listened = jax.tree.map(lambda leaf: leaf[heard], moments)
+        chosen = jax.tree.map(lambda leaf: leaf[used], moments)
         with np.errstate(all="ignore"):
-            new = np.asarray(scale_from(pooled(listened), np))
+            new = np.asarray(scale_from(pooled(chosen), np))
         if not np.isfinite(new).all():
             return carried._replace(step=step), space, False  # type: ignore[arg-type]
         moved = rewhitened(np.asarray(space), new, np.asarray(place.position))

@@ -1,8 +1,8 @@
-"""Log densities as they are written: with `jax.numpy` alone, or with `if`, `while` and recursion.
+"""Log densities as users write them: with `jax.numpy` alone, or with `if`, `while` and recursion.
 
 A density that JAX can trace is taken as it is. One that asks Python for a value that only a chain has is a program, and
 is made one here (`lanewise.program`): its own source is converted. Functions that it calls are not, and one that calls
-itself by its name calls what it was before; for both the error says where the decorator belongs.
+itself by its name calls the original; for both the error says where the decorator belongs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def traceable(density: Function, like: Any) -> Function:
         if isinstance(density, ProgramFunction):
             raise OptionError(_helper(density, error)) from error
     except Exception:
-        return density  # whoever checks the density says what is wrong with it
+        return density  # the check of the density reports what is wrong with it
     else:
         return density
     return _as_program(density, like)
@@ -44,7 +44,7 @@ def traceable(density: Function, like: Any) -> Function:
 
 @functools.lru_cache(KEPT)
 def _program(density: Function) -> Function:
-    """One program of a density, so that what is compiled for it is found again."""
+    """One program of a density, so that cached code for it is found."""
     return program(density)
 
 

@@ -1,26 +1,26 @@
 """Which carrier and which schedule run a program, and why.
 
-* A program in which nothing diverges is plainly vectorized: `jax.vmap` is the right code for it. Unless it makes so
-  many passes over memory, for a lane's few numbers each, that lanes by themselves on a CPU are clearly faster
-  (`expected.py`), and so much faster that compiling them pays. That holds for a lone call of loops too, of known length
-  or nested, as those of the gradient of a `while` are: XLA starts each piece of each iteration by itself.
+* A program in which nothing diverges is plainly vectorized: `jax.vmap` is the right code for it. The exception is a
+  program with many passes over memory, for a lane's few numbers each: lanes on their own on a CPU can be clearly faster
+  (`expected.py`), by enough that compiling them pays. That holds for a lone call of loops too, of known length
+  or nested, as those of the gradient of a `while` are: XLA starts each piece of each iteration separately.
 * A program that can be carried one lane at a time (`native` on a CPU, `kernel` on a GPU) is, unless its work is matrix
-  products: those want all lanes at once.
+  products: those are faster for all lanes at once.
 * A lone call of a recursion over small arrays is C++ on a CPU: a machine of one lane pays for a tick at each block.
 * A recursion around large matrix products whose control does not depend on them is run by levels, outside `jit`. So are
-  calls of such a recursion inside a program of which the rest is not. One whose values decide about calls that do not
-  wait for one another forks, unless there are lanes enough without.
+  calls of such a recursion inside a program that is otherwise different. One whose values decide about calls that do
+  not wait for each other forks, unless it has lanes enough.
 * Any other is swept by `ticks`.
 
-That is known from the code alone, and so inside `jit`. Outside it, where matrix products make up much of the work, how
-far lanes diverge decides, and is measured on a sample of them (`measure.py`): `_measured` weighs what each way to run
-the program would cost.
+That is known from the code alone, and so inside `jit`. Outside it, where matrix products make up much of the work, the
+divergence of lanes decides, measured on a sample of them (`measure.py`): `_measured` compares what each way to run the
+program would cost.
 
 A full disk, too little memory or a compiler that hangs is no reason for `auto` to fail: the program runs by ticks. Only
-compiling shows that something is wrong, when the plan is made and perhaps half of the tracing is done. So what was
-begun is dropped, the program is marked, and planned and traced anew (`or_given_up`).
+compiling shows that something is wrong, when the plan is made and perhaps half of the tracing is done. So that work is
+dropped, and the program is marked, planned and traced again (`or_given_up`).
 
-`Plan.why` says it in words for `lanewise.inspect`.
+`Plan.why` gives the reason in words, for `lanewise.inspect`.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ from lanewise.plan.measure import take_sample
 
 Answer = TypeVar("Answer")
 
-# Fewer lanes than this are not run by levels unless that is asked for: an envelope takes seconds to compile.
+# Fewer lanes than this are not run by levels unless the caller asks for it: an envelope takes seconds to compile.
 FEWEST_LANES_BY_LEVELS = 16
 
-# Shared arrays of this many bytes in all stay near a core, in its caches: tables that are looked up in are among them.
+# Shared arrays of this many bytes in all, tables for lookups included, stay near a core, in its caches.
 # (Up to here lanes that meet on native were faster than a machine's, by programs that no benchmark has: a walk that
 # splits and a reader that ponders, of widths 256, 512 and 1024, 64 lanes: 2.4, 8.3, 38 ms and 4.0, 14, 62 for 3.0, 12,
 # 50 and 4.8, 15, 212. Larger ones were not tried.)
 NEAR_BYTES = 1 << 24
 
-# Products that are too small by as much may make up a piece that is worth it: below, nothing is looked at.
+# Products this many times too small may make up a piece that is worth it; smaller ones are not considered.
 MOST_PRODUCTS_OF_A_PIECE = 16
 
-# Programs that do without kernels, because the machine's compilers could make none, and why.
+# Programs that run without kernels, because the machine's compilers could make none, and why.
 _given_up: dict[Program, str] = {}
 
 
@@ -78,7 +78,7 @@ def plan(job: Job, operands: Sequence[Any] | None = None) -> Plan:
     if job.options.watched:
         return as_watched(plan(job.unwatched(), operands), job)
     found = _measured(job, operands) if operands is not None else _by_code(job)
-    # A carrier that runs each lane by itself starts the next example when one ends, whatever the number of lanes.
+    # A carrier that runs each lane on its own starts the next example when one ends, for any number of lanes.
     if not job.refilled or found.carrier in ALONE:
         return found
     return _refilled(job)
@@ -95,7 +95,7 @@ def _refilled(job: Job) -> Plan:
 
 @functools.lru_cache(maxsize=512)
 def as_watched(found: Plan, job: Job) -> Plan:
-    """A plan for the same job, observed: what was decided holds, and what runs counts what is observed."""
+    """A plan for the same job, observed: the decisions hold, and the code that runs counts what is observed."""
     schedule = "auto" if found.carrier in ALONE else found.schedule
     return _offered(job, found.carrier, schedule, "").because(found.why)
 
@@ -119,7 +119,7 @@ def levels_plan(job: Job, operands: Sequence[Any]) -> Plan | None:
 
 
 def inside_jit(found: Plan) -> Plan:
-    """The plan of a job inside `jit`, which says so if outside the job would be run by levels."""
+    """The plan of a job inside `jit`; its reason says so if the job would be run by levels outside."""
     job = found.job
     if not meets_at_products(found) or not _may_be_by_levels(job):
         return found
@@ -129,7 +129,7 @@ def inside_jit(found: Plan) -> Plan:
 
 
 def _may_be_by_levels(job: Job) -> bool:
-    """Whether nothing but the code stands against a run by levels that nobody asked for."""
+    """Whether only the code can rule out a run by levels that the caller did not ask for."""
     options = job.options
     asked_for = (options.carrier, options.schedule) != ("auto", "auto")
     plainly = not (asked_for or options.stats or options.max_steps or job.refilled or job.room)
@@ -158,7 +158,7 @@ def _by_levels_if_better(job: Job, failed: str | None) -> Plan:
 
 
 def _in_parts_if_better(job: Job) -> Plan | None:
-    """Some calls by levels, where that is what they would be run by alone, though the whole is not."""
+    """Some calls by levels, where they alone would be run so, though the whole is not."""
     least = job.profile.level_products / MOST_PRODUCTS_OF_A_PIECE
     if not multiplies(job.program, least):
         return None
@@ -175,7 +175,7 @@ def _in_parts_if_better(job: Job) -> Plan | None:
 
 
 def _by_code(job: Job) -> Plan:
-    """The plan by the code alone, remembered."""
+    """The plan by the code alone, cached."""
     return _planned(job, given_up(job.program))
 
 
@@ -188,13 +188,13 @@ def _planned(job: Job, failed: str | None) -> Plan:
 
 
 def _by_ticks(job: Job, refused: str, *, may_meet: bool) -> Plan:
-    """The plan where each lane by itself would be better, but cannot be."""
+    """The plan where each lane on its own would be better, but is not possible."""
     found = _decided(job.with_options(carrier="ticks"), may_meet=may_meet)
-    return replace(found, job=job, why=f"{found.why}; not each lane by itself: {refused}")
+    return replace(found, job=job, why=f"{found.why}; not each lane on its own: {refused}")
 
 
 def _offered(job: Job, carrier: str, schedule: str, why: str) -> Plan:
-    """What a carrier offers, or an error that says what stands in its way."""
+    """What a carrier offers, or an error with the reason why it cannot."""
     found = carrier_of(carrier, schedule).offer(job, schedule, why)
     if isinstance(found, str):
         raise OptionError(found)
@@ -212,7 +212,7 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
         why = "one lane, no recursion: XLA's own loops and branches"
         return _lone_if_better(job) or _offered(job, "ticks", "plain", why)
     linked = linked_for(job)
-    # JAX's own batching would let a lane see its neighbours where code looks at the batch.
+    # Under JAX's own batching a lane sees its neighbours where code looks at the batch.
     free = free and not sees_batch(job.program)
     if free and linked.straight:
         why = "nothing diverges: no trip count varies and no branch is expensive"
@@ -236,7 +236,7 @@ def _decided(job: Job, *, may_meet: bool) -> Plan:
         if found is not None:
             return found
     if meets:
-        why = "lanes meet at blocks with matrix work, and between them run each by itself, in one kernel"
+        why = "lanes meet at blocks with matrix work, and between them run each on its own, in one kernel"
         return _offered(job, "ticks", "meet", f"a recursion around matrix products: {why}")
     expensive = expensive_blocks(linked, job.examples)
     if free and linked.one_loop and not guards_a_loop(job.program) and len(expensive) <= 1:
@@ -256,19 +256,19 @@ def _around_products(linked: Linked) -> bool:
 
 def _would_meet(job: Job, linked: Linked) -> bool:
     """Whether lanes can run together only at expensive blocks: a recursion takes many ticks from one to the next."""
-    # It brings the C++ emitter along: only for who needs it.
+    # Imports the C++ emitter: only where it is needed.
     from lanewise.machine.meet import kernel_between
 
     return not isinstance(kernel_between(linked, job.options.max_steps, job.options.stats), str)
 
 
 def _met_on_native(job: Job) -> Plan | None:
-    """Each lane by itself, where those of a core meet at products: faster than a machine's, and sooner compiled.
+    """Each lane on its own, where those of a core meet at products: faster than a machine's, and sooner compiled.
 
     Sweeps of a gradient always, also where a machine's lanes could not meet: a StackRNN, a DRNN and a transition
-    parser of width 256, 64 lanes, train in 25, 18 and 163 to 200 ms so, in 28, 26 to 36 and 258 to 368 where their
-    forward sweeps are ticks. Others where the matrices stay near a core: those three take 5.4, 4.1 and 28 ms so, and
-    7.6, 4.3 and 53 by `meet`.
+    parser of width 256, 64 lanes, train in 25, 18 and 163 to 200 ms this way, in 28, 26 to 36 and 258 to 368 where
+    their forward sweeps are ticks. Other programs where the matrices stay near a core: those three take 5.4, 4.1 and 28
+    ms this way, and 7.6, 4.3 and 53 by `meet`.
     """
     if job.profile.alone != "native" or job.examples < FEWEST_LANES_THAT_MEET:
         return None
@@ -290,12 +290,12 @@ def meets_at_products(found: Plan) -> bool:
 
 
 def _forked_if_better(job: Job) -> Plan | None:
-    """Calls at the same time, where values decide which there are and lanes are few: products are larger then."""
+    """Calls at the same time, where values decide which calls are made and lanes are few: products are larger then."""
     options, profile = job.options, job.profile
     if job.examples > profile.most_forking_lanes or options.stats or options.max_steps:
         return None
     carrier: Any = carrier_of("ticks", "fork")
-    # Sweeps of a gradient fork if what they are of does (`forks`).
+    # Sweeps of a gradient fork if the program that they differentiate does (`forks`).
     sweep = job.program.has_tapes or job.program.sums
     if job.refilled or sweep or carrier.obstacle(job) is not None:
         return None
@@ -313,18 +313,18 @@ def _forked_if_better(job: Job) -> Plan | None:
 
 
 def forks(job: Job) -> bool:
-    """Whether a job's calls are made at the same time though nobody asked for it: then those of its gradient are."""
+    """Whether a job's calls are made at the same time though the caller did not ask: then those of its gradient are."""
     asked_for = (job.options.carrier, job.options.schedule) != ("auto", "auto")
     few = bool(job.lanes) and job.examples <= job.profile.most_forking_lanes
     if asked_for or not few or not job.program.recursive:
         return False
-    # To plan it takes its blocks, which most gradients have no use for.
+    # A plan needs the job's blocks, which most gradients do not.
     least = job.profile.fork_products / MOST_PRODUCTS_OF_A_PIECE
     return multiplies(job.program, least) and _by_code(job).schedule == "fork"
 
 
 def _measured(job: Job, operands: Sequence[Any]) -> Plan:
-    """The plan where lanes can be looked at: by the code, unless a sample promises another to be better."""
+    """The plan where lanes' operands are known: by the code, unless a sample shows that another should be better."""
     suggested = _by_code(job)
     if _may_be_by_levels(job):
         suggested = _by_levels_if_better(job, given_up(job.program))
@@ -361,7 +361,7 @@ def _measured(job: Job, operands: Sequence[Any]) -> Plan:
 
 
 def _alone(job: Job, why: str) -> Plan | str | None:
-    """Each lane by itself, if there is a carrier for that here; or why that refuses the job."""
+    """Each lane on its own, if there is a carrier for that here; or why that refuses the job."""
     name = job.profile.alone
     return None if name is None else carrier_of(name, "auto").offer(job, "auto", why)
 
@@ -384,7 +384,7 @@ def _recursion_alone_if_better(job: Job, linked: Linked, meets: bool) -> Plan | 
 
 
 def _straight_if_better(job: Job, linked: Linked) -> Plan | None:
-    """Each lane by itself, where nothing diverges but XLA would go over memory again and again."""
+    """Each lane on its own, where nothing diverges but XLA would make many passes over memory."""
     if not job.lanes:
         return None
     return _native_if_worth(job, work_of_blocks(linked))
@@ -404,17 +404,17 @@ def _native_if_worth(job: Job, work: Work) -> Plan | None:
         return None
     why = worth_compiling(work, job.examples)
     found = None if why is None else _alone(job, why)
-    # By XLA, a lane by itself is no better than XLA's own batching.
+    # By XLA, a lane on its own is no better than XLA's own batching.
     return found if isinstance(found, Plan) and found.path != "XLA" else None
 
 
 def given_up(program: Program) -> str | None:
-    """Why the program does without kernels; None if it does not."""
+    """Why the program runs without kernels; None if it does not."""
     return _given_up.get(program)
 
 
 def or_given_up(job: Job, run: Callable[[], Answer]) -> Answer:
-    """Run what plans and runs a program; again without kernels, if none can be compiled and none was asked for."""
+    """Call what plans and runs a program; again without kernels, if none can be compiled and none was asked for."""
     try:
         return run()
     except CompilerError as error:

@@ -1,11 +1,11 @@
 """What a job would cost each way, in operations of a lane.
 
-Where no lane waits for another, what decides is memory. XLA runs elementwise operations of all lanes fused and with
-vector instructions; but whatever looks across an element (a sum over three numbers, a concatenation, a small product)
-ends a fusion, and what it makes of all lanes goes to memory and comes back: a *pass*. A lane by itself keeps such
+Where no lane waits for another, memory decides. XLA runs elementwise operations of all lanes fused and with vector
+instructions; but an operation across elements (a sum over three numbers, a concatenation, a small product) ends a
+fusion, and its results for all lanes go to memory and come back: a *pass*. A lane on its own keeps such
 things in registers, has no vector instructions for what XLA fuses, and calls the C library for each exponential.
 
-The unit is an operation of a lane by itself, about an eighth of a nanosecond on two cores. `Work` was measured on
+The unit is an operation of a lane on its own, about an eighth of a nanosecond on two cores. `Work` was measured on
 straight-line programs from one operation to the Hessian of a rotation, at 256 to 16,384 lanes; good to a factor of two.
 """
 
@@ -42,7 +42,7 @@ from lanewise.machine.worth import expensive_blocks, meeting_blocks
 from lanewise.plan.measure import Sample
 from lanewise.plan.met import met
 
-# What any other work of a lane costs more in a tick: all lanes wait for the slowest, and pay for branches not taken.
+# How many times more any other work costs in a tick: all lanes wait for the slowest, and pay for branches not taken.
 TICKED_OPERATION = 6.0
 # The same where lanes meet: going to the machine's state and back.
 MET_OPERATION = 2.0
@@ -50,7 +50,7 @@ MET_OPERATION = 2.0
 # 32, a BiLSTM with a meeting for each letter takes 1.5 ms alone and 5.8 where lanes meet, a transition parser 1.5 and
 # 5.7, a Tree-LSTM 1.3 and 1.6.)
 MEETING_OPERATIONS = 200_000
-# What it costs a lane by itself to add a number to a sum of all lanes. (Tree-LSTMs of width 128 train in 110 ms alone,
+# What it costs a lane on its own to add a number to a sum of all lanes. (Tree-LSTMs of width 128 train in 110 ms alone,
 # in 123 where lanes meet; of width 32 in 5 and 9, of 256 in 420 and 340.)
 SUMMED_OPERATION = 0.5
 # The same for a number of an outer product, which is added with those of many others.
@@ -61,17 +61,17 @@ SWEEP_OPERATIONS = 300_000
 TILE_OCCUPANCY = 0.8
 # Another way than the one the code suggests must promise to be this much better.
 CLEARLY = 0.8
-# JAX's own batching need be no better than lanes by themselves: it takes no C++ compiler.
+# JAX's own batching need not be better than lanes on their own: it takes no C++ compiler.
 AS_GOOD = 1.02
-# Arrays of a lane's own that are larger are worth vector instructions and all cores, which XLA has for a lone call.
+# Larger arrays of a lane's own are worth vector instructions and all cores, which XLA uses for a lone call.
 MOST_ELEMENTS_ALONE = 1024
-# Where nothing diverges, lanes by themselves must save this many operations of a lane in all (a quarter of a
+# Where nothing diverges, lanes on their own must save this many operations of a lane in all (a quarter of a
 # millisecond): a C++ compiler takes seconds.
 WORTH_COMPILING = 2e6
 
 
 def may_depend_on_divergence(linked: Linked) -> bool:
-    """Whether lanes together would be clearly better than lanes by themselves if none had to wait."""
+    """Whether lanes together would be clearly better than lanes on their own if none had to wait."""
     total = sum(linked.costs, Cost())
     profile = linked.profile
     alone, together = (
@@ -108,8 +108,8 @@ def expected(job: Job, linked: Linked, found: Sample) -> dict[str, float]:
         else:
             swept += most[pc] * cost
     expected = {"native": float(mean @ alone), "sweep": float(swept)}
-    # Loops in loops wait in each; branches would run for everyone, with what they close over copied for each lane.
-    # And none where lanes would see each other, or loops run that must not.
+    # Nested loops wait in each; branches would run for all lanes, with what they close over copied for each.
+    # Nor may lanes see each other, or loops run that must not.
     barred = sees_batch(job.program) or guards_a_loop(job.program)
     if job.can_be_plain and linked.one_loop and not barred:
         expected["plain"] = float(most @ together)
@@ -124,7 +124,7 @@ def computes_much(eqn: JaxprEqn) -> bool:
 
 
 def multiplies(program: Program, least: float) -> bool:
-    """Whether an equation of the program has products of at least so many operations."""
+    """Whether an equation of the program has products of at least this many operations."""
     return any_eqn(program, lambda eqn: eqn_cost(eqn).products >= least)
 
 
@@ -142,10 +142,10 @@ def largest_of_a_lane(linked: Linked) -> int:
 
 
 def better_alone(linked: Linked, lanes: int, meets: bool = False) -> str | None:
-    """Why lanes by themselves are better than a machine, by the code alone; None if they are not.
+    """Why lanes on their own are better than a machine, by the code alone; None if they are not.
 
-    `meets`: in that machine lanes run by themselves between products. Loops in loops are swept by a machine, and so are
-    branches; there, lanes by themselves that meet at products do not make larger ones.
+    `meets`: in that machine lanes run on their own between products. A machine sweeps nested loops and branches;
+    there, lanes on their own that meet at products do not make larger ones.
     """
     total = sum(linked.costs, Cost())
     profile, others = linked.profile, total.operations - total.products
@@ -163,29 +163,29 @@ def better_alone(linked: Linked, lanes: int, meets: bool = False) -> str | None:
         return None
     return (
         f"a lane's own code is {total.operations:,.0f} operations a turn, {total.products:,.0f} of them"
-        " matrix products: each lane runs by itself"
+        " matrix products: each lane runs on its own"
     )
 
 
 def work_of_blocks(linked: Linked) -> Work:
-    """What blocks without divergence have to do."""
+    """The work of blocks without divergence."""
     uniform = linked.storage.uniform.__contains__
     return sum((work_of(b.eqns, uniform) for _, b in linked.program.all_blocks()), Work())
 
 
 def work_of_entry(program: Program) -> Work:
-    """What a lone call of a program without recursion has to do."""
+    """The work of a lone call of a program without recursion."""
     return work_of(program.functions[program.entry].jaxpr.eqns, lambda var: False)
 
 
 def worth_compiling(work: Work, lanes: int) -> str | None:
-    """Why lanes by themselves are so much better than XLA's passes that compiling them pays; None if not."""
+    """Why lanes on their own are so much better than XLA's passes that compiling them pays; None if not."""
     alone, together = work.for_lanes(lanes)
     if alone > CLEARLY * together or (together - alone) * lanes < WORTH_COMPILING:
         return None
     return (
         f"nothing diverges, but XLA would make {work.passes:,.0f} passes over memory, for a lane the cost of"
-        f" {together:,.0f} operations, against {alone:,.0f} by itself"
+        f" {together:,.0f} operations, against {alone:,.0f} on its own"
     )
 
 
@@ -193,7 +193,7 @@ def worth_compiling(work: Work, lanes: int) -> str | None:
 _FUNCTION_ALONE = 38.0
 _FUNCTION_TOGETHER = 6.0
 _FUSED = 0.3
-# A pass: for each lane, for each number of it that is moved, and once for all lanes.
+# A pass: for each lane, for each of its numbers that is moved, and once for all lanes.
 _PASS = 45.0
 _MOVED = 2.0
 _DISPATCH = 3000.0
@@ -202,7 +202,7 @@ _STRIDED = 5.0
 _STRIDED_NUMBER = 1.5
 # A root, for which there is an instruction.
 _ROOT = 4.0
-# Numbers of a lane are added one after the other, by XLA several at once.
+# A lane adds its numbers one after the other; XLA adds several at once.
 _ADDED_ALONE = 2.0
 _ADDED_TOGETHER = 1.0
 # What comes with a lane: its operands and answers.
@@ -212,7 +212,7 @@ _LANE_TOGETHER = 30.0
 
 @dataclass(frozen=True)
 class Work:
-    """Operations of a lane by itself, those of a lane among others, and passes over all lanes."""
+    """Operations of a lane on its own, those of a lane among others, and passes over all lanes."""
 
     alone: float = 0.0
     together: float = 0.0
@@ -227,13 +227,13 @@ class Work:
         return Work(self.alone * times, self.together * times, self.passes * times)
 
     def for_lanes(self, lanes: int) -> tuple[float, float]:
-        """A lane's share by itself and together with the others."""
+        """A lane's share on its own and together with the others."""
         shared = self.passes * (_PASS + _DISPATCH / lanes)
         return self.alone + _LANE_ALONE, self.together + shared + _LANE_TOGETHER
 
 
 def work_of(eqns: Iterable[JaxprEqn], is_uniform: Callable[[Var], bool]) -> Work:
-    """The work of equations, of which those that are the same for all lanes are done once when lanes are together."""
+    """The work of equations; those that are the same for all lanes run once when lanes are together."""
     total = Work()
     defined: dict[Var, bool] = {}
 

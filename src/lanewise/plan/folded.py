@@ -1,14 +1,14 @@
-"""Axes of lanes along which no lane goes a way of its own, made a part of each lane.
+"""Axes of lanes along which all lanes take the same path, made a part of each lane.
 
-`jax.jacfwd` of a batch adds an axis of directions. Along it tangents differ; the primal, which alone decides the way
-through the program, does not. As lanes of their own, the directions would compute the primal once each, with all that
-is shared by the batch. So on a CPU such an axis goes inside: a lane is one example in all directions, by JAX's own
-batching, which has no loop to wait for there and no branch to take twice. Forward Jacobians of a batch ran 3 to 16
-times as fast so.
+`jax.jacfwd` of a batch adds an axis of directions. Along it tangents differ; the primal, which alone decides the path
+through the program, does not. As lanes of their own, the directions would compute the primal once each, with everything
+they share. So on a CPU such an axis goes inside: a lane is one example in all directions, by JAX's own batching, which
+has no loop to wait for there and no branch to take twice. Forward Jacobians of a batch ran 3 to 16 times as fast this
+way.
 
-Only where some answer is the same all along the axis: that shows that there is work to share. Not where an axis is long
-or few lanes are left, which would not fill the cores; and not on a GPU, where a lane is a thread, and many small ones
-are better than a few with long arrays.
+It is done only where some answer is the same all along the axis: that shows that there is work to share. It is not done
+where an axis is long or few lanes are left, which would not fill the cores; and not on a GPU, where a lane is a thread,
+and many small ones are better than a few with long arrays.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Folded:
         return moved
 
     def answers(self, outs: Sequence[Any]) -> list[Any]:
-        """What the inner job gives, as the job gives it."""
+        """The inner job's results, as the job returns them."""
         left = [not inside for inside in self.inside]
         answers = []
         found, wanted_axes = self.inner.answer_axes, self.job.answer_axes
@@ -103,7 +103,7 @@ def folded(job: Job) -> Folded | None:
 
 
 def _shares(program: Program, flags: tuple[bool, ...]) -> bool:
-    """Whether lanes along an axis that these operands have go the same way, and some answers are the same for all."""
+    """Whether lanes along an axis of these operands take the same path, and some answers are the same for all."""
     if not any(flags):
         return False
     depends, control = dependence(program, flags)

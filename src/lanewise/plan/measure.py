@@ -1,21 +1,21 @@
 """What a few lanes do, counted before the batch runs.
 
-How far lanes diverge decides between vectorizing plainly, where all lanes wait for the longest, and a machine or lanes
-by themselves, where they do not; and no look at the code tells it. Outside `jit` the operands are there, so a few
-lanes, spread over the batch, are run by themselves first. Their code is the machine's own blocks, each of which counts
-its visits in a variable of its own that every function hands on: blocks in, blocks out, so the ordinary kernel runs it
-and nothing in it knows of counting. The answers are thrown away.
+The divergence of lanes decides between plain vectorization, where all lanes wait for the longest, and a machine or
+lanes on their own, where they do not; and the code does not show it. Outside `jit` the operands are there, so a few
+lanes, spread over the batch, are run on their own first. Their code is the machine's own blocks, each of which counts
+its visits in a variable of its own that every function passes on: blocks in, blocks out, so the ordinary kernel runs it
+unchanged. The answers are dropped.
 
-A sample is bounded: a lane that takes more steps than there is a budget for is cut off, and counts as having taken just
-those, its visits shared out as the others' are. Where most are, the sample tells nothing.
+A sample is bounded: a lane that takes more steps than the budget allows is cut off, and counts as having taken just
+those, its visits distributed as the others' are. Where most are cut off, the sample shows nothing.
 
-The longest of many lanes is longer than the longest of a few. How much is guessed by going on from the upper quarter of
-the sample as if its tail were that of an exponential: for lanes that take the same, nothing.
+The longest of many lanes is longer than the longest of a few. By how much is extrapolated from the upper quarter of the
+sample, as if its tail were exponential: not at all for lanes that take the same.
 
-What is not sampled: programs with effects, since they would happen twice; what the host's kernel cannot carry; and
-small batches, whose run costs no more than the sample.
+Not sampled are programs with effects, which would happen twice; programs that the host's kernel cannot carry; and small
+batches, whose run costs no more than the sample.
 
-Considered: counting in the first whole run, which tells more but too late for it; the reference interpreter, which
+Considered: counting in the first whole run, which shows more but too late for it; the reference interpreter, which
 needs no compiler but takes longer than one for all but the smallest programs; and timing every carrier, which compiles
 all of them.
 """
@@ -43,7 +43,7 @@ SAMPLED_LANES = 32
 FEWEST_LANES = 4 * SAMPLED_LANES
 # What a sample may cost, in operations: a tenth of a second for a core.
 MOST_OPERATIONS = 1e9
-# Below so many steps a lane is cut off too early to tell anything.
+# Below this many steps a lane is cut off too early to show anything.
 FEWEST_STEPS = 16
 
 
@@ -61,7 +61,7 @@ class Sample:
         return self.visits.mean(0)
 
     def most(self, lanes: int) -> np.ndarray:
-        """The visits to each block of the one among so many lanes that visits it most."""
+        """The visits to each block of the one among `lanes` lanes that visits it most."""
         quarter = np.quantile(self.visits, 0.75, axis=0)
         upper = np.where(self.visits > quarter, self.visits - quarter, 0.0)
         excess = upper.sum(0) / np.maximum((upper > 0).sum(0), 1)
@@ -82,7 +82,7 @@ class Sample:
 
 
 def take_sample(linked: Linked, operands: Sequence[Any], job: Job) -> Sample | None:
-    """Run some of the lanes for their counts; None where that cannot be done or tells nothing."""
+    """Run some of the lanes for their counts; None where that cannot be done or shows nothing."""
     # Imported here as in choose.py: only where a kernel may run.
     from lanewise.cpp.emit.emit import written
     from lanewise.cpp.emit.emitted import Emitted
@@ -126,33 +126,33 @@ def take_sample(linked: Linked, operands: Sequence[Any], job: Job) -> Sample | N
 def counted(program: BlockProgram, counters: dict[int, Var]) -> BlockProgram:
     """The program with every block's visits counted in its variable, behind the results of every function.
 
-    Every call hands all counters to its callee and has them back as results, which are never saved around a call: so
+    Every call passes all counters to its callee and gets them back as results, which are never saved around a call: so
     they go on counting through recursion.
     """
-    everyone = tuple(counters.values())
+    variables = tuple(counters.values())
     functions = {
         name: replace(
             function,
-            params=(*function.params, *everyone),
-            results=(*function.results, *everyone),
+            params=(*function.params, *variables),
+            results=(*function.results, *variables),
             blocks=tuple(
-                _counting(block, counters[block.label], everyone) for block in function.blocks
+                _counting(block, counters[block.label], variables) for block in function.blocks
             ),
         )
         for name, function in program.functions.items()
     }
-    zeros = tuple((var, np.int32(0)) for var in everyone)
+    zeros = tuple((var, np.int32(0)) for var in variables)
     return replace(program, functions=functions, constants=(*program.constants, *zeros))
 
 
-def _counting(block: Block, counter: Var, everyone: Sequence[Var]) -> Block:
+def _counting(block: Block, counter: Var, variables: Sequence[Var]) -> Block:
     more = _jax.new_var(counter.aval)
     template = _one_more()
     eqn = template.replace(invars=[counter, *template.invars[1:]], outvars=[more])
     block = block.with_(eqns=(*block.eqns, eqn))
     if not isinstance(block.terminator, Call | TailCall):
         return block.with_(assigns=(*block.assigns, (counter, more)))
-    given = tuple((var, more if var is counter else var) for var in everyone)
+    given = tuple((var, more if var is counter else var) for var in variables)
     arguments = (*block.terminator.arguments, *given)
     return block.with_(terminator=replace(block.terminator, arguments=arguments))
 
@@ -173,7 +173,7 @@ def _most_steps(linked: Linked, options: Options) -> int:
 
 
 def _readable(operands: Sequence[Any]) -> bool:
-    """Whether all operands' values are at hand here."""
+    """Whether all operands' values are available here."""
     return all(not isinstance(x, jax.Array) or x.is_fully_addressable for x in operands)
 
 

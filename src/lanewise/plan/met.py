@@ -1,9 +1,9 @@
-"""What lanes that run by themselves do together all the same: products with a matrix that they share.
+"""What lanes that run on their own still do together: products with a matrix that they share.
 
 Those of a core meet there (`cpp/emit/meeting.py`), and what they add to a sum as outer products is added many rows at a
-time (`cpp/emit/rules/sums.py`). So it costs about what it costs all lanes of a machine, though each lane goes its own
-way in between. Matrices that are near anyway and products of many rows are multiplied at once, which is as fast for
-many rows, and is not counted here.
+time (`cpp/emit/rules/sums.py`). So the cost is about that for all lanes of a machine, though each lane takes its own
+path in between. Products with matrices that are near anyway, and products of many rows, run at once, which is as fast,
+and are not counted here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LEAST_OUTER = 512
 
 
 def met(linked: Linked, lanes: int) -> list[Cost]:
-    """For each node the products that lanes meet at, and the sums that outer products are added to in rows."""
-    # It brings the C++ emitter along: only for who needs it.
+    """For each node, the products that lanes meet at, and the sums that outer products are added to in rows."""
+    # Imports the C++ emitter: only where it is needed.
     from lanewise.cpp.emit.meeting import available
 
     if lanes < FEWEST_LANES_THAT_MEET or linked.profile.alone != "native" or not available():

@@ -1,7 +1,7 @@
 """Recursive data: records in Python, packed into arrays that all lanes share.
 
 `record` makes a class of records, `pack` turns a list of them into a `Forest`. A program takes a `Reference` to one of
-them and reads its fields. Readers make records of text.
+them and reads its fields. Readers make records from text.
 """
 
 from lanewise.records.forest import Forest

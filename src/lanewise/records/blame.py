@@ -1,4 +1,4 @@
-"""What is wrong with records, and where: found by a walk that looks at one record after the other."""
+"""What is wrong with records, and where: found by a walk that checks one record after the other."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Place:
 
 
 class _Step:
-    """A record on the way from a root, and what is left to look at in it."""
+    """A record on the way from a root, and what is left to check in it."""
 
     def __init__(self, record: Any, place: _Place, schema: Schema) -> None:
         self.record = record
@@ -54,7 +54,7 @@ def _from(
     if root is None:
         return None
     if type(root) not in schema.kind_of:
-        return RecordError(f"{path} is {_told(root)}; records are {_names(schema)}.")
+        return RecordError(f"{path} is {_shown(root)}; records are {_names(schema)}.")
     done: set[int] = set()
     around = {id(root): path}
     wrong = _values(root, path, schema, codes, shapes)
@@ -79,7 +79,7 @@ def _from(
             )
         if type(child) not in field.classes:
             names = " | ".join(cls.__name__ for cls in field.classes)
-            return RecordError(f"{place} is {_told(child)}; its annotation is `{names}`.")
+            return RecordError(f"{place} is {_shown(child)}; its annotation is `{names}`.")
         if id(child) in around:
             return RecordError(
                 f"{place} is the same record as {around[id(child)]}, which it is part of: a cycle. Records may be"
@@ -108,7 +108,7 @@ def _children(record: Any, path: _Place, schema: Schema) -> Iterator[tuple[Field
 def _values(
     record: Any, path: _Place, schema: Schema, codes: Mapping[str, Any], shapes: dict[Any, Any]
 ) -> RecordError | None:
-    """What is wrong with the fields of one record that are no records."""
+    """What is wrong with the fields of one record that are not records."""
     kind = schema.kind_of[type(record)]
     for field in schema.kinds[kind].fields_of(type(record)):
         place = _Place(f".{field.name}", path)
@@ -119,7 +119,7 @@ def _values(
             try:
                 listed(value)
             except Wrong:
-                return RecordError(f"{place} is {_told(value)}; its annotation asks for a list.")
+                return RecordError(f"{place} is {_shown(value)}; its annotation asks for a list.")
             assert field.item is not None
             parts = [(field.item, x, _Place(f"[{i}]", place)) for i, x in enumerate(value)]
         else:
@@ -145,10 +145,10 @@ def _value(
     except Wrong:
         if field.what == "text":
             return RecordError(
-                f"{place} is {_told(value)}, for which `codes` {_of_code(codes, value)}."
+                f"{place} is {_shown(value)}, for which `codes` {_of_code(codes, value)}."
             )
         wanted = "a number or an array" if field.dtype is None else f"one {field.dtype.name}"
-        return RecordError(f"{place} is {_told(value)}, which does not fit {wanted}.")
+        return RecordError(f"{place} is {_shown(value)}, which does not fit {wanted}.")
     if field.dtype is None:
         array = np.asarray(value)
         mine = (array.shape, array.dtype)
@@ -172,7 +172,7 @@ def _type(shape: tuple[int, ...], dtype: Any) -> str:
     return f"{dtype.name}[{','.join(map(str, shape))}]"
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value is None:
         return "None"
     if is_record(type(value)):

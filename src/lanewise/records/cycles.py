@@ -1,7 +1,7 @@
 """Whether records are part of themselves.
 
-Only where a record is referred to twice can there be a cycle. Records that nothing refers to are taken away, then
-those that only these referred to, and so on; what is left, if anything, has a cycle.
+Only where a record is referred to twice can there be a cycle. Records that nothing refers to are removed, then those
+that only these referred to, and so on; if any are left, they have a cycle.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def has_cycle(walked: Walk) -> bool:
 
 
 def _references(walked: Walk) -> tuple[np.ndarray, np.ndarray]:
-    """Who refers to whom, all kinds numbered through."""
+    """Which records refer to which, by one numbering of all kinds."""
     schema = walked.schema
     offsets = np.cumsum([0, *map(len, walked.records)]) - 1
     parents, children = [np.empty(0, np.int64)], [np.empty(0, np.int64)]

@@ -18,7 +18,7 @@ class Forest(Held):
 
     `forest[i]` is a reference to the i-th root, `forest.roots` to all of them and `forest.nodes` to every record of
     the roots' kind. A forest is a pytree; capacities of its arrays are bucketed, so that forests of about one size have
-    one type, and a program compiled for one serves the other.
+    one type, and a program compiled for one runs the other.
     """
 
     __slots__ = ("_index", "_kind", "_objects", "_store")
@@ -103,7 +103,7 @@ class Forest(Held):
         return columns[name]
 
     def replace(self, **columns: Any) -> Forest:
-        """The forest with other values in some columns of the roots' kind, as `values` gives them."""
+        """The forest with other values in some columns of the roots' kind, given by `values`."""
         store = self._store
         mine = dict(store.columns[self._kind])
         for name, new in columns.items():

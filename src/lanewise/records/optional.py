@@ -14,7 +14,7 @@ from lanewise.core.objects import Held
 
 
 class Optional(Held):
-    """A value, and whether there is one. It computes as its value does, which is zero where it is None.
+    """A value, and whether there is one. It computes like its value, which is zero where it is None.
 
     >>> import jax.numpy as jnp
     >>> both = Optional(jnp.array(3), jnp.array(True))

@@ -43,12 +43,12 @@ def pack(
     codes: Mapping[str, Mapping[str, int] | Callable[[str], int]] | None = None,
     like: Forest | None = None,
 ) -> Forest:
-    """Records, and all that they refer to, as arrays.
+    """Records, and everything that they refer to, as arrays.
 
     A record that is referred to twice is packed once. `of` are the classes that the records may have (`Leaf | Node`),
-    where a batch need not show all of them. `codes` gives the number of each string, by field; a field of
-    strings without codes is left out. `like` is another forest whose capacities are the least that this one has: what
-    was compiled for that forest serves this one, unless it is larger.
+    where a batch may lack some of them. `codes` gives the number of each string, by field; a field of
+    strings without codes is left out. `like` is another forest, whose capacities are lower bounds for this one: code
+    compiled for that forest runs this one, unless it is larger.
 
     >>> import jax.numpy as jnp
     >>> import lanewise as lw
@@ -151,7 +151,7 @@ def _schema(
             return known, like._kind
     if not classes:
         raise RecordError(
-            "there is no record to tell the class of what is packed. Give `of=` or `like=`."
+            "there is no record that shows the class of what is packed. Give `of=` or `like=`."
         )
     schema = schema_of(classes, codes)
     for name in codes:

@@ -53,7 +53,7 @@ def bracketed(text: str, make: Callable[[str, str | None, list[Any]], Any] = Phr
     [(3, None, (2, 'good'), (2, 'film'))]
     """
     trees: list[Any] = []
-    # Of each bracket that is open: its label, its words, its children, and where it is.
+    # For each bracket that is open: its label, its words, its children, and where it is.
     open_: list[tuple[list[str], list[Any], int]] = []
     for found in re.finditer(r"[()]|[^\s()]+", text):
         token, at = found.group(), found.start()
@@ -149,7 +149,7 @@ def nested(cls: Any, value: Any) -> Any:
     """A record made of nested tuples, lists and dicts, as `json.loads` gives them.
 
     A dict has a field for each key; a tuple or list has the fields in order. Where a field may be of several classes,
-    it is the one whose fields fit.
+    the class whose fields fit is taken.
 
     >>> import lanewise as lw
     >>> @lw.record

@@ -3,7 +3,7 @@
 A `Store` has a column for each field of each kind, shared by all lanes. Row 0 belongs to None: numbers are zero there,
 references None, lists empty. A reference to None is -1, and reads are clamped, so that they need no test.
 
-Inside a program a reference is traced. Outside it is an object to look at: `forest[0].left.label` gives a number, and a
+Inside a program a reference is traced. Outside it is an ordinary object: `forest[0].left.label` gives a number, and a
 field that is None gives None.
 """
 
@@ -70,7 +70,7 @@ def read(column: Any, row: Any) -> Any:
 class Reference(Held):
     """A record of a packed forest, or None; or a batch of them. Its attributes are the record's fields.
 
-    What a program returns is *loose*, without the arrays it points into; `Forest.at` puts it back.
+    A reference that a program returns is *loose*, without the arrays it points into; `Forest.at` restores them.
     """
 
     __slots__ = ("_index", "_kind", "_schema", "_store")
@@ -86,7 +86,7 @@ class Reference(Held):
         return Reference, (self._index, self._store, self._schema, self._kind)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # no field: what Python looks for by itself
+        if name.startswith("_"):  # not a field: an attribute that Python looks up
             raise AttributeError(name)
         kind = self._schema.kinds[self._kind]
         field = kind.fields.get(name)
@@ -196,7 +196,7 @@ class Reference(Held):
         return _plain(test)
 
     def _may_be_none(self) -> bool:
-        """Whether a field, or a root, is None by its annotation; a variable of the program may be all the same."""
+        """Whether a field, or a root, may be None by its annotation; a variable of the program may be in any case."""
         none_roots = self._store is not None and self._store.none_roots
         return none_roots or self._schema.kinds[self._kind].optional
 

@@ -1,7 +1,7 @@
-"""Recursive data classes, and what their annotations say.
+"""Recursive data classes, and the meaning of their annotations.
 
-`@record` makes a data class whose fields are numbers, arrays, other records, or lists of these. A `Schema` is what a
-set of such classes looks like as arrays. Classes that occur together in one union make one *kind*: they share a
+`@record` makes a data class whose fields are numbers, arrays, other records, or lists of these. A `Schema` says how a
+set of such classes is stored in arrays. Classes that occur together in one union make one *kind*: they share a
 numbering of rows, and a column says which class a row is of. A field of one name has one column in its kind.
 """
 
@@ -43,7 +43,7 @@ def record(cls: Any = None, /, **options: Any) -> Any:
     """Make a data class of records that `lanewise.pack` turns into arrays.
 
     A field is a number, an array (of one shape for all records), a record (`"Tree"`, `"Tree | None"`, `"Leaf | Node"`),
-    or a list of these. `str` fields take part if `pack` is given their codes. Options are those of
+    or a list of these. `str` fields are packed if `pack` is given their codes. Options are those of
     `dataclasses.dataclass`; `slots` is on unless you say otherwise.
 
     >>> import lanewise as lw
@@ -61,17 +61,17 @@ def record(cls: Any = None, /, **options: Any) -> Any:
     made = dataclasses.dataclass(**{"slots": "__slots__" not in vars(cls), **options})(cls)
     setattr(made, _MARK, made)
     _siblings(made)[made.__name__] = made
-    for tell in _told:
-        tell(made)
+    for listener in _listeners:
+        listener(made)
     return made
 
 
-_told: list[Callable[[type], None]] = []
+_listeners: list[Callable[[type], None]] = []
 
 
-def on_record(tell: Callable[[type], None]) -> None:
+def on_record(listener: Callable[[type], None]) -> None:
     """Call this with each class that becomes a record."""
-    _told.append(tell)
+    _listeners.append(listener)
 
 
 # Records by the place where they are defined: annotations of one may name another that comes later.
@@ -84,7 +84,7 @@ def _siblings(cls: type) -> dict[str, type]:
 
 
 def is_record(cls: Any) -> bool:
-    """Whether a class is a record by itself, not by a base.
+    """Whether a class itself is a record, not only a base of it.
 
     >>> is_record(int)
     False
@@ -134,7 +134,7 @@ class Schema:
 
     @functools.cached_property
     def ends(self) -> tuple[int, ...]:
-        """Of each kind a class where a recursion can end: its records need no others, or such as end before.
+        """For each kind, a class where a recursion can end: its records need no others, or only ones that end first.
 
         Row 0, which is read where there is no record, is of that class unless a record of the kind may be None.
         """
@@ -171,7 +171,7 @@ def schema_of(classes: Iterable[type], coded: Iterable[str] = ()) -> Schema:
 
 
 def _again(groups: Sequence[Iterable[type]], coded: frozenset[str]) -> Schema:
-    """The schema of groups of classes, each of which is in one kind: one object, whatever it is made from."""
+    """The schema of groups of classes, each of which is in one kind: one object for equal groups."""
     made = _made([sorted(group, key=_place) for group in groups], coded)
     wide = jax.dtypes.canonicalize_dtype(np.float64)
     return _schemas.setdefault((tuple(kind.classes for kind in made.kinds), coded, wide), made)
@@ -227,7 +227,7 @@ def _same_column(a: Field, b: Field) -> bool:
 
 
 def _joined(groups: Sequence[set[type]]) -> list[set[type]]:
-    """Groups that share a member, put together."""
+    """Groups that share a member, merged."""
     found: list[set[type]] = []
     for group in groups:
         meets = [other for other in found if other & group]

@@ -12,11 +12,11 @@ from lanewise.records.schema import Field
 
 
 class Wrong(Exception):
-    """Something is not as annotations say; `blame.py` finds out what and where."""
+    """A value does not fit its annotation; `blame.py` finds which and where."""
 
 
 def listed(value: Any) -> Any:
-    """A list of items; raises `Wrong` for text, and for what has keys or no order.
+    """A list of items; raises `Wrong` for text, and for collections with keys or without order.
 
     >>> listed((1, 2)), listed(range(3))
     ((1, 2), range(0, 3))

@@ -1,12 +1,12 @@
-"""All records that can be reached from some, in one pass.
+"""All records that can be reached from given ones, in one pass.
 
 The loop over records is written for the classes at hand and compiled (`_source` has its text): it reads each field by
-name and appends to one list for each. On CPython that takes less time than asking a block of records for one field
-after the other by `map` and `attrgetter` (`benchmarks/pack.py`). Records are visited level by level, the trees of a few
-roots at a time, so that what is read was close in memory; lists become arrays when they are long.
+name and appends to one list for each. On CPython that takes less time than reading one field after the other from a
+block of records by `map` and `attrgetter` (`benchmarks/pack.py`). Records are visited level by level, the trees of a
+few roots at a time, so that reads are close together in memory; lists become arrays when they are long.
 
-In a forest of trees each record is met once, and gets the next row when it is met. Whether that holds is checked by the
-identities of all records met, each time there are four times as many. If a record was met twice, the walk begins again
+In a forest of trees each record is met once, and gets the next row when it is met. The identities of all records met
+are checked for repeats each time there are four times as many. If a record was met twice, the walk begins again
 with a loop that looks each record up in a table.
 """
 
@@ -32,7 +32,7 @@ class _Shared(Exception):
 
 @dataclasses.dataclass
 class Column:
-    """What the records of one class have in one field, in the order of their rows."""
+    """The values that the records of one class have in one field, in the order of their rows."""
 
     field: Field
     take: Callable[[list[Any]], Taken]
@@ -67,14 +67,14 @@ class Column:
 
 @dataclasses.dataclass
 class Walk:
-    """What was found. Rows of a kind begin with 1."""
+    """The records found. Rows of a kind begin with 1."""
 
     schema: Schema
     root: int  # the kind of the roots
     shared: bool  # whether a record is referred to twice
     columns: dict[type, list[Column]]
     roots: list[int] = dataclasses.field(default_factory=list)  # their rows
-    # Of each kind, in the order of their rows: the records, and which class of the kind they are of.
+    # For each kind, in the order of rows: the records, and which class of the kind each has.
     records: list[list[Any]] = dataclasses.field(default_factory=list)
     tags: list[np.ndarray] = dataclasses.field(default_factory=list)
 
@@ -164,7 +164,7 @@ def _source(schema: Schema, root: int, shared: bool) -> str:
     """The text of the loop.
 
     `n0` is the last row of kind 0 so far, `nodes0` its records in the order of their rows and `i0` how many of them
-    were visited; `s3` and `f3` are the sizes and what was found in column 3.
+    were visited; `s3` and `f3` are the sizes and the values in column 3.
     """
     kinds = range(len(schema.kinds))
     lines = [
@@ -217,7 +217,7 @@ def _tuple(parts: Any) -> str:
 
 
 def _of_field(schema: Schema, field: Field, column: int, shared: bool) -> list[str]:
-    """What is done with one field of the record `x`."""
+    """The code for one field of the record `x`."""
     if field.what == "one":
         lines = _of_record(schema.target(field), field.optional, f"f{column}", shared)
         return [f"y = x.{field.name}", *lines]
@@ -233,7 +233,7 @@ def _of_field(schema: Schema, field: Field, column: int, shared: bool) -> list[s
         return [*begin, f"f{column}.extend(ys)"]
     k = schema.target(field.item)
     if _is_consecutive(field.item, shared):
-        # The rows of a list follow each other: the one before the first tells all.
+        # The rows of a list follow each other: the one before the first determines all.
         more = [f"    nodes{k}.extend(ys)", f"    n{k} += m"]
         return [*begin, f"f{column}.append(n{k})", "if m:", *more]
     lines = _of_record(k, field.item.optional, f"f{column}", shared)
@@ -246,7 +246,7 @@ def _is_consecutive(item: Field, shared: bool) -> bool:
 
 
 def _of_record(k: int, optional: bool, into: str, shared: bool) -> list[str]:
-    """What is done with a record `y` of kind `k` that was met: its row is appended."""
+    """The code for a record `y` of kind `k` that was met: its row is appended."""
     if shared:
         new = [f"    n{k} += 1", f"    known{k}[id(y)] = r = n{k}", f"    nodes{k}.append(y)"]
         test = [] if optional else ["if y is None: raise Wrong"]
@@ -279,7 +279,7 @@ class _Met:
             self.count += len(records)
 
     def check(self, more: Sequence[list[Any]]) -> int:
-        """Raise if one was, `more` included, which are to be added later; gives the new limit."""
+        """Raise if one was, `more` included, which are to be added later; returns the new limit."""
         every = np.sort(
             np.concatenate([np.empty(0, np.int64), *self.parts, *map(_identities, more)])
         )
