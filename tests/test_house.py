@@ -28,6 +28,10 @@ PLATFORM = re.compile(
 # Where a call of the user's comes in: what is asked there travels with the job.
 ASKS = ("_jax", "api", "cli", "dynamic", "mcmc", "rules", "watch")
 
+# Words that JAX's and Equinox's documentation has plainer ones for: expensive, fix, reported, shows, learned, n.
+GONE = re.compile(r"\b(dear|mend(s|ed|ing)?|told|tells of|learnt|so many)\b")
+PROSE = {".py", ".md", ".h", ".cpp", ".js", ".css"}
+
 # Exceptions: module -> why.
 MAY_IMPORT_MORE: dict[str, str] = {}
 MAY_BE_LONGER: dict[str, str] = {}
@@ -173,3 +177,18 @@ def test_what_contributing_names_is_there() -> None:
     assert len(named) > 40
     gone = {n for n in named if not any((base / n).exists() for base in (ROOT, checkout))}
     assert not gone
+
+
+def test_words_that_are_gone_do_not_come_back() -> None:
+    checkout = ROOT.parent.parent
+    rooms = [ROOT, *(checkout / name for name in ("docs", "examples", "benchmarks"))]
+    files = [path for room in rooms for path in room.rglob("*") if path.suffix in PROSE]
+    files += [checkout / "README.md", checkout / "CONTRIBUTING.md"]
+    found = {
+        f"{path.relative_to(checkout)}:{number}: {line.strip()}"
+        for path in files
+        if path.name != "RESULTS.md"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if GONE.search(line)
+    }
+    assert not found
