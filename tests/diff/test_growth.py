@@ -153,7 +153,7 @@ def steep(x, n, m):
     return y
 
 
-@pytest.mark.parametrize("carrier", ["ticks", "native"])
+@pytest.mark.parametrize("carrier", needs.in_turns(["ticks", "native"]))
 def test_a_tape_of_fixed_length_inside_does_not_grow(carrier: str) -> None:
     slope = jax.grad(steep.with_options(carrier=carrier, checkpoints="all"))
     _, expected = jax.jvp(lambda x: steep(x, 5, FIRST_RECORDS + 10), (0.3,), (1.0,))

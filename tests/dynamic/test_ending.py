@@ -133,7 +133,7 @@ def assert_close(a: Any, b: Any) -> None:
         (settling, False),
         pytest.param(guarded, True, marks=pytest.mark.slow),
         pytest.param(scanned, False, marks=pytest.mark.slow),
-        (each_apart, False),
+        pytest.param(each_apart, False, marks=pytest.mark.slow),
     ],
 )
 def test_values_and_gradients(program: Any, deep: bool) -> None:
@@ -150,6 +150,7 @@ def test_values_and_gradients(program: Any, deep: bool) -> None:
     assert_close(found, jax.tree.map(lambda *g: sum(g), *each))
 
 
+@pytest.mark.slow
 def test_levels_that_are_empty() -> None:
     """An envelope has room for levels and pieces that the next minibatch has not."""
     w = weights()

@@ -187,9 +187,9 @@ def one_by_one(program: Any, instances: Sequence[Any], w: Any) -> Any:
     [
         (settled, trees(0)),
         pytest.param(wrapped, trees(3), marks=pytest.mark.slow),
-        (up_and_down, trees(1)),
+        pytest.param(up_and_down, trees(1), marks=pytest.mark.slow),
         pytest.param(two_sides, trees(2), marks=pytest.mark.slow),
-        (read_then_say, sentences()),
+        pytest.param(read_then_say, sentences(), marks=pytest.mark.slow),
         (parsed, trees(4)),
         pytest.param(around_a_parser, trees(5, 4), marks=pytest.mark.slow),
     ],

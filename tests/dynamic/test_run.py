@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import needs
 from by_hand import (
     INNER,
     INT,
@@ -349,7 +350,7 @@ _MIX = (
 _MIX_STORES = {name: Store(unrolled=u) for name, u in (("unrolled", 32), ("looped", 0))}
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40 if needs.FULL else 20, deadline=None, derandomize=True)
 @given(st.data())
 def test_random_tables(data: Any) -> None:
     n = data.draw(st.integers(1, 16))

@@ -266,7 +266,7 @@ def test_lanes_need_a_machine(schedule: str) -> None:
 
 
 # A spread of the corpus, as compiling is what tests spend their time on; LANEWISE_FULL=1 runs all of it.
-SPREAD = [case for case in CORPUS if not case.heavy][:: 1 if needs.FULL else 9]
+SPREAD = [case for case in CORPUS if not case.heavy][:: 1 if needs.FULL else 13]
 
 
 @pytest.mark.parametrize("place", range(len(SPREAD)), ids=lambda i: SPREAD[i].name)

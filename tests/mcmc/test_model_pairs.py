@@ -16,6 +16,7 @@ import pytest
 import _models
 import _models_more
 import _models_pymc
+import needs
 from lanewise import mcmc
 
 pytest.importorskip("numpyro")
@@ -52,7 +53,10 @@ def assert_apart_by_a_constant(by_hand: list[float], theirs: list[float]) -> Non
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in BY_HAND],
+    [
+        *needs.in_turns(n for n in BY_HAND if n not in SLOW),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW),
+    ],
 )
 def test_numpyro_has_the_density_written_by_hand(name: str) -> None:
     from numpyro.infer.util import initialize_model
