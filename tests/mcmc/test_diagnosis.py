@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -88,6 +90,24 @@ def test_divergences_depth_and_energy_in_proportion() -> None:
     slow = np.cumsum(values[:4], axis=1)
     assert "e_bfmi" in kinds(values[:4], course(4), energy=slow)
     assert "e_bfmi" not in kinds(values[:4], course(4, mcmc.MCLMC()), energy=slow)
+
+
+@pytest.mark.parametrize("target", [0.6, 0.8, 0.89, 0.9, 0.95, 0.979, 0.98, 0.985, 0.99, 0.999])
+@pytest.mark.parametrize("warmup", [0, 500])
+def test_smaller_steps_are_advised_where_there_are_some(target: float, warmup: int) -> None:
+    values = np.random.default_rng(0).normal(size=(4, 400))
+    diverging = np.zeros(values.shape, bool)
+    diverging[1, 7] = True
+    run = replace(course(4, mcmc.NUTS(target_accept=target)), warmup=warmup)
+    (found,) = findings(data(values, diverging=diverging), run)
+    assert "ther coordinates may help" in found.advice
+    advised = re.search(r"target_accept=([\d.]+), now", found.advice)
+    if warmup == 0:
+        assert "step_size=" in found.advice and advised is None
+    elif target < 0.97:
+        assert advised is not None and target < float(advised[1]) < 1.0
+    else:
+        assert advised is None or float(advised[1]) > target
 
 
 def test_failed_and_stuck_chains_are_left_out_of_the_rest() -> None:

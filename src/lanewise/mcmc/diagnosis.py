@@ -38,6 +38,8 @@ LEAST_CHANCE = 1e-3
 LEAST_E_BFMI, DRAWS_FOR_E_BFMI = 0.3, 50
 # A larger step, in coordinates that have been scaled, finds no end of the posterior. Stan takes the same.
 GREATEST_STEP = 1e7
+# What is advised in place of a lower acceptance.
+HIGHER_TARGETS = (0.9, 0.95, 0.99)
 # Smaller shares of the draws are not worth a warning.
 LEAST_SHARE_DIVERGENT, LEAST_SHARE_AT_LIMIT = 1e-4, 1e-3
 # So many variables are looked at closely, and so many numbers of all together.
@@ -151,17 +153,19 @@ def _divergences(diverging: np.ndarray, course: Course) -> Iterator[Finding]:
     yield Finding(
         "divergences",
         f"{number:,} of {diverging.size:,} draws diverged, in {chains:,} {'chain' if chains == 1 else 'chains'}.",
-        _smaller_steps(course.sampler),
+        _smaller_steps(course),
     )
 
 
-def _smaller_steps(sampler: Any) -> str:
+def _smaller_steps(course: Course) -> str:
     coordinates = "other coordinates may help, such as non-centered ones."
-    target = getattr(sampler, "target_accept", None)
-    if target is None or target >= 0.99:
+    target = getattr(course.sampler, "target_accept", None)
+    if course.warmup == 0:  # steps are as given, whatever the target
+        return f"Smaller steps (step_size=) or {coordinates}"
+    higher = [share for share in HIGHER_TARGETS if target is not None and share > target + 0.01]
+    if not higher:
         return coordinates[0].upper() + coordinates[1:]
-    higher = next(share for share in (0.9, 0.95, 0.99) if share > target + 0.01)
-    return f"Smaller steps (target_accept={higher}, now {target:g}) or {coordinates}"
+    return f"Smaller steps (target_accept={higher[0]}, now {target:g}) or {coordinates}"
 
 
 def _convergence(variables: dict[str, np.ndarray], apart: int, course: Course) -> Iterator[Finding]:
