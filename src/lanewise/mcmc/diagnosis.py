@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,12 +97,25 @@ def findings(data: Any, course: Course) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def diagnosed(data: Any, course: Course, more: tuple[Finding, ...] = ()) -> None:
-    """Warn of what is wrong with a run, `more` too, and add the run to the reports that are open."""
-    found = (*findings(data, course), *more)
-    for one in found:
+def diagnosed(data: Any, course: Course, more: Callable[[], tuple[Finding, ...]] = tuple) -> None:
+    """Warn of what is wrong with a run, of `more` too, and add the run to the reports that are open.
+
+    What fails here is a warning.
+    """
+    found = attempted("The diagnosis of the draws", lambda: (*findings(data, course), *more()))
+    for one in found or ():
         warn(f"{one.text} {one.advice}")
-    add_sampling(data, title=f"{len(course.moved)} chains by {course.sampler}", findings=found)
+    title = f"{len(course.moved)} chains by {course.sampler}"
+    attempted("The report", lambda: add_sampling(data, title=title, findings=found))
+
+
+def attempted(what: str, make: Callable[[], Any]) -> Any:
+    """What is made of draws, or None with a warning: a run that has ended is not lost to what comes after it."""
+    try:
+        return make()
+    except Exception as error:
+        warn(f"{what} failed by {type(error).__name__}: {error}. The draws are not touched by that.")
+    return None
 
 
 def warn(text: str) -> None:
