@@ -16,13 +16,14 @@ from lanewise import mcmc
 from lanewise.mcmc.adapt import Moments, agreeing
 from lanewise.mcmc.diagnosis import Course, findings
 from lanewise.mcmc.inference import data_of
+from lanewise.mcmc.settings import MASS_MATRICES
 
 
 def course(chains: int, sampler: Any = None, **lost: list[int]) -> Course:
     moved, failed = np.ones(chains, bool), np.zeros(chains, bool)
     moved[lost.get("stuck", [])] = False
     failed[lost.get("failed", [])] = True
-    return Course(sampler or mcmc.NUTS(), 500, moved, failed)
+    return Course(sampler or mcmc.NUTS(), 500, "diagonal", moved, failed)
 
 
 def data(values: np.ndarray, **stats: np.ndarray) -> Any:
@@ -108,6 +109,25 @@ def test_smaller_steps_are_advised_where_there_are_some(target: float, warmup: i
         assert advised is not None and target < float(advised[1]) < 1.0
     else:
         assert advised is None or float(advised[1]) > target
+
+
+@pytest.mark.parametrize("depth", [1, 10, 18, 19, 20])
+@pytest.mark.parametrize("mass_matrix", MASS_MATRICES)
+@pytest.mark.parametrize("warmup", [0, 500])
+def test_longer_trajectories_are_advised_as_settings_allow(
+    depth: int, mass_matrix: str, warmup: int
+) -> None:
+    values = np.random.default_rng(0).normal(size=(4, 400))
+    run = replace(course(4, mcmc.NUTS(depth)), mass_matrix=mass_matrix, warmup=warmup)
+    (found,) = findings(data(values, n_steps=np.full((4, 400), 2**depth - 1)), run)
+    deeper = re.search(r"NUTS\(max_depth=(\d+)\)", found.advice)
+    assert deeper is None if depth == 20 else mcmc.NUTS(int(deeper[1])).max_depth > depth  # type: ignore[index]
+    other = re.search(r"mass_matrix='(\w+)'", found.advice)
+    if mass_matrix == "dense" or warmup == 0:
+        assert other is None
+    else:
+        assert other is not None and other[1] in set(MASS_MATRICES) - {mass_matrix, "unit"}
+    assert found.advice[0].isupper() and found.advice.endswith(".")
 
 
 def test_failed_and_stuck_chains_are_left_out_of_the_rest() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from lanewise.mcmc.mclmc import MCLMC
-from lanewise.mcmc.nuts import NUTS
+from lanewise.mcmc.nuts import GREATEST_DEPTH, NUTS
 from lanewise.mcmc.settings import Settings
 from lanewise.watch.convergence import FEWEST_DRAWS, e_bfmi, lost, mixing, normal_scores, summary
 from lanewise.watch.draws import Draws, draws_of, group
@@ -67,12 +67,13 @@ class Course:
 
     sampler: Any
     warmup: int
+    mass_matrix: str
     moved: np.ndarray
     failed: np.ndarray
 
     @classmethod
     def of(cls, settings: Settings, moved: np.ndarray, failed: np.ndarray) -> Course:
-        return cls(settings.sampler, settings.warmup, moved, failed)
+        return cls(settings.sampler, settings.warmup, settings.mass_matrix, moved, failed)
 
 
 def findings(data: Any, course: Course) -> tuple[Finding, ...]:
@@ -91,7 +92,7 @@ def findings(data: Any, course: Course) -> tuple[Finding, ...]:
         variables = {n: v if at.all() else v[at] for n, v in seen.variables.items()}
         found += _convergence(variables, apart, course)
     if isinstance(course.sampler, NUTS):
-        found += _depth(np.asarray(stats["n_steps"])[used], course.sampler.max_depth)
+        found += _depth(np.asarray(stats["n_steps"])[used], course)
     if not isinstance(course.sampler, MCLMC):
         found += _energy(np.asarray(stats["energy"])[used])
     return tuple(found)
@@ -236,15 +237,32 @@ def _many_chains(variables: dict[str, np.ndarray], number: int, more: str) -> It
         )
 
 
-def _depth(steps: np.ndarray, max_depth: int) -> Iterator[Finding]:
-    share = float((steps >= 2**max_depth - 1).mean())
+def _depth(steps: np.ndarray, course: Course) -> Iterator[Finding]:
+    limit = course.sampler.max_depth
+    share = float((steps >= 2**limit - 1).mean())
     if share > LEAST_SHARE_AT_LIMIT:
         yield Finding(
             "depth",
-            f"{_percent(share)} of draws reached the depth limit of {max_depth}: trajectories were cut short.",
-            f"Allow longer ones, NUTS(max_depth={max_depth + 2}), or rescale the model; mass_matrix='dense' helps where"
-            " parameters are correlated.",
+            f"{_percent(share)} of draws reached the depth limit of {limit}: trajectories were cut short.",
+            _longer(course, limit),
         )
+
+
+def _longer(course: Course, limit: int) -> str:
+    rescale = "rescale the model"
+    if limit < GREATEST_DEPTH:
+        deeper = min(limit + 2, GREATEST_DEPTH)
+        rescale = f"Allow longer ones, NUTS(max_depth={deeper}), or {rescale}"
+    scales = _SCALES[course.mass_matrix] if course.warmup else "; a warm-up finds scales."
+    return rescale[0].upper() + rescale[1:] + scales
+
+
+# What else helps where trajectories are long, by the mass matrix of the run.
+_SCALES = {
+    "unit": "; mass_matrix='diagonal' helps where scales differ.",
+    "diagonal": "; mass_matrix='dense' helps where parameters are correlated.",
+    "dense": ".",
+}
 
 
 def _energy(energy: np.ndarray) -> Iterator[Finding]:
