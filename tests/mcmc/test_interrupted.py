@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from lanewise import mcmc
-from lanewise.mcmc import running
+from lanewise.mcmc import ended
 from lanewise.mcmc.inference import groups_of
 from lanewise.mcmc.interrupts import held
 from lanewise.mcmc.loop import Loop
@@ -206,13 +206,13 @@ def test_draws_come_back_without_arviz(
 
 
 def test_an_interrupt_while_data_are_made_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = running.sampled
+    made = ended.sampled
 
     def struck_there(*given: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
         return made(*given)
 
-    monkeypatch.setattr(running, "sampled", struck_there)
+    monkeypatch.setattr(ended, "sampled", struck_there)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.warns(mcmc.SamplingWarning, match=STRUCK):
