@@ -23,19 +23,29 @@ import numpy as np
 from lanewise.mcmc.mclmc import MCLMC
 from lanewise.mcmc.nuts import GREATEST_DEPTH, NUTS
 from lanewise.mcmc.settings import Settings
-from lanewise.watch.convergence import FEWEST_DRAWS, e_bfmi, lost, mixing, normal_scores, summary
+from lanewise.watch.convergence import (
+    FEWEST_DRAWS,
+    e_bfmi,
+    e_bfmi_of_all,
+    lost,
+    mixing,
+    normal_scores,
+    summary,
+)
 from lanewise.watch.draws import Draws, draws_of, group
+from lanewise.watch.limits import (
+    GREATEST_R_HAT,
+    LEAST_E_BFMI,
+    LEAST_ESS,
+    MANY_CHAINS,
+    cut_short,
+    is_sure,
+    least_ess,
+)
 from lanewise.watch.report import add_sampling
 from lanewise.watch.screen import split_rhat
 
-GREATEST_R_HAT = 1.01
-# For each chain; of many chains, in all.
-LEAST_ESS, LEAST_ESS_OF_MANY = 100, 400
-# From so many chains on they are judged by groups.
-MANY_CHAINS = 32
-# Nested R-hat counts if chance explains it in fewer than this share of runs.
-LEAST_CHANCE = 1e-3
-LEAST_E_BFMI, DRAWS_FOR_E_BFMI = 0.3, 50
+DRAWS_FOR_E_BFMI = 50
 # A larger step, in coordinates that have been scaled, finds no end of the posterior. Stan takes the same.
 GREATEST_STEP = 1e7
 # What is advised in place of a lower acceptance.
@@ -115,7 +125,9 @@ def attempted(what: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except Exception as error:
-        warn(f"{what} failed by {type(error).__name__}: {error}. The draws are not touched by that.")
+        warn(
+            f"{what} failed by {type(error).__name__}: {error}. The draws are not touched by that."
+        )
     return None
 
 
@@ -190,9 +202,9 @@ def _convergence(variables: dict[str, np.ndarray], apart: int, course: Course) -
     looked_at = "" if apart == 1 else f" by one draw in {apart}"
     said = {name: summary(values) for name, values in worst_draws.items()}
     more = f"Draw more: warmup={max(2 * course.warmup, 500)} and more draws"
+    least = least_ess(chains)
     if chains < MANY_CHAINS:
         rhats = {name: one.rhat for name, one in said.items()}
-        least = LEAST_ESS * chains
         if (name := _extreme(rhats, max)) and rhats[name] > GREATEST_R_HAT:
             yield Finding(
                 "r_hat",
@@ -200,7 +212,6 @@ def _convergence(variables: dict[str, np.ndarray], apart: int, course: Course) -
                 f"{more}; if they still do not, see in the report which chains differ: there may be several modes.",
             )
     else:
-        least = LEAST_ESS_OF_MANY
         yield from _many_chains(worst_draws, len(variables), more)
     for kind in ("bulk", "tail"):
         sizes = {name: getattr(one, f"ess_{kind}") for name, one in said.items()}
@@ -218,7 +229,7 @@ def _many_chains(variables: dict[str, np.ndarray], number: int, more: str) -> It
         name: normal_scores(values) for name, values in variables.items() if np.ptp(values) > 0.0
     }
     mixed = {name: mixing(scores) for name, scores in normal.items()}
-    sure = {name: one.rhat for name, one in mixed.items() if one.chance < LEAST_CHANCE / number}
+    sure = {name: one.rhat for name, one in mixed.items() if is_sure(one, number)}
     if (name := _extreme(sure, max)) and sure[name] > GREATEST_R_HAT:
         yield Finding(
             "nested_r_hat",
@@ -239,7 +250,7 @@ def _many_chains(variables: dict[str, np.ndarray], number: int, more: str) -> It
 
 def _depth(steps: np.ndarray, course: Course) -> Iterator[Finding]:
     limit = course.sampler.max_depth
-    share = float((steps >= 2**limit - 1).mean())
+    share = float(cut_short(steps, limit).mean())
     if share > LEAST_SHARE_AT_LIMIT:
         yield Finding(
             "depth",
@@ -272,7 +283,7 @@ def _energy(energy: np.ndarray) -> Iterator[Finding]:
     fractions = e_bfmi(energy)
     if len(energy) >= MANY_CHAINS:
         # One of many short chains is below by chance; all together are not.
-        fraction = float((np.diff(energy, axis=1) ** 2).mean() / energy.var(axis=1).mean())
+        fraction = e_bfmi_of_all(energy)
         if fraction < LEAST_E_BFMI:
             yield Finding("e_bfmi", f"E-BFMI is {fraction:.2f} (below {LEAST_E_BFMI}).", advice)
     elif (fractions < LEAST_E_BFMI).any():
