@@ -217,8 +217,11 @@ def test_the_depth_limit_and_e_bfmi_of_each_chain(tmp_path: Path) -> None:
         "diverging": np.zeros((3, 200), bool),
         "energy": energy,
         "tree_depth": np.full((3, 200), 5),
+        "n_steps": np.full((3, 200), 31),
     }
     of["tree_depth"][0, :30] = 6
+    of["n_steps"][0, :30] = 63
+    of["n_steps"][0, :12] = 40  # these turned within the last doubling, and the limit cut nothing
 
     def group(arrays: Any, **attributes: Any) -> Any:
         return xarray.Dataset(
@@ -232,5 +235,5 @@ def test_the_depth_limit_and_e_bfmi_of_each_chain(tmp_path: Path) -> None:
     with lw.report(tmp_path / "run.html"):
         add_sampling(data)
     page = (tmp_path / "run.html").read_text()
-    assert "30 of 600 draws are at the limit of 6 (5.0%)." in page
+    assert "18 of 600 draws reached the limit of 6 (3.0%)." in page
     assert "1 chain is below 0.3." in page and "of chain 1." in page
