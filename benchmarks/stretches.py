@@ -103,6 +103,7 @@ MEASURED = """
 import resource, sys
 import jax, jax.numpy as jnp
 from lanewise import mcmc
+from lanewise.mcmc.inference import groups_of
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 def go(draws, **options):
@@ -112,7 +113,8 @@ def go(draws, **options):
         init=lambda key: jax.random.normal(key, (500,)), sampler=mcmc.HMC(steps=1), progress=False,
         **options,
     )
-    return sum(v.nbytes for group in data.groups() for v in data[group].values()), peak() - before
+    kept = sum(v.nbytes for group in groups_of(data).values() for v in group.values())
+    return kept, peak() - before
 go(200)
 print(*go(3000, **({"resume": sys.argv[1]} if len(sys.argv) > 1 else {})))
 """

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,17 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import lanewise as lw
 from lanewise import mcmc
 from lanewise.mcmc.adapt import Moments, agreeing
 from lanewise.mcmc.diagnosis import Course, findings
 from lanewise.mcmc.inference import data_of
+from lanewise.mcmc.settings import MASS_MATRICES
+from lanewise.watch.report import add_sampling
 
 
 def course(chains: int, sampler: Any = None, **lost: list[int]) -> Course:
     moved, failed = np.ones(chains, bool), np.zeros(chains, bool)
     moved[lost.get("stuck", [])] = False
     failed[lost.get("failed", [])] = True
-    return Course(sampler or mcmc.NUTS(), 500, moved, failed)
+    return Course(sampler or mcmc.NUTS(), 500, "diagonal", moved, failed)
 
 
 def data(values: np.ndarray, **stats: np.ndarray) -> Any:
@@ -88,6 +95,92 @@ def test_divergences_depth_and_energy_in_proportion() -> None:
     slow = np.cumsum(values[:4], axis=1)
     assert "e_bfmi" in kinds(values[:4], course(4), energy=slow)
     assert "e_bfmi" not in kinds(values[:4], course(4, mcmc.MCLMC()), energy=slow)
+
+
+@pytest.mark.parametrize("target", [0.6, 0.8, 0.89, 0.9, 0.95, 0.979, 0.98, 0.985, 0.99, 0.999])
+@pytest.mark.parametrize("warmup", [0, 500])
+def test_smaller_steps_are_advised_where_there_are_some(target: float, warmup: int) -> None:
+    values = np.random.default_rng(0).normal(size=(4, 400))
+    diverging = np.zeros(values.shape, bool)
+    diverging[1, 7] = True
+    run = replace(course(4, mcmc.NUTS(target_accept=target)), warmup=warmup)
+    (found,) = findings(data(values, diverging=diverging), run)
+    assert "ther coordinates may help" in found.advice
+    advised = re.search(r"target_accept=([\d.]+), now", found.advice)
+    if warmup == 0:
+        assert "step_size=" in found.advice and advised is None
+    elif target < 0.97:
+        assert advised is not None and target < float(advised[1]) < 1.0
+    else:
+        assert advised is None or float(advised[1]) > target
+
+
+@pytest.mark.parametrize("depth", [1, 10, 18, 19, 20])
+@pytest.mark.parametrize("mass_matrix", MASS_MATRICES)
+@pytest.mark.parametrize("warmup", [0, 500])
+def test_longer_trajectories_are_advised_as_settings_allow(
+    depth: int, mass_matrix: str, warmup: int
+) -> None:
+    values = np.random.default_rng(0).normal(size=(4, 400))
+    run = replace(course(4, mcmc.NUTS(depth)), mass_matrix=mass_matrix, warmup=warmup)
+    (found,) = findings(data(values, n_steps=np.full((4, 400), 2**depth - 1)), run)
+    deeper = re.search(r"NUTS\(max_depth=(\d+)\)", found.advice)
+    assert deeper is None if depth == 20 else mcmc.NUTS(int(deeper[1])).max_depth > depth  # type: ignore[index]
+    other = re.search(r"mass_matrix='(\w+)'", found.advice)
+    if mass_matrix == "dense" or warmup == 0:
+        assert other is None
+    else:
+        assert other is not None and other[1] in set(MASS_MATRICES) - {mass_matrix, "unit"}
+    assert found.advice[0].isupper() and found.advice.endswith(".")
+
+
+def marked(values: np.ndarray, file: Path, **stats: np.ndarray) -> list[str]:
+    """What a report marks in its table."""
+    with lw.report(file):
+        add_sampling(data(values, **stats))
+    return re.findall(r'<td class="n"><span class="bad">(.*?)</span>', file.read_text())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.random.default_rng(0).normal(size=(8, 120)),
+        np.random.default_rng(0).normal(size=(8, 70)),
+        np.random.default_rng(0).normal(size=(256, 20)),
+        walks(4, 500, 0.999),
+        walks(256, 50, 0.99),
+        walks(256, 50, 0.5),
+    ],
+    ids=["few", "few draws", "many", "few apart", "many apart", "many near"],
+)
+def test_a_report_marks_what_a_warning_is_of(values: np.ndarray, tmp_path: Path) -> None:
+    found = kinds(values, course(len(values)))
+    wrong = marked(values, tmp_path / "run.html")
+    sizes = sum("." not in figure for figure in wrong)
+    assert sizes == len(found & {"bulk_ess", "tail_ess"})
+    assert len(wrong) - sizes == len(found & {"r_hat", "nested_r_hat"})
+
+
+def test_a_run_says_the_same_in_its_report(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as said, lw.report(tmp_path / "run.html"):
+        warnings.simplefilter("always")
+        mcmc.sample(
+            lambda x: -0.5 * jnp.sum(x**2),
+            0,
+            chains=4,
+            draws=20,
+            warmup=20,
+            init=lambda key: jax.random.normal(key, (2,)),
+            sampler=mcmc.NUTS(max_depth=1),
+            progress=False,
+        )
+    page = (tmp_path / "run.html").read_text()
+    words = [str(one.message) for one in said if one.category is mcmc.SamplingWarning]
+    assert any("depth limit of 1" in text for text in words)
+    top = re.sub(r"</?b>", "", unescape(page[: page.index("<table")]))
+    assert all(text in top for text in words)
+    share = next(text for text in words if "depth limit" in text).partition("%")[0]
+    assert f"({share}." in page[page.index("draws reached the limit of 1") :][:60]
 
 
 def test_failed_and_stuck_chains_are_left_out_of_the_rest() -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from lanewise import mcmc
+from lanewise.mcmc import ended
 from lanewise.mcmc.inference import groups_of
 from lanewise.mcmc.interrupts import held
 from lanewise.mcmc.loop import Loop
@@ -154,6 +155,71 @@ def test_a_warmup_that_is_kept_comes_back(monkeypatch: pytest.MonkeyPatch) -> No
         )
     assert set(groups_of(data)) == {"warmup_posterior", "warmup_sample_stats"}
     assert data.warmup_posterior["x"].shape[1] >= 20
+
+
+def short() -> Any:
+    return mcmc.sample(
+        lambda x: -0.5 * jnp.sum(x**2),
+        0,
+        chains=2,
+        draws=7,
+        warmup=0,
+        step_size=0.5,
+        sampler=mcmc.HMC(steps=2),
+        init=np.zeros((2, 2), np.float32),
+        progress=False,
+    )
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise ArithmeticError("by chance")
+
+
+def strikes(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+FAILED = r"failed by ArithmeticError: by chance\. The draws are not touched"
+STRUCK = "interrupted: it has 7 of 7 draws of each chain. Their diagnosis is not complete"
+
+
+@pytest.mark.parametrize("place", ["diagnosis.findings", "diagnosis.add_sampling"])
+@pytest.mark.parametrize("does, words", [(fails, FAILED), (strikes, STRUCK)])
+def test_what_follows_a_run_loses_no_draws(
+    place: str, does: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"lanewise.mcmc.{place}", does)
+    with pytest.warns(mcmc.SamplingWarning, match=words):
+        data = short()
+    assert data.posterior["x"].shape == (2, 7, 2) and np.isfinite(data.posterior["x"]).all()
+
+
+@pytest.mark.parametrize("does, words", [(fails, FAILED), (strikes, STRUCK)])
+def test_draws_come_back_without_arviz(
+    does: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanewise.mcmc.inference.the_library", does)
+    with pytest.warns(mcmc.SamplingWarning, match=words):
+        groups = short()
+    assert groups["posterior"]["x"].shape == (2, 7, 2)
+    assert groups["sample_stats"]["lp"].shape == (2, 7)
+
+
+def test_an_interrupt_while_data_are_made_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ended.sampled
+
+    def struck_there(*given: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return made(*given)
+
+    monkeypatch.setattr(ended, "sampled", struck_there)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.warns(mcmc.SamplingWarning, match=STRUCK):
+            data = short()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert data.posterior["x"].shape == (2, 7, 2)
 
 
 def test_an_interrupt_is_held_and_a_second_is_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,13 @@ import pytest
 
 from lanewise import mcmc
 from lanewise.core.errors import OptionError
+from lanewise.mcmc import watching
 from lanewise.mcmc.inference import groups_of
 from lanewise.mcmc.mixing import Mixing
 from lanewise.mcmc.pace import Pace
+from lanewise.watch import progress
 from mcmc.test_sample import Guarded, assert_equal
+from watch.test_progress import Terminal, shown
 
 CHAINS, DRAWS, WARMUP = 5, 30, 60
 
@@ -221,6 +225,27 @@ def test_the_minimum_ess_on_the_way_is_about_right() -> None:
     assert mixing.blocks.shape[1] < 64
 
 
+def test_the_line_of_a_run_has_the_ess_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths(monkeypatch, 10)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(progress._Terminal, "pause", 0.0)
+    monkeypatch.setattr(watching, "SHARE", 1e9)
+    file = Terminal()
+    monkeypatch.setattr(sys, "stderr", file)
+    run = {"chains": CHAINS, "draws": 100, "warmup": 40, "step_size": 0.5}
+    data = mcmc.sample(logdensity, 0, init=init, sampler=mcmc.HMC(steps=4), progress=True, **run)
+    lines = shown(file)
+    tuning = [line for line in lines if line.startswith("warm-up")]
+    drawing = [line for line in lines if line.startswith("sampling")]
+    assert tuning and not any("ESS" in line for line in tuning)
+    left = re.compile(
+        r"\[\d\d:\d\d<\d\d:\d\d, [^]]+/s\], step size \S+, divergences \d+, minimum ESS ([\d,]+)"
+    )
+    found = [int(hit[1].replace(",", "")) for line in drawing if (hit := left.search(line))]
+    assert len(found) >= 3, drawing
+    assert 0 < found[-1] <= 4 * data.posterior["x"][..., 0].size
+
+
 MEMORY = """
 import resource, sys
 import jax, jax.numpy as jnp
@@ -228,17 +253,22 @@ from lanewise import mcmc
 from lanewise.mcmc.inference import groups_of
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-def go(draws, **options):
+def logdensity(x):
+    return -0.5 * jnp.sum(x**2)
+def init(key):
+    return jax.random.normal(key, (500,))
+derived = mcmc.Model(logdensity, init, lambda x: {"square": x**2})
+def go(draws, model=mcmc.Model(logdensity, init), **options):
     before = peak()
     data = mcmc.sample(
-        lambda x: -0.5 * jnp.sum(x**2), 0, chains=100, draws=draws, warmup=0, step_size=0.5,
-        init=lambda key: jax.random.normal(key, (500,)), sampler=mcmc.HMC(steps=1), progress=False,
-        **options,
+        model, 0, chains=100, draws=draws, warmup=0, step_size=0.5,
+        sampler=mcmc.HMC(steps=1), progress=False, **options,
     )
     print(sum(v.nbytes for group in groups_of(data).values() for v in group.values()), peak() - before)
 go(200)
 go(2000, resume=sys.argv[1])
 go(2000)
+go(2000, derived)
 """
 
 
@@ -247,10 +277,12 @@ def test_memory_is_that_of_the_draws_or_bounded(tmp_path: Path) -> None:
     """The process has run before, so what is added is the draws (400 MB), or what a chunk and a stretch need."""
     command = [sys.executable, "-c", MEMORY, str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    (_, _), (on_disk, bounded), (kept, added) = (
-        map(int, line.split()) for line in ran.stdout.splitlines()[-3:]
+    (_, _), (on_disk, bounded), (kept, added), (derived, more) = (
+        map(int, line.split()) for line in ran.stdout.splitlines()[-4:]
     )
-    assert min(on_disk, kept) > 400e6
+    assert min(on_disk, kept, derived) > 400e6
     assert bounded < 0.5 * on_disk
     # What the run on disk had is used again, and counts.
     assert bounded + added < 1.5 * kept
+    # Derived quantities are made a stretch at a time, in place of the positions.
+    assert bounded + added + more < 1.5 * derived

@@ -43,6 +43,13 @@ def recursive(x: Any) -> Any:
     return -0.5 * power(x, n)
 
 
+def two_sided(x: Any) -> Any:
+    """A normal distribution, twice as wide to the right."""
+    if x < 0:
+        return -0.5 * x**2
+    return -0.125 * x**2
+
+
 def unmarked(x: Any) -> Any:
     return -unmarked(-x) if x < 0.0 else -x
 
@@ -74,6 +81,28 @@ def test_a_density_with_while_is_sampled_as_it_is_written() -> None:
     assert abs(np.median(draws) - 1.0) < 0.25
     below = np.mean(draws < 1.0 + np.exp(1.0))
     assert abs(below - 0.8413) < 0.04, "y < 1"
+
+
+@pytest.mark.parametrize(
+    "density, below",
+    [
+        (two_sided, 1.0 / 3.0),
+        # Of exp(-x**4 / 2) the half is 2**(1/4) * gamma(5/4), of exp(-x**2 / 2) it is sqrt(pi / 2).
+        (recursive, 0.4624),
+    ],
+)
+def test_if_and_recursion_are_sampled_as_they_are_written(density: Any, below: float) -> None:
+    data = mcmc.sample(
+        density,
+        0,
+        chains=32,
+        draws=200,
+        warmup=100,
+        init=jax.random.normal,
+        sampler=mcmc.HMC(steps=4),
+        progress=False,
+    )
+    assert abs(float((data.posterior["x"] < 0.0).mean()) - below) < 0.06
 
 
 @pytest.mark.parametrize("density", [helped])

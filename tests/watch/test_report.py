@@ -132,7 +132,11 @@ def posterior(shift: float) -> Any:
     draws[0] += shift
     diverging = np.zeros((4, 50), bool)
     diverging[1, 7] = shift != 0
-    stats = {"diverging": diverging, "tree_depth": np.full((4, 50), 3)}
+    stats = {
+        "diverging": diverging,
+        "tree_depth": np.full((4, 50), 3),
+        "energy": random.normal(size=(4, 50)),
+    }
     return data_of({"posterior": {"mu": draws[..., 0], "theta": draws}, "sample_stats": stats})
 
 
@@ -155,7 +159,10 @@ def test_a_page_about_sampling(tmp_path: Path) -> None:
     assert page.count("<h2>Two normals</h2>") == 2
     each = ("Density of", "Trace of", "Ranks of", "Autocorrelation of")
     assert named(page) >= {f"{words} {name}" for words in each for name in ("mu", "theta[1]")}
-    assert named(page) >= {"ESS of mu over draws", "Tree depth"}
+    assert named(page) >= {"ESS of mu over draws", "Tree depth", "Energy", "E-BFMI by chain"}
+    assert any(" and " in name for name in named(page)), "pairs"
+    for words in ("Red: divergences. The variables whose", "No draw diverged. The variables with"):
+        assert page.count(words) == 1
     assert "<b>R-hat is 3 for mu.</b> Run longer &amp; wider." in page
     assert page.count("The diagnosis found no problem.") == 1
     # The chain that is elsewhere is named, and R-hat is fine without it.
@@ -210,8 +217,11 @@ def test_the_depth_limit_and_e_bfmi_of_each_chain(tmp_path: Path) -> None:
         "diverging": np.zeros((3, 200), bool),
         "energy": energy,
         "tree_depth": np.full((3, 200), 5),
+        "n_steps": np.full((3, 200), 31),
     }
     of["tree_depth"][0, :30] = 6
+    of["n_steps"][0, :30] = 63
+    of["n_steps"][0, :12] = 40  # these turned within the last doubling, and the limit cut nothing
 
     def group(arrays: Any, **attributes: Any) -> Any:
         return xarray.Dataset(
@@ -225,5 +235,5 @@ def test_the_depth_limit_and_e_bfmi_of_each_chain(tmp_path: Path) -> None:
     with lw.report(tmp_path / "run.html"):
         add_sampling(data)
     page = (tmp_path / "run.html").read_text()
-    assert "30 of 600 draws are at the limit of 6 (5.0%)." in page
+    assert "18 of 600 draws reached the limit of 6 (3.0%)." in page
     assert "1 chain is below 0.3." in page and "of chain 1." in page

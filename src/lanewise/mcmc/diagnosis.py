@@ -14,30 +14,42 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lanewise.mcmc.mclmc import MCLMC
-from lanewise.mcmc.nuts import NUTS
+from lanewise.mcmc.nuts import GREATEST_DEPTH, NUTS
 from lanewise.mcmc.settings import Settings
-from lanewise.watch.convergence import FEWEST_DRAWS, e_bfmi, lost, mixing, normal_scores, summary
+from lanewise.watch.convergence import (
+    FEWEST_DRAWS,
+    e_bfmi,
+    e_bfmi_of_all,
+    lost,
+    mixing,
+    normal_scores,
+    summary,
+)
 from lanewise.watch.draws import Draws, draws_of, group
+from lanewise.watch.limits import (
+    GREATEST_R_HAT,
+    LEAST_E_BFMI,
+    LEAST_ESS,
+    MANY_CHAINS,
+    cut_short,
+    is_sure,
+    least_ess,
+)
 from lanewise.watch.report import add_sampling
 from lanewise.watch.screen import split_rhat
 
-GREATEST_R_HAT = 1.01
-# For each chain; of many chains, in all.
-LEAST_ESS, LEAST_ESS_OF_MANY = 100, 400
-# From this many chains on they are judged by groups.
-MANY_CHAINS = 32
-# Nested R-hat counts if chance explains it in fewer than this share of runs.
-LEAST_CHANCE = 1e-3
-LEAST_E_BFMI, DRAWS_FOR_E_BFMI = 0.3, 50
+DRAWS_FOR_E_BFMI = 50
 # A larger step, in coordinates that have been scaled, finds no end of the posterior. Stan takes the same.
 GREATEST_STEP = 1e7
+# What is advised in place of a lower acceptance.
+HIGHER_TARGETS = (0.9, 0.95, 0.99)
 # Smaller shares of the draws are not worth a warning.
 LEAST_SHARE_DIVERGENT, LEAST_SHARE_AT_LIMIT = 1e-4, 1e-3
 # This many variables are examined closely, and this many numbers in all.
@@ -65,12 +77,13 @@ class Course:
 
     sampler: Any
     warmup: int
+    mass_matrix: str
     moved: np.ndarray
     failed: np.ndarray
 
     @classmethod
     def of(cls, settings: Settings, moved: np.ndarray, failed: np.ndarray) -> Course:
-        return cls(settings.sampler, settings.warmup, moved, failed)
+        return cls(settings.sampler, settings.warmup, settings.mass_matrix, moved, failed)
 
 
 def findings(data: Any, course: Course) -> tuple[Finding, ...]:
@@ -89,18 +102,33 @@ def findings(data: Any, course: Course) -> tuple[Finding, ...]:
         variables = {n: v if at.all() else v[at] for n, v in seen.variables.items()}
         found += _convergence(variables, apart, course)
     if isinstance(course.sampler, NUTS):
-        found += _depth(np.asarray(stats["n_steps"])[used], course.sampler.max_depth)
+        found += _depth(np.asarray(stats["n_steps"])[used], course)
     if not isinstance(course.sampler, MCLMC):
         found += _energy(np.asarray(stats["energy"])[used])
     return tuple(found)
 
 
-def diagnosed(data: Any, course: Course, more: tuple[Finding, ...] = ()) -> None:
-    """Warn of what is wrong with a run, `more` too, and add the run to the reports that are open."""
-    found = (*findings(data, course), *more)
-    for one in found:
+def diagnosed(data: Any, course: Course, more: Callable[[], tuple[Finding, ...]] = tuple) -> None:
+    """Warn of what is wrong with a run, of `more` too, and add the run to the reports that are open.
+
+    What fails here is a warning.
+    """
+    found = attempted("The diagnosis of the draws", lambda: (*findings(data, course), *more()))
+    for one in found or ():
         warn(f"{one.text} {one.advice}")
-    add_sampling(data, title=f"{len(course.moved)} chains by {course.sampler}", findings=found)
+    title = f"{len(course.moved)} chains by {course.sampler}"
+    attempted("The report", lambda: add_sampling(data, title=title, findings=found))
+
+
+def attempted(what: str, make: Callable[[], Any]) -> Any:
+    """What is made of draws, or None with a warning: a run that has ended is not lost to what comes after it."""
+    try:
+        return make()
+    except Exception as error:
+        warn(
+            f"{what} failed by {type(error).__name__}: {error}. The draws are not touched by that."
+        )
+    return None
 
 
 def warn(text: str) -> None:
@@ -151,17 +179,19 @@ def _divergences(diverging: np.ndarray, course: Course) -> Iterator[Finding]:
     yield Finding(
         "divergences",
         f"{number:,} of {diverging.size:,} draws diverged, in {chains:,} {'chain' if chains == 1 else 'chains'}.",
-        _smaller_steps(course.sampler),
+        _smaller_steps(course),
     )
 
 
-def _smaller_steps(sampler: Any) -> str:
+def _smaller_steps(course: Course) -> str:
     coordinates = "other coordinates may help, such as non-centered ones."
-    target = getattr(sampler, "target_accept", None)
-    if target is None or target >= 0.99:
+    target = getattr(course.sampler, "target_accept", None)
+    if course.warmup == 0:  # steps are as given, whatever the target
+        return f"Smaller steps (step_size=) or {coordinates}"
+    higher = [share for share in HIGHER_TARGETS if target is not None and share > target + 0.01]
+    if not higher:
         return coordinates[0].upper() + coordinates[1:]
-    higher = next(share for share in (0.9, 0.95, 0.99) if share > target + 0.01)
-    return f"Smaller steps (target_accept={higher}, now {target:g}) or {coordinates}"
+    return f"Smaller steps (target_accept={higher[0]}, now {target:g}) or {coordinates}"
 
 
 def _convergence(variables: dict[str, np.ndarray], apart: int, course: Course) -> Iterator[Finding]:
@@ -172,9 +202,9 @@ def _convergence(variables: dict[str, np.ndarray], apart: int, course: Course) -
     looked_at = "" if apart == 1 else f" by one draw in {apart}"
     said = {name: summary(values) for name, values in worst_draws.items()}
     more = f"Draw more: warmup={max(2 * course.warmup, 500)} and more draws"
+    least = least_ess(chains)
     if chains < MANY_CHAINS:
         rhats = {name: one.rhat for name, one in said.items()}
-        least = LEAST_ESS * chains
         if (name := _extreme(rhats, max)) and rhats[name] > GREATEST_R_HAT:
             yield Finding(
                 "r_hat",
@@ -182,7 +212,6 @@ def _convergence(variables: dict[str, np.ndarray], apart: int, course: Course) -
                 f"{more}; if they still do not, see in the report which chains differ: there may be several modes.",
             )
     else:
-        least = LEAST_ESS_OF_MANY
         yield from _many_chains(worst_draws, len(variables), more)
     for kind in ("bulk", "tail"):
         sizes = {name: getattr(one, f"ess_{kind}") for name, one in said.items()}
@@ -200,7 +229,7 @@ def _many_chains(variables: dict[str, np.ndarray], number: int, more: str) -> It
         name: normal_scores(values) for name, values in variables.items() if np.ptp(values) > 0.0
     }
     mixed = {name: mixing(scores) for name, scores in normal.items()}
-    sure = {name: one.rhat for name, one in mixed.items() if one.chance < LEAST_CHANCE / number}
+    sure = {name: one.rhat for name, one in mixed.items() if is_sure(one, number)}
     if (name := _extreme(sure, max)) and sure[name] > GREATEST_R_HAT:
         yield Finding(
             "nested_r_hat",
@@ -219,15 +248,32 @@ def _many_chains(variables: dict[str, np.ndarray], number: int, more: str) -> It
         )
 
 
-def _depth(steps: np.ndarray, max_depth: int) -> Iterator[Finding]:
-    share = float((steps >= 2**max_depth - 1).mean())
+def _depth(steps: np.ndarray, course: Course) -> Iterator[Finding]:
+    limit = course.sampler.max_depth
+    share = float(cut_short(steps, limit).mean())
     if share > LEAST_SHARE_AT_LIMIT:
         yield Finding(
             "depth",
-            f"{_percent(share)} of draws reached the depth limit of {max_depth}: trajectories were cut short.",
-            f"Allow longer ones, NUTS(max_depth={max_depth + 2}), or rescale the model; mass_matrix='dense' helps where"
-            " parameters are correlated.",
+            f"{_percent(share)} of draws reached the depth limit of {limit}: trajectories were cut short.",
+            _longer(course, limit),
         )
+
+
+def _longer(course: Course, limit: int) -> str:
+    rescale = "rescale the model"
+    if limit < GREATEST_DEPTH:
+        deeper = min(limit + 2, GREATEST_DEPTH)
+        rescale = f"Allow longer ones, NUTS(max_depth={deeper}), or {rescale}"
+    scales = _SCALES[course.mass_matrix] if course.warmup else "; a warm-up finds scales."
+    return rescale[0].upper() + rescale[1:] + scales
+
+
+# What else helps where trajectories are long, by the mass matrix of the run.
+_SCALES = {
+    "unit": "; mass_matrix='diagonal' helps where scales differ.",
+    "diagonal": "; mass_matrix='dense' helps where parameters are correlated.",
+    "dense": ".",
+}
 
 
 def _energy(energy: np.ndarray) -> Iterator[Finding]:
@@ -237,7 +283,7 @@ def _energy(energy: np.ndarray) -> Iterator[Finding]:
     fractions = e_bfmi(energy)
     if len(energy) >= MANY_CHAINS:
         # One of many short chains is below by chance; all together are not.
-        fraction = float((np.diff(energy, axis=1) ** 2).mean() / energy.var(axis=1).mean())
+        fraction = e_bfmi_of_all(energy)
         if fraction < LEAST_E_BFMI:
             yield Finding("e_bfmi", f"E-BFMI is {fraction:.2f} (below {LEAST_E_BFMI}).", advice)
     elif (fractions < LEAST_E_BFMI).any():

@@ -112,13 +112,13 @@ class Loop(abc.ABC):
             with self.watching.open(int(state.number), self.last):
                 while int(state.number) < self.last:
                     state = self._next(state)
+            with held():
+                self.keeping.save(int(state.number), state)
         except KeyboardInterrupt:
             self.keeping.save(int(state.number), state)
             if not any(self.keeping.rows(int(state.number)).values()):
                 raise
             self.interrupted = True
-            return state
-        self.keeping.save(int(state.number), state)
         return state
 
     def started(self) -> State:

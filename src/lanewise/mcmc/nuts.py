@@ -27,6 +27,8 @@ from lanewise.mcmc.samplers import DIVERGED, Info, must_be_share
 from lanewise.mcmc.space import Density, Place, Point, Space, energy, leapfrog
 from lanewise.tracing.decorator import program
 
+GREATEST_DEPTH = 20
+
 
 class Tree(NamedTuple):
     """A stretch of trajectory, in the direction of its growth."""
@@ -146,8 +148,8 @@ class NUTS:
     target_accept: float = 0.8
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_depth <= 20:
-            raise OptionError(f"max_depth={self.max_depth} must be from 1 to 20.")
+        if not 1 <= self.max_depth <= GREATEST_DEPTH:
+            raise OptionError(f"max_depth={self.max_depth} must be from 1 to {GREATEST_DEPTH}.")
         must_be_share("target_accept", self.target_accept)
 
     def draw(

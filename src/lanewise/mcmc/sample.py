@@ -16,12 +16,13 @@ from jaxtyping import Array, Key
 
 from lanewise.core.errors import OptionError
 from lanewise.mcmc.described import saved_in
+from lanewise.mcmc.ended import result
 from lanewise.mcmc.given import accepting, model_of, on_device, typed_key
 from lanewise.mcmc.inference import must_have_library
 from lanewise.mcmc.initial import begun
 from lanewise.mcmc.models import Model, Position
 from lanewise.mcmc.nuts import NUTS
-from lanewise.mcmc.running import prepared, result
+from lanewise.mcmc.running import prepared
 from lanewise.mcmc.samplers import Ensemble, Sampler, must_be_count
 from lanewise.mcmc.settings import Settings
 from lanewise.place.cluster.cluster import Cluster

@@ -256,6 +256,13 @@ def e_bfmi(energy: np.ndarray) -> np.ndarray:
         return (np.diff(energy, axis=1) ** 2).mean(1) / energy.var(1)
 
 
+def e_bfmi_of_all(energy: np.ndarray) -> float:
+    """That of many chains together: one of many short ones is low by chance."""
+    energy = np.asarray(energy, float)
+    with np.errstate(all="ignore"):
+        return float((np.diff(energy, axis=1) ** 2).mean() / energy.var(axis=1).mean())
+
+
 def _largest(*numbers: float) -> float:
     known = [number for number in numbers if not np.isnan(number)]
     return max(known) if known else float("nan")

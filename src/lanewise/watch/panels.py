@@ -18,6 +18,7 @@ from lanewise.watch.convergence import (
     split,
 )
 from lanewise.watch.draws import Draws
+from lanewise.watch.limits import LEAST_E_BFMI, cut_short
 from lanewise.watch.markup import escaped, figure, legend
 
 MOST_CHAINS = 6
@@ -30,8 +31,6 @@ GRID = 128
 MOST_PEAK = 4.0
 MOST_PAIRS = 4
 PARTS = 8
-# Below this, chains explore the tails slowly (Betancourt 2016).
-LEAST_E_BFMI = 0.3
 MOST_BARS = 24
 
 
@@ -346,6 +345,8 @@ def _depths(draws: Draws) -> str:
     )
     words = f"The deepest is {int(depths.max())}."
     if limit is not None:
-        at = int((depths >= limit).sum())
-        words += f" {count(at)} of {count(depths.size)} draws are at the limit of {limit} ({at / depths.size:.1%})."
+        steps = draws.stats.get("n_steps")
+        cut = depths >= limit if steps is None else cut_short(steps, limit)
+        at = int(cut.sum())
+        words += f" {count(at)} of {count(depths.size)} draws reached the limit of {limit} ({at / depths.size:.1%})."
     return figure("Tree depth", words, picture)

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lanewise.watch.charts import count
-from lanewise.watch.convergence import Summary, e_bfmi, summary
+from lanewise.watch.convergence import (
+    Summary,
+    e_bfmi,
+    e_bfmi_of_all,
+    lost,
+    mixing,
+    normal_scores,
+    summary,
+)
 from lanewise.watch.draws import Draws, draws_of
+from lanewise.watch.limits import GREATEST_R_HAT, MANY_CHAINS, is_sure, least_ess
 from lanewise.watch.markup import escaped, facts_list, table
 from lanewise.watch.panels import run_figures, variable_figures
 from lanewise.watch.screen import worth_a_summary
@@ -23,9 +32,6 @@ MOST_ROWS = 60
 MOST_VARIABLES = 16
 MOST_BAD_CHAINS = 8
 _sections = itertools.count()
-# Above the first, or below the second for each chain, draws cannot be trusted yet (Vehtari et al. 2021).
-GREATEST_R_HAT = 1.01
-LEAST_ESS = 100
 
 
 def sampling_section(data: Any, title: str, findings: Sequence[Any] | None = None) -> str:
@@ -37,12 +43,12 @@ def sampling_section(data: Any, title: str, findings: Sequence[Any] | None = Non
     )
     if not draws.variables:
         return f'{head}<p class="bad">No chain has finite draws.</p></section>'
-    said = {name: summary(draws.variables[name]) for name in worth_a_summary(draws.variables)}
-    order = sorted(said, key=lambda name: _badness(said[name]))
+    said = {name: judged(name, draws) for name in worth_a_summary(draws.variables)}
+    order = sorted(said, key=lambda name: said[name].badness)
     shown = order[:MOST_VARIABLES]
     panels = "".join(
         f'<div class="run" id="{key}-{i}"{" hidden" if i else ""}>'
-        f"{variable_figures(name, draws.variables[name], said[name], draws)}</div>"
+        f"{variable_figures(name, draws.variables[name], said[name].summary, draws)}</div>"
         for i, name in enumerate(shown)
     )
     choices = "".join(
@@ -62,7 +68,7 @@ def _some(number: int, every: int) -> str:
     return f"The {number} of {count(every)} variables with the highest R-hat and the lowest ESS, worst first."
 
 
-def _screened(said: Mapping[str, Summary], every: int) -> str:
+def _screened(said: Mapping[str, Judged], every: int) -> str:
     if len(said) == every:
         return ""
     return (
@@ -71,11 +77,37 @@ def _screened(said: Mapping[str, Summary], every: int) -> str:
     )
 
 
-def _badness(said: Summary) -> tuple[float, float]:
-    """Sorts the worst first; what never varies is last."""
-    rhat = 0.0 if np.isnan(said.rhat) else min(said.rhat, 1e9)
-    least = np.nanmin([said.ess_bulk, said.ess_tail, np.inf])
-    return (-round(rhat, 2) if rhat > GREATEST_R_HAT else 0.0, float(least))
+class Judged(NamedTuple):
+    """What is said of a variable; `nested` is the R-hat that many chains are judged by.
+
+    By the rules that a run's warnings have, chains do not agree (`apart`), or some are far from all others (`strays`).
+    """
+
+    summary: Summary
+    nested: float | None
+    apart: bool
+    strays: bool = False
+
+    @property
+    def badness(self) -> tuple[float, float]:
+        """Sorts the worst first; what never varies is last."""
+        rhat = self.summary.rhat if self.nested is None else self.nested
+        least = np.nanmin([self.summary.ess_bulk, self.summary.ess_tail, np.inf])
+        return (-round(min(rhat, 1e9), 2) if self.apart else -float(self.strays), float(least))
+
+
+def judged(name: str, draws: Draws) -> Judged:
+    """The summary of a variable, and whether its chains agree."""
+    values = draws.variables[name]
+    said = summary(values)
+    if len(values) < MANY_CHAINS:
+        return Judged(said, None, bool(said.rhat > GREATEST_R_HAT))
+    if np.isnan(said.rhat):
+        return Judged(said, float("nan"), False)
+    scores = normal_scores(values)
+    mixed = mixing(scores)
+    apart = mixed.rhat > GREATEST_R_HAT and is_sure(mixed, len(draws.variables))
+    return Judged(said, mixed.rhat, apart, bool(lost(scores).any()))
 
 
 def _found(findings: Sequence[Any] | None) -> str:
@@ -111,12 +143,18 @@ _MEANS = {
 }
 
 
-def _facts(draws: Draws, said: Mapping[str, Summary]) -> dict[str, str]:
+def _facts(draws: Draws, said: Mapping[str, Judged]) -> dict[str, str]:
     facts = {"chains": count(len(draws.chains)), "draws per chain": count(draws.draws)}
+    many = len(draws.chains) >= MANY_CHAINS
     for name, numbers, worst in (
-        ("maximum R-hat", [one.rhat for one in said.values()], max),
-        ("minimum bulk ESS", [one.ess_bulk for one in said.values()], min),
-        ("minimum tail ESS", [one.ess_tail for one in said.values()], min),
+        ("maximum R-hat", [one.summary.rhat for one in said.values()], max),
+        (
+            "maximum nested R-hat",
+            [one.nested for one in said.values() if one.nested is not None],
+            max,
+        ),
+        ("minimum bulk ESS", [one.summary.ess_bulk for one in said.values()], min),
+        ("minimum tail ESS", [one.summary.ess_tail for one in said.values()], min),
     ):
         known = [number for number in numbers if np.isfinite(number)]
         if known:
@@ -124,58 +162,50 @@ def _facts(draws: Draws, said: Mapping[str, Summary]) -> dict[str, str]:
     if "diverging" in draws.stats:
         facts["divergences"] = count(int(draws.stats["diverging"].sum()))
     if "energy" in draws.stats and draws.draws > 2:
-        facts["minimum E-BFMI"] = f"{float(np.nanmin(e_bfmi(draws.stats['energy']))):.2f}"
+        energy = draws.stats["energy"]
+        if many:
+            facts["E-BFMI of all chains"] = f"{e_bfmi_of_all(energy):.2f}"
+        else:
+            facts["minimum E-BFMI"] = f"{float(np.nanmin(e_bfmi(energy))):.2f}"
     for name, words in _MEANS.items():
         if name in draws.stats:
             facts[words] = f"{float(np.mean(draws.stats[name])):.3g}"
     return facts
 
 
-def _table(said: Mapping[str, Summary], order: Sequence[str], draws: Draws) -> str:
+def _table(said: Mapping[str, Judged], order: Sequence[str], draws: Draws) -> str:
     names = list(said) if len(said) <= MOST_ROWS else list(order[:MOST_ROWS])
-    least = LEAST_ESS * min(len(draws.chains), 4)
-    every = len(draws.variables)
+    chains, every = len(draws.chains), len(draws.variables)
+    heads = ["variable", "mean", "sd", "5%", "50%", "95%", "MCSE (mean)", "bulk ESS", "tail ESS"]
+    heads += ["R-hat"] if chains < MANY_CHAINS else ["R-hat", "nested R-hat"]
+    rows = [[f"<code>{escaped(name)}</code>", *_row(said[name], chains)] for name in names]
+    note = f'<p class="note">{_some(len(rows), every)}</p>' if len(rows) < every else ""
+    return table(heads, rows, len(heads) - 1) + note
 
-    def marked(words: str, bad: bool) -> str:
+
+def _row(judged: Judged, chains: int) -> list[str]:
+    one, least = judged.summary, least_ess(chains)
+
+    def marked(number: float, words: str, bad: bool = False) -> str:
+        if np.isnan(number):
+            return "–"
         return f'<span class="bad">{words}</span>' if bad else words
 
-    def effective(number: float) -> str:
-        return marked(count(round(number)), number < least) if np.isfinite(number) else "–"
-
-    rows = []
-    for name in names:
-        one = said[name]
-        figures = (f"{x:.4g}" for x in (one.mean, one.sd, *one.quantiles))
-        mcse = f"{one.mcse:.2g}" if np.isfinite(one.mcse) else "–"
-        rhat = f"{one.rhat:.3f}" if np.isfinite(one.rhat) else "–"
-        tail = (mcse, effective(one.ess_bulk), effective(one.ess_tail))
-        rows.append(
-            [
-                f"<code>{escaped(name)}</code>",
-                *figures,
-                *tail,
-                marked(rhat, one.rhat > GREATEST_R_HAT),
-            ]
-        )
-    heads = [
-        "variable",
-        "mean",
-        "sd",
-        "5%",
-        "50%",
-        "95%",
-        "MCSE (mean)",
-        "bulk ESS",
-        "tail ESS",
-        "R-hat",
-    ]
-    note = f'<p class="note">{_some(len(rows), every)}</p>' if len(rows) < every else ""
-    return table(heads, rows, 9) + note
+    figures = [f"{x:.4g}" for x in (one.mean, one.sd, *one.quantiles)]
+    sizes = [marked(x, _whole(x), x < least) for x in (one.ess_bulk, one.ess_tail)]
+    agreement = [marked(one.rhat, f"{one.rhat:.3f}", judged.apart and judged.nested is None)]
+    if judged.nested is not None:
+        agreement.append(marked(judged.nested, f"{judged.nested:.3f}", judged.apart))
+    return [*figures, marked(one.mcse, f"{one.mcse:.2g}"), *sizes, *agreement]
 
 
-def _bad_chains(draws: Draws, said: Mapping[str, Summary], worst: str) -> str:
+def _whole(number: float) -> str:
+    return count(round(number)) if np.isfinite(number) else str(number)
+
+
+def _bad_chains(draws: Draws, said: Mapping[str, Judged], worst: str) -> str:
     """Chains that stand out: those without which R-hat of the worst variable is least, and those that diverge most."""
-    one, chains = said[worst], len(draws.chains)
+    one, chains = said[worst].summary, len(draws.chains)
     without = one.rhat_without
     if chains < 3 or not np.isfinite(without).all():
         return ""
@@ -183,7 +213,7 @@ def _bad_chains(draws: Draws, said: Mapping[str, Summary], worst: str) -> str:
     by_rhat = np.argsort(without, kind="stable")[: MOST_BAD_CHAINS // 2]
     by_divergences = np.argsort(-diverging, kind="stable")[: MOST_BAD_CHAINS // 2]
     chosen = list(dict.fromkeys([*by_rhat, *by_divergences[diverging[by_divergences] > 0]]))
-    if one.rhat <= GREATEST_R_HAT and not diverging.any():
+    if not (said[worst].apart or said[worst].strays or diverging.any()):
         return ""
     rows = [
         [
