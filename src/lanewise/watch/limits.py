@@ -12,7 +12,7 @@ from lanewise.watch.convergence import Mixing
 GREATEST_R_HAT = 1.01
 # For each chain; of many chains, in all.
 LEAST_ESS, LEAST_ESS_OF_MANY = 100, 400
-# From so many chains on they are judged by groups.
+# From this many chains on, chains are judged by groups.
 MANY_CHAINS = 32
 # Nested R-hat counts if chance explains it in fewer than this share of runs.
 LEAST_CHANCE = 1e-3
@@ -21,7 +21,7 @@ LEAST_E_BFMI = 0.3
 
 
 def least_ess(chains: int) -> int:
-    """The bulk and tail ESS that so many chains should have together.
+    """The bulk and tail ESS that n chains should have together.
 
     >>> least_ess(4), least_ess(1000)
     (400, 400)
@@ -30,7 +30,7 @@ def least_ess(chains: int) -> int:
 
 
 def is_sure(mixed: Mixing, variables: int) -> bool:
-    """Whether chance does not explain a nested R-hat, the largest of so many."""
+    """Whether chance does not explain a nested R-hat, the largest of several."""
     return mixed.chance < LEAST_CHANCE / variables
 
 
