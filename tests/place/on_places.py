@@ -1,7 +1,8 @@
 """Programs placed at random over the devices of a process; `test_placed.py` reads what this prints.
 
 `python on_places.py corpus SHARD SHARDS` and `python on_places.py generated SEED COUNT`. A line for each case: its
-name, then "right", or what went wrong. Queues hold one message (`in_flight=1`): whatever could wait for ever would.
+name, then "right", or what went wrong. Queues hold one message, whatever an iteration sends: whatever could wait for
+ever would.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ import lanewise as lw
 from corpus import CORPUS
 from generate import LANES, Generated, load, programs, run_plainly
 from programs.case import Case
-from scattered import differs, one_example, placement_of, scattered
+from scattered import differs, one_example, placement_of, room_for_one, scattered
 
 
 def placed_at_random(fun: Callable[..., Any], args: tuple[Any, ...], rng: random.Random) -> Any:
     """What a function gives with its equations over two or four devices at random; `None` if it has none to place."""
     strewn = scattered(fun, args, 4, rng)
     places = placement_of(strewn, args, jax.devices()[: rng.choice((2, 4))], rng)
-    return lw.run(strewn, places, in_flight=1, timeout=60.0)(*args) if places else None
+    return lw.run(strewn, places, timeout=60.0)(*args) if places else None
 
 
 def of_corpus(shard: int, shards: int) -> Iterator[tuple[str, str]]:
@@ -60,7 +61,7 @@ def of_corpus(shard: int, shards: int) -> Iterator[tuple[str, str]]:
         slope = jax.grad(strewn, case.differentiable)
         want = jax.grad(loss, case.differentiable)(*args)
         places = placement_of(slope, args, jax.devices()[:3], rng)
-        got = lw.run(slope, places, in_flight=1, timeout=60.0)(*args)
+        got = lw.run(slope, places, timeout=60.0)(*args)
         yield f"{case.name} gradient", differs(got, want, max(case.rtol, 1e-5)) or "right"
 
 
@@ -215,8 +216,11 @@ def of_calls(folder: str) -> Iterator[tuple[str, str]]:
 if __name__ == "__main__":
     kind, arguments = sys.argv[1], sys.argv[2:]
     if kind == "calls":
-        cases = of_calls(arguments[0])
+        for name, said in of_calls(arguments[0]):
+            print(f"{name}: {said}", flush=True)
     else:
-        cases = (of_corpus if kind == "corpus" else of_generated)(*map(int, arguments))
-    for name, said in cases:
-        print(f"{name}: {said}", flush=True)
+        cases = of_corpus if kind == "corpus" else of_generated
+        with room_for_one() as narrowed:
+            for name, said in cases(*map(int, arguments)):
+                print(f"{name}: {said}", flush=True)
+        print(f"edges with several messages an iteration: {'right' if narrowed else 'none'}")
