@@ -1,8 +1,8 @@
 """Programs placed at random over the devices of a process; `test_placed.py` reads what this prints.
 
-`python on_places.py corpus SHARD SHARDS` and `python on_places.py generated SEED COUNT`. A line for each case: its
-name, then "right", or what went wrong. Queues hold one message, whatever an iteration sends: whatever could wait for
-ever would.
+`python on_places.py corpus SHARD SHARDS`, and `generated` or `slopes` (gradients) `SEED COUNT`. A line for each
+case: its name, then "right", or what went wrong. Queues hold one message, whatever an iteration sends: whatever could
+wait for ever would.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import Any
 import hypothesis
 import jax
 import jax.numpy as jnp
+import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 
 import lanewise as lw
 from corpus import CORPUS
-from generate import LANES, Generated, load, programs, run_plainly
+from generate import LANES, Generated, float_total, load, programs, run_plainly, substantial
 from programs.case import Case
 from scattered import differs, one_example, placement_of, room_for_one, scattered
 
@@ -66,6 +67,44 @@ def of_corpus(shard: int, shards: int) -> Iterator[tuple[str, str]]:
 
 
 def of_generated(seed: int, count: int) -> Iterator[tuple[str, str]]:
+    def check(program: Generated, serial: int, name: str) -> str:
+        lane = serial % LANES
+        args = tuple(jnp.asarray(a) for a in program.lane(lane))
+        want = jax.tree.map(jnp.asarray, run_plainly(program)[lane])
+        main = load(program.source, lw.program, name)
+        got = placed_at_random(main, args, random.Random(seed * 1000 + serial))
+        return "right" if got is None else differs(got, want, 0.0) or "right"
+
+    return _each_generated(seed, count, "generated", check)
+
+
+def of_slopes(seed: int, count: int) -> Iterator[tuple[str, str]]:
+    """Gradients of generated programs by their float arguments; loops save in all ways in turn."""
+    slopes = []
+
+    def check(program: Generated, serial: int, name: str) -> str:
+        checkpoints = ("auto", "all", "sqrt", 3)[serial % 4]
+        main = load(program.source, lw.program, name).with_options(checkpoints=checkpoints, tape=64)
+        moving, total = float_total(program, main)
+        args = [jnp.asarray(a) for a in program.lane(serial % LANES)]
+        moved = [args[at] for at in moving]
+        want = jax.jit(jax.grad(total))(moved, args)
+        rng = random.Random(seed * 1000 + serial)
+        slope = jax.grad(scattered(total, (moved, args), 4, rng))
+        devices = jax.devices()[: 4 if serial % 2 else 2]
+        places = placement_of(slope, (moved, args), devices, rng)
+        if not places:
+            return "right, though nothing in it can be placed"
+        slopes.extend(bool(jnp.any(x != 0)) for x in want)
+        return differs(lw.run(slope, places, timeout=60.0)(moved, args), want, 1e-5) or "right"
+
+    yield from _each_generated(seed, count, "slope", check)
+    yield "slopes other than zero", "right" if any(slopes) else "none"
+
+
+def _each_generated(
+    seed: int, count: int, kind: str, check: Callable[[Generated, int, str], str]
+) -> Iterator[tuple[str, str]]:
     found: list[tuple[str, str]] = []
 
     @hypothesis.seed(seed)
@@ -82,20 +121,18 @@ def of_generated(seed: int, count: int) -> Iterator[tuple[str, str]]:
     )
     @hypothesis.given(programs())
     def each(program: Generated) -> None:
+        if kind == "slope":
+            hypothesis.assume(substantial(program.source))
+            hypothesis.assume(any(a.dtype == np.float32 for a in program.arguments))
         serial = len(found)
-        name = f"generated {seed}.{serial}"
-        main = load(program.source, lw.program, name)
-        lane = serial % LANES
-        args = tuple(jnp.asarray(a) for a in program.lane(lane))
-        want = jax.tree.map(jnp.asarray, run_plainly(program)[lane])
+        name = f"{kind} {seed}.{serial}"
         try:
-            got = placed_at_random(main, args, random.Random(seed * 1000 + serial))
-            said = "right" if got is None else differs(got, want, 0.0) or "right"
+            said = check(program, serial, name)
         except Exception as error:
             said = f"{type(error).__name__} {str(error).splitlines()[0]}"
-        found.append(
-            (name, said if said == "right" else f"{said}\\n{program!r}".replace("\n", "\\n"))
-        )
+        if not said.startswith("right"):
+            said = f"{said}\\n{program!r}".replace("\n", "\\n")
+        found.append((name, said))
 
     each()
     yield from found
@@ -219,7 +256,7 @@ if __name__ == "__main__":
         for name, said in of_calls(arguments[0]):
             print(f"{name}: {said}", flush=True)
     else:
-        cases = of_corpus if kind == "corpus" else of_generated
+        cases = {"corpus": of_corpus, "generated": of_generated, "slopes": of_slopes}[kind]
         with room_for_one() as narrowed:
             for name, said in cases(*map(int, arguments)):
                 print(f"{name}: {said}", flush=True)

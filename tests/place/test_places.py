@@ -15,7 +15,7 @@ import needs
 from apart import TESTS, cases_of
 
 HERE = Path(__file__).parent
-SHARDS = 8
+SHARDS = 11
 TRIALS = int(os.environ.get("LANEWISE_TRIALS", "1"))
 
 
@@ -41,6 +41,14 @@ def test_the_corpus_at_random_places(shard: int) -> None:
 def test_generated_programs_at_random_places(seed: int) -> None:
     cases = on_devices("generated", str(seed), "20")
     assert len(cases) >= 20 and not wrong(cases), wrong(cases)
+
+
+@pytest.mark.parametrize(
+    ("seed", "count"), [(1, 3), *(pytest.param(i, 20, marks=pytest.mark.slow) for i in range(2, 7))]
+)
+def test_gradients_of_generated_programs_at_random_places(seed: int, count: int) -> None:
+    cases = on_devices("slopes", str(seed), str(count))
+    assert len(cases) >= count and not wrong(cases), wrong(cases)
 
 
 def test_calls(tmp_path: Path) -> None:
