@@ -26,6 +26,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 
 import lanewise as lw
+import needs
 from corpus import CORPUS
 from generate import LANES, Generated, float_total, load, programs, run_plainly, substantial
 from programs.case import Case
@@ -75,14 +76,13 @@ def of_generated(seed: int, count: int) -> Iterator[tuple[str, str]]:
         got = placed_at_random(main, args, random.Random(seed * 1000 + serial))
         return "right" if got is None else differs(got, want, 0.0) or "right"
 
-    return _each_generated(seed, count, "generated", check)
+    return _each_generated(seed, count, "generated", check, lambda program: True)
 
 
 def of_slopes(seed: int, count: int) -> Iterator[tuple[str, str]]:
     """Gradients of generated programs by their float arguments; loops save in all ways in turn."""
-    slopes = []
 
-    def check(program: Generated, serial: int, name: str) -> str:
+    def check(program: Generated, serial: int, name: str) -> str | None:
         checkpoints = ("auto", "all", "sqrt", 3)[serial % 4]
         main = load(program.source, lw.program, name).with_options(checkpoints=checkpoints, tape=64)
         moving, total = float_total(program, main)
@@ -93,18 +93,25 @@ def of_slopes(seed: int, count: int) -> Iterator[tuple[str, str]]:
         slope = jax.grad(scattered(total, (moved, args), 4, rng))
         devices = jax.devices()[: 4 if serial % 2 else 2]
         places = placement_of(slope, (moved, args), devices, rng)
-        if not places:
-            return "right, though nothing in it can be placed"
-        slopes.extend(bool(jnp.any(x != 0)) for x in want)
+        if not places or not any(jnp.any(x != 0) for x in want):
+            return None
         return differs(lw.run(slope, places, timeout=60.0)(moved, args), want, 1e-5) or "right"
 
-    yield from _each_generated(seed, count, "slope", check)
-    yield "slopes other than zero", "right" if any(slopes) else "none"
+    def moves(program: Generated) -> bool:
+        floats = any(a.dtype == np.float32 for a in program.arguments)
+        return floats and substantial(program.source)
+
+    return _each_generated(seed, count, "slope", check, moves)
 
 
 def _each_generated(
-    seed: int, count: int, kind: str, check: Callable[[Generated, int, str], str]
+    seed: int,
+    count: int,
+    kind: str,
+    check: Callable[[Generated, int, str], str | None],
+    serves: Callable[[Generated], bool],
 ) -> Iterator[tuple[str, str]]:
+    """What a check says of each program that serves; None if there is nothing to compare after all."""
     found: list[tuple[str, str]] = []
 
     @hypothesis.seed(seed)
@@ -121,18 +128,17 @@ def _each_generated(
     )
     @hypothesis.given(programs())
     def each(program: Generated) -> None:
-        if kind == "slope":
-            hypothesis.assume(substantial(program.source))
-            hypothesis.assume(any(a.dtype == np.float32 for a in program.arguments))
+        hypothesis.assume(serves(program))
         serial = len(found)
         name = f"{kind} {seed}.{serial}"
         try:
             said = check(program, serial, name)
         except Exception as error:
             said = f"{type(error).__name__} {str(error).splitlines()[0]}"
-        if not said.startswith("right"):
+        hypothesis.assume(said is not None)
+        if not str(said).startswith("right"):
             said = f"{said}\\n{program!r}".replace("\n", "\\n")
-        found.append((name, said))
+        found.append((name, str(said)))
 
     each()
     yield from found
@@ -156,6 +162,39 @@ def two_layers(x: Any, weights: Any) -> Any:
     return layer(layer(x, weights["w"], weights["v"]), weights["w"], weights["v"])
 
 
+@lw.program
+def settled(x, w, v):
+    turns = 0
+    while (jnp.sum(x) > 0.4) & (turns < 9):
+        x, turns = layer(x, w, v), turns + 1
+    return jnp.sum(x)
+
+
+def of_choices(places: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Gradients by what their loops save: one of known length, and one that a test of floats ends."""
+
+    def counted(x: Any, w: Any, v: Any) -> Any:
+        return jnp.sum(jax.lax.scan(lambda x, t: (layer(x + t, w, v), t), x, jnp.arange(7.0))[0])
+
+    asked: list[tuple[Any, dict[str, Any]]] = [
+        (counted, {"checkpoints": "sqrt"}),
+        (settled, {"checkpoints": 2}),
+        (counted, {"offload": "host"}),
+    ]
+    if needs.FULL:
+        asked += [(counted, {"checkpoints": 2}), (settled, {"checkpoints": "all"})]
+    for f, options in asked:
+        slope = lw.grad(f, (1, 2), tape=16, **options)
+        run, plain = lw.run(slope, places), jax.jit(jax.grad(f, (1, 2)))
+        found = run(X, W, V)
+        said = differs(found, plain(X, W, V), 1e-5) or "right"
+        if [x.devices() for x in found] != [{place} for place in places.values()]:
+            said = "not where the weights are"
+        if ("offload" in options) != ("f32<host>[7,3] at 0" in run.inspect(X, W, V)):
+            said = "not saved as asked for"
+        yield f"gradient of {f.__name__} {options}".replace(":", ""), said
+
+
 def _same_bits(got: Any, want: Any) -> str:
     pairs = zip(got, want, strict=True)
     same = all(a.dtype == b.dtype and bool((a == jax.device_get(b)).all()) for a, b in pairs)
@@ -176,6 +215,8 @@ def of_calls(folder: str) -> Iterator[tuple[str, str]]:
     )
     where = ", ".join(f"{name} at {x.device}" for name, x in sorted(slope.items()))
     yield "gradient around", differs(slope, plain, 1e-5) or f"right, {where}"
+
+    yield from of_choices(places)
 
     def swapped(value: Any) -> Any:
         def turn(_: Any, pair: Any) -> Any:
@@ -260,4 +301,4 @@ if __name__ == "__main__":
         with room_for_one() as narrowed:
             for name, said in cases(*map(int, arguments)):
                 print(f"{name}: {said}", flush=True)
-        print(f"edges with several messages an iteration: {'right' if narrowed else 'none'}")
+        print(f"edges with less room: {len(narrowed)}")
