@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
@@ -125,6 +126,27 @@ def load(source: str, decorator: Callable[..., Any], name: str) -> Any:
     namespace = _namespace(jnp, decorator)
     exec(compile(source, filename, "exec"), namespace)
     return namespace["main"]
+
+
+def float_total(program: Generated, main: Any) -> tuple[list[int], Callable[..., Any]]:
+    """Which arguments are floats, and a weighted sum of all float results, a function of these and of all arguments."""
+    moving = [at for at, a in enumerate(program.arguments) if a.dtype == np.float32]
+
+    def total(moved: list[Any], args: Sequence[Any]) -> Any:
+        given = list(args)
+        for at, value in zip(moving, moved, strict=True):
+            given[at] = value
+        floats = [x for x in jax.tree.leaves(main(*given)) if x.dtype == np.float32]
+        return sum((x.sum() * (0.5 + at) for at, x in enumerate(floats)), jnp.float32(0))
+
+    return moving, total
+
+
+def substantial(source: str) -> bool:
+    """Whether there is enough in a program to be worth compiling."""
+    lines = source.splitlines()
+    control = sum(line.lstrip().startswith(("if ", "while ", "for ")) for line in lines)
+    return control >= 2 and 12 <= len(lines) <= 60
 
 
 # -- writing -------------------------------------------------------------------------------------

@@ -7,9 +7,11 @@ equations.
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ import numpy as np
 from lanewise import _jax
 from lanewise.core.parts import parts_in
 from lanewise.core.program import part_p, program_p, with_equations
+from lanewise.place.moves import Actions
 from programs.case import Case
 
 
@@ -75,6 +78,24 @@ def placement_of(
     )
     names = sorted(set(parts_in(traced.jaxpr)))
     return {name: rng.choice(places) for name in names}
+
+
+@contextlib.contextmanager
+def room_for_one() -> Iterator[list[tuple[int, int]]]:
+    """Every edge holds one message, which is the least: `in_flight=1` gives it as many as one iteration sends.
+
+    Gives the edges, call after call, that have less room than with `in_flight=1`.
+    """
+    credits = Actions.credits
+    narrowed: list[tuple[int, int]] = []
+
+    def one(self: Actions, in_flight: int) -> dict[tuple[int, int], int]:
+        edges = credits(self, 1)
+        narrowed.extend(edge for edge, room in edges.items() if room > 1)
+        return dict.fromkeys(edges, 1)
+
+    with mock.patch.object(Actions, "credits", one):
+        yield narrowed
 
 
 def one_example(case: Case) -> tuple[Any, ...]:

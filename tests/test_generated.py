@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 import lanewise as lw
 import needs
-from generate import LANES, Generated, load, programs, run_plainly
+from generate import LANES, Generated, float_total, load, programs, run_plainly, substantial
 
 PROGRAMS = int(os.environ.get("LANEWISE_PROGRAMS", "520" if needs.FULL else "60"))
 RANDOM = os.environ.get("LANEWISE_RANDOM", "") not in ("", "0")
@@ -37,13 +37,6 @@ GRADIENTS = max(PROGRAMS // 26, 1)
 SCHEDULES = ("auto", "lowest", "most", "sweep")
 
 UNHURRIED = (HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large)
-
-
-def substantial(source: str) -> bool:
-    """Whether there is enough in a program to be worth compiling."""
-    lines = source.splitlines()
-    control = sum(line.lstrip().startswith(("if ", "while ", "for ")) for line in lines)
-    return control >= 2 and 12 <= len(lines) <= 60
 
 
 def assert_lane(got: Any, want: Any, program: Generated, how: str, lane: int) -> None:
@@ -139,19 +132,10 @@ def test_generated_programs(shard: int) -> None:
 
 def check_gradients(program: Generated, serial: int) -> bool:
     """Whether there is anything to compare: reverse mode and forward mode, by the float arguments, in every lane."""
-    moving = [at for at, a in enumerate(program.arguments) if a.dtype == np.float32]
     main = load(program.source, lw.program, f"gradient {serial}").with_options(
         checkpoints=("auto", "all", "sqrt", 3)[serial % 4], tape=64
     )
-
-    def total(moved: list[Any], args: list[Any]) -> Any:
-        given = list(args)
-        for at, value in zip(moving, moved, strict=True):
-            given[at] = value
-        leaves = jax.tree.leaves(main(*given))
-        floats = [x for x in leaves if x.dtype == np.float32]
-        return sum((x.sum() * (0.5 + at) for at, x in enumerate(floats)), jax.numpy.float32(0))
-
+    moving, total = float_total(program, main)
     axes = list(program.in_axes)
     args = [jax.numpy.asarray(a) for a in program.arguments]
     moved, moved_axes = [args[at] for at in moving], [axes[at] for at in moving]

@@ -13,6 +13,12 @@ EXPENSIVE = (
     "jax._src.pallas",
     "equinox",
     "jaxtyping",
+    # The extras.
+    "arviz",
+    "greenlet",
+    "orbax",
+    "ray",
+    "zarr",
     "lanewise.frontend.python",
     "lanewise.arrays",
     "lanewise.diff.jvp",

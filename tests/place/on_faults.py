@@ -65,7 +65,8 @@ def victim(timeout: float) -> None:
     ready(session.token)[1].block_until_ready()
 
 
-def survive(name: str, timeout: float) -> None:
+def survive(name: str, timeout: float) -> float:
+    """Seconds from the signal to the end of the other two."""
     group = local_group(3)
     process = subprocess.Popen(
         [sys.executable, __file__, "victim", str(timeout)],
@@ -100,6 +101,7 @@ def survive(name: str, timeout: float) -> None:
     for said in (first, other):
         assert f"part p1 (rank 1) {'died' if name == 'killed' else 'hangs'}: " in str(said), said
     print(f"{name}: {elapsed:.3f}\n{name} at 0: {first}\n{name} at 2: {other}", flush=True)
+    return elapsed
 
 
 if __name__ == "__main__":
@@ -107,7 +109,8 @@ if __name__ == "__main__":
         victim(float(sys.argv[2]))
     else:
         for trial in range(int(os.environ.get("LANEWISE_TRIALS", "1"))):
-            # A killed process is seen by the end of its connections, long before the timeout.
-            survive("killed", 30.0)
+            # A killed process is seen by the end of its connections, and not by the timeout. How fast: RESULTS.md.
+            elapsed = survive("killed", 120.0)
+            assert elapsed < 10, elapsed
             survive("stopped", 1.0)
             print(f"trial {trial}: over", flush=True)

@@ -1,7 +1,8 @@
 """Programs placed at random over the devices of a process; `test_placed.py` reads what this prints.
 
-`python on_places.py corpus SHARD SHARDS` and `python on_places.py generated SEED COUNT`. A line for each case: its
-name, then "right", or what went wrong. Queues hold one message (`in_flight=1`): whatever could wait for ever would.
+`python on_places.py corpus SHARD SHARDS`, and `generated` or `slopes` (gradients) `SEED COUNT`. A line for each
+case: its name, then "right", or what went wrong. Queues hold one message, whatever an iteration sends: whatever could
+wait for ever would.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ from typing import Any
 import hypothesis
 import jax
 import jax.numpy as jnp
+import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 
 import lanewise as lw
+import needs
 from corpus import CORPUS
-from generate import LANES, Generated, load, programs, run_plainly
+from generate import LANES, Generated, float_total, load, programs, run_plainly, substantial
 from programs.case import Case
-from scattered import differs, one_example, placement_of, scattered
+from scattered import differs, one_example, placement_of, room_for_one, scattered
 
 
 def placed_at_random(fun: Callable[..., Any], args: tuple[Any, ...], rng: random.Random) -> Any:
     """What a function gives with its equations over two or four devices at random; `None` if it has none to place."""
     strewn = scattered(fun, args, 4, rng)
     places = placement_of(strewn, args, jax.devices()[: rng.choice((2, 4))], rng)
-    return lw.run(strewn, places, in_flight=1, timeout=60.0)(*args) if places else None
+    return lw.run(strewn, places, timeout=60.0)(*args) if places else None
 
 
 def of_corpus(shard: int, shards: int) -> Iterator[tuple[str, str]]:
@@ -60,11 +63,55 @@ def of_corpus(shard: int, shards: int) -> Iterator[tuple[str, str]]:
         slope = jax.grad(strewn, case.differentiable)
         want = jax.grad(loss, case.differentiable)(*args)
         places = placement_of(slope, args, jax.devices()[:3], rng)
-        got = lw.run(slope, places, in_flight=1, timeout=60.0)(*args)
+        got = lw.run(slope, places, timeout=60.0)(*args)
         yield f"{case.name} gradient", differs(got, want, max(case.rtol, 1e-5)) or "right"
 
 
 def of_generated(seed: int, count: int) -> Iterator[tuple[str, str]]:
+    def check(program: Generated, serial: int, name: str) -> str:
+        lane = serial % LANES
+        args = tuple(jnp.asarray(a) for a in program.lane(lane))
+        want = jax.tree.map(jnp.asarray, run_plainly(program)[lane])
+        main = load(program.source, lw.program, name)
+        got = placed_at_random(main, args, random.Random(seed * 1000 + serial))
+        return "right" if got is None else differs(got, want, 0.0) or "right"
+
+    return _each_generated(seed, count, "generated", check, lambda program: True)
+
+
+def of_slopes(seed: int, count: int) -> Iterator[tuple[str, str]]:
+    """Gradients of generated programs by their float arguments; loops save in all ways in turn."""
+
+    def check(program: Generated, serial: int, name: str) -> str | None:
+        checkpoints = ("auto", "all", "sqrt", 3)[serial % 4]
+        main = load(program.source, lw.program, name).with_options(checkpoints=checkpoints, tape=64)
+        moving, total = float_total(program, main)
+        args = [jnp.asarray(a) for a in program.lane(serial % LANES)]
+        moved = [args[at] for at in moving]
+        want = jax.jit(jax.grad(total))(moved, args)
+        rng = random.Random(seed * 1000 + serial)
+        slope = jax.grad(scattered(total, (moved, args), 4, rng))
+        devices = jax.devices()[: 4 if serial % 2 else 2]
+        places = placement_of(slope, (moved, args), devices, rng)
+        if not places or not any(jnp.any(x != 0) for x in want):
+            return None
+        return differs(lw.run(slope, places, timeout=60.0)(moved, args), want, 1e-5) or "right"
+
+    def moves(program: Generated) -> bool:
+        floats = any(a.dtype == np.float32 for a in program.arguments)
+        return floats and substantial(program.source)
+
+    return _each_generated(seed, count, "slope", check, moves)
+
+
+def _each_generated(
+    seed: int,
+    count: int,
+    kind: str,
+    check: Callable[[Generated, int, str], str | None],
+    serves: Callable[[Generated], bool],
+) -> Iterator[tuple[str, str]]:
+    """What a check says of each program that serves; None if there is nothing to compare after all."""
     found: list[tuple[str, str]] = []
 
     @hypothesis.seed(seed)
@@ -81,20 +128,17 @@ def of_generated(seed: int, count: int) -> Iterator[tuple[str, str]]:
     )
     @hypothesis.given(programs())
     def each(program: Generated) -> None:
+        hypothesis.assume(serves(program))
         serial = len(found)
-        name = f"generated {seed}.{serial}"
-        main = load(program.source, lw.program, name)
-        lane = serial % LANES
-        args = tuple(jnp.asarray(a) for a in program.lane(lane))
-        want = jax.tree.map(jnp.asarray, run_plainly(program)[lane])
+        name = f"{kind} {seed}.{serial}"
         try:
-            got = placed_at_random(main, args, random.Random(seed * 1000 + serial))
-            said = "right" if got is None else differs(got, want, 0.0) or "right"
+            said = check(program, serial, name)
         except Exception as error:
             said = f"{type(error).__name__} {str(error).splitlines()[0]}"
-        found.append(
-            (name, said if said == "right" else f"{said}\\n{program!r}".replace("\n", "\\n"))
-        )
+        hypothesis.assume(said is not None)
+        if not str(said).startswith("right"):
+            said = f"{said}\\n{program!r}".replace("\n", "\\n")
+        found.append((name, str(said)))
 
     each()
     yield from found
@@ -118,6 +162,39 @@ def two_layers(x: Any, weights: Any) -> Any:
     return layer(layer(x, weights["w"], weights["v"]), weights["w"], weights["v"])
 
 
+@lw.program
+def settled(x, w, v):
+    turns = 0
+    while (jnp.sum(x) > 0.4) & (turns < 9):
+        x, turns = layer(x, w, v), turns + 1
+    return jnp.sum(x)
+
+
+def of_choices(places: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Gradients by what their loops save: one of known length, and one that a test of floats ends."""
+
+    def counted(x: Any, w: Any, v: Any) -> Any:
+        return jnp.sum(jax.lax.scan(lambda x, t: (layer(x + t, w, v), t), x, jnp.arange(7.0))[0])
+
+    asked: list[tuple[Any, dict[str, Any]]] = [
+        (counted, {"checkpoints": "sqrt"}),
+        (settled, {"checkpoints": 2}),
+        (counted, {"offload": "host"}),
+    ]
+    if needs.FULL:
+        asked += [(counted, {"checkpoints": 2}), (settled, {"checkpoints": "all"})]
+    for f, options in asked:
+        slope = lw.grad(f, (1, 2), tape=16, **options)
+        run, plain = lw.run(slope, places), jax.jit(jax.grad(f, (1, 2)))
+        found = run(X, W, V)
+        said = differs(found, plain(X, W, V), 1e-5) or "right"
+        if [x.devices() for x in found] != [{place} for place in places.values()]:
+            said = "not where the weights are"
+        if ("offload" in options) != ("f32<host>[7,3] at 0" in run.inspect(X, W, V)):
+            said = "not saved as asked for"
+        yield f"gradient of {f.__name__} {options}".replace(":", ""), said
+
+
 def _same_bits(got: Any, want: Any) -> str:
     pairs = zip(got, want, strict=True)
     same = all(a.dtype == b.dtype and bool((a == jax.device_get(b)).all()) for a, b in pairs)
@@ -138,6 +215,8 @@ def of_calls(folder: str) -> Iterator[tuple[str, str]]:
     )
     where = ", ".join(f"{name} at {x.device}" for name, x in sorted(slope.items()))
     yield "gradient around", differs(slope, plain, 1e-5) or f"right, {where}"
+
+    yield from of_choices(places)
 
     def swapped(value: Any) -> Any:
         def turn(_: Any, pair: Any) -> Any:
@@ -215,8 +294,11 @@ def of_calls(folder: str) -> Iterator[tuple[str, str]]:
 if __name__ == "__main__":
     kind, arguments = sys.argv[1], sys.argv[2:]
     if kind == "calls":
-        cases = of_calls(arguments[0])
+        for name, said in of_calls(arguments[0]):
+            print(f"{name}: {said}", flush=True)
     else:
-        cases = (of_corpus if kind == "corpus" else of_generated)(*map(int, arguments))
-    for name, said in cases:
-        print(f"{name}: {said}", flush=True)
+        cases = {"corpus": of_corpus, "generated": of_generated, "slopes": of_slopes}[kind]
+        with room_for_one() as narrowed:
+            for name, said in cases(*map(int, arguments)):
+                print(f"{name}: {said}", flush=True)
+        print(f"edges with less room: {len(narrowed)}")

@@ -20,7 +20,7 @@ import numpy as np
 
 import lanewise as lw
 from corpus import case_named
-from scattered import differs, one_example, placement_of, scattered
+from scattered import differs, one_example, placement_of, room_for_one, scattered
 
 RANK = int(os.environ.get("LANEWISE_RANK", "0"))
 
@@ -29,13 +29,14 @@ def say(name: str, what: str) -> None:
     print(f"{name}: {what}", flush=True)
 
 
-def programs() -> None:
+def at_random() -> None:
+    """Programs and gradients, with room for one message on each edge."""
     for name in ("collatz", "encode_and_decode", "routed", "newton_sqrt", "early_exit"):
         case = case_named(name)
         rng = random.Random(name)
         args = one_example(case)
         strewn = scattered(case.program, args, 4, rng)
-        run = lw.run(strewn, placement_of(strewn, args, [0, 1], rng), in_flight=1)
+        run = lw.run(strewn, placement_of(strewn, args, [0, 1], rng))
         say(name, differs(run(*args), case.program(*args), 1e-5) or "right")
         if case.differentiable and name != "early_exit":
 
@@ -43,8 +44,14 @@ def programs() -> None:
                 return jnp.sum(jax.tree.leaves(strewn(*args))[0])
 
             slope = jax.grad(loss, case.differentiable)
-            run = lw.run(slope, placement_of(slope, args, [0, 1], rng), in_flight=1)
+            run = lw.run(slope, placement_of(slope, args, [0, 1], rng))
             say(f"{name} gradient", differs(run(*args), slope(*args), 1e-4) or "right")
+
+
+def programs() -> None:
+    with room_for_one() as narrowed:
+        at_random()
+    say("several messages an iteration", "right" if narrowed else "none")
 
     def step(weights, x):
         def loss(weights):

@@ -34,5 +34,3 @@ def test_others_end_and_name_it(by_callback: str) -> None:
             said = cases[f"stopped at {rank}"]
             assert "part p1 (rank 1) hangs: it gave no sign of life for 1 s" in said
             assert f"(seen by part p{rank} (rank {rank}))" in said
-        # Not by the timeout of 30 s, however busy the machine is.
-        assert float(cases["killed"]) < 25

@@ -69,7 +69,7 @@ def test_small_values_travel_together(size: int, messages: int) -> None:
     actions = several(3, size).actions
     assert len(actions.moves()) == 3
     assert [message.edge for message in actions.messages()] == [(0, 1)] * messages
-    # `in_flight` counts messages.
+    # An edge has room for all that `in_flight` iterations send over it.
     assert actions.credits(2) == {(0, 1): 2 * messages}
     numbers = [move.number for move in actions.moves()]
     assert numbers == sorted(set(numbers))

@@ -15,7 +15,7 @@ import needs
 from apart import TESTS, cases_of
 
 HERE = Path(__file__).parent
-SHARDS = 8
+SHARDS = 11
 TRIALS = int(os.environ.get("LANEWISE_TRIALS", "1"))
 
 
@@ -33,6 +33,7 @@ def wrong(cases: dict[str, str]) -> dict[str, str]:
 )
 def test_the_corpus_at_random_places(shard: int) -> None:
     cases = on_devices("corpus", str(shard), str(SHARDS))
+    assert int(cases.pop("edges with less room")) > 0
     assert len(cases) > 8 and not wrong(cases), wrong(cases)
 
 
@@ -40,7 +41,17 @@ def test_the_corpus_at_random_places(shard: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_generated_programs_at_random_places(seed: int) -> None:
     cases = on_devices("generated", str(seed), "20")
+    assert int(cases.pop("edges with less room")) > 0
     assert len(cases) >= 20 and not wrong(cases), wrong(cases)
+
+
+@pytest.mark.parametrize(
+    ("seed", "count"), [(1, 3), *(pytest.param(i, 20, marks=pytest.mark.slow) for i in range(2, 7))]
+)
+def test_gradients_of_generated_programs_at_random_places(seed: int, count: int) -> None:
+    cases = on_devices("slopes", str(seed), str(count))
+    del cases["edges with less room"]
+    assert len(cases) >= count and not wrong(cases), wrong(cases)
 
 
 def test_calls(tmp_path: Path) -> None:
@@ -55,6 +66,8 @@ def test_calls(tmp_path: Path) -> None:
     assert cases.pop("result").startswith("right at ")
     slope = cases.pop("gradient around")
     assert re.fullmatch(r"right, v at (.*1), w at (.*0)", slope), slope
+    choices = [cases.pop(name) for name in list(cases) if name.startswith("gradient of ")]
+    assert choices == ["right"] * (5 if needs.FULL else 3)
     swapped = [cases.pop(name) for name in list(cases) if name.startswith("swapped ")]
     assert swapped == ["right"] * 6
     assert cases == {
