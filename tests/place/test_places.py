@@ -46,7 +46,7 @@ def test_generated_programs_at_random_places(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "count"), [(1, 3), *(pytest.param(i, 20, marks=pytest.mark.slow) for i in range(2, 7))]
+    ("seed", "count"), [(9, 2), *(pytest.param(i, 20, marks=pytest.mark.slow) for i in range(2, 7))]
 )
 def test_gradients_of_generated_programs_at_random_places(seed: int, count: int) -> None:
     cases = on_devices("slopes", str(seed), str(count))
