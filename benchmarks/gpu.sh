@@ -3,7 +3,7 @@
 # Run it from the root of a checkout on a machine whose python3 has JAX for its GPU. Packages that python3 lacks
 # (pytest, pytest-xdist, equinox, blackjax, ...) may be in a folder named by LANEWISE_PACKAGES.
 #
-#   benchmarks/gpu.sh [all | tests | bench]
+#   benchmarks/gpu.sh [all | tests | bench | dynamic]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="src:tests:benchmarks${LANEWISE_PACKAGES:+:$LANEWISE_PACKAGES}"
@@ -34,4 +34,14 @@ if [ "$what" = all ] || [ "$what" = bench ]; then
   done
   JAX_DEFAULT_MATMUL_PRECISION=highest "$python" benchmarks/ad.py --device gpu
   "$python" benchmarks/place_gpu.py --seconds 560
+fi
+if [ "$what" = all ] || [ "$what" = dynamic ]; then
+  # PyTorch is the peer. The parser comes last, as its two sweeps take longest to compile.
+  for width in 256 32 512; do
+    "$python" benchmarks/dynamic.py --device gpu --widths "$width" --trees 256 --no-nodes --repeats 7
+  done
+  "$python" benchmarks/early_exit.py --device gpu --repeats 3
+  for model in drnn transition_parser; do
+    "$python" benchmarks/dynamic_models.py --device gpu --instances 256 --widths 256 --models "$model" --repeats 2
+  done
 fi
