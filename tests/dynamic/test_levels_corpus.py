@@ -78,7 +78,7 @@ def test_random_programs() -> None:
 
     @hypothesis.seed(7)
     @settings(
-        max_examples=100 if needs.FULL else 5,
+        max_examples=100 if needs.FULL else 8,
         database=None,
         deadline=None,
         phases=(Phase.generate,),
