@@ -8,6 +8,7 @@ reverse in its turn.
 
 from __future__ import annotations
 
+import abc
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,14 +31,12 @@ from lanewise.rules.tangents import tangents_p
 
 
 @dataclass(frozen=True, eq=False)
-class TableGradient:
-    """What `tangents_p` knows of a program that was run by levels; `tree`: how what is saved is put together."""
+class _Gradient(abc.ABC):
+    """What `tangents_p` knows of a program that was run by levels."""
 
     job: Job
-    decision: Decision
     moving: tuple[bool, ...]
     out_moving: tuple[bool, ...]
-    tree: Any
 
     def transposed(
         self,
@@ -51,6 +50,24 @@ class TableGradient:
         _check_not_batched(self.job, self.moving, tangents_mapped)
         found = iter(adjoints(self, primals, saved, cts, wanted))
         return [next(found) if want else None for want in wanted]
+
+    @abc.abstractmethod
+    def reverse(
+        self,
+        primals: Sequence[Any],
+        saved: Sequence[Any],
+        cts: Sequence[Any],
+        wanted: Sequence[bool],
+    ) -> list[Any]:
+        """Adjoints of the operands that move and are wanted."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableGradient(_Gradient):
+    """Of one whose control is decided; `tree`: how what is saved is put together."""
+
+    decision: Decision
+    tree: Any
 
     @_jax.our_transfers()
     def reverse(
@@ -90,28 +107,11 @@ class TableGradient:
 
 
 @dataclass(frozen=True, eq=False)
-class LaterGradient:
-    """The same for a program in a batch that `jax.vmap` takes of derivatives: its control is known with the batch.
+class LaterGradient(_Gradient):
+    """Of one in a batch that `jax.vmap` takes of derivatives: its control is known with the batch.
 
     The answers are those of a run of their own, and what a reverse reads is computed again (`pulled.py`).
     """
-
-    job: Job
-    moving: tuple[bool, ...]
-    out_moving: tuple[bool, ...]
-
-    def transposed(
-        self,
-        cts: Sequence[Any],
-        primals: Sequence[Any],
-        saved: Sequence[Any],
-        tangents_mapped: Mapped,
-        wanted: Sequence[bool],
-    ) -> list[Any]:
-        """Adjoints of the operands that move, `None` for those not wanted; those of answers have all lane axes."""
-        _check_not_batched(self.job, self.moving, tangents_mapped)
-        found = iter(adjoints(self, primals, saved, cts, wanted))
-        return [next(found) if want else None for want in wanted]
 
     def reverse(
         self,
@@ -151,7 +151,7 @@ def linearized_by_levels(
     if again:
         outs = _bound(primals, job)
     saved, tree = jax.tree.flatten(kept)
-    gradient = TableGradient(job, decision, moving, _out_moving(program), tree)
+    gradient = TableGradient(job, moving, _out_moving(program), decision, tree)
     return _linear(nonzero, primals, outs, saved, gradient)
 
 
