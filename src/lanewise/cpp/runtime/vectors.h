@@ -3,9 +3,12 @@
 // Loops that compilers make vector code of keep what they add to in memory, unless all of it is written out. So tiles of
 // products hold their answers in variables of a vector type, which g++ and clang++ both have.
 //
-// `lw_fused` is one rounding for a product and a sum, which neither has a word for that works on vectors of any width: a
-// loop over the elements becomes the one instruction. `lw_totals` sums each of as many vectors as a vector has elements.
-// Halves of two vectors are added at a time and stay side by side, so that no step has less than a whole vector to do.
+// `lw_fused` is one rounding for a product and a sum. Each compiler has its own word for that; where there is none, a
+// loop over the elements becomes the one instruction. g++ does not make it one where it prefers vectors narrower than
+// the registers, as it does for most of Intel's processors: products took ten times as long there.
+//
+// `lw_totals` sums each of as many vectors as a vector has elements. Halves of two vectors are added at a time and stay
+// side by side, so that no step has less than a whole vector to do.
 #pragma once
 #include "kernel.h"
 #include "numbers.h"
@@ -43,8 +46,23 @@ template <class T> struct lw_vectors {
 #endif
 // -- lw_fused --
 #ifndef __CUDACC__
-// a * b + c. What is written as a loop over elements is an instruction.
+#ifdef __has_builtin
+#define LW_HAS(name) __has_builtin(name)
+#else
+#define LW_HAS(name) 0
+#endif
+// a * b + c.
 template <class T, class V> LW_INLINE V lw_fused(V a, V b, V c) {
+#if defined(__clang__) && LW_HAS(__builtin_elementwise_fma) && (defined(__FMA__) || defined(__ARM_FEATURE_FMA))
+  return __builtin_elementwise_fma(a, b, c);
+#elif !defined(__clang__) && defined(__AVX512F__)
+  // All elements, rounded as the mode is.
+  if constexpr (sizeof(T) == 4) return (V)__builtin_ia32_vfmaddps512_mask(a, b, c, -1, 4);
+  else return (V)__builtin_ia32_vfmaddpd512_mask(a, b, c, -1, 4);
+#elif !defined(__clang__) && defined(__FMA__)
+  if constexpr (sizeof(T) == 4) return (V)__builtin_ia32_vfmaddps256(a, b, c);
+  else return (V)__builtin_ia32_vfmaddpd256(a, b, c);
+#else
   const int wide = lw_vectors<T>::wide;
   T x[wide], y[wide], z[wide];
   memcpy(x, &a, sizeof(V));
@@ -54,6 +72,7 @@ template <class T, class V> LW_INLINE V lw_fused(V a, V b, V c) {
   for (int i = 0; i < wide; ++i) z[i] = lw_multiply_add(x[i], y[i], z[i]);
   memcpy(&c, z, sizeof(V));
   return c;
+#endif
 }
 #endif
 // -- lw_totals --
