@@ -25,6 +25,7 @@ from lanewise.watch.timeline import timeline
 
 if TYPE_CHECKING:
     from lanewise import arrays
+    from lanewise.api.prepare import prepare
     from lanewise.api.run import run
     from lanewise.dynamic.instances import lazy_map
     from lanewise.dynamic.lazy import lazy, op
@@ -69,6 +70,7 @@ __all__ = [
     "op",
     "pack",
     "placed",
+    "prepare",
     "program",
     "recomputed",
     "record",
@@ -91,6 +93,7 @@ _LATER = {
     "lazy_map": "lanewise.dynamic.instances",
     "lazy_sum": "lanewise.dynamic.total",
     "op": "lanewise.dynamic.lazy",
+    "prepare": "lanewise.api.prepare",
     "run": "lanewise.api.run",
 }
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import inspect as signature
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
-from lanewise import _jax
+from lanewise.api.batched import Arguments, batched, program_of
 from lanewise.api.inspection import Inspection, levels_of
 from lanewise.blocks.analysis import storage
-from lanewise.core.errors import OptionError
-from lanewise.core.objects import over_lanes, taken
-from lanewise.core.options import NAMES
-from lanewise.job.job import blocks_of, job_for
+from lanewise.job.job import blocks_of
 from lanewise.rules.run import on_host
-from lanewise.tracing.decorator import ProgramFunction, lift
-from lanewise.tracing.signature import is_array_like
 
 
 def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any) -> Inspection:
@@ -42,44 +34,12 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
     >>> "while" in found.program.text
     True
     """
-    program = fun if isinstance(fun, ProgramFunction) else lift(fun)
-    _refuse_options(program, kwargs)
-    args, kwargs = taken(args, kwargs)
-    args, in_axes = over_lanes(args, in_axes)
-    args, kwargs = jax.tree.map(_array, (args, kwargs))
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    axes = _leaf_axes(in_axes, args, kwargs)
-    axes = [axis if is_array_like(leaf) else None for axis, leaf in zip(axes, leaves, strict=True)]
-    for leaf, axis in zip(leaves, axes, strict=True):
-        if axis is not None and not -leaf.ndim <= axis < leaf.ndim:
-            raise OptionError(
-                f"in_axes={in_axes!r} maps axis {axis} of an argument of shape {leaf.shape}; give a batch,"
-                " or in_axes=None for a lone call."
-            )
-    size = {leaf.shape[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None}
-    if len(size) > 1:
-        raise OptionError(
-            f"arguments have different sizes along in_axes={in_axes!r}: {sorted(size)}."
-        )
-    examples = [
-        leaf if axis is None else jax.lax.index_in_dim(leaf, 0, axis, keepdims=False)
-        for leaf, axis in zip(leaves, axes, strict=True)
-    ]
-    one_args, one_kwargs = jax.tree.unflatten(tree, examples)
-    staged, one = program.stage(*one_args, **one_kwargs)
-    captures = staged.program.num_captures
-    batched = [axis is not None for axis in axes]
-    varying = [*([False] * captures), *program.dynamic(batched, one_args, one_kwargs)]
-    lanes_first = [
-        leaf if axis is None else jax.numpy.moveaxis(leaf, axis, 0)
-        for leaf, axis in zip(leaves, axes, strict=True)
-    ]
-    operands = [*one[:captures], *program.dynamic(lanes_first, one_args, one_kwargs)]
-    lanes = tuple(size)
-    mapped = tuple((flag,) if lanes else () for flag in varying)
-    platform = _jax.placed(operands)[0]
-    job = job_for(staged.program, lanes, mapped, program.options, platform=platform)
-    found = on_host(job).plan(operands)
+    program = program_of(fun, kwargs, "inspect")
+    given = Arguments.of(args, kwargs, in_axes)
+    call = batched(program, given)
+    staged, varying = call.staged, call.varying
+    operands = call.operands(given.leaves)
+    found = on_host(call.job(operands)).plan(operands)
     blocks = (
         found.linked.program
         if found.linked
@@ -90,39 +50,7 @@ def inspect(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, **kwargs: Any
         blocks,
         storage(blocks, varying),
         found,
-        lanes[0] if lanes else None,
+        call.lanes[0] if call.lanes else None,
         program.options,
         levels_of(found),
     )
-
-
-def _refuse_options(program: ProgramFunction, kwargs: dict[str, Any]) -> None:
-    """Keyword arguments are the program's; one that it does not take and that is an option was meant as that."""
-    try:
-        signature.signature(program.python).bind_partial(**kwargs)
-    except (TypeError, ValueError):
-        meant = [name for name in kwargs if name in NAMES]
-        if meant:
-            said = ", ".join(f"{name}={kwargs[name]!r}" for name in meant)
-            raise OptionError(
-                f"inspect gives keyword arguments to the program, which takes no {', '.join(meant)}. Options are the"
-                f" program's own: inspect(program.with_options({said}), ...)."
-            ) from None
-
-
-def _array(leaf: Any) -> Any:
-    return jax.numpy.asarray(leaf) if is_array_like(leaf) else leaf
-
-
-def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
-    """One axis for each leaf, keyword arguments along axis 0 as `jax.vmap` has it."""
-    try:
-        by_position = _jax.broadcast_axes(in_axes, args)
-    except ValueError as error:
-        raise OptionError(f"in_axes={in_axes!r} does not fit the arguments: {error}") from None
-    if not all(axis is None or isinstance(axis, int) for axis in by_position):
-        raise OptionError(
-            f"in_axes={in_axes!r} must be an int, None, or a tuple with one of these for each argument."
-        )
-    lone = all(axis is None for axis in by_position) and bool(by_position)
-    return [*by_position, *(None if lone else 0 for _ in jax.tree.leaves(kwargs))]

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lanewise import _jax
 from lanewise.blocks.flatten import operand_avals
@@ -40,16 +41,26 @@ def own(job: Job) -> ByLevels:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """A job whose control is decided: what is left is a function of its operands, which may be traced."""
+    """A job whose control is decided: what is left is a function of its operands, which may be traced.
+
+    A pytree. `code`, `site` and `failed` (which lanes did) are None where none failed.
+    """
 
     job: Job
     values: Values
+    code: Any
+    site: Any
+    failed: Any
 
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
         """The job's results. Tables go to the device with each run."""
         flat = flattened(operands, self.job)
         with _jax.our_transfers():
             return self._given(self.values(flat))
+
+    def traced(self, operands: Sequence[Any]) -> list[Any]:
+        """The same inside `jax.jit`, with the derivatives of a table."""
+        return self._given(self.values.traced(flattened(operands, self.job)))
 
     def saving(self, operands: Sequence[Any], moving: Sequence[bool]) -> tuple[list[Any], Any]:
         """The same, and what the reverse reads."""
@@ -60,21 +71,26 @@ class Decision:
 
     def of_lanes_done(self, rows: Any, otherwise: Any = 0) -> Any:
         """Rows of all lanes, with this for those that failed."""
-        code = self.values.decided.code
-        if not code.any():
+        if self.failed is None:
             return rows
-        failed = (code != int(Outcome.DONE)).reshape(-1, *[1] * (rows.ndim - 1))
+        failed = self.failed.reshape(-1, *[1] * (rows.ndim - 1))
         return jnp.where(failed, otherwise, rows).astype(rows.dtype)
 
     def _given(self, answers: list[Any]) -> list[Any]:
-        job, ended = self.job, self.values.decided
+        job, code, site = self.job, self.code, self.site
         answers = [self.of_lanes_done(x, blank(x.dtype)) for x in answers]
         for i in _keys(job.program)[1]:
             answers[i] = _jax.wrap_key(answers[i], job.program.out_avals[i])
-        code, site = ended.code, ended.site
+        if code is None:
+            code, site = np.zeros(job.examples, np.int32), np.full(job.examples, -1, np.int32)
         if not job.options.throw:
             code, site = jnp.asarray(code), jnp.asarray(site)
         return shaped((answers, code, site, []), job)
+
+
+jax.tree_util.register_dataclass(
+    Decision, data_fields=["values", "code", "site", "failed"], meta_fields=["job"]
+)
 
 
 def flattened(operands: Sequence[Any], job: Job, mapped: Mapped | None = None) -> list[Any]:
@@ -114,4 +130,6 @@ def decided(job: Job, operands: Sequence[Any], *, gradient: bool) -> Decision:
         # From here on the envelope takes long, not the slice.
         words = "schedule levels: an envelope for minibatches like this one"
         compiling.watch(job.program.name, words, job.options.progress, new=True)
-    return Decision(job, values)
+    failed = found.code != int(Outcome.DONE)
+    ended = (found.code, found.site, failed) if failed.any() else (None, None, None)
+    return Decision(job, values, *ended)

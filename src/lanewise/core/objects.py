@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from lanewise.core.errors import OptionError
+
 
 class Held:
     """A value that is one of many in arrays which all lanes share."""
@@ -122,6 +124,8 @@ def over_lanes(args: tuple[Any, ...], in_axes: Any) -> tuple[tuple[Any, ...], An
     if not any(map(holds, args)):
         return args, in_axes
     each = in_axes if isinstance(in_axes, tuple | list) else (in_axes,) * len(args)
+    if len(each) != len(args):
+        raise OptionError(f"in_axes={in_axes!r} has {len(each)} entries for {len(args)} arguments.")
     pairs = [_over_lanes(arg, axes) for arg, axes in zip(args, each, strict=True)]
     return tuple(arg for arg, _ in pairs), tuple(axes for _, axes in pairs)
 

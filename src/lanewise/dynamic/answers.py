@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -37,6 +38,15 @@ class Decided:
     rows: Mapping[int, np.ndarray]  # rows of the others
     code: np.ndarray
     site: np.ndarray
+
+    def own(self, given: Sequence[Given]) -> dict[int, dict[int, np.ndarray]]:
+        """For answers that are operands of their lane: in which lanes, by the operand's number."""
+        found: dict[int, dict[int, np.ndarray]] = {}
+        for i, rows in self.rows.items():
+            if (rows < 0).any():
+                masks = {each.number: rows == -1 - each.number for each in given}
+                found[i] = {number: mask for number, mask in masks.items() if mask.any()}
+        return found
 
 
 @dataclass(frozen=True)
@@ -127,10 +137,17 @@ def _reverse(
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """The answers of all lanes as a function of operands. Operands that vary, and answers, have one lane axis."""
+    """The answers of all lanes as a function of operands. Operands that vary, and answers, have one lane axis.
 
-    decided: Decided
+    A pytree: an argument of compiled code, which is compiled anew only for another envelope or other ends of lanes.
+    """
+
     ready: Prepared | None
+    of_slice: Mapping[int, Any]  # answers that the slice gave
+    own: Mapping[int, Mapping[int, Any]]  # see `Decided.own`
+    begins: tuple[
+        tuple[int, tuple[int, int]], ...
+    ]  # as `Recorded.begins`, of answers that are wanted rows
     lanes: int
     shared: tuple[int, ...]
     given: tuple[Given, ...]
@@ -139,7 +156,7 @@ class Values:
     @functools.cached_property
     def _places(self) -> _Places:
         assert self.ready is not None
-        begins = tuple(self.decided.recorded.begins.values())
+        begins = tuple(place for _, place in self.begins)
         return _Places(self.ready.envelope, begins, self.lanes, self.given)
 
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
@@ -148,6 +165,14 @@ class Values:
         if self.ready is not None:
             taken = self._taken(operands)
             made = _forward(self._places, self.ready.tables, self.ready.payload, *taken)
+        return self._answers(made, operands)
+
+    def traced(self, operands: Sequence[Any]) -> list[Any]:
+        """The answers inside `jax.jit`, with the derivatives of a table where its reverse is prepared."""
+        made: list[Any] = []
+        if self.ready is not None:
+            shared, given = self._taken(operands)
+            made = self._places.picked(self.ready.rows(shared, self._places.carried(given)))
         return self._answers(made, operands)
 
     def saving(self, operands: Sequence[Any], moving: Sequence[bool]) -> tuple[list[Any], Any]:
@@ -168,10 +193,8 @@ class Values:
     ) -> dict[int, Any]:
         """Adjoints of operands by their numbers, of those of answers (None for answers that have none)."""
         found: dict[int, Any] = {}
-        begins = self.decided.recorded.begins
-        own = [self._own(i) for i in range(len(self.out_avals))]
         if self.ready is not None:
-            wanted = [self._at_table(adjoints[i], own[i], i) for i in begins]
+            wanted = [self._at_table(adjoints[i], i) for i, _ in self.begins]
             shared, _ = self._taken(operands)
             of_shared, of_given = _reverse(
                 self._places,
@@ -184,15 +207,16 @@ class Values:
             )
             found.update(zip(self.shared, of_shared, strict=True))
             found.update((g.number, x) for g, x in zip(self.given, of_given, strict=True))
-        for i, mask in enumerate(own):
+        varies = {each.number: each.varies for each in self.given}
+        for i, masks in self.own.items():
             adjoint = adjoints[i]
-            if mask is None or adjoint is None:
+            if adjoint is None:
                 continue
-            for each in self.given:
-                part = jnp.where(self._mask(i, each, adjoint.ndim), adjoint, 0)
-                part = part if each.varies else part.sum(0)
-                before = found.get(each.number)
-                found[each.number] = part if before is None else before + part
+            for number, mask in masks.items():
+                part = jnp.where(_of_lanes(mask, adjoint), adjoint, 0)
+                part = part if varies[number] else part.sum(0)
+                before = found.get(number)
+                found[number] = part if before is None else before + part
         return {number: x for number, x in found.items() if x is not None}
 
     # -- operands ----------------------------------------------------------------------------------
@@ -204,39 +228,40 @@ class Values:
     def _moves(self, moving: Sequence[bool]) -> Moves:
         return Moves(tuple(bool(moving[i]) for i in self.shared))
 
-    # -- answers that are operands of their lane -----------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
-    def _own(self, i: int) -> np.ndarray | None:
-        """The lanes in which an answer is an operand; None if there are none."""
-        rows = self.decided.rows.get(i)
-        return None if rows is None or not (rows < 0).any() else rows < 0
-
-    def _mask(self, i: int, each: Given, ndim: int) -> np.ndarray:
-        own = self.decided.rows[i] == -1 - each.number
-        return own.reshape(-1, *[1] * (ndim - 1))
-
-    def _at_table(self, adjoint: Any, own: np.ndarray | None, i: int) -> Any:
-        """The adjoint of an answer as the table has it."""
+    def _at_table(self, adjoint: Any, i: int) -> Any:
+        """The adjoint of an answer as the table has it: not in lanes where it is an operand."""
         if adjoint is None:
             aval = self.out_avals[i]
             return jnp.zeros((self.lanes, *aval.shape), aval.dtype)
-        if own is None:
-            return adjoint
-        return jnp.where(own.reshape(-1, *[1] * (adjoint.ndim - 1)), 0, adjoint)
+        for mask in self.own.get(i, {}).values():
+            adjoint = jnp.where(_of_lanes(mask, adjoint), 0, adjoint)
+        return adjoint
 
     def _answers(self, made: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-        of_table = dict(zip(self.decided.recorded.begins, made, strict=False))
+        of_table = dict(zip((i for i, _ in self.begins), made, strict=False))
         found = []
         for i, aval in enumerate(self.out_avals):
-            if i in self.decided.values:
-                found.append(jnp.asarray(self.decided.values[i]))
+            if i in self.of_slice:
+                found.append(jnp.asarray(self.of_slice[i]))
                 continue
             value = of_table.get(i)
             if value is None:
                 value = jnp.zeros((self.lanes, *aval.shape), aval.dtype)
-            if self._own(i) is not None:
-                for each in self.given:
-                    mask = self._mask(i, each, value.ndim)
-                    value = jnp.where(mask, operands[each.number], value) if mask.any() else value
+            for number, mask in self.own.get(i, {}).items():
+                value = jnp.where(_of_lanes(mask, value), operands[number], value)
             found.append(value)
         return found
+
+
+jax.tree_util.register_dataclass(
+    Values,
+    data_fields=["ready", "of_slice", "own"],
+    meta_fields=["begins", "lanes", "shared", "given", "out_avals"],
+)
+
+
+def _of_lanes(mask: Any, rows: Any) -> Any:
+    """A mask of lanes beside rows."""
+    return mask.reshape(-1, *[1] * (rows.ndim - 1))

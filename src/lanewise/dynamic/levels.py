@@ -128,7 +128,16 @@ class ByLevels:
         )
         own = self.slice
         kept = tuple(map(_jax.stored_aval, self.program.out_avals))
-        return Values(decided, ready, lanes, own.shared, self.given, kept)
+        return Values(
+            ready,
+            decided.values,
+            decided.own(self.given),
+            tuple(found.begins.items()),
+            lanes,
+            own.shared,
+            self.given,
+            kept,
+        )
 
 
 def _own_sites(site: np.ndarray, own: Sliced, program: Program) -> np.ndarray:

@@ -79,13 +79,16 @@ class Prepared:
     def __call__(self, shared: Sequence[Any], carried: Mapping[Type, Any] | None = None) -> Answer:
         """Run it. The rows of each type are as many as the envelope has room for; the first `wanted` ones count."""
         envelope, given = self.envelope, carried or {}
-        rows = tuple(
+        rows = [
             carried_rows(given.get(t), size, t)
             for t, size in zip(envelope.types, envelope.carried, strict=True)
-        )
+        ]
+        return Answer(envelope.types, tuple(self.rows(shared, rows)))
+
+    def rows(self, shared: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
+        """The wanted rows by type, of as many carried rows as the envelope has room for."""
         own: Any = rows_of if self.gradient else forward
-        out = own(envelope, self.tables, self.payload, rows, tuple(shared))
-        return Answer(envelope.types, tuple(out))
+        return list(own(self.envelope, self.tables, self.payload, tuple(carried), tuple(shared)))
 
 
 jax.tree_util.register_dataclass(

@@ -186,28 +186,33 @@ class ProgramFunction:
     def _bind(self, staged: Staged, arguments: Sequence[Any]) -> Any:
         options = self.options
         staged.program.refuse_bounds_of_parts(options)
-        result = staged.result
-        answers = program_p.bind(
+        results = program_p.bind(
             *_jax.varying_alike([*staged.captures, *arguments]),
             program=staged.program,
             lanes=(),
             mapped=((),) * staged.program.num_operands,
             options=options,
         )
-        num_answers = len(result.avals)
-        num_outcomes = 2 * staged.program.gives_outcomes(options)
-        answers, extra = answers[:num_answers], answers[num_answers:]
-        outcomes, stats = extra[:num_outcomes], extra[num_outcomes:]
-        sites = staged.program.sites
-        if options.throw and outcomes:
-            answers = throw_p.bind(*answers, *outcomes, sites=sites, name=self.__name__)
-        value = jax.tree.unflatten(result.tree, result.static.join(answers))
-        outputs: list[Any] = [value]
-        if not options.throw:
-            code, site = outcomes
-            outputs.append(Outcomes(code, site, sites))
+        if options.throw and staged.program.gives_outcomes(options):
+            num = len(staged.result.avals)
+            given, outcomes, stats = results[:num], results[num : num + 2], results[num + 2 :]
+            sites = staged.program.sites
+            checked = throw_p.bind(*given, *outcomes, sites=sites, name=self.__name__)
+            results = [*checked, *outcomes, *stats]
+        return self.returned(staged, results)
+
+    def returned(self, staged: Staged, results: Sequence[Any]) -> Any:
+        """What a call returns, of the program's results: answers, then outcomes and statistics where there are any."""
+        options, result = self.options, staged.result
+        num = len(result.avals)
+        outputs: list[Any] = [jax.tree.unflatten(result.tree, result.static.join(results[:num]))]
+        extra = results[num:]
+        if staged.program.gives_outcomes(options):
+            (code, site), extra = extra[:2], extra[2:]
+            if not options.throw:
+                outputs.append(Outcomes(code, site, staged.program.sites))
         if options.stats:
-            outputs.append(Stats(*stats))
+            outputs.append(Stats(*extra))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
