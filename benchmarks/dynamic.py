@@ -35,7 +35,7 @@ import lanewise as lw
 from _harness import Claim, finished, report, use_device, usual_arguments
 from dynamic import program
 from dynamic import tree_lstm as ours
-from dynamic.forest import Forest, forest, weights
+from dynamic.forest import forest, weights
 from lanewise.dynamic.lazy import recording
 from lanewise.dynamic.record import Recorder
 from lanewise.dynamic.run import STORE
@@ -44,8 +44,9 @@ MINIBATCHES = 4
 # Steps before the host waits, on a GPU.
 IN_A_ROW = 8
 READY, READY_PEER = "table, made before", "PyTorch by level, tables made before"
-# The same tables made on threads while the device works, and how many steps before.
+# The same tables made on threads while the device works, and how many steps before; and so for the program.
 AHEAD, STEPS_AHEAD, THREADS = "table, made ahead", 4, 3
+PROGRAM_AHEAD = "program, prepared ahead"
 # Fresh minibatches.
 EPOCH = 12
 # (width, trees) -> ours over PyTorch by level: forward, training. Others have no target of their own.
@@ -99,7 +100,7 @@ def claims_of(
             claim = Claim(f"{name}: {mine} against {peer}", took[mine], took[peer], f">= {target}")
             made.append(claim)
             print(
-                f"  {mine:<10} {1e3 * claim.ours:9.2f} ms   {peer:<18} {1e3 * claim.peer:9.2f} ms"
+                f"  {mine:<17} {1e3 * claim.ours:9.2f} ms   {peer:<18} {1e3 * claim.peer:9.2f} ms"
                 f"   {claim.ratio:6.2f}x, target {claim.target}: {'met' if claim.met else 'missed'}",
                 flush=True,
             )
@@ -160,7 +161,7 @@ def contenders(
 
     batches = [forest(trees, seed) for seed in range(MINIBATCHES)]
     objects = [batch.trees() for batch in batches]
-    packed = program.packed(batches)
+    packed, near = program.packed(batches), program.packed_for_the_host(batches)
     print(f"{named(width, trees)}, {len(batches[0].left)} nodes", flush=True)
     inner_nodes = int((batches[0].left >= 0).sum())
     leaves = len(batches[0].left) - inner_nodes
@@ -169,6 +170,7 @@ def contenders(
     forward: dict[str, Contender] = {
         "table": lambda i: ours.roots_by_table(params, batches[i]),
         "program": lambda i: program.roots_by_program(packed[i], params),
+        "program, prepared": lambda i: program.roots_prepared(params, near[i]),
         "lazy": lambda i: ours.roots_lazily(params, objects[i]),
         "PyTorch by level": lambda i: peer.by_level_forward(theirs, batches[i]),
         "the limit": lambda i: ours.limit_forward(params, x, e),
@@ -176,6 +178,7 @@ def contenders(
     training: dict[str, Contender] = {
         "table": lambda i: ours.train_by_table(params, batches[i]),
         "program": lambda i: program.train_by_program(params, packed[i]),
+        "program, prepared": lambda i: program.train_prepared(params, near[i]),
         "lazy": lambda i: ours.train_lazily(params, objects[i]),
         "PyTorch by level": lambda i: peer.by_level_training(theirs, batches[i]),
         "the limit": lambda i: ours.limit_training(params, x, e, dz, dl),
@@ -184,9 +187,22 @@ def contenders(
         # An op a node has a target on the CPU alone.
         del forward["lazy"], training["lazy"]
         # What the device takes, where a loader has made the tables beside: of both.
-        made = [made_ahead(batches, width, gradient) for gradient in (False, True)]
+        made = [
+            made_ahead(lambda i, g=gradient: ours.prepared(batches[i], width, g))
+            for gradient in (False, True)
+        ]
         forward[AHEAD] = lambda i: ours.roots_by_table(params, batches[i], made[False](i))
         training[AHEAD] = lambda i: ours.train_by_table(params, batches[i], made[True](i))
+        decided = [
+            made_ahead(lambda i, g=gradient: program.READY_FOR[g](near[i], params))
+            for gradient in (False, True)
+        ]
+        forward[PROGRAM_AHEAD] = lambda i: program.roots_prepared(
+            params, near[i], decided[False](i)
+        )
+        training[PROGRAM_AHEAD] = lambda i: program.train_prepared(
+            params, near[i], decided[True](i)
+        )
         device = theirs["words"].device
         torch_tables = [peer.tables(batch, device) for batch in batches]
         forward |= {
@@ -215,13 +231,13 @@ def contenders(
     return forward, training, by_node
 
 
-def made_ahead(batches: Sequence[Forest], width: int, gradient: bool) -> Contender:
-    """Gives the prepared table of a minibatch on the device, where minibatches are asked for in turn."""
+def made_ahead(prepared: Contender) -> Contender:
+    """Gives what is prepared for a minibatch, on the device, where minibatches are asked for in turn."""
 
     def make(i: int) -> tuple[int, Any]:
-        return i, jax.device_put(ours.prepared(batches[i], width, gradient))
+        return i, jax.device_put(prepared(i))
 
-    turns = itertools.cycle(range(len(batches)))
+    turns = itertools.cycle(range(MINIBATCHES))
     stream = lw.ahead(make, turns, depth=STEPS_AHEAD, threads=THREADS)
     return lambda i: next(ready for j, ready in stream if j == i)
 
@@ -265,16 +281,20 @@ def one_size(width: int, trees: int, repeats: int, nodes: bool) -> list[Claim]:
             ("program", "PyTorch by level", targets.get((width, trees))),
             (READY, READY_PEER, targets.get((width, trees)) if gpu else None),
             (AHEAD, "PyTorch by level", targets.get((width, trees)) if gpu else None),
+            ("program, prepared", "PyTorch by level", targets.get((width, trees))),
+            (PROGRAM_AHEAD, "PyTorch by level", targets.get((width, trees)) if gpu else None),
             # Where products are large, levels are the better way.
             ("in jit", "PyTorch by level", targets.get((width, trees)) if narrow else None),
             ("in jit", "PyTorch by node", by_node_target if narrow else None),
             ("program", "PyTorch by node", by_node_target),
+            ("program, prepared", "PyTorch by node", by_node_target),
             ("table", "PyTorch by node", by_node_target),
             ("lazy", "PyTorch by level", lazily.get((width, trees))),
             ("fine ops", "PyTorch by level", fine),
             ("fine ops", "PyTorch by node", None if fine is None else 3.0),
             ("table", "the limit", limit),
             ("program", "the limit", limit),
+            ("program, prepared", "the limit", limit),
         ]
         claims += claims_of(f"{name}, {way}", took, pairs)
         print("  " + ", ".join(f"{key} {1e3 * t:.2f} ms" for key, t in took.items()), flush=True)

@@ -1,11 +1,13 @@
 """The same Tree-LSTM as a recursive program over records: by levels, and compiled whole, inside `jit`.
 
 Trees are packed when data is loaded, as PyTorch by level has its arrays then; the slice, the levels and the index
-tables are made in every step. Inside `jit` a narrow network runs each lane separately (`native`), and needs none.
+tables are made in every step. *Prepared*, they are made by `lw.prepare`, and the rest of a step is one compiled
+function. Inside `jit` a narrow network runs each lane separately (`native`), and needs none.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 
 import lanewise as lw
 from dynamic.forest import Forest
-from dynamic.tree_lstm import inner, leaf
+from dynamic.tree_lstm import inner, leaf, level_options
 from lanewise.carriers.levels import decided
 from lanewise.dynamic.levels import by_levels
 
@@ -57,6 +59,12 @@ def packed(batches: Sequence[Forest]) -> list[Any]:
     return [lw.pack(records(batch), like=largest) for batch in batches]
 
 
+def packed_for_the_host(batches: Sequence[Forest]) -> list[Any]:
+    """The same in the host's memory, where control is decided."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        return packed(batches)
+
+
 roots_by_program = lw.vmap(tree_lstm, in_axes=(0, None), schedule="levels")
 
 
@@ -72,6 +80,30 @@ roots_inside_jit = jax.jit(_inside)
 @jax.jit
 def train_inside_jit(params: dict[str, Any], forest: Any) -> Any:
     return jax.value_and_grad(lambda p: _loss(_inside(forest, p)))(params)
+
+
+READY_FOR = {g: lw.prepare(tree_lstm, in_axes=(0, None), gradient=g) for g in (False, True)}
+
+
+@functools.cache
+def _with_control(gradient: bool) -> Callable[..., Any]:
+    def roots(params: dict[str, Any], forest: Any, ready: Any) -> Any:
+        return ready(forest, params)
+
+    def train(params: dict[str, Any], forest: Any, ready: Any) -> Any:
+        return jax.value_and_grad(lambda p: _loss(ready(forest, p)))(params)
+
+    return jax.jit(train if gradient else roots, compiler_options=level_options())
+
+
+def roots_prepared(params: dict[str, Any], forest: Any, ready: Any = None) -> Any:
+    ready = ready or READY_FOR[False](forest, params)
+    return _with_control(False)(params, forest, ready)
+
+
+def train_prepared(params: dict[str, Any], forest: Any, ready: Any = None) -> Any:
+    ready = ready or READY_FOR[True](forest, params)
+    return _with_control(True)(params, forest, ready)
 
 
 def train_by_program(params: dict[str, Any], forest: Any) -> Any:

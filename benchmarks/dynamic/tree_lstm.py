@@ -80,7 +80,7 @@ def _roots(params: dict[str, Any], ready: Prepared, trees: int) -> Any:
 
 @functools.cache
 def _forward() -> Any:
-    return jax.jit(_roots, static_argnums=2, compiler_options=_options())
+    return jax.jit(_roots, static_argnums=2, compiler_options=level_options())
 
 
 @functools.cache
@@ -88,10 +88,10 @@ def _train() -> Any:
     def train(params: dict[str, Any], ready: Prepared, trees: int) -> Any:
         return jax.value_and_grad(lambda p: jnp.sum(_roots(p, ready, trees) ** 2))(params)
 
-    return jax.jit(train, static_argnums=2, compiler_options=_options())
+    return jax.jit(train, static_argnums=2, compiler_options=level_options())
 
 
-def _options() -> dict[str, bool | int]:
+def level_options() -> dict[str, bool | int]:
     """As the documentation advises."""
     return dict(profile_of(jax.default_backend()).level_options)
 
