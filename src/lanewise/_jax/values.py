@@ -257,11 +257,14 @@ def to_host(value: Any) -> np.ndarray:
 
 
 def on_host_cpu(value: Any) -> Any:
-    """The array on a CPU device: itself if it is on one, or a copy of it; itself where there is no such device."""
-    if isinstance(value, jax.Array):
-        if all(device.platform == "cpu" for device in value.devices()):
+    """The array committed to a CPU device: itself if it is, or a copy of it; itself where there is no such device.
+
+    What is not committed would go where arrays are put by default. Where that is a CPU, it is as good.
+    """
+    if isinstance(value, jax.Array) and all(d.platform == "cpu" for d in value.devices()):
+        if value.committed or default_platform() == "cpu":
             return value
-    elif default_platform() == "cpu":
+    elif not isinstance(value, jax.Array) and default_platform() == "cpu":
         return value
     if not has_platform("cpu"):
         return value

@@ -58,7 +58,7 @@ def written(array: Any, rows: Any, start: Any, axis: int = 0) -> Any:
 
 
 def kept(arenas: Sequence[Any]) -> list[Any]:
-    """Arenas that no kernel is fused across. (XLA for a CPU takes the barrier out before it fuses.)"""
+    """Arenas, or rows of them, that no kernel is fused across. (XLA for a CPU takes the barrier out before that.)"""
     return list(lax.optimization_barrier(tuple(arenas)))
 
 

@@ -71,11 +71,18 @@ def _is_fused(eqn: JaxprEqn) -> bool:
 
 
 def before_all_else(tables: Any, rows: Callable[[Any], Sequence[Any]]) -> list[Any]:
-    """`rows(0)`, by a loop of one turn.
+    """`rows(0)`, by a loop of one turn; on a GPU by a barrier, as a loop there waits for the host.
 
     How many turns is read from a table, or XLA would unroll the loop; and `rows` is given the turn's number, to add to
     the first row, or XLA would move the work out of it.
     """
-    turns = jnp.where(tables[0] >= 0, 1, 0)
-    init = [jnp.zeros(s.shape, s.dtype) for s in jax.eval_shape(rows, 0)]
-    return lax.fori_loop(0, turns, lambda turn, _: list(rows(turn)), init)
+
+    def once() -> list[Any]:
+        turns = jnp.where(tables[0] >= 0, 1, 0)
+        init = [jnp.zeros(s.shape, s.dtype) for s in jax.eval_shape(rows, 0)]
+        return lax.fori_loop(0, turns, lambda turn, _: list(rows(turn)), init)
+
+    def barred() -> list[Any]:
+        return list(lax.optimization_barrier(tuple(rows(0))))
+
+    return lax.platform_dependent(default=once, cuda=barred, rocm=barred)

@@ -10,7 +10,9 @@ a gap. Operands are read by position in the arena.
 
 Adjoints of operands are in arenas of their own, which are written by users in the reverse direction:
 
-    one row of zeros | adjoints of wanted rows | a region for each operand of each piece
+    one row of zeros | adjoints of wanted rows | a region for the operands of each piece
+
+A row of such a region has a slot for each of a call's operands of the type, so that a level writes one contiguous part.
 
 The adjoint of a result is the sum of its users' rows there. Most have one user: `first` is its position, or that of
 the zeros, by row of the arena. The other users are *extra*: pairs of a position and the row it is added to, ordered by
@@ -73,7 +75,8 @@ class Layout:
         tuple[int, ...], ...
     ]  # where the region of a result begins, in the arena of its type
     arena: tuple[int, ...]  # rows of the arena of each type
-    operand: tuple[tuple[int | None, ...], ...]  # where the region of an operand's adjoint begins
+    operand: tuple[tuple[int | None, ...], ...]  # where the first adjoint of an operand is
+    step: tuple[tuple[int, ...], ...]  # and how far from row to row
     adjoints: tuple[int, ...]  # rows of the arena of adjoints of each type
     forward: Sections
     reverse: Sections  # which begins where the other one ends
@@ -107,7 +110,7 @@ def layout(envelope: Envelope) -> Layout:
     ]
     wanted = envelope.wanted or (0,) * len(types)
     adjoints = [1 + n if t.differentiable else 0 for n, t in zip(wanted, types, strict=True)]
-    result, operand = [], []
+    result, operand, step = [], [], []
     for p, piece in enumerate(pieces):
         bases: list[int | None] = []
         for type_ in piece.results:
@@ -115,13 +118,17 @@ def layout(envelope: Envelope) -> Layout:
             bases.append(arena[t])
             arena[t] += rows[p]
         result.append(tuple(bases))
-        bases = []
-        for type_, flags in zip(piece.rows, envelope.fed[p], strict=True):
-            t = types.index(type_)
-            active = type_.differentiable and bool(flags & MADE)
-            bases.append(adjoints[t] if active else None)
-            adjoints[t] += rows[p] if active else 0
+        active = [
+            types.index(type_) if type_.differentiable and flags & MADE else -1
+            for type_, flags in zip(piece.rows, envelope.fed[p], strict=True)
+        ]
+        bases, steps = [], [active.count(t) for t in active]
+        for k, t in enumerate(active):
+            bases.append(adjoints[t] + active[:k].count(t) if t >= 0 else None)
+        for t in {*active} - {-1}:
+            adjoints[t] += active.count(t) * rows[p]
         operand.append(tuple(bases))
+        step.append(tuple(steps))
 
     forward = _forward(envelope, rows, wanted)
     reverse = Sections(size=forward.size)
@@ -143,6 +150,7 @@ def layout(envelope: Envelope) -> Layout:
         tuple(result),
         tuple(arena),
         tuple(operand),
+        tuple(step),
         tuple(adjoints),
         forward,
         reverse,

@@ -256,8 +256,9 @@ def _adjoint_positions(table: Table, need: Demand, lay: Layout, at: Places) -> n
     """Where each edge's adjoint is written, if it has one."""
     call, number = _operands(table)
     base = np.array([b or 0 for bases in lay.operand for b in bases], np.int64)
+    step = np.array([n for steps in lay.step for n in steps], np.int64)
     wanted = [np.arange(1, size + 1) for size in need.wanted or ()]
-    return np.concatenate([at.row[call] + base[number], *wanted])
+    return np.concatenate([at.row[call] * step[number] + base[number], *wanted])
 
 
 def arena_starts(sizes: Sequence[int]) -> list[int]:

@@ -153,7 +153,7 @@ extern "C" int64 lw_survey(const lw_pieces* p, const lw_table* t, int32* level, 
 
 // Where things are, from `layout.py`: by operand, by result, by piece and by type. What has no adjoint has -1.
 struct lw_layout {
-  const int32 *index_at, *adjoint_at;
+  const int32 *index_at, *adjoint_at, *adjoint_step;
   const int32* result_base;
   const int32 *rows, *there_at;
   const int32 *first_at, *joined, *wanted_at, *arena_from, *carried_from;  // `joined`: rows of payload in the arena
@@ -210,13 +210,14 @@ static void lw_place_run(lw_placing& w, int32 q, int64 c, int64 end, const int32
   const int32 arity = few ? few : w.p->arity[q], results = w.p->results[q];
   const int32 *types = w.p->operand_type + w.p->operand_at[q], *base = w.l->result_base + w.p->result_at[q];
   const int32 *adjoint_at = w.l->adjoint_at + w.p->operand_at[q], *index_at = w.l->index_at + w.p->operand_at[q];
+  const int32* step = w.l->adjoint_step + w.p->operand_at[q];
   const int32 *level = w.level, *position = w.s->position, *payload = w.t->payload, *joined = w.l->joined;
   const int64 pieces = w.p->pieces;
   const int32 base0 = base[0], base1 = base[1];
   int32 *__restrict next = w.s->next + q, *const out = w.out, leaf = next[0];
-  int32 firsts[few ? few : 1], indices[few ? few : 1], adjoints[few ? few : 1];
+  int32 firsts[few ? few : 1], indices[few ? few : 1], adjoints[few ? few : 1], steps[few ? few : 1];
   for (int32 k = 0; k < few; ++k)
-    firsts[k] = w.l->first_at[types[k]], indices[k] = index_at[k], adjoints[k] = adjoint_at[k];
+    firsts[k] = w.l->first_at[types[k]], indices[k] = index_at[k], adjoints[k] = adjoint_at[k], steps[k] = step[k];
   for (; c < end; ++c, read += arity, made += results) {
     const int32 row = level[c] ? next[level[c] * pieces]++ : leaf++;
     made[0] = row + base0, made[1] = row + base1;
@@ -225,7 +226,7 @@ static void lw_place_run(lw_placing& w, int32 q, int64 c, int64 end, const int32
       for (int32 k = 0; k < few; ++k) {
         const int32 at = position[read[k]];
         out[indices[k] + row] = at;
-        if (gradient && adjoints[k] >= 0) w.template use<more>(firsts[k] + at, adjoints[k] + row);
+        if (gradient && adjoints[k] >= 0) w.template use<more>(firsts[k] + at, adjoints[k] + row * steps[k]);
       }
       continue;
     }
@@ -234,7 +235,8 @@ static void lw_place_run(lw_placing& w, int32 q, int64 c, int64 end, const int32
       const bool plain = read[k] < 0 && given < payload[type];
       const int32 at = read[k] >= 0 ? position[read[k]] : plain ? given : given + joined[type] - payload[type];
       out[index_at[k] + row] = at;
-      if (gradient && !plain && adjoint_at[k] >= 0) w.template use<more>(w.l->first_at[type] + at, adjoint_at[k] + row);
+      if (gradient && !plain && adjoint_at[k] >= 0)
+        w.template use<more>(w.l->first_at[type] + at, adjoint_at[k] + row * step[k]);
     }
   }
   next[0] = leaf;

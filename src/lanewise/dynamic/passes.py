@@ -209,6 +209,7 @@ def _layout(envelope: Envelope) -> Struct:
     return Struct(
         index_at=ints([forward["index", p, k].start for p, k in operands]),
         adjoint_at=ints([-1 if (b := lay.operand[p][k]) is None else b for p, k in operands]),
+        adjoint_step=ints([n for steps in lay.step for n in steps]),
         result_base=ints([base for bases in lay.result for base in bases] + [0] * _SPARE),
         rows=ints(lay.rows),
         there_at=ints([reverse["there", p].start for p in range(len(envelope.pieces))]),

@@ -142,7 +142,7 @@ class _Reverse:
         found = (
             before_all_else(self.tables, lambda turn: adjoints(start + turn))
             if first
-            else adjoints(start)
+            else kept(adjoints(start))
         )
         given = [
             None if v is None else part(v, start, size, x)
@@ -150,12 +150,21 @@ class _Reverse:
         ]
         own = [*self.shared_of(p), *given, *found]
         outs = _evaluated(codes.rows, own, self.if_there(p, start, size))
-        arenas, turn = list(arenas), iter(outs)
+        return self.with_operands(arenas, p, start, outs[: len(active)]), list(outs[len(active) :])
+
+    def with_operands(
+        self, arenas: Sequence[Any], p: int, start: Any, adjoints: Sequence[Any]
+    ) -> list[Any]:
+        """The arenas with adjoints of the operands of some rows: one write for all operands of a type."""
+        arenas, given = list(arenas), iter(adjoints)
+        slots: dict[int, tuple[int, list[Any]]] = {}
         for base, type_ in zip(self.lay.operand[p], self.envelope.pieces[p].rows, strict=True):
             if base is not None:
-                t = self.lay.number(type_)
-                arenas[t] = written(arenas[t], next(turn), base + start)
-        return kept(arenas), list(turn)
+                slots.setdefault(self.lay.number(type_), (base, []))[1].append(next(given))
+        for t, (base, rows) in slots.items():
+            whole = jnp.stack(rows, 1).reshape(-1, *rows[0].shape[1:])
+            arenas[t] = written(arenas[t], whole, base + start * len(rows))
+        return kept(arenas)
 
     def with_extra(
         self, arenas: Sequence[Any], level: int, p: int, adjoints: list[Any]
