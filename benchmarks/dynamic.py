@@ -161,7 +161,10 @@ def contenders(
 
     batches = [forest(trees, seed) for seed in range(MINIBATCHES)]
     objects = [batch.trees() for batch in batches]
-    packed, near = program.packed(batches), program.packed_for_the_host(batches)
+    packed = program.packed(batches)
+    # Control is decided where the host has the trees.
+    near = jax.device_get(packed)
+    ready_for = program.READY_FOR
     print(f"{named(width, trees)}, {len(batches[0].left)} nodes", flush=True)
     inner_nodes = int((batches[0].left >= 0).sum())
     leaves = len(batches[0].left) - inner_nodes
@@ -170,7 +173,9 @@ def contenders(
     forward: dict[str, Contender] = {
         "table": lambda i: ours.roots_by_table(params, batches[i]),
         "program": lambda i: program.roots_by_program(packed[i], params),
-        "program, prepared": lambda i: program.roots_prepared(params, near[i]),
+        "program, prepared": lambda i: program.roots_prepared(
+            params, packed[i], ready_for[False](near[i], params)
+        ),
         "lazy": lambda i: ours.roots_lazily(params, objects[i]),
         "PyTorch by level": lambda i: peer.by_level_forward(theirs, batches[i]),
         "the limit": lambda i: ours.limit_forward(params, x, e),
@@ -178,7 +183,9 @@ def contenders(
     training: dict[str, Contender] = {
         "table": lambda i: ours.train_by_table(params, batches[i]),
         "program": lambda i: program.train_by_program(params, packed[i]),
-        "program, prepared": lambda i: program.train_prepared(params, near[i]),
+        "program, prepared": lambda i: program.train_prepared(
+            params, packed[i], ready_for[True](near[i], params)
+        ),
         "lazy": lambda i: ours.train_lazily(params, objects[i]),
         "PyTorch by level": lambda i: peer.by_level_training(theirs, batches[i]),
         "the limit": lambda i: ours.limit_training(params, x, e, dz, dl),
@@ -194,14 +201,14 @@ def contenders(
         forward[AHEAD] = lambda i: ours.roots_by_table(params, batches[i], made[False](i))
         training[AHEAD] = lambda i: ours.train_by_table(params, batches[i], made[True](i))
         decided = [
-            made_ahead(lambda i, g=gradient: program.READY_FOR[g](near[i], params))
+            made_ahead(lambda i, g=gradient: ready_for[g](near[i], params))
             for gradient in (False, True)
         ]
         forward[PROGRAM_AHEAD] = lambda i: program.roots_prepared(
-            params, near[i], decided[False](i)
+            params, packed[i], decided[False](i)
         )
         training[PROGRAM_AHEAD] = lambda i: program.train_prepared(
-            params, near[i], decided[True](i)
+            params, packed[i], decided[True](i)
         )
         device = theirs["words"].device
         torch_tables = [peer.tables(batch, device) for batch in batches]
@@ -232,10 +239,10 @@ def contenders(
 
 
 def made_ahead(prepared: Contender) -> Contender:
-    """Gives what is prepared for a minibatch, on the device, where minibatches are asked for in turn."""
+    """Gives what is prepared for a minibatch, where minibatches are asked for in turn."""
 
     def make(i: int) -> tuple[int, Any]:
-        return i, jax.device_put(prepared(i))
+        return i, prepared(i)
 
     turns = itertools.cycle(range(MINIBATCHES))
     stream = lw.ahead(make, turns, depth=STEPS_AHEAD, threads=THREADS)

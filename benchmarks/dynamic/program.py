@@ -59,12 +59,6 @@ def packed(batches: Sequence[Forest]) -> list[Any]:
     return [lw.pack(records(batch), like=largest) for batch in batches]
 
 
-def packed_for_the_host(batches: Sequence[Forest]) -> list[Any]:
-    """The same in the host's memory, where control is decided."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        return packed(batches)
-
-
 roots_by_program = lw.vmap(tree_lstm, in_axes=(0, None), schedule="levels")
 
 
@@ -96,13 +90,11 @@ def _with_control(gradient: bool) -> Callable[..., Any]:
     return jax.jit(train if gradient else roots, compiler_options=level_options())
 
 
-def roots_prepared(params: dict[str, Any], forest: Any, ready: Any = None) -> Any:
-    ready = ready or READY_FOR[False](forest, params)
+def roots_prepared(params: dict[str, Any], forest: Any, ready: Any) -> Any:
     return _with_control(False)(params, forest, ready)
 
 
-def train_prepared(params: dict[str, Any], forest: Any, ready: Any = None) -> Any:
-    ready = ready or READY_FOR[True](forest, params)
+def train_prepared(params: dict[str, Any], forest: Any, ready: Any) -> Any:
     return _with_control(True)(params, forest, ready)
 
 

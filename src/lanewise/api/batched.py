@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from lanewise import _jax
 from lanewise.core.errors import OptionError
@@ -17,6 +18,8 @@ from lanewise.job.job import Job, job_for
 from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import is_array_like
 from lanewise.tracing.staging import Staged
+
+_ARRAYS = (jax.Array, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,9 @@ class Batched:
         return (*[False] * own, *(axis is not None for axis in self.axes))
 
     def operands(self, leaves: Sequence[Any]) -> list[Any]:
-        """The operands of a call with these leaves."""
+        """The operands of a call with these leaves; NumPy's arrays stay in the host's memory."""
         given = (x for x, flag in zip(leaves, self.operand, strict=True) if flag)
-        arrays = (x if isinstance(x, jax.Array) else jax.numpy.asarray(x) for x in given)
+        arrays = (x if isinstance(x, _ARRAYS) else jax.numpy.asarray(x) for x in given)
         lanes_first = (
             jax.numpy.moveaxis(x, axis, 0) if axis else x
             for x, axis in zip(arrays, self.axes, strict=True)

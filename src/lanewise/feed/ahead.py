@@ -7,6 +7,7 @@ JAX's transfers do not hold Python's lock, so threads of one process are enough.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,14 +42,15 @@ def _ahead(
     make: Callable[[Item], Made], items: Iterable[Item], depth: int, threads: int
 ) -> Iterator[Made]:
     waiting: deque[Future[Made]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="lanewise-ahead") as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(make, item))
-                if len(waiting) > depth:
-                    yield waiting.popleft().result()
-            while waiting:
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="lanewise-ahead")
+    try:
+        for item in items:
+            waiting.append(pool.submit(make, item))
+            if len(waiting) > depth:
                 yield waiting.popleft().result()
-        finally:
-            for each in waiting:
-                each.cancel()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        # A loop that was left open when Python ends has no threads to wait for.
+        if not sys.is_finalizing():
+            pool.shutdown(cancel_futures=True)
