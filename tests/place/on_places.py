@@ -278,17 +278,49 @@ def of_calls(folder: str) -> Iterator[tuple[str, str]]:
     except lw.errors.PlaceError as error:
         yield "error", f"{error.kind} {str(error).splitlines()[0][:60]}"
 
+    yield from of_ends(places)
+
+
+def of_ends(places: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """How calls and lanes end that fail."""
+
     @lw.program
     def checked(x):
         x = lw.placed(lambda x: x + 1, "encoder")(x)
         with lw.on("decoder"):
-            assert x[0] < 3, "too large"
+            assert x[2] < 4, "too large"
             return x * 2
 
-    try:
-        lw.run(checked, places)(X + 5)
-    except lw.errors.LaneError as error:
-        yield "assertion", str(error).split(" (")[0] + str(error).rpartition(".py")[2]
+    batch = jnp.stack([X * k for k in (1, 2, 5, 1, 9, 2)])
+    answers, outcomes = lw.run(lw.vmap(checked, throw=False), places)(batch)
+    good = np.asarray(outcomes.ok())
+    said = f"right, failed {np.flatnonzero(~good).tolist()}"
+    yield "outcomes", differs(np.asarray(answers)[good], 2 * batch[good] + 2, 1e-6) or said
+
+    def raised(fun: Any, x: Any, **options: Any) -> str:
+        try:
+            lw.run(fun, places, **options)(x)
+        except lw.errors.LaneError as error:
+            return str(error).split(" (")[0] + str(error).rpartition(".py")[2]
+        return "nothing"
+
+    yield "assertion", raised(checked, X + 5)
+    yield "assertion of lanes", raised(lw.vmap(checked), batch)
+    yield "assertion in groups", raised(lw.vmap(checked), batch, groups=3)
+
+    @lw.program
+    def root(x):
+        assert x[0] < 0.6, "no root"
+        return x
+
+    def in_a_part(x: Any) -> Any:
+        return lw.placed(jnp.sin, "decoder")(lw.placed(lw.vmap(root), "encoder")(x))
+
+    def in_no_part(x: Any) -> Any:
+        return layer(root(x), W, V)
+
+    yield "assertion in a part", raised(in_a_part, batch)
+    yield "assertion in no part", raised(in_no_part, X + 5)
 
 
 if __name__ == "__main__":

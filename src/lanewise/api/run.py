@@ -82,7 +82,7 @@ def run(
     if groups is not None:
         fun = in_groups(fun, groups, in_axes)
     saved = None if checkpoint is None or every is None else (Path(checkpoint), every)
-    return Placed(fun, placement, in_flight, float(timeout), saved, bool(gather))
+    return Placed(fun, placement, in_flight, float(timeout), saved, bool(gather), groups)
 
 
 class Placed:
@@ -96,10 +96,11 @@ class Placed:
         timeout: float,
         saved: tuple[Path, int] | None,
         gather: bool,
+        groups: int | None = None,
     ) -> None:
         functools.update_wrapper(self, fun, updated=())
         self._fun, self._in_flight, self._timeout, self._saved = fun, in_flight, timeout, saved
-        self._gather = gather
+        self._gather, self._groups = gather, groups
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._launched = None
         self._given = placement
@@ -136,7 +137,9 @@ class Placed:
             saving = self._in_stretches(asked)
             last = saving.cut.after
             results = saving(leaves)
-        homes, atoms = last.actions.outs, last.actions.code.region.outs
+        asked.raise_if_failed(results, self._groups)
+        count = asked.out_tree.num_leaves
+        homes, atoms = last.actions.outs[:count], last.actions.code.region.outs[:count]
         if self._gather or not self._has_ranks:
             outs = [results[i] for i in range(len(homes))]
         else:

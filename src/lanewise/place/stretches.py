@@ -107,7 +107,7 @@ def stretches(asked: Asked, everywhere: bool) -> Stretches:
             *trial.actions.outs[skipped + count :],
             *made.actions.outs[count + len(rows) :],
         ],
-        [placement.everywhere if everywhere else None] * len(region.outs),
+        asked.wanted(everywhere),
         (),
         asked.out_tree,
     )
