@@ -124,6 +124,17 @@ def asserts_in_a_part(x):
 
 
 @lw.program
+def draws(x):
+    """From a key that JAX does not batch key by key."""
+    key = jax.random.key(jnp.int32(10 * x), impl="rbg")
+    for k in range(2):
+        noise = jax.random.uniform(jax.random.fold_in(key, k))
+        x = first(x + noise)
+        assert x < 3, "large"
+    return second(x + jax.random.normal(key))
+
+
+@lw.program
 def never_fails(x):
     return second(first(x))
 
@@ -137,6 +148,7 @@ CASES: list[Any] = [
     of_programs,
     asserts_in_a_test,
     asserts_in_a_part,
+    draws,
     never_fails,
 ]
 X = jnp.array([0.5, -1.0, 1.0, 4.0, 0.3, -0.2, 2.5])

@@ -37,6 +37,7 @@ from lanewise.core.program import (
     site_of,
     throw_p,
 )
+from lanewise.job.draws import drawing_by_lane
 
 # A number holds an outcome, and above it which assertion failed.
 _BITS = 4
@@ -47,6 +48,8 @@ def with_ends(program: Program, blanked: bool) -> Callable[..., list[Any]]:
 
     `blanked`: a lane that fails gives blank answers.
     """
+
+    program = drawing_by_lane(program, parts=True)
 
     def run(*values: Any) -> list[Any]:
         lane = _Lane({site: i for i, site in enumerate(program.sites)})
@@ -92,7 +95,7 @@ class _Lane:
             self.fail(jnp.where(ins[0], 0, _number(int(eqn.params["outcome"]), number)))
             return []
         if eqn.primitive is throw_p:
-            self.throw(*ins[-2:], eqn.params["sites"])
+            self.throw(ins[-2], ins[-1], eqn.params["sites"])
             return ins[:-2]
         if not _can_fail(eqn) and (self.end is None or not _may_go_on(eqn)):
             return _jax.run_eqn(eqn, ins)
@@ -207,7 +210,9 @@ class _Lane:
         program, options = eqn.params["program"], eqn.params["options"]
         if not is_part(eqn):
             return _jax.run_eqn(eqn, ins)  # a batch of its own: its lanes end by themselves
-        if not any(True for function in program.functions.values() for _ in parts_in(function.jaxpr)):
+        if not any(
+            True for function in program.functions.values() for _ in parts_in(function.jaxpr)
+        ):
             if self.end is None:
                 return _jax.run_eqn(eqn, ins)
             params = {**eqn.params, "program": _skippable(program)}
@@ -238,10 +243,12 @@ def _number(outcome: Any, site: Any) -> Any:
     return jnp.int32(outcome | ((site + 1) << _BITS))
 
 
-def _typed(values: Sequence[Any], code: ClosedJaxpr) -> list[Any]:
+def _typed(values: Sequence[Any], code: Jaxpr | ClosedJaxpr) -> list[Any]:
     """Values with the types of the results of code, of which there may be more."""
     return [
-        x if _jax.is_extended(a.aval.dtype) else lax.convert_element_type(jnp.asarray(x), a.aval.dtype)
+        x
+        if _jax.is_extended(a.aval.dtype)
+        else lax.convert_element_type(jnp.asarray(x), a.aval.dtype)
         for x, a in zip(values, code.outvars, strict=False)
     ]
 

@@ -30,7 +30,6 @@ from lanewise.place.project import Channel, inputs_at, projected, results_at
 from lanewise.place.regions import Code, read
 from lanewise.place.text import text_of
 
-
 # What helps where lanes of a placed program failed: as elsewhere, but for the values that messages format.
 ADVICE_OF_RUNS = Advice(
     {

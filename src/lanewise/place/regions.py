@@ -244,13 +244,13 @@ class _Reader:
         if index.aval.dtype != np.int32:
             (index,) = self.traced(lambda i: [jax.lax.convert_element_type(i, np.int32)], [index])
 
-        def at(place: int) -> Region:
+        def side(place: int) -> Region:
             around, self.nodes = self.nodes, []
             outs = self.placed(eqn, code, operands, place)
             made, self.nodes = tuple(self.nodes), around
             return Region((), made, tuple(outs))
 
-        sides = [self.side(functools.partial(at, place)) for place in family]
+        sides = [self.side(functools.partial(side, place)) for place in family]
         return self.branch(index, sides, eqn)
 
     def traced(self, fun: Callable[..., Sequence[Any]], ins: Sequence[Atom]) -> list[Atom]:
@@ -297,7 +297,9 @@ class _Reader:
             self.throws.append(Throw(code, site, sites, name))
             return
         ways = [(Outcome.ASSERTION_FAILED, number) for number in range(len(sites))]
-        ways += [(o, None) for o in (Outcome.STACK_OVERFLOW, Outcome.STEPS_EXHAUSTED, Outcome.TAPE_FULL)]
+        ways += [
+            (o, None) for o in (Outcome.STACK_OVERFLOW, Outcome.STEPS_EXHAUSTED, Outcome.TAPE_FULL)
+        ]
 
         def tests(code: Any, site: Any) -> list[Any]:
             failed = [
