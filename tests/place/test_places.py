@@ -78,6 +78,11 @@ def test_calls(tmp_path: Path) -> None:
     assert choices == ["right"] * (5 if needs.FULL else 3)
     swapped = [cases.pop(name) for name in list(cases) if name.startswith("swapped ")]
     assert swapped == ["right"] * 6
+    loops = {name: cases.pop(name) for name in list(cases) if name.startswith("saved loops")}
+    assert loops.pop("saved loops") == "right; right, not again"
+    # Without its last state the first loop does its last iteration again.
+    assert loops.pop("saved loops without 7") == "right"
+    assert len(loops) == 5 and set(loops.values()) == {"right, not again"}
     assert cases == {
         "groups": "right",
         "saved rows": "right, right",
