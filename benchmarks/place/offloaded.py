@@ -12,6 +12,7 @@ Each line it prints that begins with MEASURED is JSON.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -20,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import numpy as np
 from jax import lax
 
 import lanewise as lw
+from place.two_at_a_time import two_at_a_time
 
 CHARACTERS = 256
 GATES = 4
@@ -135,7 +137,7 @@ def schedule(text: str) -> list[str]:
     return lines
 
 
-def profiled(run: Callable[..., Any], given: Any) -> None:
+def profiled(label: str, run: Callable[..., Any], given: Any) -> None:
     """Which streams of the device do what at the same time, in some of the middle of a run."""
     folder = tempfile.mkdtemp()
     with jax.profiler.trace(folder):
@@ -152,14 +154,47 @@ def profiled(run: Callable[..., Any], given: Any) -> None:
     busy: dict[tuple[str, str], list[float]] = {}
     for _, took, stream, name in found:
         busy.setdefault((stream, name), []).append(took / 1000)
-    show("profile: the streams, what is done there most, how often, µs each")
-    for (stream, name), took in sorted(busy.items(), key=lambda item: -sum(item[1]))[:16]:
-        show(f"  {stream[:40]}: {name[:60]}, {len(took)} times, {statistics.median(took):.1f}")
+    copied = [(at, at + took) for at, took, _, name in found if "memcpy" in name.lower()]
+    computed = [(at, at + took) for at, took, _, name in found if "memcpy" not in name.lower()]
+    whole = sum(end - at for at, end in copied)
+    show(
+        f"{label}: copies take {whole / 1e6:.1f} ms, {overlap(copied, computed) / 1e6:.1f} of it while"
+    )
+    show("  something is computed; the streams, what is done there most, how often, µs each")
+    for (stream, name), took in sorted(busy.items(), key=lambda item: -sum(item[1]))[:10]:
+        show(f"  {stream[:40]}: {name[:40]}, {len(took)} times, {statistics.median(took):.1f}")
+    lines = []
     for share in (4, 4 / 3):
         first = int(len(found) / share)
-        for start, took, stream, name in found[first : first + 36]:
+        for start, took, stream, name in found[first : first + 60]:
             at = (start - found[first][0]) / 1000
-            show(f"  {at:9.1f} to {at + took / 1000:9.1f}  {stream[:24]}  {name[:60]}")
+            lines.append(f"  {at:9.1f} to {at + took / 1000:9.1f}  {stream[:24]}  {name[:60]}")
+    keep(f"{label}.profile", lines)
+
+
+def overlap(some: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
+    """For how long intervals run beside others, which are sorted and do not overlap among themselves.
+
+    >>> overlap([(0, 4), (10, 12)], [(1, 2), (3, 11)])
+    3
+    """
+    both, k = 0.0, 0
+    for at, end in some:
+        while k and others[k - 1][1] > at:
+            k -= 1
+        while k < len(others) and others[k][0] < end:
+            both += max(0, min(end, others[k][1]) - max(at, others[k][0]))
+            k += 1
+    return both
+
+
+def keep(name: str, lines: Sequence[str]) -> None:
+    """Write lines to the folder for results, or print them if there is none."""
+    folder = os.environ.get("OUT")
+    if folder:
+        (Path(folder) / re.sub(r"[^\w.]+", "-", name)).write_text("\n".join(lines))
+    else:
+        print("\n".join(lines[:120]), flush=True)
 
 
 def clocked(run: Callable[..., Any], given: Any) -> float:
@@ -171,21 +206,30 @@ def clocked(run: Callable[..., Any], given: Any) -> float:
 def made_ready(name: str, run: Any, given: Any, asked: Any) -> Any:
     """A function compiled, and run once."""
     began = time.perf_counter()
-    compiled = run.lower(*given).compile()
+    with two_at_a_time() if name.endswith("two a turn") else contextlib.nullcontext():
+        lowered = run.lower(*given)
+    compiled = lowered.compile()
     took, about = time.perf_counter() - began, compiled.memory_analysis()
     here, there = about.temp_size_in_bytes / 1e9, about.host_temp_size_in_bytes / 1e9
     show(
         f"{name}: compiled in {took:.1f} s; {here:.2f} GB beside its operands, {there:.2f} GB of the host's"
     )
-    text, folder = compiled.as_text(), os.environ.get("OUT")
-    if folder:
-        called = re.sub(r"\W+", "-", f"{asked['label']} {name}")
-        (Path(folder) / f"{called}.hlo").write_text(text)
-    if name in ("offload", "copies alone"):
-        lines = schedule(text)
-        print("\n".join(lines[:120]), flush=True)
+    text = compiled.as_text()
+    if os.environ.get("OUT"):
+        keep(f"{asked['label']} {name}.hlo", [text])
+    if name.startswith(("offload", "copies")):
+        keep(f"{asked['label']} {name}.schedule", schedule(text))
     show(f"{name}: first run {1e3 * clocked(compiled, given):.0f} ms")
     return compiled
+
+
+def compare(names: list[str], ready: Any, given: Any) -> None:
+    """How much updates by several contenders differ."""
+    found = {name: np.asarray(ready[name][0](*given)) for name in names}
+    for name in names[1:]:
+        largest = np.abs(found[names[0]] - np.asarray(given[0])).max()
+        apart = np.abs(found[name] - found[names[0]]).max()
+        show(f"{names[0]} and {name}: updates of up to {largest:.1e} differ by {apart:.1e}")
 
 
 def main() -> None:
@@ -212,9 +256,14 @@ def main() -> None:
     short = (weights, rest[0], rest[1][:fits], targets)
     gradient = functools.partial(lw.grad, loss)
     start = (jnp.zeros((batch, width)),)
+
+    def away() -> Any:
+        return trained(gradient(checkpoints="all", offload="host"))
+
     contenders: dict[str, tuple[Callable[[], Any], Any, int]] = {
         "fits": (lambda: trained(gradient(checkpoints="all")), short, fits),
-        "offload": (lambda: trained(gradient(checkpoints="all", offload="host")), whole, steps),
+        "offload": (away, whole, steps),
+        "offload, two a turn": (away, whole, steps),
         "sqrt": (lambda: trained(gradient(checkpoints="sqrt")), whole, steps),
         "copies alone": (lambda: copies(steps), start, steps),
         "JAX's own offloading": (lambda: trained(jax.grad(loss_named)), whole, steps),
@@ -228,23 +277,19 @@ def main() -> None:
             except Exception as error:
                 show(f"{name}: {type(error).__name__} {str(error).strip().splitlines()[0][:300]}")
                 say(name=name, failed=type(error).__name__)
-    if "offload" in ready and "sqrt" in ready:
-        one, other = (np.asarray(ready[name][0](*whole)) for name in ("offload", "sqrt"))
-        largest = np.abs(other - np.asarray(weights)).max()
-        show(
-            f"offload and sqrt: updates of up to {largest:.1e} differ by {abs(one - other).max():.1e}"
-        )
+    compare([name for name in ready if name.startswith(("offload", "sqrt"))], ready, whole)
     times: dict[str, list[float]] = {name: [] for name in ready}
     for _ in range(asked.get("repeats", 3)):
         for name, (run, given, length) in ready.items():
             times[name].append(clocked(run, given) / length)
-    if asked.get("profile") and "offload" in ready:
-        try:
-            profiled(*ready["offload"][:2])
-        except Exception as error:
-            show(f"no profile: {type(error).__name__} {error}")
-    for name, found in times.items():
-        say(name=name, seconds=statistics.median(found), least=min(found))
+            # Again after each run: what is known stays known if the time is over.
+            say(name=name, seconds=statistics.median(times[name]), least=min(times[name]))
+    for name in ready:
+        if asked.get("profile") and name.startswith("offload"):
+            try:
+                profiled(f"{asked['label']} {name}", *ready[name][:2])
+            except Exception as error:
+                show(f"no profile: {type(error).__name__} {error}")
 
 
 if __name__ == "__main__":

@@ -254,6 +254,8 @@ def of_calls(folder: str) -> Iterator[tuple[str, str]]:
     except lw.errors.OptionError as error:
         yield "other arguments", str(error)
 
+    yield from of_saved_loops(f"{folder}/loops", places)
+
     # A shell that starts tests in the background has them ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
@@ -278,17 +280,82 @@ def of_calls(folder: str) -> Iterator[tuple[str, str]]:
     except lw.errors.PlaceError as error:
         yield "error", f"{error.kind} {str(error).splitlines()[0][:60]}"
 
+    yield from of_ends(places)
+
+
+def of_saved_loops(folder: str, places: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A program with three loops, begun again after each of its states."""
+    first: list[int] = []
+
+    def seen(x: Any) -> Any:
+        first.append(1)
+        return np.asarray(x)
+
+    def f(x: Any, w: Any) -> Any:
+        def step(x: Any, t: Any) -> Any:
+            x = lw.placed(lambda x: jax.pure_callback(seen, x, jnp.tanh(x @ w) + t), "encoder")(x)
+            return lw.placed(lambda x: jnp.cos(x), "decoder")(x), jnp.sum(x)
+
+        def half(x: Any) -> Any:
+            return lw.placed(lambda x: 0.8 * x, "decoder")(lw.placed(jnp.tanh, "encoder")(x))
+
+        x, rows = jax.lax.scan(step, x, jnp.linspace(0.0, 1.0, 7))
+        y = jax.lax.while_loop(lambda x: jnp.sum(x) > 0.2, half, x + rows[0])
+        return jax.lax.scan(lambda y, t: (layer(y, w, w) + t, y[0]), y, rows), x, rows
+
+    def run() -> str:
+        first.clear()
+        found = lw.run(f, places, checkpoint=folder, every=3)(X, W)
+        return differs(found, want, 1e-6) or ("right" if first else "right, not again")
+
+    want = f(X, W)
+    yield "saved loops", f"{run()}; {run()}"
+    states = [p for p in Path(folder).rglob("*") if p.name.isdecimal() and p.parent.name != "rows"]
+    for path in sorted(states, key=lambda p: (len(p.parts), int(p.name)), reverse=True):
+        shutil.rmtree(path)
+        yield f"saved loops without {path.relative_to(Path(folder) / 'all')}", run()
+
+
+def of_ends(places: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """How calls and lanes end that fail."""
+
     @lw.program
     def checked(x):
         x = lw.placed(lambda x: x + 1, "encoder")(x)
         with lw.on("decoder"):
-            assert x[0] < 3, "too large"
+            assert x[2] < 4, "too large"
             return x * 2
 
-    try:
-        lw.run(checked, places)(X + 5)
-    except lw.errors.LaneError as error:
-        yield "assertion", str(error).split(" (")[0] + str(error).rpartition(".py")[2]
+    batch = jnp.stack([X * k for k in (1, 2, 5, 1, 9, 2)])
+    answers, outcomes = lw.run(lw.vmap(checked, throw=False), places)(batch)
+    good = np.asarray(outcomes.ok())
+    said = f"right, failed {np.flatnonzero(~good).tolist()}"
+    yield "outcomes", differs(np.asarray(answers)[good], 2 * batch[good] + 2, 1e-6) or said
+
+    def raised(fun: Any, x: Any, **options: Any) -> str:
+        try:
+            lw.run(fun, places, **options)(x)
+        except lw.errors.LaneError as error:
+            return str(error).split(" (")[0] + str(error).rpartition(".py")[2]
+        return "nothing"
+
+    yield "assertion", raised(checked, X + 5)
+    yield "assertion of lanes", raised(lw.vmap(checked), batch)
+    yield "assertion in groups", raised(lw.vmap(checked), batch, groups=3)
+
+    @lw.program
+    def root(x):
+        assert x[0] < 0.6, "no root"
+        return x
+
+    def in_a_part(x: Any) -> Any:
+        return lw.placed(jnp.sin, "decoder")(lw.placed(lw.vmap(root), "encoder")(x))
+
+    def in_no_part(x: Any) -> Any:
+        return layer(root(x), W, V)
+
+    yield "assertion in a part", raised(in_a_part, batch)
+    yield "assertion in no part", raised(in_no_part, X + 5)
 
 
 if __name__ == "__main__":

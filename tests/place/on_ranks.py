@@ -93,6 +93,17 @@ def programs() -> None:
     except lw.errors.PlaceError as error:
         say("assertion", f"{type(error).__name__} {error}")
     say("after an error", differs(run(5), checked(5), 0) or "right")
+    starts = jnp.array([5, 3, 2, 4, 6])
+    for gather in (True, False):
+        try:
+            lw.run(lw.vmap(checked), {"a": 0, "b": 1}, gather=gather)(starts)
+        except lw.LaneError as error:
+            _, _, where = str(error).partition(" lanes: ")
+            said = "right" if where.startswith("1, 4.") else str(error)
+            say(f"assertion of lanes {gather}", said)
+    answers, outcomes = lw.run(lw.vmap(checked, throw=False), {"a": 0, "b": 1})(starts)
+    wanted = lw.vmap(checked, throw=False)(starts)
+    say("outcomes", differs((answers, outcomes.code), (wanted[0], wanted[1].code), 0) or "right")
 
 
 def saved(folder: str, name: str, iteration: int) -> None:

@@ -60,9 +60,17 @@ def test_calls(tmp_path: Path) -> None:
         "holds a state of other arguments. Give another folder, or remove it to begin anew."
     )
     assert cases.pop("error").startswith("failed part decoder (")
-    failed = cases.pop("assertion")
-    assert failed.startswith("checked: assertion failed: too large")
-    assert failed.endswith("in the call. It ends the run at all places.")
+    failed = {name: cases.pop(name) for name in list(cases) if name.startswith("assertion")}
+    alone = " in the call. It ends the run at all places."
+    others = " Pass throw=False to the program, or to lanewise.vmap, for the other answers."
+    assert {name: re.sub(r":\d+, in \w+\)", "", said) for name, said in failed.items()} == {
+        "assertion": f"checked: assertion failed: too large{alone}",
+        "assertion of lanes": f"checked: assertion failed: too large in 2 of 6 lanes: 2, 4.{others}",
+        "assertion in groups": f"checked: assertion failed: too large in 2 of 6 lanes: 2, 4.{others}",
+        "assertion in a part": f"root: assertion failed: no root in 1 of 6 lanes: 4.{others}",
+        "assertion in no part": f"root: assertion failed: no root{alone}",
+    }
+    assert cases.pop("outcomes") == "right, failed [2, 4]"
     assert cases.pop("result").startswith("right at ")
     slope = cases.pop("gradient around")
     assert re.fullmatch(r"right, v at (.*1), w at (.*0)", slope), slope
@@ -70,6 +78,11 @@ def test_calls(tmp_path: Path) -> None:
     assert choices == ["right"] * (5 if needs.FULL else 3)
     swapped = [cases.pop(name) for name in list(cases) if name.startswith("swapped ")]
     assert swapped == ["right"] * 6
+    loops = {name: cases.pop(name) for name in list(cases) if name.startswith("saved loops")}
+    assert loops.pop("saved loops") == "right; right, not again"
+    # Without its last state the first loop does its last iteration again.
+    assert loops.pop("saved loops without 7") == "right"
+    assert len(loops) == 5 and set(loops.values()) == {"right, not again"}
     assert cases == {
         "groups": "right",
         "saved rows": "right, right",

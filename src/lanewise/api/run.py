@@ -20,7 +20,7 @@ from lanewise.place.prepared import Asked, Prepared, ask
 from lanewise.place.project import dry_run
 from lanewise.place.running import Running, check_leaves, running
 from lanewise.place.saved import Saving
-from lanewise.place.stretches import stretches
+from lanewise.place.stretches import cuts
 from lanewise.place.text import Traffic, traffic
 from lanewise.place.transports.launched import launched
 
@@ -50,7 +50,7 @@ def run(
       arguments have lanes, in front. Results have lanes in front.
     * `gather`: with ranks, whether each process gets all results. False: results stay where they are made, as
       `lanewise.Held`, and may be arguments of a later call: the weights of a part never leave it.
-    * `checkpoint`, `every`: save the state of the program's outermost loop in this folder every `every` iterations,
+    * `checkpoint`, `every`: save the state of the program's outermost loops in this folder every `every` iterations,
       and go on from there when the same call is made again (extra `place`).
 
     Between processes, each calls it with the same arguments, and each gets all results unless `gather=False`. Between
@@ -82,7 +82,7 @@ def run(
     if groups is not None:
         fun = in_groups(fun, groups, in_axes)
     saved = None if checkpoint is None or every is None else (Path(checkpoint), every)
-    return Placed(fun, placement, in_flight, float(timeout), saved, bool(gather))
+    return Placed(fun, placement, in_flight, float(timeout), saved, bool(gather), groups)
 
 
 class Placed:
@@ -96,10 +96,11 @@ class Placed:
         timeout: float,
         saved: tuple[Path, int] | None,
         gather: bool,
+        groups: int | None = None,
     ) -> None:
         functools.update_wrapper(self, fun, updated=())
         self._fun, self._in_flight, self._timeout, self._saved = fun, in_flight, timeout, saved
-        self._gather = gather
+        self._gather, self._groups = gather, groups
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._launched = None
         self._given = placement
@@ -134,9 +135,11 @@ class Placed:
             results = self._runs(last)([*last.captured, *leaves])
         else:
             saving = self._in_stretches(asked)
-            last = saving.cut.after
+            last = saving.cuts.after
             results = saving(leaves)
-        homes, atoms = last.actions.outs, last.actions.code.region.outs
+        asked.raise_if_failed(results, self._groups)
+        count = asked.out_tree.num_leaves
+        homes, atoms = last.actions.outs[:count], last.actions.code.region.outs[:count]
         if self._gather or not self._has_ranks:
             outs = [results[i] for i in range(len(homes))]
         else:
@@ -250,7 +253,7 @@ class Placed:
             assert self._saved is not None
             folder, every = self._saved
             rank = None if self._launched is None else self._launched.rank
-            cut = stretches(asked, self._has_ranks and self._gather)
-            found = Saving(cut, folder, every, rank, self._runs)
+            whole = cuts(asked, self._has_ranks and self._gather)
+            found = Saving(whole, folder, every, rank, self._runs)
             self._saving[asked] = found
         return found

@@ -50,17 +50,19 @@ def as_it_runs(program: Program, options: Options) -> Program:
 
 
 @functools.lru_cache(maxsize=512)
-def drawing_by_lane(program: Program) -> Program:
-    """The same program, with numbers drawn for each lane separately; the same object if it does so already."""
+def drawing_by_lane(program: Program, parts: bool = False) -> Program:
+    """The same program, with numbers drawn for each lane separately; the same object if it does so already.
+
+    `parts`: what has a name keeps it. A program with places is run by `place/`; elsewhere a part is the code it holds.
+    """
 
     def change(eqn: JaxprEqn) -> JaxprEqn:
         if eqn.primitive is program_p:
-            inner = drawing_by_lane(eqn.params["program"])
+            inner = drawing_by_lane(eqn.params["program"], parts)
             same = inner is eqn.params["program"]
             return eqn if same else eqn.replace(params={**eqn.params, "program": inner})
         if not _draws(eqn):
-            # A program with places is run by `place/`; here a part is the code that it holds.
-            return without_part(eqn)
+            return eqn if parts else without_part(eqn)
         return eqn.replace(primitive=draw_p, params={"draw": Draw(eqn)})
 
     return with_equations(program, change)

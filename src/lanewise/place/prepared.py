@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
+from lanewise.core.errors import Outcome
+from lanewise.core.outcomes import ADVICE, Advice, raise_if_failed
 from lanewise.core.parts import families, parts_in
 from lanewise.core.program import Function, Program
 from lanewise.place.held import given_leaves
@@ -27,6 +29,15 @@ from lanewise.place.placement import Placement
 from lanewise.place.project import Channel, inputs_at, projected, results_at
 from lanewise.place.regions import Code, read
 from lanewise.place.text import text_of
+
+# What helps where lanes of a placed program failed: as elsewhere, but for the values that messages format.
+ADVICE_OF_RUNS = Advice(
+    {
+        **ADVICE.by_outcome,
+        Outcome.ASSERTION_FAILED: "Pass throw=False to the program, or to lanewise.vmap, for the other answers.",
+    },
+    "Values are shown by a call of the function itself, without lanewise.run.",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,13 +138,41 @@ class Asked:
         """Where its inputs are: what it captures is everywhere."""
         return [*[self.placement.everywhere] * len(self.captured), *self.arguments]
 
+    def wanted(self, everywhere: bool) -> list[Places | None]:
+        """Where each result is wanted; `everywhere`: the function's own at each place.
+
+        How lanes ended is known to all processes.
+        """
+        all_places, throws = self.placement.everywhere, 2 * len(self.code.throws)
+        own = all_places if everywhere else None
+        ends = None if self.placement.devices else all_places
+        return [*[own] * (len(self.code.region.outs) - throws), *[ends] * throws]
+
     def divided(self, everywhere: bool) -> Prepared:
         """The program divided; `everywhere`: each place wants all results."""
-        homes = self.homes
-        wanted = [self.placement.everywhere if everywhere else None] * len(self.code.region.outs)
         return divided(
-            self.name, self.placement, self.code, homes, wanted, self.captured, self.out_tree
+            self.name,
+            self.placement,
+            self.code,
+            self.homes,
+            self.wanted(everywhere),
+            self.captured,
+            self.out_tree,
         )
+
+    def raise_if_failed(self, results: dict[int, Any], groups: int | None) -> None:
+        """Raise what the program throws, by its results.
+
+        `groups`: the batch was run in this many, one after the other.
+        """
+        first = len(self.code.region.outs) - 2 * len(self.code.throws)
+        for number, throw in enumerate(self.code.throws):
+            at = first + 2 * number
+            code, site = (_jax.to_host(results[i]) for i in (at, at + 1))
+            if groups is not None and code.ndim > 1:
+                # Lanes have their numbers in the whole batch.
+                code, site = (x.reshape(-1, *x.shape[2:]) for x in (code, site))
+            raise_if_failed(code, site, throw.sites, throw.name, ADVICE_OF_RUNS)
 
 
 def ask(

@@ -6,14 +6,18 @@ turn. Regions inside a node read the values around them by name, so a loop's con
 and stand for one value each.
 
 `read` makes regions of a jaxpr. Calls with parts inside are written out; so are programs, batched ones as JAX batches
-them: in one loop for all lanes. A recursion has one stack, so it is inside one place.
+them: in one loop for all lanes, each of which ends by itself (`ends.py`). A recursion has one stack, so it is inside
+one place.
+
+What a call raises if a lane fails (`throw`) is raised when the run is over: how lanes ended is among the results. A
+call of one lane that fails ends the run at once, and so does one in a `while`, which might not end otherwise.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -23,11 +27,13 @@ import numpy as np
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.blocks.equations import inside, tests_many, with_one_test
-from lanewise.core.errors import OptionError, TransformError
+from lanewise.core.errors import OptionError, Outcome, TransformError
+from lanewise.core.outcomes import Site
 from lanewise.core.parts import parts_in, scope_of
-from lanewise.core.program import check_p, part_p, program_p, throw_p
-from lanewise.job.job import answer_axes, one_lane, with_axes
+from lanewise.core.program import call_p, check_p, part_p, program_p, site_of, throw_p
+from lanewise.job.job import answer_axes, with_axes
 from lanewise.place.cheap import is_cheap
+from lanewise.place.ends import entered, with_ends
 from lanewise.place.placement import Placement
 
 
@@ -43,11 +49,13 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """An assertion: the run ends if `ok` does not hold."""
+    """The run ends like this if `ok` does not hold. `site` is that of an assertion, `name` of the program called."""
 
-    eqn: JaxprEqn
+    outcome: Outcome
+    site: Site | None
     ok: Atom
     place: int | None
+    name: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,18 +106,33 @@ Node = Op | Check | While | Scan | Branch
 
 
 @dataclass(frozen=True, eq=False)
+class Throw:
+    """How lanes of a call ended, which raises if one of them failed."""
+
+    code: Atom
+    site: Atom
+    sites: tuple[Site, ...]
+    name: str
+
+    @property
+    def values(self) -> tuple[Atom, Atom]:
+        return self.code, self.site
+
+
+@dataclass(frozen=True, eq=False)
 class Code:
-    """A whole program in regions, and the arrays that it holds."""
+    """A whole program in regions, and the arrays that it holds. The values of its throws are its last results."""
 
     region: Region
     constants: dict[Var, Any]
+    throws: tuple[Throw, ...] = ()
 
 
 def read(jaxpr: Jaxpr, placement: Placement) -> Code:
     """A jaxpr as regions."""
     reader = _Reader(placement)
     region = reader.region(jaxpr, None)
-    return Code(region, reader.constants)
+    return Code(_giving(region, _values(reader.throws)), reader.constants, tuple(reader.throws))
 
 
 def read_function(fun: Callable[..., Sequence[Any]], ins: Sequence[Atom]) -> Code:
@@ -124,6 +147,8 @@ class _Reader:
         self.placement = placement
         self.constants: dict[Var, Any] = {}
         self.nodes: list[Node] = []
+        self.throws: list[Throw] = []
+        self.in_while = False
 
     # -- regions ---------------------------------------------------------------------------------
 
@@ -157,9 +182,11 @@ class _Reader:
 
     def equation(self, eqn: JaxprEqn, ins: list[Atom], place: int | None) -> Sequence[Atom]:
         if eqn.primitive is check_p:
-            self.nodes.append(Check(eqn, ins[0], place))
+            site = site_of(eqn) if eqn.params["outcome"] is Outcome.ASSERTION_FAILED else None
+            self.nodes.append(Check(eqn.params["outcome"], site, ins[0], place))
             return []
         if eqn.primitive is throw_p:
+            self.throw(eqn, ins, place)
             return ins[:-2]
         if eqn.primitive is part_p:
             return self.part(eqn, ins)
@@ -167,7 +194,8 @@ class _Reader:
         if place is None and eqn.primitive.name == "cond" and (places or _picks(eqn)):
             # Not one operation, though all parts inside are at one place: what a side reads travels if it is taken.
             return self.cond(eqn, ins, place)
-        if not places or (len(places) == 1 and place in (None, *places)):
+        whole = not places or (len(places) == 1 and place in (None, *places))
+        if whole and (not _raises(eqn) or inside(eqn) is None):
             return self.op(eqn, ins, next(iter(places), place))
         if eqn.primitive is program_p:
             return self.program(eqn, ins, place)
@@ -197,7 +225,7 @@ class _Reader:
         self, eqn: JaxprEqn, code: Jaxpr, operands: Sequence[Atom], place: int
     ) -> Sequence[Atom]:
         """A part at a place: one operation, or written out if it holds parts of other places."""
-        if self.places_of(code) <= {place}:
+        if self.places_of(code) <= {place} and not any(map(_raises, code.eqns)):
             params = {"jaxpr": code, "name": eqn.params["name"], "indexed": False}
             return self.op(eqn.replace(params=params), operands, place)
         return self.code(code, operands, place)
@@ -215,12 +243,14 @@ class _Reader:
             return self.traced(functools.partial(_one_of_each, eqn, len(family)), ins)
         if index.aval.dtype != np.int32:
             (index,) = self.traced(lambda i: [jax.lax.convert_element_type(i, np.int32)], [index])
-        sides = []
-        for place in family:
+
+        def side(place: int) -> Region:
             around, self.nodes = self.nodes, []
             outs = self.placed(eqn, code, operands, place)
             made, self.nodes = tuple(self.nodes), around
-            sides.append(Region((), made, tuple(outs)))
+            return Region((), made, tuple(outs))
+
+        sides = [self.side(functools.partial(side, place)) for place in family]
         return self.branch(index, sides, eqn)
 
     def traced(self, fun: Callable[..., Sequence[Any]], ins: Sequence[Atom]) -> list[Atom]:
@@ -236,7 +266,7 @@ class _Reader:
     def program(self, eqn: JaxprEqn, ins: list[Atom], place: int | None) -> Sequence[Atom]:
         params = eqn.params
         program, options, lanes = params["program"], params["options"], params["lanes"]
-        if program.recursive:
+        if any(each.primitive is call_p for each in program.equations()):
             names = sorted({n for f in program.functions.values() for n in parts_in(f.jaxpr)})
             line = _jax.user_line(eqn)
             raise TransformError(
@@ -250,20 +280,48 @@ class _Reader:
                 f"`{program.name}` has {name}= and parts at several places, which have no common machine to count"
                 f" on. Leave {name} out."
             )
-        if lanes or program.sums or params.get("summed"):
-            answers = self.traced(functools.partial(_all_lanes, params), ins)
-        else:
-            code = inside(eqn)
-            assert code is not None
-            answers = self.code(code.jaxpr, code.divided(eqn, ins), place)
+        if lanes or program.sums or params.get("summed") or not options.throw:
+            return self.traced(functools.partial(_all_lanes, params), ins)
+        answers = self.code(*entered(program, ins), place)
         if not program.gives_outcomes(options):
             return answers
-        # A lane that fails ends the whole run (`Check`): the others are done.
-        shape = lanes
-        return [
-            *answers,
-            *self.traced(lambda: [jnp.zeros(shape, jnp.int32), jnp.full(shape, -1, jnp.int32)], []),
+        # A call of one lane that fails ends the run (`Check`): this one is done.
+        return [*answers, *self.traced(lambda: [jnp.int32(0), jnp.int32(-1)], [])]
+
+    # -- how lanes end ---------------------------------------------------------------------------
+
+    def throw(self, eqn: JaxprEqn, ins: Sequence[Atom], place: int | None) -> None:
+        code, site = ins[-2:]
+        sites, name = eqn.params["sites"], eqn.params["name"]
+        if code.aval.shape and not self.in_while:
+            self.throws.append(Throw(code, site, sites, name))
+            return
+        ways = [(Outcome.ASSERTION_FAILED, number) for number in range(len(sites))]
+        ways += [
+            (o, None) for o in (Outcome.STACK_OVERFLOW, Outcome.STEPS_EXHAUSTED, Outcome.TAPE_FULL)
         ]
+
+        def tests(code: Any, site: Any) -> list[Any]:
+            failed = [
+                (code == int(outcome)) & (True if number is None else site == number)
+                for outcome, number in ways
+            ]
+            return [jnp.all(code == 0).astype(jnp.int32), *(~jnp.any(x) for x in failed)]
+
+        index, *each = self.traced(tests, [code, site])
+        checks = tuple(
+            Check(outcome, None if number is None else sites[number], ok, place, name)
+            for (outcome, number), ok in zip(ways, each, strict=True)
+        )
+        sides = Region((), checks, ()), Region((), (), ())
+        self.nodes.append(Branch(index, sides, (), _jax.user_line(eqn)))
+
+    def side(self, read: Callable[[], Region]) -> tuple[Region, list[Throw]]:
+        """A region inside another, and its throws."""
+        around, self.throws = self.throws, []
+        region = read()
+        throws, self.throws = self.throws, around
+        return region, throws
 
     # -- control flow ----------------------------------------------------------------------------
 
@@ -276,7 +334,9 @@ class _Reader:
             state = [_jax.new_var(v.aval) for v in jaxpr.invars[len(consts) :]]
             return self.closed(jaxpr, [*consts, *state], state, place)
 
+        around, self.in_while = self.in_while, True
         test, body = entered(loop.test, loop.test_consts), entered(loop.body, loop.consts)
+        self.in_while = around
         outs = [_jax.new_var(v.aval) for v in eqn.outvars]
         self.nodes.append(While(test, body, tuple(loop.init), tuple(outs), _jax.user_line(eqn)))
         return list(outs)
@@ -284,21 +344,61 @@ class _Reader:
     def scan(self, eqn: JaxprEqn, ins: list[Atom], place: int | None) -> Sequence[Atom]:
         loop = _jax.Scan.of(eqn, ins)
         entered = [_jax.new_var(v.aval) for v in loop.body.invars[len(loop.consts) :]]
-        body = self.closed(loop.body, [*loop.consts, *entered], entered, place)
-        outs, line = tuple(_jax.new_var(v.aval) for v in eqn.outvars), _jax.user_line(eqn)
-        init, xs = tuple(loop.init), tuple(loop.xs)
-        self.nodes.append(Scan(body, init, xs, outs, loop.length, loop.reverse, line))
-        return list(outs)
+        body, throws = self.side(
+            lambda: self.closed(loop.body, [*loop.consts, *entered], entered, place)
+        )
+        body = _giving(body, _values(throws))
+        outs = [_jax.new_var(v.aval) for v in eqn.outvars]
+        given: list[Var] = []
+        for each in throws:
+            rows = [
+                _jax.new_var(_jax.shaped((loop.length, *a.aval.shape), a.aval.dtype))
+                for a in each.values
+            ]
+            self.throws.append(replace(each, code=rows[0], site=rows[1]))
+            given = [*given, *rows]
+        init, xs, line = tuple(loop.init), tuple(loop.xs), _jax.user_line(eqn)
+        every = (*outs, *given)
+        self.nodes.append(Scan(body, init, xs, every, loop.length, loop.reverse, line))
+        return outs
 
     def cond(self, eqn: JaxprEqn, ins: list[Atom], place: int | None) -> Sequence[Atom]:
         parts = _jax.Cond.of(eqn, ins)
-        sides = [self.closed(code, parts.operands, (), place) for code in parts.branches]
+        sides = [
+            self.side(lambda code=code: self.closed(code, parts.operands, (), place))
+            for code in parts.branches
+        ]
         return self.branch(parts.index, sides, eqn)
 
-    def branch(self, index: Atom, sides: Sequence[Region], eqn: JaxprEqn) -> list[Atom]:
+    def branch(
+        self, index: Atom, sides: Sequence[tuple[Region, list[Throw]]], eqn: JaxprEqn
+    ) -> list[Atom]:
+        """A branch. What one side throws, the others give as done."""
         outs = [_jax.new_var(v.aval) for v in eqn.outvars]
-        self.nodes.append(Branch(index, tuple(sides), tuple(outs), _jax.user_line(eqn)))
+        given: list[Var] = []
+        regions = [region for region, _ in sides]
+        for number, (_, throws) in enumerate(sides):
+            for each in throws:
+                found = [_jax.new_var(a.aval) for a in each.values]
+                self.throws.append(replace(each, code=found[0], site=found[1]))
+                given += found
+                regions = [
+                    _giving(region, each.values) if k == number else self.done(region, each)
+                    for k, region in enumerate(regions)
+                ]
+        every, line = (*outs, *given), _jax.user_line(eqn)
+        self.nodes.append(Branch(index, tuple(regions), every, line))
         return list(outs)
+
+    def done(self, region: Region, throw: Throw) -> Region:
+        """A region that gives all lanes of a throw as done."""
+        shape = throw.code.aval.shape
+        made = read_function(
+            lambda: [jnp.zeros(shape, jnp.int32), jnp.full(shape, -1, jnp.int32)], ()
+        )
+        self.constants.update(made.constants)
+        region = replace(region, nodes=(*region.nodes, *made.region.nodes))
+        return _giving(region, made.region.outs)
 
     # -- places ----------------------------------------------------------------------------------
 
@@ -313,6 +413,20 @@ class _Reader:
         return frozenset(
             place for name in set(parts_in(jaxpr)) for place in self.placement.family(name)
         )
+
+
+def _giving(region: Region, atoms: Sequence[Atom]) -> Region:
+    """A region with more results."""
+    return replace(region, outs=(*region.outs, *atoms))
+
+
+def _values(throws: Sequence[Throw]) -> list[Atom]:
+    return [atom for each in throws for atom in each.values]
+
+
+def _raises(eqn: JaxprEqn) -> bool:
+    """Whether an equation raises, or ends its lane, other than in a program that says so by its results."""
+    return any(each.primitive in (check_p, throw_p) for each in _jax.equations((eqn,)))
 
 
 def _picks(eqn: JaxprEqn) -> bool:
@@ -352,15 +466,16 @@ def _all_lanes(params: dict[str, Any], *operands: Any) -> list[Any]:
             f"`{program.name}` adds to sums that lanes share, and holds parts at several places. Take the gradient"
             " outside vmap, or put the program inside one part."
         )
-    run = one_lane(program)
+    run = with_ends(program, blanked=not params["options"].throw)
     for level in reversed(range(len(lanes))):
         axes = tuple(0 if has[level] else None for has in mapped)
         run = jax.vmap(run, axes, axis_size=lanes[level])
-    outs = run(*operands)
+    *outs, code, site = run(*operands)
     every = (True,) * len(lanes)
     wanted = answer_axes(program, mapped, params["options"], lanes)
     summed = params.get("summed") or ()
-    return [
+    answers = [
         x.sum(tuple(range(len(lanes)))) if i in summed else with_axes(x, every, has, lanes)
         for i, (x, has) in enumerate(zip(outs, wanted, strict=True))
     ]
+    return [*answers, code, site] if program.gives_outcomes(params["options"]) else answers

@@ -25,9 +25,8 @@ import numpy as np
 from lanewise import _jax
 from lanewise.core.errors import InternalError, OptionError, Outcome, PlaceError
 from lanewise.core.outcomes import Advice, raise_if_failed
-from lanewise.core.program import site_of
 from lanewise.place.moves import Require
-from lanewise.place.prepared import PlaceProgram, Prepared
+from lanewise.place.prepared import ADVICE_OF_RUNS, PlaceProgram, Prepared
 from lanewise.place.transports import interface
 from lanewise.place.transports.interface import Opening, Session, Transport
 from lanewise.place.transports.launched import Launched
@@ -232,18 +231,17 @@ _ADVICE = Advice(
         Outcome.ASSERTION_FAILED: _ENDS_ALL,
         Outcome.TAPE_FULL: f"{_ENDS_ALL} Raise tape.",
     },
-    "Values are shown by a call of the function itself, without lanewise.run.",
+    ADVICE_OF_RUNS.of_values,
 )
 
 
 def _raise_check(require: Require, name: str, error: BaseException) -> None:
     """The error of an assertion, as a program that is not placed raises it."""
-    params = require.check.eqn.params
-    outcome = params["outcome"]
-    sites = (site_of(require.check.eqn),) if outcome is Outcome.ASSERTION_FAILED else ()
+    outcome, found = require.check.outcome, require.check.site
+    sites = () if found is None else (found,)
     code, site = np.asarray(int(outcome)), np.asarray(0 if sites else -1)
     try:
-        raise_if_failed(code, site, sites, name, _ADVICE)
+        raise_if_failed(code, site, sites, require.check.name or name, _ADVICE)
     except Exception as raised:
         raise raised from error
 

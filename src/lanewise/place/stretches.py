@@ -1,12 +1,12 @@
-"""A placed loop in stretches, so that its state can be saved on the way.
+"""Placed loops in stretches, so that their state can be saved on the way.
 
-A program with a loop at its top level is cut into three: what comes before the loop, some iterations of it, and what
-comes after. Each is a placed program of its own. Between stretches the host of each place has the part of the loop's
-state that lives there, and nothing moves: a stretch takes values where the one before it left them. All places make
-the same cuts, as these depend on the program alone.
+A program is cut at the loops at its top level that are at several places: what comes before a loop, some iterations of
+it, and what comes after the last. Each is a placed program of its own. Between stretches the host of each place has the
+part of the loop's state that lives there, and nothing moves: a stretch takes values where the one before it left them.
+All places make the same cuts, as these depend on the program alone.
 
 A `while` runs until its test fails or the stretch is full; a `scan` takes the next rows, and the rows that it gives are
-kept until the end. The loop that is cut is the first one over several places at the top level.
+kept until the end.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from lanewise.place.regions import Check, Code, Node, Op, Region, Scan, While, r
 
 @dataclass(frozen=True, eq=False)
 class Stretches:
-    """A program cut at its loop.
+    """A loop of a program, and what comes before it: from the program's inputs on, or from the end of the last loop.
 
     `before` gives the state, the rows that the loop takes, and `kept`: values that the loop, or what comes after it,
     reads. A stretch takes how many iterations it may do (a `while`) or some rows (a `scan`), the state and `kept`; it
-    gives how many iterations it did (a `while`), the state, and rows. `after` takes the state, all rows given, and
-    `kept`. The state is at `homes` throughout.
+    gives how many iterations it did (a `while`), the state, and rows. What comes after the loop takes the state, all
+    rows given, and `kept`. The state is at `homes` throughout.
     """
 
     asked: Asked
@@ -41,7 +41,6 @@ class Stretches:
     kept: tuple[Var, ...]
     homes: tuple[Places, ...]
     before: Prepared
-    after: Prepared
 
     @property
     def num_state(self) -> int:
@@ -61,17 +60,55 @@ class Stretches:
         return _stretch(self.asked, self.loop, self.kept, self.before, self.homes, length)
 
 
-def stretches(asked: Asked, everywhere: bool) -> Stretches:
-    """Cut a program at its loop. `everywhere`: each place wants all results."""
-    region, placement = asked.code.region, asked.placement
-    at = next((i for i, n in enumerate(region.nodes) if isinstance(n, While | Scan)), None)
-    if at is None:
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """A program cut at its loops, one after the other, and what comes after the last."""
+
+    asked: Asked
+    loops: tuple[Stretches, ...]
+    after: Prepared
+
+    @property
+    def digest(self) -> str:
+        return " ".join([*(cut.before.digest for cut in self.loops), self.after.digest])
+
+
+def cuts(asked: Asked, everywhere: bool) -> Cuts:
+    """Cut a program at its loops. `everywhere`: each place wants all results."""
+    region, homes, loops = asked.code.region, asked.homes, list[Stretches]()
+    while True:
+        loop = next((n for n in region.nodes if isinstance(n, While | Scan)), None)
+        if loop is None:
+            break
+        made, region, homes = _cut(asked, region, homes, loop, asked.captured if not loops else ())
+        loops.append(made)
+    if not loops:
         raise OptionError(
             f"checkpoint= was given, and `{asked.name}` has no loop over several places at its top level to save the"
             " state of. Leave it out, or save what the program gives."
         )
-    loop, rest = region.nodes[at], region.nodes[at + 1 :]
-    assert isinstance(loop, While | Scan)
+    after = divided(
+        f"{asked.name}: after its loops",
+        asked.placement,
+        Code(region, asked.code.constants),
+        homes,
+        asked.wanted(everywhere),
+        (),
+        asked.out_tree,
+    )
+    return Cuts(asked, tuple(loops), after)
+
+
+def _cut(
+    asked: Asked,
+    region: Region,
+    inputs: Sequence[Places],
+    loop: While | Scan,
+    captured: tuple[Any, ...],
+) -> tuple[Stretches, Region, list[Places]]:
+    """A loop, what comes after it, and where the inputs of that are."""
+    at = region.nodes.index(loop)
+    rest = region.nodes[at + 1 :]
     earlier = [*region.ins, *(v for n in region.nodes[:at] for v in getattr(n, "outs", ()))]
     read = _read([loop]) | _read(rest) | {a for a in region.outs if isinstance(a, Var)}
     kept = tuple(v for v in earlier if v in read)
@@ -80,15 +117,15 @@ def stretches(asked: Asked, everywhere: bool) -> Stretches:
 
     def before(homes: Sequence[Places | None]) -> Prepared:
         return divided(
-            f"{asked.name}: before its loop",
-            placement,
+            f"{asked.name}: before a loop",
+            asked.placement,
             Code(
                 Region(region.ins, region.nodes[:at], (*loop.init, *rows, *kept)),
                 asked.code.constants,
             ),
-            asked.homes,
+            inputs,
             [*homes, *[None] * (len(rows) + len(kept))],
-            asked.captured,
+            captured,
         )
 
     # Where a stretch leaves the state, given where it is made at first, is where it is from then on.
@@ -98,20 +135,10 @@ def stretches(asked: Asked, everywhere: bool) -> Stretches:
     skipped = 1 if isinstance(loop, While) else 0
     homes = trial.actions.outs[skipped : skipped + count]
     made = before(homes)
-    after = divided(
-        f"{asked.name}: after its loop",
-        placement,
-        Code(Region((*loop.outs, *kept), rest, region.outs), asked.code.constants),
-        [
-            *homes,
-            *trial.actions.outs[skipped + count :],
-            *made.actions.outs[count + len(rows) :],
-        ],
-        [placement.everywhere if everywhere else None] * len(region.outs),
-        (),
-        asked.out_tree,
-    )
-    return Stretches(asked, loop, kept, homes, made, after)
+    given = trial.actions.outs[skipped + count :]
+    after = [*homes, *given, *made.actions.outs[count + len(rows) :]]
+    cut = Stretches(asked, loop, kept, homes, made)
+    return cut, Region((*loop.outs, *kept), rest, region.outs), after
 
 
 def _stretch(
