@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from lanewise import _jax
 from lanewise.api.batched import Arguments, Batched, batched, program_of
@@ -154,6 +155,8 @@ def _type_of(leaf: Any) -> Any:
     """What a trace depends on of a leaf: all of it where it is no array."""
     if type(leaf) is _jax.ArrayImpl:
         return leaf.aval
+    if type(leaf) is np.ndarray:
+        return leaf.shape, leaf.dtype
     return _jax.aval_of(leaf) if is_array_like(leaf) else leaf
 
 
