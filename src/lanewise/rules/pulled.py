@@ -19,9 +19,8 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 from lanewise.core.errors import OptionError, TransformError
-from lanewise.core.options import Options
-from lanewise.core.program import Program, program_p
-from lanewise.job.job import Mapped, answer_axes, with_axes
+from lanewise.core.program import Program
+from lanewise.job.job import Params, with_axes
 
 pulled_p = _jax.Primitive("pulled")
 pulled_p.multiple_results = True
@@ -44,12 +43,12 @@ def pulled(
 @pulled_p.def_impl
 def _run(*values: Any, moving: tuple[bool, ...], whole: int, **params: Any) -> list[Any]:
     primals, cts = values[: len(moving)], values[len(moving) :]
-    axes = _answer_axes(**params)
+    own = Params(**params)
 
     def run(*given: Any) -> list[Any]:
-        outs = zip(program_p.bind(*given, **params), axes, params["program"].out_avals)
+        outs = zip(own.bind(*given), own.answer_axes, own.program.out_avals)
         return [
-            with_axes(x, has, _with_whole(has, whole), params["lanes"])
+            with_axes(x, has, (*(True,) * whole, *has[whole:]), own.lanes)
             for x, has, aval in outs
             if _jax.has_tangent(aval)
         ]
@@ -57,14 +56,6 @@ def _run(*values: Any, moving: tuple[bool, ...], whole: int, **params: Any) -> l
     of_moved, moved = _jax.restricted(run, primals, moving)
     _, pull = jax.vjp(of_moved, *moved)
     return list(pull(list(cts)))
-
-
-def _answer_axes(program: Program, lanes: Any, mapped: Mapped, options: Options) -> Any:
-    return answer_axes(program, mapped, options, lanes)
-
-
-def _with_whole(has: tuple[bool, ...], whole: int) -> tuple[bool, ...]:
-    return (*(True,) * whole, *has[whole:])
 
 
 @pulled_p.def_abstract_eval

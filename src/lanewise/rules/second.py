@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
-from lanewise.job.job import Job, answer_axes, with_axes
+from lanewise.job.job import Job, Params, with_axes
 from lanewise.rules.tangents import push_forward
 
 
@@ -187,9 +187,9 @@ def _pushed(
     job: Job = groups.of.job
     moving = tuple(i in along for i in range(len(primals)))
     axes = tuple(job.mapped[i] for i in along)
-    params = (job.program, job.lanes, job.mapped, axes, job.mapped, job.options)
-    _, moved, _ = push_forward(primals, tangents, moving, *params)
-    found = answer_axes(job.program, job.mapped, job.options, job.lanes)
+    params = Params(job.program, job.lanes, job.mapped, job.options)
+    _, moved, _ = push_forward(primals, tangents, moving, params, axes, job.mapped)
+    found = params.answer_axes
     whole = (True,) * len(job.lanes)
     return [
         with_axes(x, has, whole, job.lanes)
