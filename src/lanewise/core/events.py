@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
-from lanewise._jax import Primitive, mlir, stored
+from lanewise._jax import mlir, primitive, stored
 from lanewise.core.compiling import begun
 from lanewise.core.errors import Outcome, RecorderWarning
 
@@ -416,8 +416,7 @@ def _ask() -> None:
 # What is recorded of each example is recorded of this many.
 MOST_EXAMPLES = 1 << 16
 
-report_p = Primitive("report")
-report_p.multiple_results = True
+report_p = primitive("report")
 
 
 @report_p.def_effectful_abstract_eval

@@ -25,8 +25,7 @@ from lanewise.rules.bind import batched_outs, execute_on_host
 # How many records a tape of unknown length has room for at first, where it grows.
 FIRST_RECORDS = 64
 
-forward_p = _jax.Primitive("program_forward")
-forward_p.multiple_results = True
+forward_p = _jax.primitive("program_forward")
 
 
 def run_forward(primals: Sequence[Any], moving: tuple[bool, ...], params: Params) -> Any:

@@ -7,23 +7,20 @@ there: the forward run again, which is what a checkpoint asks for, and the rever
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise._jax import ad, batching, mlir
+from lanewise._jax import batching
 from lanewise.core.errors import OptionError, TransformError
 from lanewise.core.program import Program
 from lanewise.job.job import Params, with_axes
 
-pulled_p = _jax.Primitive("pulled")
-pulled_p.multiple_results = True
+pulled_p = _jax.primitive("pulled")
 
 
 def pulled(
@@ -83,23 +80,10 @@ def _batched(
     return outs, [0] * len(outs)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-    moves = [type(t) is not ad.Zero for t in tangents]
-    of_moved, own = _jax.restricted(functools.partial(_run, **params), primals, moves)
-    with _explained(params["program"]):
-        return jax.jvp(of_moved, own, list(itertools.compress(tangents, moves)))
-
-
-def _linearize(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
-    with _explained(params["program"]):
-        return _jax.linearized(functools.partial(_run, **params), nonzero, primals)
-
-
-@contextmanager
-def _explained(program: Program) -> Iterator[None]:
+def _to_derive(*values: Any, program: Program, **params: Any) -> list[Any]:
     """A derivative of the reverse is a program of other operands, which has to know its control at once."""
     try:
-        yield
+        return _run(*values, program=program, **params)
     except OptionError as error:
         raise TransformError(
             f"a derivative of a gradient of `{program.name}`, which is run by levels, inside jax.checkpoint, where no"
@@ -108,8 +92,5 @@ def _explained(program: Program) -> Iterator[None]:
 
 
 batching.fancy_primitive_batchers[pulled_p] = _batched
-ad.primitive_jvps[pulled_p] = _jvp
-_jax.on_linearize(pulled_p, _linearize)
-mlir.register_lowering(
-    pulled_p, lambda ctx, *args, **params: _jax.lower_unchecked(ctx, _run, *args, **params)
-)
+_jax.differentiated_as(pulled_p, _to_derive)
+_jax.lowered_as(pulled_p, _run)

@@ -7,7 +7,6 @@ the same map at given operands. Run as it is, it is that derivative; its transpo
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise._jax import ad, batching, mlir
+from lanewise._jax import ad, batching
 from lanewise.core.program import program_p, throw_p
 from lanewise.job.job import Mapped, Params, with_axes, with_constants
 from lanewise.rules.sums import axes_with_sums, summed_over, worth_accumulating
@@ -83,8 +82,7 @@ def push_forward(
 ad.primitive_jvps[program_p] = _jvp_program
 
 
-tangents_p = _jax.Primitive("program_tangents")
-tangents_p.multiple_results = True
+tangents_p = _jax.primitive("program_tangents")
 
 
 def _groups(operands: Sequence[Any], params: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -133,9 +131,8 @@ def _tangents_abstract(*operands: Any, **params: Any) -> list[Any]:
 
 
 _jax.needs_devices(tangents_p)
-mlir.register_lowering(
-    tangents_p, lambda ctx, *args, **params: _jax.lower_unchecked(ctx, _tangents, *args, **params)
-)
+_jax.lowered_as(tangents_p, _tangents)
+_jax.differentiated_as(tangents_p, _tangents)
 
 
 def _batch_tangents(
@@ -154,24 +151,6 @@ def _batch_tangents(
 
 
 batching.fancy_primitive_batchers[tangents_p] = _batch_tangents
-
-
-def _jvp_tangents(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-    moves = [type(t) is not ad.Zero for t in tangents]
-    return jax.jvp(
-        *_jax.restricted(functools.partial(_tangents, **params), primals, moves),
-        list(itertools.compress(tangents, moves)),
-    )
-
-
-ad.primitive_jvps[tangents_p] = _jvp_tangents
-
-
-def _linearize_tangents(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
-    return _jax.linearized(functools.partial(_tangents, **params), nonzero, primals)
-
-
-_jax.on_linearize(tangents_p, _linearize_tangents)
 
 
 def active_of(nonzero: Sequence[bool], primals: Sequence[Any]) -> tuple[bool, ...]:
