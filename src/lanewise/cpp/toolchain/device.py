@@ -31,7 +31,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from lanewise import _jax
 from lanewise.core import events
 from lanewise.core.errors import InternalError, LanewiseError, OptionError
-from lanewise.core.events import Site, Whole
+from lanewise.core.events import RunInfo, Whole
 from lanewise.core.sources import composed
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.toolchain import cache, host
@@ -237,14 +237,14 @@ def call(
     examples: int,
     capacity: int,
     lanes: int | None,
-    site: Site | None = None,
+    info: RunInfo | None = None,
 ) -> tuple[list[Any], Any, Any, Any]:
     """Answers, codes, sites, and (all steps, most frames), as traceable code; `lanes` bounds those in flight.
 
-    A watcher (`site`) sees the beginning and the end. Counting examples where a host can see it would cost
+    A watcher (`info`) sees the beginning and the end. Counting examples where a host can see it would cost
     every thread a way over the bus.
     """
-    whole = None if site is None else Whole(site, operands)
+    whole = None if info is None else Whole(info, operands)
     answers = [
         *emitted.results(examples),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
