@@ -1,4 +1,4 @@
-"""The house rules that a type checker does not hold: no import cycles, few imports a module, short files.
+"""The house rules that a type checker does not hold: no import cycles, few imports a module, short files and functions.
 
 Imports inside functions count like any other, and so do those for type checkers alone. `import-linter` holds the order
 of the rooms (pyproject.toml); what is here holds inside each of them. Each exception says why.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,9 @@ import needs
 ROOT = Path(lanewise.__file__).parent
 MOST_IMPORTS = 12
 MOST_LINES = 500
+# Lines of code in a function, and parameters of a private one.
+MOST_CODE = 60
+MOST_PARAMETERS = 6
 # The modules whose functions a first `jax.vmap` of a program runs on `native`.
 MOST_ON_THE_WAY = 58
 # Which backend is the default, or which devices there are.
@@ -35,6 +40,11 @@ PROSE = {".py", ".md", ".h", ".cpp", ".js", ".css"}
 # Exceptions: module -> why.
 MAY_IMPORT_MORE: dict[str, str] = {}
 MAY_BE_LONGER: dict[str, str] = {}
+MAY_HAVE_MORE_CODE: dict[str, str] = {
+    "lanewise.mcmc.pathfinder.path_of": "to be taken apart",
+    "lanewise.mcmc.sample.sample": "a line for each of its options",
+}
+MAY_TAKE_MORE: dict[str, str] = {}
 MAY_ASK_FOR_A_PLATFORM: dict[str, str] = {}
 
 
@@ -113,6 +123,65 @@ def test_no_file_is_long() -> None:
     assert long.keys() == MAY_BE_LONGER.keys(), long
 
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions_of(module: str) -> Iterator[tuple[str, Function, bool]]:
+    """The functions of a module by name, and whether others may call them: they are no function's own."""
+
+    def inside(node: ast.AST, name: str, own: bool) -> Iterator[tuple[str, Function, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, Function | ast.ClassDef):
+                yield from inside(child, name, own)
+                continue
+            whole = f"{name}.{child.name}"
+            if isinstance(child, Function):
+                yield whole, child, own
+            yield from inside(child, whole, own or isinstance(child, Function))
+
+    yield from inside(ast.parse(MODULES[module].read_text()), module, False)
+
+
+def lines_of_code(module: str) -> set[int]:
+    """The numbers of a module's lines that are code: no comment, no docstring, not blank."""
+    text = MODULES[module].read_text()
+    none = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in none:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def test_no_function_is_long() -> None:
+    long = {
+        name: size
+        for module in MODULES
+        if (code := lines_of_code(module))
+        for name, function, _ in functions_of(module)
+        if (size := len(code & {*range(function.lineno, (function.end_lineno or 0) + 1)}))
+        > MOST_CODE
+    }
+    assert long.keys() == MAY_HAVE_MORE_CODE.keys(), long
+
+
+def test_no_private_function_takes_many_parameters() -> None:
+    """Of those that a decorator or a function around them gives to others, these decide what they take."""
+    many = {}
+    for module in MODULES:
+        for name, function, inner in functions_of(module):
+            if function.name.startswith("_") and not (function.name.endswith("__") or inner):
+                a = function.args
+                taken = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
+                number = sum(p is not None and p.arg not in ("self", "cls") for p in taken)
+                if number > MOST_PARAMETERS and not function.decorator_list:
+                    many[name] = number
+    assert many.keys() == MAY_TAKE_MORE.keys(), many
+
+
 def test_nothing_below_the_public_functions_asks_for_a_platform() -> None:
     asking = {
         module
@@ -165,7 +234,8 @@ def test_the_way_of_one_call_is_short(tmp_path: Path) -> None:
 
 
 def test_the_exceptions_say_why() -> None:
-    for exceptions in (MAY_IMPORT_MORE, MAY_BE_LONGER, MAY_ASK_FOR_A_PLATFORM):
+    lists = (MAY_IMPORT_MORE, MAY_BE_LONGER, MAY_HAVE_MORE_CODE, MAY_TAKE_MORE)
+    for exceptions in (*lists, MAY_ASK_FOR_A_PLATFORM):
         assert all(exceptions.values())
 
 

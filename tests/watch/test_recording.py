@@ -141,7 +141,7 @@ def test_inside_jit_every_execution_is_a_run() -> None:
     figures = [by_ticks(run) for run in recorder.runs]
     expected = STEPS.reshape(4, 10).sum(1)
     assert sorted(advanced_by(each, "body") for each in figures) == sorted(expected)
-    assert len({run.site for run in recorder.runs}) == 1
+    assert len({run.info for run in recorder.runs}) == 1
 
 
 def test_a_stream_is_a_run_of_its_own() -> None:
@@ -179,7 +179,7 @@ def test_other_threads_are_left_alone() -> None:
 
 
 def test_the_plan_is_the_one_without_a_recording() -> None:
-    found = recorded(lw.vmap(collatz), NUMBERS).site.plan
+    found = recorded(lw.vmap(collatz), NUMBERS).info.plan
     plan = lw.inspect(collatz, NUMBERS).plan
     assert (found.carrier, found.path, found.why) == (plan.carrier, plan.path, plan.why)
 

@@ -73,6 +73,13 @@ select_n_p = jax.lax.select_n_p
 closed_call_p = _core.closed_call_p
 
 
+def primitive(name: str) -> Primitive:
+    """A primitive of ours: it gives a list of results."""
+    made = Primitive(name)
+    made.multiple_results = True
+    return made
+
+
 def new_var(aval: ShapedArray) -> Var:
     return Var(aval)
 

@@ -25,7 +25,7 @@ from jax.sharding import (
     get_abstract_mesh,
 )
 
-from lanewise._jax.jaxprs import Jaxpr, Primitive, eval_jaxpr, trace
+from lanewise._jax.jaxprs import Jaxpr, Primitive, eval_jaxpr, primitive, trace
 from lanewise._jax.rules import lower_unchecked
 from lanewise._jax.values import (
     in_memory_of,
@@ -165,8 +165,7 @@ def lower_unsplit(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **par
     ]
 
 
-apart_p = Primitive("apart")
-apart_p.multiple_results = True
+apart_p = primitive("apart")
 
 
 @apart_p.def_abstract_eval

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
+import jax.interpreters.ad as ad
 import jax.interpreters.mlir as mlir
 from jax._src import callback as _callback
 from jax._src import core as _core
@@ -75,6 +78,21 @@ def linearized(
     return outs, flags, residuals, tangents_of
 
 
+def differentiated_as(primitive: Primitive, run: Callable[..., list[Any]]) -> None:
+    """Have a primitive's derivatives, of any order, be those of a function."""
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+        moves = [type(t) is not ad.Zero for t in tangents]
+        of_moved, own = restricted(functools.partial(run, **params), primals, moves)
+        return jax.jvp(of_moved, own, list(itertools.compress(tangents, moves)))
+
+    def linearize(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
+        return linearized(functools.partial(run, **params), nonzero, primals)
+
+    _ad.primitive_jvps[primitive] = jvp
+    on_linearize(primitive, linearize)
+
+
 def on_partial_evaluation(primitive: Primitive, known_part: Callable[..., Any]) -> None:
     """Register what `jax.checkpoint` does at a primitive when some operands are unknown.
 
@@ -124,6 +142,15 @@ def lower_unchecked(ctx: Any, fun: Callable[..., Sequence[Any]], *args: Any, **p
     ctx = ctx.replace(avals_in=avals_in, avals_out=avals_out)
     with unchecked():
         return mlir.lower_fun(fun, multiple_results=True)(ctx, *args, **params)
+
+
+def lowered_as(primitive: Primitive, run: Callable[..., Sequence[Any]]) -> None:
+    """Have a primitive lowered as a function of flat arrays, without checks of what devices have."""
+
+    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
+        return lower_unchecked(ctx, run, *args, **params)
+
+    mlir.register_lowering(primitive, lower)
 
 
 # What an equation that calls the host has: JAX then neither drops it nor runs it twice.

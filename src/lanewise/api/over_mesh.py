@@ -87,17 +87,20 @@ def over_mesh(
         size = _size(leaves, axes, axis_size)
         answers, outcomes, *stats = padded(args, kwargs, axes, size)
         if options.throw:
-            flat, tree = jax.tree.flatten(answers)
-            flat = throw_p.bind(
-                *flat, outcomes.code, outcomes.site, sites=outcomes.sites, name=program.__name__
-            )
-            answers = jax.tree.unflatten(tree, flat)
+            answers = _thrown(answers, outcomes, program.__name__)
         if out_axes != 0:
             answers = jax.vmap(lambda x: x, out_axes=out_axes)(answers)
         outs = (answers, *([] if options.throw else [outcomes]), *stats)
         return outs[0] if len(outs) == 1 else outs
 
     return call
+
+
+def _thrown(answers: Any, outcomes: Any, name: str) -> Any:
+    """Answers of which an error is raised where lanes have failed."""
+    flat, tree = jax.tree.flatten(answers)
+    codes = outcomes.code, outcomes.site
+    return jax.tree.unflatten(tree, throw_p.bind(*flat, *codes, sites=outcomes.sites, name=name))
 
 
 def _checked(mesh: Any, axis: Any) -> tuple[str, ...]:

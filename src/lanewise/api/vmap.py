@@ -65,24 +65,22 @@ def vmap(
         raise OptionError(
             f"lanewise.vmap takes a function or a program; got {type(fun).__name__}: {fun!r}"
         )
-    if axis_size is not None:
-        axis_size = _size(axis_size)
+    axis_size = None if axis_size is None else _size(axis_size)
     program = fun if isinstance(fun, ProgramFunction) else lift(fun)
     program = program.with_options(**options)
+    if mesh is not None and (axis_name is not None or spmd_axis_name is not None):
+        raise OptionError(
+            "axis_name and spmd_axis_name are for jax.vmap's own axis; with mesh, leave them out."
+        )
     if mesh is not None:
-        if axis_name is not None or spmd_axis_name is not None:
-            raise OptionError(
-                "axis_name and spmd_axis_name are for jax.vmap's own axis; with mesh, leave them out."
-            )
         return over_mesh(program, in_axes, out_axes, axis_size, mesh, axis)
     if axis is not None:
         raise OptionError(f"axis={axis!r} names an axis of a mesh: give mesh too.")
     chosen = program.options
     extra = ([] if chosen.throw else [0]) + ([None] if chosen.stats else [])
-    outs = (out_axes, *extra) if extra else out_axes
     axes: dict[str, Any] = {
         "in_axes": in_axes,
-        "out_axes": outs,
+        "out_axes": (out_axes, *extra) if extra else out_axes,
         "axis_size": axis_size,
         "axis_name": axis_name,
         "spmd_axis_name": spmd_axis_name,
@@ -101,15 +99,7 @@ def vmap(
                 batched_by = {**axes, "in_axes": found}
                 chosen = program.replays(jax.vmap(program, **batched_by), hashable(batched_by))
                 break
-            if isinstance(arg, list | tuple) and any(map(is_taken, arg)):
-                raise OptionError(
-                    "a list of records is packed first: give `lanewise.pack(records)`."
-                )
-            if is_taken(arg):
-                raise OptionError(
-                    f"a record {type(arg).__name__} is one example: give `lanewise.pack(records)` for a batch, and"
-                    " `lanewise.pack([record])[0]`, with None in in_axes, for one that all lanes share."
-                )
+            _check_packed(arg)
         try:
             return chosen(args, kwargs)
         except ValueError as error:
@@ -122,6 +112,17 @@ def vmap(
             ) from error
 
     return call
+
+
+def _check_packed(arg: Any) -> None:
+    """Records come packed."""
+    if isinstance(arg, list | tuple) and any(map(is_taken, arg)):
+        raise OptionError("a list of records is packed first: give `lanewise.pack(records)`.")
+    if is_taken(arg):
+        raise OptionError(
+            f"a record {type(arg).__name__} is one example: give `lanewise.pack(records)` for a batch, and"
+            " `lanewise.pack([record])[0]`, with None in in_axes, for one that all lanes share."
+        )
 
 
 def _size(axis_size: Any) -> int:

@@ -17,6 +17,7 @@ from lanewise import _jax
 from lanewise._jax import Literal, Var
 from lanewise.blocks.form import (
     Block,
+    BlockFunction,
     BlockProgram,
     Branch,
     Call,
@@ -25,6 +26,7 @@ from lanewise.blocks.form import (
     Fork,
     Forked,
     Jump,
+    Label,
     Return,
     Spawn,
     TailCall,
@@ -88,6 +90,100 @@ class _Frame:
         self.values = self.values | dict(zip(first.call.results, results, strict=True))
 
 
+class _Lane:
+    """A lane on its way: its variables, the frames that wait for it, and what all frames share."""
+
+    def __init__(self, program: BlockProgram, operands: Sequence[Any]) -> None:
+        self.program = program
+        self.frames: list[_Frame] = []
+        # What calls that this frame has spawned have left.
+        self.spawned: list[Values] = []
+        self.steps = self.deepest = 0
+        self.sums = [jnp.zeros(aval.shape, aval.dtype) for aval in program.sums]
+        # What blocks push to.
+        self.state: Values = {
+            var: jnp.zeros(var.aval.shape, var.aval.dtype) for var in program.state
+        }
+        given = dict(zip(program.inputs, operands, strict=True))
+        self.values: Values = dict(program.constants) | given | self.state
+
+    def ended(self, outcome: Outcome, site: int = -1, message: str | None = None) -> Answer:
+        results = self.program.entry_function.results
+        found = [self.values[var] for var in results] if outcome is Outcome.DONE else None
+        return Answer(found, outcome, site, self.steps, self.deepest, message, tuple(self.sums))
+
+    def store(self, block: Block, stored: Values) -> None:
+        """Take what a block has changed; add to sums, and push to what all frames share, as its equations say."""
+        for eqn in block.eqns:
+            if eqn.primitive is accumulate_p:
+                made = self.values | {var: stored[var] for var in defined(block)}
+                own = [a.val if isinstance(a, Literal) else made[a] for a in eqn.invars]
+                number = eqn.params["number"]
+                self.sums[number] = accumulated(eqn.params, self.sums[number], own)
+            elif eqn.primitive is push_p and self.state:
+                for held, new in zip(eqn.invars[:2], eqn.outvars[:2], strict=True):
+                    assert isinstance(held, Var)
+                    self.state[held] = stored[new]
+        self.values = self.values | stored | self.state
+
+    def follow(self, function: BlockFunction, block: Block, given: list[Any]) -> Label | Answer:
+        """Where the terminator of a block leads, with the values it reads."""
+        functions = self.program.functions
+        match block.terminator:
+            case Jump(target):
+                return target
+            case Branch(targets=targets):
+                return targets[int(given[0])]
+            case Call(callee, arguments, target):
+                own = Forked(callee, arguments, functions[callee].results)
+                return self._wait(target, [_Pending(own, given)])
+            case Fork(calls, target):
+                return self._wait(target, _pending(calls, given))
+            case Spawn(calls, targets=targets):
+                return self._wait(targets[int(given[-1])], _pending(calls, given), keeps=True)
+            case Collect(copies, target, done):
+                turn, self.spawned = self.spawned[: len(copies)], self.spawned[len(copies) :]
+                for pairs, theirs in zip(copies, turn, strict=bool(turn)):
+                    self.values = self.values | {var: theirs[other] for var, other in pairs}
+                return target if turn else done
+            case TailCall(callee, arguments):
+                params = [var for var, _ in arguments]
+                self.values = self.values | dict(zip(params, given, strict=True))
+                return functions[callee].entry
+            case Return():
+                if not self.frames:
+                    return self.ended(Outcome.DONE)
+                return self._come_back([self.values[var] for var in function.results])
+            case Fail(site, outcome, message=message):
+                return self.ended(outcome, site, None if message is None else message(given))
+
+    def _wait(self, target: Label, calls: list[_Pending], keeps: bool = False) -> Label:
+        """Wait for calls, which run in order: what they give does not depend on it. Returns where the first begins."""
+        frame = _Frame(self.values, target, calls, self.spawned, keeps)
+        self.frames.append(frame)
+        self.spawned = []
+        self.deepest = max(self.deepest, len(self.frames))
+        self.values, label = frame.next_call(self.program)
+        return label
+
+    def _come_back(self, results: list[Any]) -> Label:
+        """A call is back: returns where the next one begins, or where the frame that waits goes on."""
+        frame = self.frames[-1]
+        frame.take(results, self.values)
+        if frame.calls:
+            values, label = frame.next_call(self.program)
+        else:
+            self.frames.pop()
+            values, label, self.spawned = frame.values, frame.target, frame.spawned
+        self.values = values | self.state
+        return label
+
+
+def _pending(calls: Sequence[Forked], given: list[Any]) -> list[_Pending]:
+    rest = iter(given)
+    return [_Pending(call, list(itertools.islice(rest, len(call.arguments)))) for call in calls]
+
+
 def interpret(
     program: BlockProgram,
     operands: Sequence[Any],
@@ -99,104 +195,23 @@ def interpret(
 ) -> Answer:
     """Run one lane; `visit` gets each block before it runs, and `run` may run it in another way."""
     run = run or _run
-    values: Values = dict(program.constants)
-    values.update(zip(program.inputs, operands, strict=True))
-    # What all frames share, and blocks push to.
-    state: Values = {var: jnp.zeros(var.aval.shape, var.aval.dtype) for var in program.state}
-    values.update(state)
-    function = program.entry_function
+    lane = _Lane(program, operands)
     blocks = {block.label: (f, block) for f, block in program.all_blocks()}
-    label = function.entry
-    frames: list[_Frame] = []
-    spawned: list[Values] = []
-    steps = deepest = 0
-    sums = [jnp.zeros(aval.shape, aval.dtype) for aval in program.sums]
-
-    def ended(outcome: Outcome, site: int = -1, message: str | None = None) -> Answer:
-        found = (
-            [values[var] for var in program.entry_function.results]
-            if outcome is Outcome.DONE
-            else None
-        )
-        return Answer(found, outcome, site, steps, deepest, message, tuple(sums))
-
-    while True:
-        function, block = blocks[label]
-        if max_steps is not None and steps + block.steps > max_steps:
-            return ended(Outcome.STEPS_EXHAUSTED)
-        if (
-            isinstance(block.terminator, Call | Fork | Spawn)
-            and max_depth is not None
-            and len(frames) >= max_depth
-        ):
-            return ended(Outcome.STACK_OVERFLOW)
-        steps += block.steps
+    at: Label | Answer = program.entry_function.entry
+    while not isinstance(at, Answer):
+        function, block = blocks[at]
+        if max_steps is not None and lane.steps + block.steps > max_steps:
+            return lane.ended(Outcome.STEPS_EXHAUSTED)
+        calls = isinstance(block.terminator, Call | Fork | Spawn)
+        if calls and max_depth is not None and len(lane.frames) >= max_depth:
+            return lane.ended(Outcome.STACK_OVERFLOW)
+        lane.steps += block.steps
         if visit is not None:
             visit(block)
-        stored, given = run(block, values)
-        _outside_frames(block, values, stored, sums, state)
-        values = values | stored | state
-        match block.terminator:
-            case Jump(target):
-                label = target
-            case Branch(targets=targets):
-                label = targets[int(given[0])]
-            case Call(callee, _, target):
-                own = Forked(callee, block.terminator.arguments, program.functions[callee].results)
-                frames.append(_Frame(values, target, [_Pending(own, given)], spawned))
-                spawned = []
-                deepest = max(deepest, len(frames))
-                values, label = frames[-1].next_call(program)
-            case Fork(calls) | Spawn(calls):
-                # In order: what the calls give does not depend on it.
-                rest = iter(given)
-                made = [_Pending(c, list(itertools.islice(rest, len(c.arguments)))) for c in calls]
-                if isinstance(block.terminator, Fork):
-                    frames.append(_Frame(values, block.terminator.target, made, spawned))
-                else:
-                    target = block.terminator.targets[int(given[-1])]
-                    frames.append(_Frame(values, target, made, spawned, keeps=True))
-                spawned = []
-                deepest = max(deepest, len(frames))
-                values, label = frames[-1].next_call(program)
-            case Collect(copies, target, done):
-                turn, spawned = spawned[: len(copies)], spawned[len(copies) :]
-                for pairs, theirs in zip(copies, turn, strict=bool(turn)):
-                    values = values | {var: theirs[other] for var, other in pairs}
-                label = target if turn else done
-            case TailCall(callee, arguments):
-                values = values | {
-                    var: value for (var, _), value in zip(arguments, given, strict=True)
-                }
-                label = program.functions[callee].entry
-            case Return():
-                if not frames:
-                    return ended(Outcome.DONE)
-                frames[-1].take([values[var] for var in function.results], values)
-                if frames[-1].calls:
-                    values, label = frames[-1].next_call(program)
-                else:
-                    back = frames.pop()
-                    values, label, spawned = back.values, back.target, back.spawned
-                values = values | state
-            case Fail(site, outcome, message=message):
-                return ended(outcome, site, None if message is None else message(given))
-
-
-def _outside_frames(
-    block: Block, values: Values, stored: Values, sums: list[Any], state: Values
-) -> None:
-    """Add to sums, and push to what all frames share, as the block's equations say."""
-    for eqn in block.eqns:
-        if eqn.primitive is accumulate_p:
-            made = values | {var: stored[var] for var in defined(block)}
-            own = [a.val if isinstance(a, Literal) else made[a] for a in eqn.invars]
-            number = eqn.params["number"]
-            sums[number] = accumulated(eqn.params, sums[number], own)
-        elif eqn.primitive is push_p and state:
-            for held, new in zip(eqn.invars[:2], eqn.outvars[:2], strict=True):
-                assert isinstance(held, Var)
-                state[held] = stored[new]
+        stored, given = run(block, lane.values)
+        lane.store(block, stored)
+        at = lane.follow(function, block, given)
+    return at
 
 
 def _run(block: Block, values: Values) -> tuple[Values, list[Any]]:

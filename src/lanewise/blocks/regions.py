@@ -150,6 +150,7 @@ def _twice(
     given = {fork.target: fork for fork in region.forks}
     if inbox & live_in(region.exit, alive[region.exit.label]):
         return None
+    own: dict[Label, dict[Var, Var]] = {}
     for block in region.blocks:
         fork = given.get(block.label)
         results = {var for call in fork.calls for var in call.results} if fork else set()
@@ -160,26 +161,16 @@ def _twice(
             return None
         if any(is_one_of(atom, late) for atom in terminator_atoms(block.terminator)):
             return None
+        if fork:
+            wanted = (var for call in fork.calls for var in call.results if var in read)
+            own[block.label] = {var: _jax.new_var(var.aval) for var in wanted}
     again = {block.label: next(labels) for block in region.blocks}
     join, first = next(labels), again[region.blocks[0].label]
-    own: dict[Label, dict[Var, Var]] = {
-        block.label: {
-            var: _jax.new_var(var.aval)
-            for call in given[block.label].calls
-            for var in call.results
-            if var in reads(block)
-        }
-        for block in region.blocks
-        if block.label in given
-    }
     at_start = live_in(region.blocks[0], alive[region.blocks[0].label])
-    both = [
-        _both_times(program, region, block, alive, late, again, join, own, at_start)
-        for block in region.blocks
-    ]
-    once, twice = ([pair[i] for pair in both] for i in range(2))
-    once[0] = _cleared(once, twice, at_start)
-    return [*once, Block(join, "spawned", (), (), Collect((), first, first)), *twice]
+    twice = _Twice(program, region, alive, late, at_start, again, join, own)
+    before, after = map(list, zip(*map(twice.both, region.blocks), strict=True))
+    before[0] = _cleared(before, after, at_start)
+    return [*before, Block(join, "spawned", (), (), Collect((), first, first)), *after]
 
 
 def _cleared(once: list[Block], twice: list[Block], at_start: Variables) -> Block:
@@ -213,93 +204,93 @@ def _waiting(region: _Region, alive: Alive) -> Variables:
             return frozenset(late)
 
 
-def _both_times(
-    program: BlockProgram,
-    region: _Region,
-    block: Block,
-    alive: Alive,
-    late: Variables,
-    again: dict[Label, Label],
-    join: Label,
-    own: dict[Label, dict[Var, Var]],
-    at_start: Variables,
-) -> tuple[Block, Block]:
-    """A block as it is the first time and the second."""
-    stored: dict[Var, Atom] = {var: var for var in defined(block)} | dict(block.assigns)
-    stored = {var: atom for var, atom in stored.items() if var in alive[block.label]}
-    back = [eqn for eqn in block.eqns if is_late(eqn, late)]
-    wanted = [atom for eqn in back for atom in eqn.invars]
-    wanted += [atom for var, atom in stored.items() if var in late]
-    wanted += [block.terminator.index] if isinstance(block.terminator, Branch) else []
-    kept = {
-        var: _jax.new_var(var.aval)
-        for var in dict.fromkeys(a for a in wanted if isinstance(a, Var))
-        if var not in late and _may_change(region, block, var, at_start)
-    }
-    env: dict[Var, Atom] = {**kept, **own.get(block.label, {})}
-    eqns = renamed(back, env)
-    first = block.with_(
-        eqns=tuple(eqn for eqn in block.eqns if not is_late(eqn, late)),
-        assigns=(
-            *((v, a) for v, a in stored.items() if v not in late and v is not a),
-            *((copy, var) for var, copy in kept.items()),
-        ),
-        terminator=_first_end(block.terminator, again, join),
-    )
-    second = Block(
-        again[block.label],
-        block.note,
-        eqns,
-        tuple((v, substitute(env, a)) for v, a in stored.items() if v in late),
-        _second_end(program, block.terminator, env, again, own),
-    )
-    return first, second
+@dataclass(frozen=True)
+class _Twice:
+    """A region that is run twice.
 
+    `late`: what waits for results of calls. `at_start`: what is alive where it begins. `again`: labels of the
+    second time, `join`: the block between. `own`: for blocks behind forks, where results go.
+    """
 
-def _may_change(region: _Region, block: Block, var: Var, at_start: Variables) -> bool:
-    """Whether the first time may write a variable with another value than a block has read, or defined."""
-    writers = [b for b in region.blocks if var in defined(b) or var in dict(b.assigns)]
-    if not writers or (writers == [block] and var in defined(block)):
-        return False
-    (*_, last) = writers
-    by_one = len(writers) == 1 and var in defined(last) and var not in at_start
-    return not (by_one and region.blocks.index(last) < region.blocks.index(block))
+    program: BlockProgram
+    region: _Region
+    alive: Alive
+    late: Variables
+    at_start: Variables
+    again: dict[Label, Label]
+    join: Label
+    own: dict[Label, dict[Var, Var]]
 
+    def both(self, block: Block) -> tuple[Block, Block]:
+        """A block as it is the first time and the second."""
+        late = self.late
+        stored: dict[Var, Atom] = {var: var for var in defined(block)} | dict(block.assigns)
+        stored = {var: atom for var, atom in stored.items() if var in self.alive[block.label]}
+        back = [eqn for eqn in block.eqns if is_late(eqn, late)]
+        wanted = [atom for eqn in back for atom in eqn.invars]
+        wanted += [atom for var, atom in stored.items() if var in late]
+        wanted += [block.terminator.index] if isinstance(block.terminator, Branch) else []
+        kept = {
+            var: _jax.new_var(var.aval)
+            for var in dict.fromkeys(a for a in wanted if isinstance(a, Var))
+            if var not in late and self._may_change(block, var)
+        }
+        env: dict[Var, Atom] = {**kept, **self.own.get(block.label, {})}
+        eqns = renamed(back, env)
+        first = block.with_(
+            eqns=tuple(eqn for eqn in block.eqns if not is_late(eqn, late)),
+            assigns=(
+                *((v, a) for v, a in stored.items() if v not in late and v is not a),
+                *((copy, var) for var, copy in kept.items()),
+            ),
+            terminator=self._first_end(block.terminator),
+        )
+        second = Block(
+            self.again[block.label],
+            block.note,
+            eqns,
+            tuple((v, substitute(env, a)) for v, a in stored.items() if v in late),
+            self._second_end(block.terminator, env),
+        )
+        return first, second
 
-def _first_end(end: Terminator, again: dict[Label, Label], join: Label) -> Terminator:
-    def to(target: Label) -> Label:
-        return target if target in again else join
+    def _may_change(self, block: Block, var: Var) -> bool:
+        """Whether the first time may write a variable with another value than a block has read, or defined."""
+        blocks = self.region.blocks
+        writers = [b for b in blocks if var in defined(b) or var in dict(b.assigns)]
+        if not writers or (writers == [block] and var in defined(block)):
+            return False
+        (*_, last) = writers
+        by_one = len(writers) == 1 and var in defined(last) and var not in self.at_start
+        return not (by_one and blocks.index(last) < blocks.index(block))
 
-    match end:
-        case Fork(calls, target):
-            number = Literal(np.int32(0), _jax.shaped((), np.dtype("int32")))
-            return Spawn(tuple(replace(c, results=()) for c in calls), number, (to(target),))
-        case Branch(index, targets):
-            return Branch(index, tuple(map(to, targets)))
-        case Jump(target):
-            return Jump(to(target))
-        case _:
-            raise AssertionError("a block of a region ends in no other way")
+    def _first_end(self, end: Terminator) -> Terminator:
+        def to(target: Label) -> Label:
+            return target if target in self.again else self.join
 
+        match end:
+            case Fork(calls, target):
+                number = Literal(np.int32(0), _jax.shaped((), np.dtype("int32")))
+                return Spawn(tuple(replace(c, results=()) for c in calls), number, (to(target),))
+            case Branch(index, targets):
+                return Branch(index, tuple(map(to, targets)))
+            case Jump(target):
+                return Jump(to(target))
+            case _:
+                raise AssertionError("a block of a region ends in no other way")
 
-def _second_end(
-    program: BlockProgram,
-    end: Terminator,
-    env: dict[Var, Atom],
-    again: dict[Label, Label],
-    own: dict[Label, dict[Var, Var]],
-) -> Terminator:
-    match end:
-        case Fork(calls, target):
-            copies = []
-            for call in calls:
-                pairs = zip(call.results, program.functions[call.callee].results, strict=True)
-                places = own[target]
-                copies.append(tuple((places[v], theirs) for v, theirs in pairs if v in places))
-            return Collect(tuple(copies), again[target], again[target])
-        case Branch(index, targets):
-            return Branch(substitute(env, index), tuple(again.get(t, t) for t in targets))
-        case Jump(target):
-            return Jump(again.get(target, target))
-        case _:
-            raise AssertionError("a block of a region ends in no other way")
+    def _second_end(self, end: Terminator, env: dict[Var, Atom]) -> Terminator:
+        functions, again = self.program.functions, self.again
+        match end:
+            case Fork(calls, target):
+                copies, places = [], self.own[target]
+                for call in calls:
+                    pairs = zip(call.results, functions[call.callee].results, strict=True)
+                    copies.append(tuple((places[v], theirs) for v, theirs in pairs if v in places))
+                return Collect(tuple(copies), again[target], again[target])
+            case Branch(index, targets):
+                return Branch(substitute(env, index), tuple(again.get(t, t) for t in targets))
+            case Jump(target):
+                return Jump(again.get(target, target))
+            case _:
+                raise AssertionError("a block of a region ends in no other way")

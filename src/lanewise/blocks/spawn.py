@@ -41,6 +41,7 @@ from lanewise.blocks.form import (
     Collect,
     Fail,
     Fork,
+    Forked,
     Jump,
     Label,
     Spawn,
@@ -185,17 +186,11 @@ def _halves(
     used = _read_by(back, [*(stored[var] for var in carried), *(c.index for c in turn.checks)])
     luggage, once_more = _luggage(whole, used - late, frozenset(stored))
     own: dict[Var, Var] = {var: _jax.new_var(var.aval) for var in (*turn.results, *luggage)}
-    kept = {var: _jax.new_var(var.aval) for var in luggage}
-    calls, copies = [], []
-    for number, call in enumerate(turn.fork.calls):
-        more = [(var, place) for var, place in kept.items() if number == 0]
-        given = tuple((place, var) for var, place in more)
-        calls.append(replace(call, arguments=(*call.arguments, *given), results=()))
-        results = zip(call.results, program.functions[call.callee].results, strict=True)
-        pairs = [*((var, theirs) for var, theirs in results if var in used), *more]
-        copies.append(tuple((own[var], theirs) for var, theirs in pairs))
+    calls, copies = _loaded(program, turn, luggage)
+    read = used.union(luggage)
+    copied = tuple(tuple((own[v], theirs) for v, theirs in c if v in read) for c in copies)
     join, again = next(labels), next(labels)
-    collect = Collect(tuple(copies), turn.after.label, again)
+    collect = Collect(copied, turn.after.label, again)
     way = _jax.new_var(turn.branch.index.aval)
     early = [(var, atom) for var, atom in stored.items() if var not in carried and var is not atom]
     targets = tuple(t if t == turn.first.label else join for t in turn.branch.targets)
@@ -221,6 +216,21 @@ def _halves(
         ),
         Block(again, "all collected", (), (), Branch(way, turn.branch.targets)),
     ]
+
+
+def _loaded(
+    program: BlockProgram, turn: _Turn, luggage: Sequence[Var]
+) -> tuple[list[Forked], list[list[tuple[Var, Var]]]]:
+    """The calls of a turn, the first with the luggage; and what each of them then holds for which variable."""
+    kept = {var: _jax.new_var(var.aval) for var in luggage}
+    calls, copies = [], []
+    for number, call in enumerate(turn.fork.calls):
+        more = kept if number == 0 else {}
+        given = tuple((place, var) for var, place in more.items())
+        calls.append(replace(call, arguments=(*call.arguments, *given), results=()))
+        results = zip(call.results, program.functions[call.callee].results, strict=True)
+        copies.append([*results, *more.items()])
+    return calls, copies
 
 
 def _checked(block: Block, checks: Sequence[_Check], labels: Iterator[Label]) -> list[Block]:

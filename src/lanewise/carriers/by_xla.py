@@ -17,7 +17,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import JaxprEqn, stored
 from lanewise.blocks.link import Linked
-from lanewise.core.events import Site, Whole
+from lanewise.core.events import RunInfo, Whole
 from lanewise.core.one_function import as_one_function
 from lanewise.core.primitives.facts import runs_in_one_function
 from lanewise.job.plan import Plan, Ran
@@ -26,7 +26,7 @@ from lanewise.machine.state import initial_state
 from lanewise.machine.ticking import answers, run_ticks, statistics
 
 
-def run_by_xla(plan: Plan, operands: Sequence[Any], capacity: int, watched: Site | None) -> Ran:
+def run_by_xla(plan: Plan, operands: Sequence[Any], capacity: int, watched: RunInfo | None) -> Ran:
     """A machine of one lane, run for one example after the other; stacks and sums are passed on as they are."""
     linked, options, varying = plan.linked, plan.job.options, plan.job.varying
     assert linked is not None

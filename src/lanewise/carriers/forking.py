@@ -96,7 +96,7 @@ def _refuse_too_large(plan: Plan, capacity: int, *, inside_jit: bool) -> None:
 
 
 def _phases(plan: Plan, most: int) -> Phases:
-    job, linked, site = plan.job, plan.linked, plan.site
+    job, linked, info = plan.job, plan.linked, plan.info
     assert linked is not None
     lanes = job.examples
 
@@ -107,7 +107,7 @@ def _phases(plan: Plan, most: int) -> Phases:
         flat = lanes_first(operands, job.lanes, job.mapped)[0]
         final = capacity >= most
         state = first_frames(linked, flat, job.varying, lanes, capacity, final)
-        return observe.watched(state, site, linked.halt, operands)
+        return observe.watched(state, info, linked.halt, operands)
 
     def run(state: Any, *operands: Any) -> Any:
         del operands

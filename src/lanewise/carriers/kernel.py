@@ -50,5 +50,5 @@ def _run_lanes(plan: Plan, operands: Sequence[Any], capacity: int, stops: bool) 
     assert emitted is not None
     if stops:
         emitted = emitted.stopped_by_flag(device.LISTENING_TICKS)
-    call = functools.partial(device.call, lanes=job.options.lanes, site=plan.site)
+    call = functools.partial(device.call, lanes=job.options.lanes, info=plan.info)
     return run_kernel(emitted, job.program, operands, job.examples, capacity, call)

@@ -100,7 +100,7 @@ def on_host(plan: Plan) -> HostRun:
         return lambda operands: parts(*operands)
 
     def whole(operands: Sequence[Any]) -> list[Any]:
-        with events.on_host(plan.site):
+        with events.on_host(plan.info):
             return decided(plan.job, operands, gradient=False)(operands)
 
     return whole

@@ -32,7 +32,7 @@ def on_host(plan: Plan) -> HostRun:
 
     def run_all(operands: Sequence[Any]) -> list[Any]:
         flat, flags = lanes_first(operands, job.lanes, job.mapped)
-        with events.on_host(plan.site), _jax.our_transfers():
+        with events.on_host(plan.info), _jax.our_transfers():
             ran = run_local(linked, flat, flags, job.examples, job.options)
         return shaped(ran, job)
 

@@ -78,10 +78,10 @@ def on_host(plan: Plan) -> HostRun:
 
 
 def _run_lanes(plan: Plan, operands: Sequence[Any], capacity: int, stops: bool) -> Ran:
-    site = plan.site
+    info = plan.info
     if plan.path == XLA:
-        return by_xla.run_by_xla(plan, operands, capacity, site)
+        return by_xla.run_by_xla(plan, operands, capacity, info)
     assert plan.emitted is not None
-    call = functools.partial(foreign.call, site=site, counts=plan.path != IN_STEP, stops=stops)
+    call = functools.partial(foreign.call, info=info, counts=plan.path != IN_STEP, stops=stops)
     job = plan.job
     return run_kernel(plan.emitted, job.program, operands, job.examples, capacity, call)

@@ -25,8 +25,8 @@ def offer(job: Job, schedule: str, why: str) -> Plan | str:
 def run(plan: Plan, operands: Sequence[Any]) -> list[Any]:
     """All lanes, as JAX batches them."""
     job = plan.job
-    site = plan.site
-    whole = None if site is None else Whole(site, operands)
+    info = plan.info
+    whole = None if info is None else Whole(info, operands)
     batched = one_lane(job.program)
     for level in reversed(range(len(job.lanes))):
         axes = tuple(0 if flags[level] else None for flags in job.mapped)

@@ -76,7 +76,7 @@ def phases_of(plan: Plan, most: int) -> Phases:
     job, linked, schedule = plan.job, plan.linked, plan.schedule
     assert linked is not None
     options, width = job.options, job.examples
-    site = plan.site
+    info = plan.info
 
     def flat(operands: Sequence[Any]) -> list[Any]:
         return lanes_first(operands, job.lanes, job.mapped)[0]
@@ -87,7 +87,7 @@ def phases_of(plan: Plan, most: int) -> Phases:
     def start(capacity: int, *operands: Any) -> State:
         expensive = num_expensive(linked, width, schedule)
         state = initial_state(linked, flat(operands), job.varying, width, capacity, expensive)
-        return observe.watched(state, site, linked.halt, operands)
+        return observe.watched(state, info, linked.halt, operands)
 
     def run(state: State, *operands: Any) -> State:
         del operands

@@ -36,8 +36,7 @@ class AccumulateEffect(_jax.Effect):
 accumulate_effect = AccumulateEffect()
 _jax.allow_effect(AccumulateEffect)
 
-accumulate_p = _jax.Primitive("accumulate")
-accumulate_p.multiple_results = True
+accumulate_p = _jax.primitive("accumulate")
 
 
 @accumulate_p.def_effectful_abstract_eval

@@ -9,7 +9,7 @@ Nothing here may fail a run: where a callback goes wrong the first failure is a 
 something.
 
 Where lanes run by themselves in compiled loops there is nothing to call back from. There a thread asks the library how
-many examples have ended (`Site.ask`).
+many examples have ended (`RunInfo.ask`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
-from lanewise._jax import Primitive, mlir, stored
+from lanewise._jax import mlir, primitive, stored
 from lanewise.core.compiling import begun
 from lanewise.core.errors import Outcome, RecorderWarning
 
@@ -45,7 +45,7 @@ NEVER = np.int32(2**31 - 1)
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class RunInfo:
     """What a compiled machine is: reported when a run begins, the same for all its runs.
 
     `examples`: how many a run has. `devices`: how many of them each have such a run, of a part of one batch.
@@ -65,7 +65,7 @@ class Site:
 class Recorder(Protocol):
     """Receives every run while it is open. `now` is by `time.perf_counter`."""
 
-    def began(self, run: int, site: Site, now: float) -> None: ...
+    def began(self, run: int, info: RunInfo, now: float) -> None: ...
 
     def reached(self, run: int, now: float, tick: int, left: int) -> None:
         """At this tick this many examples are left; where there are no ticks, `tick` is -1."""
@@ -90,7 +90,7 @@ class ShownBar(Protocol):
 
 @dataclass(eq=False)
 class _Run:
-    site: Site
+    info: RunInfo
     recorders: tuple[Recorder, ...]
     time: float
     tick: int = 0
@@ -101,7 +101,7 @@ class _Run:
 
 @dataclass(eq=False)
 class _Group:
-    """The runs of a site that go on at the same time, on several devices, and their one bar."""
+    """The runs of one machine that go on at the same time, on several devices, and their one bar."""
 
     bar: ShownBar
     runs: dict[int, _Run] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class _Group:
 _lock = threading.RLock()
 _numbers = itertools.count(1)
 _runs: dict[int, _Run] = {}
-_groups: dict[Site, _Group] = {}
+_groups: dict[RunInfo, _Group] = {}
 _recorders: list[Recorder] = []
 _asking: list[threading.Thread] = []
 _new_bar: list[Callable[[int, str], ShownBar]] = []
@@ -192,10 +192,10 @@ def _listen() -> None:
 # -- what a machine calls ----------------------------------------------------------------------------
 
 
-def begin(site: Site) -> np.int32:
+def begin(info: RunInfo) -> np.int32:
     """A run begins; gives its number, or 0 if nothing watches."""
     try:
-        return _begin(site)
+        return _begin(info)
     except Exception as error:
         _missed(error)
         return np.int32(0)
@@ -214,32 +214,32 @@ def _missed(error: Exception) -> None:
             warnings.warn(message, RecorderWarning, stacklevel=1)
 
 
-def _begin(site: Site) -> np.int32:
+def _begin(info: RunInfo) -> np.int32:
     with _lock:
         now = time.perf_counter()
         begun()
-        recorders = tuple(_recorders) if site.recorded else ()
-        if not (recorders or (site.progress and _new_bar)):
+        recorders = tuple(_recorders) if info.recorded else ()
+        if not (recorders or (info.progress and _new_bar)):
             return np.int32(0)
         number = next(_numbers) % int(NEVER)
-        run = _runs[number] = _Run(site, recorders, now, asked=site.ask is not None)
+        run = _runs[number] = _Run(info, recorders, now, asked=info.ask is not None)
         for recorder in recorders:
-            recorder.began(number, site, now)
-        if site.progress and _new_bar:
-            group = _groups.get(site)
+            recorder.began(number, info, now)
+        if info.progress and _new_bar:
+            group = _groups.get(info)
             # More runs than devices: one that failed has left its number behind.
             while group is not None and len(group.runs) >= jax.device_count():
                 _give_up(next(iter(group.runs)))
-                group = _groups.get(site)
+                group = _groups.get(info)
             if group is None:
-                label = _labels[-1] if _labels else site.name
-                total = site.examples * site.devices
-                group = _groups[site] = _Group(_new_bar[0](total, label))
-                group.total = total if site.devices > 1 else 0
+                label = _labels[-1] if _labels else info.name
+                total = info.examples * info.devices
+                group = _groups[info] = _Group(_new_bar[0](total, label))
+                group.total = total if info.devices > 1 else 0
             group.runs[number] = run
-            group.total += site.examples if site.devices == 1 else 0
+            group.total += info.examples if info.devices == 1 else 0
             group.show()
-        if site.ask is not None:
+        if info.ask is not None:
             _ask_now_and_then()
     return np.int32(number)
 
@@ -259,7 +259,7 @@ def _reach(run: _Run, number: int, tick: int, left: int) -> np.int32:
     now = time.perf_counter()
     for recorder in run.recorders:
         recorder.reached(number, now, tick, left)
-    _show(run, run.site.examples - left)
+    _show(run, run.info.examples - left)
     if tick < 0:
         return NEVER
     ticks, elapsed = tick - run.tick, now - run.time
@@ -271,11 +271,11 @@ def _reach(run: _Run, number: int, tick: int, left: int) -> np.int32:
 
 def _show(run: _Run, done: int) -> None:
     run.done = done
-    group = _groups.get(run.site)
+    group = _groups.get(run.info)
     if group is not None:
         group.show()
         if group.done == group.total:
-            del _groups[run.site]
+            del _groups[run.info]
             group.bar.close()
 
 
@@ -287,14 +287,14 @@ def end(number: Any, arrays: Mapping[str, Any]) -> None:
             if run is None:
                 return
             now = time.perf_counter()
-            group = _groups.get(run.site)
+            group = _groups.get(run.info)
             if group is not None and group.runs.pop(int(number), None):
-                group.ended += run.site.examples
+                group.ended += run.info.examples
                 group.show()
                 # Devices that have not begun yet will share the bar.
-                last = run.site.devices == 1 or group.ended >= group.total
+                last = run.info.devices == 1 or group.ended >= group.total
                 if last and not group.runs:
-                    del _groups[run.site]
+                    del _groups[run.info]
                     group.bar.close()
             taken = {name: np.asarray(value) for name, value in arrays.items()}
             for recorder in run.recorders:
@@ -304,9 +304,9 @@ def end(number: Any, arrays: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def on_host(site: Site | None) -> Iterator[None]:
+def on_host(info: RunInfo | None) -> Iterator[None]:
     """A run that the host makes, known only by when it begins and when it has ended; None: nothing watches."""
-    number = None if site is None else begin(site)
+    number = None if info is None else begin(info)
     yield
     if number is not None:
         end(number, {})
@@ -317,11 +317,11 @@ def _give_up(number: int) -> None:
     run = _runs.pop(number, None)
     if run is None:
         return
-    group = _groups.get(run.site)
+    group = _groups.get(run.info)
     if group is not None:
         group.runs.pop(number, None)
         if not group.runs:
-            del _groups[run.site]
+            del _groups[run.info]
             group.bar.close(finished=False)
 
 
@@ -401,10 +401,10 @@ def _ask() -> None:
                 return
             for number, run in asked:
                 try:
-                    assert run.site.ask is not None
-                    done = run.site.ask(number)
+                    assert run.info.ask is not None
+                    done = run.info.ask(number)
                     if done >= 0:
-                        _reach(run, number, -1, run.site.examples - done)
+                        _reach(run, number, -1, run.info.examples - done)
                     # It has ended, or was given up by XLA; the call that says which may never come.
                     run.asked = done >= 0 or time.perf_counter() - run.time < LATE
                 except Exception as error:
@@ -416,8 +416,7 @@ def _ask() -> None:
 # What is recorded of each example is recorded of this many.
 MOST_EXAMPLES = 1 << 16
 
-report_p = Primitive("report")
-report_p.multiple_results = True
+report_p = primitive("report")
 
 
 @report_p.def_effectful_abstract_eval
@@ -439,9 +438,9 @@ def call_host(fun: Callable[..., Sequence[Any]], answers: int, *args: Any) -> li
     return report_p.bind(*args, fun=fun, results=results)
 
 
-def begin_run(site: Site, operands: Sequence[Any]) -> Any:
+def begin_run(info: RunInfo, operands: Sequence[Any]) -> Any:
     """Report that a run begins, when its operands are there; gives its number."""
-    (number,) = call_host(lambda *_: [begin(site)], 1, *map(_first_word, operands))
+    (number,) = call_host(lambda *_: [begin(info)], 1, *map(_first_word, operands))
     return number
 
 
@@ -465,13 +464,13 @@ def outcome_counts(code: Any) -> Any:
 class Whole:
     """A run that is reported as a whole: when it begins and when it ends."""
 
-    def __init__(self, site: Site, operands: Sequence[Any]) -> None:
-        self.site = site
-        self.number = begin_run(site, operands)
+    def __init__(self, info: RunInfo, operands: Sequence[Any]) -> None:
+        self.info = info
+        self.number = begin_run(info, operands)
 
     def ended(self, answer: Any, code: Any = None, steps: Any = None, deepest: Any = None) -> None:
         """Report the end, when `answer` is there; for each example its steps and the most frames it had."""
-        if not self.site.recorded or code is None:
+        if not self.info.recorded or code is None:
             end_run(self.number, end=_first_word(answer))
             return
         known = {"outcomes": outcome_counts(code)}

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from lanewise import _jax
-from lanewise._jax import Jaxpr, Primitive, batching, mlir
+from lanewise._jax import Jaxpr, batching, mlir
 
 # The first is XLA's own mark; the other keeps the call from being inlined before that is looked at.
 _ONE_FUNCTION = {"xla_cpu_small_call": "true", "inlineable": "false"}
@@ -26,9 +26,8 @@ _ONE_FUNCTION = {"xla_cpu_small_call": "true", "inlineable": "false"}
 # inside the first, which stays a call too, reads them all.
 _STAYS_A_CALL = {"inlineable": "false"}
 
-one_function_p = Primitive("one_function")
-attributed_call_p = Primitive("attributed_call")
-one_function_p.multiple_results = attributed_call_p.multiple_results = True
+one_function_p = _jax.primitive("one_function")
+attributed_call_p = _jax.primitive("attributed_call")
 
 
 def as_one_function(fun: Callable[..., Sequence[Any]], *args: Any) -> list[Any]:

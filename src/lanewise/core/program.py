@@ -28,18 +28,11 @@ from lanewise.core.errors import Location, OptionError, Outcome, TransformError
 from lanewise.core.options import Options
 from lanewise.core.outcomes import Site
 
-call_p = _jax.Primitive("call")
-call_p.multiple_results = True
-
-program_p = _jax.Primitive("program")
-program_p.multiple_results = True
-
-throw_p = _jax.Primitive("throw")
-throw_p.multiple_results = True
-
+call_p = _jax.primitive("call")
+program_p = _jax.primitive("program")
+throw_p = _jax.primitive("throw")
 # A region with a name; `parts.py` has its rules.
-part_p = _jax.Primitive("part")
-part_p.multiple_results = True
+part_p = _jax.primitive("part")
 
 _machine_inside: Callable[[_jax.JaxprEqn], _jax.Jaxpr] | None = None
 
@@ -295,8 +288,7 @@ class CheckEffect(_jax.Effect):
 check_effect = CheckEffect()
 _jax.allow_effect(CheckEffect)
 
-check_p = _jax.Primitive("check")
-check_p.multiple_results = True
+check_p = _jax.primitive("check")
 
 
 @check_p.def_effectful_abstract_eval

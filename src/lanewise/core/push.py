@@ -18,8 +18,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
 
-push_p = _jax.Primitive("push")
-push_p.multiple_results = True
+push_p = _jax.primitive("push")
 
 
 def push(tape: Any, top: Any, entries: Any) -> list[Any]:

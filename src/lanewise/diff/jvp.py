@@ -32,8 +32,7 @@ from lanewise.diff.calls import calls, rebind
 Moving = tuple[bool, ...]
 
 
-witnessed_call_p = _jax.Primitive("witnessed_call")
-witnessed_call_p.multiple_results = True
+witnessed_call_p = _jax.primitive("witnessed_call")
 
 
 @witnessed_call_p.def_abstract_eval

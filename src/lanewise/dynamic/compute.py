@@ -18,6 +18,7 @@ into kernels that grow from level to level and take it 20 s to compile. So arena
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -108,6 +109,49 @@ def initial(lay: Layout, payload: Sequence[Any], carried: Sequence[Any]) -> list
     return arenas
 
 
+@dataclass(frozen=True)
+class _Forward:
+    """What all launches of a forward run read."""
+
+    source: Source
+    shared: Sequence[Any]
+    moving: Moving | None
+    in_place: bool
+
+    def codes(self, p: int, size: int) -> cut.Codes | None:
+        """Both sweeps of a piece for this many rows, if the reverse sweep comes."""
+        piece = self.source.lay.envelope.pieces[p]
+        return None if self.moving is None else cut.codes(piece, size, *self.moving[p])
+
+    def launch(
+        self, arenas: Sequence[Any], p: int, level: Any, start: Any, size: int
+    ) -> tuple[list[Any], list[Any]]:
+        """Run a piece on rows of a level: the arenas with its results, and what is saved."""
+        source, lay, tables = self.source, self.source.lay, self.source.tables
+        piece = lay.envelope.pieces[p]
+        count = level_end(lay, tables, p, level, start)
+        codes = self.codes(p, size)
+        code = cut.forward_code(piece, size) if codes is None else codes.forward
+
+        def gathered(turn: Any) -> list[Any]:
+            return [
+                source.operand(arenas, p, k, start + turn, size, count)
+                for k in range(len(piece.rows))
+            ]
+
+        fed = zip(piece.rows, lay.envelope.fed[p], strict=True)
+        made = tuple(t if flags & MADE else None for t, flags in fed)
+        first = self.in_place and gathers_first(code, made, piece.results)
+        rows = before_all_else(tables, gathered) if first else gathered(0)
+        given = [*(self.shared[s] for s in lay.envelope.shared[p]), *rows]
+        outs = evaluated_if(None if count is None else count > 0, code, given)
+        arenas = list(arenas)
+        for j, type_ in enumerate(piece.results):
+            t = lay.number(type_)
+            arenas[t] = written(arenas[t], outs[j], lay.result[p][j] + start)
+        return kept(arenas), list(outs[len(piece.results) :])
+
+
 def forward(
     lay: Layout,
     tables: Any,
@@ -119,62 +163,29 @@ def forward(
 ) -> Ran:
     """Run all levels; with `moving`, save what the reverse reads. `in_place`: see `inplace.py`."""
     envelope = lay.envelope
-    source = Source(lay, tables, payload)
-
-    def launch(
-        arenas: Sequence[Any], p: int, level: Any, start: Any, size: int
-    ) -> tuple[list[Any], list[Any]]:
-        piece = envelope.pieces[p]
-        count = level_end(lay, tables, p, level, start)
-        code = (
-            cut.forward_code(piece, size)
-            if moving is None
-            else cut.codes(piece, size, *moving[p]).forward
-        )
-
-        def gathered(turn: Any) -> list[Any]:
-            return [
-                source.operand(arenas, p, k, start + turn, size, count)
-                for k in range(len(piece.rows))
-            ]
-
-        fed = zip(piece.rows, envelope.fed[p], strict=True)
-        made = tuple(t if flags & MADE else None for t, flags in fed)
-        first = in_place and gathers_first(code, made, piece.results)
-        rows = before_all_else(tables, gathered) if first else gathered(0)
-        given = [*(shared[s] for s in envelope.shared[p]), *rows]
-        outs = evaluated_if(None if count is None else count > 0, code, given)
-        arenas = list(arenas)
-        for j, type_ in enumerate(piece.results):
-            t = lay.number(type_)
-            arenas[t] = written(arenas[t], outs[j], lay.result[p][j] + start)
-        return kept(arenas), list(outs[len(piece.results) :])
-
-    arenas = initial(lay, source.payload, carried)
+    run = _Forward(Source(lay, tables, payload), shared, moving, in_place)
+    arenas = initial(lay, run.source.payload, carried)
     head: list[list[list[Any]]] = []
     for level, capacities in enumerate(envelope.head):
         saved: list[list[Any]] = [[] for _ in envelope.pieces]
         for p, size in enumerate(capacities):
             if size:
-                arenas, saved[p] = launch(arenas, p, level, int(lay.offset[level, p]), size)
+                arenas, saved[p] = run.launch(arenas, p, level, int(lay.offset[level, p]), size)
         head.append(saved)
-    tail: list[list[Any]] = [[] for _ in envelope.pieces]
-    if moving is not None:
-        tail = [
-            [jnp.zeros(a.shape, a.dtype) for a in cut.codes(piece, size, *moving[p]).saved]
-            if (size := envelope.tail[p])
-            else []
-            for p, piece in enumerate(envelope.pieces)
-        ]
+    all_codes = [run.codes(p, size) if size else None for p, size in enumerate(envelope.tail)]
+    tail = [
+        [] if codes is None else [jnp.zeros(a.shape, a.dtype) for a in codes.saved]
+        for codes in all_codes
+    ]
 
     def tile(state: Any, p: int, level: Any, start: Any, size: int) -> Any:
         arenas, tail = state
-        arenas, saved = launch(arenas, p, len(envelope.head) + level, start, size)
-        if moving is not None:
-            axes = cut.codes(envelope.pieces[p], size, *moving[p]).saved_axes
+        arenas, saved = run.launch(arenas, p, len(envelope.head) + level, start, size)
+        codes = run.codes(p, size)
+        if codes is not None:
             begin = start - int(lay.offset[-1, p])
-            mine = [written(a, v, begin, x) for a, v, x in zip(tail[p], saved, axes, strict=True)]
-            tail = [*tail[:p], mine, *tail[p + 1 :]]
+            own = zip(tail[p], saved, codes.saved_axes, strict=True)
+            tail = [*tail[:p], [written(a, v, begin, x) for a, v, x in own], *tail[p + 1 :]]
         return arenas, tail
 
     arenas, tail = over_tail(lay, lay.forward, tables, tile, (arenas, tail))

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise._jax import ad, batching, mlir
+from lanewise._jax import ad, batching
 from lanewise.dynamic import compute, cut
 from lanewise.dynamic import reverse as backwards
 from lanewise.dynamic.compiled import compiled
@@ -80,10 +80,10 @@ class _Linear:
     saved: Any  # how it is put together
 
 
-rows_p = _jax.Primitive("table_rows")
-pushed_p = _jax.Primitive("table_pushed")
-saving_p = _jax.Primitive("table_saving")
-reversed_p = _jax.Primitive("table_reversed")
+rows_p = _jax.primitive("table_rows")
+pushed_p = _jax.primitive("table_pushed")
+saving_p = _jax.primitive("table_saving")
+reversed_p = _jax.primitive("table_reversed")
 
 
 def _rows(*leaves: Any, envelope: Envelope, tree: Any, in_place: bool = True) -> list[Any]:
@@ -213,7 +213,6 @@ def _run_as(primitive: Any, run: Callable[..., list[Any]]) -> None:
 
     `batch` has, for each axis that `jax.vmap` has added, the innermost first, where values have it.
     """
-    primitive.multiple_results = True
 
     def whole(*values: Any, batch: tuple[Any, ...] = (), **params: Any) -> list[Any]:
         found = functools.partial(run, **params)
@@ -256,9 +255,7 @@ def _run_as(primitive: Any, run: Callable[..., list[Any]]) -> None:
     batching.primitive_batchers[primitive] = batched
     ad.primitive_jvps[primitive] = jvp
     _jax.on_linearize(primitive, linearize)
-    mlir.register_lowering(
-        primitive, lambda ctx, *args, **params: _jax.lower_unchecked(ctx, whole, *args, **params)
-    )
+    _jax.lowered_as(primitive, whole)
 
 
 _run_as(rows_p, _rows)

@@ -242,14 +242,12 @@ class Op:
                 payload.append((len(rows), kind, leaf))
                 rows.append(kind)
             else:
-                try:
-                    hash(leaf)
-                except TypeError:
+                if not _is_constant(leaf):
                     raise LazyError(
                         f"{_argument(self, args, kwargs, i)} is a {type(leaf).__name__}, which is no array, number or"
                         " constant. Give the arrays that it holds, or register its class with"
                         " `jax.tree_util.register_dataclass`."
-                    ) from None
+                    )
                 key.append(("static", leaf))
                 roles.append(("static", leaf))
         found = recorder.kinds.get(tuple(key))
@@ -264,8 +262,7 @@ class Op:
         recorder.operands += rows
         n, recorder.count = recorder.count, recorder.count + len(found.results)
         made = [Lazy(recorder.tag(k), n + j) for j, k in enumerate(found.results)]
-        way = quick_way(recorder, found, args, Lazy) if not kwargs else None
-        if way is not None:
+        if not kwargs and (way := quick_way(recorder, found, args, Lazy)) is not None:
             ways = recorder.quick.setdefault(self, [])
             ways[:] = [(len(args), way), *ways[: QUICK_WAYS - 1]]
         if found.tree is None:
@@ -403,6 +400,14 @@ def _value(tree: Any) -> Any:
     if isinstance(tree, dict | list | tuple):
         return jax.tree.map(lambda x: x.value if x.__class__ is Lazy else x, tree)
     return tree
+
+
+def _is_constant(leaf: Any) -> bool:
+    try:
+        hash(leaf)
+    except TypeError:
+        return False
+    return True
 
 
 def _argument(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], leaf: int) -> str:

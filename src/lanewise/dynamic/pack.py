@@ -249,7 +249,7 @@ def _reverse(out: np.ndarray, table: Table, found: Survey, lay: Layout, at: Plac
             out[sections["carried", t]][:number] = given
     if len(used.extra):
         extra = used.extra
-        _pack_extra(out, table, found, used.target[extra], source[extra], lay, at)
+        _pack_extra(out, table, found, (used.target[extra], source[extra]), lay, at)
 
 
 def _adjoint_positions(table: Table, need: Demand, lay: Layout, at: Places) -> np.ndarray:
@@ -270,12 +270,12 @@ def _pack_extra(
     out: np.ndarray,
     table: Table,
     found: Survey,
-    target: np.ndarray,
-    source: np.ndarray,
+    edges: tuple[np.ndarray, np.ndarray],
     lay: Layout,
     at: Places,
 ) -> None:
     """Pairs of where an adjoint is read and what it is added to, in the order of the latter."""
+    target, source = edges
     envelope, sections, need = lay.envelope, lay.reverse, found.need
     num = len(table.pieces)
     made = target < table.num_values

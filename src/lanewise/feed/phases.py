@@ -23,7 +23,7 @@ def refilled(plan: Plan, most: int) -> Phases:
 
     def begin(capacity: int, *operands: Any) -> Flow:
         flow = refill.start(capacity, flat(operands))
-        machine = observe.watched(flow.machine, plan.site, linked.halt, operands)
+        machine = observe.watched(flow.machine, plan.info, linked.halt, operands)
         return flow.with_(machine=machine)
 
     def grown(flow: Flow, linked: Any, capacity: int) -> Flow:

@@ -135,7 +135,7 @@ class Segments:
         self._run = jax.jit(self._segment, donate_argnums=0)
         # With stacks the state is one of lanes alone already; with slots, lanes are read out of it.
         self.seen = jax.jit(self._seen) if self.linked.forks else self.machine.seen
-        self.site = plan.site
+        self.info = plan.info
         self._finish = jax.jit(
             lambda state: observe.finished(
                 state, self.machine.seen(state).code, lives_of_lanes=False
@@ -154,11 +154,11 @@ class Segments:
         ]
         state = self.machine.first([*captures, *rows], self.mapped, capacity)
         state = state.with_(pc=jnp.full_like(state.pc, self.linked.halt))
-        return observe.watched(state, self.site, self.linked.halt, captures)
+        return observe.watched(state, self.info, self.linked.halt, captures)
 
     def finish(self, state: State) -> None:
         """Report to observers that this state is the last."""
-        if self.site is not None:
+        if self.info is not None:
             self._finish(state)
 
     def run(

@@ -34,7 +34,7 @@ from lanewise._jax import Traced
 from lanewise.core.errors import BranchTypeError, ProgramError, ResultTypeError, ResultUnknown
 from lanewise.core.objects import Items, asked, is_held, not_same, same
 from lanewise.frontend import values
-from lanewise.frontend.values import RESULT, Site, Undefined, Value, is_traced
+from lanewise.frontend.values import RESULT, Construct, Undefined, Value, is_traced
 
 _Sides = Callable[[], Sequence[Any]]
 _Thunk = Callable[[], Any]
@@ -134,7 +134,7 @@ class _Output:
     sources: tuple[tuple[int, Any] | None, tuple[int, Any] | None]
 
 
-def truth(value: Any, site: Site) -> Any:
+def truth(value: Any, construct: Construct) -> Any:
     """The truth of a value as a condition: a plain bool, or a traced boolean scalar."""
     value = asked(value)
     if not values.is_traced(value):
@@ -142,15 +142,15 @@ def truth(value: Any, site: Site) -> Any:
     aval = _jax.aval_of(value)
     if aval.shape != () or _jax.is_extended(aval.dtype):
         raise BranchTypeError(
-            f"the condition of this {site.what} is {values.type_text(aval)}; a condition is a single "
+            f"the condition of this {construct.what} is {values.type_text(aval)}; a condition is a single "
             "boolean. Reduce it with `jnp.all` or `jnp.any`, or choose elementwise with `jnp.where`, "
             "`&`, `|` and `~`",
-            site.location,
+            construct.location,
         )
     return value if aval.dtype == jnp.bool_ else value != 0
 
 
-def stage_branch(pred: Any, then: _Sides, orelse: _Sides, site: Site) -> list[Any]:
+def stage_branch(pred: Any, then: _Sides, orelse: _Sides, construct: Construct) -> list[Any]:
     """Trace both sides and emit the `cond`; returns the variables' values after it."""
     sides: list[Side | None] = []
     problems: list[Exception] = []
@@ -171,14 +171,14 @@ def stage_branch(pred: Any, then: _Sides, orelse: _Sides, site: Site) -> list[An
         assert known is not None
         progress.provisional += 1
         return known.results()
-    return merge(pred, first, second, site)
+    return merge(pred, first, second, construct)
 
 
-def merge(pred: Any, first: Side, second: Side, site: Site) -> list[Any]:
+def merge(pred: Any, first: Side, second: Side, construct: Construct) -> list[Any]:
     outputs: list[_Output] = []
     finish = [
-        _join(name, index, first, second, site, outputs)
-        for index, name in enumerate(site.names[: len(first.values)])
+        _join(name, index, first, second, construct, outputs)
+        for index, name in enumerate(construct.names[: len(first.values)])
     ]
     results: Sequence[Any] = ()
     if outputs or first.traced.jaxpr.effects or second.traced.jaxpr.effects:
@@ -205,11 +205,11 @@ def _branch(side: Side, which: int, outputs: Sequence[_Output]) -> Callable[[], 
 
 
 def _join(
-    name: str, index: int, first: Side, second: Side, site: Site, outputs: list[_Output]
+    name: str, index: int, first: Side, second: Side, construct: Construct, outputs: list[_Output]
 ) -> Callable[[Sequence[Any]], Any]:
     """Decide on one variable; returns how to build it from the `cond`'s results."""
     a, b = first.values[index], second.values[index]
-    dead_a, dead_b = name in site.dead_then, name in site.dead_else
+    dead_a, dead_b = name in construct.dead_then, name in construct.dead_else
     if a.undefined is not None or b.undefined is not None:
         if name == RESULT:  # a path that has not returned yet: its flags show that
             dead_a, dead_b = a.undefined is not None, b.undefined is not None
@@ -217,7 +217,7 @@ def _join(
             return _one_sided(index, first, 0, outputs)
         if b.undefined is None and dead_a:
             return _one_sided(index, second, 1, outputs)
-        left = _left_undefined(name, a.undefined, b.undefined, site)
+        left = _left_undefined(name, a.undefined, b.undefined, construct)
         return lambda results: left
     if dead_a != dead_b:
         live, which = (second, 1) if dead_a else (first, 0)
@@ -226,7 +226,7 @@ def _join(
     if a.treedef != b.treedef:
         filled = values.none_filled(a, b)
         if filled is None:
-            raise _mismatch(name, index, first, second, site)
+            raise _mismatch(name, index, first, second, construct)
         a, b = filled
         first, second = first.with_value(index, a), second.with_value(index, b)
     build: list[Callable[[Sequence[Any]], Any]] = []
@@ -236,12 +236,12 @@ def _join(
             build.append(_constant(x))
         elif place_a is None or place_b is None:
             if place_a is not None or place_b is not None or not values.same_fixed(x, y):
-                raise _mismatch(name, index, first, second, site)
+                raise _mismatch(name, index, first, second, construct)
             build.append(_constant(x))
         else:
             aval = values.join(_jax.aval_of(x), _jax.aval_of(y))
             if aval is None:
-                raise _mismatch(name, index, first, second, site)
+                raise _mismatch(name, index, first, second, construct)
             build.append(_pick(len(outputs)))
             outputs.append(_Output(aval, ((place_a, x), (place_b, y))))
     return lambda results: a.rebuild([leaf(results) for leaf in build])
@@ -291,7 +291,9 @@ def _fits(a: Value, b: Value, which: int) -> bool:
     return True
 
 
-def _left_undefined(name: str, a: Undefined | None, b: Undefined | None, site: Site) -> Undefined:
+def _left_undefined(
+    name: str, a: Undefined | None, b: Undefined | None, construct: Construct
+) -> Undefined:
     if a is not None and b is not None:
         return a if a.why else b
     lacking = "when its condition holds" if a is not None else "when its condition does not hold"
@@ -300,36 +302,38 @@ def _left_undefined(name: str, a: Undefined | None, b: Undefined | None, site: S
         return earlier
     return Undefined(
         name,
-        f"the {site.what} of line {site.line} leaves it undefined {lacking}",
-        f"Assign `{name}` on both sides, or before line {site.line}",
+        f"the {construct.what} of line {construct.line} leaves it undefined {lacking}",
+        f"Assign `{name}` on both sides, or before line {construct.line}",
     )
 
 
-def _mismatch(name: str, index: int, first: Side, second: Side, site: Site) -> ProgramError:
+def _mismatch(
+    name: str, index: int, first: Side, second: Side, construct: Construct
+) -> ProgramError:
     found = values.mismatch(first.values[index], second.values[index])
     if name == RESULT:
-        return result_mismatch(found, first.returned, second.returned, site)
+        return result_mismatch(found, first.returned, second.returned, construct)
     if not name:
-        subject = f"the value{found.path and ' at ' + found.path} of this {site.what}"
+        subject = f"the value{found.path and ' at ' + found.path} of this {construct.what}"
     else:
         subject = f"`{name}{found.path}`"
     return BranchTypeError(
-        f"{subject} is {found.first} when the condition of the {site.what} holds and {found.second} when "
+        f"{subject} is {found.first} when the condition of the {construct.what} holds and {found.second} when "
         "it does not. Give it the same type on both sides" + _how(found),
-        site.location,
+        construct.location,
     )
 
 
 def result_mismatch(
-    found: values.Mismatch, first: int | None, second: int | None, site: Site
+    found: values.Mismatch, first: int | None, second: int | None, construct: Construct
 ) -> ProgramError:
     """Two paths return different types; the lines of their `return` are named where they are known."""
     lines = [f" (line {line})" if line else "" for line in (first, second)]
     return ResultTypeError(
         f"the function's result{found.path and ' at ' + found.path} is {found.first}{lines[0]} on one "
-        f"path and {found.second}{lines[1]} on another; they part at the {site.what} of line {site.line}."
+        f"path and {found.second}{lines[1]} on another; they part at the {construct.what} of line {construct.line}."
         " Return the same type on every path" + _how(found),
-        site.location,
+        construct.location,
     )
 
 
@@ -349,8 +353,8 @@ def _how(found: values.Mismatch) -> str:
 class Operators:
     """The part of a `Runtime` that expressions call."""
 
-    def __init__(self, sites: Sequence[Site]) -> None:
-        self.sites = tuple(sites)
+    def __init__(self, constructs: Sequence[Construct]) -> None:
+        self.constructs = tuple(constructs)
         self._local = threading.local()
         # The lines of `with` statements that were last entered with what only names code.
         self.naming: set[int] = set()
@@ -375,17 +379,17 @@ class Operators:
         test = asked(test)
         if not is_traced(test):
             return then() if test else orelse()
-        return self._choose(k, truth(test, self.sites[k]), then, orelse)
+        return self._choose(k, truth(test, self.constructs[k]), then, orelse)
 
     def _choose(self, k: int, pred: Any, then: _Thunk, orelse: _Thunk) -> Any:
-        site = self.sites[k]
-        site.forbid_staging(self.naming)
+        construct = self.constructs[k]
+        construct.forbid_staging(self.naming)
         with self.staging(k):
-            (value,) = stage_branch(pred, lambda: (then(),), lambda: (orelse(),), site)
+            (value,) = stage_branch(pred, lambda: (then(),), lambda: (orelse(),), construct)
         return value
 
     def truth(self, k: int, value: Any) -> Any:
-        return truth(value, self.sites[k])
+        return truth(value, self.constructs[k])
 
     is_, is_not = staticmethod(same), staticmethod(not_same)
 
@@ -393,7 +397,7 @@ class Operators:
         value = asked(value)
         if not is_traced(value):
             return not value
-        return jnp.logical_not(truth(value, self.sites[k]))
+        return jnp.logical_not(truth(value, self.constructs[k]))
 
     def and_(self, k: int, value: Any, *others: _Thunk) -> Any:
         """`and`, with the values of all operands but the first still to be computed."""
@@ -401,7 +405,7 @@ class Operators:
             return value
         if not is_traced(asked(value)):
             return self.and_(k, others[0](), *others[1:]) if value else value
-        pred = truth(value, self.sites[k])
+        pred = truth(value, self.constructs[k])
         otherwise = False if _is_bool(value) else value
         rest = others[1:]
         return self._choose(k, pred, lambda: self.and_(k, others[0](), *rest), lambda: otherwise)
@@ -411,7 +415,7 @@ class Operators:
             return value
         if not is_traced(asked(value)):
             return value if value else self.or_(k, others[0](), *others[1:])
-        pred = truth(value, self.sites[k])
+        pred = truth(value, self.constructs[k])
         chosen = True if _is_bool(value) else value
         rest = others[1:]
         return self._choose(k, pred, lambda: chosen, lambda: self.or_(k, others[0](), *rest))
@@ -463,7 +467,7 @@ class Operators:
             return fun(items)
         elif is_traced(only) and _jax.aval_of(only).shape == ():
             if fun is builtins.bool:
-                return truth(only, self.sites[k])
+                return truth(only, self.constructs[k])
             if fun is builtins.int or fun is builtins.float:
                 number = jnp.trunc(only) if fun is builtins.int and _floats(only) else only
                 return values.convert(number, _jax.aval_of(fun(0)))
@@ -472,14 +476,14 @@ class Operators:
     def _each_truth(self, k: int, items: Sequence[Any]) -> list[Any]:
         """The first truth, and the others still to be computed."""
         first, *others = items
-        late = [lambda item=item: truth(item, self.sites[k]) for item in others]
-        return [truth(first, self.sites[k]), *late]
+        late = [lambda item=item: truth(item, self.constructs[k]) for item in others]
+        return [truth(first, self.constructs[k]), *late]
 
     def _extreme(self, k: int, items: Sequence[Any], beats: Callable[[Any, Any], Any]) -> Any:
         """As Python's `max` and `min` do it: the first of the extreme ones stays."""
         best = items[0]
         for item in items[1:]:
-            better = truth(beats(item, best), self.sites[k])
+            better = truth(beats(item, best), self.constructs[k])
             best = (
                 jnp.where(better, item, best) if is_traced(better) else (item if better else best)
             )

@@ -2,7 +2,7 @@
 
 A condition that is not traced runs as plain Python: nothing here is seen in the jaxpr. A traced one is
 staged (`branch.py`, `loop.py`). Converted code reaches its run-time as the variable `_lw`, a `Runtime`
-that also holds the `Site` of each of its statements, by number.
+that also holds the `Construct` of each of its statements, by number.
 
 Objects may be changed in place while a branch or a loop is staged. Local containers that are pytrees are fine:
 each side works on a copy of its own, and the merge puts the two together. What cannot be copied in this way is an
@@ -32,7 +32,7 @@ from lanewise.core.program import check
 from lanewise.frontend import values
 from lanewise.frontend.branch import Operators, progress, stage_branch, truth
 from lanewise.frontend.loop import Counting, LoopSpec, Stageable, aside, stage_loop, try_once
-from lanewise.frontend.values import Site, Undefined, Variables, is_traced
+from lanewise.frontend.values import Construct, Undefined, Variables, is_traced
 
 UNROLL_AT_ALL = 4096  # a range longer than this is never unrolled
 _ENDLESS = 10_000
@@ -65,7 +65,9 @@ class Runtime(Operators):
         return Undefined(name)
 
     def deleted(self, k: int, name: str) -> Undefined:
-        return Undefined(name, f"line {self.sites[k].line} deletes it", f"Assign `{name}` again")
+        return Undefined(
+            name, f"line {self.constructs[k].line} deletes it", f"Assign `{name}` again"
+        )
 
     def read(self, k: int, value: Any) -> Any:
         """A variable that may be undefined is read."""
@@ -73,20 +75,20 @@ class Runtime(Operators):
             why = value.why or "no assignment comes before"
             fix = value.fix or f"Assign `{value.name}` first"
             raise UndefinedVariableError(
-                f"`{value.name}` may be undefined here: {why}. {fix}", self.sites[k].location
+                f"`{value.name}` may be undefined here: {why}. {fix}", self.constructs[k].location
             )
         return value
 
     def returning(self, k: int, value: Any) -> Any:
         """A value is about to be returned; errors say from where."""
-        progress.returned = self.sites[k].line
+        progress.returned = self.constructs[k].line
         return value
 
     def result(self, k: int, value: Any) -> Any:
         """A function's result, where it has one `return` or several."""
         if isinstance(value, Undefined):
             raise UndefinedVariableError(
-                "no path through this function reaches a `return`", self.sites[k].location
+                "no path through this function reaches a `return`", self.constructs[k].location
             )
         return value
 
@@ -96,14 +98,14 @@ class Runtime(Operators):
         test = asked(test)
         if not is_traced(test):
             return then() if test else orelse()
-        site = self.sites[k]
-        self._branch(k, truth(test, site), then, orelse, Variables(site, get, set))
+        construct = self.constructs[k]
+        self._branch(k, truth(test, construct), then, orelse, Variables(construct, get, set))
 
     def unless(self, k: int, flag: Any, skip: _Block, rest: _Block, get: _Get, set: _Set) -> None:
         """The statements after a possible exit, skipped where its flag is set."""
         if not is_traced(flag):
             return skip() if flag else rest()
-        self._branch(k, flag, skip, rest, Variables(self.sites[k], get, set))
+        self._branch(k, flag, skip, rest, Variables(self.constructs[k], get, set))
 
     def unless_left(
         self, k: int, flag: Any, skip: _Block, rest: _Block, get: _Get, set: _Set
@@ -114,27 +116,27 @@ class Runtime(Operators):
 
     def ended(self, k: int, left: Any, around: tuple[int, ...]) -> None:
         """A `with` whose body always exits is at its end: by an exit, or by swallowing an exception."""
-        staged = [site for site in around if site in self.staged]
+        staged = [construct for construct in around if construct in self.staged]
         if staged and not is_traced(left) and not left:
-            site = self.sites[staged[-1]]
+            construct = self.constructs[staged[-1]]
             raise UnsupportedSyntaxError(
                 "an exception was raised while tracing the body of this `with`, and swallowed, so that a body "
-                f"that always exits did not; that is inside the {site.what} of line {site.line}, whose "
+                f"that always exits did not; that is inside the {construct.what} of line {construct.line}, whose "
                 "condition is only known at run time. Do what may raise before that line, or let it raise",
-                self.sites[k].location,
+                self.constructs[k].location,
             )
 
     def _branch(
         self, k: int, pred: Any, then: _Block, orelse: _Block, variables: Variables
     ) -> None:
-        site = variables.site
-        site.forbid_staging(self.naming)
+        construct = variables.construct
+        construct.forbid_staging(self.naming)
         saved = variables.get()
         sides = variables.from_here(then), variables.from_here(orelse)
-        self.begin(site, saved)
+        self.begin(construct, saved)
         try:
             with self.staging(k):
-                results = stage_branch(pred, *sides, site)
+                results = stage_branch(pred, *sides, construct)
         except BaseException:
             variables.set(saved)
             raise
@@ -145,28 +147,28 @@ class Runtime(Operators):
     def assert_(
         self, k: int, test: Any, message: Callable[[], Any] | None, source: str | None
     ) -> None:
-        site = self.sites[k]
+        construct = self.constructs[k]
         test = asked(test)
         if not is_traced(test):
             if not test:
                 raise AssertionError(*(() if message is None else (message(),)))
             return
-        site.forbid_staging(self.naming)
+        construct.forbid_staging(self.naming)
         text, writes, given = "assertion failed", None, []
         if message is not None:
             from lanewise.frontend.messages import text_of
 
             text, writes, given = text_of(message, source or "")
-        check(truth(test, site), text, site.location, writes, given)
+        check(truth(test, construct), text, construct.location, writes, given)
 
     def raising(self, k: int, around: int) -> None:
         """A `raise` is about to happen; under a traced condition it must not."""
         if self.staged and self.staged[-1] == around:
-            site = self.sites[around]
+            construct = self.constructs[around]
             raise UnsupportedSyntaxError(
-                f"`raise` inside the {site.what} of line {site.line}, whose condition is only known at "
+                f"`raise` inside the {construct.what} of line {construct.line}, whose condition is only known at "
                 "run time. Write `assert condition, message`: a lane that fails it ends with an outcome",
-                self.sites[k].location,
+                self.constructs[k].location,
             )
 
     # -- changes in place --------------------------------------------------------------------
@@ -178,13 +180,13 @@ class Runtime(Operators):
             self._local.uncopied = []
         return self._local.uncopied
 
-    def begin(self, site: Site, held: Sequence[Any]) -> None:
+    def begin(self, construct: Construct, held: Sequence[Any]) -> None:
         """Before a statement is staged: look at the objects that it changes. `end` comes after."""
         uncopied: dict[int, Any] = {}
-        if site.stored:
-            named = dict(zip(site.names, held, strict=True))
-            _refuse_shared(site, named)
-            for name in site.stored:
+        if construct.stored:
+            named = dict(zip(construct.names, held, strict=True))
+            _refuse_shared(construct, named)
+            for name in construct.stored:
                 for leaf in values.take_apart(named.get(name)).leaves:
                     if not values.is_array(leaf):
                         uncopied[id(leaf)] = leaf
@@ -196,25 +198,25 @@ class Runtime(Operators):
     def own(self, k: int, name: str, target: Any) -> Any:
         """An object is about to be changed by the function it belongs to."""
         if any(id(target) in shared for shared in self._uncopied):
-            around = self.sites[self.staged[-1]]
+            around = self.constructs[self.staged[-1]]
             raise UnsupportedSyntaxError(
                 f"{values.type_text(target)} in `{name}` is changed in place inside the {around.what} of "
                 f"line {around.line}, whose condition is only known at run time; it is not a pytree, so each "
                 "side cannot have a copy. Make it a dataclass, a dict or a list, or keep the part in a "
                 "local variable",
-                self.sites[k].location,
+                self.constructs[k].location,
             )
         return target
 
     def outside(self, k: int, name: str) -> None:
         """An object from outside of its function is about to be changed."""
         if self.staged:
-            around = self.sites[self.staged[-1]]
+            around = self.constructs[self.staged[-1]]
             raise UnsupportedSyntaxError(
                 f"`{name}` comes from outside this function and is changed in place inside the "
                 f"{around.what} of line {around.line}, whose condition is only known at run time. Keep "
                 "it in a local variable, and return it",
-                self.sites[k].location,
+                self.constructs[k].location,
             )
 
     # -- loops -------------------------------------------------------------------------------
@@ -223,12 +225,12 @@ class Runtime(Operators):
         """A loop's test, once the flag of its early exits has been looked at."""
         if not is_traced(done):
             return False if done else test()
-        return self._choose(k, done, lambda: False, lambda: truth(test(), self.sites[k]))
+        return self._choose(k, done, lambda: False, lambda: truth(test(), self.constructs[k]))
 
     def while_(self, k: int, test: _Test, body: _Block, get: _Get, set: _Set) -> None:
-        variables = Variables(self.sites[k], get, set)
-        once = variables.site.once
-        trial = not (variables.site.acts or once)
+        variables = Variables(self.constructs[k], get, set)
+        once = variables.construct.once
+        trial = not (variables.construct.acts or once)
 
         def stage(at_least_once: bool) -> None:
             spec = LoopSpec(variables, lambda items: body(), test, at_least_once=at_least_once)
@@ -256,8 +258,8 @@ class Runtime(Operators):
                 return
 
     def _stage(self, k: int, spec: LoopSpec) -> None:
-        spec.site.forbid_staging(self.naming)
-        self.begin(spec.site, spec.variables.get())
+        spec.construct.forbid_staging(self.naming)
+        self.begin(spec.construct, spec.variables.get())
         try:
             with self.staging(k):
                 stage_loop(spec)
@@ -272,7 +274,7 @@ class Runtime(Operators):
     def iterable(self, k: int, fun: Any, *args: Any, **kwargs: Any) -> Any:
         from lanewise.frontend import iterate
 
-        return iterate.call(self.sites[k], fun, *args, **kwargs)
+        return iterate.call(self.constructs[k], fun, *args, **kwargs)
 
     def for_(
         self,
@@ -285,7 +287,7 @@ class Runtime(Operators):
     ) -> None:
         from lanewise.frontend import iterate
 
-        variables = Variables(self.sites[k], get, set)
+        variables = Variables(self.constructs[k], get, set)
         steps = iterate.as_stageable(iterable)
         if steps is None:
             return self._unroll(k, iterable, body, variables, done)
@@ -294,7 +296,7 @@ class Runtime(Operators):
         if steps.length == 0:
             return
         if isinstance(iterable, range | np.ndarray):
-            if not variables.site.acts and iterate.is_long(iterable, body, variables, done):
+            if not variables.construct.acts and iterate.is_long(iterable, body, variables, done):
                 saved = get()
                 try:
                     return self._stage_for(k, steps, body, variables, done)
@@ -306,7 +308,7 @@ class Runtime(Operators):
                     set(saved)
             return self._unroll(k, iterable, body, variables, done)
         short = steps.length <= iterate.UNROLL_MOST
-        if variables.site.acts and steps.python is not None and short:
+        if variables.construct.acts and steps.python is not None and short:
             return self._unroll(k, steps.python(), body, variables, done)
         self._stage_for(k, steps, body, variables, done)
 
@@ -325,7 +327,7 @@ class Runtime(Operators):
                 if flag:
                     return
                 body(item)
-                if self.sites[k].once:
+                if self.constructs[k].once:
                     return
                 continue
             count += 1
@@ -334,7 +336,7 @@ class Runtime(Operators):
                     "this `for` over a Python iterable is unrolled, and its `break` is only known at "
                     f"run time: {_ENDLESS} iterations were written out without an end. Use `while`, "
                     "or `range`",
-                    self.sites[k].location,
+                    self.constructs[k].location,
                 )
             self._branch(k, flag, lambda: None, lambda item=item: body(item), variables)
 
@@ -382,18 +384,18 @@ class Runtime(Operators):
         self._stage(k, LoopSpec(counting.variables, run, test, at_least_once=at_least_once))
 
 
-def _refuse_shared(site: Site, named: dict[str, Any]) -> None:
+def _refuse_shared(construct: Construct, named: dict[str, Any]) -> None:
     """Refuse to stage where a container that is changed is known under two names."""
     owners: dict[int, str] = {}
     for name, value in named.items():
         for container in set(map(id, _containers(value))):
             other = owners.setdefault(container, name)
-            if other != name and (name in site.stored or other in site.stored):
+            if other != name and (name in construct.stored or other in construct.stored):
                 raise UnsupportedSyntaxError(
                     f"`{other}` and `{name}` hold the same object, which is changed in place inside the "
-                    f"{site.what} of line {site.line}, whose condition is only known at run time. "
+                    f"{construct.what} of line {construct.line}, whose condition is only known at run time. "
                     "Change it under one name only, or make a copy first",
-                    site.location,
+                    construct.location,
                 )
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from lanewise.core.errors import Location, UnsupportedSyntaxError
 from lanewise.frontend.exits import own_nodes
 from lanewise.frontend.names import Names, parameters
-from lanewise.frontend.values import Site
+from lanewise.frontend.values import Construct
 
 _Node = TypeVar("_Node", bound=ast.AST)
 _BUILTINS = frozenset({"max", "min", "any", "all", "int", "float", "bool", "len", "isinstance"})
@@ -22,7 +22,7 @@ class Unit:
 
     def __init__(self, filename: str) -> None:
         self.filename = filename
-        self.sites: list[Site | None] = []
+        self.constructs: list[Construct | None] = []
         self.count = 0
 
     def new_name(self, stem: str) -> str:
@@ -30,8 +30,8 @@ class Unit:
         return f"_lw_{stem}{self.count}"
 
     def reserve(self) -> int:
-        self.sites.append(None)
-        return len(self.sites) - 1
+        self.constructs.append(None)
+        return len(self.constructs) - 1
 
 
 def load(name: str) -> ast.Name:
@@ -94,14 +94,14 @@ class Expressions(ast.NodeTransformer):
     def location(self, node: ast.AST) -> Location:
         return Location(self.unit.filename, getattr(node, "lineno", 0), self.function)
 
-    def site(self, node: ast.AST, what: str, **more: Any) -> ast.Constant:
-        """A new site for an expression; returns its number as code."""
+    def construct(self, node: ast.AST, what: str, **more: Any) -> ast.Constant:
+        """Note an expression; returns its number as code."""
         inside = tuple(each for each in self.inside if each[0] == "try")
         names = more.pop("names", ("",))
-        self.unit.sites.append(
-            Site(self.location(node), what, names, len(names), inside=inside, **more)
+        self.unit.constructs.append(
+            Construct(self.location(node), what, names, len(names), inside=inside, **more)
         )
-        return ast.Constant(len(self.unit.sites) - 1)
+        return ast.Constant(len(self.unit.constructs) - 1)
 
     def thunk(
         self, node: ast.expr, visit: Callable[[ast.expr], ast.expr] | None = None
@@ -121,16 +121,18 @@ class Expressions(ast.NodeTransformer):
         if isinstance(node, ast.BoolOp):
             return self._bool_op(node, self._truth)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            k = self.site(node, "`not`")
+            k = self.construct(node, "`not`")
             return runtime_call("not_", k, self.test(node.operand), origin=node)
         return self.expression(node)
 
     def _truth(self, node: ast.expr) -> ast.expr:
-        return runtime_call("truth", self.site(node, "condition"), self.test(node), origin=node)
+        return runtime_call(
+            "truth", self.construct(node, "condition"), self.test(node), origin=node
+        )
 
     def _bool_op(self, node: ast.BoolOp, operand: Callable[[ast.expr], ast.expr]) -> ast.expr:
         word = "and" if isinstance(node.op, ast.And) else "or"
-        k = self.site(node, f"`{word}`", **self._binds(*node.values[1:]))
+        k = self.construct(node, f"`{word}`", **self._binds(*node.values[1:]))
         first = operand(node.values[0])
         rest = [self.thunk(value, operand) for value in node.values[1:]]
         return runtime_call(word + "_", k, first, *rest, origin=node)
@@ -156,7 +158,7 @@ class Expressions(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        k = self.site(node, "conditional expression", **self._binds(node.body, node.orelse))
+        k = self.construct(node, "conditional expression", **self._binds(node.body, node.orelse))
         return runtime_call(
             "choose",
             k,
@@ -169,7 +171,7 @@ class Expressions(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         if len(node.ops) == 1:
             if isinstance(node.ops[0], ast.In | ast.NotIn):
-                k = self.site(node, "`in`")
+                k = self.construct(node, "`in`")
                 left, right = self.expression(node.left), self.expression(node.comparators[0])
                 method = "in_" if isinstance(node.ops[0], ast.In) else "not_in"
                 return runtime_call(method, k, left, right, origin=node)
@@ -178,7 +180,7 @@ class Expressions(ast.NodeTransformer):
                 method = "is_" if isinstance(node.ops[0], ast.Is) else "is_not"
                 return runtime_call(method, left, right, origin=node)
             return self.generic_visit(node)
-        k = self.site(node, "comparison", **self._binds(*node.comparators[1:]))
+        k = self.construct(node, "comparison", **self._binds(*node.comparators[1:]))
         rest: list[ast.expr] = []
         for op, operand in zip(node.ops, node.comparators, strict=True):
             rest += [ast.Constant(type(op).__name__), self.thunk(operand)]
@@ -198,7 +200,7 @@ class Expressions(ast.NodeTransformer):
         wanted = isinstance(node.ctx, ast.Load) and node.id in self.maybe
         if not wanted or node.id in self.definite:
             return node
-        return runtime_call("read", self.site(node, "read"), node, origin=node)
+        return runtime_call("read", self.construct(node, "read"), node, origin=node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if (
@@ -211,7 +213,7 @@ class Expressions(ast.NodeTransformer):
             args = [load("__class__"), load(self.first_parameter)]
             return locate(ast.Call(node.func, list(args), []), node)
         if isinstance(node.func, ast.Name) and node.func.id in _BUILTINS:
-            k = self.site(node, f"`{node.func.id}`")
+            k = self.construct(node, f"`{node.func.id}`")
             node = self.generic_visit(node)  # type: ignore[assignment]
             call = runtime_call("builtin", k, node.func, *node.args, origin=node)
             call.keywords = node.keywords
@@ -241,7 +243,7 @@ class Expressions(ast.NodeTransformer):
             and not any(isinstance(arg, ast.Starred) for arg in node.args)
         ):
             return self.expression(node)
-        k = self.site(node, f"`{node.func.id}`")
+        k = self.construct(node, f"`{node.func.id}`")
         pieces = self.expression if node.func.id == "range" else self.iterable
         call = runtime_call(
             "iterable", k, self.expression(node.func), *map(pieces, node.args), origin=node

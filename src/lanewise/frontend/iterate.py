@@ -27,7 +27,7 @@ from lanewise.core.primitives.facts import eqn_cost, is_product
 from lanewise.frontend import values
 from lanewise.frontend.branch import progress, trace_side
 from lanewise.frontend.loop import Stageable, try_once
-from lanewise.frontend.values import Site, Variables
+from lanewise.frontend.values import Construct, Variables
 
 UNROLL_MOST = 32  # a range this short is unrolled
 UNROLL_EXITS = 4  # so is one this short whose `break` or `return` is only known at run time
@@ -38,7 +38,7 @@ _POSITIONS = {"slice": ("start_indices", "limit_indices")}
 Item = Callable[[Any, Sequence[Any]], Any]
 
 
-def _index(value: Any, site: Site) -> Any:
+def _index(value: Any, construct: Construct) -> Any:
     if not values.is_traced(value):
         return value.__index__()
     aval = _jax.aval_of(value)
@@ -46,12 +46,12 @@ def _index(value: Any, site: Site) -> Any:
         raise LoopTypeError(
             f"`range` is given {values.type_text(aval)}; it takes integer scalars. "
             "Convert it with `.astype(int)`",
-            site.location,
+            construct.location,
         )
     return values.convert(value, _jax.aval_of(0))  # Python's int as JAX has it: weakly typed
 
 
-def range_(site: Site, *args: Any) -> Any:
+def range_(construct: Construct, *args: Any) -> Any:
     """`range`, with any of its arguments traced."""
     if len(args) == 1:
         start, stop, step = 0, args[0], 1
@@ -61,7 +61,7 @@ def range_(site: Site, *args: Any) -> Any:
         return range(*args)
     if not any(map(values.is_traced, args)):
         return range(*args)
-    start, stop, step = (_index(value, site) for value in (start, stop, step))
+    start, stop, step = (_index(value, construct) for value in (start, stop, step))
     return Stageable(_range_length(start, stop, step), _range_item(start, step), counts=True)
 
 
@@ -179,10 +179,10 @@ def _plain(part: Any) -> Any:
     return part
 
 
-def call(site: Site, fun: Any, *args: Any, **kwargs: Any) -> Any:
+def call(construct: Construct, fun: Any, *args: Any, **kwargs: Any) -> Any:
     """Call what stands in the place of `range`, `zip`, `enumerate` or `reversed` in a `for`."""
     if fun is builtins.range and not kwargs:
-        return range_(site, *args)
+        return range_(construct, *args)
     if fun is builtins.zip:
         return zip_(*args, **kwargs)
     if fun is builtins.enumerate:

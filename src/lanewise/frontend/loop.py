@@ -27,7 +27,7 @@ from lanewise.core.errors import LoopTypeError, ProgramError
 from lanewise.core.objects import asked
 from lanewise.frontend import values
 from lanewise.frontend.branch import Side, places_of, progress, result_mismatch, trace_side, truth
-from lanewise.frontend.values import RESULT, Site, Undefined, Value, Variables, is_traced
+from lanewise.frontend.values import RESULT, Construct, Undefined, Value, Variables, is_traced
 
 _MOST_PASSES = 16
 
@@ -44,8 +44,8 @@ class LoopSpec:
     at_least_once: bool = False
 
     @property
-    def site(self) -> Site:
-        return self.variables.site
+    def construct(self) -> Construct:
+        return self.variables.construct
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class Counting:
 
     def __init__(self, variables: Variables) -> None:
         self.index: Any = 0
-        site = variables.site
+        construct = variables.construct
 
         def assign(new: tuple[Any, ...]) -> None:
             self.index = new[0]
             variables.set(new[1:])
 
         self.variables = Variables(
-            replace(site, names=("_lw_index", *site.names), live=site.live + 1),
+            replace(construct, names=("_lw_index", *construct.names), live=construct.live + 1),
             lambda: (self.index, *variables.get()),
             assign,
         )
@@ -102,11 +102,11 @@ _Types = list[list[ShapedArray | None]]
 
 def stage_loop(spec: LoopSpec) -> None:
     """Trace and emit the loop, and leave its results in the variables."""
-    site = spec.site
+    construct = spec.construct
     saved = spec.variables.get()
     entry = [values.take_apart(value) for value in spec.variables.read()]
-    for index, name in enumerate(site.names[: site.live]):
-        if name in site.dead_entry and entry[index].undefined is None:
+    for index, name in enumerate(construct.names[: construct.live]):
+        if name in construct.dead_entry and entry[index].undefined is None:
             entry[index] = Value((), None, Undefined(name))
     try:
         entry, types, done = _settle(spec, entry)
@@ -139,12 +139,12 @@ def _settle(spec: LoopSpec, entry: list[Value]) -> tuple[list[Value], _Types, _P
                     continue
                 out = filled[1]
                 done = done.with_out(index, out)
-            joined = _join_variable(spec.site, index, before, types[index], out)
+            joined = _join_variable(spec.construct, index, before, types[index], out)
             again |= not _equal_types(joined, types[index])
             types[index] = joined
         if not again:
             return entry, types, done
-    raise LoopTypeError("the types of this loop's variables never settle", spec.site.location)
+    raise LoopTypeError("the types of this loop's variables never settle", spec.construct.location)
 
 
 def _types_of(value: Value) -> list[ShapedArray | None]:
@@ -159,33 +159,33 @@ def _equal_types(a: Sequence[ShapedArray | None], b: Sequence[ShapedArray | None
 
 
 def _join_variable(
-    site: Site, index: int, before: Value, types: list[ShapedArray | None], out: Value
+    construct: Construct, index: int, before: Value, types: list[ShapedArray | None], out: Value
 ) -> list[ShapedArray | None]:
     if before.treedef != out.treedef:
-        raise _mismatch(site, index, before, out)
+        raise _mismatch(construct, index, before, out)
     joined: list[ShapedArray | None] = []
     for leaf, aval, after in zip(before.leaves, types, out.leaves, strict=True):
         if aval is None:
             if values.is_array(after) or not values.same_fixed(leaf, after):
-                raise _mismatch(site, index, before, out)
+                raise _mismatch(construct, index, before, out)
             joined.append(None)
             continue
         wider = values.join(aval, _jax.aval_of(after)) if values.is_array(after) else None
         if wider is None:
-            raise _mismatch(site, index, before, out)
+            raise _mismatch(construct, index, before, out)
         joined.append(wider)
     return joined
 
 
-def _mismatch(site: Site, index: int, before: Value, out: Value) -> ProgramError:
-    name, found = site.names[index], values.mismatch(before, out)
+def _mismatch(construct: Construct, index: int, before: Value, out: Value) -> ProgramError:
+    name, found = construct.names[index], values.mismatch(before, out)
     if name == RESULT:
-        return result_mismatch(found, None, None, site)
+        return result_mismatch(found, None, None, construct)
     return LoopTypeError(
-        f"`{name}{found.path}` is {found.first} before the {site.what} and {found.second} after one "
+        f"`{name}{found.path}` is {found.first} before the {construct.what} and {found.second} after one "
         "iteration; a loop's variables keep their type, shape and structure. Start with the type the "
         "body gives it, or convert it in the body",
-        site.location,
+        construct.location,
     )
 
 
@@ -240,7 +240,7 @@ def _trace_test(spec: LoopSpec, entry: list[Value], types: _Types) -> Traced:
 
     def run(*arrays: Any) -> list[Any]:
         _load(spec, entry, arrays)
-        return [truth(test(), spec.site)]
+        return [truth(test(), spec.construct)]
 
     return _jax.trace(run, _flat(types))
 
@@ -321,16 +321,16 @@ def _finish_born(
     spec: LoopSpec, index: int, out: Value, done: _Pass, slots: list[_Slot]
 ) -> Callable[[Sequence[Any]], Any]:
     """A variable that the loop's body is the first to assign."""
-    site = spec.site
-    name = site.names[index]
+    construct = spec.construct
+    name = construct.names[index]
     if out.undefined is not None:
         left = out.undefined
         return lambda final: left
-    if not (spec.at_least_once or name in site.dead_entry or name == RESULT):
+    if not (spec.at_least_once or name in construct.dead_entry or name == RESULT):
         left = Undefined(
             name,
-            f"the {site.what} of line {site.line} assigns it, but may run zero times",
-            f"Assign `{name}` before line {site.line}",
+            f"the {construct.what} of line {construct.line} assigns it, but may run zero times",
+            f"Assign `{name}` before line {construct.line}",
         )
         return lambda final: left
     build: list[Any] = []

@@ -162,14 +162,14 @@ def mutations(node: ast.AST) -> Iterator[Mutation]:
 
 
 @dataclass(frozen=True)
-class Scope:
+class Locals:
     """A function's own variables, and which of them may be a part of which others' objects."""
 
     own: Names
     aliases: Mapping[str, Names]
 
     @staticmethod
-    def of(body: Sequence[ast.stmt], own: Names) -> Scope:
+    def of(body: Sequence[ast.stmt], own: Names) -> Locals:
         direct: dict[str, set[str]] = {}
         for statement in body:
             for node in own_nodes(statement):
@@ -181,7 +181,7 @@ class Scope:
                     continue
                 if source is not None and source in own and source != target:
                     direct.setdefault(target, set()).add(source)
-        return Scope(own, {name: _reach(name, direct) for name in direct})
+        return Locals(own, {name: _reach(name, direct) for name in direct})
 
     def changed(self, nodes: Iterable[ast.AST]) -> Names:
         """The variables whose objects code changes in place for certain, and those they are part of."""
@@ -279,7 +279,7 @@ class Liveness:
 class Analysis:
     """Backward liveness over one function's body; `found` maps statements to what holds for them."""
 
-    scope: Scope
+    locals: Locals
     always: Names  # variables that nested functions capture
     found: dict[int, Liveness] = field(default_factory=dict)
     head: dict[Region, Names] = field(default_factory=dict)
@@ -325,13 +325,13 @@ class Analysis:
         if isinstance(node, ast.If):
             first, second = self.block(node.body, out), self.block(node.orelse, out)
             a, b = self.ends(node.body, out), self.ends(node.orelse, out)
-            changed = self.scope.modified([*node.body, *node.orelse])
+            changed = self.locals.modified([*node.body, *node.orelse])
             self.note(node, changed & (a | b), a, b)
             return first | second | reads(node.test)
         if isinstance(node, Guard):
             inner = self.block(node.body, out)
             left, b = self.left(node, out), self.ends(node.body, out)
-            self.note(node, self.scope.modified(node.body) & (left | b), left, b)
+            self.note(node, self.locals.modified(node.body) & (left | b), left, b)
             return inner | flags(out) | {node.region.need_flag()}  # where skipped, flags pass by
         if isinstance(node, ast.While | ast.For):
             return self.loop(node, out)
@@ -388,7 +388,7 @@ class Analysis:
             if wider == head:
                 break
             head = wider
-        changed = self.scope.modified(node.body) | local | reset
+        changed = self.locals.modified(node.body) | local | reset
         leaves = self.ends(node.body, head) | head | out
         live = changed & (leaves | self.always | done)
         when_done = head | out | self.exits_of(node.body) | self.always
@@ -404,5 +404,5 @@ class Analysis:
     def note_else(self, node: ast.While | ast.For, region: Region, out: Names) -> None:
         b = self.ends(node.orelse, out)
         left = (out if breaks(node.body) else flags(out)) | {RESULT} | self.always
-        live = self.scope.modified(node.orelse) & (left | b)
+        live = self.locals.modified(node.orelse) & (left | b)
         node.lw_else = Liveness(live, live - left, live - b)  # type: ignore[attr-defined]

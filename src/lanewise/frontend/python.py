@@ -113,7 +113,7 @@ def _compile(fun: FunctionType) -> tuple[CodeType, Runtime]:
     # Lines are kept as distances from the first one, which is that of the `def` here, not of a decorator above it.
     made = _rename(made, code.co_name).replace(co_name=code.co_name, co_qualname=code.co_qualname)
     _claim(made)
-    return made, Runtime([site for site in unit.sites if site is not None])
+    return made, Runtime([construct for construct in unit.constructs if construct is not None])
 
 
 def _rename(code: CodeType, name: str) -> CodeType:

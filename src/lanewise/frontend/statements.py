@@ -32,8 +32,8 @@ from lanewise.frontend.names import (
     MUTATORS,
     Analysis,
     Liveness,
+    Locals,
     Names,
-    Scope,
     bound_names,
     captured_names,
     flags_set,
@@ -41,7 +41,7 @@ from lanewise.frontend.names import (
     reset_flags,
     root,
 )
-from lanewise.frontend.values import RESULT, Site
+from lanewise.frontend.values import RESULT, Construct
 
 _CONTROL = (ast.If, Guard, ast.While, ast.For)
 _NOTHING: Names = frozenset()
@@ -59,15 +59,17 @@ def convert_function(
     declared = bound_names(node.body)
     body, whole = Exits(unit.filename, node.name).body(node.body, node)
     own = bound_names(body) | declared | frozenset(inputs)
-    emitter.scope = Scope.of(body, own)
-    emitter.analysis = Analysis(emitter.scope, captured_names(body) & own)
+    emitter.locals = Locals.of(body, own)
+    emitter.analysis = Analysis(emitter.locals, captured_names(body) & own)
     emitter.analysis.function(body)
-    shared = _shared(body, emitter.scope) | (declared - bound_names(body))
+    shared = _shared(body, emitter.locals) | (declared - bound_names(body))
     emitter.maybe = (shared - frozenset(inputs)) | _deleted(body, shared) | (outer - own)
     emitter.definite = frozenset(inputs)
     statements = emitter.block(body)
     if emitter.result_used:
-        result = runtime_call("result", emitter.site(node, "function"), load(RESULT), origin=node)
+        result = runtime_call(
+            "result", emitter.construct(node, "function"), load(RESULT), origin=node
+        )
         statements.append(locate(ast.Return(result), body[-1]))
     start: list[ast.stmt] = []
     for name in sorted((shared | frozenset(emitter.setters)) - frozenset(inputs)):
@@ -80,16 +82,16 @@ def convert_function(
     return node
 
 
-def _shared(body: Sequence[ast.stmt], scope: Scope) -> Names:
+def _shared(body: Sequence[ast.stmt], own: Locals) -> Names:
     """The variables that blocks and their function share."""
     out: Names = _NOTHING
     for node in body:
         if isinstance(node, _CONTROL):
-            out |= scope.modified([node])
+            out |= own.modified([node])
         else:
             for block in blocks_of(node):
-                out |= _shared(block, scope)
-    return out & (scope.own | {RESULT})
+                out |= _shared(block, own)
+    return out & (own.own | {RESULT})
 
 
 def _deleted(body: Sequence[ast.stmt], shared: Names) -> Names:
@@ -127,13 +129,15 @@ def function(name: str, arguments: ast.arguments, body: list[ast.stmt]) -> ast.F
 class Statements(Expressions):
     """Emits one function's statements."""
 
-    scope: Scope
+    locals: Locals
     analysis: Analysis
 
     def __init__(self, unit: Unit, function_name: str) -> None:
         super().__init__(unit, function_name)
         self.depth = 0  # blocks around, inside this function
-        self.around: tuple[int, ...] = ()  # the sites of the statements around, outermost first
+        self.around: tuple[
+            int, ...
+        ] = ()  # the numbers of the statements around, outermost first
         self.result_used = False
 
     def block(self, block: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -145,8 +149,8 @@ class Statements(Expressions):
     def statement(self, node: ast.stmt) -> list[ast.stmt]:
         warnings: list[ast.stmt] = []
         if not any(True for _ in blocks_of(node)) and not isinstance(node, Exit):
-            for name in sorted(self.scope.outside([node])):
-                k = self.site(node, "change")
+            for name in sorted(self.locals.outside([node])):
+                k = self.construct(node, "change")
                 warnings.append(self.call("outside", k, ast.Constant(name), origin=node))
         method = getattr(self, "emit_" + type(node).__name__, None)
         if method is not None:
@@ -174,10 +178,10 @@ class Statements(Expressions):
 
     def _changing(self, node: ast.Attribute | ast.Subscript, changes: bool) -> ast.AST:
         place = ast.copy_location(ast.Pass(), node)
-        mine = root(node) in self.scope.own
+        mine = root(node) in self.locals.own
         node = self.generic_visit(node)  # type: ignore[assignment]
         if changes and mine and self.depth:
-            k, name = self.site(place, "change"), ast.Constant(root(node))
+            k, name = self.construct(place, "change"), ast.Constant(root(node))
             node.value = runtime_call("own", k, name, node.value, origin=place)
         return node
 
@@ -192,7 +196,7 @@ class Statements(Expressions):
         start: Sequence[ast.stmt] = (),
         item: bool = False,
     ) -> tuple[list[ast.stmt], ast.expr]:
-        """A block of the statement of site `k` as a function (of a loop's item, or nothing), and what refers to it."""
+        """A block of construct `k` as a function (of a loop's item, or nothing), and what refers to it."""
         if not block and not start:
             return [], locate(ast.Lambda(no_arguments(), ast.Constant(None)), origin)
         outside, self.around = self.around, (*self.around, k)
@@ -227,11 +231,11 @@ class Statements(Expressions):
     def describe(
         self, k: int, node: ast.stmt, what: str, block: Sequence[ast.stmt], found: Liveness
     ) -> tuple[str, ...]:
-        """Fill in a statement's site; returns its variables, those that matter afterwards first."""
-        changed = self.scope.modified(block) | found.live
+        """Fill in what is known of a statement; returns its variables, those that matter afterwards first."""
+        changed = self.locals.modified(block) | found.live
         live = sorted(found.live)
         names = (*live, *sorted(changed - found.live))
-        self.unit.sites[k] = Site(
+        self.unit.constructs[k] = Construct(
             self.location(node),
             what,
             names,
@@ -239,9 +243,9 @@ class Statements(Expressions):
             dead_then=found.dead_then,
             dead_else=found.dead_else,
             dead_entry=found.dead_entry,
-            stored=self.scope.changed(block),
+            stored=self.locals.changed(block),
             inside=self.inside,
-            acts=self.scope.acts(block),
+            acts=self.locals.acts(block),
             once=isinstance(node, ast.While | ast.For) and runs_once(node),
         )
         return names
@@ -356,7 +360,9 @@ class Statements(Expressions):
         out: list[ast.stmt] = []
         if node.kind == "return":
             self.result_used = True
-            returned = runtime_call("returning", self.site(node, "`return`"), value, origin=node)
+            returned = runtime_call(
+                "returning", self.construct(node, "`return`"), value, origin=node
+            )
             out.append(assign(RESULT, returned, node))
         out += [assign(name, ast.Constant(True), node) for name in node.flags()]
         return out or [locate(ast.Pass(), node)]
@@ -405,7 +411,7 @@ class Statements(Expressions):
                 read = self.expression(ast.copy_location(load(name), target))
                 out.append(locate(ast.Expr(read), node))
                 nothing = runtime_call(
-                    "deleted", self.site(node, "`del`"), ast.Constant(name), origin=node
+                    "deleted", self.construct(node, "`del`"), ast.Constant(name), origin=node
                 )
                 out.append(assign(name, nothing, node))
                 self.definite -= {name}
@@ -414,7 +420,7 @@ class Statements(Expressions):
         return out
 
     def emit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
-        k = self.site(node, "`assert`")
+        k = self.construct(node, "`assert`")
         source = ast.Constant(None if node.msg is None else ast.unparse(node.msg))
         message = ast.Constant(None) if node.msg is None else self.thunk(node.msg)
         return [self.call("assert_", k, self.test(node.test), message, source, origin=node)]
@@ -423,7 +429,7 @@ class Statements(Expressions):
         out = self.generic_visit(node)
         if not self.around:
             return [out]  # type: ignore[list-item]
-        k = self.site(node, "`raise`")
+        k = self.construct(node, "`raise`")
         warn = self.call("raising", k, ast.Constant(self.around[-1]), origin=node)
         return [warn, out]  # type: ignore[list-item]
 
@@ -437,8 +443,8 @@ class Statements(Expressions):
         node.body = self.within("with", node, node.body)
         if flag is None:
             return [node]
-        k = self.site(node, "`with`")
-        around = ast.Tuple([ast.Constant(site) for site in self.around], ast.Load())
+        k = self.construct(node, "`with`")
+        around = ast.Tuple([ast.Constant(construct) for construct in self.around], ast.Load())
         ended = self.call("ended", k, load(flag), around, origin=node)
         return [assign(flag, ast.Constant(False), node), node, ended]
 

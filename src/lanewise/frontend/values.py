@@ -7,7 +7,7 @@ every path). A variable that no path has assigned holds an `Undefined`, which re
 Two types join by JAX's own promotion: a weakly typed value (a Python number) gives way to a strong
 type that can hold it, two weak ones promote, everything else must be equal.
 
-A `Site` is what the converted code passes its run-time about one statement of the user's source.
+A `Construct` is what the converted code passes its run-time about one statement of the user's source.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
 
 
 @dataclass(frozen=True)
-class Site:
+class Construct:
     """One control-flow statement or expression.
 
     `names` are the variables it may modify; the first `live` of them matter afterwards, the others are
@@ -377,13 +377,13 @@ class Site:
 class Variables:
     """The variables of one statement, as cells of the running function."""
 
-    site: Site
+    construct: Construct
     get: Callable[[], tuple[Any, ...]]
     set: Callable[[tuple[Any, ...]], None]
 
     def read(self) -> list[Any]:
         """The variables that matter after the statement."""
-        return list(self.get()[: self.site.live])
+        return list(self.get()[: self.construct.live])
 
     def from_here(self, block: Callable[[], None]) -> Callable[[], list[Any]]:
         """How to run a block on copies of what the variables hold now; gives what it leaves in those that matter."""
@@ -398,5 +398,5 @@ class Variables:
 
     def write(self, values: list[Any]) -> None:
         """Give the variables that matter their values; the temporaries become undefined."""
-        temporaries = self.site.names[self.site.live :]
+        temporaries = self.construct.names[self.construct.live :]
         self.set((*values, *(Undefined(name) for name in temporaries)))

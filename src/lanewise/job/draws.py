@@ -40,8 +40,7 @@ class Draw:
     eqn: JaxprEqn
 
 
-draw_p = _jax.Primitive("draw")
-draw_p.multiple_results = True
+draw_p = _jax.primitive("draw")
 
 
 def as_it_runs(program: Program, options: Options) -> Program:

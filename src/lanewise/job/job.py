@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,43 @@ from lanewise.blocks.simplify import simplify
 from lanewise.core import events
 from lanewise.core.options import Options
 from lanewise.core.profile import Profile, profile_of
-from lanewise.core.program import Program
+from lanewise.core.program import Program, program_p
 from lanewise.job.draws import as_it_runs
 
 # For each operand, which axes of lanes it has.
 Mapped = tuple[tuple[bool, ...], ...]
+
+
+class Params(NamedTuple):
+    """The parameters of `program_p` (`rules/bind.py`)."""
+
+    program: Program
+    lanes: tuple[int, ...]
+    mapped: Mapped
+    options: Options
+    summed: tuple[int, ...] = ()
+
+    def bind(self, *operands: Any) -> list[Any]:
+        return program_p.bind(*operands, **self._asdict())
+
+    @property
+    def answer_axes(self) -> Mapped:
+        """For each answer, which lane axes it has before it is summed."""
+        return answer_axes(self.program, self.mapped, self.options, self.lanes)
+
+    @property
+    def none(self) -> tuple[bool, ...]:
+        """No lane axis."""
+        return (False,) * len(self.lanes)
+
+    def with_axis(self, size: int, dims: Sequence[int | None]) -> Params:
+        """The same with one more lane axis, in front."""
+        mapped = tuple((d is not None, *axes) for d, axes in zip(dims, self.mapped, strict=True))
+        return self._replace(lanes=(size, *self.lanes), mapped=mapped)
+
+    def of(self, program: Program, mapped: Mapped) -> Params:
+        """The same lanes and options for another program."""
+        return Params(program, self.lanes, mapped, self.options)
 
 
 class Room(Protocol):

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.core.events import Site
+from lanewise.core.events import RunInfo
 from lanewise.core.outcomes import blank, counts
 from lanewise.job.job import Job
 
@@ -65,14 +65,14 @@ class Plan:
         return f"carrier {self.carrier}, schedule {self.schedule}: {self.why}"
 
     @property
-    def site(self) -> Site | None:
+    def info(self) -> RunInfo | None:
         """What observers receive about the job's runs; None if there are none."""
         job = self.job
         if not job.options.watched:
             return None
         examples = 0 if job.streamed else job.examples
         options = job.options
-        return Site(
+        return RunInfo(
             job.program.name,
             examples,
             options.progress,

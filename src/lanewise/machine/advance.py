@@ -6,7 +6,8 @@ stay elsewhere. Only what another block reads is stored. Indexed writes are mask
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -202,7 +203,13 @@ class Advance:
         sums = BlockSums.of(block, self.linked, shared or {})
         once += [var not in sums.varying for var in sums.needs]
         outputs = [*atoms, *given, *sums.needs]
-        values = self._compute(state, block, outputs, once, updates, mask, shared or {}, known)
+        known = known or {}
+
+        def read(var: Var) -> Any:
+            return known[var] if var in known else self._read(state, var)
+
+        wanted = list(zip(outputs, once, strict=True))
+        values = self._compute(read, block, wanted, updates, mask, shared or {})
         adds = mask if adds is None else adds
         more = values[len(atoms) + len(given) :]
         state = state.with_(sums=added(self.linked, state.sums, block, sums, more, adds))
@@ -225,7 +232,8 @@ class Advance:
         part = block.with_(
             eqns=needed_for(block, outputs), assigns=(), terminator=Return(), steps=0
         )
-        return self._compute(state, part, outputs, [False] * len(outputs), (), mask, {})
+        read = functools.partial(self._read, state)
+        return self._compute(read, part, [(var, False) for var in outputs], (), mask, {})
 
     def _chosen(self, mask: Any, new: Any, old: Any) -> Any:
         """New values where the mask holds; elsewhere the old ones, if they are kept."""
@@ -245,19 +253,17 @@ class Advance:
 
     def _compute(
         self,
-        state: State,
+        read: Callable[[Var], Any],
         block: Block,
-        outputs: Sequence[Any],
-        once: Sequence[bool],
+        wanted: Sequence[tuple[Any, bool]],
         updates: Sequence[Any],
         mask: Any,
         shared: Shared,
-        known: Mapping[Var, Any] | None = None,
     ) -> list[Any]:
-        """Values of `outputs` after the block's equations, for all lanes, or `once` where that serves all."""
+        """Values that are wanted after the block's equations, for all lanes, or once where that serves all."""
+        outputs = [atom for atom, _ in wanted]
         inputs = list(reads(block))
-        known = known or {}
-        arrays = [known[var] if var in known else self._read(state, var) for var in inputs]
+        arrays = list(map(read, inputs))
         axes = [None if var in self.uniform_place or var in self.by_row else 0 for var in inputs]
         masked = {id(eqn) for eqn in updates}
         # What only leads to a sum over lanes is not computed for each of them.
@@ -286,7 +292,7 @@ class Advance:
                 env.bind(eqn.outvars, outs)
             return env.read(outputs)
 
-        out_axes = [None if flag else 0 for flag in once]
+        out_axes = [None if once else 0 for _, once in wanted]
         by_row = {id(var) for var in self.by_row}
         rows = None if self.rows is None else 0
         axes = (0, rows, *axes)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise._jax import Var, stored
-from lanewise.blocks.form import Block, Collect, Fail, Fork, Forked
+from lanewise.blocks.form import Block, Collect, Fail, Fork, Forked, Terminator
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.core.one_function import as_one_function
@@ -38,6 +38,7 @@ from lanewise.machine.frames import (
 )
 from lanewise.machine.rows import put, taken
 from lanewise.machine.state import State
+from lanewise.machine.tiles import function_of, wanted_by
 
 # How many failed slots report to their parents at a time.
 REPORTED = 16
@@ -62,17 +63,36 @@ class Tile:
         return column(self.rows, name)
 
 
+@dataclass(frozen=True)
+class Turn:
+    """A block runs for those slots of a tile that are in the mask.
+
+    `done`: how many slots this tile and those before it have taken.
+    """
+
+    advance: Advance
+    pc: int
+    own: Tile
+    mask: Any
+    choice: Choice
+    done: Any
+
+    @property
+    def linked(self) -> Linked:
+        return self.advance.linked
+
+    @property
+    def end(self) -> Terminator:
+        block = self.linked.order[self.pc]
+        assert isinstance(block, Block)
+        return block.terminator
+
+
 def next_tile(
-    state: State,
-    linked: Linked,
-    wanted: Sequence[Var],
-    choice: Choice,
-    pc: int,
-    done: Any,
-    width: int,
+    state: State, linked: Linked, choice: Choice, pc: int, done: Any, width: int
 ) -> tuple[Tile, Any]:
-    """The next slots that run a block, and variables of theirs; and how many have been taken by then."""
-    slots, frames = state.pc.shape[0], state.frames
+    """The next slots that run a block, and the variables it wants; and how many have been taken by then."""
+    slots, frames, wanted = state.pc.shape[0], state.frames, wanted_by(linked, pc)
     where = places(linked)
     end = getattr(linked.order[pc], "terminator", None)
     copies = end.copies if isinstance(end, Collect) else ()
@@ -106,25 +126,24 @@ def next_tile(
     return Tile(found, rows, values, [at for at, _ in calls], [own for _, own in calls]), done
 
 
-def launched(
-    state: State,
-    linked: Linked,
-    pc: int,
-    own: Tile,
-    mask: Any,
-    given: Sequence[Any],
-    choice: Choice,
-    done: Any,
-    advance: Advance,
-) -> tuple[State, Any, list[Write]]:
-    """Make calls of the fork at the end of a block, after as many tiles as have taken `done` slots.
+class Begun(NamedTuple):
+    """Calls that begin: their slots, call by call; where callers and they go on, with which rows; and how deep."""
+
+    new: Any
+    there: Any
+    pcs: Any
+    rows: Any
+    deepest: Any
+
+
+def launched(state: State, turn: Turn, given: Sequence[Any]) -> tuple[State, Any, list[Write]]:
+    """Make calls of the fork at the end of a block.
 
     Returns which slots have made all, and what to write to those of the calls.
     """
-    block = linked.order[pc]
-    assert isinstance(block, Block) and isinstance(block.terminator, Fork)
-    calls, frames, resume = block.terminator.calls, state.frames, block.terminator.target
-    width, slots = mask.shape[0], state.pc.shape[0]
+    linked, pc, own, choice, end = turn.linked, turn.pc, turn.own, turn.choice, turn.end
+    assert isinstance(end, Fork)
+    calls, width, slots = end.calls, turn.mask.shape[0], state.pc.shape[0]
     entries = [linked.pc_of[linked.program.functions[call.callee].entry] for call in calls]
 
     def begin(
@@ -141,7 +160,7 @@ def launched(
         old_rows = with_columns(
             rows,
             pending=column(rows, "pending") + ends - begun,
-            resume=linked.pc_after(resume),
+            resume=linked.pc_after(end.target),
             launched=jnp.where(done, 0, ends),
         )
         new_rows = with_columns(
@@ -157,59 +176,47 @@ def launched(
             jnp.concatenate([jnp.where(mask, tile, slots), new]),
             jnp.concatenate(pcs).astype(jnp.int32),
             jnp.concatenate([old_rows, new_rows]),
-            jnp.where(done, tile, slots),
             jnp.where(wants, column(new_rows, "depth"), 0).max(),
+            jnp.where(done, tile, slots),
         ]
 
-    new, there, pcs, rows, made, deepest = as_one_function(
-        begin, own.slots, own.rows, mask, choice.order, choice.free[pc], choice.alone, done
-    )
-    writes, uniforms = arguments_for(state, linked, calls, given, new, advance, width)
-    state = state.with_(
-        pc=put(state.pc, there, pcs),
-        uniforms=uniforms,
-        frames=frames.with_(table=put(frames.table, there, rows)),
-    )
-    if advance.counting:
-        state = state.with_(deepest=jnp.maximum(state.deepest, deepest))
+    chosen = (choice.order, choice.free[pc], choice.alone, turn.done)
+    *found, made = as_one_function(begin, own.slots, own.rows, turn.mask, *chosen)
+    state, writes = begun(state, turn, calls, given, Begun(*found))
     return state, made, writes
 
 
-def arguments_for(
-    state: State,
-    linked: Linked,
-    calls: Sequence[Forked],
-    given: Sequence[Any],
-    slots: Any,
-    advance: Advance,
-    width: int,
-) -> tuple[list[Write], tuple[Any, ...]]:
-    """What each call is given, in its slot, and what all calls are."""
-    values, where = iter(given), places(linked)
+def begun(
+    state: State, turn: Turn, calls: Sequence[Forked], given: Sequence[Any], found: Begun
+) -> tuple[State, list[Write]]:
+    """The state where calls begin, and what each is given, for its slot; what all calls are given is not a slot's."""
+    advance, width = turn.advance, turn.mask.shape[0]
+    values, where = iter(given), places(turn.linked)
     writes, uniforms = [], list(state.uniforms)
     for number, call in enumerate(calls):
-        own = slots[number * width : (number + 1) * width]
+        own = found.new[number * width : (number + 1) * width]
         for var, _ in call.arguments:
             value = stored(next(values), var.aval)
             if var in advance.uniform_place:
                 uniforms[advance.uniform_place[var]] = value
             elif var in where:
                 writes.append(Write(*where[var], own, value))
-    return writes, tuple(uniforms)
+    frames = state.frames
+    state = state.with_(
+        pc=put(state.pc, found.there, found.pcs),
+        uniforms=tuple(uniforms),
+        frames=frames.with_(table=put(frames.table, found.there, found.rows)),
+    )
+    if advance.counting:
+        state = state.with_(deepest=jnp.maximum(state.deepest, found.deepest))
+    return state, writes
 
 
-def delivered(
-    state: State,
-    linked: Linked,
-    own: Tile,
-    mask: Any,
-    results: tuple[Var, ...],
-    after: State,
-    advance: Advance,
-) -> tuple[State, list[Write]]:
+def delivered(state: State, turn: Turn, after: State) -> tuple[State, list[Write]]:
     """The slots of the mask have returned, and are free; and what to write to their parents: their results."""
-    inboxes = _inboxes(linked, results)
-    state, columns = _come_back(state, linked, own, mask, [each.columns for each in inboxes])
+    advance, linked, mask = turn.advance, turn.linked, turn.mask
+    inboxes = _inboxes(linked, linked.program.functions[function_of(linked, turn.pc)].results)
+    state, columns = _come_back(state, linked, turn.own, mask, [i.columns for i in inboxes])
     writes = []
     for inbox, (at, to) in zip(inboxes, columns, strict=True):
         if inbox.result in advance.uniform_place:
@@ -270,8 +277,9 @@ def _come_back(
     return state, list(zip(found[::2], found[1::2], strict=True))
 
 
-def failed(state: State, linked: Linked, own: Tile, mask: Any, code: int, site: int) -> State:
+def failed(state: State, turn: Turn, code: int, site: int) -> State:
     """The slots of the mask have failed; any failure but an assertion ends the whole example."""
+    linked, own, mask = turn.linked, turn.own, turn.mask
     if code != int(Outcome.ASSERTION_FAILED):
         return state.with_(
             pc=own.put(state.pc, jnp.full(mask.shape, linked.halt, jnp.int32), mask),

@@ -10,7 +10,7 @@ do: their calls end first, and make room.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -79,10 +79,7 @@ def choose(
     joins = _joins(linked)
 
     def decide(pc: Any, table: Any, final: Any) -> list[Any]:
-        ended = (column(table, "failed")[:lanes] == ENDED)[column(table, "root")]
-        pc = jnp.where(ended, halt, pc)
-        if spawns(linked):
-            pc = jnp.where(_left_behind(pc, table, linked), halt, pc)
+        pc = _without_ended(pc, table, lanes, linked)
         depth = column(table, "depth")
         goes_on = (pc >= 0) & (pc < halt)
         number_of_calls = jnp.asarray([calls_of(linked, i) for i in range(halt)] + [0], jnp.int32)
@@ -92,18 +89,7 @@ def choose(
         kind = jnp.where(goes_on, pc, jnp.where(free, halt, halt + 1))
         found = _sorted(kind, depth, halt + 2, linked)
         room = jnp.maximum(found.number[halt] - jnp.where(final, reserve(linked, capacity), 0), 0)
-        runs, taken = {}, {}
-        used = jnp.int32(0)
-        for i in cheap:
-            taken[i] = used
-            runs[i] = _number(found, i, calls[i], room - used)
-            used = used + runs[i] * calls[i]
-        idle = sum(runs.values(), jnp.int32(0)) == 0
-        could = [_number(found, i, calls[i], room) for i in expensive]
-        fullest = jnp.argmax(jnp.stack(could)) if could else 0
-        for place, i in enumerate(expensive):
-            taken[i] = jnp.int32(0)
-            runs[i] = jnp.where(idle & (fullest == place), could[place], 0)
+        runs, taken = _runs(found, room, cheap, expensive, calls)
         stuck = (sum(runs.values(), jnp.int32(0)) == 0) & goes_on.any()
         if joins:
             # A slot that cannot spawn more collects what there is.
@@ -143,11 +129,37 @@ def _joins(linked: Linked) -> dict[int, int]:
     }
 
 
-def _left_behind(pc: Any, table: Any, linked: Linked) -> Any:
-    """Which slots hold results that will not be collected: their parents have ended."""
+def _without_ended(pc: Any, table: Any, lanes: int, linked: Linked) -> Any:
+    """Where slots are; those of examples that have ended, and results that will not be collected, are free."""
+    ended = (column(table, "failed")[:lanes] == ENDED)[column(table, "root")]
+    pc = jnp.where(ended, linked.halt, pc)
+    if not spawns(linked):
+        return pc
     parent = pc[jnp.maximum(column(table, "parent"), 0)]
     gone = (parent == linked.halt) | (parent == failed_pc(linked)) | (parent == held_pc(linked))
-    return (pc == held_pc(linked)) & gone
+    return jnp.where((pc == held_pc(linked)) & gone, linked.halt, pc)
+
+
+def _runs(
+    found: _Sorted,
+    room: Any,
+    cheap: Sequence[int],
+    expensive: Sequence[int],
+    calls: Mapping[int, int],
+) -> tuple[dict[int, Any], dict[int, Any]]:
+    """How many slots run each block, and how many free slots those before it have taken."""
+    runs, taken, used = {}, {}, jnp.int32(0)
+    for i in cheap:
+        taken[i] = used
+        runs[i] = _number(found, i, calls[i], room - used)
+        used = used + runs[i] * calls[i]
+    idle = sum(runs.values(), jnp.int32(0)) == 0
+    could = [_number(found, i, calls[i], room) for i in expensive]
+    fullest = jnp.argmax(jnp.stack(could)) if could else 0
+    for place, i in enumerate(expensive):
+        taken[i] = jnp.int32(0)
+        runs[i] = jnp.where(idle & (fullest == place), could[place], 0)
+    return runs, taken
 
 
 def _number(found: _Sorted, pc: int, calls: int, room: Any) -> Any:

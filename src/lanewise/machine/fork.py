@@ -44,6 +44,7 @@ from lanewise.machine.advance import Advance
 from lanewise.machine.banks import Write, places, written
 from lanewise.machine.calls import (
     Tile,
+    Turn,
     can_fail,
     delivered,
     failed,
@@ -58,7 +59,7 @@ from lanewise.machine.pushes import pushed, without_pushes
 from lanewise.machine.rows import put, taken
 from lanewise.machine.spawned import collected, spawned
 from lanewise.machine.state import State, Tick
-from lanewise.machine.tiles import function_of, kept, sliced, tile_width, wanted
+from lanewise.machine.tiles import kept, sliced, tile_width
 from lanewise.machine.together import FEWEST_GROUPS
 
 
@@ -118,7 +119,7 @@ class _Run:
 
     def _run(self, state: State, choice: Choice, done: Any, width: int) -> tuple[Any, State]:
         advance, linked, block = self.advance.with_lanes(width), self.linked, self.block
-        own, done = next_tile(state, linked, wanted(linked, self.pc), choice, self.pc, done, width)
+        own, done = next_tile(state, linked, choice, self.pc, done, width)
         there = own.slots < state.pc.shape[0]
         root, by_row = own.column("root"), sliced(linked, self.pc)
         advance = advance.of_tile(by_row, root)
@@ -133,23 +134,19 @@ class _Run:
         state = state.with_(
             uniforms=after.uniforms, sums=after.sums, counters=after.counters, watch=after.watch
         )
+        turn = Turn(advance, self.pc, own, mask, choice, done)
         to, writes = jnp.where(mask, own.slots, state.pc.shape[0]), []
         match block.terminator:
             case Fork():
-                state, to, writes = launched(
-                    state, linked, self.pc, own, mask, given, choice, done, advance
-                )
+                state, to, writes = launched(state, turn, given)
             case Spawn():
-                state, writes = spawned(
-                    state, linked, self.pc, own, mask, given, choice, done, advance
-                )
+                state, writes = spawned(state, turn, given)
             case Collect():
-                state, writes = collected(state, linked, self.pc, own, mask, advance)
+                state, writes = collected(state, turn)
             case Return():
-                results = linked.program.functions[function_of(linked, self.pc)].results
-                state, writes = delivered(state, linked, own, mask, results, after, advance)
+                state, writes = delivered(state, turn, after)
             case Fail(site, outcome):
-                return done, failed(state, linked, own, mask, int(outcome), site)
+                return done, failed(state, turn, int(outcome), site)
             case _:
                 after = advance.leave(after, block, mask, given)
                 state = state.with_(uniforms=after.uniforms, pc=put(state.pc, to, after.pc))

@@ -28,7 +28,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise.core import events
-from lanewise.core.events import MOST_EXAMPLES, Site, begin_run, call_host, end_run, outcome_counts
+from lanewise.core.events import (
+    MOST_EXAMPLES,
+    RunInfo,
+    begin_run,
+    call_host,
+    end_run,
+    outcome_counts,
+)
 from lanewise.machine.state import State, examples_pc
 
 # A power of two, for neighbours are added up.
@@ -65,11 +72,11 @@ class Watch(NamedTuple):
     trace: Any
 
 
-def _first_watch(site: Site, blocks: int, operands: Sequence[Any]) -> Watch:
+def _first_watch(info: RunInfo, blocks: int, operands: Sequence[Any]) -> Watch:
     """At the beginning of a run of a machine with this many blocks."""
     trace: Any = ()
-    if site.recorded:
-        kept = min(site.examples, MOST_EXAMPLES)
+    if info.recorded:
+        kept = min(info.examples, MOST_EXAMPLES)
         trace = Trace(
             advanced=jnp.zeros((blocks,), jnp.float32),
             sums=jnp.zeros((BINS, 2 * blocks + 3), jnp.float32),
@@ -78,19 +85,19 @@ def _first_watch(site: Site, blocks: int, operands: Sequence[Any]) -> Watch:
             lives=jnp.full((3, kept), -1, jnp.int32),
         )
     # A recording's clock begins with the first tick, not with what comes before it.
-    first = jnp.int32(0 if site.recorded else 1)
-    return Watch(begin_run(site, operands), first, first, jnp.int32(site.examples), trace)
+    first = jnp.int32(0 if info.recorded else 1)
+    return Watch(begin_run(info, operands), first, first, jnp.int32(info.examples), trace)
 
 
-def watched(state: State, site: Site | None, blocks: int, operands: Sequence[Any]) -> State:
+def watched(state: State, info: RunInfo | None, blocks: int, operands: Sequence[Any]) -> State:
     """The first state of a machine, if it is watched, with what it needs for that."""
-    if site is None:
+    if info is None:
         return state
     lanes = examples_pc(state).shape[0]
     # The ticks at which the examples in lanes began, and ended.
     life = (jnp.zeros((lanes,), jnp.int32), jnp.full((lanes,), -1, jnp.int32))
     return state.with_(
-        watch=_first_watch(site, blocks, operands), life=life if site.recorded else ()
+        watch=_first_watch(info, blocks, operands), life=life if info.recorded else ()
     )
 
 

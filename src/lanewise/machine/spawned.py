@@ -13,13 +13,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from lanewise.blocks.form import Block, Collect, Spawn
-from lanewise.blocks.link import Linked
+from lanewise.blocks.form import Collect, Spawn
 from lanewise.core.one_function import as_one_function
-from lanewise.machine.advance import Advance
 from lanewise.machine.banks import Write, places
-from lanewise.machine.calls import Tile, arguments_for
-from lanewise.machine.choice import Choice
+from lanewise.machine.calls import Begun, Turn, begun
 from lanewise.machine.frames import (
     NOWHERE,
     column,
@@ -34,25 +31,11 @@ from lanewise.machine.rows import put, taken
 from lanewise.machine.state import State
 
 
-def spawned(
-    state: State,
-    linked: Linked,
-    pc: int,
-    own: Tile,
-    mask: Any,
-    given: Sequence[Any],
-    choice: Choice,
-    done: Any,
-    advance: Advance,
-) -> tuple[State, list[Write]]:
-    """Make the calls at the end of a block and go on; returns what to write to their slots.
-
-    `done`: how many slots this tile and those before it have taken.
-    """
-    end = _end(linked, pc)
+def spawned(state: State, turn: Turn, given: Sequence[Any]) -> tuple[State, list[Write]]:
+    """Make the calls at the end of a block and go on; returns what to write to their slots."""
+    linked, pc, own, choice, end = turn.linked, turn.pc, turn.own, turn.choice, turn.end
     assert isinstance(end, Spawn)
-    number, frames = len(end.calls), state.frames
-    width, slots = mask.shape[0], state.pc.shape[0]
+    number, width, slots = len(end.calls), turn.mask.shape[0], state.pc.shape[0]
     entries = [linked.pc_of[linked.program.functions[call.callee].entry] for call in end.calls]
     ways = [linked.pc_of[target] for target in end.targets]
 
@@ -86,35 +69,25 @@ def spawned(
             jnp.concatenate([jnp.where(mask, tile, slots), new]),
             jnp.concatenate([following, jnp.repeat(jnp.asarray(entries, jnp.int32), width)]),
             jnp.concatenate([old_rows, new_rows]),
+            jnp.where(wants, column(new_rows, "depth"), 0).max(),
             jnp.where(mask & (last >= 0), last, slots),
             by_call[0],
-            jnp.where(wants, column(new_rows, "depth"), 0).max(),
         ]
 
-    chosen = (choice.order, choice.free[pc], done)
-    new, there, pcs, rows, last, first, deepest = as_one_function(
-        begin, own.slots, own.rows, mask, given[-1], *chosen
-    )
-    writes, uniforms = arguments_for(state, linked, end.calls, given, new, advance, width)
-    table = put(frames.table, there, rows)
+    chosen = (choice.order, choice.free[pc], turn.done)
+    *found, last, first = as_one_function(begin, own.slots, own.rows, turn.mask, given[-1], *chosen)
+    state, writes = begun(state, turn, end.calls, given, Begun(*found))
     # Separately: the slot that was last may be in the tile, too, and spawn calls of its own.
-    table = table.at[last, column_number("next")].set(first, mode="drop")
-    state = state.with_(
-        pc=put(state.pc, there, pcs), uniforms=uniforms, frames=frames.with_(table=table)
-    )
-    if advance.counting:
-        state = state.with_(deepest=jnp.maximum(state.deepest, deepest))
-    return state, writes
+    table = state.frames.table.at[last, column_number("next")].set(first, mode="drop")
+    return state.with_(frames=state.frames.with_(table=table)), writes
 
 
-def collected(
-    state: State, linked: Linked, pc: int, own: Tile, mask: Any, advance: Advance
-) -> tuple[State, list[Write]]:
+def collected(state: State, turn: Turn) -> tuple[State, list[Write]]:
     """Take what the calls of the next turn have left, and free their slots; returns what to write.
 
     A slot with calls that are not back waits, and comes here again; one with a call that has failed fails.
     """
-    end = _end(linked, pc)
+    linked, own, mask, end = turn.linked, turn.own, turn.mask, turn.end
     assert isinstance(end, Collect)
     slots, frames = state.pc.shape[0], state.frames
 
@@ -129,7 +102,7 @@ def collected(
             first = jnp.where(takes, rest, first)
         after = with_columns(
             rows,
-            resume=jnp.where(waits, pc, column(rows, "resume")),
+            resume=jnp.where(waits, turn.pc, column(rows, "resume")),
             first=first,
             last=jnp.where(first < 0, -1, column(rows, "last")),
             made=jnp.where(some, column(rows, "made"), 0),
@@ -160,14 +133,8 @@ def collected(
             if theirs in where:
                 value = next(found)
             else:
-                value = state.uniforms[advance.uniform_place[theirs]]
+                value = state.uniforms[turn.advance.uniform_place[theirs]]
                 value = jnp.broadcast_to(value, (*mask.shape, *value.shape))
             if var in where:
                 writes.append(Write(*where[var], to, value))
     return state, writes
-
-
-def _end(linked: Linked, pc: int) -> Any:
-    block = linked.order[pc]
-    assert isinstance(block, Block)
-    return block.terminator

@@ -53,7 +53,7 @@ def kept(linked: Linked, pc: int) -> frozenset[Var]:
 
 
 @functools.lru_cache(maxsize=4096)
-def wanted(linked: Linked, pc: int) -> tuple[Var, ...]:
+def wanted_by(linked: Linked, pc: int) -> tuple[Var, ...]:
     """The variables of a slot that a block reads, or gives."""
     touched = {*reads(without_pushes(linked, pc)[0]), *kept(linked, pc)}
     return tuple(var for var in places(linked) if var in touched)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -53,11 +53,13 @@ class Stretches:
     @functools.cached_property
     def stretch(self) -> Prepared:
         """Some iterations of a `while`."""
-        return _stretch(self.asked, self.loop, self.kept, self.before, self.homes, None)
+        return _stretch(self.asked, self.loop, self.kept, self.before, self.homes)
 
     def rows(self, length: int) -> Prepared:
         """Some iterations of a `scan`."""
-        return _stretch(self.asked, self.loop, self.kept, self.before, self.homes, length)
+        assert isinstance(self.loop, Scan)
+        loop = replace(self.loop, length=length)
+        return _stretch(self.asked, loop, self.kept, self.before, self.homes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +132,7 @@ def _cut(
 
     # Where a stretch leaves the state, given where it is made at first, is where it is from then on.
     first = before([None] * count)
-    length = loop.length if isinstance(loop, Scan) else None
-    trial = _stretch(asked, loop, kept, first, first.actions.outs[:count], length, [None] * count)
+    trial = _stretch(asked, loop, kept, first, first.actions.outs[:count], [None] * count)
     skipped = 1 if isinstance(loop, While) else 0
     homes = trial.actions.outs[skipped : skipped + count]
     made = before(homes)
@@ -147,7 +148,6 @@ def _stretch(
     kept: tuple[Var, ...],
     before: Prepared,
     homes: Sequence[Places],
-    length: int | None,
     wanted: Sequence[Places | None] | None = None,
 ) -> Prepared:
     """Some iterations, the state at these places before and, unless said otherwise, after."""
@@ -157,8 +157,7 @@ def _stretch(
         code, first = _some_turns(loop, kept), [asked.placement.everywhere]
         given: list[Places | None] = [None]
     else:
-        assert length is not None
-        code, first = _some_rows(loop, kept, length), list(outs[count : count + rows])
+        code, first = _some_rows(loop, kept), list(outs[count : count + rows])
         given = []
     held = {**asked.code.constants, **code.constants}
     return divided(
@@ -224,11 +223,11 @@ def _some_turns(loop: While, kept: Sequence[Var]) -> Code:
     return Code(Region((most, *state, *kept), (*begin, node), (done, *outs)), held)
 
 
-def _some_rows(loop: Scan, kept: Sequence[Var], length: int) -> Code:
-    """A `scan` over some of its rows."""
+def _some_rows(loop: Scan, kept: Sequence[Var]) -> Code:
+    """A `scan` over as many rows as its length says."""
 
     def with_length(aval: _jax.ShapedArray) -> Var:
-        return _jax.new_var(_jax.shaped((length, *aval.shape[1:]), aval.dtype, aval.weak_type))
+        return _jax.new_var(_jax.shaped((loop.length, *aval.shape[1:]), aval.dtype, aval.weak_type))
 
     count = len(loop.init)
     rows = tuple(with_length(a.aval) for a in loop.xs)
@@ -237,5 +236,5 @@ def _some_rows(loop: Scan, kept: Sequence[Var], length: int) -> Code:
         *(_jax.new_var(v.aval) for v in loop.outs[:count]),
         *(with_length(v.aval) for v in loop.outs[count:]),
     )
-    node = Scan(loop.body, state, rows, outs, length, loop.reverse, loop.line)
+    node = replace(loop, init=state, xs=rows, outs=outs)
     return Code(Region((*rows, *state, *kept), (node,), outs), {})

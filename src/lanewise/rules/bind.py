@@ -28,7 +28,7 @@ from lanewise.core.errors import InternalError, OptionError, TransformError
 from lanewise.core.options import Options
 from lanewise.core.outcomes import NUM_STATS
 from lanewise.core.program import Program, program_p
-from lanewise.job.job import Mapped, Room, answer_axes, job_for
+from lanewise.job.job import Mapped, Params, Room, job_for
 from lanewise.rules.explain import explainable
 from lanewise.rules.on_mesh import lower_on_mesh, on_mesh, typed
 from lanewise.rules.run import OnHost, execute, on_host
@@ -36,15 +36,9 @@ from lanewise.rules.sums import axes_with_sums, unsummed
 
 
 @program_p.def_abstract_eval
-def _program_abstract(
-    *operands: Any,
-    program: Program,
-    lanes: tuple[int, ...],
-    mapped: Mapped,
-    options: Options,
-    summed: tuple[int, ...] = (),
-) -> list[Any]:
-    axes_of_answers = answer_axes(program, mapped, options, lanes)
+def _program_abstract(*operands: Any, **given: Any) -> list[Any]:
+    params = Params(**given)
+    program, lanes, options = params.program, params.lanes, params.options
     answers = [
         _jax.in_memory_of(
             _jax.shaped(
@@ -53,17 +47,17 @@ def _program_abstract(
             aval,
         )
         for aval, axes in zip(
-            program.out_avals, axes_with_sums(axes_of_answers, summed, lanes), strict=True
+            program.out_avals,
+            axes_with_sums(params.answer_axes, params.summed, lanes),
+            strict=True,
         )
     ]
     code = _jax.shaped(lanes, jnp.int32.dtype)
     outcomes = [code, code] if program.gives_outcomes(options) else []
     scalar, whole = _jax.shaped((), jnp.float32.dtype), _jax.shaped((), jnp.int32.dtype)
     stats = [whole, *[scalar] * (NUM_STATS - 2), whole] if options.stats else []
-    given = [*answers, *outcomes, *stats]
-    return typed(
-        _jax.varying_as(given, operands), operands, program, lanes, mapped, options, summed
-    )
+    results = [*answers, *outcomes, *stats]
+    return typed(_jax.varying_as(results, operands), operands, params)
 
 
 @program_p.def_impl
@@ -80,11 +74,12 @@ def execute_on_host(
 
     With `room` tapes grow too.
     """
+    params = Params(program, lanes, mapped, options, summed)
     platform, devices = _jax.placed(operands)
     if devices > 1 and any(map(_jax.is_split, operands)):
-        return on_mesh(operands, program, lanes, mapped, options, summed)
+        return on_mesh(operands, params)
     try:
-        run = _runs(program, lanes, mapped, options, platform, events.recorded(), room, summed)
+        run = _runs(params, platform, events.recorded(), room)
         job = run.job
         if not job.options.watched:
             out = run(operands)
@@ -102,21 +97,10 @@ def execute_on_host(
 
 # Looked up at each call, by what is at hand: a job takes longer to make than to find what it came to.
 @functools.lru_cache(maxsize=1024)
-def _runs(
-    program: Program,
-    lanes: tuple[int, ...],
-    mapped: Mapped,
-    options: Options,
-    platform: str,
-    recorded: bool,
-    room: Room | None,
-    summed: tuple[int, ...],
-) -> OnHost:
+def _runs(params: Params, platform: str, recorded: bool, room: Room | None) -> OnHost:
     """What runs `program_p` with these parameters."""
     del recorded  # a job knows
-    return on_host(
-        job_for(program, lanes, mapped, options, platform=platform, room=room, summed=summed)
-    )
+    return on_host(job_for(**params._asdict(), platform=platform, room=room))
 
 
 def _lower_program(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -159,37 +143,33 @@ def _batch_program(
     axis_data: Any,
     operands: Sequence[Any],
     dims: Sequence[int | None],
-    *,
-    program: Program,
-    lanes: tuple[int, ...],
-    mapped: Mapped,
-    options: Options,
-    summed: tuple[int, ...] = (),
+    **given: Any,
 ) -> tuple[list[Any], list[int | None]]:
+    params = Params(**given)
     if _jax.is_symbolic(axis_data.size):
         raise TransformError(
-            f"`{program.name}` is batched with the symbolic size {axis_data.size}: a machine has a known number of"
-            " lanes. Export it for a fixed size, and pad batches to that or call it several times."
+            f"`{params.program.name}` is batched with the symbolic size {axis_data.size}: a machine has a known"
+            " number of lanes. Export it for a fixed size, and pad batches to that or call it several times."
         )
-    if summed:
+    if params.summed:
         # The lanes of the new axis have sums of their own.
-        params = {"program": program, "lanes": lanes, "mapped": mapped, "options": options}
-        run = functools.partial(unsummed, **params, summed=summed)
+        run = functools.partial(unsummed, params)
         outs = jax.vmap(run, list(dims), axis_size=axis_data.size)(*operands)
         return list(outs), [0] * len(outs)
     if all(dim is None for dim in dims):
-        outs = program_p.bind(
-            *operands, program=program, lanes=lanes, mapped=mapped, options=options
-        )
+        outs = params.bind(*operands)
         return outs, [None] * len(outs)
     operands = [jnp.moveaxis(x, d, 0) if d else x for x, d in zip(operands, dims, strict=True)]
-    lanes = (axis_data.size, *lanes)
-    mapped = tuple((d is not None, *axes) for d, axes in zip(dims, mapped, strict=True))
-    outs = program_p.bind(*operands, program=program, lanes=lanes, mapped=mapped, options=options)
-    answers = [0 if axes[0] else None for axes in answer_axes(program, mapped, options, lanes)]
-    outcomes = [0, 0] if program.gives_outcomes(options) else []
-    rest = [None] * (len(outs) - len(answers) - len(outcomes))
-    return outs, [*answers, *outcomes, *rest]
+    params = params.with_axis(axis_data.size, dims)
+    outs = params.bind(*operands)
+    return outs, batched_outs(params, len(outs))
+
+
+def batched_outs(params: Params, number: int) -> list[int | None]:
+    """Where this many results have the outermost of the lane axes, if they have it."""
+    answers = [0 if axes[0] else None for axes in params.answer_axes]
+    outcomes = [0, 0] if params.program.gives_outcomes(params.options) else []
+    return [*answers, *outcomes, *[None] * (number - len(answers) - len(outcomes))]
 
 
 batching.fancy_primitive_batchers[program_p] = _batch_program

@@ -17,33 +17,24 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise._jax import batching
 from lanewise.core.errors import OptionError
-from lanewise.core.options import Options
-from lanewise.core.program import Program, program_p
 from lanewise.diff.checkpoint import RECORDS_INSIDE_JIT, Checkpoints
 from lanewise.diff.vjp import Room
-from lanewise.job.job import Mapped, answer_axes, with_constants
-from lanewise.rules.bind import execute_on_host
+from lanewise.job.job import Params, with_constants
+from lanewise.rules.bind import batched_outs, execute_on_host
 
 # How many records a tape of unknown length has room for at first, where it grows.
 FIRST_RECORDS = 64
 
-forward_p = _jax.Primitive("program_forward")
-forward_p.multiple_results = True
+forward_p = _jax.primitive("program_forward")
 
 
-def run_forward(
-    primals: Sequence[Any],
-    moving: tuple[bool, ...],
-    program: Program,
-    lanes: tuple[int, ...],
-    mapped: Mapped,
-    options: Options,
-) -> Any:
+def run_forward(primals: Sequence[Any], moving: tuple[bool, ...], params: Params) -> Any:
     """The gradient of a program, and what its forward program gives; outside `jit` its tapes grow."""
-    if options.offload and lanes:
+    program, options = params.program, params.options
+    if options.offload and params.lanes:
         raise OptionError(
             f'offload="host" is for a lone call of `{program.name}`, or lanes that do not diverge; here'
-            f" {math.prod(lanes)} lanes take ways of their own. Leave it out, or set checkpoints to a number,"
+            f" {math.prod(params.lanes)} lanes take ways of their own. Leave it out, or set checkpoints to a number,"
             " which bounds what is saved."
         )
     # Lanes on several devices run as inside `jit` (`rules/on_mesh.py`).
@@ -57,44 +48,22 @@ def run_forward(
     setting = Checkpoints(options.checkpoints, records, offload, grows, filled, numbered)
     room = Room(program, moving, setting)
     if runs_now:
-        outs, room = _run_growing(primals, room, lanes, mapped, options)
-        return room.gradient, outs
-    forward = room.forward
-    outs = program_p.bind(
-        *forward.constants,
-        *primals,
-        program=forward.program,
-        lanes=lanes,
-        mapped=with_constants(forward.constants, mapped, lanes),
-        options=options,
-    )
-    return room.gradient, outs
+        *outs, records = forward_p.bind(*primals, room=room, params=params)
+        return room.with_records(int(_jax.to_host(records))).gradient, outs
+    own = _of_forward(room, params)
+    return room.gradient, own.bind(*room.forward.constants, *primals)
 
 
-def _run_growing(
-    primals: Sequence[Any], room: Room, lanes: tuple[int, ...], mapped: Mapped, options: Options
-) -> tuple[list[Any], Room]:
-    """What the forward program gives, and the room that its tapes have in the end."""
-    *outs, records = forward_p.bind(
-        *primals, room=room, lanes=lanes, mapped=mapped, options=options
-    )
-    return outs, room.with_records(int(_jax.to_host(records)))
+def _of_forward(room: Room, params: Params) -> Params:
+    """The parameters of the forward program."""
+    program, constants = room.forward
+    return params.of(program, with_constants(constants, params.mapped, params.lanes))
 
 
 @forward_p.def_impl
-def _run_now(
-    *primals: Any, room: Room, lanes: tuple[int, ...], mapped: Mapped, options: Options
-) -> list[Any]:
-    program, constants = room.forward
-    return execute_on_host(
-        *constants,
-        *primals,
-        program=program,
-        lanes=lanes,
-        mapped=with_constants(constants, mapped, lanes),
-        options=options,
-        room=room,
-    )
+def _run_now(*primals: Any, room: Room, params: Params) -> list[Any]:
+    own = _of_forward(room, params)._asdict()
+    return execute_on_host(*room.forward.constants, *primals, **own, room=room)
 
 
 def _batch(
@@ -103,20 +72,12 @@ def _batch(
     dims: Sequence[int | None],
     *,
     room: Room,
-    lanes: tuple[int, ...],
-    mapped: Mapped,
-    options: Options,
+    params: Params,
 ) -> tuple[list[Any], list[int | None]]:
     primals = [jnp.moveaxis(x, d, 0) if d else x for x, d in zip(primals, dims, strict=True)]
-    lanes = (axis_data.size, *lanes)
-    mapped = tuple((d is not None, *axes) for d, axes in zip(dims, mapped, strict=True))
-    outs = forward_p.bind(*primals, room=room, lanes=lanes, mapped=mapped, options=options)
-    program, constants = room.forward
-    axes = answer_axes(program, with_constants(constants, mapped, lanes), options, lanes)
-    answers = [0 if has[0] else None for has in axes]
-    outcomes = [0, 0] if program.gives_outcomes(options) else []
-    rest = [None] * (len(outs) - len(answers) - len(outcomes))
-    return outs, [*answers, *outcomes, *rest]
+    params = params.with_axis(axis_data.size, dims)
+    outs = forward_p.bind(*primals, room=room, params=params)
+    return outs, batched_outs(_of_forward(room, params), len(outs))
 
 
 batching.fancy_primitive_batchers[forward_p] = _batch

@@ -14,9 +14,8 @@ from typing import Any
 from lanewise import _jax
 from lanewise._jax import ad
 from lanewise.core.errors import TransformError
-from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p
-from lanewise.job.job import Mapped, answer_axes, with_axes, with_constants
+from lanewise.job.job import Mapped, Params, with_axes, with_constants
 from lanewise.rules.pulled import pulled
 from lanewise.rules.tangents import transpose_tangents
 
@@ -66,71 +65,90 @@ def _known_part(unknown: Sequence[bool], program: Program, mapped: Mapped, **par
 _jax.on_partial_evaluation(program_p, _known_part)
 
 
-def _transpose_program(
-    cts: Sequence[Any],
-    *operands: Any,
-    program: Program,
-    lanes: tuple[int, ...],
-    mapped: Mapped,
-    options: Options,
-    summed: tuple[int, ...] = (),
-) -> list[Any]:
+def _transpose_program(cts: Sequence[Any], *operands: Any, **given: Any) -> list[Any]:
     """A forward derivative is linear in its tangents."""
-    axes = answer_axes(program, mapped, options, lanes)
-    none = (False,) * len(lanes)
+    params = Params(**given)
+    derivative = _derivative(params.program)
+    if derivative is None:
+        raise TransformError(
+            f"the program `{params.program.name}` is not linear, so it has no transpose."
+        )
+    axes, lanes = params.answer_axes, params.lanes
     cts = [
-        with_axes(ad.instantiate_zeros(ct), none, axes[i], lanes) if i in summed else ct
+        with_axes(ad.instantiate_zeros(ct), params.none, axes[i], lanes)
+        if i in params.summed
+        else ct
         for i, ct in enumerate(cts)
     ]
-    derivative = _derivative(program)
-    if derivative is None:
-        raise TransformError(f"the program `{program.name}` is not linear, so it has no transpose.")
+    first = len(derivative.program.out_avals)
+    cts = cts[first : first + derivative.num_tangents]
+    at_primals, at_tangents = derivative.places
+    own = params.of(derivative.program, tuple(params.mapped[i] for i in at_primals))
+    tangents_mapped = tuple(params.mapped[i] for i in at_tangents)
+    primals, tangents = ([operands[i] for i in at] for at in (at_primals, at_tangents))
+    if own.options.schedule == "levels":
+        found = _by_levels(cts, primals, derivative.moving, own, tangents_mapped)
+        pairs = zip(found, tangents, strict=True)
+        found = [ct if ad.is_undefined_primal(t) else None for ct, t in pairs]
+    else:
+        found = _by_programs(cts, primals, tangents, derivative.moving, own, tangents_mapped)
+    placed: list[Any] = [None] * len(operands)
+    for i, ct in zip(at_tangents, found, strict=True):
+        placed[i] = ct
+    return placed
+
+
+def _by_levels(
+    cts: Sequence[Any],
+    primals: Sequence[Any],
+    moving: tuple[bool, ...],
+    own: Params,
+    tangents_mapped: Mapped,
+) -> list[Any]:
+    """Adjoints of all tangents of a program that is run by levels."""
+    if tangents_mapped != tuple(itertools.compress(own.mapped, moving)):
+        raise TransformError(
+            f"the linear map of `{own.program.name}`, which is run by levels, is batched inside jax.checkpoint. Use"
+            ' schedule="sweep", or take jax.checkpoint away.'
+        )
+    given = own._asdict()
+    del given["summed"]
+    return pulled(primals, [ad.instantiate_zeros(ct) for ct in cts], moving, **given)
+
+
+def _by_programs(
+    cts: Sequence[Any],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    moving: tuple[bool, ...],
+    own: Params,
+    tangents_mapped: Mapped,
+) -> list[Any]:
+    """Adjoints of the tangents that are not known, by a forward and a reverse program."""
     from lanewise.rules.forward import run_forward
 
-    at_primals, at_tangents = derivative.places
-    primals = [operands[i] for i in at_primals]
-    tangents = [operands[i] for i in at_tangents]
-    own_mapped = tuple(mapped[i] for i in at_primals)
-    own, moving = derivative.program, derivative.moving
-    tangents_mapped = tuple(mapped[i] for i in at_tangents)
-    placed: list[Any] = [None] * len(operands)
-    if options.schedule == "levels":
-        if tangents_mapped != tuple(itertools.compress(own_mapped, moving)):
-            raise TransformError(
-                f"the linear map of `{own.name}`, which is run by levels, is batched inside jax.checkpoint. Use"
-                ' schedule="sweep", or take jax.checkpoint away.'
-            )
-        first = len(own.out_avals)
-        given = cts[first : first + derivative.num_tangents]
-        params = {"program": own, "lanes": lanes, "mapped": own_mapped, "options": options}
-        found = pulled(primals, [ad.instantiate_zeros(ct) for ct in given], moving, **params)
-        for i, ct in zip(at_tangents, found, strict=True):
-            placed[i] = ct if ad.is_undefined_primal(operands[i]) else None
-        return placed
-    gradient, outs = run_forward(primals, moving, own, lanes, own_mapped, options)
-    num_answers, num_values = len(own.out_avals), len(gradient.forward.program.out_avals)
-    all_mapped = with_constants(gradient.forward.constants, own_mapped, lanes)
-    given = iter(cts[num_answers : num_answers + derivative.num_tangents])
-    by_answer = [next(given) if _jax.has_tangent(a) else None for a in own.out_avals]
+    program, lanes, mapped, options, _ = own
+    gradient, outs = run_forward(primals, moving, own)
+    forward = gradient.forward
+    num_answers, num_values = len(program.out_avals), len(forward.program.out_avals)
+    axes = own.of(forward.program, with_constants(forward.constants, mapped, lanes)).answer_axes
+    given = iter(cts)
+    by_answer = [next(given) if _jax.has_tangent(a) else None for a in program.out_avals]
     found = transpose_tangents(
         list(itertools.compress(by_answer, gradient.out_moving)),
         *primals,
         *outs[num_answers:num_values],
         *tangents,
-        program=own,
+        program=program,
         gradient=gradient,
         moving=moving,
         lanes=lanes,
-        mapped=own_mapped,
-        saved_mapped=answer_axes(gradient.forward.program, all_mapped, options, lanes)[
-            num_answers:
-        ],
+        mapped=mapped,
+        saved_mapped=axes[num_answers:],
         tangents_mapped=tangents_mapped,
         options=options.updated(stats=False, max_steps=None),
     )
-    for i, ct in zip(at_tangents, found[len(found) - len(tangents) :], strict=True):
-        placed[i] = ct
-    return placed
+    return found[len(found) - len(tangents) :]
 
 
 ad.primitive_transposes[program_p] = _transpose_program

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise._jax import ad
 from lanewise.carriers.decided import Decision, decided, flattened
 from lanewise.core.errors import TransformError
 from lanewise.core.program import Program, program_p, throw_p
@@ -27,7 +26,7 @@ from lanewise.rules.explain import explainable
 from lanewise.rules.pulled import pulled
 from lanewise.rules.second import adjoints
 from lanewise.rules.sums import summed_over
-from lanewise.rules.tangents import tangents_p
+from lanewise.rules.tangents import active_of, linear_map
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +141,7 @@ def linearized_by_levels(
     nonzero: Sequence[bool], primals: Sequence[Any], program: Program, job: Job
 ) -> Any:
     """JAX's rule: answers, which of their tangents are not zero, residuals, and the linear map of those."""
-    moving = _moving(nonzero, primals)
+    moving = active_of(nonzero, primals)
     with jax.ensure_compile_time_eval():
         decision = decided(job, primals, gradient=True)
     again = any(map(_jax.has_derivative, primals))
@@ -152,21 +151,15 @@ def linearized_by_levels(
         outs = _bound(primals, job)
     saved, tree = jax.tree.flatten(kept)
     gradient = TableGradient(job, moving, _out_moving(program), decision, tree)
-    return _linear(nonzero, primals, outs, saved, gradient)
+    return _linear(primals, outs, saved, gradient)
 
 
 def linearized_later(
     nonzero: Sequence[bool], primals: Sequence[Any], program: Program, job: Job
 ) -> Any:
     """The same where what decides control is in a batch."""
-    gradient = LaterGradient(job, _moving(nonzero, primals), _out_moving(program))
-    return _linear(nonzero, primals, _bound(primals, job), [], gradient)
-
-
-def _moving(nonzero: Sequence[bool], primals: Sequence[Any]) -> tuple[bool, ...]:
-    return tuple(
-        flag and _jax.has_tangent(_jax.aval_of(x)) for flag, x in zip(nonzero, primals, strict=True)
-    )
+    gradient = LaterGradient(job, active_of(nonzero, primals), _out_moving(program))
+    return _linear(primals, _bound(primals, job), [], gradient)
 
 
 def _out_moving(program: Program) -> tuple[bool, ...]:
@@ -179,7 +172,6 @@ def _bound(primals: Sequence[Any], job: Job) -> list[Any]:
 
 
 def _linear(
-    nonzero: Sequence[bool],
     primals: Sequence[Any],
     outs: Sequence[Any],
     saved: Sequence[Any],
@@ -194,25 +186,16 @@ def _linear(
             # A caller that wants the gradient alone never reads the answers: a check of them alone would be dropped.
             checked = throw_p.bind(*outs, sites=program.sites, name=program.name)
             outs = [*checked, *outs[num:]]
-    lanes, moving = job.lanes, gradient.moving
-    given: dict[str, Any] = {
-        "program": program,
-        "gradient": gradient,
-        "moving": moving,
-        "lanes": lanes,
-        "mapped": job.mapped,
-        "saved_mapped": ((False,) * len(lanes),) * len(saved),
-        "tangents_mapped": tuple(itertools.compress(job.mapped, moving)),
-        "options": job.options,
-    }
-    flags = [*gradient.out_moving, *[False] * (len(outs) - num)]
-
-    def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
-        own = [ad.instantiate_zeros(t) for t, flag in zip(tangents, moving, strict=True) if flag]
-        moved = iter(tangents_p.bind(*residuals, *own, **given))
-        return [
-            next(moved) if flag else _jax.zero_tangent(x)
-            for x, flag in zip(outs, flags, strict=True)
-        ]
-
-    return outs, flags, [*primals, *saved], tangents_of
+    return linear_map(
+        primals,
+        saved,
+        outs,
+        program=program,
+        gradient=gradient,
+        moving=gradient.moving,
+        lanes=job.lanes,
+        mapped=job.mapped,
+        saved_mapped=((False,) * len(job.lanes),) * len(saved),
+        tangents_mapped=tuple(itertools.compress(job.mapped, gradient.moving)),
+        options=job.options,
+    )

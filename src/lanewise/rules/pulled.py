@@ -7,24 +7,20 @@ there: the forward run again, which is what a checkpoint asks for, and the rever
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise._jax import ad, batching, mlir
+from lanewise._jax import batching
 from lanewise.core.errors import OptionError, TransformError
-from lanewise.core.options import Options
-from lanewise.core.program import Program, program_p
-from lanewise.job.job import Mapped, answer_axes, with_axes
+from lanewise.core.program import Program
+from lanewise.job.job import Params, with_axes
 
-pulled_p = _jax.Primitive("pulled")
-pulled_p.multiple_results = True
+pulled_p = _jax.primitive("pulled")
 
 
 def pulled(
@@ -44,12 +40,12 @@ def pulled(
 @pulled_p.def_impl
 def _run(*values: Any, moving: tuple[bool, ...], whole: int, **params: Any) -> list[Any]:
     primals, cts = values[: len(moving)], values[len(moving) :]
-    axes = _answer_axes(**params)
+    own = Params(**params)
 
     def run(*given: Any) -> list[Any]:
-        outs = zip(program_p.bind(*given, **params), axes, params["program"].out_avals)
+        outs = zip(own.bind(*given), own.answer_axes, own.program.out_avals)
         return [
-            with_axes(x, has, _with_whole(has, whole), params["lanes"])
+            with_axes(x, has, (*(True,) * whole, *has[whole:]), own.lanes)
             for x, has, aval in outs
             if _jax.has_tangent(aval)
         ]
@@ -57,14 +53,6 @@ def _run(*values: Any, moving: tuple[bool, ...], whole: int, **params: Any) -> l
     of_moved, moved = _jax.restricted(run, primals, moving)
     _, pull = jax.vjp(of_moved, *moved)
     return list(pull(list(cts)))
-
-
-def _answer_axes(program: Program, lanes: Any, mapped: Mapped, options: Options) -> Any:
-    return answer_axes(program, mapped, options, lanes)
-
-
-def _with_whole(has: tuple[bool, ...], whole: int) -> tuple[bool, ...]:
-    return (*(True,) * whole, *has[whole:])
 
 
 @pulled_p.def_abstract_eval
@@ -92,23 +80,10 @@ def _batched(
     return outs, [0] * len(outs)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-    moves = [type(t) is not ad.Zero for t in tangents]
-    of_moved, own = _jax.restricted(functools.partial(_run, **params), primals, moves)
-    with _explained(params["program"]):
-        return jax.jvp(of_moved, own, list(itertools.compress(tangents, moves)))
-
-
-def _linearize(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
-    with _explained(params["program"]):
-        return _jax.linearized(functools.partial(_run, **params), nonzero, primals)
-
-
-@contextmanager
-def _explained(program: Program) -> Iterator[None]:
+def _to_derive(*values: Any, program: Program, **params: Any) -> list[Any]:
     """A derivative of the reverse is a program of other operands, which has to know its control at once."""
     try:
-        yield
+        return _run(*values, program=program, **params)
     except OptionError as error:
         raise TransformError(
             f"a derivative of a gradient of `{program.name}`, which is run by levels, inside jax.checkpoint, where no"
@@ -117,8 +92,5 @@ def _explained(program: Program) -> Iterator[None]:
 
 
 batching.fancy_primitive_batchers[pulled_p] = _batched
-ad.primitive_jvps[pulled_p] = _jvp
-_jax.on_linearize(pulled_p, _linearize)
-mlir.register_lowering(
-    pulled_p, lambda ctx, *args, **params: _jax.lower_unchecked(ctx, _run, *args, **params)
-)
+_jax.differentiated_as(pulled_p, _to_derive)
+_jax.lowered_as(pulled_p, _run)

@@ -18,7 +18,6 @@ Two primitives: `adjoints_p` is the reverse where a derivative of it is to be ta
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +27,8 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise._jax import ad, batching, mlir
-from lanewise.job.job import Job, answer_axes, with_axes
+from lanewise._jax import ad, batching
+from lanewise.job.job import Job, Params, with_axes
 from lanewise.rules.tangents import push_forward
 
 
@@ -117,8 +116,8 @@ class Groups:
         return replace(self, flags=flags, sizes=(size, *self.sizes))
 
 
-adjoints_p = _jax.Primitive("table_adjoints")
-second_p = _jax.Primitive("table_second")
+adjoints_p = _jax.primitive("table_adjoints")
+second_p = _jax.primitive("table_second")
 
 
 def adjoints(
@@ -187,9 +186,9 @@ def _pushed(
     job: Job = groups.of.job
     moving = tuple(i in along for i in range(len(primals)))
     axes = tuple(job.mapped[i] for i in along)
-    params = (job.program, job.lanes, job.mapped, axes, job.mapped, job.options)
-    _, moved, _ = push_forward(primals, tangents, moving, *params)
-    found = answer_axes(job.program, job.mapped, job.options, job.lanes)
+    params = Params(job.program, job.lanes, job.mapped, job.options)
+    _, moved, _ = push_forward(primals, tangents, moving, params, axes, job.mapped)
+    found = params.answer_axes
     whole = (True,) * len(job.lanes)
     return [
         with_axes(x, has, whole, job.lanes)
@@ -236,24 +235,12 @@ ad.primitive_jvps[adjoints_p] = _jvp_adjoints
 _jax.on_linearize(adjoints_p, _linearize_adjoints)
 
 
-# Of a third order on, the map is differentiated as the function that it is.
-def _jvp_second(primals: Sequence[Any], tangents: Sequence[Any], *, groups: Groups) -> Any:
-    moves = [type(t) is not ad.Zero for t in tangents]
-    of_moved, own = _jax.restricted(functools.partial(_second, groups=groups), primals, moves)
-    return jax.jvp(of_moved, own, list(itertools.compress(tangents, moves)))
-
-
-def _linearize_second(nonzero: Sequence[bool], *primals: Any, groups: Groups) -> Any:
-    return _jax.linearized(functools.partial(_second, groups=groups), nonzero, primals)
-
-
-ad.primitive_jvps[second_p] = _jvp_second
-_jax.on_linearize(second_p, _linearize_second)
+# Of a third order on.
+_jax.differentiated_as(second_p, _second)
 
 
 def _run_as(primitive: Any, run: Callable[..., list[Any]]) -> None:
     """Have a primitive run, batched, staged and lowered as this function is."""
-    primitive.multiple_results = True
     primitive.def_impl(run)
 
     @primitive.def_abstract_eval
@@ -279,9 +266,7 @@ def _run_as(primitive: Any, run: Callable[..., list[Any]]) -> None:
         return outs, [0] * len(outs)
 
     batching.fancy_primitive_batchers[primitive] = batched
-    mlir.register_lowering(
-        primitive, lambda ctx, *args, **params: _jax.lower_unchecked(ctx, run, *args, **params)
-    )
+    _jax.lowered_as(primitive, run)
 
 
 _run_as(adjoints_p, _adjoints)

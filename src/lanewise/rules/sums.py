@@ -13,8 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from lanewise.core.options import Options
-from lanewise.core.program import Program, program_p
-from lanewise.job.job import Mapped, answer_axes, with_axes
+from lanewise.core.program import Program
+from lanewise.job.job import Mapped, Params, with_axes
 
 # Of arrays with fewer elements than this, one for each lane costs little.
 FEWEST_ELEMENTS = 32
@@ -35,19 +35,13 @@ def worth_accumulating(
     )
 
 
-def unsummed(
-    *operands: Any,
-    program: Program,
-    lanes: tuple[int, ...],
-    mapped: Mapped,
-    options: Options,
-    summed: tuple[int, ...],
-) -> list[Any]:
+def unsummed(params: Params, *operands: Any) -> list[Any]:
     """What `program_p` gives with these parameters, by each lane's answers."""
-    outs = program_p.bind(*operands, program=program, lanes=lanes, mapped=mapped, options=options)
-    axes = answer_axes(program, mapped, options, lanes)
-    none = (False,) * len(lanes)
-    return [summed_over(x, axes[i], none, lanes) if i in summed else x for i, x in enumerate(outs)]
+    outs, axes = params._replace(summed=()).bind(*operands), params.answer_axes
+    return [
+        summed_over(x, axes[i], params.none, params.lanes) if i in params.summed else x
+        for i, x in enumerate(outs)
+    ]
 
 
 def axes_with_sums(axes: Mapped, summed: Sequence[int], lanes: tuple[int, ...]) -> Mapped:

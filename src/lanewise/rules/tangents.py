@@ -7,7 +7,6 @@ the same map at given operands. Run as it is, it is that derivative; its transpo
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -16,29 +15,20 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise._jax import ad, batching, mlir
-from lanewise.core.options import Options
-from lanewise.core.program import Program, program_p, throw_p
-from lanewise.job.job import Mapped, answer_axes, with_axes, with_constants
+from lanewise._jax import ad, batching
+from lanewise.core.program import program_p, throw_p
+from lanewise.job.job import Mapped, Params, with_axes, with_constants
 from lanewise.rules.sums import axes_with_sums, summed_over, worth_accumulating
 
 
 def _jvp_program(
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    *,
-    program: Program,
-    lanes: tuple[int, ...],
-    mapped: Mapped,
-    options: Options,
-    summed: tuple[int, ...] = (),
+    primals: Sequence[Any], tangents: Sequence[Any], **given: Any
 ) -> tuple[list[Any], list[Any]]:
+    params = Params(**given)
     moving = tuple(type(t) is not ad.Zero for t in tangents)
-    given = list(itertools.compress(tangents, moving))
-    axes = tuple(itertools.compress(mapped, moving))
-    answers, moved, rest = push_forward(
-        primals, given, moving, program, lanes, mapped, axes, mapped, options, summed
-    )
+    own = list(itertools.compress(tangents, moving))
+    axes = tuple(itertools.compress(params.mapped, moving))
+    answers, moved, rest = push_forward(primals, own, moving, params, axes, params.mapped)
     tangent_outs = [
         _jax.zero_tangent(x) if tangent is None else tangent
         for x, tangent in zip(answers, moved, strict=True)
@@ -50,13 +40,9 @@ def push_forward(
     primals: Sequence[Any],
     tangents: Sequence[Any],
     moving: tuple[bool, ...],
-    program: Program,
-    lanes: tuple[int, ...],
-    mapped: Mapped,
+    params: Params,
     tangents_mapped: Mapped,
     wanted_as: Mapped,
-    options: Options,
-    summed: tuple[int, ...] = (),
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Answers of a program, their tangents (`None` for those that have none), and what else it gives.
 
@@ -66,6 +52,7 @@ def push_forward(
     # Imported where it is used: most programs that import Lanewise do not differentiate.
     from lanewise.diff.jvp import jvp_program
 
+    program, lanes, mapped, options, summed = params
     derived = jvp_program(program, moving)
     captured = program.num_captures
     moved = sum(moving[:captured])
@@ -79,19 +66,12 @@ def push_forward(
     inexact = [i for i, aval in enumerate(program.out_avals) if _jax.has_tangent(aval)]
     # What is summed has a tangent that is.
     all_summed = (*summed, *(len(program.out_avals) + inexact.index(i) for i in summed))
-    outs = program_p.bind(
-        *operands,
-        program=derived,
-        lanes=lanes,
-        mapped=all_mapped,
-        options=options,
-        summed=all_summed,
-    )
+    own = Params(derived, lanes, all_mapped, options, all_summed)
+    outs = own.bind(*operands)
     # The derived program may find that an answer, or its tangent alone, is the same for all lanes of an axis.
-    wanted = axes_with_sums(answer_axes(program, wanted_as, options, lanes), summed, lanes)
+    wanted = axes_with_sums(params.of(program, wanted_as).answer_axes, summed, lanes)
     wanted = [*wanted, *(wanted[i] for i in inexact)]
-    found = answer_axes(derived, all_mapped, options, lanes)
-    found = axes_with_sums(found, all_summed, lanes)
+    found = axes_with_sums(own.answer_axes, all_summed, lanes)
     rest = outs[len(found) :]
     outs = [with_axes(*each, lanes) for each in zip(outs[: len(found)], found, wanted, strict=True)]
     answers, given = outs[: len(program.out_avals)], iter(outs[len(program.out_avals) :])
@@ -102,8 +82,7 @@ def push_forward(
 ad.primitive_jvps[program_p] = _jvp_program
 
 
-tangents_p = _jax.Primitive("program_tangents")
-tangents_p.multiple_results = True
+tangents_p = _jax.primitive("program_tangents")
 
 
 def _groups(operands: Sequence[Any], params: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -122,20 +101,18 @@ def _moving_as(params: dict[str, Any]) -> Mapped:
     )
 
 
+def _out_axes(params: dict[str, Any]) -> list[tuple[bool, ...]]:
+    """Which lane axes each answer with a tangent has, itself or by its tangent."""
+    own = Params(params["program"], params["lanes"], _moving_as(params), params["options"])
+    return list(itertools.compress(own.answer_axes, params["gradient"].out_moving))
+
+
 def _tangents(*operands: Any, **params: Any) -> list[Any]:
     """The map itself: forward mode."""
     primals, _, tangents = _groups(operands, params)
-    _, moved, _ = push_forward(
-        primals,
-        tangents,
-        params["moving"],
-        params["program"],
-        params["lanes"],
-        params["mapped"],
-        params["tangents_mapped"],
-        _moving_as(params),
-        params["options"],
-    )
+    own = Params(params["program"], params["lanes"], params["mapped"], params["options"])
+    axes = params["tangents_mapped"], _moving_as(params)
+    _, moved, _ = push_forward(primals, tangents, params["moving"], own, *axes)
     return list(itertools.compress(moved, params["gradient"].out_moving))
 
 
@@ -144,22 +121,18 @@ tangents_p.def_impl(_tangents)
 
 @tangents_p.def_abstract_eval
 def _tangents_abstract(*operands: Any, **params: Any) -> list[Any]:
-    program, lanes = params["program"], params["lanes"]
-    axes = answer_axes(program, _moving_as(params), params["options"], lanes)
+    lanes = params["lanes"]
+    avals = itertools.compress(params["program"].out_avals, params["gradient"].out_moving)
     outs = [
         _jax.shaped((*itertools.compress(lanes, has), *aval.shape), aval.dtype)
-        for aval, has, flag in zip(
-            program.out_avals, axes, params["gradient"].out_moving, strict=True
-        )
-        if flag
+        for aval, has in zip(avals, _out_axes(params), strict=True)
     ]
     return _jax.varying_as(outs, operands)
 
 
 _jax.needs_devices(tangents_p)
-mlir.register_lowering(
-    tangents_p, lambda ctx, *args, **params: _jax.lower_unchecked(ctx, _tangents, *args, **params)
-)
+_jax.lowered_as(tangents_p, _tangents)
+_jax.differentiated_as(tangents_p, _tangents)
 
 
 def _batch_tangents(
@@ -174,44 +147,50 @@ def _batch_tangents(
     }
     params = {**params, **changed, "lanes": (axis_data.size, *params["lanes"])}
     outs = tangents_p.bind(*operands, **params)
-    axes = answer_axes(params["program"], _moving_as(params), params["options"], params["lanes"])
-    moved = itertools.compress(axes, params["gradient"].out_moving)
-    return outs, [0 if has[0] else None for has in moved]
+    return outs, [0 if has[0] else None for has in _out_axes(params)]
 
 
 batching.fancy_primitive_batchers[tangents_p] = _batch_tangents
 
 
-def _jvp_tangents(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-    moves = [type(t) is not ad.Zero for t in tangents]
-    return jax.jvp(
-        *_jax.restricted(functools.partial(_tangents, **params), primals, moves),
-        list(itertools.compress(tangents, moves)),
+def active_of(nonzero: Sequence[bool], primals: Sequence[Any]) -> tuple[bool, ...]:
+    """Which operands have tangents, of those that may."""
+    return tuple(
+        flag and _jax.has_tangent(_jax.aval_of(x)) for flag, x in zip(nonzero, primals, strict=True)
     )
 
 
-ad.primitive_jvps[tangents_p] = _jvp_tangents
+def linear_map(
+    primals: Sequence[Any], saved: Sequence[Any], outs: Sequence[Any], **params: Any
+) -> Any:
+    """What JAX's rule for linearizing gives: results, which have tangents, residuals, and the linear map of those.
 
+    `outs` are answers and what has no tangents, `params` those of `tangents_p`.
+    """
+    moving, out_moving = params["moving"], params["gradient"].out_moving
+    flags = [*out_moving, *[False] * (len(outs) - len(out_moving))]
 
-def _linearize_tangents(nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
-    return _jax.linearized(functools.partial(_tangents, **params), nonzero, primals)
+    def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
+        given = [ad.instantiate_zeros(t) for t, flag in zip(tangents, moving, strict=True) if flag]
+        moved = iter(tangents_p.bind(*residuals, *given, **params))
+        return [
+            next(moved) if flag else _jax.zero_tangent(x)
+            for x, flag in zip(outs, flags, strict=True)
+        ]
 
-
-_jax.on_linearize(tangents_p, _linearize_tangents)
+    return outs, flags, [*primals, *saved], tangents_of
 
 
 def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
     """The transpose: the reverse program."""
     gradient, lanes, options = params["gradient"], params["lanes"], params["options"]
     primals, saved, tangents = _groups(operands, params)
+    cts = [
+        at_first_lane(ad.instantiate_zeros(ct), axes, lanes)
+        for ct, axes in zip(cts, _out_axes(params), strict=True)
+    ]
     if hasattr(gradient, "transposed"):
         # The program was run by levels, and has no reverse program (`rules/levels.py`).
-        out_axes = answer_axes(params["program"], _moving_as(params), options, lanes)
-        out_axes = list(itertools.compress(out_axes, gradient.out_moving))
-        cts = [
-            at_first_lane(ad.instantiate_zeros(ct), axes, lanes)
-            for ct, axes in zip(cts, out_axes, strict=True)
-        ]
         wanted = [ad.is_undefined_primal(t) for t in tangents]
         adjoints = gradient.transposed(cts, primals, saved, params["tangents_mapped"], wanted)
         return [*[None] * (len(primals) + len(saved)), *adjoints]
@@ -220,13 +199,6 @@ def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> lis
     if options.offload:
         # JAX compiles transfers only where it sees one, and it does not look into programs: here is one to see.
         constants[0] = jax.device_put(constants[0], _jax.HOST)
-    moving_as = _moving_as(params)
-    out_axes = answer_axes(params["program"], moving_as, options, lanes)
-    out_axes = list(itertools.compress(out_axes, gradient.out_moving))
-    cts = [
-        at_first_lane(ad.instantiate_zeros(ct), axes, lanes)
-        for ct, axes in zip(cts, out_axes, strict=True)
-    ]
     all_axes = (True,) * len(lanes)
     mapped = (
         *(params["mapped"][i] for i in gradient.reads),
@@ -234,19 +206,11 @@ def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> lis
         *[all_axes] * len(cts),
     )
     mapped = with_constants(reverse.constants, mapped, lanes)
-    found = answer_axes(reverse.program, mapped, options, lanes)
+    own = Params(reverse.program, lanes, mapped, options)
+    found = own.answer_axes
     summed = worth_accumulating(reverse.program, found, params["tangents_mapped"], options)
-    outs = program_p.bind(
-        *constants,
-        *(primals[i] for i in gradient.reads),
-        *saved,
-        *cts,
-        program=reverse.program,
-        lanes=lanes,
-        mapped=mapped,
-        options=options,
-        summed=summed,
-    )
+    read = (primals[i] for i in gradient.reads)
+    outs = own._replace(summed=summed).bind(*constants, *read, *saved, *cts)
     num_adjoints = len(reverse.program.out_avals)
     adjoints, codes = outs[:num_adjoints], outs[num_adjoints:]
     if codes and options.throw:

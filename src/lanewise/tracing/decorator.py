@@ -42,8 +42,7 @@ from lanewise.tracing.staging import (
 )
 
 T = TypeVar("T")
-_plain_p = _jax.Primitive("plain_python")
-_plain_p.multiple_results = True
+_plain_p = _jax.primitive("plain_python")
 
 
 class ProgramFunction:

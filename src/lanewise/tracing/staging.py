@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -168,9 +168,12 @@ class Source:
         return location_of(self.python)
 
 
+_EntryKey = tuple[int, Key]
+
+
 @dataclass(eq=False)
 class Entry:
-    """A function being traced, at one signature."""
+    """A function being traced, at one signature. `met`: the entries that its last round added to the table."""
 
     source: Source
     key: Key
@@ -181,14 +184,21 @@ class Entry:
     trace: Any = None
     lowest_called: int = 0
     stronger: tuple[_jax.ShapedArray, ...] | None = None
+    met: list[_EntryKey] = field(default_factory=list)
+
+    @property
+    def place(self) -> _EntryKey:
+        return id(self.source), self.key
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether it calls a function around it, so that the two settle together."""
+        return self.lowest_called < self.depth
 
     def is_of(self, source: Source, key: Key) -> bool:
         """Whether it is a trace of this function with these static arguments, whatever the types."""
         mine = (self.key.statics, self.key.context)
         return self.source is source and mine == (key.statics, key.context)
-
-
-_EntryKey = tuple[int, Key]
 
 
 class _Build(threading.local):
@@ -295,70 +305,26 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
                 source.location,
             )
     source.places.begin()
-    depth = len(_build.stack)
-    entry_key = (id(source), key)
-    last = _build.remembered.get(entry_key)
+    last = _build.remembered.get((id(source), key))
     name = last.name if last else _fresh_name(source.name)
-    entry = Entry(source, key, name, depth, last.result if last else None)
-    inner_keys: list[_EntryKey] = []
+    entry = Entry(source, key, name, len(_build.stack), last.result if last else None)
     unknown_outside, half_open_outside = _build.unknowns, progress.provisional
     _build.stack.append(entry)
     try:
-        for _ in range(MAX_ROUNDS):
-            _discard(inner_keys)
-            entry.lowest_called = depth
-            _build.entries[entry_key] = entry
-            known_before = set(_build.entries)
-            unknowns = _build.unknowns
-            try:
-                result = _trace_once(source, entry, key)
-            except ResultUnknown:
-                inner_keys = [k for k in _build.entries if k not in known_before]
-                if entry.lowest_called < depth:
-                    # The outer function's type will show; it traces this one again then.
-                    raise
-                raise ResultTypeError(
-                    f"the result type of `{entry.name}` cannot be inferred: every path through it recurses."
-                    " Add a branch that returns without calling itself.",
-                    source.location,
-                ) from None
-            inner_keys = [k for k in _build.entries if k not in known_before]
-            settled = entry.result == result
-            recursive = any(_calls(entry.traced.jaxpr, entry.name)) if entry.traced else False
-            entry.result = result if entry.result is None else entry.result.join(result, entry.name)
-            resolved = _build.unknowns == unknowns
-            if resolved and (
-                settled or not (recursive or inner_keys or entry.lowest_called < depth)
-            ):
-                break
-            if entry.lowest_called < depth and entry.result == result and settled:
-                break
-        else:
-            raise ResultTypeError(
-                f"the result type of `{entry.name}` never settles: after {MAX_ROUNDS} rounds it still changes"
-                f" ({entry.result}). Convert the result to one type.",
-                source.location,
-            )
-        if entry.lowest_called < depth:
+        _find_result_type(entry)
+        if entry.is_inner:
             # Part of an outer recursion: stays in that one's table.
             _note_call(entry.lowest_called)
             return entry
-        members = [entry] + [_build.entries[k] for k in inner_keys]
-        made = _assemble(members)
-        reached = tuple((member.source, member.key) for member in members)
-        staged = [_of_member(member, *made, reached) for member in members]
-        _discard([entry_key, *inner_keys])
+        members = [entry, *(_build.entries[k] for k in entry.met)]
+        staged = _members_staged(members)
+        _discard([entry.place, *entry.met])
         # What this one did not know at first it knows now: the trace around it is as whole as it was.
         _build.unknowns, progress.provisional = unknown_outside, half_open_outside
-        if not any(isinstance(value, Tracer) for value in staged[0].captures):
-            source.cache[key] = staged[0]
-            # A later call of another of these functions finds it in this table, and makes none that calls this one.
-            for member, found in zip(members, staged, strict=True):
-                if [each for each, _ in reached].count(member.source) == 1:
-                    member.source.cache[member.key] = found
+        _cache(members, staged)
         return staged[0]
     except BaseException:
-        _discard([entry_key, *inner_keys])
+        _discard([entry.place, *entry.met])
         raise
     finally:
         _build.stack.pop()
@@ -367,17 +333,68 @@ def _settle(source: Source, key: Key) -> Staged | Entry:
             progress.provisional = 0
 
 
-def _of_member(
-    entry: Entry,
-    program: Program,
-    captures: tuple[Any, ...],
-    members: tuple[tuple[Source, Key], ...],
-) -> Staged:
-    """The program of functions that recurse together, entered at one of them."""
-    assert entry.result is not None
-    own = replace(program, entry=entry.name)
-    now = entry.source.places.now()
-    return Staged(own, captures, entry.result, now, entry.key.avals, entry.stronger, members)
+def _find_result_type(entry: Entry) -> None:
+    """Trace in rounds, each with the type that the one before gave."""
+    for _ in range(MAX_ROUNDS):
+        _discard(entry.met)
+        if _is_last_round(entry):
+            return
+    raise ResultTypeError(
+        f"the result type of `{entry.name}` never settles: after {MAX_ROUNDS} rounds it still changes"
+        f" ({entry.result}). Convert the result to one type.",
+        entry.source.location,
+    )
+
+
+def _is_last_round(entry: Entry) -> bool:
+    """Trace once; returns whether another round would give the same."""
+    entry.lowest_called = entry.depth
+    _build.entries[entry.place] = entry
+    before, unknowns = set(_build.entries), _build.unknowns
+    try:
+        result = _trace_once(entry)
+    except ResultUnknown:
+        if entry.is_inner:
+            # The outer function's type will show; it traces this one again then.
+            raise
+        raise ResultTypeError(
+            f"the result type of `{entry.name}` cannot be inferred: every path through it recurses."
+            " Add a branch that returns without calling itself.",
+            entry.source.location,
+        ) from None
+    finally:
+        entry.met = [k for k in _build.entries if k not in before]
+    assumed = entry.result
+    entry.result = result if assumed is None else assumed.join(result, entry.name)
+    if _build.unknowns != unknowns:
+        return entry.is_inner and assumed == result == entry.result
+    recursive = entry.traced is not None and _calls(entry.traced.jaxpr, entry.name)
+    return assumed == result or not (recursive or entry.met or entry.is_inner)
+
+
+def _members_staged(members: Sequence[Entry]) -> list[Staged]:
+    """Functions that recurse together as one program, entered at each of them."""
+    program, captures = _assemble(members)
+    reached = tuple((member.source, member.key) for member in members)
+    staged = []
+    for member in members:
+        assert member.result is not None
+        own = replace(program, entry=member.name)
+        now, avals = member.source.places.now(), member.key.avals
+        staged.append(Staged(own, captures, member.result, now, avals, member.stronger, reached))
+    return staged
+
+
+def _cache(members: Sequence[Entry], staged: Sequence[Staged]) -> None:
+    """Keep traces that belong to no trace around them."""
+    if any(isinstance(value, Tracer) for value in staged[0].captures):
+        return
+    members[0].source.cache[members[0].key] = staged[0]
+    # A later call of another of these functions finds it in this table, and makes none that calls this one.
+    sources = [member.source for member in members]
+    for member, found in zip(members, staged, strict=True):
+        if sources.count(member.source) == 1:
+            member.source.cache[member.key] = found
 
 
 def _discard(keys: Sequence[_EntryKey]) -> None:
@@ -387,7 +404,8 @@ def _discard(keys: Sequence[_EntryKey]) -> None:
             _build.remembered[key] = entry
 
 
-def _trace_once(source: Source, entry: Entry, key: Key) -> ResultType:
+def _trace_once(entry: Entry) -> ResultType:
+    source, key = entry.source, entry.key
     trees: list[Any] = []
 
     def flat(*leaves: Any) -> Sequence[Any]:
@@ -448,10 +466,10 @@ def _note_call(depth: int) -> None:
         entry.lowest_called = min(entry.lowest_called, depth)
 
 
-def _calls(jaxpr: _jax.Jaxpr, name: str) -> Iterator[_jax.JaxprEqn]:
-    for eqn in _jax.equations(jaxpr.eqns):
-        if eqn.primitive is call_p and eqn.params["name"] == name:
-            yield eqn
+def _calls(jaxpr: _jax.Jaxpr, name: str) -> bool:
+    return any(
+        eqn.primitive is call_p and eqn.params["name"] == name for eqn in _jax.equations(jaxpr.eqns)
+    )
 
 
 def _assemble(members: Sequence[Entry]) -> tuple[Program, tuple[Any, ...]]:

@@ -106,7 +106,7 @@ class TickFigures:
 
 def tick_figures(run: Run) -> TickFigures | None:
     """The figures of a run, if it was by ticks and recorded any."""
-    arrays, linked = run.arrays, run.site.plan.linked
+    arrays, linked = run.arrays, run.info.plan.linked
     if "sums" not in arrays or linked is None or not int(arrays["ticks"]):
         return None
     ticks, stride = int(arrays["ticks"]), int(arrays["stride"])

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import jax
 
-from lanewise.core.events import Site
+from lanewise.core.events import RunInfo
 from lanewise.core.sources import source
 from lanewise.watch.charts import count, percent, seconds
 from lanewise.watch.markup import escaped, facts_list, heads, table, whole_table
 from lanewise.watch.recording import Recording, Run, covered
-from lanewise.watch.run_section import carried, lanes_of, mean_occupancy, site_section
+from lanewise.watch.run_section import carried, lanes_of, mean_occupancy, section_of
 
 MOST_COMPILATIONS_SHOWN = 12
 
@@ -26,7 +26,7 @@ MOST_COMPILATIONS_SHOWN = 12
 def page(recording: Recording, title: str, sampling: Sequence[str], error: str | None) -> str:
     """The whole page; `sampling` holds sections that are ready, `error` what ended the recording early."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recording.opened_at))
-    sites = _by_site(recording.runs)
+    infos = _by_info(recording.runs)
     device = jax.devices()[0]
     where = escaped(f"{device.platform.upper()} ({device.device_kind})")
     return f"""<!doctype html>
@@ -48,7 +48,7 @@ def page(recording: Recording, title: str, sampling: Sequence[str], error: str |
 <main>
 {f'<p class="bad">{escaped(error)}</p>' if error else ""}
 {"".join(sampling)}
-{_machine(recording, sites, folded=bool(sampling))}
+{_machine(recording, infos, folded=bool(sampling))}
 </main>
 <div id="tip" hidden></div>
 <script>{source("watch/page.js")}</script>
@@ -76,11 +76,13 @@ def _summary(recording: Recording) -> str:
     return facts_list(facts)
 
 
-def _machine(recording: Recording, sites: Sequence[tuple[Site, list[Run]]], *, folded: bool) -> str:
+def _machine(
+    recording: Recording, infos: Sequence[tuple[RunInfo, list[Run]]], *, folded: bool
+) -> str:
     """What the machine did; folded away where the page is about draws."""
-    sections = (site_section(recording, i, site, runs) for i, (site, runs) in enumerate(sites))
+    sections = (section_of(recording, i, info, runs) for i, (info, runs) in enumerate(infos))
     whole = (
-        f"{_summary(recording)}<h2>What ran</h2>{_table(recording, sites)}{''.join(sections)}"
+        f"{_summary(recording)}<h2>What ran</h2>{_table(recording, infos)}{''.join(sections)}"
         f"{_compilations(recording)}"
     )
     if not folded:
@@ -88,26 +90,26 @@ def _machine(recording: Recording, sites: Sequence[tuple[Site, list[Run]]], *, f
     return f'<details class="machine"><summary>What the machine did</summary>{whole}</details>'
 
 
-def _by_site(runs: Sequence[Run]) -> list[tuple[Site, list[Run]]]:
-    found: dict[Site, list[Run]] = {}
+def _by_info(runs: Sequence[Run]) -> list[tuple[RunInfo, list[Run]]]:
+    found: dict[RunInfo, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.site, []).append(run)
+        found.setdefault(run.info, []).append(run)
     return list(found.items())
 
 
-def _table(recording: Recording, sites: Sequence[tuple[Site, list[Run]]]) -> str:
-    if not sites:
+def _table(recording: Recording, infos: Sequence[tuple[RunInfo, list[Run]]]) -> str:
+    if not infos:
         return "<p>Nothing that Lanewise ran was inside this report.</p>"
     rows = []
-    for i, (site, runs) in enumerate(sites):
+    for i, (info, runs) in enumerate(infos):
         taken = sum(run.seconds or 0.0 for run in runs)
         full = mean_occupancy(runs)
         cells = [
             f'<td><button type="button" class="link" aria-pressed="{"true" if i == 0 else "false"}">'
-            f"{escaped(site.name)}</button></td>",
-            f"<td>{escaped(carried(site))}</td>",
+            f"{escaped(info.name)}</button></td>",
+            f"<td>{escaped(carried(info))}</td>",
             f'<td class="n">{count(max(run.examples for run in runs))}</td>',
-            f'<td class="n">{lanes_of(site)}</td>',
+            f'<td class="n">{lanes_of(info)}</td>',
             f'<td class="n">{count(len(runs))}</td>',
             f'<td class="n">{seconds(taken)}</td>',
             f'<td class="n">{"–" if full is None else percent(full)}</td>',
@@ -116,7 +118,7 @@ def _table(recording: Recording, sites: Sequence[tuple[Site, list[Run]]]) -> str
         rows.append(f'<tr class="choice{chosen}" data-site="site-{i}">{"".join(cells)}</tr>')
     search = (
         '<div class="controls"><input id="filter" type="search" placeholder="Filter" aria-label="Filter"></div>'
-        if len(sites) > 6
+        if len(infos) > 6
         else ""
     )
     names = ["function", "carried by", "examples", "lanes", "runs", "time", "lanes busy"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lanewise.core import events
-from lanewise.core.events import Site
+from lanewise.core.events import RunInfo
 
 # Runs kept with what their machines recorded: of one machine, and of all; runs in all; readings of the clock in one;
 # compilations.
@@ -57,7 +57,7 @@ class Run:
     `compilations`: what was compiled in between, where the host makes a machine's parts as it comes to them.
     """
 
-    site: Site
+    info: RunInfo
     began: float
     ended: float | None = None
     readings: list[Reading] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Run:
     @property
     def examples(self) -> int:
         """How many there were; for a stream, known only at the end."""
-        return int(self.arrays.get("examples", self.site.examples))
+        return int(self.arrays.get("examples", self.info.examples))
 
     def hear(self, reading: Reading) -> None:
         self.heard += 1
@@ -112,8 +112,8 @@ class Recording:
         self.closed: float | None = None
         self._going_on: dict[int, Run] = {}
 
-    def began(self, run: int, site: Site, now: float) -> None:
-        record = Run(site, now - self.opened)
+    def began(self, run: int, info: RunInfo, now: float) -> None:
+        record = Run(info, now - self.opened)
         self._going_on[run] = record
         if len(self.runs) < MOST_RUNS:
             self.runs.append(record)
@@ -131,11 +131,11 @@ class Recording:
     def ended(self, run: int, now: float, arrays: Mapping[str, np.ndarray]) -> None:
         record = self._going_on.pop(run)
         record.ended = now - self.opened
-        if record.readings and record.readings[-1].left == 0 and not record.site.plan.job.streamed:
+        if record.readings and record.readings[-1].left == 0 and not record.info.plan.job.streamed:
             # XLA may report the end late.
             record.ended = record.readings[-1].time
         detailed = [kept for kept in self.runs if kept.arrays]
-        alike = sum(kept.site is record.site for kept in detailed)
+        alike = sum(kept.info is record.info for kept in detailed)
         if len(detailed) < MOST_DETAILED and alike < MOST_DETAILED_EACH:
             record.arrays = arrays
 
@@ -186,9 +186,9 @@ def covered(spans: Iterable[Span], began: float, ended: float) -> float:
     return total
 
 
-def plain_options(site: Site) -> dict[str, Any]:
+def plain_options(info: RunInfo) -> dict[str, Any]:
     """The options of a run that differ from the defaults."""
-    options, usual = site.plan.job.options, type(site.plan.job.options)()
+    options, usual = info.plan.job.options, type(info.plan.job.options)()
     return {
         name: value
         for name in options.__dataclass_fields__

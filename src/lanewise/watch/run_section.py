@@ -14,7 +14,7 @@ from lanewise.blocks.flatten import operand_avals
 from lanewise.blocks.form import Block, BlockProgram
 from lanewise.blocks.link import Linked
 from lanewise.carriers.table import ALONE
-from lanewise.core.events import Site
+from lanewise.core.events import RunInfo
 from lanewise.job.job import blocks_of
 from lanewise.machine.worth import expensive_blocks
 from lanewise.watch import charts
@@ -34,10 +34,10 @@ from lanewise.watch.markup import escaped, facts_list, figure, heads, legend, wh
 from lanewise.watch.recording import Recording, Run, plain_options
 
 
-def site_section(recording: Recording, i: int, site: Site, runs: Sequence[Run]) -> str:
+def section_of(recording: Recording, i: int, info: RunInfo, runs: Sequence[Run]) -> str:
     shown = [run for run in runs if run.arrays] or list(runs[:1])
     panels = "".join(
-        f'<div class="run" id="run-{i}-{j}"{" hidden" if j else ""}>{_run(recording, site, run)}</div>'
+        f'<div class="run" id="run-{i}-{j}"{" hidden" if j else ""}>{_run(recording, info, run)}</div>'
         for j, run in enumerate(shown)
     )
     choices = ""
@@ -57,51 +57,51 @@ def site_section(recording: Recording, i: int, site: Site, runs: Sequence[Run]) 
     )
     controls = f'<div class="controls">{choices}{axis}</div>' if choices or axis else ""
     return (
-        f'<section class="site" id="site-{i}"{" hidden" if i else ""}><h2>{escaped(site.name)}</h2>'
-        f"{_about(site)}{controls}{panels}</section>"
+        f'<section class="site" id="site-{i}"{" hidden" if i else ""}><h2>{escaped(info.name)}</h2>'
+        f"{_about(info)}{controls}{panels}</section>"
     )
 
 
-def _about(site: Site) -> str:
-    plan = site.plan
+def _about(info: RunInfo) -> str:
+    plan = info.plan
     why = plan.why
-    if site.plan.job.streamed:
+    if info.plan.job.streamed:
         why = (
-            f"a stream of examples through {count(site.plan.job.width)} lanes, refilled as they end"
+            f"a stream of examples through {count(info.plan.job.width)} lanes, refilled as they end"
         )
-    options = ", ".join(f"{k}={v!r}" for k, v in plain_options(site).items()) or "none"
+    options = ", ".join(f"{k}={v!r}" for k, v in plain_options(info).items()) or "none"
     return (
-        f"<p>Carried by <b>{escaped(carried(site))}</b>: {escaped(why)}.<br>"
-        f'<span class="faint">Arguments: {escaped(_arguments(site))}.'
+        f"<p>Carried by <b>{escaped(carried(info))}</b>: {escaped(why)}.<br>"
+        f'<span class="faint">Arguments: {escaped(_arguments(info))}.'
         f" Options: <code>{escaped(options)}</code>.</span></p>"
     )
 
 
-def carried(site: Site) -> str:
-    plan = site.plan
+def carried(info: RunInfo) -> str:
+    plan = info.plan
     if plan.carrier in ALONE:
         return f"{plan.carrier} ({plan.path})"
     return f"{plan.carrier}, {plan.schedule}"
 
 
-def _arguments(site: Site) -> str:
+def _arguments(info: RunInfo) -> str:
     """The types of the program's arguments, and which of them each example has its own of."""
     words = [
         f"{kind} of each example's own" if any(axes) else f"{kind} shared"
-        for kind, axes in zip(_operands(site), site.plan.job.mapped, strict=True)
+        for kind, axes in zip(_operands(info), info.plan.job.mapped, strict=True)
     ]
     return "; ".join(words) or "none"
 
 
-def _operands(site: Site) -> list[str]:
-    return [aval.str_short() for aval in operand_avals(site.plan.job.program)]
+def _operands(info: RunInfo) -> list[str]:
+    return [aval.str_short() for aval in operand_avals(info.plan.job.program)]
 
 
-def lanes_of(site: Site) -> str:
-    plan, options = site.plan, site.plan.job.options
+def lanes_of(info: RunInfo) -> str:
+    plan, options = info.plan, info.plan.job.options
     if plan.carrier in ALONE:
         return "–"
-    return count(min(options.lanes or site.examples, site.examples or options.lanes))
+    return count(min(options.lanes or info.examples, info.examples or options.lanes))
 
 
 def mean_occupancy(runs: Sequence[Run]) -> float | None:
@@ -113,15 +113,15 @@ def mean_occupancy(runs: Sequence[Run]) -> float | None:
 # -- a run -------------------------------------------------------------------------------------------------
 
 
-def _run(recording: Recording, site: Site, run: Run) -> str:
+def _run(recording: Recording, info: RunInfo, run: Run) -> str:
     figures = tick_figures(run)
     parts = [facts_list(_facts(recording, run, figures)), _outcomes(run)]
     if figures is not None:
         parts += [_figures_json(figures), _occupancy(figures), _blocks(figures), _flow(figures)]
         parts += [_depth(figures)] if figures.linked.has_calls else []
     else:
-        parts += [_unknown(site, run), _progress(run)]
-    parts += [_lifetimes(run, figures), _steps(run), _graph(site, figures)]
+        parts += [_unknown(info, run), _progress(run)]
+    parts += [_lifetimes(run, figures), _steps(run), _graph(info, figures)]
     if figures is not None:
         parts.append(_block_table(figures))
     return "".join(parts)
@@ -157,8 +157,8 @@ def _outcomes(run: Run) -> str:
     return f'<p class="bad">Not all examples ended well: {words}.</p>'
 
 
-def _unknown(site: Site, run: Run) -> str:
-    plan = site.plan
+def _unknown(info: RunInfo, run: Run) -> str:
+    plan = info.plan
     if plan.carrier in ALONE:
         note = (
             f"<code>{plan.carrier}</code> runs each lane by itself, from its first block to its last: there are no"
@@ -350,11 +350,11 @@ def _steps(run: Run) -> str:
     return "".join(parts)
 
 
-def _graph(site: Site, figures: TickFigures | None) -> str:
-    blocks, linked = _blocks_of(site)
+def _graph(info: RunInfo, figures: TickFigures | None) -> str:
+    blocks, linked = _blocks_of(info)
     expensive: set[int] = set()
     if linked is not None:
-        items = (linked.order[pc] for pc in expensive_blocks(linked, site.plan.job.width))
+        items = (linked.order[pc] for pc in expensive_blocks(linked, info.plan.job.width))
         expensive = {item.label for item in items if isinstance(item, Block)}
     storage = None if linked is None else linked.storage
     shares = None if figures is None else figures.work_by_label()
@@ -367,8 +367,8 @@ def _graph(site: Site, figures: TickFigures | None) -> str:
     )
 
 
-def _blocks_of(site: Site) -> tuple[BlockProgram, Linked | None]:
-    plan, job = site.plan, site.plan.job
+def _blocks_of(info: RunInfo) -> tuple[BlockProgram, Linked | None]:
+    plan, job = info.plan, info.plan.job
     if plan.linked is not None and plan.carrier not in ALONE:
         return plan.linked.program, plan.linked
     return blocks_of(job.program, job.varying, job.options), None

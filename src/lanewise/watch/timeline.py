@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lanewise.core import events
-from lanewise.core.events import Site
+from lanewise.core.events import RunInfo
 from lanewise.watch.figures import TickFigures, ended_over_time, outcomes_of, tick_figures
 from lanewise.watch.recording import Recording, Run, plain_options
 from lanewise.watch.report import writable
@@ -68,19 +68,19 @@ def timeline_events(recording: Recording) -> dict[str, Any]:
         events.append(_span(call.what, call.began, call.ended, HOST, CALLS))
     for span in sorted(recording.compilations, key=lambda span: (span.began, -span.ended)):
         events.append(_span(span.what, span.began, span.ended, HOST, COMPILING))
-    processes: dict[Site, int] = {}
+    processes: dict[RunInfo, int] = {}
     for run in recording.runs:
-        process = processes.get(run.site)
+        process = processes.get(run.info)
         if process is None:
-            process = processes[run.site] = HOST + 1 + len(processes)
-            events += _machine(run.site, process)
+            process = processes[run.info] = HOST + 1 + len(processes)
+            events += _machine(run.info, process)
         events += _run(run, process)
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def _machine(site: Site, process: int) -> Iterator[Event]:
-    plan = site.plan
-    yield from _named(process, f"{site.name} ({plan.carrier}, {plan.schedule})")
+def _machine(info: RunInfo, process: int) -> Iterator[Event]:
+    plan = info.plan
+    yield from _named(process, f"{info.name} ({plan.carrier}, {plan.schedule})")
     yield from _named(process, "runs", RUNS)
 
 
@@ -89,11 +89,11 @@ def _run(run: Run, process: int) -> Iterator[Event]:
         return
     about = {
         "examples": run.examples,
-        "why": run.site.plan.why,
-        **plain_options(run.site),
+        "why": run.info.plan.why,
+        **plain_options(run.info),
         **outcomes_of(run),
     }
-    yield _span(run.site.name, run.began, run.ended, process, RUNS, **about)
+    yield _span(run.info.name, run.began, run.ended, process, RUNS, **about)
     figures = tick_figures(run)
     if figures is not None:
         yield from _ticks(figures, process)

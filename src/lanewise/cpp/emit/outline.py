@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from lanewise import _jax
-from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from lanewise._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var, primitive
 from lanewise.blocks.equations import tests_many
 from lanewise.blocks.form import Block, terminator_atoms
 from lanewise.blocks.link import Linked
@@ -49,8 +49,7 @@ ROUNDS = 8
 # More than any equation has results.
 SLOTS = 1 << 20
 
-shared_p = Primitive("shared")
-shared_p.multiple_results = True
+shared_p = primitive("shared")
 
 
 def outlined(linked: Linked, times: Mapping[int, int]) -> Linked:

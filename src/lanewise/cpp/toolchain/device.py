@@ -31,7 +31,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from lanewise import _jax
 from lanewise.core import events
 from lanewise.core.errors import InternalError, LanewiseError, OptionError
-from lanewise.core.events import Site, Whole
+from lanewise.core.events import RunInfo, Whole
 from lanewise.core.sources import composed
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.toolchain import cache, host
@@ -217,12 +217,13 @@ def run(
         jax.ShapeDtypeStruct((blocks * threads * lane_bytes + 16,), jnp.uint8),
     ]
 
+    numbers = {"blocks": blocks, "threads": threads, "examples": examples, "capacity": capacity}
+
     def by_python(context: Any, out: Sequence[Any], *given: Any) -> None:
-        _launch(kernel, context.stream, blocks, threads, [*given, *out], examples, capacity)
+        _launch(kernel, context.stream, [*given, *out], **numbers)
 
     if launcher() is None:
         return buffer_callback(by_python, results, input_output_aliases=aliases)(*arguments)
-    numbers = {"blocks": blocks, "threads": threads, "examples": examples, "capacity": capacity}
     return jax.ffi.ffi_call(TARGET, results, input_output_aliases=aliases)(
         *arguments,
         key=np.int64(_key_of(emitted.text)),
@@ -236,14 +237,14 @@ def call(
     examples: int,
     capacity: int,
     lanes: int | None,
-    site: Site | None = None,
+    info: RunInfo | None = None,
 ) -> tuple[list[Any], Any, Any, Any]:
     """Answers, codes, sites, and (all steps, most frames), as traceable code; `lanes` bounds those in flight.
 
-    A watcher (`site`) sees the beginning and the end. Counting examples where a host can see it would cost
+    A watcher (`info`) sees the beginning and the end. Counting examples where a host can see it would cost
     every thread a way over the bus.
     """
-    whole = None if site is None else Whole(site, operands)
+    whole = None if info is None else Whole(info, operands)
     answers = [
         *emitted.results(examples),
         jax.ShapeDtypeStruct((examples,), jnp.int32),
@@ -274,20 +275,13 @@ def set_flags(value: int) -> None:
     _checked(driver.cuStreamDestroy(stream))
 
 
-def _launch(
-    kernel: Loaded,
-    stream: int,
-    blocks: int,
-    threads: int,
-    buffers: Sequence[Any],
-    examples: int,
-    capacity: int,
-) -> None:
+def _launch(kernel: Loaded, stream: int, buffers: Sequence[Any], **numbers: int) -> None:
     driver, _ = _bindings()
     pointers = [buffer.__cuda_array_interface__["data"][0] for buffer in buffers]
     counter = pointers[-2]
     _checked(driver.cuMemsetD32Async(counter, 0, 2, stream))
-    values = (*pointers, examples, capacity)
+    blocks, threads = numbers["blocks"], numbers["threads"]
+    values = (*pointers, numbers["examples"], numbers["capacity"])
     kinds = (*[ctypes.c_void_p] * len(pointers), ctypes.c_longlong, ctypes.c_int)
     _checked(
         driver.cuLaunchKernel(

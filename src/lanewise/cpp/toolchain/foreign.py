@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise.core.errors import CompilerError, LanewiseError, OptionError
-from lanewise.core.events import Site, Whole
+from lanewise.core.events import RunInfo, Whole
 from lanewise.core.sources import composed, source
 from lanewise.cpp.emit.emitted import Emitted
 from lanewise.cpp.emit.meeting import MOST_LANES
@@ -139,13 +139,13 @@ def call(
     operands: Sequence[Any],
     examples: int,
     capacity: int,
-    site: Site | None = None,
+    info: RunInfo | None = None,
     counts: bool = True,
     stops: bool = False,
 ) -> tuple[list[Any], Any, Any, Any]:
     """Answers, codes, sites, and (all steps, most frames, busy seconds, seconds in all), as traceable code.
 
-    `site` is for a watcher; `counts`: the kernel counts the steps of its lanes; `stops`: an interrupt ends it.
+    `info` is for a watcher; `counts`: the kernel counts the steps of its lanes; `stops`: an interrupt ends it.
     """
     results = [
         *emitted.results(examples),
@@ -153,9 +153,9 @@ def call(
         jax.ShapeDtypeStruct((examples,), jnp.int32),
         jax.ShapeDtypeStruct((4,), jnp.float32),
     ]
-    whole, each = None, site is not None and site.recorded and counts
-    if site is not None:
-        whole = Whole(replace(site, ask=_asking(emitted.text)), operands)
+    whole, each = None, info is not None and info.recorded and counts
+    if info is not None:
+        whole = Whole(replace(info, ask=_asking(emitted.text)), operands)
     if each:
         results += [jax.ShapeDtypeStruct((examples,), jnp.int32)] * 2
     arguments, aliases = emitted.arguments(operands)

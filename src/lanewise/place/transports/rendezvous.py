@@ -10,6 +10,7 @@ that waits has a deadline, and reports what it waited for.
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import select
 import socket
@@ -168,7 +169,8 @@ def _at_rank_0(opening: Opening, meeting: Meeting, peers: dict[int, Peer], deadl
         try:
             while len(addresses) < opening.size - 1:
                 missing = [place for place in range(1, opening.size) if place not in addresses]
-                hello, sock = _next(comers, deadline, opening, meeting, missing, listener, peers)
+                late = functools.partial(_late, opening, meeting, missing, listener)
+                hello, sock = _next(comers, deadline, opening, peers, late)
                 rank = hello.get("rank")
                 problem = _problem(opening, hello, addresses)
                 if problem is not None:
@@ -208,7 +210,7 @@ def _await_ready(
     waiting = {place: peer.life for place, peer in peers.items() if peer.life is not None}
     while waiting:
         if time.monotonic() > deadline:
-            raise _late(opening, meeting, sorted(waiting), "")
+            raise _late(opening, meeting, sorted(waiting))
         readable, _, _ = select.select(list(waiting.values()), (), (), LOOK_SECONDS)
         for place, life in list(waiting.items()):
             if life not in readable:
@@ -249,10 +251,8 @@ def _next(
     comers: Comers,
     deadline: float,
     opening: Opening,
-    meeting: Meeting,
-    missing: list[int],
-    listener: Listener,
     peers: dict[int, Peer],
+    late: Callable[[], PlaceError],
 ) -> tuple[dict[str, Any], socket.socket]:
     """The process that comes next; an error if a peer that was there has left, or the time is over."""
     while True:
@@ -263,15 +263,17 @@ def _next(
         for peer in peers.values():
             if peer.life is not None and _has_left(peer.life):
                 raise _left(opening, peer.place)
-        if meeting.rank:
+        if 0 in peers:
             _hear_of_errors(peers[0], deadline)
         if time.monotonic() > deadline:
-            away = listener.turned_away
-            turned = f" ({away} that came had another secret)" if away else ""
-            raise _late(opening, meeting, missing, turned)
+            raise late()
 
 
-def _late(opening: Opening, meeting: Meeting, missing: list[int], more: str) -> PlaceError:
+def _late(
+    opening: Opening, meeting: Meeting, missing: list[int], listener: Listener | None = None
+) -> PlaceError:
+    away = 0 if listener is None else listener.turned_away
+    more = f" ({away} that came had another secret)" if away else ""
     names = ", ".join(opening.names[place] for place in missing)
     return PlaceError(
         f"{names} did not connect to {opening.names[meeting.rank]} within {meeting.patience:g} s{more}.",
@@ -315,7 +317,8 @@ def _await_higher(
         missing = [p for p in higher if peers[p].values is None or peers[p].life is None]
         if not missing:
             return
-        hello, sock = _next(comers, deadline, opening, meeting, missing, listener, peers)
+        late = functools.partial(_late, opening, meeting, missing, listener)
+        hello, sock = _next(comers, deadline, opening, peers, late)
         rank, purpose = hello.get("rank"), hello.get("purpose")
         if (
             hello.get("digest") != opening.digest
