@@ -36,7 +36,7 @@ from lanewise import _jax
 from lanewise.dynamic.ending import with_programs
 from lanewise.dynamic.misfit import misfit, names_of
 from lanewise.dynamic.quick import quick_way
-from lanewise.dynamic.record import TYPES, Kind, LazyError, Recorder, Tag, type_number
+from lanewise.dynamic.record import NO_WAY, TYPES, Kind, LazyError, Recorder, Tag, Way, type_number
 from lanewise.dynamic.table import Piece, Type
 
 # The most arrays that one argument of an op may be shared as: more are data, which should be NumPy arrays.
@@ -188,6 +188,7 @@ class Op:
         self.__name__ = self.name
         self.__wrapped__ = fun
         self._signatures: dict[tuple[Any, ...], _Signature] = {}
+        self._last = NO_WAY
 
     def __repr__(self) -> str:
         return f"op {self.name!r}"
@@ -201,9 +202,14 @@ class Op:
         if recorder is None:
             return self.fun(*map(_value, args), **{k: _value(v) for k, v in kwargs.items()})
         if not kwargs:
-            for many, way in recorder.quick.get(self, ()):
-                if many == len(args):
-                    found = way(*args)
+            last = self._last
+            if last.recorder is recorder and last.many == len(args):
+                found = last.run(*args)
+                if found is not None:
+                    return found
+            for way in recorder.quick.get(self, ()):
+                if way is not last and way.many == len(args):
+                    found = way.run(*args)
                     if found is not None:
                         return found
         return self._record(recorder, args, kwargs)
@@ -262,9 +268,10 @@ class Op:
         recorder.operands += rows
         n, recorder.count = recorder.count, recorder.count + len(found.results)
         made = [Lazy(recorder.tag(k), n + j) for j, k in enumerate(found.results)]
-        if not kwargs and (way := quick_way(recorder, found, args, Lazy)) is not None:
+        if not kwargs and (run := quick_way(recorder, found, args, Lazy)) is not None:
             ways = recorder.quick.setdefault(self, [])
-            ways[:] = [(len(args), way), *ways[: QUICK_WAYS - 1]]
+            self._last = Way(recorder, len(args), run)
+            ways[:] = [self._last, *ways[: QUICK_WAYS - 1]]
         if found.tree is None:
             return made[0]
         return tuple(made) if found.tree == "tuple" else found.tree.unflatten(made)
@@ -475,16 +482,27 @@ _take = Op(lambda value, index: value[index], "indexing")
 def _operators() -> None:
     """Arithmetic and comparisons of lazy values are ops."""
 
-    def add(name: str, fun: Callable[..., Any], swapped: bool = False) -> None:
-        made = Op(fun, name)
-        setattr(Lazy, f"__{name}__", lambda self, *other: made(self, *other))
-        if swapped:
-            setattr(Lazy, f"__r{name}__", lambda self, other: made(other, self))
+    def of_two(made: Op) -> Callable[[Any, Any], Any]:
+        def call(self: Any, other: Any) -> Any:
+            # As in `Op.__call__`, which would be another call.
+            last = made._last
+            if last.recorder is _state.recorder and last.many == 2:
+                found = last.run(self, other)
+                if found is not None:
+                    return found
+            return made(self, other)
+
+        return call
 
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_"):
-        add(name.strip("_"), getattr(operator, name), swapped=True)
-    for name in ("neg", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
-        add(name, getattr(operator, name))
+        name, run = name.strip("_"), of_two(Op(getattr(operator, name), name.strip("_")))
+        setattr(Lazy, f"__{name}__", run)
+        setattr(Lazy, f"__r{name}__", lambda self, other, run=run: run(other, self))
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        setattr(Lazy, f"__{name}__", of_two(Op(getattr(operator, name), name)))
+    for name in ("neg", "abs", "invert"):
+        made = Op(getattr(operator, name), name)
+        setattr(Lazy, f"__{name}__", lambda self, made=made: made(self))
 
 
 _operators()

@@ -79,6 +79,21 @@ class Tag:
         self.kind = kind
 
 
+class Way:
+    """The quick way to record calls of an op with this many arguments, in one recorder (`quick.py`)."""
+
+    __slots__ = ("many", "recorder", "run")
+
+    def __init__(self, recorder: Any, many: int, run: Any) -> None:
+        self.recorder = recorder
+        self.many = many
+        self.run = run
+
+
+# Of no recorder, that is: of none that records.
+NO_WAY = Way(object(), -1, None)
+
+
 class Homes:
     """Where each value that was computed is: its type's number, the flush, and the position in that flush's arena."""
 
@@ -161,8 +176,7 @@ class Recorder:
         self.homes = Homes()
         self.host: dict[tuple[int, int], np.ndarray] = {}  # arenas copied, by flush and type
         self.tags: dict[int, Tag] = {}
-        # By op: how many arguments, and the quick way to record a call like that.
-        self.quick: dict[Any, list[tuple[int, Any]]] = {}
+        self.quick: dict[Any, list[Way]] = {}  # by op, the last one first
         self.wait: Any = None  # what suspends an instance until others wait too
 
     def share(self, array: Any) -> int:
@@ -175,6 +189,9 @@ class Recorder:
 
     def close(self) -> None:
         """Nothing is recorded from now on. What refers back here goes, so that arenas are freed with the last value."""
+        for op in self.quick:
+            if op._last.recorder is self:
+                op._last = NO_WAY
         self.quick.clear()
         self.tags.clear()
 
