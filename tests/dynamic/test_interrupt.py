@@ -14,7 +14,7 @@ import pytest
 
 import lanewise as lw
 import needs
-from lanewise.dynamic import lazy
+from lanewise.dynamic.record import STATE
 
 ROOT = str(Path(lw.__file__).parent)
 
@@ -78,7 +78,7 @@ def test_lazy_map(suspended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     came = 0
     for point in points:
         came += interrupted(run, point)
-        assert lazy._state.recorder is None
+        assert STATE.recorder is None
         np.testing.assert_allclose(run(), expected, rtol=1e-5)
     assert came >= 8
 

@@ -19,9 +19,7 @@ many operations it has; recording each of them costs fifteen times as much, and 
 
 from __future__ import annotations
 
-import itertools
 import operator
-import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,30 +27,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
-from lanewise.dynamic.ending import with_programs
-from lanewise.dynamic.misfit import misfit, names_of
 from lanewise.dynamic.quick import quick_way
-from lanewise.dynamic.record import NO_WAY, TYPES, Kind, LazyError, Recorder, Tag, Way, type_number
-from lanewise.dynamic.table import Piece, Type
+from lanewise.dynamic.record import (
+    NO_WAY,
+    STATE,
+    TYPES,
+    Kind,
+    LazyError,
+    Recorder,
+    Tag,
+    Way,
+    type_number,
+)
+from lanewise.dynamic.traced import Signature, traced
 
 # The most arrays that one argument of an op may be shared as: more are data, which should be NumPy arrays.
 MOST_SHARED = 64
 
 # The most kinds of an op that are recorded the quick way.
 QUICK_WAYS = 8
-
-_SERIAL = itertools.count()
-
-
-class _State(threading.local):
-    recorder: Recorder | None = None
-
-
-_state = _State()
 
 
 class Lazy:
@@ -130,7 +126,7 @@ class Lazy:
     @property
     def __jax_array__(self) -> Callable[[], Any]:
         # A property: JAX asks whether there is one, and most of its functions then refuse in words of their own.
-        if _state.recorder is self._recorder:
+        if STATE.recorder is self._recorder:
             raise LazyError(
                 f"{self!r} was given to a JAX function inside its lazy block, which would run it for one instance."
                 " Put that code in a function with `@lw.op`, or take `.value`."
@@ -187,7 +183,7 @@ class Op:
         self.__doc__ = fun.__doc__
         self.__name__ = self.name
         self.__wrapped__ = fun
-        self._signatures: dict[tuple[Any, ...], _Signature] = {}
+        self._signatures: dict[tuple[Any, ...], Signature] = {}
         self._last = NO_WAY
 
     def __repr__(self) -> str:
@@ -198,7 +194,7 @@ class Op:
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        recorder = _state.recorder
+        recorder = STATE.recorder
         if recorder is None:
             return self.fun(*map(_value, args), **{k: _value(v) for k, v in kwargs.items()})
         if not kwargs:
@@ -286,7 +282,7 @@ class Op:
     ) -> Kind:
         signature = self._signatures.get((tree, *roles))
         if signature is None:
-            signature = self._signatures[(tree, *roles)] = _trace(self, tree, roles)
+            signature = self._signatures[(tree, *roles)] = traced(self.name, self.fun, tree, roles)
         captured = [recorder.share(c) for c in signature.captures]
         kind = Kind(
             len(recorder.kinds),
@@ -305,86 +301,6 @@ class Op:
             )
         recorder.kinds[key] = kind
         return kind
-
-
-@dataclass(frozen=True)
-class _Signature:
-    """An op traced for the types of its arguments."""
-
-    piece: Piece
-    serial: int
-    captures: tuple[Any, ...]
-    results: tuple[int, ...]
-    tree: Any
-
-
-def _trace(op: Op, tree: Any, roles: Sequence[Any]) -> _Signature:
-    """Shared operands, then rows, to the op's results."""
-    shared = [r for r in roles if r[0] == "shared"]
-    rows = [r for r in roles if r[0] == "row"]
-    structs = [jax.ShapeDtypeStruct(s, d) for _, s, d in shared]
-    structs += [jax.ShapeDtypeStruct(*TYPES[k]) for _, k in rows]
-    out: list[Any] = []
-
-    def code(*values: Any) -> list[Any]:
-        first, second = iter(values[: len(shared)]), iter(values[len(shared) :])
-        turn = {"shared": first, "row": second}
-        leaves = [r[1] if r[0] == "static" else next(turn[r[0]]) for r in roles]
-        args, kwargs = jax.tree.unflatten(tree, leaves)
-        before, _state.recorder = _state.recorder, None
-        try:
-            result = op.fun(*args, **kwargs)
-        finally:
-            _state.recorder = before
-        flat, made = jax.tree.flatten(result)
-        out.append((made, result))
-        return [jnp.asarray(x) for x in flat]
-
-    try:
-        traced = _jax.trace(code, structs)
-    except Exception as error:
-        given = [
-            f"{n}: {_described(r)}" for n, r in zip(names_of(op.fun, tree), roles, strict=True)
-        ]
-        better = misfit(op.name, op.fun, error, given)
-        if better is not None:
-            raise better from error
-        error.add_note(
-            f"lanewise: in {op!r}, which was traced for one row with ({', '.join(given)})."
-        )
-        raise
-    if any(isinstance(c, _jax.Tracer) for c in traced.captures):
-        raise LazyError(
-            f"{op!r} reads a traced value from outside (a weight that is differentiated, most likely). Give it as an"
-            " argument: the code of an op is cached, and the value is another one next time."
-        )
-    if not traced.out_avals:
-        raise LazyError(f"{op!r} has no result.")
-    numbers = tuple(type_number(tuple(a.shape), np.dtype(a.dtype)) for a in traced.out_avals)
-    made, result = out[0]
-    simple: Any = made
-    if jax.tree_util.treedef_is_leaf(made):
-        simple = None
-    elif type(result) is tuple and made.num_leaves == len(result):
-        simple = "tuple"
-    piece = Piece(
-        op.name,
-        with_programs(traced.jaxpr),
-        tuple(
-            TYPES[type_number(tuple(v.aval.shape), np.dtype(v.aval.dtype))]
-            for v in traced.jaxpr.invars[: len(traced.captures) + len(shared)]
-        ),
-        tuple(TYPES[k] for _, k in rows),
-        tuple(TYPES[k] for k in numbers),
-    )
-    return _Signature(piece, next(_SERIAL), traced.captures, numbers, simple)
-
-
-def _described(role: Any) -> str:
-    """An argument's leaf in a message."""
-    if role[0] == "static":
-        return repr(role[1])
-    return f"shared {Type(*role[1:])}" if role[0] == "shared" else str(TYPES[role[1]])
 
 
 # Numbers have one type each, found by their class.
@@ -446,12 +362,12 @@ def op(fun: Callable[..., Any]) -> Op:
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
     """Ops called inside are recorded here."""
-    before = _state.recorder
+    before = STATE.recorder
     try:
-        _state.recorder = recorder
+        STATE.recorder = recorder
         yield recorder
     finally:
-        _state.recorder = before
+        STATE.recorder = before
         recorder.close()
 
 
@@ -486,7 +402,7 @@ def _operators() -> None:
         def call(self: Any, other: Any) -> Any:
             # As in `Op.__call__`, which would be another call.
             last = made._last
-            if last.recorder is _state.recorder and last.many == 2:
+            if last.recorder is STATE.recorder and last.many == 2:
                 found = last.run(self, other)
                 if found is not None:
                     return found

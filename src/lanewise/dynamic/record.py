@@ -12,6 +12,7 @@ pieces.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -297,6 +298,15 @@ class Recorder:
         if (flush, kind) not in self.host:
             self.host[flush, kind] = _concrete(self.answers[flush].of(TYPES[kind]))
         return self.host[flush, kind][at]
+
+
+class _State(threading.local):
+    """The recorder of the block that a thread is in."""
+
+    recorder: Recorder | None = None
+
+
+STATE = _State()
 
 
 def _value_types(kinds: Sequence[Kind], calls: np.ndarray) -> np.ndarray:
