@@ -119,11 +119,12 @@ def test_programs_over_two_processes() -> None:
 def test_a_run_that_is_killed_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     """`make soak` does this 50 times, at random iterations."""
     whole = launched("saved", str(tmp_path / "whole"), "SIGKILL", "-1")
-    assert whole[0]["steps"] == "20" and whole[0]["states"] == "15 20"
-    trials = [("SIGKILL", 13), *([("SIGSTOP", 7)] if needs.FULL else [])]
+    assert whole[0]["steps"] == "28" and whole[0]["states"] == "15 20"
+    assert whole[0]["later states"] == "5"
+    trials = [("SIGKILL", 26), *([("SIGSTOP", 7)] if needs.FULL else [])]
     if TRIALS > 1:
         rng = random.Random()
-        trials = [(rng.choice(("SIGKILL", "SIGSTOP")), rng.randrange(20)) for _ in range(TRIALS)]
+        trials = [(rng.choice(("SIGKILL", "SIGSTOP")), rng.randrange(28)) for _ in range(TRIALS)]
     for number, (name, iteration) in enumerate(trials):
         folder = tmp_path / str(number)
         killed = launched("saved", str(folder), name, str(iteration), more=("--restarts", "1"))

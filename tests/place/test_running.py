@@ -90,5 +90,5 @@ def test_nothing_that_is_received_is_ever_unpickled() -> None:
             elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
                 assert isinstance(node.value, ast.Constant) and node.value.value is False
         found[path.name] = names & {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
-    # A program travels to workers of a cluster as code, which is what they are for.
+    # A program travels to workers of a cluster as code, by Ray's own pickler.
     assert {name: used for name, used in found.items() if used} == {}
