@@ -67,6 +67,7 @@ def test_calls(tmp_path: Path) -> None:
         "assertion": f"checked: assertion failed: too large{alone}",
         "assertion of lanes": f"checked: assertion failed: too large in 2 of 6 lanes: 2, 4.{others}",
         "assertion in groups": f"checked: assertion failed: too large in 2 of 6 lanes: 2, 4.{others}",
+        "assertion in a while": f"checked: assertion failed: too large{alone}",
         "assertion in a part": f"root: assertion failed: no root in 1 of 6 lanes: 4.{others}",
         "assertion in no part": f"root: assertion failed: no root{alone}",
     }
