@@ -354,6 +354,10 @@ def of_ends(places: dict[str, Any]) -> Iterator[tuple[str, str]]:
     def in_no_part(x: Any) -> Any:
         return layer(root(x), W, V)
 
+    def in_a_while(x: Any) -> Any:
+        return jax.lax.while_loop(lambda x: jnp.sum(x) < 1e9, lw.vmap(checked), x)
+
+    yield "assertion in a while", raised(in_a_while, batch[:2])
     yield "assertion in a part", raised(in_a_part, batch)
     yield "assertion in no part", raised(in_no_part, X + 5)
 

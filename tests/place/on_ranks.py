@@ -2,7 +2,7 @@
 prints.
 
 `on_ranks.py programs`: programs and gradients at random, an assertion, a recursion inside a part. `on_ranks.py saved
-FOLDER SIGNAL ITERATION`: a loop that is saved; rank 1 sends itself the signal in that iteration, the first time.
+FOLDER SIGNAL ITERATION`: two loops that are saved; rank 1 sends itself the signal in that iteration, the first time.
 """
 
 from __future__ import annotations
@@ -129,13 +129,16 @@ def saved(folder: str, name: str, iteration: int) -> None:
 
             return i + 1, lw.placed(second, "b")(x, i), key
 
-        return jax.lax.while_loop(lambda c: c[0] < 20, body, (0, x, key))[:2]
+        carry = jax.lax.while_loop(lambda c: c[0] < 20, body, (0, x, key))
+        return jax.lax.while_loop(lambda c: c[0] < 28, body, carry)[:2]
 
     run = lw.run(f, {"a": 0, "b": 1}, checkpoint=f"{folder}/states", every=5, timeout=3.0)
     steps, x = run(jnp.linspace(0.0, 1.0, 4), jax.random.key(3))
     say("steps", str(steps))
     say("bits", np.asarray(x).tobytes().hex())
-    say("states", " ".join(sorted(p.name for p in Path(folder, "states", f"rank{RANK}").iterdir())))
+    for name, own in (("states", "."), ("later states", "loop1")):
+        found = Path(folder, "states", f"rank{RANK}", own).iterdir()
+        say(name, " ".join(sorted(p.name for p in found if p.name.isdecimal())))
 
 
 if __name__ == "__main__":

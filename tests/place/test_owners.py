@@ -55,3 +55,16 @@ def test_what_a_branch_changes_stays_where_it_is_used() -> None:
 
     found = edges(play, {"world": 0, "network": 1}, jnp.ones(8), jnp.ones(8), jnp.int32(6))
     assert {way: edge.messages for way, edge in found.items()} == {"0 -> 1": 6, "1 -> 0": 6}
+
+
+def test_what_no_part_names_runs_where_most_bytes_are() -> None:
+    def both(x, y):
+        small = lw.placed(jnp.sin, "first")(x)
+        return lw.placed(jnp.cos, "second")(y) @ small
+
+    for placement, way in (
+        ({"first": 0, "second": 1}, "0 -> 1"),
+        ({"first": 1, "second": 0}, "1 -> 0"),
+    ):
+        found = edges(both, placement, jnp.ones(8), jnp.ones((4, 8)))
+        assert [(each, edge.bytes) for each, edge in found.items()] == [(way, 32)]

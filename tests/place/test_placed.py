@@ -153,6 +153,50 @@ def test_a_state_that_was_sent_is_not_sent_again() -> None:
     assert found.sent() == {(0, 1): [5]} and found.homes == [[0], [1]]
 
 
+def test_a_state_that_rarely_changes_is_sent_when_it_does() -> None:
+    """Weights that an actor reads in each step and a learner changes in some of them."""
+
+    def f(x, w, v, limit):
+        w = lw.placed(lambda w: w * 0.5, "encoder")(w)
+
+        def body(carry):
+            i, x, w = carry
+            x = decoder(x, w)
+            learn = (i % 4 == 3) if limit is None else encoder(x, v)[0] < limit
+            w = jax.lax.cond(
+                learn, lambda: lw.placed(lambda w, x: w * 0.9 + x[0], "encoder")(w, x), lambda: w
+            )
+            return i + 1, x, w
+
+        return jax.lax.while_loop(lambda carry: carry[0] < 9, body, (0, x, w))[1:]
+
+    def moved(limit: float | None) -> int:
+        found = Divided(lambda x, w, v: f(x, w, v, limit), TWO, X, W, V)
+        moves, counts = found.prepared.actions.moves(), found.counts
+        return sum(counts[m.number] for m in moves if m.var.aval.shape == W.shape)
+
+    # Before the loop, and when it has changed; what floats decide is sent in each iteration instead.
+    assert moved(None) == 1 + 2 and moved(-1e9) == 1 and moved(1e9) == 1 + 9
+
+    def buffered(x, w):
+        def body(i, carry):
+            x, buffer = carry
+            buffer = jax.lax.cond(
+                i % 2 == 0,
+                lambda: lw.placed(lambda b, x: b + x, "encoder")(buffer, x),
+                lambda: buffer,
+            )
+            x = jax.lax.cond(i == 5, lambda: decoder(x, buffer), lambda: x)
+            return encoder(x, w), buffer
+
+        return jax.lax.fori_loop(0, 8, body, (x, w))
+
+    # What is read in one iteration goes there in that one.
+    found = Divided(buffered, TWO, X, W)
+    moves, counts = found.prepared.actions.moves(), found.counts
+    assert [counts[m.number] for m in moves if m.var.aval.shape == W.shape] == [1]
+
+
 def test_a_side_that_is_not_taken_costs_nothing() -> None:
     def f(x, w, v, flag):
         return jax.lax.cond(flag, lambda: decoder(x, v), lambda: encoder(encoder(x, w), w))

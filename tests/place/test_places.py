@@ -67,6 +67,7 @@ def test_calls(tmp_path: Path) -> None:
         "assertion": f"checked: assertion failed: too large{alone}",
         "assertion of lanes": f"checked: assertion failed: too large in 2 of 6 lanes: 2, 4.{others}",
         "assertion in groups": f"checked: assertion failed: too large in 2 of 6 lanes: 2, 4.{others}",
+        "assertion in a while": f"checked: assertion failed: too large{alone}",
         "assertion in a part": f"root: assertion failed: no root in 1 of 6 lanes: 4.{others}",
         "assertion in no part": f"root: assertion failed: no root{alone}",
     }
@@ -119,11 +120,12 @@ def test_programs_over_two_processes() -> None:
 def test_a_run_that_is_killed_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     """`make soak` does this 50 times, at random iterations."""
     whole = launched("saved", str(tmp_path / "whole"), "SIGKILL", "-1")
-    assert whole[0]["steps"] == "20" and whole[0]["states"] == "15 20"
-    trials = [("SIGKILL", 13), *([("SIGSTOP", 7)] if needs.FULL else [])]
+    assert whole[0]["steps"] == "28" and whole[0]["states"] == "15 20"
+    assert whole[0]["later states"] == "5"
+    trials = [("SIGKILL", 26), *([("SIGSTOP", 7)] if needs.FULL else [])]
     if TRIALS > 1:
         rng = random.Random()
-        trials = [(rng.choice(("SIGKILL", "SIGSTOP")), rng.randrange(20)) for _ in range(TRIALS)]
+        trials = [(rng.choice(("SIGKILL", "SIGSTOP")), rng.randrange(28)) for _ in range(TRIALS)]
     for number, (name, iteration) in enumerate(trials):
         folder = tmp_path / str(number)
         killed = launched("saved", str(folder), name, str(iteration), more=("--restarts", "1"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 import lanewise as lw
+from lanewise.place import transports
 from lanewise.place.placement import placement_from
 from lanewise.place.prepared import ask
 from lanewise.place.running import running
@@ -72,3 +75,20 @@ def test_connections_within_a_machine_are_not_paced() -> None:
             without_pacing(sock)
             used = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
     assert used.rstrip(b"\0") == b"reno"
+
+
+def test_nothing_that_is_received_is_ever_unpickled() -> None:
+    """What comes from other processes is arrays, JSON and `.npz`: no code that reads it can run code."""
+    found = {}
+    for path in sorted(Path(transports.__file__).parent.parent.rglob("*.py")):
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names |= {node.module or "", *(alias.name for alias in node.names)}
+            elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                assert isinstance(node.value, ast.Constant) and node.value.value is False
+        found[path.name] = names & {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+    # A program travels to workers of a cluster as code, by Ray's own pickler.
+    assert {name: used for name, used in found.items() if used} == {}

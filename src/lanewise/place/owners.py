@@ -29,6 +29,8 @@ from lanewise.place.regions import Branch, Check, Code, Node, Op, Region, Scan, 
 Places = frozenset[int]
 
 _MOST_BYTES = 4096
+# What is smaller is sent as well as the outcome of a branch, which says whether it has changed.
+_LEAST_KEPT = 32
 _ROUNDS = 8
 
 
@@ -111,6 +113,8 @@ class _Decision:
     hints: dict[Var, int]
     # The program's own inputs: the same bits wherever they are.
     given: frozenset[Var]
+    # What branches give that is also kept at other places than the one that makes it.
+    kept: dict[Var, Places] = field(default_factory=dict)
 
     def region(self, region: Region, among: Places) -> None:
         """Decide the nodes of a region that these places have."""
@@ -182,7 +186,8 @@ class _Decision:
             after = body.outs[i]
             reads = {p for r in regions for p in self._readers(r, r.ins[i], True)}
             gets = self._readers(body, after, False) if isinstance(after, Var) else set()
-            kept.append(home | (reads & gets & among))
+            again = (reads & gets) | self._stays(body, i, home, among)
+            kept.append(home | (again & among))
         if kept == list(state):
             return kept
         for region in regions:
@@ -191,6 +196,18 @@ class _Decision:
             self.region(node.test, among)
         self.region(body, among)
         return kept
+
+    def _stays(self, body: Region, i: int, home: Places, among: Places) -> Places:
+        """The places that keep a state which a branch may leave as it is: those that read it in each iteration.
+
+        Its next value is then sent in the branch, when it has changed.
+        """
+        before, after = body.ins[i], body.outs[i]
+        if not isinstance(after, Var) or not _may_stay(body, before, after):
+            return frozenset()
+        reads = self._readers(body, before, False) | self._readers(body, after, False)
+        self.kept[after] = (home | reads) & among
+        return self.kept[after]
 
     def _readers(self, region: Region, var: Var, maybe: bool) -> set[int]:
         """The places that read a value in a region; `maybe`: also those that do so inside a branch only."""
@@ -238,6 +255,9 @@ class _Decision:
                 both = frozenset((min((made or homes)[0] & among or among),))
             found.homes[var] = both
             members |= both if len(both) == 1 else frozenset()
+            if var in self.kept:
+                found.homes[var] |= self.kept[var] & among
+                members |= self.kept[var] & among
         members = members or frozenset((min(among),))
         for var in node.outs:
             found.homes[var] = found.homes[var] & members or frozenset((min(members),))
@@ -295,6 +315,16 @@ class _Decision:
         decides = any(_is_float(a) for a in computed) and not all(map(_is_float, node.outs))
         small = all(bytes_of(v) <= _MOST_BYTES for v in node.outs)
         return not decides and (small or all(not a.aval.shape for a in node.ins))
+
+
+def _may_stay(body: Region, before: Var, after: Var) -> bool:
+    """Whether a branch gives a state its next value and may leave it as it is, and it is larger than an outcome."""
+    for node in body.nodes:
+        if isinstance(node, Branch) and after in node.outs:
+            at = node.outs.index(after)
+            stays = any(side.outs[at] is before for side in node.sides)
+            return stays and bytes_of(after) >= _LEAST_KEPT
+    return False
 
 
 def _is_float(atom: Atom) -> bool:
