@@ -152,6 +152,7 @@ def test_effects_happen_once() -> None:
                 return j + 1, jnp.sin(w @ y)
 
             i, x = state
+            jax.debug.callback(told, 10 + i)
             _, y = lax.while_loop(lambda s: s[0] < 2, inner, (0, x))
             return i + 1, 0.5 * x + jnp.tanh(w @ y)
 
@@ -161,7 +162,34 @@ def test_effects_happen_once() -> None:
     told = lambda j: seen.append(int(j))  # noqa: E731
     jax.block_until_ready(jax.grad(lw.lift(lambda w, x, n: run(w, x, n, told)))(*operands(), 3))
     jax.effects_barrier()
-    assert sorted(seen) == [0, 0, 0, 1, 1, 1]
+    assert sorted(seen) == [0, 0, 0, 1, 1, 1, 10, 11, 12]
+
+
+def test_a_lane_that_fails() -> None:
+    """What ends a lane in an inner loop does so in the forward sweep."""
+
+    @lw.program
+    def bounded(w, x, n):
+        i = 0
+        while i < n:
+            y, j = x, 0
+            while j < 2:
+                assert i < 3, "too far"
+                y = 0.1 * y + jnp.sin(w @ y)
+                j += 1
+            x = 0.5 * x + jnp.tanh(w @ y)
+            i += 1
+        return x.sum()
+
+    w, x = operands()
+    own = jax.vmap(jax.grad(lambda x, n: bounded(w, x, n)), (None, 0))
+    with pytest.raises(lw.LaneError, match="too far"):
+        own(x, jnp.array([2, 6, 1]))
+    found = own(x, jnp.array([2, 3, 1]))
+    for row, n in zip(found, (2, 3, 1), strict=True):
+        np.testing.assert_allclose(
+            row, jax.grad(lambda x, n=n: bounded(w, x, n))(x), rtol=1e-4, atol=1e-6
+        )
 
 
 # -- what is kept, and what is made again -----------------------------------------------------------
