@@ -2,11 +2,12 @@
 
 Every step has 64 fresh instances of the sizes below. Ours are programs, as `auto` runs them unless `FORMS` says
 otherwise: what was chosen is printed. Narrow ones are inside `jax.jit`, as a user has a training step: outside, JAX's
-`grad` alone takes two milliseconds. Tapes there have room for 128 records. Wide ones are not, as runs by levels and
-tapes that grow need the host. Records are packed into arrays when data is loaded, as PyTorch has its objects
-then; the slice, recording and tables count. On a CPU all run on one core, and CPU time is compared, so that other work
-on the machine counts less; on a GPU it is wall time. Values and gradients are compared first. Then both run over fresh
-minibatches, of which the compilations are counted: those of XLA, without which no C++ kernel is called either.
+`grad` alone takes two milliseconds. Tapes there have room for 128 records, and on a GPU, where the machine is compiled
+again for longer ones. Wide ones are not, as runs by levels and tapes that grow need the host. Records are packed into
+arrays when data is loaded, as PyTorch has its objects then; the slice, recording and tables count. On a CPU all run on
+one core, and CPU time is compared, so that other work on the machine counts less; on a GPU it is wall time. Values and
+gradients are compared first. Then both run over fresh minibatches, of which the compilations are counted: those of XLA,
+without which no C++ kernel is called either.
 
     python benchmarks/dynamic_models.py [--models tree_lstm dag] [--widths 32 256] [--repeats 3]
         [--instances 64] [--device gpu]
@@ -57,7 +58,7 @@ LAZILY = "lazily"
 FORMS: dict[tuple[str, int], Any] = {
     ("dag", 256): LAZILY,
 }
-# The widest that are inside `jit`, and the records that a lane's tape has room for there.
+# The widest that are inside `jit`, and the records that a lane's tape has room for there, and on a GPU.
 INSIDE_JIT = 64
 TAPE = 128
 # By whether values decide: the targets of forward and training at a large width, and of both at width 32.
@@ -76,7 +77,8 @@ def form_of(name: str, width: int, model: Any, instances: Any) -> tuple[Any, Any
         run = lambda p, given: lw.lazy_map(lambda x: model.lazily(p, x), given)  # noqa: E731
         return run, jax.value_and_grad(lambda p, x: _mean(run(p, x))), False, "recorded lazily"
     inside = width <= INSIDE_JIT and not on_gpu()
-    program = model.measure.with_options(**form, **({"tape": TAPE} if inside else {}))
+    tape = {"tape": TAPE} if inside or on_gpu() else {}
+    program = model.measure.with_options(**form, **tape)
     run = lw.vmap(program, in_axes=(None, 0))
     gradient = jax.value_and_grad(lambda p, x: _mean(run(p, x)))
     plan = lw.inspect(program, model.init(width), lw.pack(instances), in_axes=(None, 0)).plan

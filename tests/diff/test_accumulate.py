@@ -215,12 +215,12 @@ def test_no_lane_has_an_array_of_the_weights_size(name: str) -> None:
 
 @needs.compiler
 @needs.on_cpu
-@pytest.mark.parametrize("lanes", [3, 200])
-def test_outer_products_are_added_many_at_a_time(lanes: int) -> None:
+@pytest.mark.parametrize(("lanes", "m", "n"), [(3, 21, 37), (200, 21, 37), (40, 120, 130)])
+def test_outer_products_are_added_many_at_a_time(lanes: int, m: int, n: int) -> None:
     """On `native`: more and fewer than rows have room for, of a shape that is no multiple of what is added at once."""
     rng = np.random.default_rng(lanes)
-    w = rng.standard_normal((21, 37)) / 5
-    xs, ns = rng.standard_normal((lanes, 21)), rng.integers(0, 4, lanes)
+    w = rng.standard_normal((m, n)) / np.sqrt(m)
+    xs, ns = rng.standard_normal((lanes, m)), rng.integers(0, 4, lanes)
 
     @lw.program
     def wide(w: Any, x: Any, n: Any) -> Any:

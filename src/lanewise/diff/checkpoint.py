@@ -2,8 +2,9 @@
 
 `"all"`: what the reverse of each iteration reads. `"sqrt"`: a state for each strip of about √n iterations; a strip is
 run again, saving all, when its turn comes. A number `k`: at most `k` states at a time, whatever the length.
-`"auto"`: all for a loop of known length (a `scan`) unless that is too large, a number for a `while`. What a `while`
-saves under "all" has room for `tape` iterations; under "sqrt" it has slots for twice the root of that.
+`"auto"`: all for a loop of known length (a `scan`) unless that is too large, a number for a `while`, which then keeps
+results of products beside its states (`iteration.py`). What a `while` saves under "all" has room for `tape` iterations;
+under "sqrt" it has slots for twice the root of that.
 
 A `scan` knows its length, so strips are cut ahead, and strips of strips where `k` states do not do (`strip`). A
 `while` does not. Its forward sweep keeps states at even distances; when the slots are full, every second one is

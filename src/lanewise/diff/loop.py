@@ -12,11 +12,10 @@ out; what never changes is read where it is; a counter is known from the number 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from lanewise import _jax
@@ -24,11 +23,11 @@ from lanewise.blocks.equations import tests_many, with_one_test
 from lanewise.diff.activity import moving_carry
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import FARTHEST, next_kept, read, write, write_if
-from lanewise.diff.iteration import reverse_step
+from lanewise.diff.iteration import Iteration, either, reverse_step
 from lanewise.diff.known import Known
 from lanewise.diff.piece import piece
 from lanewise.diff.records import tops, with_tops
-from lanewise.diff.split import run_again_in_frame
+from lanewise.diff.split import bytes_of, run_again_in_frame
 from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
 from lanewise.diff.tape import check_room, unfilled
 
@@ -49,7 +48,12 @@ def _while(
     sweep_loop = _save_all if scope.checkpoints.setting == "all" else _keep_states
     if threads:
         sweep_loop = _push_iterations
-    outs, back = sweep_loop(loop, flags.consts, carry_moving, scope)
+    if scope.both:
+        silent = replace(loop, test=_silent(loop.test), body=_silent(loop.body))
+        outs, back = sweep_loop(silent, flags.consts, carry_moving, scope)
+        outs = either(_jax.run_eqn(eqn, operands), outs)
+    else:
+        outs, back = sweep_loop(loop, flags.consts, carry_moving, scope)
     avals = [v.aval for v in eqn.outvars]
     const_avals = [_jax.aval_of(x) for x in loop.consts]
 
@@ -66,6 +70,12 @@ def _while(
         return [*before.test_consts, *spread(ct_consts, flags.consts), *ct_init]
 
     return Swept(outs, carry_moving, pull, threads)
+
+
+def _silent(code: _jax.ClosedJaxpr) -> _jax.ClosedJaxpr:
+    return _jax.close_jaxpr(
+        _jax.without_effects(getattr(code, "jaxpr", code)), _jax.attached_consts(code)
+    )
 
 
 def _as_one_test(
@@ -88,13 +98,15 @@ def _as_one_test(
 def _keep_states(
     loop: _While, consts_moving: Sequence[bool], carry_moving: Sequence[bool], scope: Scope
 ) -> Any:
-    body = _jax.without_effects(_jax.flat_jaxpr(loop.body))
+    whole = _jax.flat_jaxpr(loop.body)
+    body = _jax.without_effects(whole)
     constants = _jax.attached_consts(loop.body)
     known = Known.of(body, len(constants) + len(loop.consts), loop.init)
     operands, moving = (constants, loop.consts, loop.init), (consts_moving, carry_moving)
-    behind, reads, read_after = reverse_step(body, operands, moving, known, scope)
-    kept = _Kept(loop, known, tuple(known.needed(reads, len(loop.init))), read_after)
-    number = scope.checkpoints.slots(sum(map(_bytes, kept.avals)))
+    own = reverse_step(whole, operands, moving, known, scope)
+    behind = own.behind
+    kept = _Kept(loop, known, tuple(known.needed(own.reads, len(loop.init))), own)
+    number = scope.checkpoints.slots(sum(map(bytes_of, kept.avals)))
     length, shift, order, slots, final = _kept_ahead(kept, number, scope.checkpoints.filled)
 
     def one_further(carry: Any) -> Any:
@@ -111,32 +123,36 @@ def _keep_states(
             wanted = to_go - 1
             used = used - (read(places, used - 1) > wanted).astype(jnp.int32)
             at, slot = read(places, used - 1), read(order, used - 1)
-            selected = [read(s, slot) for s in slots]
+            found = [read(s, slot) for s in slots]
 
             def short_of(carry: Any) -> Any:
                 return carry[0] < wanted
 
             def further(carry: Any) -> Any:
-                at, used, places, slots, selected = carry
+                at, used, places, slots, found = carry
                 target = at + next_kept(wanted - at, number - used)
-                at, selected = lax.while_loop(lambda c: c[0] < target, one_further, (at, selected))
+                start = (at, kept.state(found))
+                at, selected = lax.while_loop(lambda c: c[0] < target, one_further, start)
+                found = [*selected, *kept.beside_again(selected, at)]
                 # Where no slot is free the last one is written as it was.
                 free, place = used < number, jnp.minimum(used, number - 1)
                 slot = read(order, place)
-                slots = [write_if(free, s, x, slot) for s, x in zip(slots, selected, strict=True)]
+                slots = [write_if(free, s, x, slot) for s, x in zip(slots, found, strict=True)]
                 places = write_if(free, places, at, place)
-                return at, jnp.minimum(used + 1, number), places, slots, selected
+                return at, jnp.minimum(used + 1, number), places, slots, found
 
-            at, used, places, slots, selected = lax.while_loop(
-                short_of, further, (at, used, places, slots, selected)
+            at, used, places, slots, found = lax.while_loop(
+                short_of, further, (at, used, places, slots, found)
             )
-            given = [*kept.whole(selected, wanted), *after, *adjoints]
+            selected, beside = _jax.divided(found, len(kept.which))
+            given = [*kept.whole(selected, wanted), *beside, *after, *adjoints]
             adjoints, left = behind(given, left)
             return wanted, used, places, slots, kept.read_after(selected), adjoints, left
 
         adjoints = [*sums, *cts]
         after = kept.read_after(kept.select(final))
-        left = behind.start([*loop.init, *after, *adjoints])
+        blank: list[Any] = [None] * len(own.beside)
+        left = behind.start([*loop.init, *blank, *after, *adjoints])
         carry = (length, used, places, slots, after, adjoints, left)
         *_, adjoints, left = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
         adjoints = behind.finish(adjoints, left)
@@ -147,22 +163,38 @@ def _keep_states(
 
 @dataclass(frozen=True)
 class _Kept:
-    """Which parts of a loop's state are kept; the others are known. `after`: those that the iteration before reads."""
+    """Which parts of a loop's state are kept; the others are known. What is found in a slot has more beside them."""
 
     loop: _While
     known: Known
     which: tuple[int, ...]
-    after: tuple[int, ...] = ()
+    own: Iteration
 
     @property
     def avals(self) -> list[_jax.ShapedArray]:
         return [_jax.aval_of(self.loop.init[i]) for i in self.which]
 
+    def first_step(self, state: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The next state, and what is kept beside this one."""
+        if self.own.ahead is None:
+            return self.loop.after(state), ()
+        state, beside = self.own.ahead(state)
+        return state, beside
+
+    def state(self, found: Sequence[Any]) -> list[Any]:
+        """The parts that are kept, of what is found in a slot."""
+        return list(found[: len(self.which)])
+
+    def beside_again(self, selected: Sequence[Any], at: Any) -> list[Any]:
+        ahead = self.own.ahead
+        return [] if ahead is None else ahead.again(self.whole(selected, at))
+
     def select(self, state: Sequence[Any]) -> list[Any]:
         return [state[i] for i in self.which]
 
     def read_after(self, selected: Sequence[Any]) -> list[Any]:
-        return [selected[self.which.index(i)] for i in self.after]
+        """Of these parts, those that the iteration before reads."""
+        return [selected[self.which.index(i)] for i in self.own.after]
 
     def whole(self, selected: Sequence[Any], at: Any) -> list[Any]:
         """A state again; what no reverse step reads is as at the start."""
@@ -180,7 +212,7 @@ def _kept_ahead(kept: _Kept, number: int, filled: bool) -> tuple[Any, ...]:
     """
     loop = kept.loop
     # A slot is read when a state was kept there; `write_if` may read one before, and throws that away.
-    rooms = [_jax.shaped((number, *a.shape), a.dtype) for a in kept.avals]
+    rooms = [_jax.shaped((number, *a.shape), a.dtype) for a in (*kept.avals, *kept.own.beside)]
     slots = [unfilled(a, zeros=filled) for a in rooms]
     # States are spread over an even number of slots; with one slot it keeps the first state alone.
     spread_over = number - number % 2 or 1
@@ -195,7 +227,9 @@ def _kept_ahead(kept: _Kept, number: int, filled: bool) -> tuple[Any, ...]:
     def keep_one(carry: Any) -> Any:
         at, shift, order, slots, state = carry
         slot = read(order, at >> shift)
-        slots = [write(s, x, slot) for s, x in zip(slots, kept.select(state), strict=True)]
+        after, beside = kept.first_step(state)
+        found = [*kept.select(state), *beside]
+        slots = [write(s, x, slot) for s, x in zip(slots, found, strict=True)]
         until = at + (jnp.int32(1) << shift)
 
         def on(carry: Any) -> Any:
@@ -206,7 +240,7 @@ def _kept_ahead(kept: _Kept, number: int, filled: bool) -> tuple[Any, ...]:
             at, state = carry
             return at + 1, loop.after(state)
 
-        at, state = lax.while_loop(on, run, run((at, state)))
+        at, state = lax.while_loop(on, run, (at + 1, list(after)))
         return at, shift, order, slots, state
 
     def until_full(carry: Any) -> Any:
@@ -233,10 +267,6 @@ def _thinned(order: Any) -> Any:
         return order
     every_second = [lax.slice(order, (first,), (number,), (2,)) for first in range(2)]
     return lax.concatenate(every_second, 0)
-
-
-def _bytes(aval: Any) -> int:
-    return int(np.prod(aval.shape)) * getattr(aval.dtype, "itemsize", 8)
 
 
 # -- everything -------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def piece(
         args, before, behind, sums, adjoints = _jax.divided(
             values, num_args, num_tapes, num_tapes, num_start
         )
-        inner = replace(scope, tapes=list(before))
+        inner = replace(scope, both=False, tapes=list(before))
         swept = sweep(code, args, moving, inner)
         results = [*swept.outs, *inner.tapes]
         inner.tapes = list(behind)

@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 
 from lanewise import _jax
-from lanewise.core.primitives.facts import Effort, effort_of, facts_of, is_control
+from lanewise.core.primitives.facts import (
+    Effort,
+    effort_of,
+    eqn_cost,
+    facts_of,
+    is_control,
+    is_matrix_work,
+    results_size,
+)
 from lanewise.diff.calls import calls
 
 # A product that sums few terms is cheap to compute twice: a wide array times a small matrix.
@@ -51,9 +59,19 @@ def run_again(eqn: _jax.JaxprEqn) -> bool:
     return effort_of(eqn) <= Effort.ARITHMETIC
 
 
+def is_costly(eqn: _jax.JaxprEqn) -> bool:
+    """Whether an equation, or one in its branches, takes many operations for each number that it gives."""
+    if eqn.primitive.name == "cond":
+        return any(is_costly(each) for code in eqn.params["branches"] for each in code.eqns)
+    return is_matrix_work(eqn) and eqn_cost(eqn).operations > 2 * FEW_TERMS * results_size(eqn)
+
+
 def run_again_inside(eqn: _jax.JaxprEqn) -> bool:
-    """The same inside a loop: a loop inside it is run again, so that its tape does not outlive the iteration."""
-    return run_again(eqn) or is_control(eqn)
+    """The same inside a loop: a loop inside it is run again, so that its tape does not outlive the iteration.
+
+    So are branches, unless what takes much computation is in them, which they save as code without branches does.
+    """
+    return run_again(eqn) or (is_control(eqn) and not is_costly(eqn))
 
 
 def run_again_from_host(eqn: _jax.JaxprEqn) -> bool:
@@ -76,12 +94,7 @@ def split(
     """Cut code whose first `num_results` results need only the `known` inputs; the reverse has the `free` ones too."""
     jaxpr = _jax.without_unused(jaxpr)
     known_vars = {v for v, flag in zip(jaxpr.invars, known, strict=True) if flag}
-    forward_eqns, reverse_eqns = [], []
-    for eqn in jaxpr.eqns:
-        ahead = all(isinstance(a, _jax.Literal) or a in known_vars for a in eqn.invars)
-        (forward_eqns if ahead else reverse_eqns).append(eqn)
-        if ahead:
-            known_vars.update(eqn.outvars)
+    forward_eqns, reverse_eqns = _by_sweep(jaxpr, known_vars)
     results, adjoints = _jax.divided(jaxpr.outvars, num_results)
     needed = [
         a
@@ -108,6 +121,39 @@ def split(
         _jax.without_unused(reverse),
         tuple(v.aval for v in saved),
     )
+
+
+def split_costly(jaxpr: _jax.Jaxpr, known: int, most_bytes: int) -> Split | None:
+    """Cut code, whose first inputs are known in both sweeps, so that what is costly is not run again.
+
+    What is saved takes at most `most_bytes`: of what is costly, what costs most for its bytes comes first. None if
+    nothing is saved.
+    """
+    jaxpr = _jax.without_unused(jaxpr)
+    forward, _ = _by_sweep(jaxpr, set(jaxpr.invars[:known]))
+    chosen = [eqn for eqn in forward if is_costly(eqn)]
+    chosen.sort(key=lambda eqn: -eqn_cost(eqn).operations / max(results_size(eqn), 1))
+    flags = [i < known for i in range(len(jaxpr.invars))]
+    while chosen:
+        kept = {v for eqn in chosen for v in eqn.outvars}
+        cut = split(jaxpr, flags, flags, 0, lambda eqn, kept=kept: kept.isdisjoint(eqn.outvars))
+        if sum(map(bytes_of, cut.saved)) <= most_bytes:
+            return cut if cut.saved else None
+        chosen = chosen[: len(chosen) // 2]
+    return None
+
+
+def _by_sweep(
+    jaxpr: _jax.Jaxpr, known: set[_jax.Var]
+) -> tuple[list[_jax.JaxprEqn], list[_jax.JaxprEqn]]:
+    """The equations that can run in the forward sweep, and the others; what the first give is added to `known`."""
+    forward, reverse = [], []
+    for eqn in jaxpr.eqns:
+        ahead = all(isinstance(a, _jax.Literal) or a in known for a in eqn.invars)
+        (forward if ahead else reverse).append(eqn)
+        if ahead:
+            known.update(eqn.outvars)
+    return forward, reverse
 
 
 def _decides(eqn: _jax.JaxprEqn, rounded: set[_jax.Var]) -> bool:
@@ -150,7 +196,7 @@ def _cheapest(
     def node(var: _jax.Var) -> int:
         if var not in number:
             number[var] = 2 + 2 * len(number)
-            edges.append((number[var], number[var] + 1, _bytes(var.aval)))
+            edges.append((number[var], number[var] + 1, _capacity(var.aval)))
         return number[var]
 
     for var in costly:
@@ -194,6 +240,9 @@ def _source_side(edges: Sequence[tuple[int, int, int]], nodes: int, source: int,
     return reached
 
 
-def _bytes(aval: _jax.ShapedArray) -> int:
-    size = math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 8)
-    return int(min(max(size, 1), _MOST_BYTES))
+def bytes_of(aval: _jax.ShapedArray) -> int:
+    return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 8)
+
+
+def _capacity(aval: _jax.ShapedArray) -> int:
+    return min(max(bytes_of(aval), 1), _MOST_BYTES)

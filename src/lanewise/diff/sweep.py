@@ -49,13 +49,15 @@ class Swept:
 class Scope:
     """What is around the code of a sweep.
 
-    `checkpoints`: what loops save. `inside`: whether the code is run again in the reverse sweep of a loop around it.
+    `checkpoints`: what loops save. `inside`: whether the code is run again in the reverse sweep of a loop around it;
+    `both`: whether its loops are then written as each of the sweeps runs them (`iteration.py`).
     Inside recursion (`recursion.py`), `adjoints`: the forward and reverse functions of those called here; `tapes`: the
     stacks as they stand at this point of either sweep; `site`: the name of the stack of this code.
     """
 
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     inside: bool = False
+    both: bool = False
     adjoints: Any = None
     tapes: list[Any] = field(default_factory=list)
     site: str = ""
@@ -63,7 +65,7 @@ class Scope:
 
     def again(self) -> Scope:
         """The scope of code that is run again."""
-        return replace(self, inside=True, tapes=[])
+        return replace(self, inside=True, both=False, tapes=[])
 
 
 Rule = Callable[[_jax.JaxprEqn, Sequence[Any], Sequence[bool], Scope], Swept]

@@ -52,8 +52,9 @@ LW_INLINE void lw_add_products_at(S* sum, const T* a, const T* b, int count, int
 template <class T, class S>
 LW_CALLED lw_add_products(S* sum, const T* a, const T* b, int count, int m, int n, int high, int wide) {
   const int size = lw_vectors<T>::wide;
-  for (int j = 0; j < n; j += 2 * size) {
-    for (int i = 0; i < m; i += LW_TALL) {
+  // A few rows of the sum at a time, in the order of memory.
+  for (int i = 0; i < m; i += LW_TALL) {
+    for (int j = 0; j < n; j += 2 * size) {
       S* const to = sum + (long long)i * n + j;
       if (n - j > size) lw_add_products_at<2>(to, a + i, b + j, count, m - i, n - j, n, high, wide);
       else lw_add_products_at<1>(to, a + i, b + j, count, m - i, n - j, n, high, wide);
@@ -63,9 +64,12 @@ LW_CALLED lw_add_products(S* sum, const T* a, const T* b, int count, int m, int 
 #endif
 // -- lw_outer_rows --
 #ifndef __CUDACC__
-// Pairs of vectors whose outer products are to be added to a sum, which they follow in memory.
+// Pairs of vectors whose outer products are to be added to a sum, which they follow in memory. A large sum is read and
+// written again for each `most` of them: they may take as much memory as it does, while they stay near.
 template <class T, int m, int n> struct lw_outer_rows {
-  static const int most = 32, high = (m + 7) / 8 * 8, wide = (n + 31) / 32 * 32;
+  static const long long balanced = (long long)m * n / (m + n);
+  static const int most = balanced < 32 ? 32 : balanced > 128 ? 128 : (int)balanced;
+  static const int high = (m + 7) / 8 * 8, wide = (n + 31) / 32 * 32;
   long long count;
   T a[most][high], b[most][wide];
 };
