@@ -61,7 +61,7 @@ def data_of(groups: Mapping[str, Any]) -> Any:
     >>> data_of({"posterior": {"x": np.zeros((4, 10))}}).posterior.sizes["draw"]
     10
     """
-    arviz, xarray = the_library(), _xarray()
+    xarray = _xarray()
     nameless = Model(_no_density)
     datasets = {
         group: arrays
@@ -69,9 +69,10 @@ def data_of(groups: Mapping[str, Any]) -> Any:
         else dataset(group, arrays, nameless, {})
         for group, arrays in groups.items()
     }
-    if int(arviz.__version__.partition(".")[0]) >= 1:
+    # ArviZ takes longer to import than many models to sample, and 1.x is not needed for its data.
+    if int(importlib.metadata.version("arviz").partition(".")[0]) >= 1:
         return xarray.DataTree.from_dict(datasets)
-    return arviz.InferenceData(**datasets)
+    return the_library().InferenceData(**datasets)
 
 
 def groups_of(data: Any) -> dict[str, Any]:

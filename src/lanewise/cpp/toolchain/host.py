@@ -278,6 +278,8 @@ def _first_that_works(commands: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
 
 def _rejects(command: tuple[str, ...]) -> bool:
     """Whether a compiler makes no library that can be loaded. One that is killed, or hangs, may do so another time."""
+    if obstacle(command, FLAGS) is None:
+        return False
     try:
         _loaded(command, FLAGS, PROBE).lanewise_probe()
     except (InternalError, OSError):
@@ -338,6 +340,11 @@ def made(
 @functools.cache
 def obstacle(command: tuple[str, ...], flags: tuple[str, ...]) -> str | None:
     """Why a compiler makes nothing that can be loaded here: one that is found may lack headers, or a linker."""
+    # A compiler that knows all flags at once need not be asked for some of them.
+    every = (*FLAGS, *OPTIMIZED, *QUICK)
+    some = {flag for flag in flags if not flag.startswith("-I")} < {*every}
+    if some and obstacle(command, every) is None:
+        return None
     try:
         _loaded(command, flags, PROBE).lanewise_probe()
     except InternalError:
