@@ -195,8 +195,10 @@ def _smaller_steps(course: Course) -> str:
 
 
 def _convergence(variables: dict[str, np.ndarray], apart: int, course: Course) -> Iterator[Finding]:
-    scores = {name: split_rhat(values) for name, values in variables.items()}
-    worst = sorted(scores, key=lambda name: -scores[name])[:WORST]
+    worst = list(variables)
+    if len(worst) > WORST:
+        scores = {name: split_rhat(values) for name, values in variables.items()}
+        worst = sorted(scores, key=lambda name: -scores[name])[:WORST]
     worst_draws = {name: np.asarray(variables[name], float) for name in worst}
     chains, draws = next(iter(variables.values())).shape
     looked_at = "" if apart == 1 else f" by one draw in {apart}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import importlib.metadata
 import importlib.util
 import warnings
@@ -70,7 +71,7 @@ def data_of(groups: Mapping[str, Any]) -> Any:
         for group, arrays in groups.items()
     }
     # ArviZ takes longer to import than many models to sample, and 1.x is not needed for its data.
-    if int(importlib.metadata.version("arviz").partition(".")[0]) >= 1:
+    if int((_version("arviz") or "0").partition(".")[0]) >= 1:
         return xarray.DataTree.from_dict(datasets)
     return the_library().InferenceData(**datasets)
 
@@ -190,9 +191,8 @@ def _variable(dims: tuple[str, ...], array: Any) -> Any:
 
 def _attributes(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """The attributes that ArviZ's schema requires; `given` is None where nothing was drawn."""
-    made_by = {"library": LIBRARY}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        made_by["library_version"] = importlib.metadata.version(LIBRARY)
+    version = _version(LIBRARY)
+    made_by = {"library": LIBRARY} | ({"library_version": version} if version else {})
     attributes = {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
         **{f"creation_{name}": value for name, value in made_by.items()},
@@ -203,6 +203,14 @@ def _attributes(given: Mapping[str, Any] | None) -> dict[str, Any]:
     return (
         attributes | {f"inference_{name}": value for name, value in made_by.items()} | dict(given)
     )
+
+
+@functools.cache
+def _version(distribution: str) -> str | None:
+    """The version that is installed; reading it takes milliseconds."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    return None
 
 
 def must_have_library() -> None:
