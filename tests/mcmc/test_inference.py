@@ -39,6 +39,15 @@ def test_the_kind_is_that_of_the_installed_arviz() -> None:
     assert float(arviz.rhat(data)["x"].max()) < 1.1
 
 
+def test_a_run_has_the_scale_of_its_coordinates() -> None:
+    data = mcmc.sample(
+        model(), 0, chains=2, draws=20, warmup=20, init=np.zeros((2, 3), np.float32), progress=False
+    )
+    scale = data.sample_stats["inverse_mass_matrix"]
+    assert (scale.dims, scale.shape) == (("coordinate",), (3,))
+    assert scale.dtype == np.float32 and (scale.values > 0).all()
+
+
 def test_nothing_is_copied() -> None:
     data = run()
     assert np.shares_memory(data.posterior["x"].values, DRAWS)

@@ -116,7 +116,7 @@ def dataset(
         given = given if group != "log_likelihood" else given[: len(array.shape) - len(leading)]
         axes[name] = axes_of(name, tuple(array.shape), leading, given, places, sizes, variables)
     return xarray.Dataset(
-        {name: _variable(axes[name], array) for name, array in variables.items()},
+        {name: variable(axes[name], array) for name, array in variables.items()},
         coords={dim: places.get(dim, np.arange(size)) for dim, size in sizes.items()},
         attrs=_attributes(attributes),
     )
@@ -171,7 +171,7 @@ def _has_axes(array: Any) -> bool:
     return hasattr(array, "shape") and hasattr(array, "dtype")
 
 
-def _variable(dims: tuple[str, ...], array: Any) -> Any:
+def variable(dims: tuple[str, ...], array: Any) -> Any:
     """The array under these names of axes: not copied, and not read if it is on disk."""
     xarray = _xarray()
     if isinstance(array, xarray.DataArray):
