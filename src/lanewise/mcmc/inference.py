@@ -74,7 +74,7 @@ def data_of(groups: Mapping[str, Any]) -> Any:
     }
     # ArviZ takes longer to import than many models to sample, and 1.x is not needed for its data.
     if int((_version("arviz") or "0").partition(".")[0]) >= 1:
-        return xarray.DataTree.from_dict(datasets)
+        return xarray.DataTree.from_dict({g: _dotted(data) for g, data in datasets.items()})
     return the_library().InferenceData(**datasets)
 
 
@@ -82,13 +82,31 @@ def groups_of(data: Any) -> dict[str, Any]:
     """The datasets of either kind of data, by group."""
     children = getattr(data, "children", None)
     if children is not None:
-        return {name: node.to_dataset() for name, node in children.items()}
+        return {name: _slashed(node.to_dataset()) for name, node in children.items()}
     groups: Any = getattr(data, "groups", None)
     if not hasattr(data, "groups"):
         raise OptionError(
             f"data must be what mcmc.sample gives, an InferenceData or a DataTree; got {type(data).__name__}."
         )
     return {group: data[group] for group in groups()}
+
+
+def _dotted(data: Any) -> Any:
+    """A tree has `/` between groups, so names have a dot in its place, and their own as `long_name`."""
+    names = {name: name.replace("/", ".") for name in {*data.variables, *data.dims} if "/" in name}
+    data = data.rename(names)
+    for name, dotted in names.items():
+        if dotted in data.variables:
+            data[dotted].attrs["long_name"] = name
+    return data
+
+
+def _slashed(data: Any) -> Any:
+    """The names that `_dotted` was given."""
+    known = {name: str(data[name].attrs.get("long_name")) for name in data.variables}
+    return data.rename(
+        {name: own for name, own in known.items() if name != own and own.replace("/", ".") == name}
+    )
 
 
 def with_groups(data: Any, groups: Mapping[str, Any]) -> Any:
