@@ -6,10 +6,10 @@ in a process of its own with an empty folder for the compilers' caches. The targ
 Ten models (`_models.py`) are sampled with 4 chains of 500 + 500 draws, as plain densities and from NumPyro's own
 models, from the start of a process to its end. NumPyro runs its chains "vectorized", which is its faster way here; its
 samples stay JAX arrays, while ours become ArviZ's data, whose import is counted. The claims are of CPU seconds, with
-those of compilers; the one that makes the optimized kernel beside the run is killed when the process ends, and then
-counts as far as the system says. `LANEWISE_COMPILE=optimized` has it finish first. Wall seconds stand beside. The
-target is no more than NumPyro's. A second process, for which kernels are cached, has 3 seconds of CPU time to its first
-draw, imports included.
+those of compilers; the one that makes the optimized kernel, beside a run of more than a second, is killed when the
+process ends, and then counts as far as the system says. `LANEWISE_COMPILE=optimized` has it finish first. Wall seconds
+stand beside. The target is no more than NumPyro's. A second process, for which kernels are cached, has 3 seconds of CPU
+time to its first draw, imports included.
 
 Gradients are compared with JAX's own, second derivatives of a recursion with the first (`_compile_gradients.py`).
 

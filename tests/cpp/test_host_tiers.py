@@ -45,6 +45,7 @@ def two_tiers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(host, "LARGE", 0)
     monkeypatch.setattr(host, "_turns", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(host, "_beside", [])
     monkeypatch.setattr(host, "QUICK", ("-O0",))
     monkeypatch.setattr(host, "FLAGS", BEST)
     caches = (host._loaded, host.obstacle, host.load_soon)
@@ -94,6 +95,23 @@ def test_the_optimized_library_takes_over(two_tiers: Path) -> None:
     for effort in (host.QUICK, host.OPTIMIZED):
         name = host._name(host.command(), host.tuned(flags, effort), text)
         assert kept.found(name) == two_tiers / name
+
+
+@needs.on_cpu
+def test_only_what_has_worked_for_long_is_optimized(
+    two_tiers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = jnp.arange(1000, dtype=jnp.int32)
+    monkeypatch.setattr(host, "WORTH_SECONDS", 1e6)
+    seldom = runs(showing(8))
+    assert seldom(x)[0] == 1
+    monkeypatch.setattr(host, "WORTH_SECONDS", 1e-6)
+    often = runs(showing(9))
+    assert often(x)[0] in (1, 2)
+    host._beside[-1].join(60.0)
+    assert often(x)[0] == 2
+    assert seldom(x)[0] == 1
+    assert [thread.is_alive() for thread in host._beside] == [True, False]
 
 
 def test_a_later_process_begins_with_the_optimized_library(
@@ -174,7 +192,9 @@ from lanewise.cpp.toolchain import host
 # It may have been started where interrupts are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 host.LARGE, host.QUICK = 0, ("-O0",)
-host.load_soon('extern "C" void lanewise_work() {}', ("-O3", "-shared", "-fPIC"))
+host.WORTH_SECONDS = 0.0
+text = 'extern "C" { void lanewise_work() {} void lanewise_await_work(long long) {} void lanewise_hurry() {} }'
+host.load_soon(text, ("-O3", "-shared", "-fPIC"))
 pid = Path(sys.argv[1])
 while not pid.exists() or not pid.read_text().strip():
     time.sleep(0.01)

@@ -39,6 +39,28 @@ def test_the_kind_is_that_of_the_installed_arviz() -> None:
     assert float(arviz.rhat(data)["x"].max()) < 1.1
 
 
+def test_a_run_has_the_scale_of_its_coordinates() -> None:
+    data = mcmc.sample(
+        model(), 0, chains=2, draws=20, warmup=20, init=np.zeros((2, 3), np.float32), progress=False
+    )
+    scale = data.sample_stats["inverse_mass_matrix"]
+    assert (scale.dims, scale.shape) == (("coordinate",), (3,))
+    assert scale.dtype == np.float32 and (scale.values > 0).all()
+
+
+def test_names_may_have_slashes() -> None:
+    groups = {"posterior": {"group/x": DRAWS, "y": DRAWS[..., 0]}}
+    data = sampled(model(dims={"group/x": ["a/row"]}), groups, {})
+    trees = hasattr(data, "children")
+    name, row = ("group.x", "a.row") if trees else ("group/x", "a/row")
+    assert data.posterior[name].dims == ("chain", "draw", row)
+    assert np.shares_memory(data.posterior[name].values, DRAWS)
+    again = groups_of(with_groups(data, {"prior": groups_of(data)["posterior"]}))
+    for group in ("posterior", "prior"):
+        assert set(again[group].data_vars) == {"group/x", "y"}
+        assert again[group]["group/x"].dims == ("chain", "draw", "a/row")
+
+
 def test_nothing_is_copied() -> None:
     data = run()
     assert np.shares_memory(data.posterior["x"].values, DRAWS)

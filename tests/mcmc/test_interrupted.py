@@ -198,7 +198,7 @@ def test_what_follows_a_run_loses_no_draws(
 def test_draws_come_back_without_arviz(
     does: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lanewise.mcmc.inference.the_library", does)
+    monkeypatch.setattr("lanewise.mcmc.inference._imported", does)
     with pytest.warns(mcmc.SamplingWarning, match=words):
         groups = short()
     assert groups["posterior"]["x"].shape == (2, 7, 2)

@@ -195,11 +195,11 @@ def test_chains_start_at_constrained_values() -> None:
 def test_draws_on_disk_are_those_in_memory(tmp_path: Path) -> None:
     model = mcmc.Model(logdensity, init, shown=lambda x: {"a/b": x, "positive": x > 0})
     run: dict[str, Any] = {"chains": CHAINS, "draws": DRAWS, "warmup": WARMUP, "progress": False}
-    in_memory = mcmc.sample(model, 0, keep_warmup=True, **run)
+    in_memory = groups_of(mcmc.sample(model, 0, keep_warmup=True, **run))
     for _ in range(2):
-        on_disk = mcmc.sample(model, 0, keep_warmup=True, resume=tmp_path, **run)
-        assert not on_disk.posterior["a/b"].variable._in_memory
-        for group in groups_of(in_memory):
+        on_disk = groups_of(mcmc.sample(model, 0, keep_warmup=True, resume=tmp_path, **run))
+        assert not on_disk["posterior"]["a/b"].variable._in_memory
+        for group in in_memory:
             for name, values in in_memory[group].items():
                 np.testing.assert_array_equal(values, on_disk[group][name], err_msg=name)
                 assert values.dtype == on_disk[group][name].dtype

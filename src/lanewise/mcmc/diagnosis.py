@@ -25,11 +25,13 @@ from lanewise.mcmc.nuts import GREATEST_DEPTH, NUTS
 from lanewise.mcmc.settings import Settings
 from lanewise.watch.convergence import (
     FEWEST_DRAWS,
+    Scored,
+    Summary,
     e_bfmi,
     e_bfmi_of_all,
     lost,
     mixing,
-    normal_scores,
+    scored,
     summary,
 )
 from lanewise.watch.draws import Draws, draws_of, group
@@ -195,15 +197,17 @@ def _smaller_steps(course: Course) -> str:
 
 
 def _convergence(variables: dict[str, np.ndarray], apart: int, course: Course) -> Iterator[Finding]:
-    scores = {name: split_rhat(values) for name, values in variables.items()}
-    worst = sorted(scores, key=lambda name: -scores[name])[:WORST]
-    worst_draws = {name: np.asarray(variables[name], float) for name in worst}
+    worst = list(variables)
+    if len(worst) > WORST:
+        scores = {name: split_rhat(values) for name, values in variables.items()}
+        worst = sorted(scores, key=lambda name: -scores[name])[:WORST]
     chains, draws = next(iter(variables.values())).shape
     looked_at = "" if apart == 1 else f" by one draw in {apart}"
-    said = {name: summary(values) for name, values in worst_draws.items()}
     more = f"Draw more: warmup={max(2 * course.warmup, 500)} and more draws"
     least = least_ess(chains)
+    said: dict[str, Summary] | dict[str, Scored]
     if chains < MANY_CHAINS:
+        said = {name: summary(variables[name]) for name in worst}
         rhats = {name: one.rhat for name, one in said.items()}
         if (name := _extreme(rhats, max)) and rhats[name] > GREATEST_R_HAT:
             yield Finding(
@@ -212,7 +216,9 @@ def _convergence(variables: dict[str, np.ndarray], apart: int, course: Course) -
                 f"{more}; if they still do not, see in the report which chains differ: there may be several modes.",
             )
     else:
-        yield from _many_chains(worst_draws, len(variables), more)
+        found = {name: scored(variables[name]) for name in worst}
+        said = {name: one for name, one in found.items() if one is not None}
+        yield from _many_chains(said, len(variables), more)
     for kind in ("bulk", "tail"):
         sizes = {name: getattr(one, f"ess_{kind}") for name, one in said.items()}
         if (name := _extreme(sizes, min)) and sizes[name] < least:
@@ -224,10 +230,8 @@ def _convergence(variables: dict[str, np.ndarray], apart: int, course: Course) -
             )
 
 
-def _many_chains(variables: dict[str, np.ndarray], number: int, more: str) -> Iterator[Finding]:
-    normal = {
-        name: normal_scores(values) for name, values in variables.items() if np.ptp(values) > 0.0
-    }
+def _many_chains(said: dict[str, Scored], number: int, more: str) -> Iterator[Finding]:
+    normal = {name: one.by_chain for name, one in said.items()}
     mixed = {name: mixing(scores) for name, scores in normal.items()}
     sure = {name: one.rhat for name, one in mixed.items() if is_sure(one, number)}
     if (name := _extreme(sure, max)) and sure[name] > GREATEST_R_HAT:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lanewise.mcmc.diagnosis import Course, attempted, diagnosed, warn
-from lanewise.mcmc.inference import sampled
+from lanewise.mcmc.inference import sampled, variable
 from lanewise.mcmc.interrupts import held
 from lanewise.mcmc.loop import Loop, State
 from lanewise.mcmc.models import Model
@@ -60,4 +60,4 @@ def _add_scale(stats: Any, run: Loop, state: State) -> None:
     inverse = scale @ np.swapaxes(scale, -1, -2) if run.settings.dense else scale**2
     axes = ("coordinate", "other_coordinate") if run.settings.dense else ("coordinate",)
     axes = ("chain", *axes) if run.settings.alone else axes
-    stats["inverse_mass_matrix"] = (axes, inverse)
+    stats["inverse_mass_matrix"] = variable(axes, inverse)

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
+import gc
+import importlib
 import importlib.metadata
 import importlib.util
 import warnings
@@ -61,7 +64,7 @@ def data_of(groups: Mapping[str, Any]) -> Any:
     >>> data_of({"posterior": {"x": np.zeros((4, 10))}}).posterior.sizes["draw"]
     10
     """
-    arviz, xarray = the_library(), _xarray()
+    xarray = _xarray()
     nameless = Model(_no_density)
     datasets = {
         group: arrays
@@ -69,22 +72,41 @@ def data_of(groups: Mapping[str, Any]) -> Any:
         else dataset(group, arrays, nameless, {})
         for group, arrays in groups.items()
     }
-    if int(arviz.__version__.partition(".")[0]) >= 1:
-        return xarray.DataTree.from_dict(datasets)
-    return arviz.InferenceData(**datasets)
+    # ArviZ takes longer to import than many models to sample, and 1.x is not needed for its data.
+    if int((_version("arviz") or "0").partition(".")[0]) >= 1:
+        return xarray.DataTree.from_dict({g: _dotted(data) for g, data in datasets.items()})
+    return the_library().InferenceData(**datasets)
 
 
 def groups_of(data: Any) -> dict[str, Any]:
     """The datasets of either kind of data, by group."""
     children = getattr(data, "children", None)
     if children is not None:
-        return {name: node.to_dataset() for name, node in children.items()}
+        return {name: _slashed(node.to_dataset()) for name, node in children.items()}
     groups: Any = getattr(data, "groups", None)
     if not hasattr(data, "groups"):
         raise OptionError(
             f"data must be what mcmc.sample gives, an InferenceData or a DataTree; got {type(data).__name__}."
         )
     return {group: data[group] for group in groups()}
+
+
+def _dotted(data: Any) -> Any:
+    """A tree has `/` between groups, so names have a dot in its place, and their own as `long_name`."""
+    names = {name: name.replace("/", ".") for name in {*data.variables, *data.dims} if "/" in name}
+    data = data.rename(names)
+    for name, dotted in names.items():
+        if dotted in data.variables:
+            data[dotted].attrs["long_name"] = name
+    return data
+
+
+def _slashed(data: Any) -> Any:
+    """The names that `_dotted` was given."""
+    known = {name: str(data[name].attrs.get("long_name")) for name in data.variables}
+    return data.rename(
+        {name: own for name, own in known.items() if name != own and own.replace("/", ".") == name}
+    )
 
 
 def with_groups(data: Any, groups: Mapping[str, Any]) -> Any:
@@ -114,7 +136,7 @@ def dataset(
         given = given if group != "log_likelihood" else given[: len(array.shape) - len(leading)]
         axes[name] = axes_of(name, tuple(array.shape), leading, given, places, sizes, variables)
     return xarray.Dataset(
-        {name: _variable(axes[name], array) for name, array in variables.items()},
+        {name: variable(axes[name], array) for name, array in variables.items()},
         coords={dim: places.get(dim, np.arange(size)) for dim, size in sizes.items()},
         attrs=_attributes(attributes),
     )
@@ -169,7 +191,7 @@ def _has_axes(array: Any) -> bool:
     return hasattr(array, "shape") and hasattr(array, "dtype")
 
 
-def _variable(dims: tuple[str, ...], array: Any) -> Any:
+def variable(dims: tuple[str, ...], array: Any) -> Any:
     """The array under these names of axes: not copied, and not read if it is on disk."""
     xarray = _xarray()
     if isinstance(array, xarray.DataArray):
@@ -189,9 +211,8 @@ def _variable(dims: tuple[str, ...], array: Any) -> Any:
 
 def _attributes(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """The attributes that ArviZ's schema requires; `given` is None where nothing was drawn."""
-    made_by = {"library": LIBRARY}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        made_by["library_version"] = importlib.metadata.version(LIBRARY)
+    version = _version(LIBRARY)
+    made_by = {"library": LIBRARY} | ({"library_version": version} if version else {})
     attributes = {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
         **{f"creation_{name}": value for name, value in made_by.items()},
@@ -204,6 +225,14 @@ def _attributes(given: Mapping[str, Any] | None) -> dict[str, Any]:
     )
 
 
+@functools.cache
+def _version(distribution: str) -> str | None:
+    """The version that is installed; reading it takes milliseconds."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    return None
+
+
 def must_have_library() -> None:
     """Raise if ArviZ is not installed. It is imported when there are draws: that takes seconds."""
     if importlib.util.find_spec("arviz") is None:
@@ -212,19 +241,26 @@ def must_have_library() -> None:
 
 def the_library() -> Any:
     """ArviZ, without the announcement of its next version."""
-    must_have_library()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        import arviz
-    return arviz
+    return _imported("arviz")
 
 
 def _xarray() -> Any:
     """It comes with ArviZ, and is imported when there are draws."""
-    must_have_library()
-    import xarray
+    return _imported("xarray")
 
-    return xarray
+
+def _imported(name: str) -> Any:
+    must_have_library()
+    # What an import makes stays: collections of garbage would find nothing, in a quarter of its time.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return importlib.import_module(name)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def named(positions: Any) -> dict[str, np.ndarray]:

@@ -126,7 +126,7 @@ def starts(
         maker = known_once(maker, maker, jax.ShapeDtypeStruct((), key.dtype))
     begin = beginning(maker, lanes, _jax.default_platform())
     try:
-        _, shapes = begin.eval_shape(key, np.int32(-1))
+        _, shapes = begin.eval_shape(key, None)
     except TypeError as error:
         raise OptionError(f"init must take a key and give a position: {error}") from error
     given = None if drawn else _given(init, chains)
@@ -138,7 +138,7 @@ def starts(
     like = jax.ShapeDtypeStruct((layout.size,), layout.dtype)
     # The gradient is compiled, too, and has the code of rules that the density itself only names.
     density = FlatDensity(known_once(logdensity, _Gradient(density), like), layout)
-    keys, positions = begin(key, np.int32(-1))
+    keys, positions = begin(key, None)
 
     def again(attempt: int) -> np.ndarray:
         vectors = layout.vectors(begin(key, np.int32(attempt))[1])
@@ -153,15 +153,16 @@ def starts(
 
 @functools.lru_cache(KEPT)
 def beginning(init: Callable[..., Position] | None, chains: int, platform: str) -> Any:
-    """A function that makes chains' keys and, by `init`, their positions, from a key and an attempt's number or -1."""
+    """What makes chains' keys and, by `init`, their positions, from a key and an attempt's number or None."""
 
     def begin(key: Key[Array, ""], attempt: Any) -> tuple[Any, Position]:
         start_key, chain_key = jax.random.split(key)
         positions = None
         if init is not None:
             keys = jax.random.split(start_key, chains)
-            anew = jax.vmap(jax.random.fold_in, (0, None))(keys, attempt)
-            positions = jax.vmap(init)(jnp.where(attempt < 0, keys, anew))
+            if attempt is not None:
+                keys = jax.vmap(jax.random.fold_in, (0, None))(keys, attempt)
+            positions = jax.vmap(init)(keys)
         return jax.random.split(chain_key, chains), positions
 
     # It runs once: on a CPU, XLA's optimizations would take longer than they save.

@@ -108,6 +108,44 @@ class Summary:
         return means - means.mean()
 
 
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """The draws of a variable by halves of chains (`parts`), first halves first, and their normal scores."""
+
+    quantiles: tuple[float, ...]
+    parts: np.ndarray
+    scores: np.ndarray
+
+    @property
+    def by_chain(self) -> np.ndarray:
+        """The scores with both halves of a chain behind each other."""
+        return np.concatenate(np.split(self.scores, 2), axis=1)
+
+    @cached_property
+    def ess_bulk(self) -> float:
+        return ess(self.scores)
+
+    @cached_property
+    def ess_tail(self) -> float:
+        low, *_, high = self.quantiles
+        sizes = [ess((self.parts <= edge).astype(float)) for edge in (low, high)]
+        # Where no draw is beyond an edge, or all are, nothing is uncertain.
+        return float(min(self.parts.size if np.isnan(size) else size for size in sizes))
+
+
+def scored(values: np.ndarray) -> Scored | None:
+    """What R-hat and ESS are made of; None where all draws are the same, or there are too few."""
+    values = np.asarray(values, float)
+    if values.shape[1] < FEWEST_DRAWS or not values.std() > 0:
+        return None
+    parts = split(values)
+    return Scored(_quantiles(values), parts, normal_scores(parts))
+
+
+def _quantiles(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(float(q) for q in np.quantile(values, QUANTILES))
+
+
 def summary(values: np.ndarray) -> Summary:
     """The summary of a variable. R-hat and ESS of a constant are NaN.
 
@@ -116,26 +154,23 @@ def summary(values: np.ndarray) -> Summary:
     (True, True)
     """
     values = np.asarray(values, float)
-    low, median, high = (float(q) for q in np.quantile(values, QUANTILES))
     mean, sd = float(values.mean()), float(values.std(ddof=1)) if values.size > 1 else float("nan")
-    if values.shape[1] < FEWEST_DRAWS or not sd > 0:
+    found = scored(values)
+    if found is None:
         chains = np.full((2, len(values)), np.nan)
         none = Halves(chains, chains, max(values.shape[1] // 2, 1))
         nan = float("nan")
-        return Summary(mean, sd, (low, median, high), nan, nan, nan, none, none)
-    parts = split(values)
-    scored = normal_scores(parts)
+        return Summary(mean, sd, _quantiles(values), nan, nan, nan, none, none)
+    parts = found.parts
     folded = normal_scores(np.abs(parts - np.median(parts)))
-    # Where no draw is beyond an edge, or all are, nothing is uncertain.
-    tails = [ess((parts <= edge).astype(float)) for edge in (low, high)]
     return Summary(
         mean,
         sd,
-        (low, median, high),
+        found.quantiles,
         mcse=sd / float(np.sqrt(ess(parts))),
-        ess_bulk=ess(scored),
-        ess_tail=float(min(parts.size if np.isnan(size) else size for size in tails)),
-        bulk=halves(scored),
+        ess_bulk=found.ess_bulk,
+        ess_tail=found.ess_tail,
+        bulk=halves(found.scores),
         folded=halves(folded),
     )
 

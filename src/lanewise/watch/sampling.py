@@ -19,7 +19,7 @@ from lanewise.watch.convergence import (
     e_bfmi_of_all,
     lost,
     mixing,
-    normal_scores,
+    scored,
     summary,
 )
 from lanewise.watch.draws import Draws, draws_of
@@ -102,9 +102,10 @@ def judged(name: str, draws: Draws) -> Judged:
     said = summary(values)
     if len(values) < MANY_CHAINS:
         return Judged(said, None, bool(said.rhat > GREATEST_R_HAT))
-    if np.isnan(said.rhat):
+    found = scored(values)
+    if found is None:
         return Judged(said, float("nan"), False)
-    scores = normal_scores(values)
+    scores = found.by_chain
     mixed = mixing(scores)
     apart = mixed.rhat > GREATEST_R_HAT and is_sure(mixed, len(draws.variables))
     return Judged(said, mixed.rhat, apart, bool(lost(scores).any()))

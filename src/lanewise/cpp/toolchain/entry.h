@@ -34,6 +34,56 @@ static long long lw_now() {
   return clock.tv_sec * 1000000000ll + clock.tv_nsec;
 }
 
+static timespec lw_after(long long nanoseconds, clockid_t clock) {
+  timespec until;
+  clock_gettime(clock, &until);
+  nanoseconds += until.tv_nsec;
+  until.tv_sec += nanoseconds / 1000000000ll;
+  until.tv_nsec = nanoseconds % 1000000000ll;
+  return until;
+}
+
+// How long threads have been at work here, all together: what has worked long is worth the optimized library
+// (`host.py`). The sum of the times at which they ended less those at which they began, so known while they work.
+static long long lw_worked, lw_at_work;
+static bool lw_hurries, lw_asleep;
+static pthread_mutex_t lw_counting = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t lw_begun = PTHREAD_COND_INITIALIZER;
+
+static void lw_note_work(int workers) {
+  pthread_mutex_lock(&lw_counting);
+  lw_worked -= workers * lw_now();
+  lw_at_work += workers;
+  if (lw_asleep && workers > 0) pthread_cond_signal(&lw_begun);
+  pthread_mutex_unlock(&lw_counting);
+}
+
+// Returns when threads have worked for this long, or `lanewise_hurry` was called. Wakes up at most twenty times a
+// second, and never while no thread works.
+extern "C" void lanewise_await_work(long long nanoseconds) {
+  const long long least = 50000000ll;
+  pthread_mutex_lock(&lw_counting);
+  while (!lw_hurries) {
+    const long long left = nanoseconds - lw_worked - lw_at_work * lw_now();
+    if (left <= 0) break;
+    lw_asleep = !lw_at_work;
+    const timespec until = lw_after(left > least ? left : least, CLOCK_REALTIME);
+    if (lw_asleep)
+      pthread_cond_wait(&lw_begun, &lw_counting);
+    else
+      pthread_cond_timedwait(&lw_begun, &lw_counting, &until);
+  }
+  lw_asleep = false;
+  pthread_mutex_unlock(&lw_counting);
+}
+
+extern "C" void lanewise_hurry() {
+  pthread_mutex_lock(&lw_counting);
+  lw_hurries = true;
+  pthread_cond_broadcast(&lw_begun);
+  pthread_mutex_unlock(&lw_counting);
+}
+
 // What works on examples: this library's own function, until that of a better one takes over (`host.py`).
 static void (*lw_worker)(lw_run*) = lanewise_work;
 
@@ -42,13 +92,19 @@ extern "C" void lanewise_take_over(void (*better)(lw_run*)) {
   __atomic_store_n(&lw_superseded, 1, __ATOMIC_RELEASE);
 }
 
-static void lw_work(lw_shared_run* shared) {
-  const long long began = lw_now();
+static void lw_take_part(lw_run* run) {
   void (*work)(lw_run*);
+  lw_note_work(1);
   do {
     work = __atomic_load_n(&lw_worker, __ATOMIC_ACQUIRE);
-    work(&shared->run);
+    work(run);
   } while (work != __atomic_load_n(&lw_worker, __ATOMIC_ACQUIRE));
+  lw_note_work(-1);
+}
+
+static void lw_work(lw_shared_run* shared) {
+  const long long began = lw_now();
+  lw_take_part(&shared->run);
   __atomic_add_fetch(&shared->busy, lw_now() - began, __ATOMIC_RELAXED);
   __atomic_add_fetch(&shared->arrivals, began, __ATOMIC_RELAXED);
   __atomic_add_fetch(&shared->came, 1, __ATOMIC_RELAXED);

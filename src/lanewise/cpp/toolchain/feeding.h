@@ -57,15 +57,11 @@ void lanewise_feed_push(lw_run* run, const int* slots, int count) {
 
 int lanewise_feed_take(lw_run* run, int* slots, int enough, long long nanoseconds) {
   lw_feed* feed = run->feed;
-  struct timespec until;
 #ifdef __linux__
-  clock_gettime(CLOCK_MONOTONIC, &until);
+  const timespec until = lw_after(nanoseconds, CLOCK_MONOTONIC);
 #else
-  clock_gettime(CLOCK_REALTIME, &until);
+  const timespec until = lw_after(nanoseconds, CLOCK_REALTIME);
 #endif
-  nanoseconds += until.tv_nsec;
-  until.tv_sec += nanoseconds / 1000000000ll;
-  until.tv_nsec = nanoseconds % 1000000000ll;
   pthread_mutex_lock(&feed->guard);
   feed->enough = enough;
   while (feed->gone - feed->reported < feed->enough && !pthread_cond_timedwait(&feed->end, &feed->guard, &until)) {}
@@ -101,10 +97,6 @@ void lanewise_feed_serve(lw_run* run) {
   __asm__ volatile("mrs %0, fpcr" : "=r"(control));
   __asm__ volatile("msr fpcr, %0" : : "r"(control | 1ull << 24));
 #endif
-  void (*work)(lw_run*);
-  do {
-    work = __atomic_load_n(&lw_worker, __ATOMIC_ACQUIRE);
-    work(run);
-  } while (work != __atomic_load_n(&lw_worker, __ATOMIC_ACQUIRE));
+  lw_take_part(run);
 }
 }

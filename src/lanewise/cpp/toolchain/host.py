@@ -15,7 +15,8 @@ programs that it has started.
 
 A large kernel is compiled twice: soon, to begin with, and well, beside the run. A C++ compiler takes seconds to do its
 best on a large kernel, and a third of that for code that is about as fast. So the run begins with the latter (the quick
-tier), while a compiler process that gives way to others makes the optimized library. When that is there it takes over
+tier). Once threads have worked on it for a second in all, a compiler process that gives way to others makes the
+optimized library: a kernel that ends before has no use for it. When that is there it takes over
 (`lanewise_take_over` of `entry.h`): threads that are at work go on with it at the next example that they take. Both
 compute the same bits. Both are cached on disk, and a later process that finds the optimized one begins with it. Nothing
 waits for the compiler that runs beside: it is killed when the process ends, and a forked child has none. Where it
@@ -92,7 +93,9 @@ QUICK = (
 # The smallest program that shows that a compiler works: the headers that every kernel includes.
 PROBE = f'{beginning()}\nextern "C" int lanewise_probe() {{ return 1; }}\n'
 # From this many characters on, text included that all kernels have, the best takes a second or more.
-LARGE = 66_900
+LARGE = 68_600
+# A kernel is worth the optimized library once threads have worked for this long in all, about what the compiler takes.
+WORTH_SECONDS = 1.0
 # Compilers that run beside, at one time.
 MOST_BESIDE = max(1, (os.cpu_count() or 1) // 2)
 
@@ -275,6 +278,8 @@ def _first_that_works(commands: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
 
 def _rejects(command: tuple[str, ...]) -> bool:
     """Whether a compiler makes no library that can be loaded. One that is killed, or hangs, may do so another time."""
+    if obstacle(command, FLAGS) is None:
+        return False
     try:
         _loaded(command, FLAGS, PROBE).lanewise_probe()
     except (InternalError, OSError):
@@ -335,6 +340,11 @@ def made(
 @functools.cache
 def obstacle(command: tuple[str, ...], flags: tuple[str, ...]) -> str | None:
     """Why a compiler makes nothing that can be loaded here: one that is found may lack headers, or a linker."""
+    # A compiler that knows all flags at once need not be asked for some of them.
+    every = (*FLAGS, *OPTIMIZED, *QUICK)
+    some = {flag for flag in flags if not flag.startswith("-I")} < {*every}
+    if some and obstacle(command, every) is None:
+        return None
     try:
         _loaded(command, flags, PROBE).lanewise_probe()
     except InternalError:
@@ -358,36 +368,41 @@ def load_soon(text: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     if found is not None:
         return found
     library = load(text, tuned(flags, QUICK))
-    _start(command(), best, text, library)
+    better = _Better(command(), best, text, library)
+    _beside[:] = [*(one for one in _beside if one.is_alive()), better]
+    better.start()
     return library
 
 
-def wait(seconds: float | None = None) -> bool:
-    """Wait until the optimized libraries of all kernels are there; False if some are not by then."""
-    until = None if seconds is None else time.monotonic() + seconds
-    for thread in list(_beside):
-        thread.join(None if until is None else max(until - time.monotonic(), 0))
-    return not any(thread.is_alive() for thread in _beside)
+class _Better(threading.Thread):
+    """Has a better library made once one has worked for long, to take over from it. Python does not wait for it."""
+
+    def __init__(
+        self, command: tuple[str, ...], flags: tuple[str, ...], text: str, library: ctypes.CDLL
+    ) -> None:
+        super().__init__(name="lanewise-compile", daemon=True)
+        self.made_of = command, flags, text
+        self.library = library
+
+    def run(self) -> None:
+        self.library.lanewise_await_work(ctypes.c_longlong(int(1e9 * WORTH_SECONDS)))
+        with contextlib.suppress(LanewiseError, OSError), _turns:
+            better = made(*self.made_of, beside=True)
+            self.library.lanewise_take_over(ctypes.cast(better.lanewise_work, ctypes.c_void_p))
 
 
-_beside: list[threading.Thread] = []
+_beside: list[_Better] = []
 _turns = threading.BoundedSemaphore(MOST_BESIDE)
 
 
-def _start(
-    command: tuple[str, ...], flags: tuple[str, ...], text: str, library: ctypes.CDLL
-) -> None:
-    """Have a better library made, and take over from this one."""
-
-    def work() -> None:
-        with contextlib.suppress(LanewiseError, OSError), _turns:
-            better = made(command, flags, text, beside=True)
-            library.lanewise_take_over(ctypes.cast(better.lanewise_work, ctypes.c_void_p))
-
-    # A thread that waits for a process; Python does not wait for the thread.
-    thread = threading.Thread(target=work, name="lanewise-compile", daemon=True)
-    _beside[:] = [*(one for one in _beside if one.is_alive()), thread]
-    thread.start()
+def wait(seconds: float | None = None) -> bool:
+    """Have the optimized libraries of all kernels made, and wait until they are; False if some are not by then."""
+    until = None if seconds is None else time.monotonic() + seconds
+    for thread in list(_beside):
+        thread.library.lanewise_hurry()
+    for thread in list(_beside):
+        thread.join(None if until is None else max(until - time.monotonic(), 0))
+    return not any(thread.is_alive() for thread in _beside)
 
 
 def _stop() -> None:
