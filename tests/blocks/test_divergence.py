@@ -5,6 +5,7 @@ from __future__ import annotations
 import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -78,6 +79,27 @@ def test_equinox_looks_at_its_own_lane_only(schedule: str) -> None:
     xs = jnp.array([3, -3, 9])
     assert lw.vmap(looped, schedule=schedule)(xs).tolist() == [13, 3, 15]
     assert lw.vmap(any_of, schedule=schedule)(xs).tolist() == [int(any_of(x)) for x in xs]
+
+
+def test_what_refuses_lanes_is_plain_code_on_one() -> None:
+    """Equinox's checkpointed loop, differentiated for one lane, has counters that its rules refuse to batch."""
+
+    def grown(x):
+        def step(c):
+            return c[0] * 1.3 + 0.1 * x, c[1] + 1
+
+        start = (x + 1.0, 0)
+        return eqxi.while_loop(
+            lambda c: c[0] < 20.0, step, start, max_steps=64, kind="checkpointed"
+        )[0]
+
+    xs = jnp.array([0.3, 4.0, 9.5])
+    want = [jax.grad(grown)(x) for x in xs]
+    for found in (
+        lw.vmap(jax.grad(lw.lift(grown)))(xs),
+        jax.jit(jax.vmap(jax.grad(lw.lift(grown))))(xs),
+    ):
+        np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
 def test_a_uniform_loop_never_runs_on_values_that_are_not_there() -> None:

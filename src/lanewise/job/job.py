@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise.blocks.divergence import dependence
+from lanewise.blocks.equations import as_on_one_lane
 from lanewise.blocks.flatten import flatten, operand_avals
 from lanewise.blocks.form import BlockProgram
 from lanewise.blocks.link import Linked, link
@@ -231,10 +232,11 @@ def lanes_first(
 def one_lane(program: Program) -> Callable[..., list[Any]]:
     """A program without recursion as an ordinary function."""
     entry = program.functions[program.entry]
+    code = _jax.with_eqns(entry.jaxpr, as_on_one_lane)
 
     def run(*values: Any) -> list[Any]:
         captured = [values[i] for i in entry.captures]
-        return _jax.eval_jaxpr(entry.jaxpr, *captured, *values[program.num_captures :])
+        return _jax.eval_jaxpr(code, *captured, *values[program.num_captures :])
 
     return run
 

@@ -66,14 +66,20 @@ def push_forward(
     # Imported where it is used: most programs that import Lanewise do not differentiate.
     from lanewise.diff.jvp import jvp_program
 
-    derived = jvp_program(program, moving)
+    derived, constants = jvp_program(program, moving)
     captured = program.num_captures
     moved = sum(moving[:captured])
-    operands = [*primals[:captured], *tangents[:moved], *primals[captured:], *tangents[moved:]]
+    operands = [
+        *primals[:captured],
+        *tangents[:moved],
+        *constants,
+        *primals[captured:],
+        *tangents[moved:],
+    ]
     all_mapped = (
         *mapped[:captured],
         *tangents_mapped[:moved],
-        *mapped[captured:],
+        *with_constants(constants, mapped[captured:], lanes),
         *tangents_mapped[moved:],
     )
     inexact = [i for i, aval in enumerate(program.out_avals) if _jax.has_tangent(aval)]
