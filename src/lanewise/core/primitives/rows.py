@@ -138,8 +138,7 @@ declare("scan", Kind.CONTROL, cost=cost.of_scan, code=("jaxpr",))
 declare("unvmap_any unvmap_all unvmap_max nonbatchable select_if_vmap noinline", Kind.BATCH)
 _callback: dict[str, Any] = {"cost": cost.of_callback, **_library}
 declare("pure_callback io_callback debug_callback debug_print", Kind.CALLBACK, **_callback)
-# `linear_solve` is Lineax's, and holds a factorization.
-declare("ffi_call custom_call call_hi_primitive linear_solve", Kind.OTHER, **_library)
+declare("call_hi_primitive", Kind.OTHER, **_library)
 declare("platform_index", Kind.OTHER, 0)
-# Nothing else is known of these: code that is not in a parameter, and what is ours.
+# Code that is not in a parameter, and what is ours.
 declare("custom_linear_solve program shared throw", Kind.OTHER)
