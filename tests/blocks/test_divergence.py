@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.custom_derivatives import linear_call
 
 import lanewise as lw
 from seeing import all_blocks, blocks_of, branches, operations
@@ -100,6 +103,21 @@ def test_what_refuses_lanes_is_plain_code_on_one() -> None:
         jax.jit(jax.vmap(jax.grad(lw.lift(grown))))(xs),
     ):
         np.testing.assert_allclose(found, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "sweep"}, {"schedule": "plain"}])
+def test_what_jax_does_not_batch(options: dict[str, Any]) -> None:
+    named = lax.composite(lambda x: jnp.sin(x) * x, "ours.named")
+
+    def linear(x):
+        return linear_call(lambda r, x: r * x, lambda r, x: r * x, 1.2, x)
+
+    def grown(x, n):
+        return lax.fori_loop(0, n, lambda _, x: linear(x) + 0.1 * named(x), x)
+
+    x, n = jnp.array([0.3, 1.2, 0.7]), jnp.array([0, 3, 5])
+    want = [grown(*args) for args in zip(x, n, strict=True)]
+    np.testing.assert_allclose(lw.vmap(grown, **options)(x, n), want, rtol=1e-5)
 
 
 def test_a_uniform_loop_never_runs_on_values_that_are_not_there() -> None:

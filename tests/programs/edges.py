@@ -300,6 +300,23 @@ def rule_with_array(x, n):
 
 
 @lw.program
+def counted_by_reference(x, n):
+    """A reference that begins and ends in the program, written in a loop and under a branch."""
+    powers = jax.new_ref(jnp.zeros(4))
+
+    def step(i, x):
+        powers[i % 4] = powers[i % 4] + x
+        return 0.5 * x
+
+    lax.fori_loop(0, n, step, x)
+    lax.cond(x > 1.0, lambda: powers.__setitem__(0, powers[0] + 5.0), lambda: None)
+    found = jax.freeze(powers)
+    while found[0] > 2.0:
+        found = 0.5 * found
+    return found
+
+
+@lw.program
 def squashed(x):
     """Functions with custom derivatives, nested `jit`, and `scan` inside a branch."""
     if x > 0.5:
@@ -449,6 +466,12 @@ CASES = (
         rule_with_array,
         inputs(floats(0.0, 0.3), ints(0, 3)),
         rtol=1e-4,
+        differentiable=(0,),
+    ),
+    Case(
+        "counted_by_reference",
+        counted_by_reference,
+        inputs(floats(0.1, 3.0), ints(0, 7)),
         differentiable=(0,),
     ),
     Case("squashed", squashed, inputs(floats(-2.0, 2.0)), rtol=1e-4, differentiable=(0,)),

@@ -136,6 +136,8 @@ declare("cond", Kind.CONTROL, cost=cost.of_cond, code=("branches",))
 declare("while", Kind.CONTROL, cost=cost.of_while, code=("cond_jaxpr", "body_jaxpr"))
 declare("scan", Kind.CONTROL, cost=cost.of_scan, code=("jaxpr",))
 declare("unvmap_any unvmap_all unvmap_max nonbatchable select_if_vmap noinline", Kind.BATCH)
+declare("composite", Kind.BATCH, code=("jaxpr",))
+declare("linear_call", Kind.BATCH, code=("callee",))
 _callback: dict[str, Any] = {"cost": cost.of_callback, **_library}
 declare("pure_callback io_callback debug_callback debug_print", Kind.CALLBACK, **_callback)
 declare("call_hi_primitive", Kind.OTHER, **_library)
