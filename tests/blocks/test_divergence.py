@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
+from jax.custom_derivatives import linear_call
 
 import lanewise as lw
 from seeing import all_blocks, blocks_of, branches, operations
@@ -78,6 +82,42 @@ def test_equinox_looks_at_its_own_lane_only(schedule: str) -> None:
     xs = jnp.array([3, -3, 9])
     assert lw.vmap(looped, schedule=schedule)(xs).tolist() == [13, 3, 15]
     assert lw.vmap(any_of, schedule=schedule)(xs).tolist() == [int(any_of(x)) for x in xs]
+
+
+def test_what_refuses_lanes_is_plain_code_on_one() -> None:
+    """Equinox's checkpointed loop, differentiated for one lane, has counters that its rules refuse to batch."""
+
+    def grown(x):
+        def step(c):
+            return c[0] * 1.3 + 0.1 * x, c[1] + 1
+
+        start = (x + 1.0, 0)
+        return eqxi.while_loop(
+            lambda c: c[0] < 20.0, step, start, max_steps=64, kind="checkpointed"
+        )[0]
+
+    xs = jnp.array([0.3, 4.0, 9.5])
+    want = [jax.grad(grown)(x) for x in xs]
+    for found in (
+        lw.vmap(jax.grad(lw.lift(grown)))(xs),
+        jax.jit(jax.vmap(jax.grad(lw.lift(grown))))(xs),
+    ):
+        np.testing.assert_allclose(found, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "sweep"}, {"schedule": "plain"}])
+def test_what_jax_does_not_batch(options: dict[str, Any]) -> None:
+    named = lax.composite(lambda x: jnp.sin(x) * x, "ours.named")
+
+    def linear(x):
+        return linear_call(lambda r, x: r * x, lambda r, x: r * x, 1.2, x)
+
+    def grown(x, n):
+        return lax.fori_loop(0, n, lambda _, x: linear(x) + 0.1 * named(x), x)
+
+    x, n = jnp.array([0.3, 1.2, 0.7]), jnp.array([0, 3, 5])
+    want = [grown(*args) for args in zip(x, n, strict=True)]
+    np.testing.assert_allclose(lw.vmap(grown, **options)(x, n), want, rtol=1e-5)
 
 
 def test_a_uniform_loop_never_runs_on_values_that_are_not_there() -> None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import sparse
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -70,6 +71,20 @@ def test_by_a_compiler(name: str) -> None:
 @pytest.mark.parametrize("name", ["collatz", "hanoi", "truncated_normal", "bank", "low_precision"])
 def test_by_xla(name: str, no_compiler: None) -> None:
     check(case_named(name), jax.jit)
+
+
+def test_a_primitive_that_nothing_is_known_of_runs_by_ticks() -> None:
+    """JAX's sparse products are primitives whose code is seen by XLA alone."""
+    matrix = sparse.BCOO.fromdense(jnp.array([[2.0, 1.0], [0.0, 0.5]]))
+
+    def powers(x: Any, n: Any) -> Any:
+        return jax.lax.fori_loop(0, n, lambda _, v: matrix @ v, x * jnp.ones(2))
+
+    x, n = jnp.array([0.3, 1.2, 4.0]), jnp.array([0, 5, 3])
+    want = [powers(*args) for args in zip(x, n, strict=True)]
+    np.testing.assert_allclose(lw.vmap(powers)(x, n), want, rtol=1e-6)
+    with pytest.raises(OptionError, match="bcoo_dot_general: a kernel has no rule"):
+        lw.vmap(powers, carrier="native")(x, n)
 
 
 @pytest.mark.parametrize("name", ["collatz", "quicksort", "carry_key"])

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import lanewise as lw
+from programs.edges import rule_with_array, swayed
 from programs.small import down, up
 
 
@@ -292,3 +293,25 @@ def test_lanes_that_fail_have_blank_tangents() -> None:
     )
     assert values.tolist()[::2] == [8.0, 12.0] and tangents.tolist()[::2] == [8.0, 4.0]
     assert bool(jnp.isnan(values[1]))
+
+
+def test_a_rule_that_holds_an_array() -> None:
+    """Each derived function may have constants of its own; a weight that moves is a capture beside them."""
+
+    def loss(w, x):
+        @lw.program
+        def chain(x, n):
+            if n == 0:
+                return w * x
+            return w * chain(swayed(x), n - 1) + x
+
+        return chain(x, 3) * rule_with_array(x, 2)
+
+    at = (jnp.float32(0.7), jnp.float32(0.2))
+    forward, reverse = jax.jacfwd(loss, (0, 1))(*at), jax.grad(loss, (0, 1))(*at)
+    np.testing.assert_allclose(forward, reverse, rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(jax.checkpoint(loss), (0, 1))(*at), reverse, rtol=1e-5)
+    slopes = jax.vmap(jax.jacfwd(loss, 1), (None, 0))(at[0], jnp.array([0.1, 0.2]))
+    np.testing.assert_allclose(slopes[1], reverse[1], rtol=1e-5)
+    twice = jax.jacfwd(jax.jacfwd(loss, 1), 1)(*at), jax.jacfwd(jax.grad(loss, 1), 1)(*at)
+    np.testing.assert_allclose(twice[0], twice[1], rtol=1e-4)

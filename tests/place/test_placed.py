@@ -16,6 +16,7 @@ from lanewise.place.moves import Move
 from lanewise.place.placement import placement_from
 from lanewise.place.prepared import Prepared, ask
 from lanewise.place.project import dry_run
+from programs.edges import swayed
 
 X, W, V = jnp.linspace(0.1, 1.0, 3), 0.3 * jnp.eye(3) + 0.1, 0.5 * jnp.eye(3)
 TWO = {"encoder": 0, "decoder": 1}
@@ -314,6 +315,19 @@ def test_parts_have_derivatives_of_any_order() -> None:
     np.testing.assert_allclose(remade(X), jax.grad(plain)(X), rtol=1e-5)
     lines = jax.vmap(jax.grad(f))(jnp.stack([X, -X]))
     np.testing.assert_allclose(lines[1], jax.grad(plain)(-X), rtol=1e-5)
+
+
+def test_a_part_whose_rules_hold_an_array() -> None:
+    def f(x):
+        return jnp.sum(lw.placed(lambda x: swayed(x) * x, "encoder")(x) ** 2)
+
+    def plain(x):
+        return jnp.sum((jnp.sin(x) * x) ** 2)
+
+    for derive in (jax.grad, jax.jacfwd, lambda f: jax.jacfwd(jax.grad(f))):
+        np.testing.assert_allclose(derive(f)(X), derive(plain)(X), rtol=1e-4, atol=1e-6)
+    here = {"encoder": jax.devices()[0]}
+    np.testing.assert_allclose(lw.run(jax.grad(f), here)(X), jax.grad(plain)(X), rtol=1e-4)
 
 
 def test_a_weight_is_not_saved_with_each_iteration() -> None:

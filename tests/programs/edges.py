@@ -274,6 +274,48 @@ def int_and_float(x, n):
     return total, scale
 
 
+SLOPES = np.array([0.5, 2.0, 3.0], np.float32)
+
+
+@jax.custom_jvp
+def swayed(x):
+    return jnp.sin(x)
+
+
+@swayed.defjvp
+def _swayed_jvp(primals, tangents):
+    """The rule holds an array, which is in no program before it is differentiated."""
+    (x,), (t,) = primals, tangents
+    return jnp.sin(x), jnp.sum(jnp.asarray(SLOPES)) / 5.5 * jnp.cos(x) * t
+
+
+@lw.program
+def rule_with_array(x, n):
+    """A derivative rule with an array of its own, in a loop inside a recursion."""
+    if n == 0:
+        return x
+    while x < 1.0:
+        x = x + 0.5 + 0.2 * swayed(x)
+    return 0.7 * rule_with_array(swayed(x), n - 1)
+
+
+@lw.program
+def counted_by_reference(x, n):
+    """A reference that begins and ends in the program, written in a loop and under a branch."""
+    powers = jax.new_ref(jnp.zeros(4))
+
+    def step(i, x):
+        powers[i % 4] = powers[i % 4] + x
+        return 0.5 * x
+
+    lax.fori_loop(0, n, step, x)
+    lax.cond(x > 1.0, lambda: powers.__setitem__(0, powers[0] + 5.0), lambda: None)
+    found = jax.freeze(powers)
+    while found[0] > 2.0:
+        found = 0.5 * found
+    return found
+
+
 @lw.program
 def squashed(x):
     """Functions with custom derivatives, nested `jit`, and `scan` inside a branch."""
@@ -419,6 +461,19 @@ CASES = (
     Case("falls_through", falls_through, inputs(ints(-30, 30))),
     Case("deep_break", deep_break, inputs(ints(0, 8))),
     Case("int_and_float", int_and_float, inputs(floats(0.0, 1.0), ints(0, 5))),
+    Case(
+        "rule_with_array",
+        rule_with_array,
+        inputs(floats(0.0, 0.3), ints(0, 3)),
+        rtol=1e-4,
+        differentiable=(0,),
+    ),
+    Case(
+        "counted_by_reference",
+        counted_by_reference,
+        inputs(floats(0.1, 3.0), ints(0, 7)),
+        differentiable=(0,),
+    ),
     Case("squashed", squashed, inputs(floats(-2.0, 2.0)), rtol=1e-4, differentiable=(0,)),
     Case(
         "large_state",

@@ -71,6 +71,16 @@ def added(node: Any) -> Any:
     return sum(node.numbers)  # here: added
 
 
+@lw.program
+def falls(x: Any) -> Any:
+    def lower(x: Any) -> Any:
+        if x < 0:
+            return x
+        return lower(x - 1)
+
+    return lower(x)
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "place", "says"),
     [
@@ -100,6 +110,13 @@ def test_the_line_comes_first(call: Any, kind: type[Exception], place: str, says
     first = str(caught.value).split("\n")[0]
     assert first.startswith(f"{__file__}:{line}, in {place}: ")
     assert says in first
+
+
+def test_a_plain_function_that_calls_itself_has_the_fix_named() -> None:
+    with pytest.raises(
+        RecursionError, match=r"test_blame.py:\d+, in lower: .*make `lower` a program"
+    ):
+        falls(3.0)
 
 
 def test_what_the_users_code_raises_is_left_alone() -> None:

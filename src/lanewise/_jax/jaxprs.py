@@ -14,6 +14,7 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import special as _special
+from jax._src.state.discharge import discharge_state as _discharge_state
 from jax.core import ShapedArray, Tracer
 
 from lanewise._jax.values import shape_dtype_struct, stored, without_mesh
@@ -260,6 +261,9 @@ def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Traced:
 def trace_at(fun: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Traced:
     """The same at the types of values, shardings included where they are part of types."""
     closed = jax.make_jaxpr(lambda *args: list(fun(*args)))(*values)
+    # References that begin and end here (`jax.new_ref`): the same code on values.
+    if any(type(effect).__name__ == "InternalMutableArrayEffect" for effect in closed.effects):
+        closed = _discharge_state(closed)
     return Traced(flat_jaxpr(cast(ClosedJaxpr, closed)), tuple(closed.consts))
 
 

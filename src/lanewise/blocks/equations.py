@@ -96,6 +96,19 @@ def with_one_test(eqn: JaxprEqn) -> _jax.Traced:
     return _jax.trace(run, [atom.aval for atom in eqn.invars])
 
 
+def as_on_one_lane(eqn: JaxprEqn) -> JaxprEqn:
+    """What looks at the batch as a call of what it does on one lane; other equations as they are.
+
+    A callback that does not say how it batches is called lane by lane.
+    """
+    if eqn.primitive.name == "pure_callback" and eqn.params.get("vmap_method") is None:
+        return eqn.replace(params={**eqn.params, "vmap_method": "sequential"})
+    if not looks_at_batch(eqn):
+        return eqn
+    code = _jax.close_jaxpr(_traced(eqn).jaxpr)
+    return eqn.replace(primitive=_jax.closed_call_p, params={"call_jaxpr": code})
+
+
 def _linear_solve(eqn: JaxprEqn) -> Inside:
     lengths, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
     start = lengths.matvec + lengths.vecmat

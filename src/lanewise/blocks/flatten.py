@@ -25,7 +25,13 @@ from jax import lax
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from lanewise.blocks.divergence import Divergence, flag_of
-from lanewise.blocks.equations import inside, is_throw, tests_many, with_one_test
+from lanewise.blocks.equations import (
+    as_on_one_lane,
+    inside,
+    is_throw,
+    tests_many,
+    with_one_test,
+)
 from lanewise.blocks.form import (
     Block,
     BlockFunction,
@@ -216,7 +222,8 @@ class _Flattener:
         outs = [
             self.new_var(var.aval, flag) for var, flag in zip(eqn.outvars, varying, strict=True)
         ]
-        self.eqns.append(eqn.replace(invars=list(operands), outvars=outs, params=_lane_params(eqn)))
+        (kept,) = _jax.with_eqns(_jax.new_jaxpr((), (), [eqn]), as_on_one_lane).eqns
+        self.eqns.append(kept.replace(invars=list(operands), outvars=outs))
         return outs
 
     def cond(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> Sequence[Atom]:
@@ -408,13 +415,6 @@ def _keeps_batching_rule(eqn: JaxprEqn) -> bool:
     if not is_forward_call(eqn):
         return False
     return not any(is_update(e) for code in _jax.subjaxprs(eqn) for e in code.eqns)
-
-
-def _lane_params(eqn: JaxprEqn) -> dict[str, Any]:
-    """A callback that does not say how it batches is called lane by lane."""
-    if eqn.primitive.name == "pure_callback" and eqn.params.get("vmap_method") is None:
-        return {**eqn.params, "vmap_method": "sequential"}
-    return eqn.params
 
 
 def _int_literal(value: int) -> Literal:

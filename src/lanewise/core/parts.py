@@ -258,11 +258,12 @@ def _jvp_part(
 
     params = {"name": name, "indexed": indexed}
     forward = _jax.trace_at(ahead, primals)
-    assert not forward.captures
+    # Rules may hold constants: those are operands.
+    inputs = [*forward.captures, *primals]
     code, where = _without_copies(forward.jaxpr, len(jaxpr.outvars))
-    outs = part_p.bind(*first, *primals, jaxpr=_jax.close_jaxpr(code), **params)
+    outs = part_p.bind(*first, *inputs, jaxpr=_jax.close_jaxpr(code), **params)
     answers = outs[: len(jaxpr.outvars)]
-    saved = [primals[at] if of_input else outs[at] for of_input, at in where]
+    saved = [inputs[at] if of_input else outs[at] for of_input, at in where]
     moved = [t for t, flag in zip(tangents, active, strict=True) if flag]
 
     def back(*args: Any) -> list[Any]:
@@ -271,10 +272,8 @@ def _jvp_part(
         return [t for t, x in zip(outs, answers, strict=True) if _jax.has_tangent(_jax.aval_of(x))]
 
     linear = _jax.trace_at(back, [*saved, *moved])
-    assert not linear.captures
-    found = iter(
-        part_p.bind(*first, *saved, *moved, jaxpr=_jax.close_jaxpr(linear.jaxpr), **params)
-    )
+    given = [*linear.captures, *saved, *moved]
+    found = iter(part_p.bind(*first, *given, jaxpr=_jax.close_jaxpr(linear.jaxpr), **params))
     return answers, [
         next(found) if _jax.has_tangent(_jax.aval_of(x)) else _jax.zero_tangent(x) for x in answers
     ]
@@ -355,17 +354,9 @@ def _transpose_part(
         return list(jax.linear_transpose(forward, *types)(list(adjoints)))
 
     traced = _jax.trace_at(back, [*known, *given])
-    assert not traced.captures
-    found = iter(
-        part_p.bind(
-            *first,
-            *known,
-            *given,
-            jaxpr=_jax.close_jaxpr(traced.jaxpr),
-            name=name,
-            indexed=indexed,
-        )
-    )
+    code = _jax.close_jaxpr(traced.jaxpr)
+    inputs = [*traced.captures, *known, *given]
+    found = iter(part_p.bind(*first, *inputs, jaxpr=code, name=name, indexed=indexed))
     return [*[None] * len(first), *(next(found) if flag else None for flag in linear)]
 
 

@@ -43,11 +43,11 @@ def _witnessed_call_abstract(*args: Any, out_avals: Sequence[Any], **params: Any
 
 @functools.lru_cache(maxsize=512)
 @_jax.without_mesh()
-def jvp_program(program: Program, moving: Moving) -> Program:
-    """The program that computes answers and their tangents when these operands have tangents.
+def jvp_program(program: Program, moving: Moving) -> tuple[Program, tuple[Any, ...]]:
+    """The program that computes answers and their tangents when these operands have tangents, and its constants.
 
-    Its operands are captures, their tangents, parameters, their tangents; its answers are the answers, then tangents of
-    the inexact ones.
+    Its operands are captures, their tangents, constants that rules of its code hold, parameters, their tangents; its
+    answers are the answers, then tangents of the inexact ones.
     """
     original, program = program, _without_clashes(program)
     captured = moving[: program.num_captures]
@@ -55,24 +55,27 @@ def jvp_program(program: Program, moving: Moving) -> Program:
     entry = program.functions[program.entry]
     wanted = [(entry.name, moving[program.num_captures :])]
     functions: dict[str, Function] = {}
+    count = program.num_captures + sum(captured)
+    constants: list[Any] = []
     first = _derived_name(*wanted[0])
     while wanted:
         name, params = wanted.pop()
         derived = _derived_name(name, params)
         if derived in functions:
             continue
-        function = _derive(program, program.functions[name], derived, captured, params, closing)
-        functions[derived] = function
+        code, captures = _derive(program, program.functions[name], captured, params, closing)
+        held = range(count + len(constants), count + len(constants) + len(code.captures))
+        constants += code.captures
+        function = functions[derived] = Function(derived, code.jaxpr, (*held, *captures))
         wanted += [
             eqn.params["jvp_of"]
             for eqn in calls(function.jaxpr)
             if eqn.params["name"] not in program.functions
         ]
     _add_unmoved(program, functions)
-    count = program.num_captures + sum(captured)
-    found = Program(functions, first, count, whole=program.whole)
+    found = Program(functions, first, count + len(constants), whole=program.whole)
     _derivatives[found] = (original, moving)
-    return found
+    return found, tuple(constants)
 
 
 _derivatives: weakref.WeakKeyDictionary[Program, tuple[Program, Moving]] = (
@@ -145,12 +148,11 @@ def _derived_name(name: str, moving: Moving) -> str:
 def _derive(
     program: Program,
     function: Function,
-    name: str,
     captured: Moving,
     params: Moving,
     closing: frozenset[str],
-) -> Function:
-    """One function's derived function."""
+) -> tuple[_jax.Traced, tuple[int, ...]]:
+    """One function's derived function, and which captures it reads, their tangents among them."""
     num_captures = program.num_captures
     # A function of `closing` that has no moving capture of its own borrows one as the witness for its calls.
     lacking = function.name in closing and not any(captured[i] for i in function.captures)
@@ -192,9 +194,7 @@ def _derive(
         has_tangent = [_jax.has_tangent(atom.aval) for atom in function.jaxpr.outvars]
         return _push_forward(primal, primals, tangents, moving, has_tangent)
 
-    traced = _jax.trace(run, in_avals)
-    assert not traced.captures
-    return Function(name, traced.jaxpr, captures)
+    return _jax.trace(run, in_avals), captures
 
 
 def _push_forward(

@@ -26,16 +26,18 @@ class _Derivative:
 
     program: Program
     moving: tuple[bool, ...]
+    derived: Program
 
     @property
     def places(self) -> tuple[list[int], list[int]]:
-        captured = self.program.num_captures
+        captured, held = self.program.num_captures, self.derived.num_captures
+        last = held + len(self.moving) - captured
         moved = sum(self.moving[:captured])
-        primals = [
-            *range(captured),
-            *(captured + moved + i for i in range(len(self.moving) - captured)),
+        primals = [*range(captured), *range(held, last)]
+        tangents = [
+            *range(captured, captured + moved),
+            *range(last, last - moved + sum(self.moving)),
         ]
-        tangents = [i for i in range(len(self.moving) + sum(self.moving)) if i not in primals]
         return primals, tangents
 
     @property
@@ -47,7 +49,7 @@ def _derivative(program: Program) -> _Derivative | None:
     from lanewise.diff.jvp import derivative_of
 
     found = derivative_of(program)
-    return None if found is None else _Derivative(*found)
+    return None if found is None else _Derivative(*found, program)
 
 
 def _known_part(unknown: Sequence[bool], program: Program, mapped: Mapped, **params: Any) -> Any:

@@ -53,14 +53,20 @@ def push_forward(
     from lanewise.diff.jvp import jvp_program
 
     program, lanes, mapped, options, summed = params
-    derived = jvp_program(program, moving)
+    derived, constants = jvp_program(program, moving)
     captured = program.num_captures
     moved = sum(moving[:captured])
-    operands = [*primals[:captured], *tangents[:moved], *primals[captured:], *tangents[moved:]]
+    operands = [
+        *primals[:captured],
+        *tangents[:moved],
+        *constants,
+        *primals[captured:],
+        *tangents[moved:],
+    ]
     all_mapped = (
         *mapped[:captured],
         *tangents_mapped[:moved],
-        *mapped[captured:],
+        *with_constants(constants, mapped[captured:], lanes),
         *tangents_mapped[moved:],
     )
     inexact = [i for i, aval in enumerate(program.out_avals) if _jax.has_tangent(aval)]

@@ -13,6 +13,8 @@ import sysconfig
 import traceback
 from types import FrameType
 
+import jax
+
 from lanewise import _jax
 from lanewise.core.errors import LanewiseError, Location, RecordError, ResultUnknown
 
@@ -25,6 +27,8 @@ _LIBRARIES = tuple(
             *site.getsitepackages(),
             site.getusersitepackages(),
             *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+            # Where JAX is, libraries are, whatever put them there.
+            os.path.dirname(os.path.dirname(jax.__file__)),
         )
     }
 )
@@ -56,13 +60,18 @@ def name_the_line(error: Exception) -> None:
     location = Location(frame.f_code.co_filename, line, _name([frame for frame, _ in users]))
     error.lanewise_location = location  # type: ignore[attr-defined]
     if error.args and isinstance(error.args[0], str) and str(error) == error.args[0]:
-        error.args = (f"{location}: {_said(error)}", *error.args[1:])
+        error.args = (f"{location}: {_said(error, location.function)}", *error.args[1:])
     else:
         error.add_note(f"Lanewise: at {location}")
 
 
-def _said(error: Exception) -> str:
+def _said(error: Exception, function: str) -> str:
     """What an error says; of an array that is traced JAX names its own class."""
+    if isinstance(error, RecursionError):
+        return (
+            f"{error.args[0]}. A function that calls itself and is traced never ends if a value that is only known at run"
+            f" time decides when: make `{function}` a program of its own, with `@lanewise.program`"
+        )
     if isinstance(error, AttributeError) and isinstance(error.obj, _jax.Tracer):
         aval = _jax.aval_of(error.obj)
         shape = ",".join(map(str, aval.shape))

@@ -159,7 +159,8 @@ INDEXED_OPERATIONS = 40.0
 ASSUMED_TRIPS = 16
 
 TABLE: dict[str, Facts] = {}
-UNKNOWN = Facts(Kind.OTHER)
+# Nothing is promised for it.
+UNKNOWN = Facts(Kind.OTHER, one_function=False)
 
 
 # What most primitives of a kind have in common.

@@ -136,10 +136,11 @@ declare("cond", Kind.CONTROL, cost=cost.of_cond, code=("branches",))
 declare("while", Kind.CONTROL, cost=cost.of_while, code=("cond_jaxpr", "body_jaxpr"))
 declare("scan", Kind.CONTROL, cost=cost.of_scan, code=("jaxpr",))
 declare("unvmap_any unvmap_all unvmap_max nonbatchable select_if_vmap noinline", Kind.BATCH)
+declare("composite", Kind.BATCH, code=("jaxpr",))
+declare("linear_call", Kind.BATCH, code=("callee",))
 _callback: dict[str, Any] = {"cost": cost.of_callback, **_library}
 declare("pure_callback io_callback debug_callback debug_print", Kind.CALLBACK, **_callback)
-# `linear_solve` is Lineax's, and holds a factorization.
-declare("ffi_call custom_call call_hi_primitive linear_solve", Kind.OTHER, **_library)
+declare("call_hi_primitive", Kind.OTHER, **_library)
 declare("platform_index", Kind.OTHER, 0)
-# Nothing else is known of these: code that is not in a parameter, and what is ours.
+# Code that is not in a parameter, and what is ours.
 declare("custom_linear_solve program shared throw", Kind.OTHER)
