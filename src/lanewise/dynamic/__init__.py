@@ -6,7 +6,7 @@ piece's code, forwards and in reverse. `compute`, `reverse`: the levels run. `ru
 table. `lazy`, `instances`: tables recorded from plain Python.
 
 Programs are the second way to a table. `code`: a program's code with its control flow apart. `control`: what decides
-control, and what does not. `pieces`: the value equations between two points of control. `slice`: control as a separate
-program, which records. `recorded`, `merged`: the table of what it recorded, without repeats. `levels`, `answers`:
-both run, and the reverse.
+control, and what does not. `pieces`: the value equations between two points of control. `waits`: which of them may
+have to wait longer. `slice`, `rows`: control as a separate program, which records. `recorded`, `sums`, `merged`: the
+table of what it recorded, sums last, without repeats. `levels`, `answers`: both run, and the reverse.
 """
