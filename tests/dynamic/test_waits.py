@@ -32,6 +32,12 @@ class Tree:
     right: Tree | None = None
 
 
+@lw.record
+class Node:
+    word: int
+    children: list[Node]
+
+
 def weights() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     shapes = {
@@ -194,6 +200,22 @@ def test_sums_of_all_kinds(program: Any) -> None:
     some = [None, items(1), items(2), items(9), items(6)]
     table_of(program, some)
     same(program, some)
+
+
+@lw.program
+def child_sum(tree, w):
+    total = jnp.zeros(WIDTH)
+    for child in tree.children:
+        total = total + child_sum(child, w)
+    return jnp.tanh(w["words"][tree.word] + total @ w["up"])
+
+
+def test_a_node_of_many_children_takes_few_levels() -> None:
+    some = [Node(1, [Node(i % 9, []) for i in range(1000)]), Node(2, [Node(3, [Node(4, [])])])]
+    table = table_of(child_sum, some)
+    # Zeros, nodes at levels 1, 2, 3 and 12, ten of pairs; where there is one child, there is nothing to add.
+    assert launches(table, levels(table)) <= 1 + 4 + 10
+    same(child_sum, [*some[1:], Node(1, [some[1], Node(5, []), Node(6, [Node(7, [])])])])
 
 
 def test_a_long_sum_takes_few_levels() -> None:

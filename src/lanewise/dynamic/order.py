@@ -64,14 +64,9 @@ def depth(table: Table) -> np.ndarray:
     """The level of each call: 0 for those that read inputs alone, else one more than the deepest of what it reads."""
     if table.level is not None:
         return np.asarray(table.level, np.int32)
-    return depth_of(len(table), *edges(table))
-
-
-def depth_of(calls: int, maker: np.ndarray, reader: np.ndarray) -> np.ndarray:
-    """The same for this many calls and these edges."""
-    maker, reader = maker.astype(np.intp), reader.astype(np.intp)
-    level = np.zeros(calls, np.int32)
-    pending = np.zeros(calls, bool)
+    maker, reader = (e.astype(np.intp) for e in edges(table))
+    level = np.zeros(len(table), np.int32)
+    pending = np.zeros(len(table), bool)
     for _ in range(_ROUNDS):
         if not len(reader):
             return level

@@ -19,6 +19,7 @@ Products of one operand with several shared ones (the gates of a cell, written o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,14 @@ class Kind:
     payload: tuple[Var, ...]
     line: str
     adds: bool = False  # two rows, and nothing else
+
+    @functools.cached_property
+    def zeros(self) -> tuple[bool, ...]:
+        """Which of its results are zeros in all calls."""
+        if self.shared or self.rows or self.payload:
+            return (False,) * len(self.piece.results)
+        found = _jax.eval_jaxpr(self.piece.code, *(np.zeros((), np.int32) for _ in self.piece.rows))
+        return tuple(not np.asarray(x).any() for x in found)
 
 
 @dataclass
@@ -103,7 +112,8 @@ class Pieces:
         self.control, self.facts = control, facts
         self.kinds: dict[tuple[Any, ...], Kind] = {}
         self.users = _users(control.table)
-        self.only_added = only_added(control.table, control.rows)
+        self.only_added = only_added(control.table, control.rows, in_loops=False)
+        self.folded = only_added(control.table, control.rows, in_loops=True)
         entry = control.table.functions[control.table.entry]
         self.operands = [_jax.new_var(v.aval) for v in entry.ins]
         self._codes = 0
@@ -176,7 +186,10 @@ class Pieces:
         return [[named[n] for n in part] for part in parts(list(named), reads, worth)]
 
     def terms(self, atoms: Sequence[Atom], scope: Scope) -> list[Var] | None:
-        """What is added to totals that come later, where all of these are such sums; else None (`sums.py`)."""
+        """What is added to totals that come later, where all of these are such sums; else None (`sums.py`).
+
+        Totals that are read after a loop have none: what is added to them is there.
+        """
         leaves: dict[Var, None] = {}
         todo = list(atoms)
         while todo:
@@ -194,11 +207,12 @@ class Pieces:
         found = self.closure(terms, scope.rows, scope.pending)
         self.facts.asked = True
         reads = [scope.rows[v].level for v in found.rows]
-        return None if terms and not later(totals, reads) else terms
+        apart = self.only_added.issuperset(atoms) and later(totals, reads)  # type: ignore[arg-type]
+        return terms if apart or not terms else None
 
     def totals(self, atom: Atom, scope: Scope) -> bool:
         """Whether an atom is a total that waits for an addition."""
-        return atom in self.only_added and is_addition(scope.pending.get(atom))  # type: ignore[arg-type]
+        return atom in self.folded and is_addition(scope.pending.get(atom))  # type: ignore[arg-type]
 
     def addition(self, type_: Type) -> Kind:
         """The piece that adds two rows of a type."""

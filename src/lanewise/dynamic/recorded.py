@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lanewise.dynamic import passes
+from lanewise.dynamic.balanced import balanced
 from lanewise.dynamic.pieces import Kind
 from lanewise.dynamic.rows import HEAD
 from lanewise.dynamic.slice import Sliced
-from lanewise.dynamic.sums import balanced
 from lanewise.dynamic.table import Calls, Table, Type, flat_operands
 from lanewise.dynamic.words import from_words, words_in
 
@@ -115,10 +115,10 @@ def recorded(
         if not kind.rows and len(kind.payload) == 1
     )
     found = _with_answers(records, table, numbered.first, answers, alone)
-    additions = [kind.adds for kind in kinds]
-    if not any(additions):
+    adds = [kind.adds for kind in kinds]
+    if not any(adds) or not len(table):
         return found
-    table, wanted = balanced(table, additions, found.wanted)
+    table, wanted = balanced(table, adds, [kind.zeros for kind in kinds], found.wanted)
     return replace(found, table=table, wanted=wanted)
 
 
