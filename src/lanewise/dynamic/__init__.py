@@ -6,7 +6,8 @@ piece's code, forwards and in reverse. `compute`, `reverse`: the levels run. `ru
 table. `lazy`, `traced`, `instances`: tables recorded from plain Python.
 
 Programs are the second way to a table. `code`: a program's code with its control flow apart. `control`: what decides
-control, and what does not. `pieces`: the value equations between two points of control. `slice`: control as a separate
-program, which records. `recorded`, `merged`: the table of what it recorded, without repeats. `levels`, `answers`:
+control, and what does not. `pieces`: the value equations between two points of control. `waits`: which of them may
+have to wait longer. `sums`: what is added up. `slice`, `rows`: control as a separate program, which records.
+`recorded`, `balanced`, `merged`: the table of what it recorded, sums in pairs, without repeats. `levels`, `answers`:
 both run, and the reverse.
 """

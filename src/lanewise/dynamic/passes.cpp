@@ -1,6 +1,6 @@
 // What the host does for every minibatch, a call of a table at a time: levels, what reads what, and the index tables.
 //
-// Each function is the compiled form of one in `pack.py` or `recorded.py` and gives the same numbers; those say what
+// Each function is the compiled form of one in `pack.py`, `recorded.py` or `balanced.py` and gives the same numbers; those say what
 // they mean. Calls come after the calls whose results they read, so each pass visits them once, in order. A table
 // takes two passes: `lw_survey`, from which its envelope follows, and `lw_packed`, which writes each index where it
 // belongs. Compiled by the host's C++ compiler as kernels are, without C++'s own headers.
@@ -470,4 +470,157 @@ extern "C" void lw_recorded(const lw_kinds* k, const lw_payload* l, int64 kinds,
     }
     start = end;
   }
+}
+
+// -- sums (`balanced.py`) --
+
+struct lw_adding {
+  const lw_pieces* p;
+  const int32 *adds, *zeros;  // by piece, and by result of each
+  const int32 *piece, *operands, *level;
+  int64 calls, values;
+};
+
+// What is known of a value. Of `flags`: 1 and 2 where additions that can be put off read it, and where others do.
+struct lw_term {
+  int32 uses, flags, reader, zero, ready, number;
+};
+
+// A value that is to be added: when it is there, and its new number.
+struct lw_item {
+  int32 ready, number;
+};
+
+struct lw_added {
+  int32 *piece, *level, *operands;
+  int64 calls, values;
+};
+
+static inline void lw_emit(lw_added& out, int32 piece, int32 level, int32 values) {
+  out.piece[out.calls] = piece, out.level[out.calls++] = level, out.values += values;
+}
+
+// By when they are there; those at the same time as they were. `spare` has room for as many.
+static void lw_sort(lw_item* items, lw_item* spare, int64 n) {
+  bool sorted = true;
+  for (int64 i = 1; i < n; ++i) sorted = sorted && items[i - 1].ready <= items[i].ready;
+  for (int64 width = 1; width < n && !sorted; width *= 2) {
+    for (int64 begin = 0; begin < n; begin += 2 * width) {
+      const int64 middle = begin + width < n ? begin + width : n, end = middle + width < n ? middle + width : n;
+      for (int64 a = begin, b = middle, to = begin; to < end; ++to)
+        spare[to] = a < middle && (b == end || items[a].ready <= items[b].ready) ? items[a++] : items[b++];
+    }
+    memcpy(items, spare, sizeof(lw_item) * n);
+  }
+}
+
+// Adds some items in pairs, as soon as two are there. Gives the sum.
+static lw_item lw_in_pairs(lw_item* items, lw_item* spare, int64 n, int32 piece, lw_added& out) {
+  lw_sort(items, spare, n);
+  int64 have = 0, next = 0;
+  for (int32 time = items[0].ready;; ++time) {
+    if (have < 2 && next < n && items[next].ready > time) time = items[next].ready;
+    while (next < n && items[next].ready <= time) spare[have++] = items[next++];
+    if (have == 1 && next == n) return spare[0];
+    int64 left = 0;
+    for (int64 i = 0; i < have; i += 2) {
+      if (i + 1 == have) {
+        spare[left++] = spare[i];
+        continue;
+      }
+      int32* read = out.operands;
+      read[0] = spare[i].number, read[1] = spare[i + 1].number, out.operands += 2;
+      const lw_item made = {time + 1, (int32)out.values};
+      lw_emit(out, piece, time, 1);
+      spare[left++] = made;
+    }
+    have = left;
+  }
+}
+
+// The last addition of a sum, in place of all that only lead to it; terms are there at `from` at the earliest.
+static void lw_sum(const lw_adding* w, lw_term* terms, const int32* first, int64 call, int64 value, int32 from,
+                   int32* stack, lw_item* items, lw_item* spare, lw_added& out) {
+  int64 depth = 0, n = 0;
+  lw_item zero = {0, 0};
+  const auto push = [&](int64 c) { stack[depth++] = w->operands[first[c] + 1], stack[depth++] = w->operands[first[c]]; };
+  push(call);
+  while (depth) {
+    const int32 v = stack[--depth];
+    if (v >= 0 && terms[v].ready == -1) {
+      push(terms[v].number);
+      continue;
+    }
+    const lw_item item = {v < 0 || terms[v].ready < from ? from : terms[v].ready, v < 0 ? v : terms[v].number};
+    if (v >= 0 && terms[v].zero) zero = item;
+    else items[n++] = item;
+  }
+  // An operand of the lane is no value of its own.
+  if (!n || (n == 1 && items[0].number < 0)) items[n++] = zero;
+  const lw_item sum = lw_in_pairs(items, spare, n, w->piece[call], out);
+  terms[value].ready = sum.ready, terms[value].number = sum.number;
+}
+
+// The calls of a table with its sums in pairs, and for each value its new number. `first` (by call), `late` (by call),
+// `terms` (by value; zeros at first but for `uses` by answers), `stack`, `items` and `spare` (all by call, twice) are
+// scratch memory. Gives the number of calls.
+extern "C" int64 lw_balanced(const lw_adding* w, lw_term* terms, int32* first, int32* late, int32* stack,
+                             lw_item* items, lw_item* spare, int32* piece, int32* level, int32* operands,
+                             int32* number) {
+  int64 read = 0, value = 0;
+  for (int64 c = 0; c < w->calls; ++c) {
+    const int32 q = w->piece[c];
+    first[c] = (int32)read;
+    for (int32 j = 0; j < w->p->results[q]; ++j, ++value) {
+      terms[value].zero = w->zeros[w->p->result_at[q] + j];
+      terms[value].reader = -1;
+    }
+    for (const int64 end = read + w->p->arity[q]; read < end; ++read) {
+      if (w->operands[read] < 0) continue;
+      lw_term& term = terms[w->operands[read]];
+      ++term.uses;
+      if (w->adds[q]) term.reader = (int32)c;
+    }
+  }
+  for (int64 c = w->calls - 1; c >= 0; --c) {
+    const int32 q = w->piece[c];
+    int32 flags = 0;
+    for (int32 j = 0; j < w->p->results[q]; ++j) flags |= terms[--value].flags;
+    late[c] = !(flags & 2) && (w->adds[q] || (flags && w->level[c]));
+    for (int32 k = 0; k < w->p->arity[q]; ++k) {
+      const int32 v = w->operands[first[c] + k];
+      if (v >= 0) terms[v].flags |= w->adds[q] && late[c] ? 1 : 2;
+    }
+    // An addition that only leads to another one: where that is made, it is looked into.
+    if (!w->adds[q]) continue;
+    lw_term& own = terms[value];
+    if (own.uses == 1 && own.reader >= 0) own.ready = -1, own.number = (int32)c;
+  }
+  lw_added out = {piece, level, operands, 0, 0};
+  int32 last = -1;
+  // What is not put off, then terms, then sums.
+  for (int32 turn = 0; turn < 3; ++turn) {
+    const int32 from = turn ? last + 1 : 0;
+    value = 0;
+    for (int64 c = 0; c < w->calls; value += w->p->results[w->piece[c++]]) {
+      const int32 q = w->piece[c], results = w->p->results[q];
+      if (turn != (late[c] ? w->adds[q] ? 2 : 1 : 0)) continue;
+      if (w->adds[q]) {
+        if (terms[value].ready >= 0) lw_sum(w, terms, first, c, value, from, stack, items, spare, out);
+        continue;
+      }
+      int32 at = from;
+      for (int32 k = 0; k < w->p->arity[q]; ++k) {
+        const int32 v = w->operands[first[c] + k];
+        if (v >= 0 && terms[v].ready > at) at = terms[v].ready;
+        *out.operands++ = v < 0 ? v : terms[v].number;
+      }
+      for (int32 j = 0; j < results; ++j)
+        terms[value + j].ready = at + 1, terms[value + j].number = (int32)out.values + j;
+      lw_emit(out, q, at, results);
+    }
+    for (int64 i = 0; i < out.calls; ++i) last = level[i] > last ? level[i] : last;
+  }
+  for (int64 v = 0; v < w->values; ++v) number[v] = terms[v].ready < 0 ? -1 : terms[v].number;
+  return out.calls;
 }

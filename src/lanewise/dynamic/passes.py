@@ -125,6 +125,11 @@ def _pieces(pieces: tuple[Piece, ...]) -> _Pieces:
     return _Pieces(struct, types, operands, max(results, default=0))
 
 
+def pieces_of(pieces: tuple[Piece, ...]) -> int:
+    """The address of the structure that describes pieces."""
+    return _pieces(pieces).struct.pointer
+
+
 def _starts(sizes: Sequence[int]) -> np.ndarray:
     return ints(np.cumsum([0, *sizes])[:-1])
 

@@ -5,7 +5,10 @@ needed as a row, by a call, at the end of a branch or a loop's body, or as an an
 together as one piece. So pieces are as coarse as control allows, cheap work sinks into the branches that use it, and
 what is computed before a call and used after it is part of what comes after.
 
-Two things are done otherwise, where matrix work is concerned. What a piece computes of payload alone, while the rest
+Results of which one may come earlier than the other are made by two pieces, if the earlier one is matrix work
+(`parts`); and what is added to a total that comes later is a piece of its own (`terms`).
+
+Two more things are done for matrix work. What a piece computes of payload alone, while the rest
 waits for rows of calls, is a separate piece: it runs at the first level, as one product for all calls (`hoisted`).
 And a result of matrix work that other pieces read too is a result of the piece (`escaping`), while cheap equations are
 computed again by each.
@@ -16,11 +19,13 @@ Products of one operand with several shared ones (the gates of a cell, written o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -31,7 +36,10 @@ from lanewise.core.primitives.facts import bytes_of, eqn_cost, size_of
 from lanewise.dynamic.code import Op, Plain, Table, codes_in, ops_in, reads, variables
 from lanewise.dynamic.control import VARIES, Control, is_expensive
 from lanewise.dynamic.ending import with_programs
-from lanewise.dynamic.table import Piece, Type
+from lanewise.dynamic.rows import Scope
+from lanewise.dynamic.sums import is_addition, only_added
+from lanewise.dynamic.table import Piece, Type, piece
+from lanewise.dynamic.waits import Facts, later, parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +53,15 @@ class Kind:
     rows: tuple[Var, ...]
     payload: tuple[Var, ...]
     line: str
+    adds: bool = False  # two rows, and nothing else
+
+    @functools.cached_property
+    def zeros(self) -> tuple[bool, ...]:
+        """Which of its results are zeros in all calls."""
+        if self.shared or self.rows or self.payload:
+            return (False,) * len(self.piece.results)
+        found = _jax.eval_jaxpr(self.piece.code, *(np.zeros((), np.int32) for _ in self.piece.rows))
+        return tuple(not np.asarray(x).any() for x in found)
 
 
 @dataclass
@@ -91,10 +108,12 @@ def _gaining(code: _jax.Jaxpr, num_shared: int) -> float:
 class Pieces:
     """The pieces met so far."""
 
-    def __init__(self, control: Control) -> None:
-        self.control = control
+    def __init__(self, control: Control, facts: Facts) -> None:
+        self.control, self.facts = control, facts
         self.kinds: dict[tuple[Any, ...], Kind] = {}
         self.users = _users(control.table)
+        self.only_added = only_added(control.table, control.rows, in_loops=False)
+        self.folded = only_added(control.table, control.rows, in_loops=True)
         entry = control.table.functions[control.table.entry]
         self.operands = [_jax.new_var(v.aval) for v in entry.ins]
         self._codes = 0
@@ -146,6 +165,75 @@ class Pieces:
             visit(atom)
         return found
 
+    def parts(self, atoms: Sequence[Atom], scope: Scope) -> list[list[Atom]]:
+        """Atoms that are to be made, by the piece that gives them (`waits.py`).
+
+        A part without matrix work on rows is part of one that waits longer, if there is one.
+        """
+        named = {name_of(a): a for a in atoms if not (isinstance(a, Var) and a in scope.rows)}
+        if len(named) < 2:
+            return [[a] for a in named.values()]
+        found = {n: self.closure([a], scope.rows, scope.pending) for n, a in named.items()}
+        reads = {n: {scope.rows[v].level for v in each.rows} for n, each in found.items()}
+        first, *others = reads.values()
+        if all(read == first for read in others):
+            return [list(named.values())]
+        self.facts.asked = True
+
+        def worth(part: Sequence[Any]) -> bool:
+            return any(self._on_rows(found[n]) for n in part)
+
+        return [[named[n] for n in part] for part in parts(list(named), reads, worth)]
+
+    def terms(self, atoms: Sequence[Atom], scope: Scope) -> list[Var] | None:
+        """What is added to totals that come later, where all of these are such sums; else None (`sums.py`).
+
+        Totals that are read after a loop have none: what is added to them is there.
+        """
+        leaves: dict[Var, None] = {}
+        todo = list(atoms)
+        while todo:
+            atom = todo.pop()
+            if not self.control.is_row(atom):
+                return None
+            if atom not in scope.rows and self.totals(atom, scope):
+                todo += scope.pending[atom].eqn.invars[::-1]  # type: ignore[index]
+            else:
+                leaves[atom] = None  # type: ignore[index]
+        terms = [v for v in leaves if v not in scope.rows]
+        if not all(self.totals(a, scope) for a in atoms):
+            return None
+        totals = [scope.rows[v].level for v in leaves if v in scope.rows]
+        found = self.closure(terms, scope.rows, scope.pending)
+        self.facts.asked = True
+        reads = [scope.rows[v].level for v in found.rows]
+        apart = self.only_added.issuperset(atoms) and later(totals, reads)  # type: ignore[arg-type]
+        return terms if apart or not terms else None
+
+    def totals(self, atom: Atom, scope: Scope) -> bool:
+        """Whether an atom is a total that waits for an addition."""
+        return atom in self.folded and is_addition(scope.pending.get(atom))  # type: ignore[arg-type]
+
+    def addition(self, type_: Type) -> Kind:
+        """The piece that adds two rows of a type."""
+        key = "sum", type_
+        if key not in self.kinds:
+            row = jax.ShapeDtypeStruct(type_.shape, type_.dtype)
+            added = piece(jnp.add, rows=[row, row], name="sum")
+            rows = tuple(added.code.invars)
+            self.kinds[key] = Kind(len(self.kinds), added, (), rows, (), "", adds=True)
+        return self.kinds[key]
+
+    def _on_rows(self, found: Closure) -> bool:
+        """Whether there is matrix work that reads rows."""
+        waits: set[Any] = set(found.rows)
+        for op in found.ops:
+            if any(v in waits for v in variables(op.eqn.invars)):
+                if is_expensive(op.eqn):
+                    return True
+                waits.update(op.outs)
+        return False
+
     def hoisted(
         self,
         atoms: Sequence[Atom],
@@ -191,7 +279,7 @@ class Pieces:
     def kind(self, atoms: Sequence[Atom], found: Closure) -> Kind:
         """The piece that gives these atoms."""
         rows, payload = tuple(found.rows), tuple(found.payload)
-        key = (tuple(found.ops), tuple(map(_key, atoms)), rows, payload)
+        key = (tuple(found.ops), tuple(map(name_of, atoms)), rows, payload)
         if key not in self.kinds:
             self.kinds[key] = self._made(len(self.kinds), atoms, found)
         return self.kinds[key]
@@ -217,18 +305,18 @@ class Pieces:
         piece = Piece(
             f"piece {number}",
             code,
-            tuple(_type(v) for v in given),
-            tuple(_type(v) for v in invars[len(given) :]),
-            tuple(_type(a) for a in atoms),
+            tuple(type_of(v) for v in given),
+            tuple(type_of(v) for v in invars[len(given) :]),
+            tuple(type_of(a) for a in atoms),
         )
         return Kind(number, piece, shared, rows, payload, line)
 
 
-def _key(atom: Atom) -> Any:
+def name_of(atom: Atom) -> Any:
     return (id(atom),) if isinstance(atom, Literal) else atom
 
 
-def _type(atom: Atom) -> Type:
+def type_of(atom: Atom) -> Type:
     return Type(tuple(atom.aval.shape), np.dtype(atom.aval.dtype))
 
 

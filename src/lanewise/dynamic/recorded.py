@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lanewise.dynamic import passes
+from lanewise.dynamic.balanced import balanced
 from lanewise.dynamic.pieces import Kind
-from lanewise.dynamic.slice import HEAD, Sliced
+from lanewise.dynamic.rows import HEAD
+from lanewise.dynamic.slice import Sliced
 from lanewise.dynamic.table import Calls, Table, Type, flat_operands
 from lanewise.dynamic.words import from_words, words_in
 
@@ -112,7 +114,12 @@ def recorded(
         for kind, place, count in zip(kinds, places, counts.tolist(), strict=True)
         if not kind.rows and len(kind.payload) == 1
     )
-    return _with_answers(records, table, numbered.first, answers, alone)
+    found = _with_answers(records, table, numbered.first, answers, alone)
+    adds = [kind.adds for kind in kinds]
+    if not any(adds) or not len(table):
+        return found
+    table, wanted = balanced(table, adds, [kind.zeros for kind in kinds], found.wanted)
+    return replace(found, table=table, wanted=wanted)
 
 
 def _with_answers(

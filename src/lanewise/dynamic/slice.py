@@ -7,14 +7,11 @@ lane at a time in tens of nanoseconds a call. Each value is the number of a row 
 what it reads of control (the *payload*). The lane's record is a tape that is threaded through all calls, as those of a
 gradient do, and which carriers write in place.
 
-A row's number is `call * results + place`, with as many results for each call as the piece with the most has: so the
-call that made it, and its level, is found by a division. What a lane is given as an operand has a negative number.
-
 A tape has a fixed room. A lane that records more goes on, and writes over the last row: control does not depend on what
 is recorded. It gives the number of its calls, from which the host sees how much room it takes, and runs it again.
 
 The code is traversed twice: how wide a row is and how many results a call has is known when all pieces have been
-met.
+met. The first walk is made again where what it believed of levels (`waits.py`) turns out otherwise.
 
 Calls whose arguments are equal are recorded each time; `merged.py` finds them.
 """
@@ -23,11 +20,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from lanewise import _jax
@@ -36,14 +32,11 @@ from lanewise.core.program import Function, Program, call_p, check_p
 from lanewise.diff.tape import unfilled
 from lanewise.dynamic.code import Branch, Call, Check, Code, Loop, Op, Plain, ops_in, read_inside
 from lanewise.dynamic.control import VARIES, Control, control_of, is_expensive
-from lanewise.dynamic.pieces import Kind, Pieces
+from lanewise.dynamic.pieces import Kind, Pieces, name_of, type_of
+from lanewise.dynamic.rows import HEAD, INT, Row, Scope, Shape, record
 from lanewise.dynamic.table import Piece
+from lanewise.dynamic.waits import INPUT, Facts, Level, joined
 from lanewise.dynamic.words import words, words_in
-
-# Words of a row before its operands: the piece, and the level.
-HEAD = 2
-
-_INT = np.dtype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +87,12 @@ class Sliced:
 @functools.lru_cache(maxsize=256)
 def pieces_of(program: Program, varying: tuple[bool, ...], loops: bool = False) -> Pieces:
     """All pieces of a program for lanes that differ in these operands, met in a first walk. Raises `NotSliced`."""
-    control = control_of(program, varying, loops)
-    pieces = Pieces(control)
-    _Slicer(control, pieces, _Shape(1, HEAD, 1, writes=False)).program()
-    return pieces
+    control, facts = control_of(program, varying, loops), Facts()
+    while True:
+        pieces = Pieces(control, facts)
+        _Slicer(control, pieces, Shape(1, HEAD, 1, writes=False)).program()
+        if not facts.again():
+            return pieces
 
 
 @functools.lru_cache(maxsize=256)
@@ -110,7 +105,7 @@ def sliced(program: Program, varying: tuple[bool, ...], room: int, loops: bool =
     control, kinds = pieces.control, tuple(pieces.kinds.values())
     results = max((len(k.piece.results) for k in kinds), default=1)
     width = max((HEAD + _words_of(k) for k in kinds), default=HEAD)
-    slicer = _Slicer(control, pieces, _Shape(results, width, room, writes=True))
+    slicer = _Slicer(control, pieces, Shape(results, width, room, writes=True))
     made, constants = slicer.program()
     return Sliced(
         made,
@@ -126,40 +121,12 @@ def sliced(program: Program, varying: tuple[bool, ...], room: int, loops: bool =
     )
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Of a record: results of a call, words of a row, rows. The first walk writes nothing."""
-
-    results: int
-    width: int
-    room: int
-    writes: bool
-
-    @property
-    def tape(self) -> _jax.ShapedArray:
-        return _jax.shaped((self.room, self.width), _INT)
-
-
-@dataclass
-class _Scope:
-    """What is known at a place of the code being traced: values of control, rows, what is pending, and the record."""
-
-    held: dict[int, Any]  # operands of the program, by number
-    top: Any
-    tape: Any
-    control: dict[Var, Any] = field(default_factory=dict)
-    rows: dict[Var, Any] = field(default_factory=dict)
-    pending: dict[Var, Plain] = field(default_factory=dict)
-
-    def inner(self, top: Any, tape: Any) -> _Scope:
-        return _Scope(self.held, top, tape, dict(self.control), dict(self.rows), dict(self.pending))
-
-
 class _Slicer:
     """One walk over a program's code."""
 
-    def __init__(self, control: Control, pieces: Pieces, shape: _Shape) -> None:
+    def __init__(self, control: Control, pieces: Pieces, shape: Shape) -> None:
         self.control, self.pieces, self.shape = control, pieces, shape
+        self.facts = pieces.facts
         self.table = control.table
         self.entry = self.table.functions[self.table.entry]
         self.calls = [op for op in self.table.all_ops() if isinstance(op, Call)]
@@ -219,8 +186,8 @@ class _Slicer:
     def _params(self, code: Code) -> list[Any]:
         """The types that a function's slice takes beside what is captured."""
         values = [v.aval for v in code.ins if self.control.is_control(v)]
-        rows = [_jax.shaped((), _INT) for v in code.ins if self.control.is_row(v)]
-        return [_jax.shaped((), _INT), self.shape.tape, *values, *rows]
+        rows = [_jax.shaped((), INT) for v in code.ins if self.control.is_row(v)]
+        return [_jax.shaped((), INT), self.shape.tape, *values, *rows]
 
     def _gives(self, name: str) -> tuple[list[int], list[int]]:
         """The results that a function's slice gives as values, and as rows."""
@@ -236,23 +203,29 @@ class _Slicer:
         code, num = self.table.functions[name], len(self.captured)
         held = dict(zip(self.captured, given[:num], strict=True))
         top, tape, *rest = given[num:]
-        scope, turn = _Scope(held, top, tape), iter(rest)
+        scope, turn = Scope(held, top, tape), iter(rest)
         scope.control.update((v, next(turn)) for v in code.ins if self.control.is_control(v))
-        scope.rows.update((v, next(turn)) for v in code.ins if self.control.is_row(v))
+        params = [v for v in code.ins if self.control.is_row(v)]
+        levels = dict(zip(params, self.facts.levels(params, {}), strict=True))
+        scope.rows.update((v, Row(next(turn), level)) for v, level in levels.items())
         self.run(code, scope)
         values, rows = self._gives(name)
-        return self.ends(scope, code, values, rows)
+        outs, found = self.ends(scope, code, values, rows)
+        self.facts.refute({(name, i): x for i, x in zip(rows, found, strict=True)}, levels)
+        return outs
 
     def whole(self, *given: Any, again: bool) -> list[Any]:
         """The entry: makes the record, and gives the answers."""
         num, code = len(self.captured), self.entry
         held = dict(zip(self.captured, given[:num], strict=True))
-        scope = _Scope(held, jnp.int32(0), unfilled(self.shape.tape))
+        scope = Scope(held, jnp.int32(0), unfilled(self.shape.tape))
         scope.control.update(
             (code.ins[i], x) for i, x in zip(self.params, given[num:], strict=True)
         )
         scope.rows.update(
-            (v, jnp.int32(-1 - i)) for i, v in enumerate(code.ins) if self.control.is_row(v)
+            (v, Row(jnp.int32(-1 - i), INPUT))
+            for i, v in enumerate(code.ins)
+            if self.control.is_row(v)
         )
         if again:
             outs = [_jax.new_var(a.aval) for a in code.outs]
@@ -268,73 +241,87 @@ class _Slicer:
         made = [a for a, how in zip(atoms, self.answers, strict=True) if how != "control"]
         turn = iter(self.flush(scope, made))
         answers = [
-            self.value(scope, a) if how == "control" else next(turn)
+            self.value(scope, a) if how == "control" else next(turn).number
             for a, how in zip(atoms, self.answers, strict=True)
         ]
         return [scope.top, scope.tape, *answers]
 
-    def ends(self, scope: _Scope, code: Code, values: list[int], rows: list[int]) -> list[Any]:
-        """What code gives: the record, values, rows."""
+    def ends(
+        self, scope: Scope, code: Code, values: list[int], rows: list[int]
+    ) -> tuple[list[Any], list[Level]]:
+        """What code gives: the record, values, rows; and the levels of these."""
         found = self.flush(scope, [code.outs[i] for i in rows])
         given = [self.value(scope, code.outs[i]) for i in values]
-        return [scope.top, scope.tape, *given, *found]
+        outs = [scope.top, scope.tape, *given, *(row.number for row in found)]
+        return outs, [row.level for row in found]
 
     # -- operations ------------------------------------------------------------------------------
 
-    def run(self, code: Code, scope: _Scope) -> None:
+    def run(self, code: Code, scope: Scope) -> None:
         for op in code.ops:
             _RULES[type(op)](self, op, scope)
 
-    def plain(self, op: Plain, scope: _Scope) -> None:
+    def plain(self, op: Plain, scope: Scope) -> None:
         if any(map(self.control.is_control, op.outs)):
             outs = _jax.run_eqn(op.eqn, [self.value(scope, a) for a in op.eqn.invars])
             scope.control.update(zip(op.outs, outs, strict=True))
         scope.pending.update((v, op) for v in op.outs if self.control.is_row(v))
 
-    def branch(self, op: Branch, scope: _Scope) -> None:
+    def branch(self, op: Branch, scope: Scope) -> None:
         values = [i for i, v in enumerate(op.outs) if self.control.is_control(v)]
         rows = [i for i, v in enumerate(op.outs) if self.control.is_row(v)]
         if not (values or rows or any(map(_checks, op.branches))):
             return
         self.flush(scope, self.early(scope, op.branches))
+        levels: list[list[Level]] = []
 
         def side(code: Code) -> Callable[[], list[Any]]:
             def run() -> list[Any]:
                 inner = scope.inner(scope.top, scope.tape)
                 self.run(code, inner)
-                return self.ends(inner, code, values, rows)
+                outs, found = self.ends(inner, code, values, rows)
+                levels.append(found)
+                return outs
 
             return run
 
         index = self.value(scope, op.index)
-        outs = lax.switch(jnp.asarray(index, _INT), [side(code) for code in op.branches])
-        self.bound(scope, op.outs, values, rows, outs)
+        outs = lax.switch(jnp.asarray(index, INT), [side(code) for code in op.branches])
+        self.bound(scope, op.outs, values, rows, outs, joined(levels, scope.levels))
 
-    def loop(self, op: Loop, scope: _Scope) -> None:
+    def loop(self, op: Loop, scope: Scope) -> None:
         pairs = list(zip(op.body.ins, op.outs, strict=True))
         values = [i for i, (a, b) in enumerate(pairs) if any(map(self.control.is_control, (a, b)))]
         rows = [i for i, (a, b) in enumerate(pairs) if any(map(self.control.is_row, (a, b)))]
         if not (values or rows or _checks(op.body)):
             return
         first = self.flush(scope, [*(op.init[i] for i in rows), *self.early(scope, [op.body])])
+        first = first[: len(rows)]
         init = [self.value(scope, op.init[i]) for i in values]
+        carried = [op.body.ins[i] for i in rows]
+        around = scope.levels
+        before = {v: row.level for v, row in zip(carried, first, strict=True)}
+        levels = self.facts.carried(before, around)
 
         def test(state: Sequence[Any]) -> Any:
             inner = scope.inner(*state[:2])
-            self.bound(inner, op.test.ins, values, (), state)
+            self.bound(inner, op.test.ins, values, (), state, ())
             self.run(op.test, inner)
             return self.value(inner, op.test.outs[0])
 
         def body(state: Sequence[Any]) -> list[Any]:
             inner = scope.inner(*state[:2])
-            self.bound(inner, op.body.ins, values, rows, state)
+            self.bound(inner, op.body.ins, values, rows, state, levels)
             self.run(op.body, inner)
-            return self.ends(inner, op.body, values, rows)
+            outs, found = self.ends(inner, op.body, values, rows)
+            self.facts.refute(dict(zip(carried, found, strict=True)), around)
+            return outs
 
-        state = [scope.top, scope.tape, *init, *first[: len(rows)]]
-        self.bound(scope, op.outs, values, rows, lax.while_loop(test, body, state))
+        state = [scope.top, scope.tape, *init, *(row.number for row in first)]
+        outs = lax.while_loop(test, body, state)
+        self.bound(scope, op.outs, values, rows, outs, levels)
 
-    def call(self, op: Call, scope: _Scope) -> None:
+    def call(self, op: Call, scope: Scope) -> None:
         values, rows = self._gives(op.name)
         wanted = any(self.control.is_control(v) or self.control.is_row(v) for v in op.outs)
         if wanted or _checks(self.table.functions[op.name]):
@@ -347,49 +334,56 @@ class _Slicer:
         outs: Sequence[Var],
         values: list[int],
         rows: list[int],
-        scope: _Scope,
+        scope: Scope,
     ) -> None:
         code = self.table.functions[name]
         pairs = list(zip(code.ins, args, strict=True))
+        params = [v for v in code.ins if self.control.is_row(v)]
         given = self.flush(scope, [a for v, a in pairs if self.control.is_row(v)])
+        around = {v: row.level for v, row in zip(params, given, strict=True)}
+        self.facts.refute(around, {})
         taken = [self.value(scope, a) for v, a in pairs if self.control.is_control(v)]
         avals = [code.outs[i].aval for i in values]
         found = call_p.bind(
             scope.top,
             scope.tape,
             *taken,
-            *given,
+            *(row.number for row in given),
             name=name,
             out_avals=(
-                _jax.shaped((), _INT),
+                _jax.shaped((), INT),
                 self.shape.tape,
                 *(_jax.shaped(a.shape, a.dtype) for a in avals),
-                *[_jax.shaped((), _INT)] * len(rows),
+                *[_jax.shaped((), INT)] * len(rows),
             ),
             jvp_of=None,
         )
-        self.bound(scope, outs, values, rows, found)
+        levels = self.facts.levels([(name, i) for i in rows], around)
+        self.bound(scope, outs, values, rows, found, levels)
 
-    def check(self, op: Check, scope: _Scope) -> None:
+    def check(self, op: Check, scope: Scope) -> None:
         check_p.bind(self.value(scope, op.holds), **op.eqn.params)
 
     # -- values and rows -------------------------------------------------------------------------
 
     def bound(
         self,
-        scope: _Scope,
+        scope: Scope,
         variables: Sequence[Var],
         values: Sequence[int],
         rows: Sequence[int],
         given: Sequence[Any],
+        levels: Sequence[Level],
     ) -> None:
-        """Bind variables to what control flow gives: the record, values, rows."""
+        """Bind variables to what control flow gives: the record, values, rows of these levels."""
         scope.top, scope.tape, *rest = given
         turn = iter(rest)
         scope.control.update((variables[i], next(turn)) for i in values)
-        scope.rows.update((variables[i], next(turn)) for i in rows)
+        scope.rows.update(
+            (variables[i], Row(next(turn), level)) for i, level in zip(rows, levels, strict=True)
+        )
 
-    def value(self, scope: _Scope, atom: Atom) -> Any:
+    def value(self, scope: Scope, atom: Atom) -> Any:
         """The value of what decides control, of the type that it has."""
         if isinstance(atom, Literal):
             found = jnp.asarray(atom.val, atom.aval.dtype)
@@ -405,7 +399,7 @@ class _Slicer:
             scope.control[atom] = found
         return lax.convert_element_type(found, atom.aval.dtype)
 
-    def early(self, scope: _Scope, codes: Iterable[Code]) -> list[Var]:
+    def early(self, scope: Scope, codes: Iterable[Code]) -> list[Var]:
         """What is pending, is matrix work and is read inside: it is done once, before."""
         read = {v for code in codes for v in read_inside(code)}
         wanted = [v for v in scope.pending if v in read and v not in scope.rows]
@@ -418,61 +412,51 @@ class _Slicer:
             )
         ]
 
-    def flush(self, scope: _Scope, atoms: Sequence[Atom]) -> list[Any]:
-        """The rows of some atoms; those that are not there are made by one piece."""
-        wanted = list({_name(a): a for a in atoms if not _is_made(scope, a)}.values())
-        made: dict[Any, Any] = {}
-        if wanted:
-            found = self.pieces.closure(wanted, scope.rows, scope.pending)
-            before = self.pieces.hoisted(wanted, found)
-            if before:
-                self.flush(scope, before)
-                wanted = [a for a in wanted if not _is_made(scope, a)]
-                found = self.pieces.closure(wanted, scope.rows, scope.pending)
-            if wanted:
-                outs = [*wanted, *self.pieces.escaping(wanted, found)]
-                rows = self.record(scope, self.pieces.kind(outs, found))
-                made = dict(zip(map(_name, outs), rows, strict=True))
-                scope.rows.update(
-                    (a, row)
-                    for a, row in zip(outs, rows, strict=True)
-                    if self.control.is_row(a)  # type: ignore[misc]
-                )
-        return [scope.rows[a] if _is_made(scope, a) else made[_name(a)] for a in atoms]  # type: ignore[index]
+    def flush(self, scope: Scope, atoms: Sequence[Atom]) -> list[Row]:
+        """The rows of some atoms; those that are not there are made by as few pieces as do not wait for each other."""
+        made: dict[Any, Row] = {}
+        for part in self.pieces.parts(atoms, scope):
+            self.make(scope, part, made)
+        return [scope.rows[a] if _is_made(scope, a) else made[name_of(a)] for a in atoms]  # type: ignore[index]
 
-    def record(self, scope: _Scope, kind: Kind) -> list[Any]:
-        """Append a row to the record; gives the numbers of the piece's results."""
-        shape, top = self.shape, scope.top
-        number = top * shape.results
-        rows = [number + j if j else number for j in range(len(kind.piece.results))]
-        if not shape.writes:
-            return rows
-        operands = [scope.rows[v] for v in kind.rows]
+    def make(self, scope: Scope, atoms: list[Atom], made: dict[Any, Row]) -> None:
+        """Record one piece that gives these; or their terms, and additions."""
+        terms = self.pieces.terms(atoms, scope)
+        if terms is not None:
+            self.flush(scope, terms)
+            made.update((atom, self.added(scope, atom)) for atom in atoms)
+            return
+        found = self.pieces.closure(atoms, scope.rows, scope.pending)
+        before = self.pieces.hoisted(atoms, found)
+        if before:
+            self.flush(scope, before)
+            atoms = [a for a in atoms if not _is_made(scope, a)]
+            found = self.pieces.closure(atoms, scope.rows, scope.pending)
+        if not atoms:
+            return
+        outs = [*atoms, *self.pieces.escaping(atoms, found)]
+        kind = self.pieces.kind(outs, found)
+        rows = self.record(scope, kind, [scope.rows[v] for v in kind.rows])
+        for atom, row in zip(outs, rows, strict=True):
+            made[name_of(atom)] = row
+            if self.control.is_row(atom):
+                scope.rows[atom] = row  # type: ignore[index]
+
+    def added(self, scope: Scope, atom: Any) -> Row:
+        """The row of a sum whose terms are rows."""
+        if atom not in scope.rows:
+            read = [self.added(scope, a) for a in scope.pending[atom].eqn.invars]
+            (scope.rows[atom],) = self.record(scope, self.pieces.addition(type_of(atom)), read)
+        return scope.rows[atom]
+
+    def record(self, scope: Scope, kind: Kind, read: Sequence[Row]) -> list[Row]:
+        """Append a row to the record; gives the piece's results."""
+        results = len(kind.piece.results)
         payload = [w for v in kind.payload for w in words(self.value(scope, v))]
-        row = [jnp.int32(kind.number), self.level(scope, operands), *operands, *payload]
-        new = jnp.stack(row)[None]
-        scope.tape = lax.dynamic_update_slice(
-            scope.tape, new, (top, jnp.int32(0)), allow_negative_indices=False
-        )
-        scope.top = top + 1
-        return rows
-
-    def level(self, scope: _Scope, operands: Sequence[Any]) -> Any:
-        """One more than the highest level of what is read; 0 where no call made it."""
-        found = jnp.int32(0)
-        for row in operands:
-            call = row if self.shape.results == 1 else lax.div(row, jnp.int32(self.shape.results))
-            at = lax.dynamic_slice(
-                scope.tape, (call, jnp.int32(1)), (1, 1), allow_negative_indices=False
-            )[0, 0]
-            above = at + 1
-            if self.lane_rows:
-                above = jnp.where(row < 0, 0, above)
-            found = jnp.maximum(found, above)
-        return found
+        return record(scope, self.shape, kind.number, results, read, payload, self.lane_rows)
 
 
-_RULES: dict[type[Op], Callable[[_Slicer, Any, _Scope], None]] = {
+_RULES: dict[type[Op], Callable[[_Slicer, Any, Scope], None]] = {
     Plain: _Slicer.plain,
     Branch: _Slicer.branch,
     Loop: _Slicer.loop,
@@ -485,11 +469,7 @@ def _words_of(kind: Kind) -> int:
     return len(kind.rows) + sum(words_in(v.aval) for v in kind.payload)
 
 
-def _name(atom: Atom) -> Any:
-    return (id(atom),) if isinstance(atom, Literal) else atom
-
-
-def _is_made(scope: _Scope, atom: Atom) -> bool:
+def _is_made(scope: Scope, atom: Atom) -> bool:
     return isinstance(atom, Var) and atom in scope.rows
 
 

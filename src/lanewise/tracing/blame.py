@@ -69,8 +69,8 @@ def _said(error: Exception, function: str) -> str:
     """What an error says; of an array that is traced JAX names its own class."""
     if isinstance(error, RecursionError):
         return (
-            f"{error.args[0]}. A function that calls itself and is traced never ends if a value that is only known at run"
-            f" time decides when: make `{function}` a program of its own, with `@lanewise.program`"
+            f"{error.args[0]}. A function that calls itself and is traced never ends if a value that is only known at"
+            f" run time decides when: make `{function}` a program of its own, with `@lanewise.program`"
         )
     if isinstance(error, AttributeError) and isinstance(error.obj, _jax.Tracer):
         aval = _jax.aval_of(error.obj)
