@@ -135,9 +135,7 @@ class Statements(Expressions):
     def __init__(self, unit: Unit, function_name: str) -> None:
         super().__init__(unit, function_name)
         self.depth = 0  # blocks around, inside this function
-        self.around: tuple[
-            int, ...
-        ] = ()  # the numbers of the statements around, outermost first
+        self.around: tuple[int, ...] = ()  # the numbers of the statements around, outermost first
         self.result_used = False
 
     def block(self, block: Sequence[ast.stmt]) -> list[ast.stmt]:
