@@ -23,19 +23,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lanewise._jax import JaxprEqn, Var
-from lanewise.blocks.equations import holds_while, inside
+from lanewise._jax import Var
+from lanewise.blocks.equations import holds_while
 from lanewise.blocks.form import Block, Branch, Call, Jump, TailCall, successors
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
-from lanewise.core.primitives.facts import facts_of, size_of
 from lanewise.cpp.emit.bodies import Bodies
-from lanewise.cpp.emit.dtypes import OneThread, Warp
 from lanewise.cpp.emit.emit import Emitter
 from lanewise.cpp.emit.emitted import Emitted, Operand, operand_of
 from lanewise.cpp.emit.rules import Unsupported
 from lanewise.cpp.emit.structure import HALT, Node
 from lanewise.cpp.emit.values import Part, Place, Scalar, Stored
+from lanewise.cpp.variants.together import threads_for
 
 # The most memory that the threads of a lane may share for temporaries.
 MOST_SHARED_BYTES = 40_000
@@ -47,31 +46,11 @@ def emit_between(
     """Write the kernel of all blocks but the expensive ones; raises `Unsupported` where it cannot."""
     _refuse(linked, expensive)
     bodies = _OnState(linked, expensive, max_steps, counting)
-    bodies.writer.threads = _threads_for(linked, expensive)
+    bodies.writer.threads = threads_for(linked, expensive)
     found = _Between(bodies).kernel()
     if bodies.writer.shared_bytes > MOST_SHARED_BYTES:
         found = _Between(_OnState(linked, expensive, max_steps, counting)).kernel()
     return found
-
-
-def _threads_for(linked: Linked, expensive: Sequence[int]) -> OneThread:
-    """Which threads of a GPU run a lane: a warp, if each may do whatever is done to long arrays in full."""
-    cheap = (
-        item
-        for pc, item in enumerate(linked.order)
-        if isinstance(item, Block) and pc not in expensive
-    )
-    repeatable = all(_may_be_repeated(eqn) for block in cheap for eqn in block.eqns)
-    return Warp() if repeatable else OneThread()
-
-
-def _may_be_repeated(eqn: JaxprEqn) -> bool:
-    if facts_of(eqn).repeatable:
-        return True
-    if not any(Warp().shares(size_of(a)) for a in (*eqn.invars, *eqn.outvars)):
-        return True
-    called = inside(eqn)
-    return called is not None and all(map(_may_be_repeated, called.jaxpr.eqns))
 
 
 def _refuse(linked: Linked, expensive: Sequence[int]) -> None:
