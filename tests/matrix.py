@@ -29,7 +29,7 @@ PROGRAMS = "60"
 SHORT = (
     *(
         "tests/rules/test_bind.py",
-        "tests/test_program.py",
+        "tests/tracing/test_program.py",
         "tests/tracing/test_replay.py",
         "tests/core/test_outcomes.py",
     ),

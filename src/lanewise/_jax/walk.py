@@ -323,7 +323,8 @@ class Forward:
                 return self.while_(eqn, flags)
             case "scan":
                 return self.scan(eqn, flags)
-        return self.other(eqn, flags)
+            case _:
+                return self.other(eqn, flags)
 
     def other(self, eqn: JaxprEqn, flags: Sequence[bool]) -> Found:
         """For an equation that is not control flow."""

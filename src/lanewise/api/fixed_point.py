@@ -71,7 +71,8 @@ def fixed_point(
                 " to the program around it."
             )
     # The same bound as an option, so the same check.
-    max_steps = Options(**{**options, "max_steps": max_steps}).max_steps
+    checked: dict[str, Any] = {**options, "max_steps": max_steps}
+    max_steps = Options(**checked).max_steps
     settings = _Settings(rule, float(tolerance), max_steps, tuple(sorted(options.items())))
     leaves, tree = jax.tree.flatten(x0)
     leaves = [jnp.asarray(leaf) for leaf in leaves]

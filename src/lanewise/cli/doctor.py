@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -53,7 +54,7 @@ class Finding:
 
 
 @lw.program
-def fibonacci(n):
+def fibonacci(n: Any) -> Any:
     """A small program with all that a carrier must manage: a branch, recursion and stacks."""
     if n < 2:
         return n

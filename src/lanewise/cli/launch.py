@@ -44,6 +44,7 @@ def launch(count: int, script: Path, arguments: Sequence[str], restarts: int) ->
     """Run a script in `count` processes; the exit status is that of the first that failed, 0 if none did."""
     if not script.is_file():
         raise Misuse(f"there is no file {script}.", "give the script that each process runs.")
+    status = 0
     with _stoppable():
         for attempt in range(restarts + 1):
             if attempt:

@@ -123,7 +123,6 @@ _groups: dict[RunInfo, _Group] = {}
 _recorders: list[Recorder] = []
 _asking: list[threading.Thread] = []
 _new_bar: list[Callable[[int, str], ShownBar]] = []
-_labels: list[str] = []
 # The failure of a callback that was warned of, if there was one.
 _failures: list[Exception] = []
 # Whether what is traced on this thread shall be recorded. JAX's caches must know too: see `recording`. Its context is
@@ -135,16 +134,6 @@ _cache_context: Any = jax.make_user_context(default_value=False)
 def show_bars_with(new_bar: Callable[[int, str], ShownBar]) -> None:
     """Say what makes a bar, given a total and a label."""
     _new_bar[:] = [new_bar]
-
-
-@contextlib.contextmanager
-def labelled(label: str) -> Iterator[None]:
-    """Runs that begin inside have bars with this label, not with the name of their program."""
-    _labels.append(label)
-    try:
-        yield
-    finally:
-        _labels.remove(label)
 
 
 def recorded() -> bool:
@@ -232,9 +221,8 @@ def _begin(info: RunInfo) -> np.int32:
                 _give_up(next(iter(group.runs)))
                 group = _groups.get(info)
             if group is None:
-                label = _labels[-1] if _labels else info.name
                 total = info.examples * info.devices
-                group = _groups[info] = _Group(_new_bar[0](total, label))
+                group = _groups[info] = _Group(_new_bar[0](total, info.name))
                 group.total = total if info.devices > 1 else 0
             group.runs[number] = run
             group.total += info.examples if info.devices == 1 else 0

@@ -84,7 +84,8 @@ def _taken_whole(case: ast.match_case) -> list[ast.expr]:
                 parts = [*patterns, *named]
                 anything = all(isinstance(p, ast.MatchAs) and p.pattern is None for p in parts)
                 return [cls] if anything else []
-        return []
+            case _:
+                return []
 
     return whole(case.pattern) if case.guard is None else []
 
@@ -110,7 +111,8 @@ def _ask(pattern: ast.pattern, subject: ast.expr, gone: Sequence[ast.expr] = ())
             return _mapping(keys, patterns, rest, subject)
         case ast.MatchClass(cls, patterns, names, named):
             return _instance(cls, patterns, names, named, subject, gone)
-    raise AssertionError(f"no such pattern: {pattern!r}")
+        case _:
+            raise AssertionError(f"no such pattern: {pattern!r}")
 
 
 def _any_of(parts: Sequence[_Asked]) -> _Asked:

@@ -22,8 +22,10 @@ import __future__
 
 import ast
 import copy
+import functools
 import inspect
 import linecache
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType
@@ -266,9 +268,9 @@ def _alike(a: object, b: object) -> bool:
 
 # -- a tree compiled as if it still stood in its place: inside its class, over the names it closes over
 
-_FUTURE = 0
-for _name in __future__.all_feature_names:
-    _FUTURE |= getattr(__future__, _name).compiler_flag
+_FUTURE = functools.reduce(
+    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
 
 
 def _compile_within(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,38 +47,17 @@ def run_between(
     results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
     aliases = {len(shared) + i: i for i in range(len(arrays))}
     arguments = [*shared, *arrays, *emitted.constants]
-    run = _on_gpu if profile is GPU else _on_cpu
-    arrays, most = run(emitted, results, arguments, aliases, lanes, capacity)
+    if profile is GPU:
+        run = functools.partial(device.run, spread=True, aliases=aliases)
+        *arrays, _, deepest, _, _ = run(emitted, results, arguments, lanes, capacity)
+        most = deepest.max(initial=0)
+    else:
+        results = [*results, jax.ShapeDtypeStruct((4,), jnp.float32)]
+        run = functools.partial(foreign.run, aliases=aliases)
+        *arrays, totals = run(emitted, results, arguments, lanes, capacity)
+        most = totals[1].astype(jnp.int32)
     state = with_arrays(state, arrays)
     return state.with_(deepest=jnp.maximum(state.deepest, most)) if counting else state
-
-
-def _on_cpu(
-    emitted: Emitted,
-    results: list[Any],
-    arguments: list[Any],
-    aliases: Any,
-    lanes: int,
-    capacity: int,
-) -> tuple[Sequence[Any], Any]:
-    totals = jax.ShapeDtypeStruct((4,), jnp.float32)
-    *arrays, totals = foreign.run(
-        emitted, [*results, totals], arguments, lanes, capacity, aliases=aliases
-    )
-    return arrays, totals[1].astype(jnp.int32)
-
-
-def _on_gpu(
-    emitted: Emitted,
-    results: list[Any],
-    arguments: list[Any],
-    aliases: Any,
-    lanes: int,
-    capacity: int,
-) -> tuple[Sequence[Any], Any]:
-    made = device.run(emitted, results, arguments, lanes, capacity, spread=True, aliases=aliases)
-    *arrays, _, deepest, _, _ = made
-    return arrays, deepest.max(initial=0)
 
 
 def available(profile: Profile) -> bool:

@@ -17,7 +17,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise._jax import Var
-from lanewise.blocks.form import Block, BlockFunction, Branch, Call, Fail, Jump, Return, TailCall
+from lanewise.blocks.form import (
+    Block,
+    BlockFunction,
+    Branch,
+    Call,
+    Collect,
+    Fail,
+    Fork,
+    Jump,
+    Return,
+    Spawn,
+    TailCall,
+)
 from lanewise.blocks.link import Linked
 from lanewise.core.errors import Outcome
 from lanewise.core.options import DEPTH_INSIDE_JIT, Options
@@ -122,6 +134,8 @@ class _Local:
                 case Fail(site, outcome):
                     self.fail(here, outcome, site)
                     at[here] = nowhere
+                case Fork() | Spawn() | Collect():
+                    raise AssertionError("only a machine that forks has these")
         return state
 
     def enter(

@@ -242,7 +242,7 @@ class _Decision:
             homes = [found.home(side.outs[i]) for side in node.sides]
             both = frozenset.intersection(*homes) & (members or among)
             hint = self.hints.get(var)
-            if not both and any(home == {hint} for home in homes) and hint in among:
+            if not both and hint in among and frozenset((hint,)) in homes:
                 # Where it is read next: the side that has it there sends nothing.
                 both = frozenset((hint,))
             elif not both:

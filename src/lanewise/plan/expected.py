@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from lanewise import _jax
-from lanewise._jax import Atom, JaxprEqn, Literal, Var
+from lanewise._jax import JaxprEqn, Literal, Var
 from lanewise.blocks.equations import any_eqn, guards_a_loop, sees_batch
 from lanewise.blocks.form import Block
 from lanewise.blocks.link import Linked
@@ -33,6 +33,7 @@ from lanewise.core.primitives.facts import (
     is_update,
     passes,
     size_of,
+    with_uniform,
 )
 from lanewise.core.profile import CPU
 from lanewise.core.program import Program, call_p, program_p
@@ -235,19 +236,10 @@ class Work:
 def work_of(eqns: Iterable[JaxprEqn], is_uniform: Callable[[Var], bool]) -> Work:
     """The work of equations; those that are the same for all lanes run once when lanes are together."""
     total = Work()
-    defined: dict[Var, bool] = {}
-
-    def same(atom: Atom) -> bool:
-        if isinstance(atom, Literal):
-            return True
-        return defined[atom] if atom in defined else is_uniform(atom)
-
-    for eqn in eqns:
-        flags = [same(atom) for atom in eqn.invars]
-        everywhere = all(flags) and not eqn.effects
+    for eqn, flags in with_uniform(eqns, is_uniform):
         work = _work_of_scan(eqn, flags) if eqn.primitive.name == "scan" else _work(eqn)
+        everywhere = all(flags) and not eqn.effects
         total = total + (Work(alone=work.alone) if everywhere else work)
-        defined.update((var, everywhere) for var in eqn.outvars)
     return total
 
 

@@ -119,7 +119,8 @@ class Reference(Held):
             )
         if not field.optional:
             return read(column, self._index)
-        value, present = (read(column[part], self._index) for part in ("value", "present"))
+        value = read(column["value"], self._index)
+        present = read(column["present"], self._index)
         if np.ndim(self._index) == 0 and not _is_traced(present):
             return value if present else None
         return Optional(value, present)

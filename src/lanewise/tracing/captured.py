@@ -107,7 +107,9 @@ class Captured:
 
     __slots__ = ("_cells", "_copies", "_globals", "_places")
 
-    def __init__(self, places: Places, globals_: list, cells: list, copies: list) -> None:
+    def __init__(
+        self, places: Places, globals_: list[Any], cells: list[Any], copies: list[Any]
+    ) -> None:
         self._places = places
         self._globals: list[tuple[dict[str, Any], str, Any]] = globals_
         self._cells: list[tuple[_Place, Any]] = cells

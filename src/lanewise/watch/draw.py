@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lanewise.blocks.analysis import Storage
 from lanewise.blocks.form import (
@@ -312,7 +312,7 @@ def _drawn_block(
     column: _Column, block: Block, storage: Storage | None, expensive: bool, share: float | None
 ) -> str:
     x, y = column.left, column.top[block.label]
-    box = {"x": x, "y": y, "height": HEIGHT, "rx": 6}
+    box: dict[str, Any] = {"x": x, "y": y, "height": HEIGHT, "rx": 6}
     parts = [
         title(_told(block, storage, expensive, share)),
         tag("rect", width=column.width, class_="lw-box", **box),

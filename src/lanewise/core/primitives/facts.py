@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -326,6 +326,21 @@ def cost_with_shared(eqns: Iterable[JaxprEqn], is_uniform: Callable[[Var], bool]
     A read of a shared array at the lane's own place costs the lane its index: lanes that agree read together.
     """
     total = Cost()
+    for eqn, flags in with_uniform(eqns, is_uniform):
+        cost = eqn_cost(eqn)
+        if all(flags) and not eqn.effects:
+            total = total + Cost(shared=cost.operations)
+        elif is_lookup(eqn) and flags[0]:
+            total = total + Cost(INDEXED_OPERATIONS / 2, cost.bytes)
+        else:
+            total = total + cost
+    return total
+
+
+def with_uniform(
+    eqns: Iterable[JaxprEqn], is_uniform: Callable[[Var], bool]
+) -> Iterator[tuple[JaxprEqn, list[bool]]]:
+    """Equations, and which of their operands are the same for all lanes when these variables are at the start."""
     defined: dict[Var, bool] = {}
 
     def same(atom: Atom) -> bool:
@@ -334,16 +349,9 @@ def cost_with_shared(eqns: Iterable[JaxprEqn], is_uniform: Callable[[Var], bool]
         return defined[atom] if atom in defined else is_uniform(atom)
 
     for eqn in eqns:
-        cost = eqn_cost(eqn)
-        everywhere = all(map(same, eqn.invars)) and not eqn.effects
-        if everywhere:
-            total = total + Cost(shared=cost.operations)
-        elif is_lookup(eqn) and same(eqn.invars[0]):
-            total = total + Cost(INDEXED_OPERATIONS / 2, cost.bytes)
-        else:
-            total = total + cost
-        defined.update((var, everywhere) for var in eqn.outvars)
-    return total
+        flags = list(map(same, eqn.invars))
+        yield eqn, flags
+        defined.update((var, all(flags) and not eqn.effects) for var in eqn.outvars)
 
 
 def eqn_cost(eqn: JaxprEqn) -> Cost:

@@ -140,7 +140,7 @@ def test_an_interrupt_stops_all(script: Path, tmp_path: Path) -> None:
 
 def test_processes_find_each_other() -> None:
     """Two real processes in a loop over sockets; the script's own arguments are its own."""
-    script = Path(__file__).parent / "place" / "on_launch.py"
+    script = Path(__file__).parents[1] / "place" / "on_launch.py"
     ran = subprocess.run(
         command("-n", "2", str(script), "500"),
         capture_output=True,
