@@ -215,7 +215,7 @@ class _Lane:
         ):
             if self.end is None:
                 return _jax.run_eqn(eqn, ins)
-            params = {**eqn.params, "program": _skippable(program)}
+            params: dict[str, Any] = {**eqn.params, "program": _skippable(program)}
             guarded = eqn.replace(params={**params, "mapped": (*params["mapped"], ())})
             return _jax.run_eqn(guarded, [*ins, self.end != 0])
         answers = self.code(*entered(program, ins))
