@@ -28,7 +28,8 @@ from lanewise.blocks.divergence import dependence
 from lanewise.blocks.equations import sees_batch
 from lanewise.blocks.flatten import operand_avals
 from lanewise.core.program import Function, Program
-from lanewise.job.job import Job, Mapped, one_lane, with_axes
+from lanewise.job.axes import Mapped, one_lane
+from lanewise.job.job import Job, with_axes
 
 # The most entries of axes that go inside, together, and the fewest lanes that must be left.
 MOST_INSIDE = 256
