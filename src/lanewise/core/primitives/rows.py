@@ -127,7 +127,8 @@ declare("rng_uniform", Kind.RANDOM, 100, **_library)
 # -- code --------------------------------------------------------------------------------------------
 
 declare("jit pjit", Kind.CALL, code=("jaxpr",), wraps=Wraps.NOTHING)
-declare("closed_call core_call", Kind.CALL, code=("call_jaxpr",), wraps=Wraps.NOTHING)
+# `eval_jaxpr`: what `closed_call` is since JAX 0.11.
+declare("closed_call core_call eval_jaxpr", Kind.CALL, code=("call_jaxpr",), wraps=Wraps.NOTHING)
 declare("remat remat2 checkpoint", Kind.CALL, code=("jaxpr",), wraps=Wraps.RECOMPUTATION)
 declare("custom_jvp_call", Kind.CALL, code=("call_jaxpr",), wraps=Wraps.JVP)
 declare("custom_vjp_call", Kind.CALL, code=("call_jaxpr",), wraps=Wraps.VJP)

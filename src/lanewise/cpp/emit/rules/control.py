@@ -47,7 +47,7 @@ CALLED_ON_GPU = 48.0
 
 
 @rule(
-    *"""jit pjit closed_call core_call remat2 remat checkpoint custom_jvp_call custom_vjp_call
+    *"""jit pjit closed_call core_call eval_jaxpr remat2 remat checkpoint custom_jvp_call custom_vjp_call
     custom_vjp_call_jaxpr custom_linear_solve unvmap_any unvmap_all unvmap_max nonbatchable select_if_vmap
     noinline composite linear_call program""".split()
 )
