@@ -19,7 +19,7 @@ import lanewise as lw
 import needs
 from comparing import assert_same, lane_axes, lanes_of, take
 from corpus import CORPUS, Case
-from lanewise.blocks.flatten import flatten, operand_avals
+from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import verify
 from lanewise.blocks.link import link
 from lanewise.blocks.reference import interpret
@@ -87,7 +87,7 @@ def test_reference_is_plain_python(case: Case) -> None:
         with jax.disable_jit():
             plain = case.program(*one)
         staged, operands = case.program.stage(*one)
-        varying = [True] * len(operand_avals(staged.program))
+        varying = [True] * len(staged.program.operand_avals)
         blocks = verify(flatten(staged.program, varying))
         found = interpret(link(simplify(blocks, check=verify), varying).program, operands)
         assert found.outcome is Outcome.DONE

@@ -13,7 +13,7 @@ import pytest
 import lanewise as lw
 from comparing import assert_same, take
 from corpus import CORPUS, Case, case_named
-from lanewise.blocks.flatten import flatten, operand_avals
+from lanewise.blocks.flatten import flatten
 from lanewise.blocks.fork import forked, widest_fork
 from lanewise.blocks.form import Block, BlockProgram, Fork, verify
 from lanewise.blocks.reference import interpret
@@ -26,7 +26,7 @@ RECURSIVE = [case for case in CORPUS if case.recursive]
 
 def blocks_of(fun: Any, *args: Any) -> tuple[BlockProgram, list[Any]]:
     staged, operands = fun.stage(*args)
-    varying = [True] * len(operand_avals(staged.program))
+    varying = [True] * len(staged.program.operand_avals)
     return simplify(flatten(staged.program, varying), check=verify), list(operands)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import lanewise as lw
 from comparing import assert_same
-from lanewise.blocks.flatten import flatten, operand_avals
+from lanewise.blocks.flatten import flatten
 from lanewise.blocks.fork import forked, widest_fork
 from lanewise.blocks.form import BlockProgram, Spawn, verify
 from lanewise.blocks.reference import interpret
@@ -21,7 +21,7 @@ from lanewise.core.errors import Outcome
 def check(fun: Any, *args: Any) -> BlockProgram:
     """The forked program of a function, after it was seen to mean the same."""
     staged, operands = fun.stage(*args)
-    varying = [True] * len(operand_avals(staged.program))
+    varying = [True] * len(staged.program.operand_avals)
     program = simplify(flatten(staged.program, varying), check=verify)
     found = forked(program, check=verify)
     one, other = interpret(program, operands), interpret(found, operands)

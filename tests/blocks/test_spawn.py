@@ -12,7 +12,7 @@ from jax import lax
 
 import lanewise as lw
 from comparing import assert_same
-from lanewise.blocks.flatten import flatten, operand_avals
+from lanewise.blocks.flatten import flatten
 from lanewise.blocks.fork import forked, widest_fork
 from lanewise.blocks.form import BlockProgram, Collect, Spawn, verify
 from lanewise.blocks.reference import interpret
@@ -23,7 +23,7 @@ from lanewise.core.errors import Outcome
 
 def blocks_of(fun: Any, *args: Any) -> tuple[BlockProgram, list[Any]]:
     staged, operands = fun.stage(*args)
-    varying = [True] * len(operand_avals(staged.program))
+    varying = [True] * len(staged.program.operand_avals)
     return simplify(flatten(staged.program, varying), check=verify), list(operands)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 import lanewise as lw
 import needs
-from lanewise.blocks.flatten import operand_avals
 from lanewise.core.options import Options
 from lanewise.cpp.kernels import kernel_for
 from lanewise.diff.accumulate import accumulating
@@ -55,7 +54,7 @@ def kernels() -> tuple[str, str]:
     forward = gradient.forward.program
     reverse = accumulating(gradient.reverse.program, (0,))
     texts = (
-        kernel_for(program, (True,) * len(operand_avals(program)), Options()).text
+        kernel_for(program, (True,) * len(program.operand_avals), Options()).text
         for program in (forward, reverse)
     )
     first, second = (text[text.index("LW_KERNEL lanewise_kernel") :] for text in texts)

@@ -11,7 +11,6 @@ import pytest
 
 import lanewise as lw
 from lanewise.blocks.equations import update_chain
-from lanewise.blocks.flatten import operand_avals
 from lanewise.blocks.form import Block, Call, TailCall
 from lanewise.blocks.link import Linked, link
 from lanewise.core.options import Options
@@ -107,7 +106,7 @@ def linked_sweeps(fun: Any) -> tuple[Linked, Linked]:
         if eqn.primitive.name == "program"
     )
     program = eqn.params["program"]
-    moving = tuple(jnp.issubdtype(a.dtype, jnp.inexact) for a in operand_avals(program))
+    moving = tuple(jnp.issubdtype(a.dtype, jnp.inexact) for a in program.operand_avals)
     found = vjp_program(program, moving, Checkpoints(records=RECORDS))
 
     def linked(program: Any) -> Linked:

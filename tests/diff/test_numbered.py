@@ -12,7 +12,7 @@ import pytest
 
 from comparing import assert_same
 from corpus import case_named
-from lanewise.blocks.flatten import flatten, operand_avals
+from lanewise.blocks.flatten import flatten
 from lanewise.blocks.fork import forked, widest_fork
 from lanewise.blocks.form import BlockProgram, verify
 from lanewise.blocks.reference import interpret
@@ -33,7 +33,7 @@ def staged(name: str) -> tuple[Any, list[Any], tuple[bool, ...]]:
 
 
 def blocks_of(program: Any) -> BlockProgram:
-    return simplify(flatten(program, [True] * len(operand_avals(program))), check=verify)
+    return simplify(flatten(program, [True] * len(program.operand_avals)), check=verify)
 
 
 def adjoints(

@@ -12,7 +12,6 @@ from jax import lax
 
 import lanewise as lw
 from lanewise import _jax
-from lanewise.blocks.flatten import operand_avals
 from lanewise.core.errors import Outcome
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.lift import lifted
@@ -176,7 +175,7 @@ def test_arrays_that_all_frames_share_are_not_saved() -> None:
         for mine, theirs in zip(found, expected, strict=True):
             close(mine, theirs)
     staged = turn.stage(first, second, 3)[0].program
-    moving = tuple(_jax.has_tangent(a) for a in operand_avals(staged))
+    moving = tuple(_jax.has_tangent(a) for a in staged.operand_avals)
     made = vjp_program(staged, moving, Checkpoints(records=5))
     tapes = [a.shape for a in made.forward.program.out_avals if a.shape[1:] == (33,)]
     # A record of `leave` holds the array that `turn` made for it, and no other.

@@ -12,7 +12,7 @@ import pytest
 import lanewise as lw
 from comparing import assert_same, take
 from corpus import case_named
-from lanewise.blocks.flatten import flatten, operand_avals
+from lanewise.blocks.flatten import flatten
 from lanewise.blocks.reference import interpret
 from lanewise.blocks.simplify import simplify
 from lanewise.carriers import forking
@@ -53,7 +53,7 @@ def test_a_lane_is_what_the_reference_says(name: str) -> None:
     found = at_once(program, *args, in_axes=axes)
     for lane in (0, 5, 10):
         staged, operands = program.stage(*take(axes, args, lane))
-        varying = [True] * len(operand_avals(staged.program))
+        varying = [True] * len(staged.program.operand_avals)
         alone = interpret(simplify(flatten(staged.program, varying)), list(operands))
         assert_same([x[lane] for x in jax.tree.leaves(found)], alone.values, 1e-5)
     assert_same(found, in_order(program, *args, in_axes=axes), 1e-6)

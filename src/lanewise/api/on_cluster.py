@@ -17,7 +17,6 @@ from lanewise.api.worker import (
     versions,
     with_shared,
 )
-from lanewise.blocks.flatten import operand_avals
 from lanewise.core.errors import OptionError
 from lanewise.feed.fed import kept_row
 from lanewise.place.cluster.chunked import Chunked
@@ -78,7 +77,7 @@ class OnCluster:
                 raise
         return Chunked(
             self.crew,
-            operand_avals(whole)[whole.num_captures :],
+            whole.operand_avals[whole.num_captures :],
             kept,
             lanes=lanes,
             most=self.cluster.chunk,

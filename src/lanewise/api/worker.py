@@ -26,7 +26,6 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.api.fed_by import fed_by
-from lanewise.blocks.flatten import operand_avals
 from lanewise.core.program import Function, Program, program_p
 from lanewise.feed.batches import InBatches
 from lanewise.feed.fed import NONE_ENDED, Ended, Example, Fed
@@ -123,7 +122,7 @@ class ClusterWorker:
             shared = operands[first : first + len(jax.tree.leaves(given.shared))]
             self.captures = list(staged.captures)
             self.program = with_shared(staged.program, len(shared))
-            self.avals = operand_avals(self.program)[first : first + len(shared)]
+            self.avals = self.program.operand_avals[first : first + len(shared)]
             # What is compiled ahead is compiled here, so that the carrier is known.
             self.fed: Fed | None = self._fed_with(shared)
             carrier = _carrier(self.fed)

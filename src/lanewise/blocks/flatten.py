@@ -84,7 +84,7 @@ class _Flattener:
     # -- programs and functions ------------------------------------------------------------------
 
     def program(self, program: Program, varying: Sequence[bool]) -> BlockProgram:
-        avals = operand_avals(program)
+        avals = program.operand_avals
         # Sites are numbered as the program numbers them: that is what outcomes refer to.
         self.sites = {site: i for i, site in enumerate(program.sites)}
         num_captures = program.num_captures
@@ -395,15 +395,6 @@ _STRUCTURED: dict[str, Callable[[_Flattener, JaxprEqn, Sequence[Atom]], Sequence
     "while": _Flattener.while_,
     "scan": _Flattener.scan,
 }
-
-
-def operand_avals(program: Program) -> list[Any]:
-    """The types of a program's operands, captures first."""
-    entry = program.functions[program.entry]
-    return [
-        *program.capture_avals,
-        *(var.aval for var in entry.params),
-    ]
 
 
 def _keeps_batching_rule(eqn: JaxprEqn) -> bool:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise import _jax
-from lanewise.blocks.flatten import operand_avals
 from lanewise.core import compiling
 from lanewise.core.errors import Outcome
 from lanewise.core.outcomes import blank
@@ -107,7 +106,7 @@ def flattened(operands: Sequence[Any], job: Job, mapped: Mapped | None = None) -
 @functools.lru_cache(maxsize=512)
 def _keys(program: Program) -> tuple[frozenset[int], frozenset[int]]:
     """The operands and the answers that are typed PRNG keys."""
-    both = (operand_avals(program), program.out_avals)
+    both = (program.operand_avals, program.out_avals)
     operands, answers = (
         frozenset(i for i, aval in enumerate(avals) if _jax.is_key(aval)) for avals in both
     )

@@ -104,6 +104,12 @@ class Program:
         }
         return tuple(found[i] for i in range(self.num_captures))
 
+    @functools.cached_property
+    def operand_avals(self) -> tuple[_jax.ShapedArray, ...]:
+        """The types of its operands, captures first."""
+        params = self.functions[self.entry].params
+        return (*self.capture_avals, *(var.aval for var in params))
+
     def equations(self, inside: Callable[..., Any] = _jax.subjaxprs) -> Iterator[_jax.JaxprEqn]:
         """Those of all functions, at any depth of what `inside` gives; see `_jax.equations`."""
         codes = (function.jaxpr for function in self.functions.values())

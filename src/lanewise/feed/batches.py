@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise._jax import loaded, our_transfers, stored
-from lanewise.blocks.flatten import operand_avals
 from lanewise.core.options import Options
 from lanewise.core.program import Program
 from lanewise.feed.fed import NONE_ENDED, Ended, Example
@@ -51,7 +50,7 @@ class InBatches:
         self.captures = tuple(captures)
         # All of a batch may be in flight, and the stream knows what to do about one that fails.
         self.options = options.updated(lanes=None, throw=False)
-        self.avals = operand_avals(program)[len(self.captures) :]
+        self.avals = program.operand_avals[len(self.captures) :]
         self.mapped = tuple((i >= program.num_captures,) for i in range(program.num_operands))
         self.in_flight = lanes
         self.most = BATCH_LANES * lanes

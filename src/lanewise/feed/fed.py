@@ -8,7 +8,7 @@ answer is known before all have ended.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -45,7 +45,7 @@ class Fed(Protocol):
     """What takes the examples."""
 
     # The types of an example's arrays.
-    avals: list[Any]
+    avals: Sequence[Any]
     # Whether more examples may come, though none waits now.
     expects_more: bool
 

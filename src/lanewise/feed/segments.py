@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from lanewise._jax import loaded, our_transfers
-from lanewise.blocks.flatten import operand_avals
 from lanewise.core.errors import Outcome
 from lanewise.feed.fed import NONE_ENDED, Ended, Example, kept_row
 from lanewise.feed.lanes import lanes_for
@@ -126,7 +125,7 @@ class Segments:
         self.options = options
         self.schedule = plan.schedule
         self.mapped = job.varying
-        self.avals = operand_avals(job.program)
+        self.avals = job.program.operand_avals
         self.machine = lanes_for(self.linked, lanes, self.schedule, options)
         self.most = self.machine.most
         self.capacity = min(FIRST_DEPTH, self.most)

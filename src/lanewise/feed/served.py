@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from lanewise._jax import stored
-from lanewise.blocks.flatten import operand_avals
 from lanewise.core.errors import CompilerError
 from lanewise.cpp.toolchain.feeding import Feed
 from lanewise.feed.fed import NONE_ENDED, Ended, Example
@@ -35,7 +34,7 @@ class InSlots:
     def __init__(self, plan: Plan, captures: Sequence[Any]) -> None:
         job = plan.job
         assert plan.emitted is not None
-        avals = operand_avals(job.program)
+        avals = job.program.operand_avals
         shared = [np.asarray(stored(x, aval)) for x, aval in zip(captures, avals)]
         self.avals = avals[len(captures) :]
         self.wanted = self.in_flight = job.width

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
+from lanewise.blocks.divergence import Mapped, answer_axes, can_be_plain
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import BlockProgram
 from lanewise.blocks.link import Linked, link
@@ -26,7 +27,6 @@ from lanewise.core import events
 from lanewise.core.options import Options
 from lanewise.core.profile import Profile, profile_of
 from lanewise.core.program import Program, program_p
-from lanewise.job.axes import Mapped, answer_axes, can_be_plain
 from lanewise.job.draws import as_it_runs
 
 

@@ -189,7 +189,7 @@ class _Folder:
     path: Path
     called: str
     about: dict[str, Any]
-    avals: list[Any]
+    avals: Sequence[Any]
     num_state: int
 
     def newest(self) -> int:

@@ -25,11 +25,9 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise.blocks.divergence import dependence
-from lanewise.blocks.equations import sees_batch
-from lanewise.blocks.flatten import operand_avals
+from lanewise.blocks.equations import one_lane, sees_batch
 from lanewise.core.program import Function, Program
-from lanewise.job.axes import Mapped, one_lane
-from lanewise.job.job import Job, with_axes
+from lanewise.job.job import Job, Mapped, with_axes
 
 # The most entries of axes that go inside, together, and the fewest lanes that must be left.
 MOST_INSIDE = 256
@@ -126,7 +124,7 @@ def _with_axes_inside(
             outs = [0 if axes[level] else None for axes in wanted]
             run = jax.vmap(run, in_axes=ins, out_axes=outs, axis_size=lanes[level])
     structs = []
-    for aval, axes in zip(operand_avals(program), mapped, strict=True):
+    for aval, axes in zip(program.operand_avals, mapped, strict=True):
         struct = _jax.shape_dtype_struct(aval)
         front = [n for n, flag, has in zip(lanes, inside, axes, strict=True) if flag and has]
         structs.append(struct.update(shape=(*front, *struct.shape)))

@@ -8,7 +8,6 @@ from typing import Any
 
 from lanewise import _jax
 from lanewise.blocks.equations import tests_many
-from lanewise.blocks.flatten import operand_avals
 from lanewise.core.options import Options
 from lanewise.core.program import Function, Program
 from lanewise.job.job import Mapped, job_for
@@ -31,7 +30,7 @@ def whole_batch(
     axes = [itertools.compress(lanes, has) for has in mapped]
     avals = [
         _jax.shaped((*sizes, *aval.shape), aval.dtype, aval.weak_type)
-        for sizes, aval in zip(axes, operand_avals(program), strict=True)
+        for sizes, aval in zip(axes, program.operand_avals, strict=True)
     ]
 
     def run(*operands: Any) -> list[Any]:

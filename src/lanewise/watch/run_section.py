@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lanewise.blocks.flatten import operand_avals
 from lanewise.blocks.form import Block, BlockProgram
 from lanewise.blocks.link import Linked
 from lanewise.carriers.table import ALONE
@@ -94,7 +93,7 @@ def _arguments(info: RunInfo) -> str:
 
 
 def _operands(info: RunInfo) -> list[str]:
-    return [aval.str_short() for aval in operand_avals(info.plan.job.program)]
+    return [aval.str_short() for aval in info.plan.job.program.operand_avals]
 
 
 def lanes_of(info: RunInfo) -> str:

@@ -100,7 +100,7 @@ class Chunked:
     def __init__(
         self,
         crew: Crew,
-        avals: list[Any],
+        avals: Sequence[Any],
         kept: Sequence[Any],
         *,
         lanes: int,
