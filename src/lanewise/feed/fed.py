@@ -44,10 +44,13 @@ NONE_ENDED = Ended(np.zeros(0, int), [], np.zeros(0, int), np.zeros(0, int))
 class Fed(Protocol):
     """What takes the examples."""
 
-    # The types of an example's arrays.
-    avals: Sequence[Any]
     # Whether more examples may come, though none waits now.
     expects_more: bool
+
+    @property
+    def avals(self) -> Sequence[Any]:
+        """The types of an example's arrays."""
+        ...
 
     @property
     def wanted(self) -> int:
