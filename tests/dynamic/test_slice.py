@@ -350,10 +350,10 @@ def test_the_record_grows_once() -> None:
     assert own.room == 4 * FIRST_ROOM
     operands = jax.tree.leaves((forest.roots, w))
     table = check(own.decide(operands, 2).recorded.table)
-    # A node makes its first sum and its own row; its parent adds that to its sum.
-    assert len(table) == 3 * (FIRST_ROOM + 10) - 1 + 2
+    # A node makes zeros and its own row. What its parent adds to zeros is that row.
+    assert len(table) == 2 * (FIRST_ROOM + 10) + 2
     assert table.level is not None
-    assert table.level.max() == 2 * (FIRST_ROOM + 10) - 1
+    assert table.level.max() == FIRST_ROOM + 10
 
 
 def test_lanes_that_differ_in_values() -> None:
