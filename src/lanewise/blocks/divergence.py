@@ -17,12 +17,13 @@ derivative must not gain the tangents' axis. For a program the machine runs, thi
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lanewise import _jax
 from lanewise._jax import Flags, Found, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import holds_while, inside, is_throw
+from lanewise.blocks.equations import as_on_one_lane, holds_while, inside, is_throw
 from lanewise.core.accumulate import accumulate_p
 from lanewise.core.primitives.facts import Cost, bytes_of, cost_of, looks_at_batch
 from lanewise.core.program import Program, call_p, check_p, program_p
@@ -151,3 +152,32 @@ class _Dependence(_jax.Forward):
         else:
             return super().other(eqn, flags)
         return (*out, *(any(flags) for _ in eqn.outvars[len(out) :])), control
+
+
+# -- as JAX batches it -------------------------------------------------------------------------------
+
+
+def one_lane(program: Program) -> Callable[..., list[Any]]:
+    """A program without recursion as an ordinary function."""
+    entry = program.functions[program.entry]
+    code = _jax.with_eqns(entry.jaxpr, as_on_one_lane)
+
+    def run(*values: Any) -> list[Any]:
+        captured = [values[i] for i in entry.captures]
+        return _jax.eval_jaxpr(code, *captured, *values[program.num_captures :])
+
+    return run
+
+
+def found_by_jax(program: Program, structs: Sequence[Any], flags: Flags) -> Flags:
+    """Which answers `jax.vmap` of a program without recursion finds to vary when these operands do.
+
+    JAX refuses some effects in loops that lanes leave one by one. Those that give nothing do not matter here; with
+    others, nothing is found.
+    """
+    entry = program.functions[program.entry]
+    code = _jax.without_effects(entry.jaxpr) if entry.jaxpr.effects else entry.jaxpr
+    if code.effects:
+        return (False,) * len(program.out_avals)
+    quiet = replace(program, functions={entry.name: replace(entry, jaxpr=code)})
+    return _jax.batched_outputs(one_lane(quiet), structs, flags)

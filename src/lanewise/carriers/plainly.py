@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
+from lanewise.blocks.divergence import one_lane
 from lanewise.core.events import Whole
-from lanewise.job.job import Job, one_lane
+from lanewise.job.job import Job
 from lanewise.job.plan import HostRun, Plan, compiled, none_failed
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise.blocks.divergence import dependence
-from lanewise.blocks.equations import as_on_one_lane
+from lanewise.blocks.divergence import dependence, found_by_jax
 from lanewise.blocks.flatten import flatten, operand_avals
 from lanewise.blocks.form import BlockProgram
 from lanewise.blocks.link import Linked, link
@@ -169,7 +168,7 @@ def answer_axes(
     """For each answer, which lane axes it has: those of the operands it depends on."""
     if 0 in lanes:
         return ((True,) * len(lanes),) * len(program.out_avals)
-    plain = _without_effects(program) if can_be_plain(program, options) else None
+    plain_ok = can_be_plain(program, options)
     structs = [_jax.shape_dtype_struct(aval) for aval in operand_avals(program)]
     by_axis = []
     for level in range(len(lanes)):
@@ -178,29 +177,9 @@ def answer_axes(
         # Whether a lane fails, and so blanks its answers, depends on the way it takes.
         blanked = control_depends and not options.throw and program.can_fail(options)
         # The same for every carrier, so none of them finds more to vary.
-        plainly = (
-            (False,) * len(depends)
-            if plain is None
-            else _jax.batched_outputs(one_lane(plain), structs, flags)
-        )
+        plainly = found_by_jax(program, structs, flags) if plain_ok else (False,) * len(depends)
         by_axis.append(tuple(blanked or a or b for a, b in zip(depends, plainly, strict=True)))
     return tuple(tuple(flags[i] for flags in by_axis) for i in range(len(program.out_avals)))
-
-
-def _without_effects(program: Program) -> Program | None:
-    """A program of one function without what is there for its effects alone; None if effects are left.
-
-    JAX refuses some in loops that lanes leave one by one, without the line.
-    """
-    entry = program.functions[program.entry]
-    if not entry.jaxpr.effects:
-        return program
-    code = _jax.without_effects(entry.jaxpr)
-    return (
-        None
-        if code.effects
-        else replace(program, functions={entry.name: replace(entry, jaxpr=code)})
-    )
 
 
 def blocks_of(program: Program, varying: Sequence[bool], options: Options) -> BlockProgram:
@@ -243,18 +222,6 @@ def lanes_first(
         flat.append(value)
         flags.append(varies)
     return flat, flags
-
-
-def one_lane(program: Program) -> Callable[..., list[Any]]:
-    """A program without recursion as an ordinary function."""
-    entry = program.functions[program.entry]
-    code = _jax.with_eqns(entry.jaxpr, as_on_one_lane)
-
-    def run(*values: Any) -> list[Any]:
-        captured = [values[i] for i in entry.captures]
-        return _jax.eval_jaxpr(code, *captured, *values[program.num_captures :])
-
-    return run
 
 
 def of_rows(

@@ -22,11 +22,12 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+from lanewise.blocks.divergence import one_lane
 from lanewise.blocks.equations import inside, tests_many, with_one_test
 from lanewise.core.errors import OptionError, TransformError
 from lanewise.core.parts import parts_in, scope_of
 from lanewise.core.program import check_p, part_p, program_p, throw_p
-from lanewise.job.job import answer_axes, one_lane, with_axes
+from lanewise.job.job import answer_axes, with_axes
 from lanewise.place.cheap import is_cheap
 from lanewise.place.placement import Placement
 

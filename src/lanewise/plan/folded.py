@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise.blocks.divergence import dependence
+from lanewise.blocks.divergence import dependence, one_lane
 from lanewise.blocks.equations import sees_batch
 from lanewise.blocks.flatten import operand_avals
 from lanewise.core.program import Function, Program
-from lanewise.job.job import Job, Mapped, one_lane, with_axes
+from lanewise.job.job import Job, Mapped, with_axes
 
 # The most entries of axes that go inside, together, and the fewest lanes that must be left.
 MOST_INSIDE = 256

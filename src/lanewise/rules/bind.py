@@ -25,7 +25,6 @@ from lanewise import _jax
 from lanewise._jax import batching, mlir
 from lanewise.core import events
 from lanewise.core.errors import InternalError, OptionError, TransformError
-from lanewise.core.nesting import ROOM
 from lanewise.core.options import Options
 from lanewise.core.outcomes import NUM_STATS
 from lanewise.core.program import Program, program_p
@@ -120,7 +119,7 @@ def _runs(
     )
 
 
-@ROOM
+@_jax.ROOM
 def _lower_program(ctx: Any, *operands: Any, **params: Any) -> Any:
     platforms = _jax.lowering_platforms(ctx)
     anywhere = len(platforms) > 1
@@ -157,7 +156,7 @@ _jax.needs_devices(program_p)
 mlir.register_lowering(program_p, _lower_program)
 
 
-@ROOM
+@_jax.ROOM
 def _batch_program(
     axis_data: Any,
     operands: Sequence[Any],

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad
-from lanewise.core.nesting import ROOM
 from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p, throw_p
 from lanewise.job.job import Mapped, answer_axes, job_for, with_axes, with_constants
@@ -31,7 +30,7 @@ from lanewise.rules.tangents import tangents_p
 from lanewise.rules.whole import whole_batch
 
 
-@ROOM
+@_jax.ROOM
 def _linearize(
     nonzero: Sequence[bool],
     *primals: Any,

@@ -21,7 +21,6 @@ from lanewise import _jax
 from lanewise._jax import Jaxpr, JaxprEqn
 from lanewise.carriers.table import ALONE, carrier_for
 from lanewise.core import compiling, events
-from lanewise.core.nesting import ROOM
 from lanewise.core.program import on_machine_inside
 from lanewise.grow.rerun import RerunLarger
 from lanewise.job.job import Job, job_for, of_rows
@@ -93,7 +92,7 @@ class OnHost:
         return self._plan
 
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
-        with contextlib.nullcontext() if self._run else ROOM:
+        with contextlib.nullcontext() if self._run else _jax.ROOM:
             return or_given_up(self.job, lambda: self._latest(operands)(operands))
 
     def _latest(self, operands: Sequence[Any]) -> HostRun:

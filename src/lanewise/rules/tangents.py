@@ -17,14 +17,13 @@ import jax.numpy as jnp
 
 from lanewise import _jax
 from lanewise._jax import ad, batching, mlir
-from lanewise.core.nesting import ROOM
 from lanewise.core.options import Options
 from lanewise.core.program import Program, program_p, throw_p
 from lanewise.job.job import Mapped, answer_axes, with_axes, with_constants
 from lanewise.rules.sums import axes_with_sums, summed_over, worth_accumulating
 
 
-@ROOM
+@_jax.ROOM
 def _jvp_program(
     primals: Sequence[Any],
     tangents: Sequence[Any],
@@ -208,7 +207,7 @@ def _linearize_tangents(nonzero: Sequence[bool], *primals: Any, **params: Any) -
 _jax.on_linearize(tangents_p, _linearize_tangents)
 
 
-@ROOM
+@_jax.ROOM
 def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
     """The transpose: the reverse program."""
     gradient, lanes, options = params["gradient"], params["lanes"], params["options"]

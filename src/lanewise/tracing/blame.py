@@ -32,7 +32,7 @@ _LIBRARIES = tuple(
         )
     }
 )
-# A function of the user's with so many frames of its own calls itself.
+# A function of the user's with this many frames of its own calls itself.
 _DEEP = 20
 _RAISE = dis.opmap["RAISE_VARARGS"]
 

@@ -32,7 +32,6 @@ from lanewise.core.errors import (
     ResultUnknown,
     TransformError,
 )
-from lanewise.core.nesting import ROOM
 from lanewise.core.objects import let_go, none_filled
 from lanewise.core.program import Function, Program, call_p
 from lanewise.frontend import values
@@ -286,7 +285,7 @@ def call_in_progress(entry: Entry, operands: Sequence[Any]) -> Any:
     return jax.tree.unflatten(result.tree, result.static.join(answers))
 
 
-@ROOM
+@_jax.ROOM
 def _settle(source: Source, key: Key) -> Staged | Entry:
     """Trace to a fixed point. Gives a `Staged`, or the entry if it belongs to an outer recursion."""
     for aval in key.avals:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import lanewise as lw
-from lanewise.core.nesting import FRAMES, ROOM
+from lanewise._jax import FRAMES, ROOM
 
 CASES = 60
 
