@@ -17,7 +17,7 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import special as _special
-from jax._src.state.discharge import discharge_state as _discharge_state
+from jax._src.state import discharge as _discharge
 from jax.core import ShapedArray, Tracer
 
 from lanewise._jax.values import shape_dtype_struct, stored, without_mesh
@@ -70,6 +70,10 @@ else:
     DropVar = _core.DropVar
 
 
+# Before 0.10.2 the other name is of a function of two arguments.
+_without_references: Callable[[Any], Any] = getattr(
+    _discharge, "discharge_state2", _discharge.discharge_state
+)
 Atom = Var | Literal
 Primitive = _core.Primitive
 no_effects = _core.no_effects
@@ -259,7 +263,7 @@ def trace_at(fun: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Traced
     closed = jax.make_jaxpr(lambda *args: list(fun(*args)))(*values)
     # References that begin and end here (`jax.new_ref`): the same code on values.
     if any(type(effect).__name__ == "InternalMutableArrayEffect" for effect in closed.effects):
-        closed = _discharge_state(closed)
+        closed = _without_references(closed)
     return Traced(flat_jaxpr(cast(ClosedJaxpr, closed)), tuple(closed.consts))
 
 
