@@ -202,6 +202,18 @@ def test_functions_that_differ():
     with pytest.raises(BranchTypeError, match=r"`g` is the function sin .* the function cos"):
         jax.jit(convert(f))(1.0)
 
+    def h(x):
+        if x > 0:
+            g = lambda x: x  # noqa: E731
+        else:
+            g = lambda x: -x  # noqa: E731
+        return g(x)
+
+    start = h.__code__.co_firstlineno
+    lines = rf"<lambda> of line {start + 2} .* <lambda> of line {start + 4} when"
+    with pytest.raises(BranchTypeError, match=lines):
+        jax.jit(convert(h))(1.0)
+
 
 def test_key_is_carried(same):
     def f(key, n):

@@ -18,6 +18,8 @@ from jax.core import ShapedArray, Tracer
 from lanewise._jax.fingerprints import fingerprint
 from lanewise._jax.jaxprs import (
     DIGAMMA_AT_ZERO_IS_INFINITE,
+    FRAMES,
+    ROOM,
     Atom,
     ClosedJaxpr,
     DropVar,

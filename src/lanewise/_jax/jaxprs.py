@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +17,7 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import special as _special
-from jax._src.state.discharge import discharge_state as _discharge_state
+from jax._src.state import discharge as _discharge
 from jax.core import ShapedArray, Tracer
 
 from lanewise._jax.values import shape_dtype_struct, stored, without_mesh
@@ -67,6 +70,10 @@ else:
     DropVar = _core.DropVar
 
 
+# Before 0.10.2 the other name is of a function of two arguments.
+_without_references: Callable[[Any], Any] = getattr(
+    _discharge, "discharge_state2", _discharge.discharge_state
+)
 Atom = Var | Literal
 Primitive = _core.Primitive
 no_effects = _core.no_effects
@@ -263,7 +270,7 @@ def trace_at(fun: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Traced
     closed = jax.make_jaxpr(lambda *args: list(fun(*args)))(*values)
     # References that begin and end here (`jax.new_ref`): the same code on values.
     if any(type(effect).__name__ == "InternalMutableArrayEffect" for effect in closed.effects):
-        closed = _discharge_state(closed)
+        closed = _without_references(closed)
     return Traced(flat_jaxpr(cast(ClosedJaxpr, closed)), tuple(closed.consts))
 
 
@@ -421,3 +428,36 @@ def definition(eqn: JaxprEqn, avals: Sequence[Any]) -> Jaxpr:
         traced = trace(code, avals)
     assert not traced.captures
     return traced.jaxpr
+
+
+# What is traced or lowered inside a branch is so inside the Python frames of that branch. An `elif` is a branch inside
+# the other side of the one before, and so is all that follows an early return: each takes some twenty frames, and
+# Python has a thousand, too few for the cases of an interpreter. Within `ROOM` there are more, and still an end.
+#
+# Most frames call Python from Python; those that go by C take up to two kilobytes of the thread's 8 MB each.
+FRAMES = 3000
+
+
+class _Room(contextlib.ContextDecorator):
+    """A context with more frames, or a decorator. The limit is one for all threads: the last to leave sets it back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = sys.getrecursionlimit()
+                sys.setrecursionlimit(max(self._before, FRAMES))
+            self._inside += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                sys.setrecursionlimit(self._before)
+
+
+ROOM = _Room()

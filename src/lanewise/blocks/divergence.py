@@ -17,14 +17,14 @@ derivative must not gain the tangents' axis. For a program the machine runs, thi
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lanewise import _jax
 from lanewise._jax import Flags, Found, Jaxpr, JaxprEqn, Literal, Var
-from lanewise.blocks.equations import holds_while, inside, is_throw, one_lane
+from lanewise.blocks.equations import as_on_one_lane, holds_while, inside, is_throw
 from lanewise.core.accumulate import accumulate_p
-from lanewise.core.options import Options
 from lanewise.core.primitives.facts import Cost, bytes_of, cost_of, looks_at_batch
 from lanewise.core.program import Program, call_p, check_p, program_p
 
@@ -154,55 +154,30 @@ class _Dependence(_jax.Forward):
         return (*out, *(any(flags) for _ in eqn.outvars[len(out) :])), control
 
 
-# -- which lane axes answers have ------------------------------------------------------------------------
-
-# For each operand, which axes of lanes it has.
-Mapped = tuple[tuple[bool, ...], ...]
+# -- as JAX batches it -------------------------------------------------------------------------------
 
 
-def can_be_plain(program: Program, options: Options) -> bool:
-    """Whether JAX's own control flow can express all of the program."""
-    return not (
-        program.recursive or program.sites or program.has_tapes or program.sums or options.max_steps
-    )
+def one_lane(program: Program) -> Callable[..., list[Any]]:
+    """A program without recursion as an ordinary function."""
+    entry = program.functions[program.entry]
+    code = _jax.with_eqns(entry.jaxpr, as_on_one_lane)
+
+    def run(*values: Any) -> list[Any]:
+        captured = [values[i] for i in entry.captures]
+        return _jax.eval_jaxpr(code, *captured, *values[program.num_captures :])
+
+    return run
 
 
-@functools.lru_cache(maxsize=1024)
-def answer_axes(
-    program: Program, mapped: Mapped, options: Options, lanes: tuple[int, ...]
-) -> Mapped:
-    """For each answer, which lane axes it has: those of the operands it depends on."""
-    if 0 in lanes:
-        return ((True,) * len(lanes),) * len(program.out_avals)
-    plain = _without_effects(program) if can_be_plain(program, options) else None
-    structs = [_jax.shape_dtype_struct(aval) for aval in program.operand_avals]
-    by_axis = []
-    for level in range(len(lanes)):
-        flags = tuple(axes[level] for axes in mapped)
-        depends, control_depends = dependence(program, flags)
-        # Whether a lane fails, and so blanks its answers, depends on the way it takes.
-        blanked = control_depends and not options.throw and program.can_fail(options)
-        # The same for every carrier, so none of them finds more to vary.
-        plainly = (
-            (False,) * len(depends)
-            if plain is None
-            else _jax.batched_outputs(one_lane(plain), structs, flags)
-        )
-        by_axis.append(tuple(blanked or a or b for a, b in zip(depends, plainly, strict=True)))
-    return tuple(tuple(flags[i] for flags in by_axis) for i in range(len(program.out_avals)))
+def found_by_jax(program: Program, structs: Sequence[Any], flags: Flags) -> Flags:
+    """Which answers `jax.vmap` of a program without recursion finds to vary when these operands do.
 
-
-def _without_effects(program: Program) -> Program | None:
-    """A program of one function without what is there for its effects alone; None if effects are left.
-
-    JAX refuses some in loops that lanes leave one by one, without the line.
+    JAX refuses some effects in loops that lanes leave one by one. Those that give nothing do not matter here; with
+    others, nothing is found.
     """
     entry = program.functions[program.entry]
-    if not entry.jaxpr.effects:
-        return program
-    code = _jax.without_effects(entry.jaxpr)
-    return (
-        None
-        if code.effects
-        else replace(program, functions={entry.name: replace(entry, jaxpr=code)})
-    )
+    code = _jax.without_effects(entry.jaxpr) if entry.jaxpr.effects else entry.jaxpr
+    if code.effects:
+        return (False,) * len(program.out_avals)
+    quiet = replace(program, functions={entry.name: replace(entry, jaxpr=code)})
+    return _jax.batched_outputs(one_lane(quiet), structs, flags)

@@ -248,15 +248,3 @@ def refuse_collectives(program: Program) -> None:
                 f"{eqn.primitive.name} communicates with the other lanes, which are at another place of the program:"
                 f" {_jax.user_line(eqn)}. Take the collective out of the program, and apply it to its answers."
             )
-
-
-def one_lane(program: Program) -> Callable[..., list[Any]]:
-    """A program without recursion as an ordinary function."""
-    entry = program.functions[program.entry]
-    code = _jax.with_eqns(entry.jaxpr, as_on_one_lane)
-
-    def run(*values: Any) -> list[Any]:
-        captured = [values[i] for i in entry.captures]
-        return _jax.eval_jaxpr(code, *captured, *values[program.num_captures :])
-
-    return run

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from lanewise.blocks.equations import one_lane
+from lanewise.blocks.divergence import one_lane
 from lanewise.core.events import Whole
 from lanewise.job.job import Job
 from lanewise.job.plan import HostRun, Plan, compiled, none_failed

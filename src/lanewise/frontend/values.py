@@ -309,6 +309,9 @@ def _tell_apart(a: Any, b: Any) -> tuple[str, str]:
     first, second = type_text(a), type_text(b)
     if first != second:
         return first, second
+    if hasattr(a, "__code__") and hasattr(b, "__code__"):
+        lines = a.__code__.co_firstlineno, b.__code__.co_firstlineno
+        return f"{first} of line {lines[0]}", f"{second} of line {lines[1]}"
     return f"{first} ({a!r:.60})", f"{second} ({b!r:.60})"
 
 

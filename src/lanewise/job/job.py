@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise.blocks.divergence import Mapped, answer_axes, can_be_plain
+from lanewise.blocks.divergence import dependence, found_by_jax
 from lanewise.blocks.flatten import flatten
 from lanewise.blocks.form import BlockProgram
 from lanewise.blocks.link import Linked, link
@@ -28,6 +28,9 @@ from lanewise.core.options import Options
 from lanewise.core.profile import Profile, profile_of
 from lanewise.core.program import Program, program_p
 from lanewise.job.draws import as_it_runs
+
+# For each operand, which axes of lanes it has.
+Mapped = tuple[tuple[bool, ...], ...]
 
 
 class Params(NamedTuple):
@@ -181,6 +184,34 @@ def job_for(
 
         program = accumulating(program, summed)
     return Job(program, lanes, mapped, options, platform, room=room, summed=summed)
+
+
+def can_be_plain(program: Program, options: Options) -> bool:
+    """Whether JAX's own control flow can express all of the program."""
+    return not (
+        program.recursive or program.sites or program.has_tapes or program.sums or options.max_steps
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def answer_axes(
+    program: Program, mapped: Mapped, options: Options, lanes: tuple[int, ...]
+) -> Mapped:
+    """For each answer, which lane axes it has: those of the operands it depends on."""
+    if 0 in lanes:
+        return ((True,) * len(lanes),) * len(program.out_avals)
+    plain_ok = can_be_plain(program, options)
+    structs = [_jax.shape_dtype_struct(aval) for aval in program.operand_avals]
+    by_axis = []
+    for level in range(len(lanes)):
+        flags = tuple(axes[level] for axes in mapped)
+        depends, control_depends = dependence(program, flags)
+        # Whether a lane fails, and so blanks its answers, depends on the way it takes.
+        blanked = control_depends and not options.throw and program.can_fail(options)
+        # The same for every carrier, so none of them finds more to vary.
+        plainly = found_by_jax(program, structs, flags) if plain_ok else (False,) * len(depends)
+        by_axis.append(tuple(blanked or a or b for a, b in zip(depends, plainly, strict=True)))
+    return tuple(tuple(flags[i] for flags in by_axis) for i in range(len(program.out_avals)))
 
 
 def blocks_of(program: Program, varying: Sequence[bool], options: Options) -> BlockProgram:

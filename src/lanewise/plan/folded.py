@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from lanewise import _jax
-from lanewise.blocks.divergence import dependence
-from lanewise.blocks.equations import one_lane, sees_batch
+from lanewise.blocks.divergence import dependence, one_lane
+from lanewise.blocks.equations import sees_batch
 from lanewise.core.program import Function, Program
 from lanewise.job.job import Job, Mapped, with_axes
 

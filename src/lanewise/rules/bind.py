@@ -103,6 +103,7 @@ def _runs(params: Params, platform: str, recorded: bool, room: Room | None) -> O
     return on_host(job_for(**params._asdict(), platform=platform, room=room))
 
 
+@_jax.ROOM
 def _lower_program(ctx: Any, *operands: Any, **params: Any) -> Any:
     platforms = _jax.lowering_platforms(ctx)
     anywhere = len(platforms) > 1
@@ -139,6 +140,7 @@ _jax.needs_devices(program_p)
 mlir.register_lowering(program_p, _lower_program)
 
 
+@_jax.ROOM
 def _batch_program(
     axis_data: Any,
     operands: Sequence[Any],

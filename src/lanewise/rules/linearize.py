@@ -28,6 +28,7 @@ from lanewise.rules.tangents import active_of, linear_map
 from lanewise.rules.whole import whole_batch
 
 
+@_jax.ROOM
 def _linearize(nonzero: Sequence[bool], *primals: Any, **given: Any) -> Any:
     """JAX's rule: answers, which of their tangents are not zero, residuals, and the linear map of those."""
     params = Params(**given)

@@ -21,6 +21,7 @@ from lanewise.job.job import Mapped, Params, with_axes, with_constants
 from lanewise.rules.sums import axes_with_sums, summed_over, worth_accumulating
 
 
+@_jax.ROOM
 def _jvp_program(
     primals: Sequence[Any], tangents: Sequence[Any], **given: Any
 ) -> tuple[list[Any], list[Any]]:
@@ -187,6 +188,7 @@ def linear_map(
     return outs, flags, [*primals, *saved], tangents_of
 
 
+@_jax.ROOM
 def transpose_tangents(cts: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
     """The transpose: the reverse program."""
     gradient, lanes, options = params["gradient"], params["lanes"], params["options"]

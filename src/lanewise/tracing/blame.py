@@ -32,6 +32,8 @@ _LIBRARIES = tuple(
         )
     }
 )
+# A function of the user's with this many frames of its own calls itself.
+_DEEP = 20
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
@@ -60,17 +62,19 @@ def name_the_line(error: Exception) -> None:
     location = Location(frame.f_code.co_filename, line, _name([frame for frame, _ in users]))
     error.lanewise_location = location  # type: ignore[attr-defined]
     if error.args and isinstance(error.args[0], str) and str(error) == error.args[0]:
-        error.args = (f"{location}: {_said(error, location.function)}", *error.args[1:])
+        codes = [frame.f_code for frame, _ in users]
+        calls_itself = codes.count(users[-1][0].f_code) > _DEEP
+        error.args = (f"{location}: {_said(error, calls_itself)}", *error.args[1:])
     else:
         error.add_note(f"Lanewise: at {location}")
 
 
-def _said(error: Exception, function: str) -> str:
+def _said(error: Exception, calls_itself: bool) -> str:
     """What an error says; of an array that is traced JAX names its own class."""
-    if isinstance(error, RecursionError):
+    if isinstance(error, RecursionError) and calls_itself:
         return (
-            f"{error.args[0]}. A function that calls itself and is traced never ends if a value that is only known at"
-            f" run time decides when: make `{function}` a program of its own, with `@lanewise.program`"
+            f"{error.args[0]}. A plain function that calls itself never ends while it is traced if a value that is only"
+            " known at run time decides when: make it a program of its own, with `@lanewise.program`"
         )
     if isinstance(error, AttributeError) and isinstance(error.obj, _jax.Tracer):
         aval = _jax.aval_of(error.obj)

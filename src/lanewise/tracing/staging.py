@@ -295,6 +295,7 @@ def call_in_progress(entry: Entry, operands: Sequence[Any]) -> Any:
     return jax.tree.unflatten(result.tree, result.static.join(answers))
 
 
+@_jax.ROOM
 def _settle(source: Source, key: Key) -> Staged | Entry:
     """Trace to a fixed point. Gives a `Staged`, or the entry if it belongs to an outer recursion."""
     for aval in key.avals:
