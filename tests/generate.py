@@ -130,16 +130,16 @@ def load(source: str, decorator: Callable[..., Any], name: str) -> Any:
 
 def float_total(program: Generated, main: Any) -> tuple[list[int], Callable[..., Any]]:
     """Which arguments are floats, and a weighted sum of all float results, a function of these and of all arguments."""
-    moving = [at for at, a in enumerate(program.arguments) if a.dtype == np.float32]
+    active = [at for at, a in enumerate(program.arguments) if a.dtype == np.float32]
 
     def total(moved: list[Any], args: Sequence[Any]) -> Any:
         given = list(args)
-        for at, value in zip(moving, moved, strict=True):
+        for at, value in zip(active, moved, strict=True):
             given[at] = value
         floats = [x for x in jax.tree.leaves(main(*given)) if x.dtype == np.float32]
         return sum((x.sum() * (0.5 + at) for at, x in enumerate(floats)), jnp.float32(0))
 
-    return moving, total
+    return active, total
 
 
 def substantial(source: str) -> bool:

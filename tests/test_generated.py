@@ -135,10 +135,10 @@ def check_gradients(program: Generated, serial: int) -> bool:
     main = load(program.source, lw.program, f"gradient {serial}").with_options(
         checkpoints=("auto", "all", "sqrt", 3)[serial % 4], tape=64
     )
-    moving, total = float_total(program, main)
+    active, total = float_total(program, main)
     axes = list(program.in_axes)
     args = [jax.numpy.asarray(a) for a in program.arguments]
-    moved, moved_axes = [args[at] for at in moving], [axes[at] for at in moving]
+    moved, moved_axes = [args[at] for at in active], [axes[at] for at in active]
 
     @jax.jit
     def both(moved: list[Any], args: list[Any]) -> Any:
@@ -148,7 +148,7 @@ def check_gradients(program: Generated, serial: int) -> bool:
         rows = jax.vmap(jax.grad(total), (moved_axes, axes), axis_size=LANES)(moved, args)
         return slopes, sum(row.reshape(LANES, -1).sum(1) for row in rows)
 
-    slopes, found = jax.device_get(both(moved, args)) if moving else (np.zeros(1),) * 2
+    slopes, found = jax.device_get(both(moved, args)) if active else (np.zeros(1),) * 2
     fine = np.isfinite(slopes)
     np.testing.assert_allclose(
         found[fine], slopes[fine], rtol=1e-4, atol=1e-4, err_msg=repr(program)

@@ -106,8 +106,8 @@ def linked_sweeps(fun: Any) -> tuple[Linked, Linked]:
         if eqn.primitive.name == "program"
     )
     program = eqn.params["program"]
-    moving = tuple(jnp.issubdtype(a.dtype, jnp.inexact) for a in program.operand_avals)
-    found = vjp_program(program, moving, Checkpoints(records=RECORDS))
+    active = tuple(jnp.issubdtype(a.dtype, jnp.inexact) for a in program.operand_avals)
+    found = vjp_program(program, active, Checkpoints(records=RECORDS))
 
     def linked(program: Any) -> Linked:
         varying = tuple(i >= program.num_captures for i in range(program.num_operands))

@@ -44,7 +44,7 @@ def unrolled(v: Any) -> Any:
     return lax.scan(lambda c, x: (c * jnp.cos(x), c), v[0], v, unroll=2)
 
 
-def starts_moving_later(v: Any) -> Any:
+def becomes_active_later(v: Any) -> Any:
     """State that does not depend on the argument at first."""
     return fori(3, lambda i, s: (s[0] * v[i], s[1] + s[0], s[2]), (v[0], jnp.float32(0), 1.0))
 
@@ -113,7 +113,7 @@ def constants_from_outside(v: Any) -> Any:
 
 
 CASES = (
-    *(zero_length, no_slices, backwards, unrolled, starts_moving_later, swaps, three_ways, nested),
+    *(zero_length, no_slices, backwards, unrolled, becomes_active_later, swaps, three_ways, nested),
     *(same_value_twice, matrices, in_and_out, sorted_and_extreme, batched_inside),
     constants_from_outside,
 )

@@ -296,7 +296,7 @@ def test_lanes_that_fail_have_blank_tangents() -> None:
 
 
 def test_a_rule_that_holds_an_array() -> None:
-    """Each derived function may have constants of its own; a weight that moves is a capture beside them."""
+    """Each derived function may have constants of its own; a weight that is active is a capture beside them."""
 
     def loss(w, x):
         @lw.program

@@ -28,8 +28,8 @@ def staged(name: str) -> tuple[Any, list[Any], tuple[bool, ...]]:
     case = case_named(name)
     args = jax.tree.map(lambda x: jnp.asarray(x)[1], case.examples(np.random.default_rng(1), 2))
     found, operands = case.program.stage(*args)
-    moving = tuple(jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating) for x in operands)
-    return found.program, list(operands), moving
+    active = tuple(jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating) for x in operands)
+    return found.program, list(operands), active
 
 
 def blocks_of(program: Any) -> BlockProgram:
@@ -40,8 +40,8 @@ def adjoints(
     name: str, numbered: bool, forks: bool = False, records: int = 128
 ) -> tuple[Any, list[float]]:
     """Adjoints by both sweeps, and how many calls the widest fork of each makes."""
-    program, operands, moving = staged(name)
-    gradient = vjp_program(program, moving, Checkpoints(records=records, numbered=numbered))
+    program, operands, active = staged(name)
+    gradient = vjp_program(program, active, Checkpoints(records=records, numbered=numbered))
     widths = []
 
     def run(found: Any, given: list[Any]) -> list[Any]:
@@ -54,7 +54,7 @@ def adjoints(
 
     values = run(gradient.forward, operands)
     answers, saved = values[: len(program.out_avals)], values[len(program.out_avals) :]
-    cts = [jnp.ones_like(x) for x, flag in zip(answers, gradient.out_moving) if flag]
+    cts = [jnp.ones_like(x) for x, flag in zip(answers, gradient.out_active) if flag]
     reads = [operands[i] for i in gradient.reads]
     return run(gradient.reverse, [*reads, *saved, *cts]), widths
 

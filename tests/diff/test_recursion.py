@@ -175,12 +175,12 @@ def test_arrays_that_all_frames_share_are_not_saved() -> None:
         for mine, theirs in zip(found, expected, strict=True):
             close(mine, theirs)
     staged = turn.stage(first, second, 3)[0].program
-    moving = tuple(_jax.has_tangent(a) for a in staged.operand_avals)
-    made = vjp_program(staged, moving, Checkpoints(records=5))
+    active = tuple(_jax.has_tangent(a) for a in staged.operand_avals)
+    made = vjp_program(staged, active, Checkpoints(records=5))
     tapes = [a.shape for a in made.forward.program.out_avals if a.shape[1:] == (33,)]
     # A record of `leave` holds the array that `turn` made for it, and no other.
     assert tapes == [(5, 33)]
-    swapped = lifted(staged, moving[: staged.num_captures])
+    swapped = lifted(staged, active[: staged.num_captures])
     assert {name.split(".")[0]: f.fixed for name, f in swapped.items()} == {
         "turn": (True, True, False),
         "leave": (True, False, True, False),

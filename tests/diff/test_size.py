@@ -54,9 +54,9 @@ def equations(program: Program) -> Iterator[_jax.JaxprEqn]:
         yield from inside(function.jaxpr)
 
 
-def gradient(program: Program, moving: tuple[bool, ...]) -> list[tuple[Program, tuple[bool, ...]]]:
+def gradient(program: Program, active: tuple[bool, ...]) -> list[tuple[Program, tuple[bool, ...]]]:
     """The two programs of a gradient, and which of their operands a second one moves by: all that can."""
-    found = vjp_program(program, moving, Checkpoints(records=ROOM))
+    found = vjp_program(program, active, Checkpoints(records=ROOM))
     made = []
     for each in (found.forward.program, found.reverse.program):
         entry = each.functions[each.entry]
@@ -70,8 +70,8 @@ def orders() -> list[list[tuple[Program, tuple[bool, ...]]]]:
     """The programs of the first three orders of a recursion with two calls."""
     staged = quadrature.stage(0.1, 2.0, 1e-3)[0].program
     first = [(staged, (True, False, False))]
-    second = [each for program, moving in first for each in gradient(program, moving)]
-    third = [each for program, moving in second for each in gradient(program, moving)]
+    second = [each for program, active in first for each in gradient(program, active)]
+    third = [each for program, active in second for each in gradient(program, active)]
     return [first, second, third]
 
 
@@ -93,8 +93,8 @@ def test_python_scalars_make_no_tapes_within_tapes() -> None:
 
     def saved(scale: Any) -> list[tuple[Any, ...]]:
         staged = scaled_tree.stage(scale, jnp.float32(0.3), 4)[0].program
-        (forward, moving), _ = gradient(staged, (False, True, False))
-        (again, _), _ = gradient(forward, moving)
+        (forward, active), _ = gradient(staged, (False, True, False))
+        (again, _), _ = gradient(forward, active)
         return [(a.shape, a.dtype) for a in again.out_avals]
 
     assert saved(1.5) == saved(jnp.float32(1.5))

@@ -23,8 +23,8 @@ def gradient(fun: Callable[..., Any], *args: Any, checkpoints: Any = "auto") -> 
     """A function's forward and reverse programs, by its inexact arguments, and the types of what is saved."""
     staged, operands = lw.lift(fun).stage(*args)
     program = staged.program
-    moving = tuple(_jax.has_tangent(_jax.aval_of(x)) for x in operands)
-    found = vjp_program(program, moving, Checkpoints(checkpoints))
+    active = tuple(_jax.has_tangent(_jax.aval_of(x)) for x in operands)
+    found = vjp_program(program, active, Checkpoints(checkpoints))
     return found, found.forward.program.out_avals[len(program.out_avals) :]
 
 

@@ -85,9 +85,9 @@ def of_slopes(seed: int, count: int) -> Iterator[tuple[str, str]]:
     def check(program: Generated, serial: int, name: str) -> str | None:
         checkpoints = ("auto", "all", "sqrt", 3)[serial % 4]
         main = load(program.source, lw.program, name).with_options(checkpoints=checkpoints, tape=64)
-        moving, total = float_total(program, main)
+        active, total = float_total(program, main)
         args = [jnp.asarray(a) for a in program.lane(serial % LANES)]
-        moved = [args[at] for at in moving]
+        moved = [args[at] for at in active]
         want = jax.jit(jax.grad(total))(moved, args)
         rng = random.Random(seed * 1000 + serial)
         slope = jax.grad(scattered(total, (moved, args), 4, rng))

@@ -115,8 +115,8 @@ def check_grads(
         raise OptionError(f'modes={modes!r} must be one or both of "fwd" and "rev".')
     program = _program(fun, "check_grads", options)
     leaves, tree = jax.tree.flatten(tuple(args))
-    moving = [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in leaves]
-    if not any(moving):
+    active = [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in leaves]
+    if not any(active):
         raise OptionError(
             "check_grads needs an argument with derivatives: floats or complex numbers."
         )
@@ -125,9 +125,9 @@ def check_grads(
         outs = jax.tree.leaves(program(*jax.tree.unflatten(tree, values)))
         return [x for x in outs if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
 
-    of_moving, given = _jax.restricted(run, leaves, moving)
+    of_active, given = _jax.restricted(run, leaves, active)
     try:
-        check(of_moving, tuple(given), order, tuple(modes), atol, rtol, eps)
+        check(of_active, tuple(given), order, tuple(modes), atol, rtol, eps)
     except AssertionError as error:
         raise GradientError(f"derivatives of `{program.__name__}` disagree: {error}") from error
 

@@ -61,11 +61,11 @@ class Decision:
         """The same inside `jax.jit`, with the derivatives of a table."""
         return self._given(self.values.traced(flattened(operands, self.job)))
 
-    def saving(self, operands: Sequence[Any], moving: Sequence[bool]) -> tuple[list[Any], Any]:
+    def saving(self, operands: Sequence[Any], active: Sequence[bool]) -> tuple[list[Any], Any]:
         """The same, and what the reverse reads."""
         flat = flattened(operands, self.job)
         with _jax.our_transfers():
-            answers, kept = self.values.saving(flat, moving)
+            answers, kept = self.values.saving(flat, active)
             return self._given(answers), kept
 
     def of_lanes_done(self, rows: Any, otherwise: Any = 0) -> Any:

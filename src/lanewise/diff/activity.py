@@ -1,7 +1,7 @@
-"""Which values move: those that depend on what is differentiated and have a derivative at all.
+"""Which values are active: those that depend on what is differentiated and have a derivative at all.
 
-A value that does not move has no adjoint. The analysis follows dependence only, so a value it finds to move may have an
-adjoint of zero; one that it finds not to move has none. Loops are followed until nothing more moves.
+A value that is not active has no adjoint. The analysis follows dependence only, so a value found active may have an
+adjoint of zero; one found not active has none. Loops are followed until nothing more is active.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from dataclasses import dataclass
 from lanewise import _jax
 from lanewise.core.program import call_p
 
-Moving = _jax.Flags
+Active = _jax.Flags
 
 OnCall = Callable[[_jax.JaxprEqn, Sequence[bool]], None]
-"""What to do at a call, given which of its operands move: perhaps more than once, with more of them each time."""
+"""What to do at a call, given which of its operands are active: perhaps more than once, with more of them each time."""
 
 
-def moving_outputs(
-    jaxpr: _jax.Jaxpr, moving: Sequence[bool], on_call: OnCall | None = None
-) -> Moving:
-    """Which results move when these inputs do."""
-    return _Activity(on_call).of(jaxpr, moving)[0]
+def active_outputs(
+    jaxpr: _jax.Jaxpr, active: Sequence[bool], on_call: OnCall | None = None
+) -> Active:
+    """Which results are active when these inputs are."""
+    return _Activity(on_call).of(jaxpr, active)[0]
 
 
-def moving_results(
-    eqn: _jax.JaxprEqn, moving: Sequence[bool], on_call: OnCall | None = None
-) -> Moving:
-    """Which results of an equation move."""
-    return _Activity(on_call).eqn(eqn, moving)[0]
+def active_results(
+    eqn: _jax.JaxprEqn, active: Sequence[bool], on_call: OnCall | None = None
+) -> Active:
+    """Which results of an equation are active."""
+    return _Activity(on_call).eqn(eqn, active)[0]
 
 
-def moving_carry(eqn: _jax.JaxprEqn, moving: Sequence[bool]) -> Moving:
-    """Which of the state of a `while` moves, in any iteration."""
-    return _Activity().while_(eqn, moving)[0]
+def active_carry(eqn: _jax.JaxprEqn, active: Sequence[bool]) -> Active:
+    """Which of the state of a `while` is active, in any iteration."""
+    return _Activity().while_(eqn, active)[0]
 
 
-def moving_in_scan(eqn: _jax.JaxprEqn, moving: Sequence[bool]) -> tuple[Moving, Moving]:
-    """Which inputs of a `scan`'s body move in any iteration, and which of its results."""
-    loop, found = _jax.Scan.of(eqn, moving), _Activity().scan(eqn, moving)[0]
+def active_in_scan(eqn: _jax.JaxprEqn, active: Sequence[bool]) -> tuple[Active, Active]:
+    """Which inputs of a `scan`'s body are active in any iteration, and which of its results."""
+    loop, found = _jax.Scan.of(eqn, active), _Activity().scan(eqn, active)[0]
     return (*loop.consts, *loop.divided(found)[0], *loop.xs), found
 
 

@@ -19,31 +19,31 @@ from typing import Any
 from jax import lax
 
 from lanewise import _jax
-from lanewise.diff.activity import Moving, moving_results
+from lanewise.diff.activity import Active, active_results
 from lanewise.diff.calls import calls
 from lanewise.diff.piece import Piece, piece
 from lanewise.diff.records import with_tops
 from lanewise.diff.split import run_again_in_frame
-from lanewise.diff.sweep import Scope, Swept, rule, spread
+from lanewise.diff.sweep import Context, Swept, rule, spread
 
 
 @rule("cond")
 def _cond(
-    eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+    eqn: _jax.JaxprEqn, operands: Sequence[Any], active: Sequence[bool], context: Context
 ) -> Swept:
     branch = _jax.Cond.of(eqn, operands)
-    threads = scope.adjoints is not None and any(map(calls, branch.branches))
-    out_moving = moving_results(eqn, moving)
-    if not any(out_moving) and not threads:
-        return Swept(_jax.run_eqn(eqn, operands), out_moving, lambda cts, start: list(start))
+    threads = context.adjoints is not None and any(map(calls, branch.branches))
+    out_active = active_results(eqn, active)
+    if not any(out_active) and not threads:
+        return Swept(_jax.run_eqn(eqn, operands), out_active, lambda cts, start: list(start))
     everything = [True] * len(branch.operands)
-    again = run_again_in_frame if scope.adjoints is not None else None
+    again = run_again_in_frame if context.adjoints is not None else None
     pieces = [
         piece(
             code,
-            moving[1:],
-            out_moving,
-            scope,
+            active[1:],
+            out_active,
+            context,
             free=everything,
             added_up=everything,
             threads=threads,
@@ -51,21 +51,21 @@ def _cond(
         )
         for code in branch.branches
     ]
-    if scope.adjoints is not None and threads and not scope.adjoints.numbered:
-        return _with_records(branch, pieces, moving[1:], out_moving, scope)
-    sides = _Sides(branch, pieces, *_shared([p.saved for p in pieces]), moving[1:], out_moving)
-    outs, tapes, saved = sides.ahead(scope.tapes if threads else [])
+    if context.adjoints is not None and threads and not context.adjoints.numbered:
+        return _with_records(branch, pieces, active[1:], out_active, context)
+    sides = _Sides(branch, pieces, *_shared([p.saved for p in pieces]), active[1:], out_active)
+    outs, tapes, saved = sides.ahead(context.tapes if threads else [])
     if threads:
-        scope.tapes = list(tapes)
+        context.tapes = list(tapes)
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
-        tapes = scope.tapes if threads else []
+        tapes = context.tapes if threads else []
         adjoints, left = sides.back(saved, tapes, cts, start[1:])
         if threads:
-            scope.tapes = with_tops(tapes, left)
+            context.tapes = with_tops(tapes, left)
         return [start[0], *adjoints]
 
-    return Swept(list(outs), out_moving, pull, threads)
+    return Swept(list(outs), out_active, pull, threads)
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class _Sides:
     pieces: list[Piece]
     places: list[list[int]]
     shared: list[_jax.ShapedArray]
-    moving: Sequence[bool]
-    out_moving: Sequence[bool]
+    active: Sequence[bool]
+    out_active: Sequence[bool]
 
     def ahead(self, tapes: Sequence[Any]) -> list[Sequence[Any]]:
         """Results, tapes and what is saved, of the branch that is taken."""
@@ -97,14 +97,14 @@ class _Sides:
 
         sides = list(map(taken, self.pieces, self.places))
         outs = _switch(self.branch.index, sides, self.branch.operands, tapes)
-        return _jax.divided(outs, len(self.out_moving), len(tapes))
+        return _jax.divided(outs, len(self.out_active), len(tapes))
 
     def back(
         self, saved: Sequence[Any], tapes: Sequence[Any], cts: Sequence[Any], start: Sequence[Any]
     ) -> tuple[list[Any], Sequence[Any]]:
         """Adjoints of the operands, with the sums so far, and how many entries are left on each tape."""
-        sums = list(itertools.compress(start, self.moving))
-        adjoints = [*sums, *itertools.compress(cts, self.out_moving)]
+        sums = list(itertools.compress(start, self.active))
+        adjoints = [*sums, *itertools.compress(cts, self.out_active)]
         known = [ct is not None for ct in adjoints]
         given = list(itertools.compress(adjoints, known))
 
@@ -118,21 +118,21 @@ class _Sides:
 
         sides = list(map(back, self.pieces, self.places))
         outs = _switch(self.branch.index, sides, self.branch.operands, saved, tapes, given)
-        found, left = _jax.divided(outs, sum(self.moving))
-        return spread(found, self.moving), left
+        found, left = _jax.divided(outs, sum(self.active))
+        return spread(found, self.active), left
 
 
 def _with_records(
     branch: _jax.Cond[Any],
     pieces: Sequence[Piece],
-    moving: Sequence[bool],
-    out_moving: Moving,
-    scope: Scope,
+    active: Sequence[bool],
+    out_active: Active,
+    context: Context,
 ) -> Swept:
     """Branches that make calls: each pushes and pops its own record."""
-    adjoints = scope.adjoints
-    number = next(scope.loops)
-    sites = [f"{scope.site} branch {number}.{i}" for i in range(len(pieces))]
+    adjoints = context.adjoints
+    number = next(context.loops)
+    sites = [f"{context.site} branch {number}.{i}" for i in range(len(pieces))]
 
     def taken(own: Piece, site: str) -> Callable[..., list[Any]]:
         def run(values: Sequence[Any], tapes: Sequence[Any]) -> list[Any]:
@@ -143,13 +143,13 @@ def _with_records(
 
     sides = list(map(taken, pieces, sites))
     outs, tapes = _jax.divided(
-        _switch(branch.index, sides, branch.operands, scope.tapes), len(out_moving)
+        _switch(branch.index, sides, branch.operands, context.tapes), len(out_active)
     )
-    scope.tapes = list(tapes)
+    context.tapes = list(tapes)
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
-        sums = list(itertools.compress(start[1:], moving))
-        adjoint = [*sums, *itertools.compress(cts, out_moving)]
+        sums = list(itertools.compress(start[1:], active))
+        adjoint = [*sums, *itertools.compress(cts, out_active)]
         known = [ct is not None for ct in adjoint]
         given = list(itertools.compress(adjoint, known))
 
@@ -163,14 +163,14 @@ def _with_records(
             return run
 
         backs = list(map(back, pieces, sites))
-        tapes = scope.tapes
+        tapes = context.tapes
         found, left = _jax.divided(
-            _switch(branch.index, backs, branch.operands, tapes, given), sum(moving)
+            _switch(branch.index, backs, branch.operands, tapes, given), sum(active)
         )
-        scope.tapes = with_tops(tapes, left)
-        return [start[0], *spread(found, moving)]
+        context.tapes = with_tops(tapes, left)
+        return [start[0], *spread(found, active)]
 
-    return Swept(list(outs), out_moving, pull, threads=True)
+    return Swept(list(outs), out_active, pull, threads=True)
 
 
 def _switch(index: Any, sides: Sequence[Callable[..., list[Any]]], *args: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from lanewise.diff.fold import folded
 from lanewise.diff.known import Known
 from lanewise.diff.piece import Step
 from lanewise.diff.split import Split, bytes_of, is_costly, split_costly
-from lanewise.diff.sweep import Scope, spread, sweep, zeros_for
+from lanewise.diff.sweep import Context, spread, sweep, zeros_for
 
 # What is kept beside a state takes at most this many times its memory: the gates of a recurrent cell do.
 BESIDE = 4
@@ -70,14 +70,14 @@ def reverse_step(
     operands: tuple[Sequence[Any], Sequence[Any], Sequence[Any]],
     flags: tuple[Sequence[bool], Sequence[bool]],
     known: Known,
-    scope: Scope,
+    context: Context,
 ) -> Iteration:
     """The reverse of an iteration of this code.
 
-    `operands`: constants of the code, those of the loop and its first state; `flags`: which of the last two move.
+    `operands`: constants of the code, those of the loop and its first state; `flags`: which of the last two are active.
     """
-    keeps = scope.checkpoints.setting == "auto" and _is_costly(body)
-    inner = replace(scope.again(), both=keeps)
+    keeps = context.checkpoints.setting == "auto" and _is_costly(body)
+    inner = replace(context.again(), both=keeps)
     body = body if keeps else _jax.without_effects(body)
     state = [_jax.strong(_jax.aval_of(x)) for x in operands[2]]
     traced, num_adjoints = _both_sweeps(body, operands, flags, state, inner)
@@ -112,26 +112,26 @@ def _both_sweeps(
     operands: tuple[Sequence[Any], Sequence[Any], Sequence[Any]],
     flags: tuple[Sequence[bool], Sequence[bool]],
     state: Sequence[Any],
-    scope: Scope,
+    context: Context,
 ) -> tuple[_jax.Traced, int]:
     """A state of these types, sums and adjoints to the sums and adjoints before the iteration, then the state after it.
 
     Also gives how many sums and adjoints there are.
     """
     constants, consts, _ = operands
-    consts_moving, carry_moving = flags
+    consts_active, carry_active = flags
     num_fixed = len(constants)
-    moving = [*[False] * num_fixed, *consts_moving, *carry_moving]
+    active = [*[False] * num_fixed, *consts_active, *carry_active]
     const_avals = [_jax.aval_of(x) for x in consts]
-    sum_avals = [_jax.tangent_aval(a) for a in itertools.compress(const_avals, consts_moving)]
-    ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(state, carry_moving)]
+    sum_avals = [_jax.tangent_aval(a) for a in itertools.compress(const_avals, consts_active)]
+    ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(state, carry_active)]
 
     def pulled(*values: Any) -> list[Any]:
         given, sums, cts = _jax.divided(values, len(state), len(sum_avals))
-        swept = sweep(body, [*constants, *consts, *given], moving, scope)
-        start = [*[None] * num_fixed, *spread(sums, consts_moving), *[None] * len(given)]
-        found = swept.pull(spread(cts, carry_moving), start)[num_fixed:]
-        return [*zeros_for(found, [*const_avals, *state], moving[num_fixed:]), *swept.outs]
+        swept = sweep(body, [*constants, *consts, *given], active, context)
+        start = [*[None] * num_fixed, *spread(sums, consts_active), *[None] * len(given)]
+        found = swept.pull(spread(cts, carry_active), start)[num_fixed:]
+        return [*zeros_for(found, [*const_avals, *state], active[num_fixed:]), *swept.outs]
 
     return _jax.trace(pulled, [*state, *sum_avals, *ct_avals]), len(sum_avals) + len(ct_avals)
 

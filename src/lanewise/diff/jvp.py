@@ -1,15 +1,15 @@
 """Forward mode, program to program.
 
 Every function of the table gets a derived function that takes, after its captures and after its parameters, the
-tangents of those that move, and returns, after its results, the tangents of all inexact results. Straight-line code and
-structured control flow go through JAX's own rules; a `call` becomes a call of the derived function. So the derivative
-of a program is a program, and the machine runs it like any other.
+tangents of those that are active, and returns, after its results, the tangents of all inexact results. Straight-line
+code and structured control flow go through JAX's own rules; a `call` becomes a call of the derived function. So the
+derivative of a program is a program, and the machine runs it like any other.
 
-Which parameters move is part of a derived function's name: a recursion whose tangents reach more parameters on the way
-down than at the start asks for another derived function, of which there are finitely many.
+Which parameters are active is part of a derived function's name: a recursion whose tangents reach more parameters on
+the way down than at the start asks for another derived function, of which there are finitely many.
 
-JAX asks for a derivative only where an operand moves. A call whose function closes over what moves must be derived
-though no operand of it does, so it is bound as `witnessed_call`, which takes one moving capture in front as a witness;
+JAX asks for a derivative only where an operand is active. A call whose function closes over active values is derived
+though no operand of it does, so it is bound as `witnessed_call`, which takes one active capture in front as a witness;
 its rule makes the derived call, which finds captures and their tangents on its own, and the witness is gone again. The
 test of a loop has no tangents: calls in it stay as they are.
 """
@@ -29,7 +29,7 @@ from lanewise._jax import ad
 from lanewise.core.program import Function, Program, call_p
 from lanewise.diff.calls import calls, rebind
 
-Moving = tuple[bool, ...]
+Active = tuple[bool, ...]
 
 
 witnessed_call_p = _jax.primitive("witnessed_call")
@@ -43,17 +43,17 @@ def _witnessed_call_abstract(*args: Any, out_avals: Sequence[Any], **params: Any
 
 @functools.lru_cache(maxsize=512)
 @_jax.without_mesh()
-def jvp_program(program: Program, moving: Moving) -> tuple[Program, tuple[Any, ...]]:
+def jvp_program(program: Program, active: Active) -> tuple[Program, tuple[Any, ...]]:
     """The program that computes answers and their tangents when these operands have tangents, and its constants.
 
     Its operands are captures, their tangents, constants that rules of its code hold, parameters, their tangents; its
     answers are the answers, then tangents of the inexact ones.
     """
     original, program = program, _without_clashes(program)
-    captured = moving[: program.num_captures]
+    captured = active[: program.num_captures]
     closing = _closing_over(program, captured)
     entry = program.functions[program.entry]
-    wanted = [(entry.name, moving[program.num_captures :])]
+    wanted = [(entry.name, active[program.num_captures :])]
     functions: dict[str, Function] = {}
     count = program.num_captures + sum(captured)
     constants: list[Any] = []
@@ -74,16 +74,16 @@ def jvp_program(program: Program, moving: Moving) -> tuple[Program, tuple[Any, .
         ]
     _add_unmoved(program, functions)
     found = Program(functions, first, count + len(constants), whole=program.whole)
-    _derivatives[found] = (original, moving)
+    _derivatives[found] = (original, active)
     return found, tuple(constants)
 
 
-_derivatives: weakref.WeakKeyDictionary[Program, tuple[Program, Moving]] = (
+_derivatives: weakref.WeakKeyDictionary[Program, tuple[Program, Active]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def derivative_of(program: Program) -> tuple[Program, Moving] | None:
+def derivative_of(program: Program) -> tuple[Program, Active] | None:
     """The program that this one is the forward derivative of, and which of its operands have tangents."""
     return _derivatives.get(program)
 
@@ -99,8 +99,8 @@ def _add_unmoved(program: Program, functions: dict[str, Function]) -> None:
                 work.append(functions[name])
 
 
-def _closing_over(program: Program, captured: Moving) -> frozenset[str]:
-    """The functions that read a capture that moves, themselves or in a function they call."""
+def _closing_over(program: Program, captured: Active) -> frozenset[str]:
+    """The functions that read an active capture, themselves or in a function they call."""
     closing = {
         name for name, f in program.functions.items() if any(captured[i] for i in f.captures)
     }
@@ -140,36 +140,36 @@ def _without_clashes(program: Program) -> Program:
     return Program({f.name: f for f in functions}, f"{program.entry}'", program.num_captures)
 
 
-def _derived_name(name: str, moving: Moving) -> str:
-    bits = "".join("1" if flag else "0" for flag in moving)
+def _derived_name(name: str, active: Active) -> str:
+    bits = "".join("1" if flag else "0" for flag in active)
     return f"jvp[{bits}]({name})"
 
 
 def _derive(
     program: Program,
     function: Function,
-    captured: Moving,
-    params: Moving,
+    captured: Active,
+    params: Active,
     closing: frozenset[str],
 ) -> tuple[_jax.Traced, tuple[int, ...]]:
     """One function's derived function, and which captures it reads, their tangents among them."""
     num_captures = program.num_captures
-    # A function of `closing` that has no moving capture of its own borrows one as the witness for its calls.
+    # A function of `closing` that has no active capture of its own borrows one as the witness for its calls.
     lacking = function.name in closing and not any(captured[i] for i in function.captures)
     own = (*function.captures, *((captured.index(True),) if lacking else ()))
     held = tuple(captured[i] for i in own)
     # Tangents of captures come after all captures, in order.
     place = {i: num_captures + sum(captured[:i]) for i in range(num_captures) if captured[i]}
     captures = (*own, *(place[i] for i in own if captured[i]))
-    moving = (*held, *params)
-    num_inputs, num_held, num_moving_held = len(function.captures), len(held), sum(held)
+    active = (*held, *params)
+    num_inputs, num_held, num_active_held = len(function.captures), len(held), sum(held)
     avals = [*(program.capture_avals[i] for i in own), *(var.aval for var in function.params)]
-    tangent_avals = [_jax.tangent_aval(a) for a, flag in zip(avals, moving, strict=True) if flag]
+    tangent_avals = [_jax.tangent_aval(a) for a, flag in zip(avals, active, strict=True) if flag]
     in_avals = [
         *avals[:num_held],
-        *tangent_avals[:num_moving_held],
+        *tangent_avals[:num_active_held],
         *avals[num_held:],
-        *tangent_avals[num_moving_held:],
+        *tangent_avals[num_active_held:],
     ]
 
     def primal(*values: Any) -> list[Any]:
@@ -187,12 +187,12 @@ def _derive(
 
     def run(*values: Any) -> list[Any]:
         held_values, held_tangents, own_values, own_tangents = _jax.divided(
-            values, num_held, num_moving_held, len(params)
+            values, num_held, num_active_held, len(params)
         )
         primals = [*held_values, *own_values]
         tangents = [*held_tangents, *own_tangents]
         has_tangent = [_jax.has_tangent(atom.aval) for atom in function.jaxpr.outvars]
-        return _push_forward(primal, primals, tangents, moving, has_tangent)
+        return _push_forward(primal, primals, tangents, active, has_tangent)
 
     return _jax.trace(run, in_avals), captures
 
@@ -201,10 +201,10 @@ def _push_forward(
     primal: Callable[..., Sequence[Any]],
     primals: Sequence[Any],
     tangents: Sequence[Any],
-    moving: Moving,
+    active: Active,
     has_tangent: Sequence[bool],
 ) -> list[Any]:
-    of_moved, moved = _jax.restricted(primal, primals, moving)
+    of_moved, moved = _jax.restricted(primal, primals, active)
     if not moved:
         outs = primal(*primals)
         zeros = [jax.numpy.zeros_like(x) for x in itertools.compress(outs, has_tangent)]
@@ -222,15 +222,15 @@ def _jvp_call(
     jvp_of: Any,
 ) -> tuple[list[Any], list[Any]]:
     del jvp_of
-    moving = tuple(type(t) is not ad.Zero for t in tangents)
-    given = list(itertools.compress(tangents, moving))
+    active = tuple(type(t) is not ad.Zero for t in tangents)
+    given = list(itertools.compress(tangents, active))
     tangent_avals = [_jax.tangent_aval(a) for a in out_avals if _jax.has_tangent(a)]
     outs = call_p.bind(
         *primals,
         *given,
-        name=_derived_name(name, moving),
+        name=_derived_name(name, active),
         out_avals=(*out_avals, *tangent_avals),
-        jvp_of=(name, moving),
+        jvp_of=(name, active),
     )
     answers, given = _jax.divided(outs, len(out_avals))
     moved = iter(given)

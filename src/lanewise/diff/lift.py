@@ -1,7 +1,7 @@
 """Calls that say what their functions read: before a recursion is differentiated.
 
 What functions close over is no argument of their calls, yet its adjoint is a sum over all calls. Lifted, a call takes
-what its function closes over and moves as its first operands, like any code that reads a value. The sum of its adjoint
+what its function closes over and is active as its first operands, like any code that reads it. The sum of its adjoint
 so far then goes into the call's reverse, which gives it on with its own part: a read by index adds to one element of
 it, in whichever frame. The same serves for an array that a function takes and every call hands on as it is.
 
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from lanewise import _jax
 from lanewise.core.program import Function, Program, call_p
-from lanewise.diff.activity import Moving
+from lanewise.diff.activity import Active
 from lanewise.diff.calls import calls, rebind
 
 
@@ -37,8 +37,8 @@ class Lifted:
     code: _jax.Jaxpr
     constants: tuple[Any, ...]
     captures: tuple[int, ...]
-    handed_on: Moving
-    fixed: Moving
+    handed_on: Active
+    fixed: Active
 
     @property
     def num_held(self) -> int:
@@ -50,8 +50,8 @@ class Lifted:
         return list(self.code.invars[self.num_held :])
 
 
-def lifted(program: Program, captured: Moving) -> dict[str, Lifted]:
-    """The functions of a program, lifted; `captured`: which captured values move.
+def lifted(program: Program, captured: Active) -> dict[str, Lifted]:
+    """The functions of a program, lifted; `captured`: which captured values are active.
 
     Calls in the tests of loops stay as they are: they are not differentiated.
     """
@@ -118,8 +118,8 @@ def _fixed(handed_on: dict[str, list[bool]], passed: Sequence[_Passed]) -> dict[
     return found
 
 
-def _needed(program: Program, captured: Moving) -> dict[str, list[int]]:
-    """The captured values that move and that a function reads, itself or by what it calls."""
+def _needed(program: Program, captured: Active) -> dict[str, list[int]]:
+    """The active captured values that a function reads, itself or by what it calls."""
     needs = {
         name: [i for i in function.captures if captured[i]]
         for name, function in program.functions.items()

@@ -20,7 +20,7 @@ from jax import lax
 
 from lanewise import _jax
 from lanewise.blocks.equations import tests_many, with_one_test
-from lanewise.diff.activity import moving_carry
+from lanewise.diff.activity import active_carry
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import FARTHEST, next_kept, read, write, write_if
 from lanewise.diff.iteration import Iteration, either, reverse_step
@@ -28,7 +28,7 @@ from lanewise.diff.known import Known
 from lanewise.diff.piece import piece
 from lanewise.diff.records import tops, with_tops
 from lanewise.diff.split import bytes_of, run_again_in_frame
-from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, sweep, zeros_for
+from lanewise.diff.sweep import Context, Swept, plus, rule, spread, sweep, zeros_for
 from lanewise.diff.tape import check_room, unfilled
 
 _While = _jax.While[Any]
@@ -36,40 +36,40 @@ _While = _jax.While[Any]
 
 @rule("while")
 def _while(
-    eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+    eqn: _jax.JaxprEqn, operands: Sequence[Any], active: Sequence[bool], context: Context
 ) -> Swept:
     if tests_many(eqn):
-        return _as_one_test(eqn, operands, moving, scope)
-    loop, flags = _jax.While.of(eqn, operands), _jax.While.of(eqn, moving)
-    carry_moving = moving_carry(eqn, moving)
-    threads = scope.adjoints is not None and bool(calls(loop.body))
-    if not any(carry_moving) and not threads:
-        return Swept(_jax.run_eqn(eqn, operands), carry_moving, lambda cts, start: list(start))
-    sweep_loop = _save_all if scope.checkpoints.setting == "all" else _keep_states
+        return _as_one_test(eqn, operands, active, context)
+    loop, flags = _jax.While.of(eqn, operands), _jax.While.of(eqn, active)
+    carry_active = active_carry(eqn, active)
+    threads = context.adjoints is not None and bool(calls(loop.body))
+    if not any(carry_active) and not threads:
+        return Swept(_jax.run_eqn(eqn, operands), carry_active, lambda cts, start: list(start))
+    sweep_loop = _save_all if context.checkpoints.setting == "all" else _keep_states
     if threads:
         sweep_loop = _push_iterations
-    if scope.both:
+    if context.both:
         silent = replace(loop, test=_silent(loop.test), body=_silent(loop.body))
-        outs, back = sweep_loop(silent, flags.consts, carry_moving, scope)
+        outs, back = sweep_loop(silent, flags.consts, carry_active, context)
         outs = either(_jax.run_eqn(eqn, operands), outs)
     else:
-        outs, back = sweep_loop(loop, flags.consts, carry_moving, scope)
+        outs, back = sweep_loop(loop, flags.consts, carry_active, context)
     avals = [v.aval for v in eqn.outvars]
     const_avals = [_jax.aval_of(x) for x in loop.consts]
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         before = _jax.While.of(eqn, start)
         sums = zeros_for(before.consts, const_avals, flags.consts)
-        ct_consts, ct_carry = back(sums, zeros_for(cts, avals, carry_moving))
-        carried = spread(ct_carry, carry_moving)
-        # What moves only later in the loop has no adjoint at its start.
+        ct_consts, ct_carry = back(sums, zeros_for(cts, avals, carry_active))
+        carried = spread(ct_carry, carry_active)
+        # What is active only later in the loop has no adjoint at its start.
         ct_init = [
             plus(so_far, ct) if flag else so_far
             for ct, so_far, flag in zip(carried, before.init, flags.init, strict=True)
         ]
         return [*before.test_consts, *spread(ct_consts, flags.consts), *ct_init]
 
-    return Swept(outs, carry_moving, pull, threads)
+    return Swept(outs, carry_active, pull, threads)
 
 
 def _silent(code: _jax.ClosedJaxpr) -> _jax.ClosedJaxpr:
@@ -79,35 +79,35 @@ def _silent(code: _jax.ClosedJaxpr) -> _jax.ClosedJaxpr:
 
 
 def _as_one_test(
-    eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+    eqn: _jax.JaxprEqn, operands: Sequence[Any], active: Sequence[bool], context: Context
 ) -> Swept:
     """A loop under an inner `jax.vmap`, with a test for each element."""
     traced = with_one_test(eqn)
     held = len(traced.captures)
-    swept = sweep(traced.jaxpr, [*traced.captures, *operands], [*[False] * held, *moving], scope)
+    swept = sweep(traced.jaxpr, [*traced.captures, *operands], [*[False] * held, *active], context)
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         return swept.pull(cts, [*[None] * held, *start])[held:]
 
-    return Swept(swept.outs, swept.moving, pull, swept.threads)
+    return Swept(swept.outs, swept.active, pull, swept.threads)
 
 
 # -- a few states -----------------------------------------------------------------------------------
 
 
 def _keep_states(
-    loop: _While, consts_moving: Sequence[bool], carry_moving: Sequence[bool], scope: Scope
+    loop: _While, consts_active: Sequence[bool], carry_active: Sequence[bool], context: Context
 ) -> Any:
     whole = _jax.flat_jaxpr(loop.body)
     body = _jax.without_effects(whole)
     constants = _jax.attached_consts(loop.body)
     known = Known.of(body, len(constants) + len(loop.consts), loop.init)
-    operands, moving = (constants, loop.consts, loop.init), (consts_moving, carry_moving)
-    own = reverse_step(whole, operands, moving, known, scope)
+    operands, active = (constants, loop.consts, loop.init), (consts_active, carry_active)
+    own = reverse_step(whole, operands, active, known, context)
     behind = own.behind
     kept = _Kept(loop, known, tuple(known.needed(own.reads, len(loop.init))), own)
-    number = scope.checkpoints.slots(sum(map(bytes_of, kept.avals)))
-    length, shift, order, slots, final = _kept_ahead(kept, number, scope.checkpoints.filled)
+    number = context.checkpoints.slots(sum(map(bytes_of, kept.avals)))
+    length, shift, order, slots, final = _kept_ahead(kept, number, context.checkpoints.filled)
 
     def one_further(carry: Any) -> Any:
         at, selected = carry
@@ -273,33 +273,33 @@ def _thinned(order: Any) -> Any:
 
 
 def _save_all(
-    loop: _While, consts_moving: Sequence[bool], carry_moving: Sequence[bool], scope: Scope
+    loop: _While, consts_active: Sequence[bool], carry_active: Sequence[bool], context: Context
 ) -> Any:
     body = _jax.flat_jaxpr(loop.body)
     constants = list(_jax.attached_consts(loop.body))
     num_fixed = len(constants) + len(loop.consts)
-    flags = [*[False] * len(constants), *consts_moving, *carry_moving]
+    flags = [*[False] * len(constants), *consts_active, *carry_active]
     fixed = [*constants, *loop.consts]
     known = Known.of(body, num_fixed, loop.init)
     counters = sorted(known.steps)
     own = piece(
         body,
         flags,
-        carry_moving,
-        scope.again(),
+        carry_active,
+        context.again(),
         free=[True] * num_fixed + [i in known.steps for i in range(len(loop.init))],
         added_up=[True] * num_fixed + [False] * len(loop.init),
     )
-    records = scope.checkpoints.records
+    records = context.checkpoints.records
     shapes = [_jax.shaped((records, *a.shape), a.dtype) for a in own.saved]
-    tape = [unfilled(a, zeros=scope.checkpoints.filled) for a in shapes]
+    tape = [unfilled(a, zeros=context.checkpoints.filled) for a in shapes]
 
     ahead = own.forward_step([(num_fixed + j, j) for j in range(len(loop.init))])
 
     def forward(carry: Any) -> Any:
         at, tape, state, left = carry
         if own.saved:
-            check_room(jnp.less(at, records), scope.checkpoints.can_grow)
+            check_room(jnp.less(at, records), context.checkpoints.can_grow)
         outs, left = ahead([*fixed, *state], left)
         state, saved = _jax.divided(outs, len(state))
         return at + 1, [write(t, x, at) for t, x in zip(tape, saved, strict=True)], state, left
@@ -340,7 +340,7 @@ def _save_all(
 
 
 def _push_iterations(
-    loop: _While, consts_moving: Sequence[bool], carry_moving: Sequence[bool], scope: Scope
+    loop: _While, consts_active: Sequence[bool], carry_active: Sequence[bool], context: Context
 ) -> Any:
     """A loop that makes calls of a recursion: it pushes a record an iteration, as a call does (`recursion.py`).
 
@@ -352,17 +352,17 @@ def _push_iterations(
     stays = [True] * num_fixed + [False] * len(loop.init)
     own = piece(
         _jax.flat_jaxpr(loop.body),
-        [*[False] * len(constants), *consts_moving, *carry_moving],
-        carry_moving,
-        scope,
+        [*[False] * len(constants), *consts_active, *carry_active],
+        carry_active,
+        context,
         free=stays,
         added_up=stays,
         threads=True,
         again=run_again_in_frame,
     )
-    site = f"{scope.site} loop {next(scope.loops)}"
-    adjoints = scope.adjoints
-    num_tapes, place_avals = len(scope.tapes), adjoints.place_avals
+    site = f"{context.site} loop {next(context.loops)}"
+    adjoints = context.adjoints
+    num_tapes, place_avals = len(context.tapes), adjoints.place_avals
     record = (*own.saved, *place_avals)
 
     def forward(carry: Any) -> Any:
@@ -371,12 +371,12 @@ def _push_iterations(
         found = adjoints.push(site, [*saved, *places], tapes)
         return count + 1, *_jax.divided(found, num_tapes), state
 
-    start = (jnp.int32(0), list(scope.tapes), list(map(_jax.zeros, place_avals)), list(loop.init))
+    start = (jnp.int32(0), list(context.tapes), list(map(_jax.zeros, place_avals)), list(loop.init))
     length, tapes, last, final = lax.while_loop(lambda c: loop.holds(c[-1]), forward, start)
-    scope.tapes = list(tapes)
+    context.tapes = list(tapes)
 
     def back_by_places(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
-        tapes = scope.tapes
+        tapes = context.tapes
 
         def reverse_one(carry: Any) -> Any:
             to_go, places, sums, cts = carry
@@ -390,7 +390,7 @@ def _push_iterations(
         return ct_consts, ct_carry
 
     def back(sums: Sequence[Any], cts: Sequence[Any]) -> Any:
-        tapes = scope.tapes
+        tapes = context.tapes
 
         def reverse_one(carry: Any) -> Any:
             to_go, left, sums, cts = carry
@@ -400,7 +400,7 @@ def _push_iterations(
 
         carry = (length, tops(tapes), list(sums), list(cts))
         _, left, ct_consts, ct_carry = lax.while_loop(lambda c: c[0] > 0, reverse_one, carry)
-        scope.tapes = with_tops(tapes, left)
+        context.tapes = with_tops(tapes, left)
         return ct_consts, ct_carry
 
     return final, back_by_places if adjoints.numbered else back

@@ -21,7 +21,7 @@ from lanewise.diff.delay import Delayed, delayed
 from lanewise.diff.fold import folded
 from lanewise.diff.records import tops
 from lanewise.diff.split import Split, run_again, run_again_inside, split
-from lanewise.diff.sweep import Scope, spread, sweep, zeros_for
+from lanewise.diff.sweep import Context, spread, sweep, zeros_for
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Piece:
     """The two sweeps of a piece of code.
 
     `forward(args, tapes)` gives results, tapes and what is saved; `reverse(free, saved, tapes, start, cts)` takes the
-    free arguments, sums so far for the arguments that are added up, and the adjoints of the results that move, `None`
-    for those that are zero; it gives adjoints of the arguments that move, and how many entries are left on each tape.
+    free arguments, sums so far for the arguments that are added up, and the adjoints of the active results, `None`
+    for those that are zero; it gives adjoints of the active arguments, and how many entries are left on each tape.
     """
 
     constants: tuple[Any, ...]
@@ -95,9 +95,9 @@ class Piece:
 
 def piece(
     code: _jax.Jaxpr,
-    moving: Sequence[bool],
-    out_moving: Sequence[bool],
-    scope: Scope,
+    active: Sequence[bool],
+    out_active: Sequence[bool],
+    context: Context,
     *,
     free: Sequence[bool],
     added_up: Sequence[bool],
@@ -107,13 +107,13 @@ def piece(
     """Trace and cut the sweeps of code.
 
     `free`: the arguments that the reverse has anyway; `added_up`: those whose adjoint is added to a sum so far;
-    `threads`: whether the code takes the scope's tapes; `again`: what the reverse code may run again.
+    `threads`: whether the code takes the context's tapes; `again`: what the reverse code may run again.
     """
     avals = [v.aval for v in code.invars]
     out_avals = [a.aval for a in code.outvars]
-    tapes = [getattr(x, "aval", x) for x in scope.tapes] if threads else []
-    summed = [a and b for a, b in zip(added_up, moving, strict=True)]
-    adjoint_avals = [_jax.tangent_aval(a) for a in itertools.compress(out_avals, out_moving)]
+    tapes = [getattr(x, "aval", x) for x in context.tapes] if threads else []
+    summed = [a and b for a, b in zip(added_up, active, strict=True)]
+    adjoint_avals = [_jax.tangent_aval(a) for a in itertools.compress(out_avals, out_active)]
     start_avals = [_jax.tangent_aval(a) for a in itertools.compress(avals, summed)]
     num_args, num_tapes, num_start = len(avals), len(tapes), len(start_avals)
 
@@ -121,12 +121,12 @@ def piece(
         args, before, behind, sums, adjoints = _jax.divided(
             values, num_args, num_tapes, num_tapes, num_start
         )
-        inner = replace(scope, both=False, tapes=list(before))
-        swept = sweep(code, args, moving, inner)
+        inner = replace(context, both=False, tapes=list(before))
+        swept = sweep(code, args, active, inner)
         results = [*swept.outs, *inner.tapes]
         inner.tapes = list(behind)
-        cts = swept.pull(spread(adjoints, out_moving), spread(sums, summed))
-        return [*results, *zeros_for(cts, avals, moving), *tops(inner.tapes)]
+        cts = swept.pull(spread(adjoints, out_active), spread(sums, summed))
+        return [*results, *zeros_for(cts, avals, active), *tops(inner.tapes)]
 
     traced = _jax.trace(both, [*avals, *tapes, *tapes, *start_avals, *adjoint_avals])
     num_constants = len(traced.captures)
@@ -138,9 +138,9 @@ def piece(
         [*known, *unknown],
         [*is_free, *unknown],
         len(out_avals) + num_tapes,
-        again or (run_again_inside if scope.inside else run_again),
+        again or (run_again_inside if context.inside else run_again),
     )
-    return Piece(traced.captures, cut, len(out_avals), sum(moving), num_tapes)
+    return Piece(traced.captures, cut, len(out_avals), sum(active), num_tapes)
 
 
 def _run_linear(code: _jax.Jaxpr, args: Sequence[Any]) -> list[Any]:

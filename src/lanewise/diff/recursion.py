@@ -30,16 +30,16 @@ import jax.numpy as jnp
 from lanewise import _jax
 from lanewise.core.errors import InternalError
 from lanewise.core.program import Program, call_p
-from lanewise.diff.activity import Moving, moving_outputs, moving_results
+from lanewise.diff.activity import Active, active_outputs, active_results
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.lift import Lifted, lifted
 from lanewise.diff.piece import piece
 from lanewise.diff.records import Record, Tapes, tops, with_tops
 from lanewise.diff.split import run_again_in_frame
-from lanewise.diff.sweep import Scope, Swept, plus, rule, spread, zeros_for
+from lanewise.diff.sweep import Context, Swept, plus, rule, spread, zeros_for
 
-Key = tuple[str, Moving]
-"""A function, and which of its parameters move."""
+Key = tuple[str, Active]
+"""A function, and which of its parameters are active."""
 
 MAX_ROUNDS = 8
 
@@ -48,18 +48,18 @@ MAX_ROUNDS = 8
 class Adjoints:
     """The forward and reverse functions of a program's functions, as they are needed.
 
-    `functions`: those of the program, lifted; `captured`: which captured values move. `layout`: the types of a
+    `functions`: those of the program, lifted; `captured`: which captured values are active. `layout`: the types of a
     record, by the site that pushes it; `pushed`: what was seen to be pushed with this layout. `joined`: for each
-    function, which parameters move at any of its calls, as a loop's state is taken to move if it does in any iteration:
-    with functions for each combination that occurs, every order would multiply their number.
+    function, which parameters are active at any of its calls, as a loop's state is taken to be active if it is in any
+    iteration: with functions for each combination that occurs, every order would multiply their number.
     """
 
     program: Program
     functions: dict[str, Lifted]
-    captured: Moving
+    captured: Active
     checkpoints: Checkpoints
     layout: dict[str, Record]
-    joined: dict[str, Moving]
+    joined: dict[str, Active]
     pushed: dict[str, Record] = field(default_factory=dict)
     wanted: list[Key] = field(default_factory=list)
 
@@ -73,39 +73,39 @@ class Adjoints:
         return self.tapes.avals
 
     def held(self, name: str) -> list[int]:
-        """The captured values that move and that a function closes over, itself or by what it calls."""
+        """The active captured values that a function closes over, itself or by what it calls."""
         return [i for i in self.functions[name].captures if self.captured[i]]
 
-    def summed(self, key: Key) -> Moving:
+    def summed(self, key: Key) -> Active:
         """Of these, then of the parameters: whose adjoint is a sum that goes from call to call."""
-        name, moving = key
+        name, active = key
         handed_on = self.functions[name].handed_on
-        return (*[True] * len(self.held(name)), *(a and b for a, b in zip(handed_on, moving)))
+        return (*[True] * len(self.held(name)), *(a and b for a, b in zip(handed_on, active)))
 
     def adjoint_avals(self, key: Key) -> tuple[list[Any], list[Any]]:
-        """The types of those sums, and of the adjoints of the other parameters that move."""
-        name, moving = key
+        """The types of those sums, and of the adjoints of the other active parameters."""
+        name, active = key
         captures = [self.program.capture_avals[i] for i in self.held(name)]
         avals = [*captures, *(v.aval for v in self.functions[name].params)]
         sums, own = [], []
-        moves = (*[True] * len(captures), *moving)
+        moves = (*[True] * len(captures), *active)
         for aval, summed, moved in zip(avals, self.summed(key), moves, strict=True):
             if moved:
                 (sums if summed else own).append(_jax.tangent_aval(aval))
         return sums, own
 
-    def want(self, name: str, moving: Moving) -> Key:
-        """The function to call where these parameters move, or fewer than it has adjoints for."""
-        so_far = self.joined.get(name, moving)
-        self.joined[name] = tuple(a or b for a, b in zip(so_far, moving, strict=True))
+    def want(self, name: str, active: Active) -> Key:
+        """The function to call where these parameters are active, or fewer than it has adjoints for."""
+        so_far = self.joined.get(name, active)
+        self.joined[name] = tuple(a or b for a, b in zip(so_far, active, strict=True))
         key = (name, self.joined[name])
         if key not in self.wanted:
             self.wanted.append(key)
         return key
 
-    def out_moving(self, key: Key) -> Moving:
-        name, moving = key
-        moves = any(moving) or bool(self.held(name))
+    def out_active(self, key: Key) -> Active:
+        name, active = key
+        moves = any(active) or bool(self.held(name))
         outs = self.program.functions[name].jaxpr.outvars
         return tuple(moves and _jax.has_tangent(a.aval) for a in outs)
 
@@ -160,21 +160,21 @@ def reverse_name(key: Key) -> str:
     return f"reverse{_bits(key[1])}({key[0]})"
 
 
-def _bits(moving: Moving) -> str:
-    return f"[{''.join('1' if flag else '0' for flag in moving)}]"
+def _bits(active: Active) -> str:
+    return f"[{''.join('1' if flag else '0' for flag in active)}]"
 
 
 def settled(
-    program: Program, moving: Moving, checkpoints: Checkpoints
+    program: Program, active: Active, checkpoints: Checkpoints
 ) -> tuple[Adjoints, list[Any]]:
     """The functions of both sweeps of a program, traced with stacks that hold what they push."""
-    captured = moving[: program.num_captures]
+    captured = active[: program.num_captures]
     functions = lifted(program, captured)
     layout: dict[str, Record] = {}
-    joined = _moving_anywhere(program, functions, moving)
+    joined = _active_anywhere(program, functions, active)
     for _ in range(MAX_ROUNDS):
         adjoints = Adjoints(program, functions, captured, checkpoints, layout, joined)
-        adjoints.want(program.entry, moving[program.num_captures :])
+        adjoints.want(program.entry, active[program.num_captures :])
         made: list[Any] = []
         # The list grows while functions are traversed.
         for key in adjoints.wanted:
@@ -186,14 +186,14 @@ def settled(
     raise InternalError("what a recursion pushes never settles.")
 
 
-def _moving_anywhere(
-    program: Program, functions: dict[str, Lifted], moving: Moving
-) -> dict[str, Moving]:
-    """For each function that is called where something moves, which of its parameters do at any of its calls."""
-    captured = moving[: program.num_captures]
-    found: dict[str, Moving] = {}
+def _active_anywhere(
+    program: Program, functions: dict[str, Lifted], active: Active
+) -> dict[str, Active]:
+    """For each function that is called where something is active, which of its parameters do at any of its calls."""
+    captured = active[: program.num_captures]
+    found: dict[str, Active] = {}
 
-    def reach(name: str, params: Moving) -> None:
+    def reach(name: str, params: Active) -> None:
         before = found.get(name)
         joined = params if before is None else tuple(map(max, before, params))
         if joined == before:
@@ -208,9 +208,9 @@ def _moving_anywhere(
             if any(flags):
                 reach(eqn.params["name"], tuple(flags[num_held:]))
 
-        moving_outputs(function.code, (*[False] * len(function.constants), *held, *joined), on_call)
+        active_outputs(function.code, (*[False] * len(function.constants), *held, *joined), on_call)
 
-    reach(program.entry, moving[program.num_captures :])
+    reach(program.entry, active[program.num_captures :])
     return found
 
 
@@ -226,28 +226,28 @@ class Derived:
 
 
 def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
-    name, moving = key
+    name, active = key
     function = adjoints.functions[name]
     constants = function.constants
     num_held = function.num_held
     held = tuple(adjoints.captured[i] for i in function.captures)
     avals = [v.aval for v in function.code.invars[len(constants) :]]
-    out_moving = adjoints.out_moving(key)
+    out_active = adjoints.out_active(key)
     stacks = adjoints.stack_avals
     sums, _ = adjoints.adjoint_avals(key)
-    scope = Scope(adjoints.checkpoints, adjoints=adjoints, tapes=stacks, site=forward_name(key))
+    context = Context(adjoints.checkpoints, adjoints=adjoints, tapes=stacks, site=forward_name(key))
     own = piece(
         function.code,
-        (*[False] * len(constants), *held, *moving),
-        out_moving,
-        scope,
+        (*[False] * len(constants), *held, *active),
+        out_active,
+        context,
         free=[*[True] * num_held, *function.fixed],
         added_up=[*[True] * num_held, *function.handed_on],
         threads=True,
         again=run_again_in_frame,
     )
-    # For each input that moves, as the piece gives their adjoints.
-    handed_on = itertools.compress(function.handed_on, moving)
+    # For each active input, as the piece gives their adjoints.
+    handed_on = itertools.compress(function.handed_on, active)
     summed = [*[True] * sum(held), *handed_on]
     others = [not flag for flag in summed]
     num_free = len(held) + sum(function.fixed)
@@ -256,22 +256,22 @@ def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
     def forward(*values: Any) -> list[Any]:
         args, tapes = _jax.divided(values, len(avals))
         outs, tapes, saved = own.forward([*constants, *args], tapes)
-        return [*outs, *adjoints.push(scope.site, saved, tapes)]
+        return [*outs, *adjoints.push(context.site, saved, tapes)]
 
     def reverse(*values: Any) -> list[Any]:
         free, tapes, at, start, cts = _jax.divided(
             values, num_free, len(stacks), len(places), len(sums)
         )
         if adjoints.numbered:
-            saved = adjoints.record_at(scope.site, own.saved, tapes, at)
+            saved = adjoints.record_at(context.site, own.saved, tapes, at)
         else:
-            saved, tapes = adjoints.pop(scope.site, own.saved, tapes)
+            saved, tapes = adjoints.pop(context.site, own.saved, tapes)
         found, left = own.reverse([*constants, *free], saved, tapes, start, cts)
         left = [] if adjoints.numbered else left
         return [*itertools.compress(found, others), *left, *itertools.compress(found, summed)]
 
     ct_avals = [
-        _jax.tangent_aval(a.aval) for a in itertools.compress(function.code.outvars, out_moving)
+        _jax.tangent_aval(a.aval) for a in itertools.compress(function.code.outvars, out_active)
     ]
     fixed_avals = itertools.compress(avals[len(held) :], function.fixed)
     return [
@@ -293,28 +293,28 @@ def _both_functions(adjoints: Adjoints, key: Key) -> list[Derived]:
 
 @rule("call")
 def _call(
-    eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+    eqn: _jax.JaxprEqn, operands: Sequence[Any], active: Sequence[bool], context: Context
 ) -> Swept:
-    adjoints: Adjoints = scope.adjoints
+    adjoints: Adjoints = context.adjoints
     name = eqn.params["name"]
-    out_moving = moving_results(eqn, moving)
+    out_active = active_results(eqn, active)
     num_held = len(adjoints.held(name))
     args = operands[num_held:]
-    if not any(out_moving):
+    if not any(out_active):
         outs = call_p.bind(*args, **eqn.params)
-        return Swept(outs, out_moving, lambda cts, start: list(start))
-    key = adjoints.want(name, tuple(moving[num_held:]))
+        return Swept(outs, out_active, lambda cts, start: list(start))
+    key = adjoints.want(name, tuple(active[num_held:]))
     avals = [v.aval for v in eqn.outvars]
     stacks = adjoints.stack_avals
     outs = call_p.bind(
         *args,
-        *scope.tapes,
+        *context.tapes,
         name=forward_name(key),
         out_avals=(*eqn.params["out_avals"], *stacks, *adjoints.place_avals),
         jvp_of=None,
     )
     results, tapes, places = _jax.divided(outs, len(avals), len(stacks))
-    scope.tapes = list(tapes)
+    context.tapes = list(tapes)
     operand_avals = [_jax.aval_of(x) for x in operands]
     summed = adjoints.summed(key)
     sums, rest = adjoints.adjoint_avals(key)
@@ -325,21 +325,21 @@ def _call(
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         found = call_p.bind(
             *fixed,
-            *scope.tapes,
+            *context.tapes,
             *places,
             *zeros_for(start, operand_avals, summed),
-            *zeros_for(cts, avals, out_moving),
+            *zeros_for(cts, avals, out_active),
             name=reverse_name(key),
             out_avals=(*rest, *left, *sums),
             jvp_of=None,
         )
         ct_apart, entries, totals = _jax.divided(found, len(rest), len(left))
         if left:
-            scope.tapes = with_tops(scope.tapes, entries)
+            context.tapes = with_tops(context.tapes, entries)
         whole, own = spread(totals, summed), spread(ct_apart, apart)
         return [
             total if flag else plus(so_far, ct)
             for total, so_far, ct, flag in zip(whole, start, own, summed, strict=True)
         ]
 
-    return Swept(list(results), out_moving, pull, threads=True)
+    return Swept(list(results), out_active, pull, threads=True)

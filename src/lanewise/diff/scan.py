@@ -17,22 +17,22 @@ import jax.numpy as jnp
 from jax import lax
 
 from lanewise import _jax
-from lanewise.diff.activity import moving_in_scan
+from lanewise.diff.activity import active_in_scan
 from lanewise.diff.calls import calls
 from lanewise.diff.piece import Piece, piece
 from lanewise.diff.records import tops, with_tops
 from lanewise.diff.split import run_again_from_host, run_again_in_frame
-from lanewise.diff.sweep import Scope, Swept, plus_each, rule, spread, zeros_for
+from lanewise.diff.sweep import Context, Swept, plus_each, rule, spread, zeros_for
 
 
 @rule("scan")
 def _scan(
-    eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+    eqn: _jax.JaxprEqn, operands: Sequence[Any], active: Sequence[bool], context: Context
 ) -> Swept:
-    inputs, outputs = moving_in_scan(eqn, moving)
+    inputs, outputs = active_in_scan(eqn, active)
     parts = _jax.Scan.of(eqn, operands)
     body = parts.body
-    threads = scope.adjoints is not None and bool(calls(body))
+    threads = context.adjoints is not None and bool(calls(body))
     if not any(outputs) and not threads:
         return Swept(_jax.run_eqn(eqn, operands), outputs, lambda cts, start: list(start))
     num_fixed = len(_jax.attached_consts(body))
@@ -47,13 +47,13 @@ def _scan(
         threads,
     )
     operands = [*_jax.attached_consts(body), *operands]
-    strip = 0 if threads else scope.checkpoints.strip(parts.length, loop.tape_bytes())
-    swept = _in_strips(loop, operands, strip, scope) if strip else _whole(loop, operands, scope)
-    outer = (*[False] * num_fixed, *moving)
+    strip = 0 if threads else context.checkpoints.strip(parts.length, loop.tape_bytes())
+    swept = _in_strips(loop, operands, strip, context) if strip else _whole(loop, operands, context)
+    outer = (*[False] * num_fixed, *active)
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         found = swept.pull(cts, [*[None] * num_fixed, *start])
-        # What moves only later in the loop has no adjoint at its start.
+        # What is active only later in the loop has no adjoint at its start.
         return [ct if flag else None for ct, flag in zip(found, outer, strict=True)][num_fixed:]
 
     return Swept(swept.outs, outputs, pull, threads)
@@ -61,15 +61,15 @@ def _scan(
 
 @dataclass(frozen=True)
 class _Loop:
-    """A `scan` and what moves in it."""
+    """A `scan` and what is active in it."""
 
     body: _jax.Jaxpr
     num_consts: int
     num_carry: int
     length: int
     reverse: bool
-    moving: tuple[bool, ...]
-    out_moving: tuple[bool, ...]
+    active: tuple[bool, ...]
+    out_active: tuple[bool, ...]
     threads: bool = False
 
     def divided(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
@@ -88,25 +88,25 @@ class _Loop:
         return self.length * sum(sizes)
 
 
-def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
+def _whole(loop: _Loop, operands: Sequence[Any], context: Context) -> Swept:
     """All at once."""
     consts, init, xs = loop.divided(operands)
     # What a loop inside another saves does not outlive an iteration of that.
-    away = scope.checkpoints.offload and not scope.inside
-    own = _piece(loop, scope, away)
+    away = context.checkpoints.offload and not context.inside
+    own = _piece(loop, context, away)
     ahead = own.forward_step([(loop.num_consts + j, j) for j in range(loop.num_carry)])
     saving = _Saving.of(own, loop)
 
     def step(carry: Any, slices: Sequence[Any]) -> Any:
         state, tapes, left, late = carry
         outs, left = ahead([*consts, *state, *slices, *tapes], left)
-        results, tapes, rest = _jax.divided(outs, len(loop.out_moving), own.num_tapes)
+        results, tapes, rest = _jax.divided(outs, len(loop.out_active), own.num_tapes)
         saved = [rest[i] for i in saving.own]
         saved, late = _to_host(late, saved) if away else (saved, late)
         state, ys = loop.results(results)
         return (state, tapes, left, late), (ys, saved)
 
-    tapes = list(scope.tapes) if loop.threads else []
+    tapes = list(context.tapes) if loop.threads else []
     left = ahead.start([*consts, *init])
     late = [_jax.zeros(own.saved[i]) for i in saving.own] if away else []
     (final, tapes, left, late), (ys, saved) = lax.scan(
@@ -114,20 +114,20 @@ def _whole(loop: _Loop, operands: Sequence[Any], scope: Scope) -> Swept:
     )
     final = ahead.finish(final, left)
     if loop.threads:
-        scope.tapes = list(tapes)
-    ran = _Ran(loop, own, saving, scope, operands, final, ys, saved, late, away)
-    return Swept([*final, *ys], loop.out_moving, ran.pull)
+        context.tapes = list(tapes)
+    ran = _Ran(loop, own, saving, context, operands, final, ys, saved, late, away)
+    return Swept([*final, *ys], loop.out_active, ran.pull)
 
 
-def _piece(loop: _Loop, scope: Scope, away: bool) -> Piece:
+def _piece(loop: _Loop, context: Context, away: bool) -> Piece:
     """The sweeps of an iteration; `away`: what is saved is in the host's memory."""
     again = run_again_in_frame if loop.threads else run_again_from_host if away else None
-    num_xs = len(loop.moving) - loop.num_consts - loop.num_carry
+    num_xs = len(loop.active) - loop.num_consts - loop.num_carry
     return piece(
         loop.body,
-        loop.moving,
-        loop.out_moving,
-        scope if loop.threads else scope.again(),
+        loop.active,
+        loop.out_active,
+        context if loop.threads else context.again(),
         free=[*[True] * loop.num_consts, *[False] * loop.num_carry, *[True] * num_xs],
         added_up=[*[True] * loop.num_consts, *[False] * (loop.num_carry + num_xs)],
         threads=loop.threads,
@@ -142,7 +142,7 @@ class _Ran:
     loop: _Loop
     own: Piece
     saving: _Saving
-    scope: Scope
+    context: Context
     operands: Sequence[Any]
     final: Sequence[Any]
     ys: Sequence[Any]
@@ -153,33 +153,33 @@ class _Ran:
 
     def pull(self, cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         loop = self.loop
-        consts_moving, carry_moving, xs_moving = loop.divided(loop.moving)
+        consts_active, carry_active, xs_active = loop.divided(loop.active)
         start_consts, start_init, start_xs = loop.divided(start)
         consts, _, _ = loop.divided(self.operands)
         ct_final, ct_ys = loop.results(cts)
         sums, ct_init, ct_xs = self.backwards(
-            zeros_for(start_consts, _avals(consts), consts_moving),
-            zeros_for(ct_final, _avals(self.final), carry_moving),
-            zeros_for(ct_ys, _avals(self.ys), loop.results(loop.out_moving)[1]),
+            zeros_for(start_consts, _avals(consts), consts_active),
+            zeros_for(ct_final, _avals(self.final), carry_active),
+            zeros_for(ct_ys, _avals(self.ys), loop.results(loop.out_active)[1]),
         )
         return [
-            *spread(sums, consts_moving),
-            *plus_each(start_init, spread(ct_init, carry_moving)),
-            *plus_each(start_xs, spread(ct_xs, xs_moving)),
+            *spread(sums, consts_active),
+            *plus_each(start_init, spread(ct_init, carry_active)),
+            *plus_each(start_xs, spread(ct_xs, xs_active)),
         ]
 
     def backwards(
         self, sums: Sequence[Any], ct_final: Sequence[Any], ct_ys: Sequence[Any]
     ) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """The loop the other way round; gives adjoints of the constants, of the first state, of what is mapped over."""
-        loop, own, saving, scope = self.loop, self.own, self.saving, self.scope
+        loop, own, saving, context = self.loop, self.own, self.saving, self.context
         consts, _, xs = loop.divided(self.operands)
         num_sums, num_ct = len(sums), len(ct_final)
-        num_xs = sum(loop.divided(loop.moving)[2])
+        num_xs = sum(loop.divided(loop.active)[2])
         # After constants, what is mapped over, what is saved and the tapes, sums and then adjoints of the state.
         at = len(consts) + len(xs) + len(own.saved) + own.num_tapes
         behind = own.reverse_step([(at + j, j) for j in range(num_sums + num_ct)])
-        tapes = list(scope.tapes) if loop.threads else []
+        tapes = list(context.tapes) if loop.threads else []
 
         def back(carry: Any, slices: Any) -> Any:
             sums, ct_carry, entries, left, after, early = carry
@@ -205,7 +205,7 @@ class _Ran:
         )
         sums, ct_init = _jax.divided(behind.finish([*sums, *ct_init], left), num_sums)
         if loop.threads:
-            scope.tapes = with_tops(tapes, entries)
+            context.tapes = with_tops(tapes, entries)
         return sums, ct_init, ct_xs
 
 
@@ -250,7 +250,7 @@ class _Saving:
     @staticmethod
     def of(own: Piece, loop: _Loop) -> _Saving:
         code, first = own.cut.forward, len(own.constants) + loop.num_consts
-        num_results = len(loop.out_moving)
+        num_results = len(loop.out_active)
         saved = code.outvars[num_results + own.num_tapes :]
         state = list(code.invars[first : first + loop.num_carry])
         results, carried, earlier = {}, {}, []
@@ -314,23 +314,25 @@ class _Cut:
         return jnp.concatenate([end, rows] if self.reverse else [rows, end])
 
 
-def _in_strips(loop: _Loop, operands: Sequence[Any], strip: int, scope: Scope) -> Swept:
+def _in_strips(loop: _Loop, operands: Sequence[Any], strip: int, context: Context) -> Swept:
     """Strip after strip, then what is left over."""
     consts, init, xs = loop.divided(operands)
     cut, over = _Cut.of(loop, strip), loop.length % strip
     # A strip of the first setting saves all; a number of states counts for the strips too.
-    setting = scope.checkpoints.setting
+    setting = context.checkpoints.setting
     within = (
-        scope.checkpoints if isinstance(setting, int) else replace(scope.checkpoints, setting="all")
+        context.checkpoints
+        if isinstance(setting, int)
+        else replace(context.checkpoints, setting="all")
     )
-    scope = replace(scope, checkpoints=within)
+    context = replace(context, checkpoints=within)
     given = [*consts, *init, *map(cut.in_strips, xs)]
     outer, held = _over_strips(loop, cut, given)
-    main = _whole(outer, [*held, *given], scope)
+    main = _whole(outer, [*held, *given], context)
     state, stacked = loop.results(main.outs)
     stacked = list(map(cut.in_rows, stacked))
     ends = [x[cut.over] for x in xs]
-    rest = _whole(replace(loop, length=over), [*consts, *state, *ends], scope) if over else None
+    rest = _whole(replace(loop, length=over), [*consts, *state, *ends], context) if over else None
     final, tails = (state, [None] * len(stacked)) if rest is None else loop.results(rest.outs)
     nothing: list[Any] = [None] * (len(init) + len(xs))
 
@@ -351,7 +353,7 @@ def _in_strips(loop: _Loop, operands: Sequence[Any], strip: int, scope: Scope) -
         return [*sums, *plus_each(start_init, ct_init), *plus_each(start_xs, ct_xs)]
 
     ys = [cut.joined(y, tail) for y, tail in zip(stacked, tails, strict=True)]
-    return Swept([*final, *ys], loop.out_moving, pull)
+    return Swept([*final, *ys], loop.out_active, pull)
 
 
 def _over_strips(loop: _Loop, cut: _Cut, operands: Sequence[Any]) -> tuple[_Loop, tuple[Any, ...]]:
@@ -374,6 +376,6 @@ def _over_strips(loop: _Loop, cut: _Cut, operands: Sequence[Any]) -> tuple[_Loop
         body=traced.jaxpr,
         num_consts=held + loop.num_consts,
         length=cut.number,
-        moving=(*[False] * held, *loop.moving),
+        active=(*[False] * held, *loop.active),
     )
     return outer, traced.captures

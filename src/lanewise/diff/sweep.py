@@ -4,7 +4,7 @@ Names, here and in every rule: a value `x` has the adjoint `ct_x` (JAX's word is
 is an adjoint known to be zero. The *forward sweep* runs code and keeps what its rules need; `pull` is the *reverse
 sweep*: adjoints of the results in, adjoints of the inputs out, each rule in the opposite order. Adjoints of a value
 that is read more than once are added: `pull` takes, for each input, the sum so far as `start`, and gives the sum with
-its own part, so that deep inside a nest of loops a read by index adds to one element of the sum. What does not move
+its own part, so that deep inside a nest of loops a read by index adds to one element of the sum. What is not active
 (see `activity.py`) has no adjoint.
 
 Both sweeps happen inside one trace, so "kept" is a value of that trace, and whether it is saved or computed again is
@@ -28,7 +28,7 @@ import jax
 from lanewise import _jax
 from lanewise.core.primitives.facts import code_of, is_wrapper
 from lanewise.core.program import call_p, program_p
-from lanewise.diff.activity import moving_results
+from lanewise.diff.activity import active_results
 from lanewise.diff.checkpoint import RECORDS_INSIDE_JIT, Checkpoints
 
 Pull = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
@@ -40,13 +40,13 @@ class Swept:
     """Code after its forward sweep. What `threads` the tapes of recursion is pulled back whatever the adjoints."""
 
     outs: list[Any]
-    moving: tuple[bool, ...]
+    active: tuple[bool, ...]
     pull: Pull
     threads: bool = False
 
 
 @dataclass
-class Scope:
+class Context:
     """What is around the code of a sweep.
 
     `checkpoints`: what loops save. `inside`: whether the code is run again in the reverse sweep of a loop around it;
@@ -63,12 +63,12 @@ class Scope:
     site: str = ""
     loops: Iterator[int] = field(default_factory=itertools.count)
 
-    def again(self) -> Scope:
-        """The scope of code that is run again."""
+    def again(self) -> Context:
+        """The context of code that is run again."""
         return replace(self, inside=True, both=False, tapes=[])
 
 
-Rule = Callable[[_jax.JaxprEqn, Sequence[Any], Sequence[bool], Scope], Swept]
+Rule = Callable[[_jax.JaxprEqn, Sequence[Any], Sequence[bool], Context], Swept]
 RULES: dict[str, Rule] = {}
 
 
@@ -82,30 +82,32 @@ def rule(name: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def sweep(jaxpr: _jax.Jaxpr, args: Sequence[Any], moving: Sequence[bool], scope: Scope) -> Swept:
+def sweep(
+    jaxpr: _jax.Jaxpr, args: Sequence[Any], active: Sequence[bool], context: Context
+) -> Swept:
     """Run the forward sweep of code."""
     inputs = (*jaxpr.constvars, *jaxpr.invars)
     values = _jax.Environment(inputs, (*_jax.attached_consts(jaxpr), *args))
-    moves = {v for v, flag in zip(jaxpr.invars, moving, strict=True) if flag}
+    active_vars = {v for v, flag in zip(jaxpr.invars, active, strict=True) if flag}
     pulls: list[tuple[Sequence[_jax.Atom], Sequence[_jax.Var], Swept]] = []
 
     for piece in _pieces(jaxpr):
         if isinstance(piece, _jax.JaxprEqn):
             ins, outs = piece.invars, piece.outvars
-            swept = _rule_of(piece)(piece, values.read(ins), _flags(ins, moves), scope)
+            swept = _rule_of(piece)(piece, values.read(ins), _flags(ins, active_vars), context)
         else:
             ins, outs = piece.ins, piece.outs
-            swept = _straight(piece, values.read(ins), _flags(ins, moves), scope)
+            swept = _straight(piece, values.read(ins), _flags(ins, active_vars), context)
         values.bind(outs, swept.outs)
-        moves.update(v for v, flag in zip(outs, swept.moving, strict=True) if flag)
-        if any(swept.moving) or swept.threads:
+        active_vars.update(v for v, flag in zip(outs, swept.active, strict=True) if flag)
+        if any(swept.active) or swept.threads:
             pulls.append((ins, outs, swept))
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
         adjoints: dict[_jax.Var, Any] = {}
 
         def add(atom: _jax.Atom, ct: Any) -> None:
-            if ct is not None and not isinstance(atom, _jax.Literal) and atom in moves:
+            if ct is not None and not isinstance(atom, _jax.Literal) and atom in active_vars:
                 adjoints[atom] = plus(adjoints.get(atom), ct)
 
         for atom, ct in (
@@ -124,7 +126,7 @@ def sweep(jaxpr: _jax.Jaxpr, args: Sequence[Any], moving: Sequence[bool], scope:
                     add(atom, ct)
         return [adjoints.get(v) for v in jaxpr.invars]
 
-    return Swept(values.read(jaxpr.outvars), _flags(jaxpr.outvars, moves), pull)
+    return Swept(values.read(jaxpr.outvars), _flags(jaxpr.outvars, active_vars), pull)
 
 
 def plus(ct: Any, more: Any) -> Any:
@@ -138,27 +140,27 @@ def plus_each(cts: Sequence[Any], more: Sequence[Any]) -> list[Any]:
     return [plus(*each) for each in zip(cts, more, strict=True)]
 
 
-def zeros_for(cts: Sequence[Any], avals: Sequence[Any], moving: Sequence[bool]) -> list[Any]:
-    """The adjoints of what moves, as arrays."""
+def zeros_for(cts: Sequence[Any], avals: Sequence[Any], active: Sequence[bool]) -> list[Any]:
+    """The adjoints of what is active, as arrays."""
     return [
         _jax.zeros(_jax.tangent_aval(aval)) if ct is None else ct
-        for ct, aval, flag in zip(cts, avals, moving, strict=True)
+        for ct, aval, flag in zip(cts, avals, active, strict=True)
         if flag
     ]
 
 
-def spread(given: Sequence[Any], moving: Sequence[bool]) -> list[Any]:
-    """The reverse: adjoints of what moves, with `None` at the places of the rest."""
+def spread(given: Sequence[Any], active: Sequence[bool]) -> list[Any]:
+    """The reverse: adjoints of what is active, with `None` at the places of the rest."""
     adjoints = iter(given)
-    return [next(adjoints) if flag else None for flag in moving]
+    return [next(adjoints) if flag else None for flag in active]
 
 
-def _flags(atoms: Sequence[_jax.Atom], moves: set[_jax.Var]) -> tuple[bool, ...]:
-    return tuple(_is_in(a, moves) for a in atoms)
+def _flags(atoms: Sequence[_jax.Atom], active_vars: set[_jax.Var]) -> tuple[bool, ...]:
+    return tuple(_is_in(a, active_vars) for a in atoms)
 
 
-def _is_in(atom: _jax.Atom, moves: set[_jax.Var]) -> bool:
-    return not isinstance(atom, _jax.Literal) and atom in moves
+def _is_in(atom: _jax.Atom, active_vars: set[_jax.Var]) -> bool:
+    return not isinstance(atom, _jax.Literal) and atom in active_vars
 
 
 # -- straight code ----------------------------------------------------------------------------------
@@ -211,49 +213,49 @@ def _pieces(jaxpr: _jax.Jaxpr) -> list[_Straight | _jax.JaxprEqn]:
 
 
 def _straight(
-    piece: _Straight, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+    piece: _Straight, operands: Sequence[Any], active: Sequence[bool], context: Context
 ) -> Swept:
-    moves = {v for v, flag in zip(piece.ins, moving, strict=True) if flag}
+    active_vars = {v for v, flag in zip(piece.ins, active, strict=True) if flag}
     for eqn in piece.eqns:
-        flags = moving_results(eqn, _flags(eqn.invars, moves))
-        moves.update(v for v, flag in zip(eqn.outvars, flags, strict=True) if flag)
-    out_moving = _flags(piece.outs, moves)
+        flags = active_results(eqn, _flags(eqn.invars, active_vars))
+        active_vars.update(v for v, flag in zip(eqn.outvars, flags, strict=True) if flag)
+    out_active = _flags(piece.outs, active_vars)
 
     def run(*given: Any) -> tuple[list[Any], list[Any]]:
         code = _jax.new_jaxpr(piece.ins, piece.outs, piece.eqns)
-        return _jax.partition(_run(code, _jax.merge(moving, given, fixed), scope), out_moving)
+        return _jax.partition(_run(code, _jax.merge(active, given, fixed), context), out_active)
 
-    given, fixed = _jax.partition(operands, moving)
-    if not any(out_moving):
+    given, fixed = _jax.partition(operands, active)
+    if not any(out_active):
         _, rest = run(*given)
-        return Swept(rest, out_moving, lambda cts, start: list(start))
+        return Swept(rest, out_active, lambda cts, start: list(start))
     moved, back, rest = jax.vjp(run, *given, has_aux=True)
     avals = [v.aval for v in piece.outs]
 
     def pull(cts: Sequence[Any], start: Sequence[Any]) -> list[Any]:
-        own = spread(back(zeros_for(cts, avals, out_moving)), moving)
+        own = spread(back(zeros_for(cts, avals, out_active)), active)
         return plus_each(start, own)
 
-    return Swept(_jax.merge(out_moving, moved, rest), out_moving, pull)
+    return Swept(_jax.merge(out_active, moved, rest), out_active, pull)
 
 
-def _run(code: _jax.Jaxpr, args: Sequence[Any], scope: Scope) -> list[Any]:
+def _run(code: _jax.Jaxpr, args: Sequence[Any], context: Context) -> list[Any]:
     """Run code, and what its equations hold in their place, so that each is seen when the trace is cut."""
 
     def rule(eqn: _jax.JaxprEqn, args: list[Any]) -> list[Any]:
         if is_wrapper(eqn):
-            return _run(code_of(eqn), args, scope)
-        return _jax.run_eqn(_as_set(eqn, scope), args)
+            return _run(code_of(eqn), args, context)
+        return _jax.run_eqn(_as_set(eqn, context), args)
 
     return _jax.evaluate(code, args, rule)
 
 
-def _as_set(eqn: _jax.JaxprEqn, scope: Scope) -> _jax.JaxprEqn:
+def _as_set(eqn: _jax.JaxprEqn, context: Context) -> _jax.JaxprEqn:
     """A program called inside another saves what the outer one says, unless it says something itself."""
     if eqn.primitive is not program_p or eqn.params["options"].checkpoints != "auto":
         return eqn
-    outer = scope.checkpoints
-    if scope.inside and outer.can_grow:
+    outer = context.checkpoints
+    if context.inside and outer.can_grow:
         # It runs in the reverse sweep, where no host makes tapes longer: they are as long as inside `jit`.
         outer = replace(outer, records=max(outer.records, RECORDS_INSIDE_JIT), grows=False)
     options = eqn.params["options"].with_tape_of(outer.setting, outer.records, outer.can_grow)
@@ -261,7 +263,7 @@ def _as_set(eqn: _jax.JaxprEqn, scope: Scope) -> _jax.JaxprEqn:
 
 
 def _wrapped(
-    eqn: _jax.JaxprEqn, operands: Sequence[Any], moving: Sequence[bool], scope: Scope
+    eqn: _jax.JaxprEqn, operands: Sequence[Any], active: Sequence[bool], context: Context
 ) -> Swept:
     """Code that is only held together: swept as if it stood here."""
-    return sweep(code_of(eqn), operands, moving, scope)
+    return sweep(code_of(eqn), operands, active, context)

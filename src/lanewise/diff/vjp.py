@@ -2,7 +2,7 @@
 
 The gradient of a program is two programs. The *forward* one takes the same operands and gives, after the answers, what
 is saved. The *reverse* one takes the operands and what is saved that it reads, and the adjoints of the
-answers, and gives the adjoints of the operands that move. Both are programs like any other: the machine batches them,
+answers, and gives the adjoints of the active operands. Both are programs like any other: the machine batches them,
 every carrier carries them, and they can be differentiated again.
 """
 
@@ -19,13 +19,13 @@ import numpy as np
 from lanewise import _jax
 from lanewise.core.program import Function, Program, call_p
 from lanewise.diff import rules as rules  # fills the table
-from lanewise.diff.activity import Moving, moving_outputs
+from lanewise.diff.activity import Active, active_outputs
 from lanewise.diff.calls import calls
 from lanewise.diff.checkpoint import Checkpoints
 from lanewise.diff.piece import piece
 from lanewise.diff.records import tops
 from lanewise.diff.recursion import Derived, forward_name, reverse_name, settled
-from lanewise.diff.sweep import Scope
+from lanewise.diff.sweep import Context
 from lanewise.diff.tail import as_loop
 
 
@@ -41,13 +41,13 @@ class Reverse:
     """A program's gradient.
 
     `forward` gives the answers, then what is saved. `reverse` takes the operands numbered `reads`, what is saved, and
-    the adjoints of the answers that move; it gives an adjoint for each operand that moves.
+    the adjoints of the active answers; it gives an adjoint for each active operand.
     """
 
     forward: WithConstants
     reverse: WithConstants
     reads: tuple[int, ...]
-    out_moving: Moving
+    out_active: Active
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Room:
     """A gradient whose tapes have room for a number of records, and may be made longer while it runs."""
 
     program: Program
-    moving: Moving
+    active: Active
     checkpoints: Checkpoints
 
     @property
     def gradient(self) -> Reverse:
-        return vjp_program(self.program, self.moving, self.checkpoints)
+        return vjp_program(self.program, self.active, self.checkpoints)
 
     @property
     def forward(self) -> WithConstants:
@@ -86,20 +86,20 @@ class Room:
 
 @functools.lru_cache(maxsize=512)
 @_jax.without_mesh()
-def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> Reverse:
-    """The gradient of a program by the operands that move."""
+def vjp_program(program: Program, active: Active, checkpoints: Checkpoints) -> Reverse:
+    """The gradient of a program by the active operands."""
     if any(calls(function.jaxpr) for function in program.functions.values()):
         loop = as_loop(program)
         if loop is not None:
-            return vjp_program(loop, moving, checkpoints)
-        return _recursive(program, moving, checkpoints)
+            return vjp_program(loop, active, checkpoints)
+        return _recursive(program, active, checkpoints)
     entry = program.functions[program.entry]
     code = entry.jaxpr
     assert entry.captures == tuple(range(program.num_captures)), "captures of an entry are in order"
-    out_moving = moving_outputs(code, moving)
+    out_active = active_outputs(code, active)
     everything = [True] * len(code.invars)
     nothing = [False] * len(code.invars)
-    own = piece(code, moving, out_moving, Scope(checkpoints), free=everything, added_up=nothing)
+    own = piece(code, active, out_active, Context(checkpoints), free=everything, added_up=nothing)
     avals = [v.aval for v in code.invars]
     reads = tuple(i for i in range(len(avals)) if own.reads(i))
     constants = tuple(own.constants)
@@ -122,7 +122,7 @@ def vjp_program(program: Program, moving: Moving, checkpoints: Checkpoints) -> R
             program.whole,
         ),
         reads,
-        out_moving,
+        out_active,
     )
 
 
@@ -134,9 +134,9 @@ def _program(
     return WithConstants(Program(functions, name, len(held), whole=whole), constants)
 
 
-def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Reverse:
+def _recursive(program: Program, active: Active, checkpoints: Checkpoints) -> Reverse:
     """The same of a program whose functions call each other: what is saved are the stacks of `recursion.py`."""
-    adjoints, derived = settled(program, moving, checkpoints)
+    adjoints, derived = settled(program, active, checkpoints)
     key = adjoints.wanted[0]
     entry = program.functions[program.entry]
     captures, params = program.capture_avals, [v.aval for v in entry.params]
@@ -144,8 +144,8 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
     fixed = [i for i, flag in enumerate(adjoints.functions[program.entry].fixed) if flag]
     sums, others = adjoints.adjoint_avals(key)
     out_avals = [a.aval for a in entry.jaxpr.outvars]
-    out_moving = adjoints.out_moving(key)
-    ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(out_avals, out_moving)]
+    out_active = adjoints.out_active(key)
+    ct_avals = [_jax.tangent_aval(a) for a in itertools.compress(out_avals, out_active)]
 
     def forward(*values: Any) -> Sequence[Any]:
         empty = adjoints.tapes.empty(zeros=checkpoints.filled)
@@ -175,11 +175,11 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
         ct_captures = [
             held[i] if i in held else _jax.zeros(_jax.tangent_aval(aval))
             for i, aval in enumerate(captures)
-            if moving[i]
+            if active[i]
         ]
         flags = zip(adjoints.summed(key)[len(held) :], key[1], strict=True)
         ct_params = [next(whole if summed else own) if moved else None for summed, moved in flags]
-        return [*ct_captures, *itertools.compress(ct_params, moving[len(captures) :])]
+        return [*ct_captures, *itertools.compress(ct_params, active[len(captures) :])]
 
     return Reverse(
         _table(program, derived, f"forward({program.entry})", forward, params),
@@ -191,7 +191,7 @@ def _recursive(program: Program, moving: Moving, checkpoints: Checkpoints) -> Re
             [*(params[i] for i in fixed), *stacks, *places, *ct_avals],
         ),
         (*range(len(captures)), *(len(captures) + i for i in fixed)),
-        out_moving,
+        out_active,
     )
 
 

@@ -113,8 +113,8 @@ def _forward(at: _Places, tables: Any, payload: Any, shared: Any, given: Any) ->
 @functools.partial(compiled, static_argnums=(0, 1))
 def _saving(at: _Places, moves: Moves, tables: Any, payload: Any, shared: Any, given: Any) -> Any:
     lay = layout(at.envelope)
-    moving = moves.of_pieces(at.envelope)
-    ran = compute.forward(lay, tables, payload, at.carried(given), shared, moving)
+    active = moves.of_pieces(at.envelope)
+    ran = compute.forward(lay, tables, payload, at.carried(given), shared, active)
     return at.picked(compute.answers(lay, tables, ran.arenas)), ran
 
 
@@ -129,9 +129,9 @@ def _reverse(
     adjoints: Any,
 ) -> Any:
     lay = layout(at.envelope)
-    moving = moves.of_pieces(at.envelope)
+    active = moves.of_pieces(at.envelope)
     seeds = at.seeds(adjoints)
-    carried, of_shared = backwards.reverse(lay, tables, payload, shared, Ran(*ran), moving, seeds)
+    carried, of_shared = backwards.reverse(lay, tables, payload, shared, Ran(*ran), active, seeds)
     return of_shared, at.of_given(carried)
 
 
@@ -175,12 +175,12 @@ class Values:
             made = self._places.picked(self.ready.rows(shared, self._places.carried(given)))
         return self._answers(made, operands)
 
-    def saving(self, operands: Sequence[Any], moving: Sequence[bool]) -> tuple[list[Any], Any]:
-        """The answers, and what the reverse by operands that move reads."""
+    def saving(self, operands: Sequence[Any], active: Sequence[bool]) -> tuple[list[Any], Any]:
+        """The answers, and what the reverse by active operands reads."""
         if self.ready is None:
             return self._answers([], operands), ()
         taken = self._taken(operands)
-        moves = self._moves(moving)
+        moves = self._moves(active)
         made, ran = _saving(self._places, moves, self.ready.tables, self.ready.payload, *taken)
         return self._answers(made, operands), ran
 
@@ -188,7 +188,7 @@ class Values:
         self,
         operands: Sequence[Any],
         saved: Any,
-        moving: Sequence[bool],
+        active: Sequence[bool],
         adjoints: Sequence[Any],
     ) -> dict[int, Any]:
         """Adjoints of operands by their numbers, of those of answers (None for answers that have none)."""
@@ -198,7 +198,7 @@ class Values:
             shared, _ = self._taken(operands)
             of_shared, of_given = _reverse(
                 self._places,
-                self._moves(moving),
+                self._moves(active),
                 self.ready.tables,
                 self.ready.payload,
                 shared,
@@ -225,8 +225,8 @@ class Values:
         shared = tuple(operands[i] for i in self.shared)
         return shared, tuple(operands[g.number] for g in self.given)
 
-    def _moves(self, moving: Sequence[bool]) -> Moves:
-        return Moves(tuple(bool(moving[i]) for i in self.shared))
+    def _moves(self, active: Sequence[bool]) -> Moves:
+        return Moves(tuple(bool(active[i]) for i in self.shared))
 
     # -- answers -----------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from lanewise.dynamic.inplace import before_all_else, gathers_first
 from lanewise.dynamic.layout import Layout, Sections, in_tables
 
 # Which rows (by piece) and shared operands (by piece) have adjoints.
-Moving = tuple[tuple[tuple[bool, ...], tuple[bool, ...]], ...]
+Active = tuple[tuple[tuple[bool, ...], tuple[bool, ...]], ...]
 
 
 class Ran(NamedTuple):
@@ -115,13 +115,13 @@ class _Forward:
 
     source: Source
     shared: Sequence[Any]
-    moving: Moving | None
+    active: Active | None
     in_place: bool
 
     def codes(self, p: int, size: int) -> cut.Codes | None:
         """Both sweeps of a piece for this many rows, if the reverse sweep comes."""
         piece = self.source.lay.envelope.pieces[p]
-        return None if self.moving is None else cut.codes(piece, size, *self.moving[p])
+        return None if self.active is None else cut.codes(piece, size, *self.active[p])
 
     def launch(
         self, arenas: Sequence[Any], p: int, level: Any, start: Any, size: int
@@ -158,12 +158,12 @@ def forward(
     payload: Sequence[Any],
     carried: Sequence[Any],
     shared: Sequence[Any],
-    moving: Moving | None = None,
+    active: Active | None = None,
     in_place: bool = True,
 ) -> Ran:
-    """Run all levels; with `moving`, save what the reverse reads. `in_place`: see `inplace.py`."""
+    """Run all levels; with `active`, save what the reverse reads. `in_place`: see `inplace.py`."""
     envelope = lay.envelope
-    run = _Forward(Source(lay, tables, payload), shared, moving, in_place)
+    run = _Forward(Source(lay, tables, payload), shared, active, in_place)
     arenas = initial(lay, run.source.payload, carried)
     head: list[list[list[Any]]] = []
     for level, capacities in enumerate(envelope.head):

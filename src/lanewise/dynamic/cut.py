@@ -116,18 +116,18 @@ def _both_directions(
 ) -> _jax.Jaxpr:
     """Shared, rows, adjoints of results -> results, adjoints of shared, adjoints of rows."""
     fun = _batched(piece, size)
-    moving = [*shared, *rows]
-    out_moving = [t.differentiable for t in piece.results]
+    active = [*shared, *rows]
+    out_active = [t.differentiable for t in piece.results]
 
     def both(*args: Any) -> list[Any]:
-        given, adjoints = args[: len(moving)], args[len(moving) :]
+        given, adjoints = args[: len(active)], args[len(active) :]
 
-        def of_moving(*moved: Any) -> tuple[list[Any], list[Any]]:
+        def of_active(*moved: Any) -> tuple[list[Any], list[Any]]:
             turn = iter(moved)
-            outs = fun(*(next(turn) if m else a for a, m in zip(given, moving, strict=True)))
-            return [o for o, m in zip(outs, out_moving) if m], outs
+            outs = fun(*(next(turn) if m else a for a, m in zip(given, active, strict=True)))
+            return [o for o, m in zip(outs, out_active) if m], outs
 
-        _, pull, outs = jax.vjp(of_moving, *(a for a, m in zip(given, moving) if m), has_aux=True)
+        _, pull, outs = jax.vjp(of_active, *(a for a, m in zip(given, active) if m), has_aux=True)
         return [*outs, *pull(list(adjoints))]
 
     structs = [_struct(t) for t in piece.shared] + [t.batch(size) for t in piece.rows]

@@ -27,7 +27,7 @@ from lanewise._jax import ad, batching
 from lanewise.dynamic import compute, cut
 from lanewise.dynamic import reverse as backwards
 from lanewise.dynamic.compiled import compiled
-from lanewise.dynamic.compute import Moving, Ran
+from lanewise.dynamic.compute import Active, Ran
 from lanewise.dynamic.ending import with_gradients
 from lanewise.dynamic.envelope import Envelope
 from lanewise.dynamic.layout import layout
@@ -40,7 +40,7 @@ class Moves:
 
     shared: tuple[bool, ...]
 
-    def of_pieces(self, envelope: Envelope) -> Moving:
+    def of_pieces(self, envelope: Envelope) -> Active:
         lay = layout(envelope)
         return tuple(
             (
@@ -96,19 +96,19 @@ def _saving(
 ) -> list[Any]:
     """The wanted rows, then what the reverse reads."""
     tables, payload, carried, shared = jax.tree.unflatten(tree, leaves)
-    lay, moving = layout(envelope), moves.of_pieces(envelope)
-    ran = compute.forward(lay, tables, payload, carried, shared, moving, in_place=in_place)
+    lay, active = layout(envelope), moves.of_pieces(envelope)
+    ran = compute.forward(lay, tables, payload, carried, shared, active, in_place=in_place)
     return [*compute.answers(lay, tables, ran.arenas), *jax.tree.leaves(ran)]
 
 
 @functools.lru_cache(maxsize=256)
 def _tree_of_saved(envelope: Envelope, moves: Moves) -> Any:
     """How what the reverse reads is put together."""
-    moving = moves.of_pieces(envelope)
+    active = moves.of_pieces(envelope)
 
     def saved(capacities: Sequence[int]) -> list[list[Any]]:
         return [
-            [0] * len(cut.codes(piece, size, *moving[p]).saved) if size else []
+            [0] * len(cut.codes(piece, size, *active[p]).saved) if size else []
             for p, (piece, size) in enumerate(zip(envelope.pieces, capacities, strict=True))
         ]
 
@@ -119,15 +119,15 @@ def _tree_of_saved(envelope: Envelope, moves: Moves) -> Any:
 def _reversed(
     *values: Any, envelope: Envelope, tree: Any, linear: _Linear, in_place: bool = True
 ) -> list[Any]:
-    """The reverse of the table: leaves, what is saved, adjoints of rows -> adjoints of the leaves that move."""
+    """The reverse of the table: leaves, what is saved, adjoints of rows -> adjoints of the active leaves."""
     first, second = tree.num_leaves, tree.num_leaves + linear.saved.num_leaves
     leaves, given = values[:first], iter(values[second:])
     tables, payload, carried, shared = jax.tree.unflatten(tree, leaves)
     ran = Ran(*jax.tree.unflatten(linear.saved, values[first:second]))
     seeds = tuple(next(given) if t.differentiable else None for t in envelope.types)
-    moving = linear.moves.of_pieces(envelope)
+    active = linear.moves.of_pieces(envelope)
     lay = layout(envelope)
-    found, of_shared = backwards.reverse(lay, tables, payload, shared, ran, moving, seeds, in_place)
+    found, of_shared = backwards.reverse(lay, tables, payload, shared, ran, active, seeds, in_place)
     by_leaf = [*[None] * (len(leaves) - len(carried) - len(shared)), *found, *of_shared]
     return [
         jnp.zeros_like(x) if adjoint is None else adjoint
@@ -150,7 +150,7 @@ def _pushed_through(
     moves: Sequence[bool],
     tangents: Sequence[Any],
 ) -> tuple[list[Any], list[Any]]:
-    """`jax.jvp` of a function of values of which some move."""
+    """`jax.jvp` of a function of values of which some are active."""
     of_moved, own = _jax.restricted(run, values, moves)
     return jax.jvp(of_moved, own, list(tangents))
 

@@ -206,10 +206,10 @@ def _layout(envelope: Envelope) -> Struct:
     """Where things are. A result without an adjoint has no place for one, and neither has such an operand."""
     lay, types = layout(envelope), envelope.types
     operands = [(p, k) for p, piece in enumerate(envelope.pieces) for k in range(len(piece.rows))]
-    forward, reverse, moving = lay.forward, lay.reverse, [t.differentiable for t in types]
+    forward, reverse, active = lay.forward, lay.reverse, [t.differentiable for t in types]
     head = [(n, p) for n in range(len(envelope.head)) for p in range(len(envelope.pieces))]
     extra = [[reverse["extra", n, p, name].start for n, p in head] for name in ("from", "to")]
-    firsts = [reverse["first", t] for t, flag in enumerate(moving) if flag]
+    firsts = [reverse["first", t] for t, flag in enumerate(active) if flag]
     counts = forward.parts.get(("counts",))
     return Struct(
         index_at=ints([forward["index", p, k].start for p, k in operands]),
@@ -218,7 +218,7 @@ def _layout(envelope: Envelope) -> Struct:
         result_base=ints([base for bases in lay.result for base in bases] + [0] * _SPARE),
         rows=ints(lay.rows),
         there_at=ints([reverse["there", p].start for p in range(len(envelope.pieces))]),
-        first_at=ints([reverse["first", t].start if flag else -1 for t, flag in enumerate(moving)]),
+        first_at=ints([reverse["first", t].start if flag else -1 for t, flag in enumerate(active)]),
         joined=ints([n if flag else 0 for n, flag in zip(envelope.payload, lay.joined)]),
         wanted_at=ints([forward["wanted", t].start for t in range(len(types))]),
         arena_from=_starts(lay.arena),

@@ -120,7 +120,7 @@ class Pieces:
 
     @property
     def products(self) -> float:
-        """The most operations in products that gain by many rows that a piece has, less what moving its results takes.
+        """The most operations in products that gain by many rows that a piece has, less what active its results takes.
 
         A row of a level has results of its own, where a lane that runs separately updates an array in place.
         """

@@ -22,7 +22,7 @@ from jax import lax
 from lanewise import _jax
 from lanewise.dynamic import cut
 from lanewise.dynamic.compute import (
-    Moving,
+    Active,
     Ran,
     Source,
     evaluated_if,
@@ -50,18 +50,18 @@ class _Reverse:
         payload: Sequence[Any],
         shared: Sequence[Any],
         ran: Ran,
-        moving: Moving,
+        active: Active,
         seeds: Sequence[Any],
         in_place: bool,
     ) -> None:
         self.in_place = in_place
         self.lay, self.envelope, self.tables = lay, lay.envelope, tables
-        self.shared, self.ran, self.moving, self.seeds = shared, ran, moving, seeds
+        self.shared, self.ran, self.active, self.seeds = shared, ran, active, seeds
         self.source = Source(lay, tables, payload)
         self.given = [self.whole(p) if size else [] for p, size in enumerate(lay.rows)]
 
     def codes(self, p: int, size: int) -> cut.Codes:
-        return cut.codes(self.envelope.pieces[p], size, *self.moving[p])
+        return cut.codes(self.envelope.pieces[p], size, *self.active[p])
 
     def shared_of(self, p: int) -> list[Any]:
         return [self.shared[s] for s in self.envelope.shared[p]]
@@ -177,9 +177,9 @@ class _Reverse:
         sections = self.lay.reverse
         from_ = self.tables[sections["extra", level, p, "from"]]
         to = self.tables[sections["extra", level, p, "to"]]
-        moving = [j for j, t in enumerate(results) if t.differentiable]
+        active = [j for j, t in enumerate(results) if t.differentiable]
         found = list(adjoints)
-        types = {results[j] for j in moving}
+        types = {results[j] for j in active}
         for type_ in types:
             mine = from_
             if len(types) > 1:
@@ -193,7 +193,7 @@ class _Reverse:
                 indices_are_sorted=True,
                 mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
             )
-            for i, j in enumerate(moving):
+            for i, j in enumerate(active):
                 if results[j] == type_:
                     found[i] = found[i] + part(summed, j * size, size)
         return found
@@ -252,7 +252,7 @@ class _Reverse:
             del level
             arenas, cuts, sums = state
             results = envelope.pieces[p].results
-            moving = [(j, t) for j, t in enumerate(results) if t.differentiable]
+            active = [(j, t) for j, t in enumerate(results) if t.differentiable]
 
             def adjoints(start: Any) -> list[Any]:
                 own = self.adjoints(arenas, p, start, size)
@@ -260,7 +260,7 @@ class _Reverse:
                     return own
                 return [
                     a + part(sums[lay.number(t)], lay.result[p][j] + start, size)
-                    for a, (j, t) in zip(own, moving, strict=True)
+                    for a, (j, t) in zip(own, active, strict=True)
                 ]
 
             begin = start - int(lay.offset[-1, p])
@@ -333,8 +333,8 @@ class _Reverse:
         envelope, lay = self.envelope, self.lay
         found: list[Any] = [None] * len(self.shared)
         for p, size in enumerate(lay.rows):
-            moving = self.moving[p][1]
-            if not size or not any(moving):
+            active = self.active[p][1]
+            if not size or not any(active):
                 continue
             codes = self.codes(p, size)
             cuts = [
@@ -355,7 +355,7 @@ class _Reverse:
             ]
             own = [*shared, *given, *cuts]
             adjoints = iter(_evaluated(codes.weights, own, self.if_there(p, 0, size)))
-            for s, moves in zip(envelope.shared[p], moving, strict=True):
+            for s, moves in zip(envelope.shared[p], active, strict=True):
                 if moves:
                     adjoint = next(adjoints)
                     if codes.again:
@@ -390,9 +390,9 @@ def reverse(
     payload: Sequence[Any],
     shared: Sequence[Any],
     ran: Ran,
-    moving: Moving,
+    active: Active,
     seeds: Sequence[Any],
     in_place: bool = True,
 ) -> tuple[list[Any], list[Any]]:
     """Adjoints of carried rows by type, and of shared arrays; None where there is none."""
-    return _Reverse(lay, tables, payload, shared, ran, moving, seeds, in_place).run()
+    return _Reverse(lay, tables, payload, shared, ran, active, seeds, in_place).run()

@@ -203,14 +203,14 @@ class _Slicer:
         code, num = self.table.functions[name], len(self.captured)
         held = dict(zip(self.captured, given[:num], strict=True))
         top, tape, *rest = given[num:]
-        scope, turn = Scope(held, top, tape), iter(rest)
-        scope.control.update((v, next(turn)) for v in code.ins if self.control.is_control(v))
+        known, turn = Scope(held, top, tape), iter(rest)
+        known.control.update((v, next(turn)) for v in code.ins if self.control.is_control(v))
         params = [v for v in code.ins if self.control.is_row(v)]
         levels = dict(zip(params, self.facts.levels(params, {}), strict=True))
-        scope.rows.update((v, Row(next(turn), level)) for v, level in levels.items())
-        self.run(code, scope)
+        known.rows.update((v, Row(next(turn), level)) for v, level in levels.items())
+        self.run(code, known)
         values, rows = self._gives(name)
-        outs, found = self.ends(scope, code, values, rows)
+        outs, found = self.ends(known, code, values, rows)
         self.facts.refute({(name, i): x for i, x in zip(rows, found, strict=True)}, levels)
         return outs
 
@@ -218,11 +218,11 @@ class _Slicer:
         """The entry: makes the record, and gives the answers."""
         num, code = len(self.captured), self.entry
         held = dict(zip(self.captured, given[:num], strict=True))
-        scope = Scope(held, jnp.int32(0), unfilled(self.shape.tape))
-        scope.control.update(
+        known = Scope(held, jnp.int32(0), unfilled(self.shape.tape))
+        known.control.update(
             (code.ins[i], x) for i, x in zip(self.params, given[num:], strict=True)
         )
-        scope.rows.update(
+        known.rows.update(
             (v, Row(jnp.int32(-1 - i), INPUT))
             for i, v in enumerate(code.ins)
             if self.control.is_row(v)
@@ -230,54 +230,54 @@ class _Slicer:
         if again:
             outs = [_jax.new_var(a.aval) for a in code.outs]
             values, rows = self._gives(self.table.entry)
-            self.bind_call(self.table.entry, code.ins, outs, values, rows, scope)
+            self.bind_call(self.table.entry, code.ins, outs, values, rows, known)
             atoms = [
                 a if how == "same" else v
                 for a, v, how in zip(code.outs, outs, self.answers, strict=True)
             ]
         else:
-            self.run(code, scope)
+            self.run(code, known)
             atoms = list(code.outs)
         made = [a for a, how in zip(atoms, self.answers, strict=True) if how != "control"]
-        turn = iter(self.flush(scope, made))
+        turn = iter(self.flush(known, made))
         answers = [
-            self.value(scope, a) if how == "control" else next(turn).number
+            self.value(known, a) if how == "control" else next(turn).number
             for a, how in zip(atoms, self.answers, strict=True)
         ]
-        return [scope.top, scope.tape, *answers]
+        return [known.top, known.tape, *answers]
 
     def ends(
-        self, scope: Scope, code: Code, values: list[int], rows: list[int]
+        self, known: Scope, code: Code, values: list[int], rows: list[int]
     ) -> tuple[list[Any], list[Level]]:
         """What code gives: the record, values, rows; and the levels of these."""
-        found = self.flush(scope, [code.outs[i] for i in rows])
-        given = [self.value(scope, code.outs[i]) for i in values]
-        outs = [scope.top, scope.tape, *given, *(row.number for row in found)]
+        found = self.flush(known, [code.outs[i] for i in rows])
+        given = [self.value(known, code.outs[i]) for i in values]
+        outs = [known.top, known.tape, *given, *(row.number for row in found)]
         return outs, [row.level for row in found]
 
     # -- operations ------------------------------------------------------------------------------
 
-    def run(self, code: Code, scope: Scope) -> None:
+    def run(self, code: Code, known: Scope) -> None:
         for op in code.ops:
-            _RULES[type(op)](self, op, scope)
+            _RULES[type(op)](self, op, known)
 
-    def plain(self, op: Plain, scope: Scope) -> None:
+    def plain(self, op: Plain, known: Scope) -> None:
         if any(map(self.control.is_control, op.outs)):
-            outs = _jax.run_eqn(op.eqn, [self.value(scope, a) for a in op.eqn.invars])
-            scope.control.update(zip(op.outs, outs, strict=True))
-        scope.pending.update((v, op) for v in op.outs if self.control.is_row(v))
+            outs = _jax.run_eqn(op.eqn, [self.value(known, a) for a in op.eqn.invars])
+            known.control.update(zip(op.outs, outs, strict=True))
+        known.pending.update((v, op) for v in op.outs if self.control.is_row(v))
 
-    def branch(self, op: Branch, scope: Scope) -> None:
+    def branch(self, op: Branch, known: Scope) -> None:
         values = [i for i, v in enumerate(op.outs) if self.control.is_control(v)]
         rows = [i for i, v in enumerate(op.outs) if self.control.is_row(v)]
         if not (values or rows or any(map(_checks, op.branches))):
             return
-        self.flush(scope, self.early(scope, op.branches))
+        self.flush(known, self.early(known, op.branches))
         levels: list[list[Level]] = []
 
         def side(code: Code) -> Callable[[], list[Any]]:
             def run() -> list[Any]:
-                inner = scope.inner(scope.top, scope.tape)
+                inner = known.inner(known.top, known.tape)
                 self.run(code, inner)
                 outs, found = self.ends(inner, code, values, rows)
                 levels.append(found)
@@ -285,47 +285,47 @@ class _Slicer:
 
             return run
 
-        index = self.value(scope, op.index)
+        index = self.value(known, op.index)
         outs = lax.switch(jnp.asarray(index, INT), [side(code) for code in op.branches])
-        self.bound(scope, op.outs, values, rows, outs, joined(levels, scope.levels))
+        self.bound(known, op.outs, values, rows, outs, joined(levels, known.levels))
 
-    def loop(self, op: Loop, scope: Scope) -> None:
+    def loop(self, op: Loop, known: Scope) -> None:
         pairs = list(zip(op.body.ins, op.outs, strict=True))
         values = [i for i, (a, b) in enumerate(pairs) if any(map(self.control.is_control, (a, b)))]
         rows = [i for i, (a, b) in enumerate(pairs) if any(map(self.control.is_row, (a, b)))]
         if not (values or rows or _checks(op.body)):
             return
-        first = self.flush(scope, [*(op.init[i] for i in rows), *self.early(scope, [op.body])])
+        first = self.flush(known, [*(op.init[i] for i in rows), *self.early(known, [op.body])])
         first = first[: len(rows)]
-        init = [self.value(scope, op.init[i]) for i in values]
+        init = [self.value(known, op.init[i]) for i in values]
         carried = [op.body.ins[i] for i in rows]
-        around = scope.levels
+        around = known.levels
         before = {v: row.level for v, row in zip(carried, first, strict=True)}
         levels = self.facts.carried(before, around)
 
         def test(state: Sequence[Any]) -> Any:
-            inner = scope.inner(*state[:2])
+            inner = known.inner(*state[:2])
             self.bound(inner, op.test.ins, values, (), state, ())
             self.run(op.test, inner)
             return self.value(inner, op.test.outs[0])
 
         def body(state: Sequence[Any]) -> list[Any]:
-            inner = scope.inner(*state[:2])
+            inner = known.inner(*state[:2])
             self.bound(inner, op.body.ins, values, rows, state, levels)
             self.run(op.body, inner)
             outs, found = self.ends(inner, op.body, values, rows)
             self.facts.refute(dict(zip(carried, found, strict=True)), around)
             return outs
 
-        state = [scope.top, scope.tape, *init, *(row.number for row in first)]
+        state = [known.top, known.tape, *init, *(row.number for row in first)]
         outs = lax.while_loop(test, body, state)
-        self.bound(scope, op.outs, values, rows, outs, levels)
+        self.bound(known, op.outs, values, rows, outs, levels)
 
-    def call(self, op: Call, scope: Scope) -> None:
+    def call(self, op: Call, known: Scope) -> None:
         values, rows = self._gives(op.name)
         wanted = any(self.control.is_control(v) or self.control.is_row(v) for v in op.outs)
         if wanted or _checks(self.table.functions[op.name]):
-            self.bind_call(op.name, op.args, op.outs, values, rows, scope)
+            self.bind_call(op.name, op.args, op.outs, values, rows, known)
 
     def bind_call(
         self,
@@ -334,19 +334,19 @@ class _Slicer:
         outs: Sequence[Var],
         values: list[int],
         rows: list[int],
-        scope: Scope,
+        known: Scope,
     ) -> None:
         code = self.table.functions[name]
         pairs = list(zip(code.ins, args, strict=True))
         params = [v for v in code.ins if self.control.is_row(v)]
-        given = self.flush(scope, [a for v, a in pairs if self.control.is_row(v)])
+        given = self.flush(known, [a for v, a in pairs if self.control.is_row(v)])
         around = {v: row.level for v, row in zip(params, given, strict=True)}
         self.facts.refute(around, {})
-        taken = [self.value(scope, a) for v, a in pairs if self.control.is_control(v)]
+        taken = [self.value(known, a) for v, a in pairs if self.control.is_control(v)]
         avals = [code.outs[i].aval for i in values]
         found = call_p.bind(
-            scope.top,
-            scope.tape,
+            known.top,
+            known.tape,
             *taken,
             *(row.number for row in given),
             name=name,
@@ -359,16 +359,16 @@ class _Slicer:
             jvp_of=None,
         )
         levels = self.facts.levels([(name, i) for i in rows], around)
-        self.bound(scope, outs, values, rows, found, levels)
+        self.bound(known, outs, values, rows, found, levels)
 
-    def check(self, op: Check, scope: Scope) -> None:
-        check_p.bind(self.value(scope, op.holds), **op.eqn.params)
+    def check(self, op: Check, known: Scope) -> None:
+        check_p.bind(self.value(known, op.holds), **op.eqn.params)
 
     # -- values and rows -------------------------------------------------------------------------
 
     def bound(
         self,
-        scope: Scope,
+        known: Scope,
         variables: Sequence[Var],
         values: Sequence[int],
         rows: Sequence[int],
@@ -376,84 +376,84 @@ class _Slicer:
         levels: Sequence[Level],
     ) -> None:
         """Bind variables to what control flow gives: the record, values, rows of these levels."""
-        scope.top, scope.tape, *rest = given
+        known.top, known.tape, *rest = given
         turn = iter(rest)
-        scope.control.update((variables[i], next(turn)) for i in values)
-        scope.rows.update(
+        known.control.update((variables[i], next(turn)) for i in values)
+        known.rows.update(
             (variables[i], Row(next(turn), level)) for i, level in zip(rows, levels, strict=True)
         )
 
-    def value(self, scope: Scope, atom: Atom) -> Any:
+    def value(self, known: Scope, atom: Atom) -> Any:
         """The value of what decides control, of the type that it has."""
         if isinstance(atom, Literal):
             found = jnp.asarray(atom.val, atom.aval.dtype)
-        elif atom in scope.control:
-            found = scope.control[atom]
+        elif atom in known.control:
+            found = known.control[atom]
         else:
             same = self.control.same[atom]
             if same.op is None:
-                found = scope.held[same.number]
+                found = known.held[same.number]
             else:
-                outs = _jax.run_eqn(same.op.eqn, [self.value(scope, a) for a in same.op.eqn.invars])
+                outs = _jax.run_eqn(same.op.eqn, [self.value(known, a) for a in same.op.eqn.invars])
                 found = outs[same.number]
-            scope.control[atom] = found
+            known.control[atom] = found
         return lax.convert_element_type(found, atom.aval.dtype)
 
-    def early(self, scope: Scope, codes: Iterable[Code]) -> list[Var]:
+    def early(self, known: Scope, codes: Iterable[Code]) -> list[Var]:
         """What is pending, is matrix work and is read inside: it is done once, before."""
         read = {v for code in codes for v in read_inside(code)}
-        wanted = [v for v in scope.pending if v in read and v not in scope.rows]
+        wanted = [v for v in known.pending if v in read and v not in known.rows]
         return [
             v
             for v in wanted
             if any(
                 is_expensive(op.eqn)
-                for op in self.pieces.closure([v], scope.rows, scope.pending).ops
+                for op in self.pieces.closure([v], known.rows, known.pending).ops
             )
         ]
 
-    def flush(self, scope: Scope, atoms: Sequence[Atom]) -> list[Row]:
+    def flush(self, known: Scope, atoms: Sequence[Atom]) -> list[Row]:
         """The rows of some atoms; those that are not there are made by as few pieces as do not wait for each other."""
         made: dict[Any, Row] = {}
-        for part in self.pieces.parts(atoms, scope):
-            self.make(scope, part, made)
-        return [scope.rows[a] if _is_made(scope, a) else made[name_of(a)] for a in atoms]  # type: ignore[index]
+        for part in self.pieces.parts(atoms, known):
+            self.make(known, part, made)
+        return [known.rows[a] if _is_made(known, a) else made[name_of(a)] for a in atoms]  # type: ignore[index]
 
-    def make(self, scope: Scope, atoms: list[Atom], made: dict[Any, Row]) -> None:
+    def make(self, known: Scope, atoms: list[Atom], made: dict[Any, Row]) -> None:
         """Record one piece that gives these; or their terms, and additions."""
-        terms = self.pieces.terms(atoms, scope)
+        terms = self.pieces.terms(atoms, known)
         if terms is not None:
-            self.flush(scope, terms)
-            made.update((atom, self.added(scope, atom)) for atom in atoms)
+            self.flush(known, terms)
+            made.update((atom, self.added(known, atom)) for atom in atoms)
             return
-        found = self.pieces.closure(atoms, scope.rows, scope.pending)
+        found = self.pieces.closure(atoms, known.rows, known.pending)
         before = self.pieces.hoisted(atoms, found)
         if before:
-            self.flush(scope, before)
-            atoms = [a for a in atoms if not _is_made(scope, a)]
-            found = self.pieces.closure(atoms, scope.rows, scope.pending)
+            self.flush(known, before)
+            atoms = [a for a in atoms if not _is_made(known, a)]
+            found = self.pieces.closure(atoms, known.rows, known.pending)
         if not atoms:
             return
         outs = [*atoms, *self.pieces.escaping(atoms, found)]
         kind = self.pieces.kind(outs, found)
-        rows = self.record(scope, kind, [scope.rows[v] for v in kind.rows])
+        rows = self.record(known, kind, [known.rows[v] for v in kind.rows])
         for atom, row in zip(outs, rows, strict=True):
             made[name_of(atom)] = row
             if self.control.is_row(atom):
-                scope.rows[atom] = row  # type: ignore[index]
+                known.rows[atom] = row  # type: ignore[index]
 
-    def added(self, scope: Scope, atom: Any) -> Row:
+    def added(self, known: Scope, atom: Any) -> Row:
         """The row of a sum whose terms are rows."""
-        if atom not in scope.rows:
-            read = [self.added(scope, a) for a in scope.pending[atom].eqn.invars]
-            (scope.rows[atom],) = self.record(scope, self.pieces.addition(type_of(atom)), read)
-        return scope.rows[atom]
+        if atom not in known.rows:
+            read = [self.added(known, a) for a in known.pending[atom].eqn.invars]
+            (known.rows[atom],) = self.record(known, self.pieces.addition(type_of(atom)), read)
+        return known.rows[atom]
 
-    def record(self, scope: Scope, kind: Kind, read: Sequence[Row]) -> list[Row]:
+    def record(self, known: Scope, kind: Kind, read: Sequence[Row]) -> list[Row]:
         """Append a row to the record; gives the piece's results."""
         results = len(kind.piece.results)
-        payload = [w for v in kind.payload for w in words(self.value(scope, v))]
-        return record(scope, self.shape, kind.number, results, read, payload, self.lane_rows)
+        payload = [w for v in kind.payload for w in words(self.value(known, v))]
+        return record(known, self.shape, kind.number, results, read, payload, self.lane_rows)
 
 
 _RULES: dict[type[Op], Callable[[_Slicer, Any, Scope], None]] = {
@@ -469,8 +469,8 @@ def _words_of(kind: Kind) -> int:
     return len(kind.rows) + sum(words_in(v.aval) for v in kind.payload)
 
 
-def _is_made(scope: Scope, atom: Atom) -> bool:
-    return isinstance(atom, Var) and atom in scope.rows
+def _is_made(known: Scope, atom: Atom) -> bool:
+    return isinstance(atom, Var) and atom in known.rows
 
 
 def _checks(code: Code) -> bool:

@@ -28,7 +28,7 @@ FIRST_RECORDS = 64
 forward_p = _jax.primitive("program_forward")
 
 
-def run_forward(primals: Sequence[Any], moving: tuple[bool, ...], params: Params) -> Any:
+def run_forward(primals: Sequence[Any], active: tuple[bool, ...], params: Params) -> Any:
     """The gradient of a program, and what its forward program gives; outside `jit` its tapes grow."""
     program, options = params.program, params.options
     if options.offload and params.lanes:
@@ -46,7 +46,7 @@ def run_forward(primals: Sequence[Any], moving: tuple[bool, ...], params: Params
     # Where calls run at the same time, they leave records in any order.
     numbered = options.schedule == "fork"
     setting = Checkpoints(options.checkpoints, records, offload, grows, filled, numbered)
-    room = Room(program, moving, setting)
+    room = Room(program, active, setting)
     if runs_now:
         *outs, records = forward_p.bind(*primals, room=room, params=params)
         return room.with_records(int(_jax.to_host(records))).gradient, outs

@@ -25,18 +25,18 @@ class _Derivative:
     """The operands of a forward derivative, apart: where primals and tangents stand (see `diff/jvp.py`)."""
 
     program: Program
-    moving: tuple[bool, ...]
+    active: tuple[bool, ...]
     derived: Program
 
     @property
     def places(self) -> tuple[list[int], list[int]]:
         captured, held = self.program.num_captures, self.derived.num_captures
-        last = held + len(self.moving) - captured
-        moved = sum(self.moving[:captured])
+        last = held + len(self.active) - captured
+        moved = sum(self.active[:captured])
         primals = [*range(captured), *range(held, last)]
         tangents = [
             *range(captured, captured + moved),
-            *range(last, last - moved + sum(self.moving)),
+            *range(last, last - moved + sum(self.active)),
         ]
         return primals, tangents
 
@@ -89,11 +89,11 @@ def _transpose_program(cts: Sequence[Any], *operands: Any, **given: Any) -> list
     tangents_mapped = tuple(params.mapped[i] for i in at_tangents)
     primals, tangents = ([operands[i] for i in at] for at in (at_primals, at_tangents))
     if own.options.schedule == "levels":
-        found = _by_levels(cts, primals, derivative.moving, own, tangents_mapped)
+        found = _by_levels(cts, primals, derivative.active, own, tangents_mapped)
         pairs = zip(found, tangents, strict=True)
         found = [ct if ad.is_undefined_primal(t) else None for ct, t in pairs]
     else:
-        found = _by_programs(cts, primals, tangents, derivative.moving, own, tangents_mapped)
+        found = _by_programs(cts, primals, tangents, derivative.active, own, tangents_mapped)
     placed: list[Any] = [None] * len(operands)
     for i, ct in zip(at_tangents, found, strict=True):
         placed[i] = ct
@@ -103,26 +103,26 @@ def _transpose_program(cts: Sequence[Any], *operands: Any, **given: Any) -> list
 def _by_levels(
     cts: Sequence[Any],
     primals: Sequence[Any],
-    moving: tuple[bool, ...],
+    active: tuple[bool, ...],
     own: Params,
     tangents_mapped: Mapped,
 ) -> list[Any]:
     """Adjoints of all tangents of a program that is run by levels."""
-    if tangents_mapped != tuple(itertools.compress(own.mapped, moving)):
+    if tangents_mapped != tuple(itertools.compress(own.mapped, active)):
         raise TransformError(
             f"the linear map of `{own.program.name}`, which is run by levels, is batched inside jax.checkpoint. Use"
             ' schedule="sweep", or take jax.checkpoint away.'
         )
     given = own._asdict()
     del given["summed"]
-    return pulled(primals, [ad.instantiate_zeros(ct) for ct in cts], moving, **given)
+    return pulled(primals, [ad.instantiate_zeros(ct) for ct in cts], active, **given)
 
 
 def _by_programs(
     cts: Sequence[Any],
     primals: Sequence[Any],
     tangents: Sequence[Any],
-    moving: tuple[bool, ...],
+    active: tuple[bool, ...],
     own: Params,
     tangents_mapped: Mapped,
 ) -> list[Any]:
@@ -130,20 +130,20 @@ def _by_programs(
     from lanewise.rules.forward import run_forward
 
     program, lanes, mapped, options, _ = own
-    gradient, outs = run_forward(primals, moving, own)
+    gradient, outs = run_forward(primals, active, own)
     forward = gradient.forward
     num_answers, num_values = len(program.out_avals), len(forward.program.out_avals)
     axes = own.of(forward.program, with_constants(forward.constants, mapped, lanes)).answer_axes
     given = iter(cts)
     by_answer = [next(given) if _jax.has_tangent(a) else None for a in program.out_avals]
     found = transpose_tangents(
-        list(itertools.compress(by_answer, gradient.out_moving)),
+        list(itertools.compress(by_answer, gradient.out_active)),
         *primals,
         *outs[num_answers:num_values],
         *tangents,
         program=program,
         gradient=gradient,
-        moving=moving,
+        active=active,
         lanes=lanes,
         mapped=mapped,
         saved_mapped=axes[num_answers:],

@@ -34,8 +34,8 @@ class _Gradient(abc.ABC):
     """What `tangents_p` knows of a program that was run by levels."""
 
     job: Job
-    moving: tuple[bool, ...]
-    out_moving: tuple[bool, ...]
+    active: tuple[bool, ...]
+    out_active: tuple[bool, ...]
 
     def transposed(
         self,
@@ -45,8 +45,8 @@ class _Gradient(abc.ABC):
         tangents_mapped: Mapped,
         wanted: Sequence[bool],
     ) -> list[Any]:
-        """Adjoints of the operands that move, `None` for those not wanted; those of answers have all lane axes."""
-        _check_not_batched(self.job, self.moving, tangents_mapped)
+        """Adjoints of the active operands, `None` for those not wanted; those of answers have all lane axes."""
+        _check_not_batched(self.job, self.active, tangents_mapped)
         found = iter(adjoints(self, primals, saved, cts, wanted))
         return [next(found) if want else None for want in wanted]
 
@@ -58,7 +58,7 @@ class _Gradient(abc.ABC):
         cts: Sequence[Any],
         wanted: Sequence[bool],
     ) -> list[Any]:
-        """Adjoints of the operands that move and are wanted."""
+        """Adjoints of the active operands that are wanted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class TableGradient(_Gradient):
         cts: Sequence[Any],
         wanted: Sequence[bool],
     ) -> list[Any]:
-        """The reverse of the table: adjoints of the operands that move and are wanted."""
+        """The reverse of the table: adjoints of the active operands that are wanted."""
         lanes, examples = self.job.lanes, self.job.examples
         flat = flattened(primals, self.job)
         given = iter(cts)
@@ -84,12 +84,12 @@ class TableGradient(_Gradient):
             self.decision.of_lanes_done(ct.reshape(examples, *ct.shape[len(lanes) :]))
             if (ct := next(given) if moves else None) is not None
             else None
-            for moves in self.out_moving
+            for moves in self.out_active
         ]
         kept = jax.tree.unflatten(self.tree, saved)
-        found = self.decision.values.reverse(flat, kept, self.moving, of_answers)
+        found = self.decision.values.reverse(flat, kept, self.active, of_answers)
         outs = []
-        moved = itertools.compress(range(len(primals)), self.moving)
+        moved = itertools.compress(range(len(primals)), self.active)
         for number in itertools.compress(moved, wanted):
             adjoint = found.get(number)
             if adjoint is None:
@@ -122,15 +122,15 @@ class LaterGradient(_Gradient):
         """The run again, and its reverse."""
         del saved
         job = self.job
-        numbers = itertools.compress(range(len(primals)), self.moving)
+        numbers = itertools.compress(range(len(primals)), self.active)
         kept = frozenset(itertools.compress(numbers, wanted))
-        moving = [i in kept for i in range(len(primals))]
+        active = [i in kept for i in range(len(primals))]
         params = {"program": job.program, "lanes": job.lanes, "mapped": job.mapped}
-        return pulled(primals, cts, moving, whole=len(job.lanes), options=job.options, **params)
+        return pulled(primals, cts, active, whole=len(job.lanes), options=job.options, **params)
 
 
-def _check_not_batched(job: Job, moving: Sequence[bool], tangents_mapped: Mapped) -> None:
-    if tangents_mapped != tuple(itertools.compress(job.mapped, moving)):
+def _check_not_batched(job: Job, active: Sequence[bool], tangents_mapped: Mapped) -> None:
+    if tangents_mapped != tuple(itertools.compress(job.mapped, active)):
         raise TransformError(
             f"the linear map of `{job.program.name}`, which was run by levels, is batched and then"
             ' transposed. Use schedule="sweep".'
@@ -141,16 +141,16 @@ def linearized_by_levels(
     nonzero: Sequence[bool], primals: Sequence[Any], program: Program, job: Job
 ) -> Any:
     """JAX's rule: answers, which of their tangents are not zero, residuals, and the linear map of those."""
-    moving = active_of(nonzero, primals)
+    active = active_of(nonzero, primals)
     with jax.ensure_compile_time_eval():
         decision = decided(job, primals, gradient=True)
     again = any(map(_jax.has_derivative, primals))
     # Of what is saved no derivative is needed (`second.py`); those of the answers are the program's.
-    outs, kept = decision.saving(jax.lax.stop_gradient(list(primals)) if again else primals, moving)
+    outs, kept = decision.saving(jax.lax.stop_gradient(list(primals)) if again else primals, active)
     if again:
         outs = _bound(primals, job)
     saved, tree = jax.tree.flatten(kept)
-    gradient = TableGradient(job, moving, _out_moving(program), decision, tree)
+    gradient = TableGradient(job, active, _out_active(program), decision, tree)
     return _linear(primals, outs, saved, gradient)
 
 
@@ -158,11 +158,11 @@ def linearized_later(
     nonzero: Sequence[bool], primals: Sequence[Any], program: Program, job: Job
 ) -> Any:
     """The same where what decides control is in a batch."""
-    gradient = LaterGradient(job, active_of(nonzero, primals), _out_moving(program))
+    gradient = LaterGradient(job, active_of(nonzero, primals), _out_active(program))
     return _linear(primals, _bound(primals, job), [], gradient)
 
 
-def _out_moving(program: Program) -> tuple[bool, ...]:
+def _out_active(program: Program) -> tuple[bool, ...]:
     return tuple(map(_jax.has_tangent, program.out_avals))
 
 
@@ -192,10 +192,10 @@ def _linear(
         outs,
         program=program,
         gradient=gradient,
-        moving=gradient.moving,
+        active=gradient.active,
         lanes=job.lanes,
         mapped=job.mapped,
         saved_mapped=((False,) * len(job.lanes),) * len(saved),
-        tangents_mapped=tuple(itertools.compress(job.mapped, gradient.moving)),
+        tangents_mapped=tuple(itertools.compress(job.mapped, gradient.active)),
         options=job.options,
     )

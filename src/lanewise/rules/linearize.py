@@ -72,13 +72,13 @@ def _by_levels(nonzero: Sequence[bool], primals: Sequence[Any], program: Program
     return linearize(nonzero, primals, program, job)
 
 
-def _by_programs(primals: Sequence[Any], moving: tuple[bool, ...], params: Params) -> Any:
+def _by_programs(primals: Sequence[Any], active: tuple[bool, ...], params: Params) -> Any:
     """The same by a forward program, which also gives what is saved, and a reverse program."""
     # Imported where it is used: most programs that import Lanewise do not differentiate.
     from lanewise.rules.forward import run_forward
 
     program, lanes, mapped, options, _ = params
-    gradient, outs = run_forward(primals, moving, params)
+    gradient, outs = run_forward(primals, active, params)
     forward = gradient.forward
     num_answers, num_values = len(program.out_avals), len(forward.program.out_avals)
     saved = outs[num_answers:num_values]
@@ -105,11 +105,11 @@ def _by_programs(primals: Sequence[Any], moving: tuple[bool, ...], params: Param
         [*answers, *codes, *stats],
         program=program,
         gradient=gradient,
-        moving=moving,
+        active=active,
         lanes=lanes,
         mapped=mapped,
         saved_mapped=axes[num_answers:],
-        tangents_mapped=tuple(itertools.compress(mapped, moving)),
+        tangents_mapped=tuple(itertools.compress(mapped, active)),
         options=options.updated(stats=False, max_steps=None),
     )
 

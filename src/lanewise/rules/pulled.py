@@ -26,20 +26,20 @@ pulled_p = _jax.primitive("pulled")
 def pulled(
     primals: Sequence[Any],
     cts: Sequence[Any],
-    moving: Sequence[bool],
+    active: Sequence[bool],
     whole: int = 0,
     **params: Any,
 ) -> list[Any]:
-    """Adjoints of the operands that move, of those of all answers with tangents; `params` are those of `program_p`.
+    """Adjoints of the active operands, of those of all answers with tangents; `params` are those of `program_p`.
 
     Adjoints of answers have the first `whole` lane axes, and of the others those that the answers have.
     """
-    return pulled_p.bind(*primals, *cts, moving=tuple(moving), whole=whole, **params)
+    return pulled_p.bind(*primals, *cts, active=tuple(active), whole=whole, **params)
 
 
 @pulled_p.def_impl
-def _run(*values: Any, moving: tuple[bool, ...], whole: int, **params: Any) -> list[Any]:
-    primals, cts = values[: len(moving)], values[len(moving) :]
+def _run(*values: Any, active: tuple[bool, ...], whole: int, **params: Any) -> list[Any]:
+    primals, cts = values[: len(active)], values[len(active) :]
     own = Params(**params)
 
     def run(*given: Any) -> list[Any]:
@@ -50,26 +50,26 @@ def _run(*values: Any, moving: tuple[bool, ...], whole: int, **params: Any) -> l
             if _jax.has_tangent(aval)
         ]
 
-    of_moved, moved = _jax.restricted(run, primals, moving)
+    of_moved, moved = _jax.restricted(run, primals, active)
     _, pull = jax.vjp(of_moved, *moved)
     return list(pull(list(cts)))
 
 
 @pulled_p.def_abstract_eval
-def _(*avals: Any, moving: tuple[bool, ...], **params: Any) -> list[Any]:
+def _(*avals: Any, active: tuple[bool, ...], **params: Any) -> list[Any]:
     del params
-    moved = itertools.compress(avals, moving)
+    moved = itertools.compress(avals, active)
     return [_jax.shaped(aval.shape, aval.dtype) for aval in moved]
 
 
 def _batched(
     axis_data: Any, values: Sequence[Any], dims: Sequence[Any], **params: Any
 ) -> tuple[list[Any], list[int]]:
-    """One more lane axis. An operand that moves has an adjoint for each lane of it, so it is taken to differ."""
-    size, moving, num = axis_data.size, params["moving"], len(params["moving"])
+    """One more lane axis. An active operand has an adjoint for each lane of it, so it is taken to differ."""
+    size, active, num = axis_data.size, params["active"], len(params["active"])
     first = [jnp.moveaxis(x, d, 0) if d else x for x, d in zip(values, dims, strict=True)]
     has = [d is not None for d in dims]
-    wanted = [*(a or b for a, b in zip(has, moving, strict=False)), *[True] * (len(has) - num)]
+    wanted = [*(a or b for a, b in zip(has, active, strict=False)), *[True] * (len(has) - num)]
     first = [
         jnp.broadcast_to(x, (size, *x.shape)) if want and not there else x
         for x, there, want in zip(first, has, wanted, strict=True)

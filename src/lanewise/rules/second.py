@@ -33,16 +33,16 @@ from lanewise.rules.tangents import push_forward
 
 
 class Reversed(Protocol):
-    """What was run by levels; `moving` are the operands with tangents."""
+    """What was run by levels; `active` are the operands with tangents."""
 
     @property
     def job(self) -> Job: ...
 
     @property
-    def moving(self) -> tuple[bool, ...]: ...
+    def active(self) -> tuple[bool, ...]: ...
 
     @property
-    def out_moving(self) -> tuple[bool, ...]: ...
+    def out_active(self) -> tuple[bool, ...]: ...
 
     def reverse(
         self,
@@ -51,7 +51,7 @@ class Reversed(Protocol):
         cts: Sequence[Any],
         wanted: Sequence[bool],
     ) -> list[Any]:
-        """Adjoints of the operands that move and are wanted, of those of answers; these have all lane axes."""
+        """Adjoints of the active operands that are wanted, of those of answers; these have all lane axes."""
         ...
 
 
@@ -73,18 +73,18 @@ class Groups:
     @property
     def moved(self) -> list[int]:
         """The numbers of the operands that adjoints are wanted of."""
-        numbers = itertools.compress(range(len(self.of.moving)), self.of.moving)
+        numbers = itertools.compress(range(len(self.of.active)), self.of.active)
         return list(itertools.compress(numbers, self.wanted))
 
     def apart(self, values: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
         """Operands of the program, what is saved, adjoints of answers, and tangents."""
-        first, third = len(self.of.moving), len(self.flags)
-        second = third - sum(self.of.out_moving)
+        first, third = len(self.of.active), len(self.flags)
+        second = third - sum(self.of.out_active)
         return values[:first], values[first:second], values[second:third], values[third:]
 
     def with_active(self, nonzero: Sequence[bool]) -> Groups:
         """The same for operands of which these have tangents; others than those that adjoints are wanted of may."""
-        return replace(self, active=tuple(itertools.compress(range(len(self.of.moving)), nonzero)))
+        return replace(self, active=tuple(itertools.compress(range(len(self.of.active)), nonzero)))
 
     def tangents(self, given: Sequence[Any]) -> list[Any]:
         """The tangents that `second_p` takes, of those of all."""
@@ -184,15 +184,15 @@ def _pushed(
 ) -> list[Any]:
     """`J(p) dp` with all lane axes."""
     job: Job = groups.of.job
-    moving = tuple(i in along for i in range(len(primals)))
+    active = tuple(i in along for i in range(len(primals)))
     axes = tuple(job.mapped[i] for i in along)
     params = Params(job.program, job.lanes, job.mapped, job.options)
-    _, moved, _ = push_forward(primals, tangents, moving, params, axes, job.mapped)
+    _, moved, _ = push_forward(primals, tangents, active, params, axes, job.mapped)
     found = params.answer_axes
     whole = (True,) * len(job.lanes)
     return [
         with_axes(x, has, whole, job.lanes)
-        for x, has, flag in zip(moved, found, groups.of.out_moving, strict=True)
+        for x, has, flag in zip(moved, found, groups.of.out_active, strict=True)
         if flag
     ]
 

@@ -26,10 +26,10 @@ def _jvp_program(
     primals: Sequence[Any], tangents: Sequence[Any], **given: Any
 ) -> tuple[list[Any], list[Any]]:
     params = Params(**given)
-    moving = tuple(type(t) is not ad.Zero for t in tangents)
-    own = list(itertools.compress(tangents, moving))
-    axes = tuple(itertools.compress(params.mapped, moving))
-    answers, moved, rest = push_forward(primals, own, moving, params, axes, params.mapped)
+    active = tuple(type(t) is not ad.Zero for t in tangents)
+    own = list(itertools.compress(tangents, active))
+    axes = tuple(itertools.compress(params.mapped, active))
+    answers, moved, rest = push_forward(primals, own, active, params, axes, params.mapped)
     tangent_outs = [
         _jax.zero_tangent(x) if tangent is None else tangent
         for x, tangent in zip(answers, moved, strict=True)
@@ -40,23 +40,23 @@ def _jvp_program(
 def push_forward(
     primals: Sequence[Any],
     tangents: Sequence[Any],
-    moving: tuple[bool, ...],
+    active: tuple[bool, ...],
     params: Params,
     tangents_mapped: Mapped,
     wanted_as: Mapped,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Answers of a program, their tangents (`None` for those that have none), and what else it gives.
 
-    `tangents` are those of the operands that move. Answers and tangents have the lane axes that answers have where the
+    `tangents` are those of the active operands. Answers and tangents have the lane axes that answers have where the
     operands have those of `wanted_as`.
     """
     # Imported where it is used: most programs that import Lanewise do not differentiate.
     from lanewise.diff.jvp import jvp_program
 
     program, lanes, mapped, options, summed = params
-    derived, constants = jvp_program(program, moving)
+    derived, constants = jvp_program(program, active)
     captured = program.num_captures
-    moved = sum(moving[:captured])
+    moved = sum(active[:captured])
     operands = [
         *primals[:captured],
         *tangents[:moved],
@@ -99,28 +99,28 @@ def _groups(operands: Sequence[Any], params: dict[str, Any]) -> tuple[Any, Any, 
     return operands[:first], operands[first:second], operands[second:]
 
 
-def _moving_as(params: dict[str, Any]) -> Mapped:
+def _active_as(params: dict[str, Any]) -> Mapped:
     """Which lane axes each operand has, itself or by its tangent."""
     tangents = iter(params["tangents_mapped"])
     return tuple(
         tuple(a or b for a, b in zip(axes, next(tangents), strict=True)) if flag else axes
-        for axes, flag in zip(params["mapped"], params["moving"], strict=True)
+        for axes, flag in zip(params["mapped"], params["active"], strict=True)
     )
 
 
 def _out_axes(params: dict[str, Any]) -> list[tuple[bool, ...]]:
     """Which lane axes each answer with a tangent has, itself or by its tangent."""
-    own = Params(params["program"], params["lanes"], _moving_as(params), params["options"])
-    return list(itertools.compress(own.answer_axes, params["gradient"].out_moving))
+    own = Params(params["program"], params["lanes"], _active_as(params), params["options"])
+    return list(itertools.compress(own.answer_axes, params["gradient"].out_active))
 
 
 def _tangents(*operands: Any, **params: Any) -> list[Any]:
     """The map itself: forward mode."""
     primals, _, tangents = _groups(operands, params)
     own = Params(params["program"], params["lanes"], params["mapped"], params["options"])
-    axes = params["tangents_mapped"], _moving_as(params)
-    _, moved, _ = push_forward(primals, tangents, params["moving"], own, *axes)
-    return list(itertools.compress(moved, params["gradient"].out_moving))
+    axes = params["tangents_mapped"], _active_as(params)
+    _, moved, _ = push_forward(primals, tangents, params["active"], own, *axes)
+    return list(itertools.compress(moved, params["gradient"].out_active))
 
 
 tangents_p.def_impl(_tangents)
@@ -129,7 +129,7 @@ tangents_p.def_impl(_tangents)
 @tangents_p.def_abstract_eval
 def _tangents_abstract(*operands: Any, **params: Any) -> list[Any]:
     lanes = params["lanes"]
-    avals = itertools.compress(params["program"].out_avals, params["gradient"].out_moving)
+    avals = itertools.compress(params["program"].out_avals, params["gradient"].out_active)
     outs = [
         _jax.shaped((*itertools.compress(lanes, has), *aval.shape), aval.dtype)
         for aval, has in zip(avals, _out_axes(params), strict=True)
@@ -174,11 +174,11 @@ def linear_map(
 
     `outs` are answers and what has no tangents, `params` those of `tangents_p`.
     """
-    moving, out_moving = params["moving"], params["gradient"].out_moving
-    flags = [*out_moving, *[False] * (len(outs) - len(out_moving))]
+    active, out_active = params["active"], params["gradient"].out_active
+    flags = [*out_active, *[False] * (len(outs) - len(out_active))]
 
     def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
-        given = [ad.instantiate_zeros(t) for t, flag in zip(tangents, moving, strict=True) if flag]
+        given = [ad.instantiate_zeros(t) for t, flag in zip(tangents, active, strict=True) if flag]
         moved = iter(tangents_p.bind(*residuals, *given, **params))
         return [
             next(moved) if flag else _jax.zero_tangent(x)
