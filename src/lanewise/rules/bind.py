@@ -74,12 +74,11 @@ def execute_on_host(
 
     With `room` tapes grow too.
     """
-    params = Params(program, lanes, mapped, options, summed)
     platform, devices = _jax.placed(operands)
     if devices > 1 and any(map(_jax.is_split, operands)):
-        return on_mesh(operands, params)
+        return on_mesh(operands, Params(program, lanes, mapped, options, summed))
     try:
-        run = _runs(params, platform, events.recorded(), room)
+        run = _runs(program, lanes, mapped, options, summed, platform, events.recorded(), room)
         job = run.job
         if not job.options.watched:
             out = run(operands)
@@ -97,10 +96,10 @@ def execute_on_host(
 
 # Looked up at each call, by what is at hand: a job takes longer to make than to find what it came to.
 @functools.lru_cache(maxsize=1024)
-def _runs(params: Params, platform: str, recorded: bool, room: Room | None) -> OnHost:
-    """What runs `program_p` with these parameters."""
-    del recorded  # a job knows
-    return on_host(job_for(**params._asdict(), platform=platform, room=room))
+def _runs(*given: Any) -> OnHost:
+    """What runs `program_p` with its parameters, on a platform, recorded or not, with room for tapes or not."""
+    *params, platform, _, room = given  # a job knows whether it is recorded
+    return on_host(job_for(**Params(*params)._asdict(), platform=platform, room=room))
 
 
 @_jax.ROOM
