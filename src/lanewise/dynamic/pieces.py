@@ -36,7 +36,7 @@ from lanewise.core.primitives.facts import bytes_of, eqn_cost, size_of
 from lanewise.dynamic.code import Op, Plain, Table, codes_in, ops_in, reads, variables
 from lanewise.dynamic.control import VARIES, Control, is_expensive
 from lanewise.dynamic.ending import with_programs
-from lanewise.dynamic.rows import Scope
+from lanewise.dynamic.rows import Known
 from lanewise.dynamic.sums import is_addition, only_added
 from lanewise.dynamic.table import Piece, Type, piece
 from lanewise.dynamic.waits import Facts, later, parts
@@ -165,16 +165,16 @@ class Pieces:
             visit(atom)
         return found
 
-    def parts(self, atoms: Sequence[Atom], scope: Scope) -> list[list[Atom]]:
+    def parts(self, atoms: Sequence[Atom], known: Known) -> list[list[Atom]]:
         """Atoms that are to be made, by the piece that gives them (`waits.py`).
 
         A part without matrix work on rows is part of one that waits longer, if there is one.
         """
-        named = {name_of(a): a for a in atoms if not (isinstance(a, Var) and a in scope.rows)}
+        named = {name_of(a): a for a in atoms if not (isinstance(a, Var) and a in known.rows)}
         if len(named) < 2:
             return [[a] for a in named.values()]
-        found = {n: self.closure([a], scope.rows, scope.pending) for n, a in named.items()}
-        reads = {n: {scope.rows[v].level for v in each.rows} for n, each in found.items()}
+        found = {n: self.closure([a], known.rows, known.pending) for n, a in named.items()}
+        reads = {n: {known.rows[v].level for v in each.rows} for n, each in found.items()}
         first, *others = reads.values()
         if all(read == first for read in others):
             return [list(named.values())]
@@ -185,7 +185,7 @@ class Pieces:
 
         return [[named[n] for n in part] for part in parts(list(named), reads, worth)]
 
-    def terms(self, atoms: Sequence[Atom], scope: Scope) -> list[Var] | None:
+    def terms(self, atoms: Sequence[Atom], known: Known) -> list[Var] | None:
         """What is added to totals that come later, where all of these are such sums; else None (`sums.py`).
 
         Totals that are read after a loop have none: what is added to them is there.
@@ -196,23 +196,23 @@ class Pieces:
             atom = todo.pop()
             if not self.control.is_row(atom):
                 return None
-            if atom not in scope.rows and self.totals(atom, scope):
-                todo += scope.pending[atom].eqn.invars[::-1]  # type: ignore[index]
+            if atom not in known.rows and self.totals(atom, known):
+                todo += known.pending[atom].eqn.invars[::-1]  # type: ignore[index]
             else:
                 leaves[atom] = None  # type: ignore[index]
-        terms = [v for v in leaves if v not in scope.rows]
-        if not all(self.totals(a, scope) for a in atoms):
+        terms = [v for v in leaves if v not in known.rows]
+        if not all(self.totals(a, known) for a in atoms):
             return None
-        totals = [scope.rows[v].level for v in leaves if v in scope.rows]
-        found = self.closure(terms, scope.rows, scope.pending)
+        totals = [known.rows[v].level for v in leaves if v in known.rows]
+        found = self.closure(terms, known.rows, known.pending)
         self.facts.asked = True
-        reads = [scope.rows[v].level for v in found.rows]
+        reads = [known.rows[v].level for v in found.rows]
         apart = self.only_added.issuperset(atoms) and later(totals, reads)  # type: ignore[arg-type]
         return terms if apart or not terms else None
 
-    def totals(self, atom: Atom, scope: Scope) -> bool:
+    def totals(self, atom: Atom, known: Known) -> bool:
         """Whether an atom is a total that waits for an addition."""
-        return atom in self.folded and is_addition(scope.pending.get(atom))  # type: ignore[arg-type]
+        return atom in self.folded and is_addition(known.pending.get(atom))  # type: ignore[arg-type]
 
     def addition(self, type_: Type) -> Kind:
         """The piece that adds two rows of a type."""

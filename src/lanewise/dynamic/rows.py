@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Scope:
+class Known:
     """What is known at a place of the code being traced: values of control, rows, what is pending, and the record."""
 
     held: dict[int, Any]  # operands of the program, by number
@@ -57,8 +57,8 @@ class Scope:
     rows: dict[Var, Row] = field(default_factory=dict)
     pending: dict[Var, Plain] = field(default_factory=dict)
 
-    def inner(self, top: Any, tape: Any) -> Scope:
-        return Scope(self.held, top, tape, dict(self.control), dict(self.rows), dict(self.pending))
+    def inner(self, top: Any, tape: Any) -> Known:
+        return Known(self.held, top, tape, dict(self.control), dict(self.rows), dict(self.pending))
 
     @property
     def levels(self) -> dict[Any, Level]:
@@ -66,7 +66,7 @@ class Scope:
 
 
 def record(
-    scope: Scope,
+    known: Known,
     shape: Shape,
     piece: int,
     results: int,
@@ -76,26 +76,26 @@ def record(
 ) -> list[Row]:
     """Append a call of a piece, of rows and words of payload; gives its results. `lane_rows`: lanes are given some."""
     level = above([row.level for row in read])
-    number = scope.top * shape.results
+    number = known.top * shape.results
     rows = [Row(number + j if j else number, level) for j in range(results)]
     if shape.writes:
         operands = [row.number for row in read]
-        at = _level(scope, shape, operands, lane_rows)
+        at = _level(known, shape, operands, lane_rows)
         new = jnp.stack([jnp.int32(piece), at, *operands, *payload])[None]
-        scope.tape = lax.dynamic_update_slice(
-            scope.tape, new, (scope.top, jnp.int32(0)), allow_negative_indices=False
+        known.tape = lax.dynamic_update_slice(
+            known.tape, new, (known.top, jnp.int32(0)), allow_negative_indices=False
         )
-        scope.top = scope.top + 1
+        known.top = known.top + 1
     return rows
 
 
-def _level(scope: Scope, shape: Shape, operands: Sequence[Any], lane_rows: bool) -> Any:
+def _level(known: Known, shape: Shape, operands: Sequence[Any], lane_rows: bool) -> Any:
     """One more than the highest level of what is read; 0 where no call made it."""
     found = jnp.int32(0)
     for row in operands:
         call = row if shape.results == 1 else lax.div(row, jnp.int32(shape.results))
         at = lax.dynamic_slice(
-            scope.tape, (call, jnp.int32(1)), (1, 1), allow_negative_indices=False
+            known.tape, (call, jnp.int32(1)), (1, 1), allow_negative_indices=False
         )[0, 0]
         after = at + 1
         if lane_rows:

@@ -33,7 +33,7 @@ from lanewise.diff.tape import unfilled
 from lanewise.dynamic.code import Branch, Call, Check, Code, Loop, Op, Plain, ops_in, read_inside
 from lanewise.dynamic.control import VARIES, Control, control_of, is_expensive
 from lanewise.dynamic.pieces import Kind, Pieces, name_of, type_of
-from lanewise.dynamic.rows import HEAD, INT, Row, Scope, Shape, record
+from lanewise.dynamic.rows import HEAD, INT, Row, Known, Shape, record
 from lanewise.dynamic.table import Piece
 from lanewise.dynamic.waits import INPUT, Facts, Level, joined
 from lanewise.dynamic.words import words, words_in
@@ -203,7 +203,7 @@ class _Slicer:
         code, num = self.table.functions[name], len(self.captured)
         held = dict(zip(self.captured, given[:num], strict=True))
         top, tape, *rest = given[num:]
-        known, turn = Scope(held, top, tape), iter(rest)
+        known, turn = Known(held, top, tape), iter(rest)
         known.control.update((v, next(turn)) for v in code.ins if self.control.is_control(v))
         params = [v for v in code.ins if self.control.is_row(v)]
         levels = dict(zip(params, self.facts.levels(params, {}), strict=True))
@@ -218,7 +218,7 @@ class _Slicer:
         """The entry: makes the record, and gives the answers."""
         num, code = len(self.captured), self.entry
         held = dict(zip(self.captured, given[:num], strict=True))
-        known = Scope(held, jnp.int32(0), unfilled(self.shape.tape))
+        known = Known(held, jnp.int32(0), unfilled(self.shape.tape))
         known.control.update(
             (code.ins[i], x) for i, x in zip(self.params, given[num:], strict=True)
         )
@@ -247,7 +247,7 @@ class _Slicer:
         return [known.top, known.tape, *answers]
 
     def ends(
-        self, known: Scope, code: Code, values: list[int], rows: list[int]
+        self, known: Known, code: Code, values: list[int], rows: list[int]
     ) -> tuple[list[Any], list[Level]]:
         """What code gives: the record, values, rows; and the levels of these."""
         found = self.flush(known, [code.outs[i] for i in rows])
@@ -257,17 +257,17 @@ class _Slicer:
 
     # -- operations ------------------------------------------------------------------------------
 
-    def run(self, code: Code, known: Scope) -> None:
+    def run(self, code: Code, known: Known) -> None:
         for op in code.ops:
             _RULES[type(op)](self, op, known)
 
-    def plain(self, op: Plain, known: Scope) -> None:
+    def plain(self, op: Plain, known: Known) -> None:
         if any(map(self.control.is_control, op.outs)):
             outs = _jax.run_eqn(op.eqn, [self.value(known, a) for a in op.eqn.invars])
             known.control.update(zip(op.outs, outs, strict=True))
         known.pending.update((v, op) for v in op.outs if self.control.is_row(v))
 
-    def branch(self, op: Branch, known: Scope) -> None:
+    def branch(self, op: Branch, known: Known) -> None:
         values = [i for i, v in enumerate(op.outs) if self.control.is_control(v)]
         rows = [i for i, v in enumerate(op.outs) if self.control.is_row(v)]
         if not (values or rows or any(map(_checks, op.branches))):
@@ -289,7 +289,7 @@ class _Slicer:
         outs = lax.switch(jnp.asarray(index, INT), [side(code) for code in op.branches])
         self.bound(known, op.outs, values, rows, outs, joined(levels, known.levels))
 
-    def loop(self, op: Loop, known: Scope) -> None:
+    def loop(self, op: Loop, known: Known) -> None:
         pairs = list(zip(op.body.ins, op.outs, strict=True))
         values = [i for i, (a, b) in enumerate(pairs) if any(map(self.control.is_control, (a, b)))]
         rows = [i for i, (a, b) in enumerate(pairs) if any(map(self.control.is_row, (a, b)))]
@@ -321,7 +321,7 @@ class _Slicer:
         outs = lax.while_loop(test, body, state)
         self.bound(known, op.outs, values, rows, outs, levels)
 
-    def call(self, op: Call, known: Scope) -> None:
+    def call(self, op: Call, known: Known) -> None:
         values, rows = self._gives(op.name)
         wanted = any(self.control.is_control(v) or self.control.is_row(v) for v in op.outs)
         if wanted or _checks(self.table.functions[op.name]):
@@ -334,7 +334,7 @@ class _Slicer:
         outs: Sequence[Var],
         values: list[int],
         rows: list[int],
-        known: Scope,
+        known: Known,
     ) -> None:
         code = self.table.functions[name]
         pairs = list(zip(code.ins, args, strict=True))
@@ -361,14 +361,14 @@ class _Slicer:
         levels = self.facts.levels([(name, i) for i in rows], around)
         self.bound(known, outs, values, rows, found, levels)
 
-    def check(self, op: Check, known: Scope) -> None:
+    def check(self, op: Check, known: Known) -> None:
         check_p.bind(self.value(known, op.holds), **op.eqn.params)
 
     # -- values and rows -------------------------------------------------------------------------
 
     def bound(
         self,
-        known: Scope,
+        known: Known,
         variables: Sequence[Var],
         values: Sequence[int],
         rows: Sequence[int],
@@ -383,7 +383,7 @@ class _Slicer:
             (variables[i], Row(next(turn), level)) for i, level in zip(rows, levels, strict=True)
         )
 
-    def value(self, known: Scope, atom: Atom) -> Any:
+    def value(self, known: Known, atom: Atom) -> Any:
         """The value of what decides control, of the type that it has."""
         if isinstance(atom, Literal):
             found = jnp.asarray(atom.val, atom.aval.dtype)
@@ -399,7 +399,7 @@ class _Slicer:
             known.control[atom] = found
         return lax.convert_element_type(found, atom.aval.dtype)
 
-    def early(self, known: Scope, codes: Iterable[Code]) -> list[Var]:
+    def early(self, known: Known, codes: Iterable[Code]) -> list[Var]:
         """What is pending, is matrix work and is read inside: it is done once, before."""
         read = {v for code in codes for v in read_inside(code)}
         wanted = [v for v in known.pending if v in read and v not in known.rows]
@@ -412,14 +412,14 @@ class _Slicer:
             )
         ]
 
-    def flush(self, known: Scope, atoms: Sequence[Atom]) -> list[Row]:
+    def flush(self, known: Known, atoms: Sequence[Atom]) -> list[Row]:
         """The rows of some atoms; those that are not there are made by as few pieces as do not wait for each other."""
         made: dict[Any, Row] = {}
         for part in self.pieces.parts(atoms, known):
             self.make(known, part, made)
         return [known.rows[a] if _is_made(known, a) else made[name_of(a)] for a in atoms]  # type: ignore[index]
 
-    def make(self, known: Scope, atoms: list[Atom], made: dict[Any, Row]) -> None:
+    def make(self, known: Known, atoms: list[Atom], made: dict[Any, Row]) -> None:
         """Record one piece that gives these; or their terms, and additions."""
         terms = self.pieces.terms(atoms, known)
         if terms is not None:
@@ -442,21 +442,21 @@ class _Slicer:
             if self.control.is_row(atom):
                 known.rows[atom] = row  # type: ignore[index]
 
-    def added(self, known: Scope, atom: Any) -> Row:
+    def added(self, known: Known, atom: Any) -> Row:
         """The row of a sum whose terms are rows."""
         if atom not in known.rows:
             read = [self.added(known, a) for a in known.pending[atom].eqn.invars]
             (known.rows[atom],) = self.record(known, self.pieces.addition(type_of(atom)), read)
         return known.rows[atom]
 
-    def record(self, known: Scope, kind: Kind, read: Sequence[Row]) -> list[Row]:
+    def record(self, known: Known, kind: Kind, read: Sequence[Row]) -> list[Row]:
         """Append a row to the record; gives the piece's results."""
         results = len(kind.piece.results)
         payload = [w for v in kind.payload for w in words(self.value(known, v))]
         return record(known, self.shape, kind.number, results, read, payload, self.lane_rows)
 
 
-_RULES: dict[type[Op], Callable[[_Slicer, Any, Scope], None]] = {
+_RULES: dict[type[Op], Callable[[_Slicer, Any, Known], None]] = {
     Plain: _Slicer.plain,
     Branch: _Slicer.branch,
     Loop: _Slicer.loop,
@@ -469,7 +469,7 @@ def _words_of(kind: Kind) -> int:
     return len(kind.rows) + sum(words_in(v.aval) for v in kind.payload)
 
 
-def _is_made(known: Scope, atom: Atom) -> bool:
+def _is_made(known: Known, atom: Atom) -> bool:
     return isinstance(atom, Var) and atom in known.rows
 
 
