@@ -33,7 +33,7 @@ from lanewise.diff.tape import unfilled
 from lanewise.dynamic.code import Branch, Call, Check, Code, Loop, Op, Plain, ops_in, read_inside
 from lanewise.dynamic.control import VARIES, Control, control_of, is_expensive
 from lanewise.dynamic.pieces import Kind, Pieces, name_of, type_of
-from lanewise.dynamic.rows import HEAD, INT, Row, Known, Shape, record
+from lanewise.dynamic.rows import HEAD, INT, Known, Row, Shape, record
 from lanewise.dynamic.table import Piece
 from lanewise.dynamic.waits import INPUT, Facts, Level, joined
 from lanewise.dynamic.words import words, words_in
