@@ -126,7 +126,7 @@ def test_lanes_of_other_lengths(setting: Any) -> None:
     np.testing.assert_allclose(own(x, numbers), plain(x, numbers), rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gated", "nested"])
+@pytest.mark.parametrize("name", ["gated", pytest.param("nested", marks=pytest.mark.slow)])
 def test_second_derivatives(name: str) -> None:
     with jax.enable_x64(True):
         w, x = (a.astype(np.float64) for a in operands())

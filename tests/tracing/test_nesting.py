@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,15 @@ import lanewise as lw
 from lanewise._jax import FRAMES, ROOM
 
 CASES = 60
+
+
+@pytest.fixture(autouse=True)
+def _pythons_own_limit() -> Iterator[None]:
+    """Libraries set another."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(before)
 
 
 def interpreter(path: Path) -> Any:

@@ -344,6 +344,7 @@ def _argument(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], leaf: int) 
 def op(fun: Callable[..., Any]) -> Op:
     """Make a function of one row something that lazy blocks record.
 
+    >>> import jax.numpy as jnp
     >>> import lanewise as lw
     >>> @lw.op
     ... def blend(weight, x, y):
