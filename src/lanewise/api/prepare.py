@@ -22,7 +22,7 @@ from lanewise.carriers.levels import can_decide, in_parts, obstacle
 from lanewise.core.errors import OptionError
 from lanewise.core.program import throw_p
 from lanewise.job.job import Job
-from lanewise.tracing.signature import is_array_like
+from lanewise.tracing.signature import as_hashable, is_array_like
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,12 +157,12 @@ def _type_of(leaf: Any) -> Any:
         return leaf.aval
     if type(leaf) is np.ndarray:
         return leaf.shape, leaf.dtype
-    return _jax.aval_of(leaf) if is_array_like(leaf) else leaf
+    return _jax.aval_of(leaf) if is_array_like(leaf) else as_hashable(leaf)
 
 
 def _shape_of(leaf: Any) -> Any:
     """What must be the same in a call of what was prepared; weak types need not be."""
-    return _jax.aval_of(leaf).str_short() if is_array_like(leaf) else leaf
+    return _jax.aval_of(leaf).str_short() if is_array_like(leaf) else as_hashable(leaf)
 
 
 def _difference(call: _Call, given: Arguments, types: tuple[Any, ...]) -> str:

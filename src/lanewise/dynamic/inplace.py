@@ -10,8 +10,10 @@ There it copies the whole arena at every launch, which takes many times as long 
 pieces are gathered by a loop of one turn: it is one operation to XLA, which all results wait for, and nothing is fused
 across it. (`lax.optimization_barrier` is gone before XLA fuses for a CPU.) It costs a pass over these rows.
 
-XLA fuses values that are used once, from a result back to a row. What is used more often is kept in memory, as are
-products.
+XLA for a CPU fuses values that are used once, from a result back to a row. What is used more often is kept in memory,
+as are products. XLA for a GPU computes cheap values again in each kernel that uses them, so that there nearly every
+level of the reverse had a gather in a write. The barrier stays there, and costs nothing elsewhere: the reverse always
+has it.
 """
 
 from __future__ import annotations

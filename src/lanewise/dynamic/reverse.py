@@ -142,7 +142,7 @@ class _Reverse:
         found = (
             before_all_else(self.tables, lambda turn: adjoints(start + turn))
             if first
-            else kept(adjoints(start))
+            else kept(adjoints(start))  # as `inplace.py` says of a GPU
         )
         given = [
             None if v is None else part(v, start, size, x)
