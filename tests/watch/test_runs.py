@@ -122,10 +122,12 @@ def test_a_program_inside_another_is_part_of_its_bar(bars: list[Seen]) -> None:
 
 
 def test_a_run_that_fails_closes_its_bar(bars: list[Seen]) -> None:
+    # A run inside `jit` that failed, of another test in this process, may never say that it has ended.
+    before = events.running()
     with pytest.raises(lw.LaneError):
         lw.vmap(fib, progress=True, max_steps=3, carrier="ticks")(jnp.arange(9))
     assert len(bars) == 1 and bars[0].closed
-    assert not events.running()
+    assert events.running() == before
 
 
 def test_a_bar_that_breaks_breaks_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
