@@ -148,6 +148,14 @@ def test_wrong_calls() -> None:
         ready_for(forest, w)(forest)
     with pytest.raises(OptionError, match="prepared for other arguments"):
         ready_for(forest, w)(lw.pack([Tree(0.0)]), w)
+    with pytest.raises(
+        OptionError, match=r"in_axes=\(0, 0\) maps axis 0 of an argument of shape \(\)"
+    ):
+        lw.prepare(total, in_axes=(0, 0))(forest, 0.5)
+    with pytest.raises(OptionError, match=r"give `lanewise.pack\(records\)`"):
+        lw.prepare(total, in_axes=(0, None))(random_trees(0), w)
+    with pytest.raises(OptionError, match="schedule='sweep': what prepare decides"):
+        lw.prepare(total, schedule="sweep")
     with pytest.raises(OptionError, match="max_steps counts"):
         lw.prepare(total, in_axes=(0, None), max_steps=3)(forest, w)
     for name, why in {"mix_down": "control depends on values", "settled_tree": "in part"}.items():

@@ -12,7 +12,7 @@ import numpy as np
 
 from lanewise import _jax
 from lanewise.core.errors import OptionError
-from lanewise.core.objects import over_lanes, taken
+from lanewise.core.objects import over_lanes, refuse_unpacked, taken
 from lanewise.core.options import NAMES
 from lanewise.job.job import Job, job_for
 from lanewise.tracing.decorator import ProgramFunction, lift
@@ -24,20 +24,23 @@ _ARRAYS = (jax.Array, np.ndarray)
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of a batch as a program takes them: their leaves, and which axis of each has the lanes."""
+    """Arguments of a batch as a program takes them, and their leaves; `axes`: `in_axes` for what it takes."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     in_axes: Any
+    axes: Any
     leaves: tuple[Any, ...]
     tree: Any
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], in_axes: Any) -> Arguments:
+        for arg in args:
+            refuse_unpacked(arg)
         args, kwargs = taken(args, kwargs)
-        args, in_axes = over_lanes(args, in_axes)
+        args, axes = over_lanes(args, in_axes)
         leaves, tree = jax.tree.flatten((args, kwargs))
-        return cls(args, kwargs, in_axes, tuple(leaves), tree)
+        return cls(args, kwargs, in_axes, axes, tuple(leaves), tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +128,7 @@ def _leaf_axes(given: Arguments) -> list[int | None]:
     """One axis for each leaf, keyword arguments along axis 0 as `jax.vmap` has it."""
     in_axes = given.in_axes
     try:
-        by_position = _jax.broadcast_axes(in_axes, given.args)
+        by_position = _jax.broadcast_axes(given.axes, given.args)
     except ValueError as error:
         raise OptionError(f"in_axes={in_axes!r} does not fit the arguments: {error}") from None
     if not all(axis is None or isinstance(axis, int) for axis in by_position):

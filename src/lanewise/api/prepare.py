@@ -96,7 +96,12 @@ def prepare(
     5.0
     3.0
     """
-    program = program_of(fun, {}, "prepare").with_options(schedule="levels", **options)
+    if options.get("schedule", "levels") != "levels":
+        raise OptionError(
+            f"schedule={options['schedule']!r}: what prepare decides ahead is run by levels. Leave schedule out, or use"
+            " `lanewise.vmap`."
+        )
+    program = program_of(fun, {}, "prepare").with_options(**{**options, "schedule": "levels"})
     cached: dict[Hashable, _Call] = {}
 
     def call(*args: Any, **kwargs: Any) -> Prepared:

@@ -12,7 +12,7 @@ import numpy as np
 from lanewise._jax import ArrayImpl
 from lanewise.api.over_mesh import over_mesh
 from lanewise.core.errors import OptionError
-from lanewise.core.objects import holds, is_taken, over_lanes
+from lanewise.core.objects import holds, is_taken, over_lanes, refuse_unpacked
 from lanewise.tracing.decorator import ProgramFunction, lift
 from lanewise.tracing.signature import hashable
 
@@ -116,8 +116,7 @@ def vmap(
 
 def _check_packed(arg: Any) -> None:
     """Records come packed."""
-    if isinstance(arg, list | tuple) and any(map(is_taken, arg)):
-        raise OptionError("a list of records is packed first: give `lanewise.pack(records)`.")
+    refuse_unpacked(arg)
     if is_taken(arg):
         raise OptionError(
             f"a record {type(arg).__name__} is one example: give `lanewise.pack(records)` for a batch, and"

@@ -183,9 +183,14 @@ def _listen() -> None:
 
 def begin(info: RunInfo) -> np.int32:
     """A run begins; gives its number, or 0 if nothing watches."""
+    number = next(_numbers) % int(NEVER)
     try:
-        return _begin(info)
+        with _lock:
+            return np.int32(number if _begin(number, info) else 0)
     except Exception as error:
+        # What has begun in part would never end. Its bar may fail again when it is closed.
+        with _lock, contextlib.suppress(Exception):
+            _give_up(number)
         _missed(error)
         return np.int32(0)
 
@@ -203,33 +208,32 @@ def _missed(error: Exception) -> None:
             warnings.warn(message, RecorderWarning, stacklevel=1)
 
 
-def _begin(info: RunInfo) -> np.int32:
-    with _lock:
-        now = time.perf_counter()
-        begun()
-        recorders = tuple(_recorders) if info.recorded else ()
-        if not (recorders or (info.progress and _new_bar)):
-            return np.int32(0)
-        number = next(_numbers) % int(NEVER)
-        run = _runs[number] = _Run(info, recorders, now, asked=info.ask is not None)
-        for recorder in recorders:
-            recorder.began(number, info, now)
-        if info.progress and _new_bar:
+def _begin(number: int, info: RunInfo) -> bool:
+    """Whether something watches the run of this number."""
+    now = time.perf_counter()
+    begun()
+    recorders = tuple(_recorders) if info.recorded else ()
+    if not (recorders or (info.progress and _new_bar)):
+        return False
+    run = _runs[number] = _Run(info, recorders, now, asked=info.ask is not None)
+    for recorder in recorders:
+        recorder.began(number, info, now)
+    if info.progress and _new_bar:
+        group = _groups.get(info)
+        # More runs than devices: one that failed has left its number behind.
+        while group is not None and len(group.runs) >= jax.device_count():
+            _give_up(next(iter(group.runs)))
             group = _groups.get(info)
-            # More runs than devices: one that failed has left its number behind.
-            while group is not None and len(group.runs) >= jax.device_count():
-                _give_up(next(iter(group.runs)))
-                group = _groups.get(info)
-            if group is None:
-                total = info.examples * info.devices
-                group = _groups[info] = _Group(_new_bar[0](total, info.name))
-                group.total = total if info.devices > 1 else 0
-            group.runs[number] = run
-            group.total += info.examples if info.devices == 1 else 0
-            group.show()
-        if info.ask is not None:
-            _ask_now_and_then()
-    return np.int32(number)
+        if group is None:
+            total = info.examples * info.devices
+            group = _groups[info] = _Group(_new_bar[0](total, info.name))
+            group.total = total if info.devices > 1 else 0
+        group.runs[number] = run
+        group.total += info.examples if info.devices == 1 else 0
+        group.show()
+    if info.ask is not None:
+        _ask_now_and_then()
+    return True
 
 
 def reach(number: Any, tick: Any, left: Any) -> np.int32:

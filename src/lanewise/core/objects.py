@@ -148,6 +148,12 @@ def _over_lanes(arg: Any, axes: Any) -> tuple[Any, Any]:
     return prefix.unflatten(parts), prefix.unflatten(found)
 
 
+def refuse_unpacked(arg: Any) -> None:
+    """Records of a batch come packed."""
+    if isinstance(arg, list | tuple) and any(map(is_taken, arg)):
+        raise OptionError("a list of records is packed first: give `lanewise.pack(records)`.")
+
+
 def is_taken(arg: Any) -> bool:
     """Whether a program takes an argument as something else: it is a record."""
     return type(arg) in _taken_as
